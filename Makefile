@@ -19,7 +19,7 @@ help:
 	@echo "make mutations  ten planted defects, and whether the tests find each"
 	@echo "make test-fast  unit, golden and law tests, the slow ones left out"
 	@echo "make coverage   the lines that unit, golden, law and attack tests run"
-	@echo "make lint       ruff (rules, format), mypy, and whether the catalogue is current"
+	@echo "make lint       ruff (rules, format) and mypy"
 	@echo "make bench      the benchmarks, printed as ratios"
 	@echo "make jobs       regenerate app_configs/ from jobs/"
 
@@ -57,7 +57,6 @@ lint: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/python docs/write_catalogue.py --check
 
 bench: $(STAMP)
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

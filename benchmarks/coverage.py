@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import expit, ndtr
 from scipy.stats import binom
 
-from fairflare.engine.intervals import LEVEL
+from fairflare.engine.evaluation import LEVEL
 from fairflare.functional import intervals
 
 Ends = tuple[float, float] | None

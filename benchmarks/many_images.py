@@ -79,7 +79,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         data = Path(made, "data")
         draw(data, sizes, options.edge)
-        for at_terminal in (True, False):
+        for at_terminal in (True,) if options.toy else (True, False):
             shutil.rmtree(data / "fairflare", ignore_errors=True)
             for name, words in commands.items():
                 out = str(Path(made, f"run{at_terminal}{len(name)}"))

@@ -23,10 +23,10 @@ from pathlib import Path
 import torch
 
 from fairflare.core.types import StateDict
+from fairflare.engine.in_process import Replay
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
-from fairflare.engine.vmap_sites import Replay
 from fairflare.trainers import vmap_training as together
 from fairflare.trainers.sgd import PlainTrainer
 

@@ -7,9 +7,9 @@ import threading
 import time
 from pathlib import Path
 
-from fairflare.app.runs import run_once
 from fairflare.core.errors import RunFailed
 from fairflare.engine.loop import CHECKPOINT
+from fairflare.studies.runs import run_once
 
 KILLED = "killed.txt"
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One torch thread, as in every run: small tensors gain nothing from more, and lose much on a busy machine.
+# ruff: noqa: E402
+"""One thread of torch, OpenBLAS and OpenMP, here and in what tests start: small arrays gain nothing from more, and
+where several processes share a core, threads that wait for each other burn more than they compute.
 
 Rendered data are kept for the session, in a folder that its processes share; tests of rendering itself turn that off.
 SIGTERM ends the session, and whatever its tests have started, at once.
@@ -7,30 +9,62 @@ SIGTERM ends the session, and whatever its tests have started, at once.
 
 import contextlib
 import os
+
+os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # read at import
+
 import shutil
 import signal
 import tempfile
 import time
+from xml.etree import ElementTree
 
 import psutil
 import pytest
 import torch
+from jinja2 import BytecodeCache
+from matplotlib.figure import Figure
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what it starts with "&"
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it to what they start
+os.fsync = lambda file: None  # a process that is killed loses nothing that it has written; no test cuts the power
 os.environ.setdefault("FAIRFLARE_WORKERS", "1")  # tests replace what sites do; test_workers.py has workers
 CACHE = "FAIRFLARE_CACHE"
-COSTS = {  # CPU seconds of a file's tests that are not slow, roughly; a file that is not here costs less than five
-    "test_secure_federation": 25,
+COSTS = {  # CPU seconds of a file's tests and of what they start, roughly; a file that is not here costs less than five
+    "test_simulator": 60,
+    "test_plugins_sim": 55,
+    "test_own_data_sim": 50,
+    "test_benchmarks": 50,
+    "test_printed_commands": 50,
+    "test_random_kills": 45,
+    "test_distribution": 45,
+    "test_personal_flare": 45,
+    "test_run_ends": 40,
+    "test_heartbeat": 35,
+    "test_stock_recipe": 35,
+    "test_random_kills_sim": 33,
+    "test_run_life": 30,
+    "test_jobs": 30,
+    "test_recipe_helpers": 30,
+    "test_resume": 30,
+    "test_init": 30,
+    "test_evaluate": 30,
+    "test_faults": 30,
+    "test_secure_federation": 28,
+    "test_notebooks": 25,
     "test_report_section_pages": 24,
     "test_task_contract": 23,
-    "test_faults": 17,
-    "test_bits": 17,
-    "test_contribution": 14,
+    "test_privacy_filters": 20,
+    "test_new": 20,
+    "test_bits": 20,
+    "test_plugin": 20,
+    "test_absences": 18,
+    "test_client_script": 15,
+    "test_five_papers": 15,
+    "test_contribution": 15,
     "test_staging": 14,
     "test_cache": 12,
     "test_own_data": 11,
-    "test_plugin": 11,
-    "test_absences": 9,
     "test_seer_prostate": 9,
     "test_cli": 8,
     "test_report_alone": 7,
@@ -38,11 +72,9 @@ COSTS = {  # CPU seconds of a file's tests that are not slow, roughly; a file th
     "test_report_page": 6,
     "test_architecture": 6,
     "test_personal_runs": 5,
-    "test_benchmarks": 5,
 }
-FLARE = 100  # a file that starts FLARE's processes waits more than it computes: all of them come first
 DEPLOYED = ("poc", "filters", "faults", "provisioned", "relay")
-"""The files test_deploy_*, in the order in which they come; the first three share a federation."""
+"""The files test_deploy_*, in the order in which they come, before all others; the first three share a federation."""
 
 
 def pytest_addoption(parser):
@@ -126,13 +158,13 @@ MANY, SECONDS = 20, 30
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Where tests run side by side (``-n``), a file stays on one worker; federations of FLARE's POC stay on one."""
+    """Where tests run side by side (``-n``), a file stays on one worker; so do the files that share a federation."""
     from xdist.scheduler import LoadFileScheduling
 
     class Files(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
-            return "deployed" if "test_deploy_" in file else file
+            return "poc" if _deployed(file) in DEPLOYED[:3] else file
 
     config.option.loadscopereorder = False
     return Files(config, log)
@@ -142,23 +174,84 @@ def pytest_collection_modifyitems(items):
     """The files that take longest come first, so that workers finish together; a file's tests stay together."""
     items.sort(key=lambda item: -_cost(item.nodeid.partition("::")[0]))
     for item in items:
+        if not (hasattr(item.function, "cases") or item.config.getoption("--long")) and item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="make test-long runs it"))
         _, cases = getattr(item.function, "cases", (None, ()))
         if len(cases) > MANY and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SECONDS * len(cases)))
 
 
 def _cost(file):
-    if "test_deploy_" in file:
-        return 3 * FLARE - DEPLOYED.index(os.path.basename(file).removeprefix("test_deploy_").removesuffix(".py"))
-    if "tests/flare/" in file or "test_printed_commands" in file:
-        return FLARE
+    if name := _deployed(file):
+        return 1000 - DEPLOYED.index(name)
     return COSTS.get(os.path.basename(file).removesuffix(".py"), 0)
+
+
+def _deployed(file):
+    _, found, name = file.partition("tests/flare/test_deploy_")
+    return found and name.removesuffix(".py")
 
 
 @pytest.fixture(autouse=True)
 def nobody_waits(request, monkeypatch):
     """Commands in this process say nothing of the time they take: on a busy machine no test expects such lines."""
     if request.path.stem != "test_waiting":
-        from fairflare.app import waiting
+        from fairflare.studies import waiting
 
         monkeypatch.setattr(waiting, "SOON", 3600.0)
+
+
+LAID_OUT = (
+    "tests/unit/report/",
+    "tests/unit/papers/",
+    "tests/unit/test_benefit.py",
+    "tests/attacks/test_fuzz_",
+    "tests/docs/test_results.py",
+)
+"""Where pages and pictures are what is tested, or may be what breaks."""
+
+
+LAYS_OUT = Figure.savefig
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Elsewhere what a page's figures show is drawn and not laid out, which takes half of a small run's time.
+
+    So it is for a test and for all fixtures that are made for it.
+    """
+    Figure.savefig = LAYS_OUT if item.nodeid.startswith(LAID_OUT) else _save_words
+
+
+def _save_words(figure, file, **options):
+    file.write(_words_of(figure))
+
+
+def _words_of(figure):
+    """An SVG of what stands on a figure, but for its axes' numbers."""
+    svg = ElementTree.Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox="0 0 1 1")
+    texts = [text for axes in figure.axes for text in (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts)]
+    for text in (*figure.texts, *texts):
+        ElementTree.SubElement(svg, "text").text = "".join(filter(str.isprintable, text.get_text()))
+    return ElementTree.tostring(svg)
+
+
+class Compiled(BytecodeCache):
+    """Templates that this process has compiled: a page's own filters would have each page compile them again."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def load_bytecode(self, bucket):
+        if bucket.key in self.kept:
+            bucket.bytecode_from_string(self.kept[bucket.key])
+
+    def dump_bytecode(self, bucket):
+        self.kept[bucket.key] = bucket.bytecode_to_string()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def templates_are_compiled_once():
+    from fairflare.report.templates import environment
+
+    environment().bytecode_cache = Compiled()

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from fairflare.engine import loop, state
-from fairflare.engine.aggregation import plain
+from fairflare.engine.aggregation import base as aggregation
 from fairflare.engine.loop import Federation
 from fairflare.engine.site import Site
 from fairflare.trainers.base import Trainer
@@ -73,7 +73,7 @@ def while_training():
 POINTS = {
     "training": while_training,
     "sending": lambda: in_round_two(Site, "finish", die, after=True),
-    "between the exchanges": lambda: in_round_two(plain, "_second_exchange", die),
+    "between the exchanges": lambda: in_round_two(aggregation, "_second_exchange", die),
     "writing state": while_writing_state,
     "between rounds": lambda: in_round_two(Federation, "_round", die),
 }
@@ -82,7 +82,7 @@ if os.environ.get("KILLING_POINT") and not Path(os.environ["KILLING_MARKER"]).ex
     POINTS[os.environ["KILLING_POINT"]]()
 
 if __name__ == "__main__":
-    from fairflare.app.cli import main
+    from fairflare.cli.main import main
 
     POINTS[sys.argv[1]]()
     main(sys.argv[2:])

@@ -11,8 +11,8 @@ import sys
 import numpy as np
 import pytest
 
-from fairflare.app.cli import main
-from fairflare.datasets.readers import heart
+from fairflare.cli.main import main
+from fairflare.datasets import heart
 
 
 def call(capsys, *arguments):

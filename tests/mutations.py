@@ -39,9 +39,9 @@ DEFECTS = [
     ),
     Defect(
         "gate: an answer to another round counts",
-        "engine/gate.py",
-        "check_tag(answer, against.round)",
-        "check_tag(answer, answer.round)",
+        "engine/checks.py",
+        "            check_tag(answer, round)\n",
+        "            check_tag(answer, answer.round)\n",
         ("unit/test_gate.py",),
     ),
     Defect(

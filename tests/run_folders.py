@@ -5,7 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.engine import loop
 from fairflare.engine.audit import GENESIS, entry_hash
 from fairflare.engine.files import read_tensors

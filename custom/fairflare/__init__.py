@@ -7,16 +7,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fairflare.app.federation import Federation as Federation
-    from fairflare.app.parallel import Cluster as Cluster
-    from fairflare.app.study import Study as Study
+    from fairflare.api import Federation as Federation
+    from fairflare.studies.parallel import Cluster as Cluster
+    from fairflare.studies.study import Study as Study
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Cluster", "Federation", "Study", "__version__"]
 _HOMES = {
-    "Cluster": "fairflare.app.parallel",
-    "Federation": "fairflare.app.federation",
-    "Study": "fairflare.app.study",
+    "Cluster": "fairflare.studies.parallel",
+    "Federation": "fairflare.api",
+    "Study": "fairflare.studies.study",
 }
 """Name -> its module, which is imported when the name is first used: a job's processes and ``--help`` do without."""
 

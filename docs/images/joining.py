@@ -6,12 +6,15 @@ python docs/images/joining.py
 
 from __future__ import annotations
 
-import csv
+import sys
 from html import escape
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-TABLE = HERE.parent / "results" / "drift" / "differences.csv"
+sys.path.append(str(HERE.parent / "results" / "drift"))
+
+import drift_tables  # noqa: E402
+
 ARMS = {
     "preset": ("FedAvg, local training by Adam (the preset)", "a"),
     "whole": ("FedAvg without client drift: one full-batch step per round", "b"),
@@ -43,12 +46,11 @@ def main() -> None:
 def rows() -> dict[str, dict[str, tuple[float, float, float]]]:
     """Hospital -> arm -> mean difference in Brier score from its own model, and its interval over deals of patients."""
     found: dict[str, dict[str, tuple[float, float, float]]] = {hospital: {} for hospital in HOSPITALS}
-    with TABLE.open(encoding="utf-8", newline="") as file:
-        for line in csv.DictReader(file):
-            of = (line["task"], line["versus"], line["metric"])
-            if of == ("heart", "solo", "brier") and line["over"] in found and line["arm"] in ARMS:
-                mean, low, high = (float(line[key]) for key in ("mean", "low", "high"))
-                found[line["over"]][line["arm"]] = mean, low, high
+    for line in drift_tables.read(drift_tables.DIFFERENCES):
+        of = (line["task"], line["versus"], line["metric"])
+        if of == ("heart", "solo", "brier") and line["over"] in found and line["arm"] in ARMS:
+            mean, low, high = (float(line[key]) for key in ("mean", "low", "high"))
+            found[line["over"]][line["arm"]] = mean, low, high
     return found
 
 

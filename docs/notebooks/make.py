@@ -23,7 +23,7 @@ are few, and one seed says little: read the steps, not the third decimal.""",
 
 import pandas as pd
 
-from fairflare.datasets.readers.heart import FILES, patients
+from fairflare.datasets.heart import FILES, patients
 
 folder = Path("hospitals")
 folder.mkdir(exist_ok=True)

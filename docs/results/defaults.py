@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import five_layouts  # noqa: E402
-from fairflare.app.cli import main  # noqa: E402
-from fairflare.datasets.readers import heart  # noqa: E402
+from fairflare.cli.main import main  # noqa: E402
+from fairflare.datasets import heart  # noqa: E402
 from fairflare.engine.setup import tasks  # noqa: E402
 from fairflare.report.values import text  # noqa: E402
 from five_layouts import Case  # noqa: E402

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.engine.setup import tasks
 
 SEEDS, TUNING = (0, 1, 2, 3, 4), (100,)

@@ -3,24 +3,28 @@
 
     python docs/results/quote.py [--check]
 
-A page holds a pair of markers with a folder's name and the quantities to show, as ``compare.json`` names them; what
+A page holds a pair of markers with a folder's name and the quantities to show, as ``runs.csv`` names them; what
 stands between them is replaced:
 
     <!-- results: NAME | worst, corrupted -->
     <!-- end of results -->
 
-``fairflare compare ... --tables docs/results/NAME`` wrote the folder; its command stands above the table.
+``fairflare compare ... --tables docs/results/NAME`` wrote the folder; its command stands above the table. Without
+``--check``, a compare.json that it has just written becomes ``runs.csv`` first, see ``kept.keep``.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
 
-from fairflare.report.tables import NAMES
-from fairflare.report.values import with_half_width, with_interval
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import kept  # noqa: E402
+
+from fairflare.report.quantities import NAMES  # noqa: E402
+from fairflare.report.values import with_half_width, with_interval  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent
 ROOT = RESULTS.parent.parent
@@ -31,6 +35,8 @@ BLOCK = re.compile(r"(<!-- results: (?P<name>[\w-]+) \| (?P<what>[\w, ]+) -->\n)
 def main() -> int:
     """Write every page, or with --check name those that are not what the files say."""
     stale = []
+    for fresh in RESULTS.glob("*/compare.json") if "--check" not in sys.argv else ():
+        kept.keep(fresh.parent)
     for page in PAGES:
         before = page.read_text(encoding="utf-8")
         after = BLOCK.sub(_block, before)
@@ -44,7 +50,7 @@ def main() -> int:
 
 
 def _block(found: re.Match[str]) -> str:
-    comparison = json.loads((RESULTS / found["name"] / "compare.json").read_text(encoding="utf-8"))
+    comparison = kept.comparison(RESULTS / found["name"])
     quantities = [name.strip() for name in found["what"].split(",")]
     return found[1] + quoted(comparison, quantities) + found[5]
 

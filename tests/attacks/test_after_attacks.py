@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 
 from fairflare.core.types import Round
+from fairflare.engine.memory import Asked, AskedAgain
 from fairflare.engine.messages import Instruction
-from fairflare.engine.query_budget import Asked, AskedAgain
-from fairflare.engine.setup.assembly import build_site, site_names
-from fairflare.engine.setup.at_server import server_part
+from fairflare.engine.setup.assembly import build_site, server_part, site_names
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.privacy.secure_sum.pairwise import combine

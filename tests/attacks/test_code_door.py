@@ -19,7 +19,7 @@ from fairflare.data.site_config import SiteConfig
 from fairflare.engine.setup import tasks
 from fairflare.networks import monai_networks
 from fairflare.networks import own as own_network
-from fairflare.tasks.own_data_set import built_data
+from fairflare.tasks.kinds.own import built_data
 
 NETS = "monai.networks.nets"
 PLAIN = {"spatial_dims": 2, "in_channels": 1, "out_channels": 2}
@@ -31,7 +31,7 @@ import os, subprocess
 from os import system
 from torch import nn
 from torch.hub import load_state_dict_from_url
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 
 
 class Net(nn.Module):
@@ -151,7 +151,7 @@ FORBIDDEN = [
     "torch.hub.load",
     "torch.nn.Linear",
     "nvflare.cli.main",
-    "fairflare.app.cli.main",
+    "fairflare.cli.main.main",
     "fairflare.networks.builtin.UNet",
     "fairflare.__main__",
     "__main__.Owned",
@@ -185,7 +185,7 @@ def test_nothing_else_can_be_named_as_a_network(name, declared):
 
 
 @pytest.mark.parametrize(
-    "name", ["os.system", "os.getcwd", "own_file.system", "own_file.Net", "own_file.main", "fairflare.app.cli.main"]
+    "name", ["os.system", "os.getcwd", "own_file.system", "own_file.Net", "own_file.main", "fairflare.cli.main.main"]
 )
 def test_nothing_else_can_be_named_as_build_data(name, declared):
     task = tasks.load("classification", site_names="a")
@@ -193,7 +193,7 @@ def test_nothing_else_can_be_named_as_build_data(name, declared):
         built_data(task, name, SiteConfig(site="a"))
 
 
-@pytest.mark.parametrize("name", ["fairflare.app.cli.main", "build", "own_file.__call__", "a/b.c", "own file.f"])
+@pytest.mark.parametrize("name", ["fairflare.cli.main.main", "build", "own_file.__call__", "a/b.c", "own file.f"])
 def test_a_misspelt_build_data_is_refused_before_anything_is_read(name):
     with pytest.raises(UserError, match="^build_data: "):
         tasks.load("classification", site_names="a", build_data=name)

@@ -12,8 +12,7 @@ from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Reply
 from fairflare.core.versions import all_versions
-from fairflare.engine.aggregation.secure import Secure
-from fairflare.engine.aggregation.server_sums import Summed
+from fairflare.engine.aggregation.server_sums import Secure, Summed
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
 from fairflare.engine.gate import Gate, inspect_evaluation

@@ -15,14 +15,14 @@ from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian
 
 import five_layouts
-from fairflare.app import console
-from fairflare.app.intake.found import Choices
-from fairflare.app.intake.look import look
-from fairflare.app.intake.write import contents, write
-from fairflare.app.terminal import Terminal
+from fairflare.cli import console
 from fairflare.core.errors import DataError, UserError
 from fairflare.data.readers import pictures
 from fairflare.engine.setup import tasks
+from fairflare.import_data.detect import look
+from fairflare.import_data.proposal import Choices
+from fairflare.import_data.write import contents, write
+from fairflare.studies.display import Terminal
 
 
 def folder_with_a_list(root, **more):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run folders and sites' files that somebody else has made, given to ``predict`` and ``export-model``."""
 
+import io
 import json
 import pickle
 import tempfile
@@ -16,12 +17,11 @@ from fairflare.core.validation import as_cell
 from fairflare.engine.files import read_tensors
 from fairflare.engine.pickled import read_pickled
 from fairflare.engine.state import save_tensors
-from fairflare.inference.apply import RESULTS, _write
+from fairflare.inference.adjustment import site_file
+from fairflare.inference.apply import RESULTS, _write, write_rows
 from fairflare.inference.atomic_output import check
 from fairflare.inference.bundle import _check_plain
 from fairflare.inference.loaded_run import open_run
-from fairflare.inference.paths import site_file
-from fairflare.inference.predict import _csv
 from run_folders import call, edit_json, run
 
 
@@ -175,12 +175,19 @@ def test_no_file_name_or_id_is_a_formula_in_the_results():
         assert as_cell(text) == "'" + text
     for plain in ("a=b.png", "-12", "+3.5e-2", "12-3", "", 7, 0.5, "p_x"):
         assert as_cell(plain) == plain
-    for write in (_csv, written):
+    for write in (predicted, exported):
         found = write(["file", "=class"], [["=1+1.png", "ill"], ["-7", "-0.5"], ["x", -0.25]])
         assert found.splitlines() == ["file,'=class", "'=1+1.png,ill", "-7,-0.5", "x,-0.25"]
 
 
-def written(header, rows):
+def predicted(header, rows):
+    """As ``predict`` writes it."""
+    text = io.StringIO()
+    write_rows(text, header, rows)
+    return text.getvalue()
+
+
+def exported(header, rows):
     """The same by an exported bundle."""
     with tempfile.TemporaryDirectory() as folder:
         _write(folder, header, rows)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.types import Round
 from fairflare.core.versions import all_versions
 from fairflare.engine.messages import Answer, Instruction

@@ -16,7 +16,7 @@ import time
 import pytest
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.registry import methods
 from fairflare.engine import state
 from fairflare.engine.audit import AuditLog
@@ -33,7 +33,8 @@ SMALL = ["--task", "support2:dirichlet", "--sites", "3", "--set", "epochs=1"]
 SCORED = ["--task", "digits", "--sites", "4", "--set", "epochs=1", "--set", "images_per_site=24",
           "--set", "test_images=20", "--set", "site_test_images=8"]  # fmt: skip
 """A task whose models are scored on shared test sets."""
-TASKS = {"table": [*SMALL, "--set", "local_steps=1"], "images": [*SCORED, "--set", "local_steps=1"]}
+ONE_STEP = ["--no-solo", "--set", "local_steps=1"]
+TASKS = {"table": [*SMALL, *ONE_STEP], "images": [*SCORED, *ONE_STEP]}
 """What every method trains on for two rounds."""
 SGD = ["--set", "optimizer=sgd", "--set", "momentum=0", "--set", "weight_decay=0"]
 NEEDS = {

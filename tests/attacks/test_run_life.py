@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from cases import each
-from fairflare.app import folders
-from fairflare.app.cli import main
-from fairflare.app.job_folders import is_job
+from fairflare.cli.jobs import is_job
+from fairflare.cli.main import main
 from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.engine import audit, loop, memory, state
 from fairflare.engine.lock import LOCK, SERVER_LOCK, locked
@@ -27,6 +26,7 @@ from fairflare.engine.setup.config import make_config
 from fairflare.engine.site import Site
 from fairflare.report import write
 from fairflare.report.write import verify_run
+from fairflare.studies import folders
 
 TASK = ["--task", "support2", "--rounds", "2"]
 RUN = ["run", "fedavg", *TASK, "--no-solo"]

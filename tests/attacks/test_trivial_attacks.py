@@ -12,7 +12,7 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.assembly import build_site
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.tasks.baselines import trivial_results
+from fairflare.tasks.kind import trivial_results
 
 TASK = tasks.load("classification", None, labels="2")
 

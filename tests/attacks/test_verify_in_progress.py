@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.engine.files import read_tensors
 from fairflare.engine.lock import LOCK, at_work, locked
 from fairflare.engine.state import save_tensors

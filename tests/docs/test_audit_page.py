@@ -12,7 +12,7 @@ import fairflare
 sys.path.insert(0, str(ROOT / "tests" / "unit"))
 from test_staging import MOST_FILES, MOST_LINES, SERVER, Run, at_site  # noqa: E402
 
-from fairflare.app.inspection import CHECKS  # noqa: E402
+from fairflare.cli.jobs import CHECKS  # noqa: E402
 from fairflare.flare.staging import modules_of_run, needed  # noqa: E402
 
 PAGE = (ROOT / "docs" / "audit-a-job.md").read_text()

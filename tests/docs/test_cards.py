@@ -7,8 +7,9 @@ from fractions import Fraction
 from pathlib import Path
 
 from cases import each
-from fairflare.app.catalogue import PACKAGE, method_rows
 from fairflare.core import registry
+from fairflare.core.plugins import PACKAGE
+from fairflare.studies.describe import method_rows
 
 CARDS = Path(__file__).parents[2] / "docs" / "methods"
 METHODS = {row["id"]: row["parameters"] for row in method_rows()}
@@ -63,6 +64,6 @@ def test_the_tables_are_read():
 def test_a_card_names_the_files_of_its_parts(id):
     """Those of a selector or a server optimizer only where the method has one."""
     found = {inspect.getfile(cls) for cls in registry.owners(registry.get_method(id)).values()}
-    names = {Path(file).relative_to(PACKAGE).as_posix() for file in found} - {"participation/all.py"}
-    missing = [name for name in names - {"server_optimizers/none.py"} if f"custom/fairflare/{name})" not in card(id)]
+    names = {Path(file).relative_to(PACKAGE).as_posix() for file in found} - {"participation/base.py"}
+    missing = [name for name in names - {"server_optimizers/base.py"} if f"custom/fairflare/{name})" not in card(id)]
     assert not missing, f"docs/methods/{id}.md: {missing}"

@@ -21,7 +21,7 @@ from printed_commands import ROOT, Printed, printed_commands
 
 from cases import each
 from external_data import write_hospital
-from fairflare.app import cli
+from fairflare.cli import main as cli
 from fairflare.core import plugins, registry, user_code
 from fairflare.engine.loop import Federation
 from fairflare.engine.setup import tasks
@@ -56,7 +56,6 @@ ELSEWHERE = {
     r"FAIRFLARE_PLUGINS=my_rule.py": "tests/unit/test_new.py",
     r"pytest test_my_rule.py": "tests/unit/test_new.py",
     r"python docs/draw_architecture.py": "tests/unit/test_architecture.py",
-    r"python docs/write_catalogue.py": "tests/unit/test_catalogue.py",
     r"python docs/results/quote.py": "tests/docs/test_results.py",
     r"python docs/results/study/(run|tables|check|ablations).py": "tests/docs/test_study.py",
     r"python docs/results/drift/drift_(run|tables|page).py": "tests/docs/test_drift.py",
@@ -128,7 +127,7 @@ def shrink(patch):
     efforts = {kind: dataclasses.replace(effort, **short) for kind, effort in planning.EFFORTS.items()}
     patch.setattr(planning, "EFFORTS", efforts)
     patch.setattr(planning, "LINEAR", dataclasses.replace(planning.LINEAR, **short))
-    for name in tasks.TASKS:
+    for name in tasks.every():
         kind = type(tasks.load(name))
         known = {field.name for field in dataclasses.fields(kind)}
         few = {key: value for key, value in SMALL.items() if key in known}

@@ -8,7 +8,6 @@ import json
 import re
 import runpy
 import shlex
-import shutil
 import subprocess
 import sys
 
@@ -17,12 +16,18 @@ from click.testing import CliRunner
 from printed_commands import ROOT
 
 from cases import each
-from fairflare.app import cli
-from fairflare.app.describe import method_rows
-from fairflare.report.tables import as_csv
+from fairflare.cli import main as cli
+from fairflare.report.quantities import NAMES
+from fairflare.report.values import with_half_width, with_interval
+from fairflare.studies.describe import method_rows
 
 RESULTS = ROOT / "docs" / "results"
-FOLDERS = sorted(path.parent for path in RESULTS.glob("*/compare.json"))
+sys.path[:0] = [str(RESULTS), str(RESULTS / "drift")]
+
+import drift_tables  # noqa: E402
+import kept  # noqa: E402
+
+FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.csv"))
 README, PAGE = ((folder / "README.md").read_text(encoding="utf-8") for folder in (ROOT, RESULTS))
 FIGURE = re.compile(r"(?<![\w.])[+\u2212-]?\d\.\d{3}(?!\d)")
 
@@ -38,21 +43,58 @@ def test_the_pages_quote_the_files_as_they_are(monkeypatch, capsys):
     assert stop.value.code == 0, capsys.readouterr().out
 
 
+def test_the_results_are_markdown_and_csv_and_small():
+    files = [path for path in RESULTS.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert {path.suffix for path in files} == {".md", ".csv", ".py"}
+    assert sum(path.stat().st_size for path in files) <= 1_500_000
+
+
+def cells(page, head):
+    """Label -> cells of the rows of the first table of a page whose header begins with ``head``."""
+    table = page.partition(f"\n| {head} |")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table]
+    return {row[0]: row[1:] for row in rows}
+
+
 @each("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_folder_of_results_agrees_with_itself(folder):
-    comparison = json.loads((folder / "compare.json").read_text())
-    page = (folder / "compare.md").read_text(encoding="utf-8")
-    assert comparison["command"] in page and "torch" in page and "cores" in page
-    assert f"--tables docs/results/{folder.name}" in comparison["command"]
-    assert (folder / "compare.csv").read_text() == as_csv(comparison)
-    for row in csv.DictReader((folder / "compare.csv").open()):
-        method = next(m for m in comparison["methods"] if m["label"] == row["method"])
-        values = [run[row["quantity"]] for run in method["runs"]]
-        known = [value for value in values if value is not None]
-        if not known:  # of the shared model beside own ones, of an arm whose sites have none
-            assert row["mean"] == "" and row["quantity"].startswith(("personal_", "shared_"))
-            continue
-        assert float(row["mean"]) == pytest.approx(sum(known) / len(known))
+    """Every mean, interval, paired difference, p, Hedges' g and verdict of compare.md follows from runs.csv."""
+    comparison, page = kept.comparison(folder), (folder / "compare.md").read_text(encoding="utf-8")
+    first, *others = comparison["methods"]
+    assert f"--tables docs/results/{folder.name}" in comparison["command"] and "torch" in page and "cores" in page
+    names = [name for name in NAMES if name in first]
+    assert len(names) >= 7
+    means, differences = cells(page, "final model"), cells(page, "difference")
+    for name in names:
+        assert means[NAMES[name]] == [with_half_width(method[name]) for method in comparison["methods"]], name
+        found = [method["versus_first"][name] for method in others]
+        told = [cell.partition("],")[0] + "]" for cell in differences[NAMES[name]] if cell != "–"]
+        assert told == [with_interval(one) for one in found if one["mean"] is not None], name
+    for method in first["runs"], *(other["runs"] for other in others):
+        assert [run["seed"] for run in method] == comparison["seeds"]
+        assert all(re.fullmatch(r"[0-9a-f]{16}", run["model"]) for run in method)
+    if "Hedges' g. Verdict" in page:
+        statistics_agree(page, others)
+
+
+def statistics_agree(page, others):
+    """The rows of the section "Paired differences", under a row per method."""
+    section = page.partition("\n## Paired differences\n")[2].partition("\n## ")[0]
+    label, seen, by_words = "", 0, {words.lower(): name for name, words in NAMES.items()}
+    for line in section.splitlines():
+        row = [cell.strip() for cell in line.strip("| ").split(" | ")]
+        if line.startswith("| **"):
+            label = line.split("**")[1]
+        elif line.startswith("| ") and row[0].lower() in by_words:
+            (method,) = [one for one in others if one["label"] == label]
+            found = method["versus_first"][by_words[row[0].lower()]]
+            assert row[1] == with_interval(found) and row[-1] == found["verdict"]
+            assert float(row[2]) == pytest.approx(found["p"], abs=5.1e-4)
+            assert float(row[3]) == pytest.approx(found["p_holm"], abs=5.1e-4)
+            if found["g"] is not None and row[5] not in ("", "–"):
+                assert float(row[5].replace("\u2212", "-")) == pytest.approx(found["g"], abs=5.1e-3)
+            seen += 1
+    assert seen >= 5 * len(others)
 
 
 PAPERS = sorted(path.parent for path in RESULTS.glob("*/*.md") if path.stem == path.parent.name and "-" in path.stem)
@@ -75,23 +117,52 @@ def test_a_sentence_about_a_papers_table_quotes_it(folder):
 @each("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_command_behind_a_result_is_one_that_can_be_typed(folder, monkeypatch, tmp_path):
     """Everything but the runs: methods, settings and seeds are accepted, and the tables written where they are."""
-    comparison = json.loads((folder / "compare.json").read_text())
-    command, seen = comparison.pop("command"), []
+    comparison, seen, written = kept.comparison(folder), [], []
+    command = comparison["command"]
 
     def compare_all(configs, *args, **kwargs):
         seen.extend(configs)
         return comparison
 
-    monkeypatch.setattr("fairflare.app.comparison.compare_all", compare_all)
-    monkeypatch.setattr("fairflare.app.results.comparison", lambda *args: None)
+    monkeypatch.setattr("fairflare.studies.comparison.compare_all", compare_all)
+    monkeypatch.setattr("fairflare.studies.comparison.write_comparison", lambda *args: written.append(args))
+    monkeypatch.setattr("fairflare.cli.results.comparison", lambda *args: None)
     monkeypatch.chdir(tmp_path)
-    here = tmp_path / "docs" / "results" / folder.name
-    shutil.copytree(folder, here)
-    (here / "compare.csv").unlink()
+    (tmp_path / "docs" / "results").mkdir(parents=True)
     done = CliRunner().invoke(cli.cli, shlex.split(command)[1:], obj=command, catch_exceptions=False)
     assert done.exit_code == 0 and len(seen) == len(comparison["methods"]) * len(comparison["seeds"])
-    for name in ("compare.csv", "compare.json"):
-        assert (here / name).read_text() == (folder / name).read_text()
+    assert [(found, str(where), how) for found, where, how in written] == [
+        (comparison, f"docs/results/{folder.name}", command)
+    ]
+
+
+def test_a_fresh_comparison_is_kept_as_its_runs(tmp_path):
+    """What ``compare`` has written becomes runs.csv, from which the same figures follow."""
+    values = {"a": [0.5, 0.75, 0.625], "b": [0.75, 0.5, 1 / 3]}
+    methods = [
+        {
+            "label": label,
+            "objective": {},
+            "runs": [
+                {"seed": seed, "data_seed": seed, "worst_site": "x", "model_sha256": "0" * 64, "mean": value}
+                for seed, value in enumerate(found)
+            ],
+        }
+        for label, found in values.items()
+    ]
+    (tmp_path / "compare.json").write_text(json.dumps({"methods": methods}))
+    (tmp_path / "compare.md").write_text("# accuracy on heart:full\n\n    fairflare compare a b\n")
+    for name in kept.DROPPED[1:]:
+        (tmp_path / name).write_text("")
+    kept.keep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["compare.md", "runs.csv"]
+    found = kept.comparison(tmp_path)
+    assert [found["headline"], found["command"], found["seeds"]] == ["accuracy", "fairflare compare a b", [0, 1, 2]]
+    for method, (label, expected) in zip(found["methods"], values.items(), strict=True):
+        assert method["label"] == label
+        assert [run["mean"] for run in method["runs"]] == pytest.approx(expected, rel=1e-8)
+    difference = found["methods"][1]["versus_first"]["mean"]
+    assert difference["mean"] == pytest.approx((0.25 - 0.25 + 1 / 3 - 0.625) / 3) and difference["wins"] == 1
 
 
 @pytest.mark.parametrize("page", [README, PAGE], ids=["README", "results"])
@@ -110,12 +181,11 @@ def test_the_picture_of_joining_is_drawn_from_its_table():
     picture = (ROOT / "docs" / "images" / "joining.svg").read_text(encoding="utf-8")
     assert drawn["drawn"](drawn["rows"]()) == picture
     values = re.findall(r' value"[^>]*>([+\u2212]\d\.\d{3})<', picture)
-    with (RESULTS / "drift" / "differences.csv").open(encoding="utf-8", newline="") as file:
-        rows = {
-            (row["over"], row["arm"]): float(row["mean"])
-            for row in csv.DictReader(file)
-            if (row["task"], row["versus"], row["metric"]) == ("heart", "solo", "brier")
-        }
+    rows = {
+        (row["over"], row["arm"]): float(row["mean"])
+        for row in drift_tables.read(drift_tables.DIFFERENCES)
+        if (row["task"], row["versus"], row["metric"]) == ("heart", "solo", "brier")
+    }
     expected = [rows[hospital, arm] for hospital in drawn["HOSPITALS"] for arm in drawn["ARMS"]]
     assert [float(value.replace("\u2212", "-")) for value in values] == pytest.approx(expected, abs=5.1e-4)
 
@@ -128,17 +198,17 @@ def test_what_readme_says_of_its_picture_is_what_the_intervals_say():
             for row in csv.DictReader(file)
             if (row["task"], row["metric"]) == ("heart", "brier")
         }
-    with (RESULTS / "drift" / "differences.csv").open(encoding="utf-8", newline="") as file:
-        keys = ("task", "arm", "versus", "metric", "verdict")
-        wanted = ("heart", "preset", "solo", "brier", "worse")
-        losing = [row["over"] for row in csv.DictReader(file) if tuple(row[key] for key in keys) == wanted]
+    keys = ("task", "arm", "versus", "metric", "verdict")
+    wanted = ("heart", "preset", "solo", "brier", "worse")
+    lines = drift_tables.read(drift_tables.DIFFERENCES)
+    losing = [row["over"] for row in lines if tuple(row[key] for key in keys) == wanted]
     words = " ".join(README.split())
     assert counts["preset"] == ["0", "3", "1"] and losing == ["mean", "Switzerland"]
     assert "With the preset's local training (a new Adam in each round) Switzerland loses." in words
     assert counts["whole"] == ["0", "4", "0"]
-    assert "leaves no room for client drift, no hospital is shown to lose, and none to gain" in words
+    assert "leaves no room for client drift, no hospital is shown to lose, and none is shown to gain" in words
     assert counts["fedavg+intercept"] == ["0", "4", "0"]
-    assert "after one intercept per hospital none is shown to lose either" in words
+    assert "After one intercept per hospital, no hospital is shown to lose either" in words
     with (RESULTS / "drift" / "joining.csv").open(encoding="utf-8", newline="") as file:
         wanted = ("ist", "whole", "brier")
         (found,) = [row for row in csv.DictReader(file) if (row["task"], row["arm"], row["metric"]) == wanted]

@@ -2,7 +2,6 @@
 """STUDY.md says what the intervals say: every comparing sentence is marked, and every mark is a line of the files."""
 
 import csv
-import json
 import math
 import re
 import sys
@@ -18,16 +17,17 @@ sys.path.insert(0, str(FOLDER))
 import ablations  # noqa: E402
 import answers  # noqa: E402
 import check  # noqa: E402
+import kept  # noqa: E402
 import plan  # noqa: E402
 import run  # noqa: E402
 import tables  # noqa: E402
 
 from cases import each  # noqa: E402
-from fairflare.app.arguments import folder_name  # noqa: E402
-from fairflare.app.runs import run_once  # noqa: E402
-from fairflare.app.study import arms  # noqa: E402
 from fairflare.engine.setup import tasks  # noqa: E402
 from fairflare.report.values import signed  # noqa: E402
+from fairflare.studies.labels import folder_name  # noqa: E402
+from fairflare.studies.runs import run_once  # noqa: E402
+from fairflare.studies.study import arms  # noqa: E402
 
 DIFFERENCES, VALUES = tables.read(tables.DIFFERENCES), tables.read(tables.VALUES)
 
@@ -113,6 +113,41 @@ def test_verdicts_are_those_of_all_intervals():
             assert r["verdict"] == said or min(map(abs, at_zero)) < 2e-6, r  # the files have six decimals
             assert r["together"] in ("", "cannot be told", r["verdict"])
             assert bool(r["together"]) == (r["versus"] == "solo" and r["over"] not in tables.OVERALL)
+
+
+def test_a_difference_computed_from_the_files_is_the_one_of_the_resamples(tmp_path, monkeypatch):
+    """What ``compared`` says of scores is what ``differences`` makes of the files that were written of them."""
+    study, rng = next(study for study in plan.STUDIES if study.key == "support2"), np.random.default_rng(4)
+    sites, arms_of = ["site-1", "site-2", "site-3"], ("solo", "fedavg", "ditto")
+
+    def site(shift):
+        brier, auc, signed = (rng.normal(middle + shift, 0.01, 21) for middle in (0.2, 0.7, 0.05))
+        scores = {"accuracy": 1 - brier, "auc": auc, "brier": brier, "calibration": np.abs(signed)}
+        return {"n": 40, "positives": 9, "signed": float(signed[0]), **scores}
+
+    scored = {
+        arm: {seed: {name: site(0.02 * k) for name in sites} for seed in plan.SEEDS} for k, arm in enumerate(arms_of)
+    }
+    files = {name: tmp_path / f"{name}.csv" for name in ("VALUES", "BOOTSTRAP", "SPLITS", "JOINING")}
+    for name, path in files.items():
+        monkeypatch.setattr(tables, name, path)
+    monkeypatch.setattr(tables, "SHAPES", {files["VALUES"]: tables.OF_VALUES, files["BOOTSTRAP"]: tables.OF_BOOTSTRAP})
+    monkeypatch.setattr(tables, "LONG", dict.fromkeys(tables.SHAPES, tables.of_arms))
+    rows, _ = tables.compared(study, scored, tables.widening(120 / 400))
+    tables.replace(tables.VALUES, study.key, tables.values(study, scored))
+    tables.replace(tables.BOOTSTRAP, study.key, tables.not_computed(rows))
+    tables.replace(tables.SPLITS, study.key, [["task", "test", "train"], [study.key, 120, 400]])
+    found = tables.differences_of(study, tables.of_arms(tables.VALUES), tables.of_arms(tables.BOOTSTRAP))
+    expected = {tuple(row[:5]): dict(zip(tables.HEADER, row)) for row in rows[1:]}
+    assert len(found) == len(expected) > 50
+    for one in found:
+        wanted = expected[tuple(one[key] for key in tables.HEADER[:5])]
+        for name in tables.HEADER[5:15]:
+            size = max(1.0, abs(float(wanted[name] or 0)))
+            assert float(one[name] or "nan") == pytest.approx(
+                float(wanted[name] or "nan"), abs=(1e-3 if name == "g" else 2e-6) * size, nan_ok=True
+            ), name
+        assert (one["verdict"], one["together"]) == (wanted["verdict"], wanted["together"])
 
 
 def of_site(task, arm, site, metric):
@@ -363,7 +398,7 @@ def test_the_long_ablations_give_all_arms_as_many_rounds():
 def test_the_parts_follow_from_the_runs_of_the_comparison(preset, suffix):
     (asked,) = [one for one in ablations.PLANS.values() if one.suffix == suffix]
     folder = ROOT / "docs" / "results" / f"fedism-{preset}{suffix}"
-    rows = ablations.parts(json.loads((folder / "compare.json").read_text(encoding="utf-8")), asked)
+    rows = ablations.parts(kept.comparison(folder), asked)
     with (folder / "parts.csv").open(newline="", encoding="utf-8") as file:
         assert [tuple(map(str, row)) for row in rows] == [tuple(row) for row in csv.reader(file)][1:]
 
@@ -401,24 +436,28 @@ def test_what_the_card_says_of_the_weights_is_what_the_log_says(preset):
     path, said = ROOT / "docs" / "results" / f"fedism-{preset}" / "shares.csv", measured(preset)
     rows = [row for row in csv.DictReader(path.open()) if row["round"] == "40"]
     for arm in ("fedism-plus:trainer=sgd", "fedism-plus", "fedism-plus:state=L"):
-        weights = [float(row["corrupted_weight"]) for row in rows if row["arm"] == arm]
+        weights = [float(row[arm]) for row in rows]
         assert len(weights) == len(plan.SEEDS)
         mean, low, high = (f"{100 * value:.0f}" for value in (np.mean(weights), min(weights), max(weights)))
         assert re.search(rf"{mean} % .{{0,60}}\({low} to {high}", said)
 
 
 @pytest.mark.slow  # three runs of two rounds
-def test_the_ablations_run_at_toy_size(tmp_path):
+def test_the_ablations_run_at_toy_size(tmp_path, monkeypatch):
     """Weights of every round, and where the radius is 0 the same for all sites."""
     tiny = {"n_sites": 4, "corrupted": 1, "images": 160, "test_images": 40, "site_test_images": 20, "size": 32}
-    kept = ["fedavg", "fedism-plus:rho_max=0", "fedism-plus:probe_loss=logit_adjusted"]
+    labels = ["fedavg", "fedism-plus:rho_max=0", "fedism-plus:probe_loss=logit_adjusted"]
     values = {f"task.{key}": value for key, value in tiny.items()}
-    for name, config in arms(kept, "ich-phantom:equal", [0], rounds=2, values=values):
+    for name, config in arms(labels, "ich-phantom:equal", [0], rounds=2, values=values):
         run_once(config, tmp_path / name, workers=1)
     found = {}
-    for label in kept:
+    for label in labels:
         lines = ablations.rounds(tmp_path / f"{folder_name(label)}-seed0")
         found[label] = [line["weights"] for line in lines]
         assert [line["round"] for line in lines] == [1, 2]
     assert all(w == pytest.approx(0.25) for line in found["fedism-plus:rho_max=0"] for w in line.values())
     assert found["fedism-plus:probe_loss=logit_adjusted"][0] != found["fedism-plus:rho_max=0"][0]
+    monkeypatch.setattr(ablations, "ARMS", dict.fromkeys(labels, ""))
+    rows = ablations.shares(tmp_path, "equal", "0")
+    assert [row[:2] for row in rows] == [[0, 1], [0, 2]] and all(len(row) == 3 + len(labels) for row in rows)
+    assert all(0 <= float(figure) <= 1 for row in rows for figure in row[2:])

@@ -3,6 +3,7 @@
 
 import contextlib
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.engine.in_process import InProcess
 from fairflare.report.write import verify_run
 
@@ -161,6 +162,15 @@ def check_run(folder, model_sha256=None):
     )
     assert model_sha256 in (None, entries[-1]["model_sha256"])
     return entries
+
+
+def here(*arguments, check=True):
+    """This package's command line in this process, where no federation is asked for anything."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stop:
+        main([str(word) for word in arguments])
+    assert not check or not stop.value.code, err.getvalue()
+    return subprocess.CompletedProcess(arguments, stop.value.code or 0, out.getvalue(), err.getvalue())
 
 
 def in_process(folder, *run):

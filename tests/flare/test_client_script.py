@@ -3,7 +3,7 @@
 
 import pytest
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core import user_code
 from fairflare.engine.audit import verify
 from fairflare.report.write import verify_run

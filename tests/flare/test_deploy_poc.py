@@ -8,11 +8,11 @@ import socket
 import numpy as np
 import psutil
 import pytest
-from federation_processes import Federation, check_run, in_process, until
+from federation_processes import Federation, check_run, here, in_process, until
 
 from cases import each
 from external_data import OWN, cells, evaluation, numbers_of, recomputed, same_figures, write_hospital
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from own_folder import write_tables
 
 pytestmark = pytest.mark.deploy
@@ -46,7 +46,7 @@ def test_fedism_plus_with_one_command(poc, tmp_path):
 
 def test_fedlwr_with_flares_own_command(poc, tmp_path):
     expected = in_process(tmp_path / "local", "fedlwr", *BRAIN)
-    poc.fairflare("export", "fedlwr", *BRAIN, "--out", tmp_path / "job")
+    here("export", "fedlwr", *BRAIN, "--out", tmp_path / "job")
     job = poc.nvflare("job", "submit", "-j", tmp_path / "job", kit=LEAD)["data"]["job_id"]
     run, meta = poc.finish(job, LEAD)
     assert meta["status"] == "FINISHED:COMPLETED"
@@ -58,7 +58,7 @@ def test_fedufo_through_the_console_from_given_weights(poc, tmp_path):
     table = [*TABLE, "--set", "level=multi", "--init-from", tmp_path / "first"]
     expected = in_process(tmp_path / "local", "fedufo", *table)
     assert check_run(tmp_path / "local", expected)[0]["model_sha256"] == plain
-    poc.fairflare("export", "fedufo", *table, "--out", poc.kits / LEAD / "transfer" / "fedufo")
+    here("export", "fedufo", *table, "--out", poc.kits / LEAD / "transfer" / "fedufo")
     told = poc.console(LEAD, "submit_job fedufo", "list_jobs")
     job = re.search(r"Submitted job: (\S+)", told)
     assert job and "fedufo_support2" in told, told
@@ -83,7 +83,7 @@ def test_a_model_is_evaluated_at_sites_that_never_trained(poc, tmp_path):
     found = evaluation(tmp_path / "far")
     assert list(found["sites"]) == list(tables) and not found["rejected"]
     for site, table in tables.items():
-        poc.fairflare("predict", tmp_path / "run", table, "--out", tmp_path / f"p-{site}")
+        here("predict", tmp_path / "run", table, "--out", tmp_path / f"p-{site}")
         with (tmp_path / f"p-{site}" / "predictions.csv").open(newline="") as file:
             p = np.array([float(row["p_died"]) for row in csv.DictReader(file)])
         y = np.array([row["outcome"] == "died" for row in cells(table)]).astype(int)
@@ -95,7 +95,7 @@ def test_a_model_is_evaluated_at_sites_that_never_trained(poc, tmp_path):
             assert one["metrics"]["auc_ovo"]["value"] == pytest.approx(recomputed(y, p)["auc_ovo"])
             assert one["metrics"]["auc_ovo"]["low"] is None and one["calibration"]["slope"]["value"] is None
         assert all(n >= least[site] for name in ("n", "positives", "flagged") for n in numbers_of(one, name))
-    poc.fairflare("verify", tmp_path / "far")
+    here("verify", tmp_path / "far")
     names = ("evaluation.json", "evaluation.html", "audit.jsonl")
     text = "".join((tmp_path / "far" / name).read_text() for name in names)
     assert "PAT-" not in text and str(tmp_path) not in text

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from federation_processes import ROOT, check_run, federation, in_process, processes
+from federation_processes import ROOT, check_run, federation, here, in_process, processes
 
 from fairflare.data.site_config import read_site_config
 from fairflare.engine.audit import verify
@@ -125,7 +125,7 @@ def test_a_job_without_code_needs_sites_that_list_its_classes(three, tmp_path):
     "how, reason", [("unsigned", "unsigned job rejected"), ("changed", "does not pass signature verification")]
 )
 def test_a_forged_job_does_not_run(three, tmp_path, how, reason):
-    three.fairflare("export", "fedavg", *SUPPORT2, "--out", tmp_path / "job")
+    here("export", "fedavg", *SUPPORT2, "--out", tmp_path / "job")
     command = [str(three.python), str(FORGED), LEAD, str(three.kits / LEAD), str(tmp_path / "job"), how]
     done = subprocess.run(command, env=three.cli, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -147,7 +147,7 @@ def in_order(file):
 
 def test_an_export_without_code_is_the_other_one_but_for_it(three, tmp_path):
     for name, options in (("with", ()), ("without", ("--preinstalled",))):
-        three.fairflare("export", "fedlwr", *SUPPORT2, "--out", tmp_path / name, *options)
+        here("export", "fedlwr", *SUPPORT2, "--out", tmp_path / name, *options)
     found = {n: {p.relative_to(tmp_path / n) for p in (tmp_path / n).rglob("*")} for n in ("with", "without")}
     assert {p for p in found["with"] if "custom" not in p.parts and p.name != "MANIFEST.json"} == found["without"]
     for file in ("meta.json", "app_server/config/config_fed_server.json", "app_sites/config/config_fed_client.json"):
@@ -170,7 +170,7 @@ def test_such_a_site_takes_part_in_a_job_without_code(strict, tmp_path):
     own = ["--datalists", strict.tables, "--kind", "tabular", "--classes", "lived,died", "--rounds", "2", "--solo"]
     own += [part for pair in COLUMNS for part in ("--set", pair)]
     expected = in_process(tmp_path / "local", "fedlwr", *own)
-    strict.fairflare("export", "fedlwr", *own, "--preinstalled", "--out", tmp_path / "job")
+    here("export", "fedlwr", *own, "--preinstalled", "--out", tmp_path / "job")
     assert not list((tmp_path / "job").glob("*/custom"))
     told = strict.sh("submit", tmp_path / "job").stdout
     job = re.search(r"submitted: (\S+)", told)[1]
@@ -210,7 +210,7 @@ def test_a_job_without_code_that_names_a_loader_runs_nothing_at_any_hospital(str
     """Signed and submitted by a lead; of a plain export only the network's name is changed."""
     own = ["--kind", "classification", "--classes", "2", "--set", "site_names=a,b,c", "--rounds", "2"]
     named = ["--set", f"clients={','.join(HOSPITALS)}", "--set", "model=small-cnn"]
-    strict.fairflare("export", "fedavg", *own, *named, "--preinstalled", "--out", tmp_path / "job")
+    here("export", "fedavg", *own, *named, "--preinstalled", "--out", tmp_path / "job")
     marker, weights = tmp_path / "marker", tmp_path / "weights.pth"
     weights.write_bytes(pickle.dumps(Owned(str(marker))))
     args = {"url": weights.as_uri(), "model_dir": str(tmp_path / "hub"), "weights_only": False}

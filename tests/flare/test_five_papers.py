@@ -1,48 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every paper's method in FLARE's simulator: the same final model, bit for bit, as in one process.
+"""What every paper's method sends, as FLARE's messages between executors and through filters: the bits of a local run.
 
-test_own_data_sim.py has FedCE, FedLWR, FedISM+ and FedUFO in every run of the tests, on a hospital's own data.
+FLARE's own functions in this process carry it; test_own_data_sim.py has its processes. ``solo``, ``scaffold`` and
+``fedproto`` send nothing, tensors and classes' means beside a model.
 """
 
-import json
-
 import pytest
+from test_privacy_filters import federate
 
 from cases import each
-from fairflare.app.cli import main
 from fairflare.engine.audit import verify
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import run_local
 
+pytestmark = pytest.mark.flare
 METHODS = {
-    "fedce": (),
-    "fedlwr": (),
-    "fedheal": ("--set", "tau=0.6"),
-    "fedism-plus": (),
-    "fedufo": ("--set", "level=multi"),
+    "fedce": {},
+    "fedlwr": {},
+    "fedheal": {"tau": 0.6},
+    "fedism-plus": {},
+    "fedufo": {"level": "multi"},
+    "solo": {},
+    "scaffold": {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0},
+    "fedproto": {},
 }
+TASK, ROUNDS = "support2:dirichlet", 2
 
 
-def run(method, env, out, extra):
-    command = ["run", method, "--task", "support2:dirichlet", "--sites", "3", "--rounds", "2", "--env", env]
-    with pytest.raises(SystemExit) as end:
-        main([*command, "--out", str(out), *extra, "--json"])
-    assert end.value.code == 0
-    return verify(out / "audit.jsonl")
+def rounds_of(entries):
+    return [entry for entry in entries if entry["event"] == "round"]
 
 
-@each("method", METHODS, short=["fedheal"])
-def test_local_and_simulator_agree(method, tmp_path, capsys):
-    local, sim = (run(method, env, tmp_path / env, METHODS[method]) for env in ("local", "sim"))
-    rounds = [[e for e in entries if e["event"] == "round"] for entries in (local, sim)]
-    assert len(rounds[0]) == len(rounds[1]) == 2
-    for one, other in zip(*rounds):
+@each("method", METHODS)
+def test_flares_messages_change_no_bit(method, tmp_path):
+    values = {"n_sites": 3, "solo": False, **METHODS[method]}
+    run_local(make_config(method, TASK, rounds=ROUNDS, values=values), tmp_path)
+    local = verify(tmp_path / "audit.jsonl")
+    flare = federate(None, method, TASK, ROUNDS, **values).entries
+    assert len(rounds_of(local)) == len(rounds_of(flare)) == ROUNDS
+    for one, other in zip(rounds_of(local), rounds_of(flare)):
         assert one["weights"] == other["weights"] and one["notes"] == other["notes"]
-        assert one["model_sha256"] == other["model_sha256"]
+        assert one["model_sha256"] == other["model_sha256"] and one["state_sha256"] == other["state_sha256"]
         scalars = [{site: answer["scalars"] for site, answer in entry["accepted"].items()} for entry in (one, other)]
-        assert scalars[0] == scalars[1]
+        assert scalars[0] == scalars[1] and not other["rejected"]
         if method == "fedlwr":
             layers = {f"similarity/{layer}" for layer in other["notes"]["layer_weights"]}
             assert layers and all(set(found) == layers for found in scalars[1].values()), "a second exchange's numbers"
-    assert local[-1]["model_sha256"] == sim[-1]["model_sha256"] and not rounds[1][0]["rejected"]
-    reports = [json.loads((tmp_path / env / "report.json").read_text()) for env in ("local", "sim")]
-    assert reports[1]["status"] == "completed"
-    assert reports[0]["fairness"] == reports[1]["fairness"] and reports[0]["sites"] == reports[1]["sites"]
+    results = [next(e for e in entries if e["event"] == "evaluation")["sites"] for entries in (local, flare)]
+    assert results[0] == results[1] and flare[-1]["status"] == "completed"

@@ -11,10 +11,11 @@ import time
 
 import psutil
 import pytest
+from test_run_ends import assert_nothing_is_left, scratches_of
 
 from cases import each
-from fairflare.app.cli import main
-from fairflare.flare.heartbeat import PATIENCE, WORKER, Heartbeat
+from fairflare.cli.main import main
+from fairflare.flare.simulate import PATIENCE, WORKER, Heartbeat
 from fairflare.report.write import verify_run
 
 RUN = ["run", "fedavg", "--task", "support2:dirichlet", "--sites", "3", "--no-solo", "--set", "epochs=1"]
@@ -57,6 +58,8 @@ def start(*words):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell's background jobs, and what they start, are born ignoring Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -70,7 +73,7 @@ def wait_for(condition, child, seconds=150):
 
 @pytest.mark.flare
 def test_a_killed_site_is_named_and_the_rounds_go_on_by_their_rules(tmp_path, capsys):
-    """Of three sites two answers end a round: the run goes on to its end without the third."""
+    """Of three sites two answers end a round: the run goes on without the third, until Ctrl-C, which leaves nothing."""
     values = ["--set", "min_responses=2", "--set", "grace=1"]
     child = start(*RUN, "--rounds", 400, *values, "--env", "sim", "--out", tmp_path / "run")
     said, log = Said(child), tmp_path / "run" / "audit.jsonl"
@@ -85,9 +88,12 @@ def test_a_killed_site_is_named_and_the_rounds_go_on_by_their_rules(tmp_path, ca
         assert when - killed < WITHIN * busy and text.startswith("site-2: ")
         assert "rounds end without it (2 answers and 1 s)" in text and f"`fairflare resume {tmp_path / 'run'}`" in text
         wait_for(lambda: log.read_text().count('"event": "round"') > before + 1, child)
+        assert (scratches := scratches_of(tmp_path / "run"))
         child.send_signal(signal.SIGINT)
         assert child.wait(timeout=60) == 130
         said.end()
+        assert said.lines[-1][1].startswith("fairflare: interr")
+        assert_nothing_is_left(tmp_path / "run", scratches)
         assert len(said.of(ENDED)) == 1, "said once, and not of those that Ctrl-C ended"
     finally:
         child.kill()
@@ -98,7 +104,7 @@ def test_a_killed_site_is_named_and_the_rounds_go_on_by_their_rules(tmp_path, ca
 @each("threads", [(), ("--sim-threads", 1)], short=[("--sim-threads", 1)])
 def test_at_the_end_of_a_run_nobody_is_missed(tmp_path, capfd, threads):
     with pytest.raises(SystemExit) as stop:
-        main([*map(str, (*RUN, "--rounds", 1, "--env", "sim", *threads, "--out", tmp_path / "run"))])
+        main([*map(str, (*RUN, "--sites", 2, "--rounds", 1, "--env", "sim", *threads, "--out", tmp_path / "run"))])
     assert stop.value.code == 0 and ENDED not in capfd.readouterr().err
 
 

@@ -8,16 +8,19 @@ import sys
 
 import pytest
 
-from fairflare.app.cli import main
+from cases import each
+from fairflare.cli.main import main
 from fairflare.core import user_code
 from fairflare.engine.audit import verify
 from own_code import write_code
-from own_folder import SITES, write_images, write_tables
+from own_folder import write_images, write_tables
 
+SITES = ("north", "south")
 RUNS = {
     "fedce, masks": ("fedce", "segmentation", "lesion", ()),
     "fedlwr, masks": ("fedlwr", "segmentation", "lesion", ()),
     "fedism-plus, classes": ("fedism-plus", "classification", "well,ill", ()),
+    "fedheal, classes": ("fedheal", "classification", "well,ill", ("tau=0.6",)),
     "fedufo, table": (
         "fedufo",
         "tabular",
@@ -37,10 +40,12 @@ def pairs(settings):
     return [part for pair in settings for part in ("--set", pair)]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@each("name", RUNS, short=["fedlwr, masks", "fedufo, table"])
 def test_one_command_per_method(name, tmp_path):
+    """A second exchange and orders over FLARE's processes; test_five_papers.py has FLARE's messages of every method."""
     method, kind, classes, settings = RUNS[name]
-    data = write_tables(tmp_path / "data") if kind == "tabular" else write_images(tmp_path / "data", kind[0] == "s")
+    where = tmp_path / "data"
+    data = write_tables(where, SITES) if kind == "tabular" else write_images(where, kind[0] == "s", SITES)
     size = () if kind == "tabular" else ("size=32",)
     own = ["--datalists", data, "--kind", kind, "--classes", classes, *pairs((*settings, *size))]
     logs = []
@@ -71,7 +76,7 @@ def test_one_command_per_method(name, tmp_path):
 
 
 def test_a_run_is_refused_while_a_site_has_errors(tmp_path, capfd):
-    data = write_images(tmp_path / "data", masks=True, sites=("north", "south"))
+    data = write_images(tmp_path / "data", masks=True, sites=SITES)
     (data / "south" / "3.png").write_bytes(b"torn")
     own = ["--datalists", data, "--kind", "segmentation", "--classes", "lesion", "--set", "size=32"]
     assert run("run", "fedavg", *own, "--rounds", "2", "--env", "sim", "--out", tmp_path / "r") == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Personal models in FLARE: what the egress filter lets through, and a killed simulator whose run goes on."""
+"""Personal models in FLARE: what the egress filter lets through, and a simulator that is killed twice and goes on."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +13,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.types import Round
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
@@ -28,7 +28,8 @@ from fairflare.flare.wire import ERROR_HEADER, VALIDATE, answer_from_model, answ
 
 KILLING = Path(__file__).parents[1] / "killing.py"
 VALUES = {"images_per_site": 64, "test_images": 40, "site_test_images": 40, "model": "small-cnn-bn", "n_sites": 4}
-DITTO = ("ditto", "--task", "support2:dirichlet", "--sites", "3", "--rounds", "3")
+DITTO = ("ditto", "--rule", "fedlwr", "--task", "support2:dirichlet", "--sites", "3", "--rounds", "3")
+"""A rule that has a second exchange."""
 
 
 @pytest.fixture(scope="module")
@@ -96,22 +97,26 @@ def personal(folder):
 
 
 def test_a_killed_simulator_goes_on_to_the_personal_models_of_an_uninterrupted_run(tmp_path, monkeypatch):
-    """A site's process dies in round 2, in the middle of training; the other run is in this process."""
+    """A site's process dies in round 2, in the middle of training. The run is resumed, and its server dies with half of
+    the third checkpoint on disk; the other run is in this process.
+    """
     folder, whole = tmp_path / "run", tmp_path / "whole"
     with pytest.raises(SystemExit) as done:
         main(["run", *DITTO, "--out", str(whole)])
     assert not done.value.code
-    kill_one_process(
-        ["run", *DITTO, "--env", "sim", "--out", folder],
-        "training",
-        (str(KILLING),),
-        tmp_path,
-        monkeypatch,
-    )
+    commands = {"training": ["run", *DITTO, "--env", "sim", "--out", folder], "writing state": ["resume", folder]}
+    for point, command in commands.items():
+        (tmp_path / point).mkdir()
+        kill_one_process(command, point, (KILLING,), tmp_path / point, monkeypatch)
     with pytest.raises(SystemExit) as done:
         main(["resume", str(folder)])
     assert not done.value.code
-    assert [e["from_round"] for e in verify(folder / "audit.jsonl") if e["event"] == "resume"] == [1]
+    entries, last = (verify(at / "audit.jsonl") for at in (folder, whole))
+    assert [e["from_round"] for e in entries if e["event"] == "resume"] == [1, 2]
+    # A round whose checkpoint was lost is repeated, and the repetition is what counts.
+    assert [e["round"] for e in entries if e["event"] == "round"] == [1, 2, 3, 3]
+    assert [e["status"] for e in (entries[-2], last[-2])] == ["completed"] * 2
+    assert entries[-2]["model_sha256"] == last[-2]["model_sha256"]
     found, expected = personal(folder), personal(whole)
     assert len(found) == 3 and found.keys() == expected.keys()
     assert all(torch.equal(found[site][key], value) for site in found for key, value in expected[site].items())

@@ -33,7 +33,7 @@ from nvflare.private.privacy_manager import PrivacyService, Scope
 from fairflare.core.types import Round
 from fairflare.engine.audit import verify
 from fairflare.engine.messages import Answer, Instruction
-from fairflare.engine.setup.assembly import build_federation
+from fairflare.engine.setup.assembly import build_federation, site_names
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.egress import META, EgressFilter
@@ -45,6 +45,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarnin
 JOB = "job"
 ROUNDS = 6
 SITES = [f"site-{k}" for k in range(1, 5)]
+"""Of support2."""
 
 
 def policy(name, **arguments):
@@ -152,13 +153,13 @@ class Run:
         return [entry for entry in self.entries if entry["event"] == "round"]
 
 
-def federate(privacy, method="fedavg", **values):
-    config = make_config(method, "support2", rounds=ROUNDS, values=values)
+def federate(privacy, method="fedavg", task="support2", rounds=ROUNDS, **values):
+    config = make_config(method, task, rounds=rounds, values=values)
     nvflare_fobs_initialize()
     with TemporaryDirectory() as folder:
         root = Path(folder)
         FairRecipe(config, name=JOB).export(folder)
-        way = Way({name: Site(name, root, root / JOB, privacy) for name in SITES})
+        way = Way({name: Site(name, root, root / JOB, privacy) for name in site_names(config)})
         parts = build_parts(config)
         build_federation(config, parts, way, root, "flare").run(parts.model)
         return Run(way, verify(root / "audit.jsonl"))

@@ -250,7 +250,7 @@ from nvflare.recipe.utils import add_cross_site_evaluation, add_experiment_track
 from fairflare.engine.setup.config import make_config
 from fairflare.flare.recipe import FairRecipe
 
-recipe = FairRecipe(make_config("fedism", "support2", rounds=2), name="helpers")
+recipe = FairRecipe(make_config("fedism", "support2:dirichlet", rounds=2, sites=2), name="helpers")
 add_experiment_tracking(recipe, "tensorboard", client_side=True)
 add_cross_site_evaluation(recipe)
 recipe.add_client_output_filter(PercentilePrivacy(percentile=0, gamma=1e-4), tasks=["train"])
@@ -333,7 +333,7 @@ def test_every_site_evaluates_the_final_model_and_keeps_its_own(run):
 @pytest.mark.flare
 def test_the_job_s_own_filter_clips_what_is_aggregated(run):
     """No entry of the model moves by more than gamma in a round, which it does without the filter."""
-    before = build_parts(make_config("fedism", "support2", rounds=2)).model
+    before = build_parts(make_config("fedism", "support2:dirichlet", rounds=2, sites=2)).model
     after = read_tensors(next(run.glob("server/simulate_job/fairflare/model.safetensors")))
     moved = max(float((after[key] - value).abs().max()) for key, value in before.items() if value.is_floating_point())
     assert 0 < moved <= 2 * 1e-4 * 1.01

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from killed_runs import kill_one_process
 
-from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
 from fairflare.report.write import verify_run
@@ -19,7 +18,7 @@ from killing import POINTS
 
 KILLING = Path(__file__).parents[1] / "killing.py"
 AT_THE_SERVER = ["between the exchanges", "writing state", "between rounds"]
-"""A site's process dies "training" in test_personal_flare.py and "sending" in test_plugins_sim.py."""
+"""A simulator's dies "training" and "writing state" in test_personal_flare.py, "sending" in test_plugins_sim.py."""
 RUN = ["run", "fedlwr", "--task", "fundus-phantom:small", "--rounds", "3"]
 SMALL = ["n_sites=3", "images=70", "site_test_images=0", "size=32", "epochs=1", "batch_size=8"]
 
@@ -62,7 +61,8 @@ def test_a_killed_run_ends_in_the_same_model(point, command, uninterrupted, tmp_
     ]
 
 
-@each("point", AT_THE_SERVER, short=["writing state"])
+@pytest.mark.long
+@pytest.mark.parametrize("point", AT_THE_SERVER)
 def test_the_simulators_server_is_killed(point, command, uninterrupted, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     kill_one_process([*command, "--env", "sim", "--out", folder], point, (KILLING,), tmp_path, monkeypatch)

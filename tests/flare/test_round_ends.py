@@ -20,10 +20,9 @@ from fairflare.engine.memory import SiteMemory
 from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.straggler_policy import EarlyEnd
-from fairflare.flare import controller, task_watch
+from fairflare.flare import controller
 from fairflare.flare.controller import FairController
-from fairflare.flare.executor import Aborted, FairExecutor
-from fairflare.flare.task_watch import TaskWatch
+from fairflare.flare.executor import Aborted, FairExecutor, TaskWatch
 from fairflare.trainers.sgd import PlainTrainer
 from helpers import TRAINING, initial_model, make_sites
 
@@ -195,7 +194,7 @@ def test_a_task_is_gone_when_the_server_says_so(code, gone):
 
 
 def test_the_thread_asks_until_the_task_is_gone_or_done(monkeypatch):
-    monkeypatch.setattr(task_watch, "PERIOD", 0.01)
+    monkeypatch.setattr("fairflare.flare.executor.PERIOD", 0.01)
     engine, before = Engine(), threading.active_count()
     with TaskWatch(Context(engine)) as watch:
         waited_for(lambda: len(engine.asked) > 2)
@@ -258,7 +257,7 @@ def held(site):
 
 
 def test_a_site_whose_task_is_gone_stops_and_stands_as_before_the_round(tmp_path, monkeypatch):
-    monkeypatch.setattr(task_watch, "PERIOD", 0.01)
+    monkeypatch.setattr("fairflare.flare.executor.PERIOD", 0.01)
     engine, steps = Engine(), []
 
     def hook(work):

@@ -88,15 +88,15 @@ def hash_of(folder: Path) -> str:
 
 
 def make(form: str, task: str, folder: Path, env: str = "local") -> str:
-    """Run a form on a task; the hash of its final model.
+    """Run a form on a task; the hash of its final model, after which no site trains alone.
 
     Raises:
         RuntimeError: the run failed.
     """
-    from fairflare.app.cli import main
+    from fairflare.cli.main import main
 
     try:
-        main(["run", *FORMS[form], *TASKS[task], "--env", env, "--out", str(folder)])
+        main(["run", *FORMS[form], *TASKS[task], "--no-solo", "--env", env, "--out", str(folder)])
     except SystemExit as end:
         if end.code:
             raise RuntimeError(f"{form} on {task} ended with {end.code}") from None

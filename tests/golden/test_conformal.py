@@ -10,10 +10,14 @@ from cases import each
 from fairflare.functional.conformal import (
     class_scores,
     counted,
+    fewest,
+    pooled,
     quantile,
     quantile_of_counts,
     rank_of,
     sets_of,
+    shrunk_threshold,
+    threshold,
     true_scores,
 )
 from fairflare.functional.recalibration import (
@@ -25,7 +29,6 @@ from fairflare.functional.recalibration import (
     sums,
     temperature,
 )
-from fairflare.functional.risk_control import fewest, pooled, shrunk_threshold, threshold
 from golden import folder
 
 GOLDEN = np.load(folder() / "conformal.npz")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.tasks.dice import condensed, dice_loss, hard_dice, soft_loss
+from fairflare.tasks.kinds.masks import condensed, dice_loss, hard_dice, soft_loss
 from golden import folder
 
 GOLDEN = np.load(folder() / "local_terms.npz")

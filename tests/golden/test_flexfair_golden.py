@@ -7,7 +7,7 @@ import pytest
 from cases import each
 from fairflare.aggregators.flexfair import FlexFair
 from fairflare.core.types import Info, Reply, Round
-from fairflare.functional.variance import Cell, variance_penalty
+from fairflare.functional.group_rates import Cell, variance_penalty
 from golden import folder
 
 GOLDEN = np.load(folder() / "flexfair.npz")

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.aggregators.qfedavg import QFedAvg
-from fairflare.aggregators.qffl import QFFL
+from fairflare.aggregators.qfedavg import QFFL, QFedAvg
 from fairflare.core.types import Info, Reply, Round
 from golden import folder
 

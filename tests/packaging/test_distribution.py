@@ -92,7 +92,7 @@ def test_the_wheel_s_metadata(wheel):
     with zipfile.ZipFile(wheel) as file:
         metadata = email.message_from_bytes(file.read(f"{folder}/METADATA"))
         assert any(name.endswith("/LICENSE") for name in file.namelist())
-        assert "fairflare = fairflare.app.cli:main" in file.read(f"{folder}/entry_points.txt").decode()
+        assert "fairflare = fairflare.cli.main:main" in file.read(f"{folder}/entry_points.txt").decode()
     assert metadata["Name"] == "fairflare" and metadata["Version"] == __version__
     assert "Apache-2.0" in (metadata["License-Expression"], metadata["License"])
     assert metadata["Requires-Python"] == "<3.14,>=3.10"

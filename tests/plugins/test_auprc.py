@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core import metric
 from fairflare.core.errors import UserError
 from fairflare.core.types import Round

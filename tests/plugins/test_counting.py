@@ -18,8 +18,8 @@ SCRIPT = """
 import dataclasses, json, sys, torch
 from pathlib import Path
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
-from fairflare.app.describe import answer_table
-from fairflare.engine.setup.assembly import allowed, build_site
+from fairflare.studies.describe import answer_table
+from fairflare.engine.setup.assembly import build_site, leaves
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.config import make_config
@@ -46,7 +46,7 @@ for value in (None, 0, 1.5, 1e7):
 refused = []
 for value in (0, 1.5, 1e7, float("nan"), "patient 17"):
     try:
-        allowed(parts, "none").check("train", dataclasses.replace(answer, seen=value))
+        leaves(config, parts, 10).check("train", dataclasses.replace(answer, seen=value))
     except EgressRefused as refusal:
         refused.append(str(refusal))
 print(json.dumps({

@@ -6,7 +6,6 @@ import dataclasses
 import pytest
 import torch
 
-from fairflare.app.describe import leaving_rows
 from fairflare.core.errors import UserError
 from fairflare.core.types import Round
 from fairflare.engine.audit import verify
@@ -18,6 +17,7 @@ from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.traffic import NUMBER
+from fairflare.studies.describe import leaving_rows
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config

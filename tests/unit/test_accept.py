@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.core.findings import ACCEPTABLE, CODES, Finding, accept, band, band_text, packed, unpacked
 from fairflare.engine.audit import verify

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fairflare.aggregators.afl import AFL
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.simplex import projected, with_newcomers
 
@@ -103,7 +103,19 @@ def test_before_the_last_round_no_site_has_a_model_of_its_own():
 
 
 def test_a_run_shows_the_average_beside_the_last_model(tmp_path):
-    command = ["run", "afl", "--task", "support2:dirichlet", "--sites", "3", "--rounds", "3", "--set", "lr=0.01"]
+    command = [
+        "run",
+        "afl",
+        "--task",
+        "support2:dirichlet",
+        "--sites",
+        "3",
+        "--rounds",
+        "3",
+        "--no-solo",
+        "--set",
+        "lr=0.01",
+    ]
     with pytest.raises(SystemExit) as end:
         main([*command, "--out", str(tmp_path / "run")])
     assert not end.value.code

@@ -18,11 +18,10 @@ from fairflare.engine.after.conformal import Conformal
 from fairflare.engine.after.recalibrate import EDGES, TEMPERATURES, Recalibrate
 from fairflare.engine.after.server import After
 from fairflare.engine.after.site import AfterAtSite
-from fairflare.engine.aggregation.plain import Plain, PlainAtSite
+from fairflare.engine.aggregation.base import Plain, PlainAtSite
 from fairflare.engine.setup.config import RunConfig, make_config, with_step
-from fairflare.functional.conformal import quantile, rank_of, true_scores
+from fairflare.functional.conformal import fewest, quantile, rank_of, true_scores
 from fairflare.functional.recalibration import fitted
-from fairflare.functional.risk_control import fewest
 
 BINARY, FOUR, MASKS = Shape(2, True), Shape(4, True), Shape(2, False, has_masks=True)
 GROUPED = Shape(2, True, ("young", "old"))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fairflare.app.after import take_step
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.engine.files import read_model
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.site import Site
+from fairflare.studies.after import take_step
 from run_folders import Dies, call, entries_of, put_entries
 
 HEART = ["--task", "heart:full", "--rounds", "2", "--set", "group_by=sex", "--no-solo", "--workers", "1"]
@@ -146,7 +146,7 @@ def test_a_step_that_was_killed_before_its_report(bare, tmp_path, monkeypatch, c
         raise Dies
 
     with monkeypatch.context() as patch, pytest.raises(Dies):
-        patch.setattr("fairflare.app.after.write_report", dies)
+        patch.setattr("fairflare.studies.after.write_report", dies)
         take_step(folder, "recalibrate", {})
     assert call("verify", folder) == 2
     assert "was made before the last step after the run; `fairflare report" in capsys.readouterr().err

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from fairflare.app.arguments import comparison_name, folder_name, on_grid
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
+from fairflare.studies.labels import comparison_name, folder_name, on_grid
 
 
 def test_a_grid_is_every_combination_for_methods_that_have_the_keys():

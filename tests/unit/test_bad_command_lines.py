@@ -6,7 +6,7 @@ import os
 import pytest
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core import registry, user_code
 
 RUN = ["run", "fedavg", "--task", "support2"]
@@ -572,7 +572,7 @@ def nothing_trains(monkeypatch, place):
         raise AssertionError("a bad command line trained")
 
     monkeypatch.chdir(place)
-    monkeypatch.setattr("fairflare.app.runs.run_local", trained)
+    monkeypatch.setattr("fairflare.studies.runs.run_local", trained)
     monkeypatch.setattr("fairflare.flare.simulate.run_simulator", trained)
     for name in (user_code.VARIABLE, registry.PLUGINS, "FAIRFLARE_DATA", "FAIRFLARE_SITE_CONFIG", "FAIRFLARE_DEBUG"):
         monkeypatch.setenv(name, "")  # whatever a command sets goes with the test

@@ -12,18 +12,17 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, brier_score
 from sklearn.utils import resample
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.core.metric import named
 from fairflare.core.types import Round
+from fairflare.engine.after.server import Benefit
 from fairflare.engine.benefit.measured import Pair, measured, reports
-from fairflare.engine.benefit.server import Benefit
 from fairflare.engine.files import read_model, read_tensors
 from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.assembly import build_site
-from fairflare.engine.setup.benefit import asks_by_itself
-from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.config import RunConfig, asks_by_itself, make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.site import Site
 from fairflare.engine.straggler_policy import EarlyEnd
@@ -31,8 +30,8 @@ from fairflare.functional.resampling import percentile_interval, resamples, weig
 from fairflare.report.benefit import VERDICTS, over_methods, sentence
 from fairflare.report.compare import compare
 from fairflare.report.compare_tables import comparison_tables
-from fairflare.tasks import dice
 from fairflare.tasks.kind import resampled
+from fairflare.tasks.kinds import masks
 from fairflare.tasks.kinds.classes import CLASSES
 from run_folders import Dies, call
 
@@ -58,7 +57,7 @@ class TestUnderResamples:
 
     def test_of_masks_it_is_the_mean_over_cases(self):
         task = tasks.load("brain-seg", "small")
-        outputs, targets = dice.condensed(torch.randn(9, 1, 4, 4), (torch.rand(9, 1, 4, 4) > 0.5).float())
+        outputs, targets = masks.condensed(torch.randn(9, 1, 4, 4), (torch.rand(9, 1, 4, 4) > 0.5).float())
         values = task.measured(outputs, targets, np.ones((1, 9)))
         assert values["dice"][0] == pytest.approx(task.evaluate(outputs, targets)["dice"], abs=1e-12)
 
@@ -335,7 +334,7 @@ def test_a_finished_run_that_cannot_be_asked_says_what_to_do(bare, tmp_path, cap
     personal = run(tmp_path / "ditto", "--no-solo", method="ditto")
     assert call("after", personal, "--step", "solo") == 2
     assert "ditto: keeps personal models at the sites; run it with --solo" in capsys.readouterr().err
-    monkeypatch.setattr("fairflare.engine.setup.after_run.model_hash", lambda model: "other")
+    monkeypatch.setattr("fairflare.engine.setup.local.model_hash", lambda model: "other")
     assert call("after", shutil.copytree(bare, tmp_path / "other"), "--step", "solo") == 2
     assert "makes another initial model than the run began with; run it with --solo" in capsys.readouterr().err
 

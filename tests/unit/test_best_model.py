@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine import best, loop
 from fairflare.engine.audit import AuditLog, verify

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from fairflare.engine.setup.config import RunConfig, make_config
-from fairflare.flare.braces import hidden, shown
+from fairflare.flare.paths import hidden, shown
 
 SCALING = json.dumps({"fill": [1.0], "mean": [0.5], "std": [2.0]})
 COLUMNS = json.dumps({"stage": {"kind": "category", "levels": ["50%", "a{b}", "%7B", "path"]}})

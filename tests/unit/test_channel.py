@@ -72,7 +72,8 @@ def test_no_descriptor_and_no_name_is_left(ends):
     for _ in range(20):
         ends[0].send(Answer("site-1", 1, update={"w": torch.randn(LARGE)}))
         assert torch.isfinite(ends[1].receive().update["w"]).all()
-    assert descriptors() == before and set(os.listdir("/dev/shm")) == shared
+    names = {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}  # other libraries' semaphores
+    assert descriptors() == before and names <= shared
 
 
 def test_tensors_outlive_message_and_channel():

@@ -3,15 +3,14 @@
 
 import pytest
 
-from fairflare.app.arguments import on_grid
-from fairflare.app.cli import main
-from fairflare.app.runs import default_folder
-from fairflare.app.study import arms
+from fairflare.cli.main import main
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.registry import method
-from fairflare.engine.setup.chosen import chosen_parts, composed_title
-from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.config import RunConfig, chosen_parts, composed_title, make_config
+from fairflare.studies.labels import on_grid
+from fairflare.studies.runs import default_folder
+from fairflare.studies.study import arms
 
 TASK = "support2:dirichlet"
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.app import cli
-from fairflare.app.cli import main
+from fairflare.cli import main as cli
+from fairflare.cli.main import main
 from fairflare.engine.files import read_tensors
 from fairflare.engine.state import save_tensors
 
@@ -47,8 +47,9 @@ def test_help_shows_the_whole_first_sentence_of_every_command(capsys, monkeypatc
     code, out, _ = call(capsys, "--help")
     said = " ".join(out.split())
     assert code == 0 and max(map(len, out.splitlines())) <= 80
-    for one in cli.COMMANDS:
-        assert f"{one.name} {cli.first_sentence(one)}" in said and cli.first_sentence(one), one.name
+    for name in cli.COMMANDS:
+        one = cli.cli.get_command(None, name)
+        assert one.name == name and f"{name} {cli.first_sentence(one)}" in said and cli.first_sentence(one), name
 
 
 def test_tasks_on_own_data_have_no_number_of_sites(capsys):
@@ -237,8 +238,8 @@ def test_a_site_that_fails_midway_leaves_the_last_model(capsys, tmp_path, monkey
 
     train = Site._train
 
-    def poisoned(self, instruction, seed):
-        answer = train(self, instruction, seed)
+    def poisoned(self, instruction):
+        answer = train(self, instruction)
         if instruction.round.number == 2:
             next(iter(answer.update.values())).fill_(float("nan"))
         return answer

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from fairflare import client
-from fairflare.app.arguments import own_script
-from fairflare.app.cli import main
+from fairflare.cli.main import main
+from fairflare.cli.options import own_script
 from fairflare.core import user_code
 from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.core.types import Batch, LocalWork, Round, Training

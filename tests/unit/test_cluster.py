@@ -12,13 +12,13 @@ import pytest
 
 from cluster_runs import KILLED, fails, kills_its_worker
 from fairflare import Cluster, Study
-from fairflare.app.cli import main
-from fairflare.app.parallel import budget
-from fairflare.app.runs import run_once
+from fairflare.cli.main import main
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.versions import all_versions
 from fairflare.engine.setup.config import make_config
 from fairflare.report.write import verify_run
+from fairflare.studies.parallel import budget
+from fairflare.studies.runs import run_once
 
 distributed = pytest.importorskip("distributed")
 pytestmark = pytest.mark.slow
@@ -116,7 +116,7 @@ def until(true, seconds=60):
 
 
 def test_a_machine_with_other_software_is_refused(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr("fairflare.app.parallel.all_versions", lambda: {**all_versions(), "torch": "1.0"})
+    monkeypatch.setattr("fairflare.studies.parallel.all_versions", lambda: {**all_versions(), "torch": "1.0"})
     with pytest.raises(UserError, match="has another torch than where the study was begun"):
         Study(runs("a")).make(tmp_path, fails, Cluster(cluster.scheduler_address))
 

@@ -8,12 +8,12 @@ import shutil
 import pytest
 
 from cases import each
-from fairflare.app.cli import main
-from fairflare.app.contribution import Question, contribution_of, measure_contribution
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
+from fairflare.studies.contribution import Question, contribution_of, measure_contribution
 
 
 def call(capsys, *arguments):
@@ -96,7 +96,7 @@ def test_coalitions_of_many_sites_have_folders(tmp_path, monkeypatch):
             (folder / name).mkdir()
         raise Enough
 
-    monkeypatch.setattr("fairflare.app.study.run_all", run_all)
+    monkeypatch.setattr("fairflare.studies.study.run_all", run_all)
     values = {"n_sites": 40, "min_sites": 1}
     choices = {"shapley": True, "permutations": 2, "choices": {"values": values}}
     question = Question("fedavg", "support2:dirichlet", (0,), **choices)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import fairflare
-from fairflare.app import earlier
 from fairflare.engine.files import read_model, read_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import SiteMemory
+from fairflare.studies import earlier
 from run_folders import Dies, call, edit_bytes, files, make_folders
 
 
@@ -141,13 +141,14 @@ def test_a_link_and_a_folder_of_something_else_stay(old, tmp_path, capsys):
 
 READ_PICKLES = {
     "engine/pickled.py": "what a user names for --init-from, and earlier versions' files for convert",
-    "engine/setup/initial.py": "a user's file from before torch 1.6",
+    "engine/setup/parts.py": "a user's file from before torch 1.6",
     "networks/builtin.py": "a user's pretrained_weights",
     "inference/apply.py": "an exported bundle's own weights",
     "inference/export.py": "nothing: the line is for an export's model card",
     "core/channel.py": "messages between processes of one command",
     "core/workers.py": "messages between processes of one command",
-    "datasets/readers/digit_files.py": "a published data set, array constructors alone",
+    "datasets/digits5.py": "a published data set, array constructors alone",
+    "datasets/kinds/on_disk.py": "the same: it names these constructors",
 }
 
 
@@ -159,4 +160,4 @@ def test_no_other_code_reads_pickles():
     calls = {
         path.relative_to(package).as_posix() for path in package.rglob("*.py") if "read_pickled" in path.read_text()
     }
-    assert calls == {"engine/pickled.py", "engine/setup/initial.py", "app/earlier.py"}
+    assert calls == {"engine/pickled.py", "engine/setup/parts.py", "studies/earlier.py"}

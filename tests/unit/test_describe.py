@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from cases import each
-from fairflare.app.cli import cli
-from fairflare.app.settings_rows import ONE_OF_KIND, OWNERS, about, all_settings, allowed, key_settings
+from fairflare.cli.main import cli
+from fairflare.cli.settings_rows import ONE_OF_KIND, OWNERS, about, all_settings, allowed, key_settings
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks
@@ -60,7 +60,7 @@ def _preset(config, full: str) -> list:
     return [row for key, row in given.items() if key in (full, full.rpartition(".")[2])]
 
 
-@each("name", [*tasks.TASKS, "heart:full", "rule", "probe.sharpness", "train", "run", "after", "lr"])
+@each("name", [*tasks.every(), "heart:full", "rule", "probe.sharpness", "train", "run", "after", "lr"])
 def test_everything_can_be_described(name: str) -> None:
     result = CliRunner().invoke(cli, ["describe", name, "--json"])
     assert result.exit_code == 0, result.output

@@ -21,9 +21,9 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.data.readers import dicom
 from fairflare.data.readers.datalist import Frame, Item, read_datalist
 from fairflare.data.readers.geometry import frames, geometry_of, looks_like_image, slices_of
-from fairflare.data.readers.headers import headers
 from fairflare.data.readers.pictures import Reader, looked_at, stored
 from fairflare.engine.setup import tasks
+from fairflare.import_data.folders import headers
 
 READER = Reader(32, 1)
 WINDOWS = ("", "percentiles", "900,1500", "file")

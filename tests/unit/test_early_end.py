@@ -6,16 +6,15 @@ import dataclasses
 import pytest
 
 from cases import each
-from fairflare.app.runs import cautions
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.engine.attendance import Participation
 from fairflare.engine.audit import verify
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.messages import Answer
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.engine.straggler_policy import EarlyEnd, Ending
+from fairflare.engine.straggler_policy import EarlyEnd, Ending, Participation
+from fairflare.studies.runs import cautions
 from helpers import initial_model, make_federation, make_sites
 
 ASKED = ["a", "b", "c", "d"]

@@ -10,8 +10,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.functional.contrast import prototype_contrast
-from fairflare.functional.features import features_of
+from fairflare.functional.features import features_of, prototype_contrast
 from fairflare.probes.prototypes import Prototypes
 from fairflare.testing import check_trainer
 from fairflare.testing.example import SmallData, copied, work_of_round

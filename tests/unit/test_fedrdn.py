@@ -11,10 +11,9 @@ from fairflare.core.errors import UserError
 from fairflare.core.types import Batch, Info, Reply, Round
 from fairflare.engine.evaluation import predict
 from fairflare.engine.messages import Instruction
-from fairflare.engine.setup.assembly import build_site, site_names
+from fairflare.engine.setup.assembly import build_site, scorer, site_names
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.engine.setup.scored import scorer
 from fairflare.functional.normalisation import LEAST_SD, normalised_by, pair_of
 from fairflare.testing import check_trainer
 from fairflare.testing.example import SmallData, copied, work_of_round

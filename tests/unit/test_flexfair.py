@@ -12,7 +12,7 @@ from fairflare.core.types import Info, Reply, Round, Training
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
-from fairflare.functional.variance import Cell, variance_penalty
+from fairflare.functional.group_rates import Cell, variance_penalty
 
 INFO = Info(Round(1, 3))
 

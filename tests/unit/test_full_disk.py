@@ -7,7 +7,7 @@ import os
 import pytest
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.full_disk import NO_SPACE, is_full
 from fairflare.report.write import verify_run
 

@@ -12,11 +12,11 @@ import hospital_folders
 import hospital_habits
 import hospital_tables
 from cases import each
-from fairflare.app.cli import main
-from fairflare.app.intake.found import Choices
-from fairflare.app.intake.look import look
-from fairflare.app.intake.words import known_after, says_class, says_site
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
+from fairflare.import_data.detect import look
+from fairflare.import_data.proposal import Choices
+from fairflare.import_data.words import known_after, says_class, says_site
 from fairflare.tasks.kinds.own import INSIDE
 
 

@@ -21,12 +21,12 @@ import yaml
 
 import five_layouts
 from cases import each
-from fairflare.app.cli import main
-from fairflare.app.intake.found import Choices
-from fairflare.app.intake.look import look
-from fairflare.app.intake.show import lines
-from fairflare.app.intake.write import contents, write
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
+from fairflare.import_data.detect import look
+from fairflare.import_data.preview import lines
+from fairflare.import_data.proposal import Choices
+from fairflare.import_data.write import contents, write
 from fairflare.tasks.kinds.own import mark_of
 from five_layouts import SITES, Case
 
@@ -403,7 +403,7 @@ def test_each_layout_goes_from_init_over_preflight_and_a_run_to_predictions(layo
     code, out, _ = call(capsys, "preflight", root / "fairflare" / "sites" / "site-2.yaml", "--json")
     assert code == 0 and json.loads(out) == found["site-2"]
     run = tmp_path / "run"
-    code, out, err = call(capsys, "run", "fedavg", "--data", root, "--rounds", "1", "--out", run, "--json")
+    code, out, err = call(capsys, "run", "fedavg", "--data", root, "--rounds", "1", "--no-solo", "--out", run, "--json")
     assert code == 0, err
     report = json.loads(out)["report"]
     assert list(report["sites"]) == list(SITES)

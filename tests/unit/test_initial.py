@@ -9,16 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_model
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.setup import initial
 from fairflare.engine.setup.config import RunConfig, make_config
-from fairflare.engine.setup.initial import VARIABLE, named, start_from, tensors_of, unwrapped
 from fairflare.engine.setup.local import run_local
-from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.setup.parts import VARIABLE, build_parts, named, source_of, start_from, tensors_of, unwrapped
 from helpers import small_network
 
 TASK = ["--task", "support2", "--rounds", "1", "--no-solo", "--set", "model=linear"]
@@ -234,7 +232,7 @@ def test_a_bundle_is_one_too(tmp_path):
     given = small_network(1).state_dict()
     kept(given, tmp_path / "models" / "model.pt")
     assert named(tmp_path) == model_hash(given)
-    assert initial.source_of(tmp_path) == (tmp_path / "models" / "model.pt").resolve()
+    assert source_of(tmp_path) == (tmp_path / "models" / "model.pt").resolve()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from py_compile import PycInvalidationMode
 
 import pytest
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core import manifest, registry, user_code
 from fairflare.core.errors import DataError
 from fairflare.core.versions import package_sha256, sha256_of

@@ -15,15 +15,14 @@ from sklearn.metrics import roc_auc_score
 
 from cases import each
 from fairflare.core.types import INTERVALS, Round
-from fairflare.engine import intervals
+from fairflare.engine.evaluation import checked_intervals, over_patients
 from fairflare.engine.gate import inspect_evaluation
-from fairflare.engine.intervals import over_patients
 from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup import tasks
 from fairflare.functional.intervals import MANY, of_auc, of_mean, of_recalls, of_share
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.report.audit_reader import read_trail
-from fairflare.report.personal import personal_section
+from fairflare.report.deployed_model import personal_section
 from fairflare.report.rows import intervals_of, site_rows
 from helpers import initial_model, make_sites
 from run_folders import call
@@ -194,8 +193,8 @@ def test_the_server_drops_what_is_no_interval(sent):
     found, refused = inspect_evaluation([answer], 2, metrics=RANGES)
     assert not refused
     expected = {INTERVALS: {"auc": {"low": 0.2, "high": 0.3}}} if isinstance(sent, dict) else {}
-    assert intervals.checked({INTERVALS: mixed}, values, RANGES) == expected
-    assert intervals.checked({INTERVALS: mixed}, values, None) == {}
+    assert checked_intervals({INTERVALS: mixed}, values, RANGES) == expected
+    assert checked_intervals({INTERVALS: mixed}, values, None) == {}
     assert found["site-1"].get(INTERVALS) == expected.get(INTERVALS)
 
 

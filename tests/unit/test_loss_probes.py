@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from fairflare.core.types import LocalWork, Round
-from fairflare.probes.loss import Loss
-from fairflare.probes.trained_loss import TrainedLoss
+from fairflare.probes.loss import Loss, TrainedLoss
 from fairflare.testing import check_probe
 from helpers import TRAINING, Blobs, small_network
 

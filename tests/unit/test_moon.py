@@ -11,7 +11,7 @@ from torch import nn
 from fairflare.core.errors import UserError
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.functional.contrast import directions, model_contrast
+from fairflare.functional.features import directions, model_contrast
 from fairflare.testing.example import copied, work_of_round
 from fairflare.trainers.moon import PREVIOUS, Moon
 from fairflare.trainers.sgd import PlainTrainer

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core import registry
 
 ROOT = Path(__file__).parents[2]
+KINDS = ("rule", "trainer", "probe")
 
 
 def new(*arguments):
@@ -31,36 +32,55 @@ def in_its_folder(folder, *command):
     )
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a plugin of each kind."""
+    folder = tmp_path_factory.mktemp("new") / "made"
+    for kind in KINDS:
+        assert new(kind, f"my-{kind}", "--out", folder) == 0
+    names = {name for kind in KINDS for name in (f"my_{kind}.py", f"test_my_{kind}.py", f"my-{kind}.md")}
+    assert {path.name for path in folder.iterdir()} == names
+    return folder
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["rule", "trainer", "probe"])
-def test_what_is_written_passes_its_own_test(kind, tmp_path, capsys):
-    assert new(kind, "my-own", "--out", tmp_path / "made", "--json") == 0
-    files = [Path(name) for name in json.loads(capsys.readouterr().out)["files"]]
-    assert [path.name for path in files] == ["my_own.py", "test_my_own.py", "my-own.md"]
-    done = in_its_folder(tmp_path / "made", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_own.py")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_passes_its_own_test(kind, made):
+    done = in_its_folder(made, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"test_my_{kind}.py")
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_what_is_written_keeps_the_rules_of_this_repository(made):
     for command in (("check", "-q"), ("format", "-q", "--check")):
-        tool = [sys.executable, "-m", "ruff", *command, "--config", ROOT / "pyproject.toml", *files[:2]]
+        tool = [sys.executable, "-m", "ruff", *command, "--config", ROOT / "pyproject.toml", *made.glob("*.py")]
         tool += ["--extend-per-file-ignores", "test_*.py:D1"] * (command[0] == "check")
         done = subprocess.run([str(word) for word in tool], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["rule", "trainer", "probe"])
-def test_what_is_written_runs(kind, tmp_path, monkeypatch):
-    """From another folder than the plugin's, as a method of its own."""
-    assert new(kind, "my-own", "--out", tmp_path / "made") == 0
-    monkeypatch.setenv("FAIRFLARE_PLUGINS", "")
+def test_what_is_written_runs(made, tmp_path):
+    """From another folder than the plugins', each as a method of its own."""
     code = f"""
 import os
-os.environ["FAIRFLARE_PLUGINS"] = {str(tmp_path / "made" / "my_own.py")!r}
-from fairflare.app.cli import main
-main(["run", "my-own", "--task", "support2", "--rounds", "1", "--out", "run"])
+os.environ["FAIRFLARE_PLUGINS"] = {os.pathsep.join(str(made / f"my_{kind}.py") for kind in KINDS)!r}
+from fairflare.cli.main import main
+for kind in {KINDS}:
+    try:
+        main(["run", f"my-{{kind}}", "--task", "support2", "--rounds", "1", "--no-solo", "--out", kind])
+    except SystemExit as end:
+        assert not end.code, kind
 """
     done = in_its_folder(tmp_path, "-c", code)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads((tmp_path / "run" / "report.json").read_text())["status"] == "completed"
+    for kind in KINDS:
+        assert json.loads((tmp_path / kind / "report.json").read_text())["status"] == "completed"
+
+
+def test_the_files_are_told(tmp_path, capsys):
+    assert new("rule", "my-own", "--out", tmp_path / "made", "--json") == 0
+    files = [Path(name) for name in json.loads(capsys.readouterr().out)["files"]]
+    assert [path.name for path in files] == ["my_own.py", "test_my_own.py", "my-own.md"]
 
 
 def test_the_card_is_of_what_was_written(tmp_path, capsys):

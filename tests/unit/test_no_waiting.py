@@ -23,8 +23,7 @@ from fairflare.core.types import LocalWork, Round, Training
 from fairflare.data import tensors
 from fairflare.data.grouping import Grouping
 from fairflare.data.tensors import Split, TensorData
-from fairflare.datasets.kinds.cropping import CroppedData
-from fairflare.datasets.kinds.flipping import FlippedData
+from fairflare.datasets.kinds.domains import CroppedData, FlippedData
 from fairflare.trainers import base, ditto
 from fairflare.trainers.sgd import PlainTrainer
 

@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 
 from cases import each
-from fairflare.app.cli import main
-from fairflare.app.study import arms
+from fairflare.cli.main import main
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
+from fairflare.studies.study import arms
 from fairflare.tasks.base import Preset
 
 OWN = {"site_names": "A,B,C", "datalists": "."}
 NEEDED = {"tabular": {"features": "x,y"}, "fundus": {}}
-CASES = [f"{name}:{preset}" for name, cls in tasks.TASKS.items() for preset in cls.presets]
+CASES = [f"{name}:{preset}" for name, cls in tasks.every().items() for preset in cls.presets]
 
 
 def _config(method, case, **values):
-    cls = tasks.TASKS[case.partition(":")[0]]
+    cls = tasks.every()[case.partition(":")[0]]
     needed = NEEDED.get(cls.name, {}) | (OWN if "datalists" in registry.parameters(cls) else {})
     return make_config(method, case, values=needed | values)
 
@@ -48,7 +48,7 @@ def test_every_method_trains_as_the_preset_says(case):
     found = _possible(case)
     assert {"fedavg", "fedism", "fedism-plus"} <= set(found)
     training = Training(**found["fedavg"].training)
-    assert training == tasks.TASKS[name].presets[preset].training
+    assert training == tasks.every()[name].presets[preset].training
     for method, config in found.items():
         assert Training(**config.training) == training, method
         assert config.options == found["fedavg"].options and config.group_by == found["fedavg"].group_by

@@ -72,7 +72,7 @@ def test_a_run_imports_only_what_it_uses(tmp_path):
     heavy = ("torch._dynamo", "sympy", "monai", "sklearn", "scipy", "pandas", "nvflare", "tensorflow")
     code = f"""
 import sys
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 try:
     main(["run", "fedavg", "--task", "support2:dirichlet", "--rounds", "1", "--sites", "2", "--out", "run"])
 except SystemExit as end:

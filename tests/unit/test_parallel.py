@@ -16,14 +16,14 @@ import psutil
 import pytest
 from rich.console import Console
 
-from fairflare.app import console, terminal
-from fairflare.app.cli import main
-from fairflare.app.multi_run_progress import Board, Elsewhere
-from fairflare.app.parallel import budget
-from fairflare.app.study import Study
+from fairflare.cli.main import main
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.setup.config import make_config
 from fairflare.report.write import check_resumable, verify_run
+from fairflare.studies import display
+from fairflare.studies.display import Board, Observer
+from fairflare.studies.parallel import budget
+from fairflare.studies.study import Study
 
 TASK = ["--task", "support2:dirichlet", "--sites", "3"]
 COMPARE = ["compare", "fedavg", "fedavg:weighting=uniform", "fedism", *TASK]
@@ -89,7 +89,7 @@ def test_contribution_side_by_side(tmp_path, capsys):
 def said(config, folder, workers):
     """A run that does what its folder's name says."""
     kind = folder.name.partition("-")[0]
-    console.note(f"{folder.name} has {workers}")
+    display.note(f"{folder.name} has {workers}")
     if kind == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "fails":
@@ -133,7 +133,7 @@ def test_a_process_that_dies_is_replaced(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_processes_that_cannot_be_forked_are_spawned(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("fairflare.app.parallel.start_method", lambda: "spawn")
+    monkeypatch.setattr("fairflare.studies.parallel.start_method", lambda: "spawn")
     reports = made(configs("a", "b", "c"), tmp_path, said, 2)
     assert [report["folder"] for report in reports] == ["a", "b", "c"]
 
@@ -154,7 +154,7 @@ def slow(config, folder, workers):
 
 def test_the_budget(monkeypatch):
     runs = configs("a", "b")
-    monkeypatch.setattr("fairflare.app.parallel.usable_cores", lambda: 6)
+    monkeypatch.setattr("fairflare.studies.parallel.usable_cores", lambda: 6)
     assert budget(None, "local", runs) == 6 and budget(3, "local", runs) == 3 and budget(None, "sim", runs) == 1
     with pytest.raises(UserError, match="--workers: expected --env local, got --env sim"):
         budget(2, "sim", runs)
@@ -164,7 +164,7 @@ def test_the_budget(monkeypatch):
 
 def test_one_bar_over_all_shows_what_is_left(monkeypatch):
     """In rounds, each at its method's cost; what an earlier command has done says nothing of this one's speed."""
-    monkeypatch.setattr(terminal, "err", Console(force_terminal=True, file=io.StringIO()))
+    monkeypatch.setattr(display, "err", Console(force_terminal=True, file=io.StringIO()))
     runs = {**configs("a", rounds=4), "b": make_config("fedism-plus", "support2", rounds=4)}
     with Board(runs) as board:
         over = board._bar.tasks[0]
@@ -172,7 +172,7 @@ def test_one_bar_over_all_shows_what_is_left(monkeypatch):
         assert cost > 1 and over.total == 4 + 4 * cost and over.completed == 0
         for name in ("a", "b"):
             board.began(name)
-        tell = Elsewhere(lambda *what: board.heard("a", *what)).progress("", 4, 3)
+        tell = Observer(lambda *what: board.heard("a", *what))
         tell.saw({"event": "resume", "from_round": 2})
         assert over.total == 2 + 4 * cost and over.completed == 0
         tell.saw({"event": "round", "round": 3, "rejected": {}})

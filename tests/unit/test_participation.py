@@ -11,11 +11,10 @@ from fairflare.core.types import Round
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
 from fairflare.engine.hashes import model_hash
+from fairflare.engine.history import memory_hash
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.logged_files import memory_hash
 from fairflare.engine.state import load_checkpoint, save_tensors
-from fairflare.participation.list import Named
-from fairflare.participation.share import Share
+from fairflare.participation.partial import Named, Share
 from fairflare.server_optimizers.adaptive import Adam
 from fairflare.server_optimizers.momentum import Momentum
 from helpers import initial_model, make_federation, make_sites

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.engine.files import read_tensors
 from fairflare.trainers.base import Trainer
 

@@ -4,8 +4,8 @@
 import pytest
 import torch
 
-from fairflare.flare import pieces
-from fairflare.flare.pieces import joined, split
+from fairflare.flare import wire
+from fairflare.flare.wire import joined, split
 
 TENSORS = {
     "a.weight": torch.arange(60.0).view(3, 4, 5),
@@ -18,7 +18,7 @@ TENSORS = {
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(pieces, "LARGEST", 16)
+    monkeypatch.setattr(wire, "LARGEST", 16)
 
 
 def test_pieces_are_small_share_their_tensors_memory_and_make_them_again():

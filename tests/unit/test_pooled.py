@@ -114,7 +114,7 @@ def test_a_flare_job_is_refused(tmp_path):
 
 
 def test_the_command_refuses_the_simulator(tmp_path, capsys):
-    from fairflare.app.cli import main
+    from fairflare.cli.main import main
 
     with pytest.raises(SystemExit) as end:
         main(["run", "pooled", "--task", TASK, "--env", "sim", "--out", str(tmp_path / "run")])
@@ -122,7 +122,7 @@ def test_the_command_refuses_the_simulator(tmp_path, capsys):
 
 
 def test_an_arm_of_a_comparison_has_its_own_rounds():
-    from fairflare.app.study import arms
+    from fairflare.studies.study import arms
 
     found = dict(
         arms(["fedavg", "pooled:rounds=1,epochs=5,local_steps=none"], TASK, [0], rounds=4, values={"local_steps": 3})

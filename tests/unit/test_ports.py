@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from fairflare.flare import ports
+from fairflare.flare import forked_simulator as ports
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ports are reserved on Linux only")
 

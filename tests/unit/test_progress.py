@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from cases import each
-from fairflare.app import progress
-from fairflare.app.progress import MOST_ERRORS, Progress, TimeLeft, duration, score_words
 from fairflare.core.findings import Finding
+from fairflare.studies import display
+from fairflare.studies.display import MOST_ERRORS, Progress, TimeLeft, duration, score_words
 
 START = {"event": "start"}
 ROUNDS = [{"event": "round", "round": number, "rounds": 3, "rejected": {}} for number in (1, 2, 3)]
@@ -106,7 +106,7 @@ def test_durations_are_short():
 def test_a_terminal_gets_a_bar_at_every_moment_of_a_run(monkeypatch):
     """Rich forgets a task's fields when it is reset; what is drawn before the first round must not miss one."""
     screen = io.StringIO()
-    monkeypatch.setattr(progress, "err", Console(file=screen, force_terminal=True, width=80))
+    monkeypatch.setattr(display, "err", Console(file=screen, force_terminal=True, width=80))
     accepted = {"a": {"metrics": {"dice": 0.5}}}
     with Progress("fedavg", 2, 1, headline="dice") as shown:
         shown._bar.refresh()

@@ -13,10 +13,10 @@ import torch
 
 from cases import each
 from fairflare import Federation
-from fairflare.app.cli import main
-from fairflare.app.federation import _row
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import verify
+from fairflare.studies.study import _row
 from own_code import write_code
 
 SMALL = {"rounds": 1, "settings": {"train.lr": 0.01}}

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from fairflare.app.cli import main
-from fairflare.app.references import reference_of_run, with_references
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine.setup.config import make_config
 from fairflare.report.write import verify_run
+from fairflare.studies.study import reference_of_run, with_references
 
 TASK = "support2:dirichlet"
 VALUES = {"n_sites": 3, "local_steps": 2, "lr": 0.02, "leave_out": "site-3", "group_by": "sex", "trainer.mu": 0.5}

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core import plugins, registry
 from fairflare.core.errors import UserError
 from fairflare.core.types import Paper

@@ -6,11 +6,11 @@ import json
 import pytest
 import torch
 
-from fairflare.app.cli import main
-from fairflare.app.free_riders import FIRST_STEP, Riding, rider_of
+from fairflare.cli.main import main
 from fairflare.core.types import Round
 from fairflare.engine.messages import Answer, Instruction
 from fairflare.report.free_riders import DETECTORS, marked, rate, rates, rider_tables
+from fairflare.studies.free_riders import FIRST_STEP, Riding, rider_of
 
 SITES = ("site-1", "site-2", "site-3", "site-4")
 KEYS = frozenset(("w",))

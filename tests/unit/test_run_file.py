@@ -6,12 +6,13 @@ import json
 import pytest
 
 from cases import each
-from fairflare.app.cli import main
-from fairflare.app.commands.run import run
-from fairflare.app.run_file import as_text, flat_settings, read_run_file, with_file
+from fairflare.cli.main import main
+from fairflare.cli.run import run
+from fairflare.cli.run_file import read_run_file, with_file
 from fairflare.core.errors import UserError
 from fairflare.core.user_code import VARIABLE
 from fairflare.engine.audit import verify
+from fairflare.studies.labels import as_text, flat_settings
 
 RUN = """
 method: fedism-plus

@@ -26,7 +26,7 @@ from fairflare.engine.clinical import View
 from fairflare.engine.gate import Gate, inspect_evaluation
 from fairflare.engine.incoming_checks import check_received
 from fairflare.engine.traffic import Traffic
-from fairflare.flare import pieces
+from fairflare.flare import wire
 from fairflare.flare.wire import (
     answer_from_model,
     answer_to_shareable,
@@ -167,12 +167,12 @@ def test_flares_messages_carry_every_field_of_an_answer(name):
         assert equal(getattr(found, name), getattr(sent, name))
 
 
-@each("largest", [8, pieces.LARGEST], ids=["in pieces", "whole"])
+@each("largest", [8, wire.LARGEST], ids=["in pieces", "whole"])
 @each("name", sorted(set(instruction_fields()) - {"task"}))
 def test_flares_messages_carry_every_field_of_an_instruction(name, largest, monkeypatch):
     from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-    monkeypatch.setattr(pieces, "LARGEST", largest)
+    monkeypatch.setattr(wire, "LARGEST", largest)
     tensors = {"control/weight": torch.ones(2, 3).t()}
     sent = Instruction("train", Round(2, 3), MODEL, {"rho": 0.5}, {"attempt": 1}, tensors, counted=1)
     arrived = fobs.loads(fobs.dumps(FLModelUtils.to_shareable(instruction_to_model(sent))))

@@ -11,18 +11,18 @@ import pytest
 
 from cases import each
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.engine import loop, unscored
+from fairflare.engine import loop, model_files
 from fairflare.engine.audit import AuditLog, verify
 from fairflare.engine.files import read_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import read_history
 from fairflare.engine.in_process import InProcess
+from fairflare.engine.model_files import UNSCORED, Unscored
 from fairflare.engine.scoring import Backlog, Beside
 from fairflare.engine.setup.assembly import build_federation, build_site
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.state import save_tensors
-from fairflare.engine.unscored import UNSCORED, Unscored
 from fairflare.report.audit_reader import read_trail
 from helpers import initial_model, make_federation, make_sites
 
@@ -153,7 +153,7 @@ def test_between_exchanges_the_thread_waits(tmp_path):
 
 def test_one_model_is_in_memory_at_a_time(tmp_path, monkeypatch):
     living, most = [], []
-    original = unscored.read_model
+    original = model_files.read_model
 
     def read(path):
         gc.collect()
@@ -162,7 +162,7 @@ def test_one_model_is_in_memory_at_a_time(tmp_path, monkeypatch):
         living.append(weakref.ref(next(iter(found.values()))))
         return found
 
-    monkeypatch.setattr(unscored, "read_model", read)
+    monkeypatch.setattr(model_files, "read_model", read)
     scored_run(tmp_path, rounds=5).run(initial_model())
     assert most == [0] * 5
 

@@ -8,15 +8,24 @@ import sys
 import pytest
 
 from cases import each
-from fairflare.app.cli import main
-from fairflare.app.search import Search, _study, checked, run_search
-from fairflare.app.search_space import Choices, Range, parse_over
-from fairflare.app.search_trials import best_of, run_trial, scored
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.data.tensors import TensorData
 from fairflare.engine.audit import verify
 from fairflare.engine.best import Choice
 from fairflare.engine.setup.config import make_config
+from fairflare.studies.search import (
+    Choices,
+    Range,
+    Search,
+    _study,
+    best_of,
+    checked,
+    parse_over,
+    run_search,
+    run_trial,
+    scored,
+)
 
 OVER = {"train.lr": Range(1e-4, 1e-2, True), "rule.state": Choices(("S", "L"))}
 BY_MEAN = Choice("mean", metric="auc")

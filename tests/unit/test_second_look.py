@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from fairflare.app.cli import main
-from fairflare.app.reevaluation import _add, _redrawn, _same_patients, parse_options
-from fairflare.app.study import arms
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks
+from fairflare.studies.comparison import _add, _redrawn, _same_patients, parse_options
+from fairflare.studies.study import arms
 
 TASK = {"n_sites": 4, "alpha": 1.0, "model": "linear"}
 

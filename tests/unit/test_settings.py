@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from cases import each
-from fairflare.app.arguments import on_grid, own_names, own_pairs
-from fairflare.app.describe import method_rows, part_rows
-from fairflare.app.study import arms
+from fairflare.cli.options import own_names, own_pairs
 from fairflare.core import plugins, registry
 from fairflare.core.errors import UserError
 from fairflare.core.settings import Owners, flat, nested, owned
@@ -21,6 +19,9 @@ from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.method_parts import default_parts
 from fairflare.engine.setup.parts import build_parts
+from fairflare.studies.describe import method_rows, part_rows
+from fairflare.studies.labels import on_grid
+from fairflare.studies.study import arms
 from fairflare.trainers.sgd import PlainTrainer
 
 TASK = "support2"

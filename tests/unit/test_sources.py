@@ -4,7 +4,7 @@
 from importlib import resources
 
 from cases import each
-from fairflare.app.catalogue import task_rows
+from fairflare.studies.describe import task_rows
 
 WORDS = {
     "heart": ("10.24432/C52P4X", "CC BY 4.0"),

@@ -14,10 +14,10 @@ from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Info, Reply, Round
 from fairflare.engine import loop
 from fairflare.engine.audit import verify
-from fairflare.engine.disk_buffer import Spooled
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.method_parts import default_parts
+from fairflare.engine.traffic import Spooled
 from helpers import initial_model, make_federation, make_sites
 from runs import bits, run
 
@@ -96,7 +96,7 @@ def test_on_a_full_disk_updates_stay_in_memory(monkeypatch):
         def write(self, data):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fairflare.engine.disk_buffer._opened", Full)
+    monkeypatch.setattr("fairflare.engine.traffic._opened", Full)
     assert spooled(UPDATE, room=0)[0].update is UPDATE
 
 

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from cases import each
-from fairflare.app import runs
 from fairflare.core.errors import UserError
 from fairflare.core.types import LocalWork, Round, Training
 from fairflare.engine.audit import AuditLog
@@ -17,6 +16,7 @@ from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.recipe import FairRecipe
+from fairflare.studies import runs
 from fairflare.trainers import vmap_training as together
 from fairflare.trainers.gsam import GSAM
 from fairflare.trainers.sgd import PlainTrainer

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fairflare
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core import manifest, registry, user_code, versions
 from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks
@@ -29,7 +29,7 @@ OWN = {
 }
 SITE = ["fairflare.flare.executor.FairExecutor", "fairflare.flare.egress.EgressFilter"]
 SERVER = ["fairflare.flare.controller.FairController", "fairflare.flare.persistor.FairPersistor"]
-DESK = {"app", "report", "papers", "testing", "inference", "datasets"}
+DESK = {"cli", "studies", "import_data", "report", "papers", "testing", "inference", "datasets"}
 """What a site is not sent, of a job for a hospital's own data."""
 MOST_FILES, MOST_LINES = 230, 20_000
 """Of a site's copy: what a reviewer reads in an afternoon."""
@@ -81,16 +81,16 @@ def test_every_method_keeps_below_the_line():
 def test_a_site_is_sent_no_server():
     """The loop, the gate, the log's readers and what weighs updates stay at the server."""
     names = {path.as_posix() for path in at_site("fedavg", "tabular")}
-    server = ("loop", "gate", "norms", "best", "scoring", "history", "after/server", "benefit/server")
+    server = ("loop", "gate", "norms", "best", "scoring", "history", "after/server")
     assert not names & {f"engine/{name}.py" for name in server}
-    assert not names & {"engine/setup/assembly.py", "engine/setup/at_server.py"}
+    assert not names & {"engine/setup/assembly.py", "engine/setup/parts.py"}
     assert not names & {"flare/controller.py", "aggregators/bounded.py"}
     assert {"flare/script.py", "flare/script_side.py"} <= {p.as_posix() for p in at_site("fedavg", "script")} - names
     assert "data/readers/pictures.py" not in names, "a run on tables reads no images"
 
 
 def test_every_task_brings_its_own_module_and_no_other_data_set():
-    for task in tasks.TASKS:
+    for task in tasks.every():
         files = at_site("fedavg", task)
         home = Path(*tasks.known(task).__module__.split(".")[1:]).with_suffix(".py")
         assert home in files, task
@@ -130,9 +130,6 @@ def test_a_table_brings_itself_alone():
         "kinds/__init__.py",
         "kinds/partition.py",
         "kinds/patients.py",
-        "kinds/rows.py",
-        "readers/__init__.py",
-        "readers/cohort.py",
     }
 
 
@@ -141,15 +138,15 @@ def test_another_table_brings_its_own_files_alone():
     hospitals = ("cleveland", "hungarian", "switzerland", "va")
     brought = {name for name in found if name.startswith("data/")}
     assert brought == {"data/README.md", *(f"data/processed.{name}.data" for name in hospitals)}
-    assert {"heart.py", "readers/heart.py", "kinds/centres.py"} <= found and "support2.py" not in found
+    assert {"heart.py", "kinds/patients.py"} <= found and "support2.py" not in found
     assert {name for name in datasets("ist") if name.startswith("data/")} == {"data/README.md", "data/ist.csv.gz"}
 
 
 def test_a_simulated_task_brings_no_table():
     found = datasets("ich-phantom")
     assert not [name for name in found if name.startswith(("data/", "readers/"))]
-    assert {"ich_phantom.py", "simulated/phantom.py"} <= found
-    assert not {"simulated/mr.py", "simulated/fundus.py", "simulated/numerals.py"} & found
+    assert {"ich_phantom.py", "simulated/anatomy.py"} <= found
+    assert not {"brain_seg.py", "fundus_phantom.py", "digits.py"} & found
 
 
 @pytest.mark.parametrize("task", ["ich-phantom", "brain-seg", "digits"])
@@ -187,7 +184,7 @@ import fairflare
 assert fairflare.__file__.startswith(sys.argv[1])
 from fairflare.engine.setup import tasks
 from fairflare.core import registry
-assert sys.argv[2] in tasks.TASKS and len(tasks.TASKS) <= 3, sorted(tasks.TASKS)
+assert sys.argv[2] in tasks.every() and len(tasks.every()) <= 3, sorted(tasks.every())
 assert len(registry.methods()) <= 3, sorted(registry.methods())
 import fairflare.flare.executor, fairflare.flare.egress
 task = tasks.load(sys.argv[2])
@@ -260,7 +257,7 @@ def test_a_script_that_asks_for_the_python_interface_gets_it(tmp_path, monkeypat
     code = tmp_path / "mine.py"
     code.write_text("from fairflare import Federation\n")
     monkeypatch.setenv(user_code.VARIABLE, str(code))
-    assert Path("app/federation.py") in at_site("fedavg", "tabular")
+    assert Path("api.py") in at_site("fedavg", "tabular")
 
 
 def test_an_unknown_task_is_refused():
@@ -269,9 +266,9 @@ def test_an_unknown_task_is_refused():
 
 
 def test_a_plugin_with_a_rule_s_name_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "qffl.py").write_text("")
-    monkeypatch.setenv(registry.PLUGINS, str(tmp_path / "qffl.py"))
-    with pytest.raises(UserError, match="plugin qffl.py: the package has a rule file of that name"):
+    (tmp_path / "qfedavg.py").write_text("")
+    monkeypatch.setenv(registry.PLUGINS, str(tmp_path / "qfedavg.py"))
+    with pytest.raises(UserError, match="plugin qfedavg.py: the package has a rule file of that name"):
         copy_package(tmp_path / "fairflare", at_site("fedavg", "tabular"))
 
 
@@ -285,7 +282,7 @@ from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import site_parts
 import fairflare.flare.executor, fairflare.flare.egress
 assert not [name for name in sys.modules if name.startswith("fairflare.datasets")]
-from fairflare.flare.braces import shown
+from fairflare.flare.paths import shown
 config = RunConfig.from_json(shown(json.loads(sys.argv[2])))
 parts = site_parts(config)
 site = build_site(config, parts, "north")

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fairflare import Study
-from fairflare.app.runs import run_once
-from fairflare.app.study import arms
 from fairflare.core.errors import RunFailed, UserError
+from fairflare.studies.runs import run_once
+from fairflare.studies.study import arms
 
 SMALL = {"rounds": 1, "settings": {"train": {"epochs": 1}, "model": "linear"}}
 
@@ -34,7 +34,7 @@ def test_a_study_is_made_once_and_read_as_tables(tmp_path, monkeypatch, capsys):
     assert list(study.table["status"]) == ["finished"] * 2 and len(study.sites) == 6
     means = study.sites.groupby("run")[study.table["metric"].iloc[0]].mean()
     assert means.to_dict() == pytest.approx(study.table["mean"].to_dict())
-    monkeypatch.setattr("fairflare.app.runs.execute", lambda *args, **more: pytest.fail("a run was made again"))
+    monkeypatch.setattr("fairflare.studies.runs.execute", lambda *args, **more: pytest.fail("a run was made again"))
     again = Study.open(tmp_path / "s")
     assert again.table["mean"].to_dict() == study.table["mean"].to_dict()
     assert again.reports == study.fit(tmp_path / "s", progress=False).reports

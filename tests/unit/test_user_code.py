@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core import user_code
 from fairflare.core.errors import DataError, UserError
 from fairflare.engine.audit import verify
@@ -44,7 +44,7 @@ def own(folder, *extra, sites="a,b", model=MODEL):
 
 def test_own_network_and_data_train(tmp_path, capsys):
     code, out, err = call(
-        capsys, "run", "fedism-plus", *own(tmp_path), "--rounds", "2", "--out", tmp_path / "run", "--json"
+        capsys, "run", "fedism-plus", *own(tmp_path), "--rounds", "2", "--no-solo", "--out", tmp_path / "run", "--json"
     )
     assert code == 0, err
     assert {row["n_train"] for row in json.loads(out)["report"]["sites"].values()} == {24}
@@ -59,7 +59,18 @@ def test_workers_have_the_users_code(method, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("fairflare.engine.setup.local.start_method", lambda threads: method)
     heads = []
     for count in ("1", "2"):
-        command = ("run", "fedavg", *own(tmp_path), "--rounds", "1", "--out", tmp_path / count, "--workers", count)
+        command = (
+            "run",
+            "fedavg",
+            *own(tmp_path),
+            "--rounds",
+            "1",
+            "--no-solo",
+            "--out",
+            tmp_path / count,
+            "--workers",
+            count,
+        )
         code, _, err = call(capsys, *command)
         assert code == 0, err
         heads.append(verify(tmp_path / count / "audit.jsonl")[-1]["model_sha256"])
@@ -68,7 +79,9 @@ def test_workers_have_the_users_code(method, tmp_path, monkeypatch, capsys):
 
 def test_attributes_of_own_data_make_groups(tmp_path, capsys):
     grouped = ("attribute_values=sex=f|m", "group_by=sex", "min_count=1")
-    code, _, err = call(capsys, "run", "fedufo", *own(tmp_path, *grouped), "--rounds", "1", "--out", tmp_path / "run")
+    code, _, err = call(
+        capsys, "run", "fedufo", *own(tmp_path, *grouped), "--rounds", "1", "--no-solo", "--out", tmp_path / "run"
+    )
     assert code == 0, err
     evaluation = next(e for e in verify(tmp_path / "run" / "audit.jsonl") if e["event"] == "evaluation")
     assert {g: c["n"] for g, c in evaluation["sites"]["a"]["groups"]["test"].items()} == {"f": 4.0, "m": 4.0}

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fairflare.app import preflight, progress, waiting
-from fairflare.app.intake import walk
-from fairflare.app.progress import Counter, Progress
-from fairflare.app.waiting import Waiting, started, starting
+from fairflare.cli import preflight
+from fairflare.studies import display, waiting
+from fairflare.studies.display import Counter, Progress
+from fairflare.studies.waiting import Waiting, started, starting
 from fairflare.tasks import preflight as at_site
 
 
@@ -102,11 +102,11 @@ def test_the_first_words_wait_for_no_heavy_import(tmp_path):
     """Where anything of the data may take its time: the folder of ``init`` is not there, so that it ends soon."""
     code = f"""
     import sys
-    from fairflare.app import waiting
+    from fairflare.studies import waiting
     waiting.SOON, said = 0.0, []
     heavy = ("torch", "pandas")
     waiting.Waiting._write = lambda self, text: said.append([name for name in heavy if name in sys.modules])
-    from fairflare.app.cli import main
+    from fairflare.cli.main import main
     for words in (["init", "--yes", {str(tmp_path / "none")!r}], ["run", "fedavg", "--data", {str(tmp_path)!r}]):
         try:
             main(words)
@@ -163,11 +163,11 @@ def folder(tmp_path):
 def test_init_and_preflight_count_what_they_have_read(folder, monkeypatch):
     from click.testing import CliRunner
 
-    from fairflare.app.cli import cli
+    from fairflare.cli.main import cli
 
     seen: list[tuple] = []
-    monkeypatch.setattr(progress.Counter, "saw", lambda self, *told: seen.append(told))
-    monkeypatch.setattr(walk, "OFTEN", 1)
+    monkeypatch.setattr(display.Counter, "saw", lambda self, *told: seen.append(told))
+    monkeypatch.setattr("fairflare.import_data.proposal.OFTEN", 1)
     assert CliRunner().invoke(cli, ["init", str(folder), "--yes"]).exit_code == 0
     assert seen[-1] == ("files", 47) and [done for _, done in seen] == list(range(48))
     seen.clear()

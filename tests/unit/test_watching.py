@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from cases import each
-from fairflare.app.cli import cli
-from fairflare.app.live_view import MOST_SITES, Watched, bars, headlines, picture, watch
+from fairflare.cli.live_view import MOST_SITES, Watched, bars, headlines, picture, watch
+from fairflare.cli.main import cli
 from fairflare.core.errors import UserError
 
 BEGUN = datetime.now(timezone.utc) - timedelta(seconds=60)

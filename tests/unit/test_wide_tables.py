@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.report.sanity_checks import verdict
 
 SIZES, COLUMNS, TELLING = (240, 150, 92), 206, 8

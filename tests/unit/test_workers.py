@@ -14,8 +14,7 @@ import psutil
 import pytest
 import torch
 
-from fairflare.app.cli import main
-from fairflare.app.runs import workers_for
+from fairflare.cli.main import main
 from fairflare.core import workers
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import Round
@@ -30,6 +29,7 @@ from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import LocalSites, run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.report.write import check_resumable, verify_run
+from fairflare.studies.runs import workers_for
 from helpers import initial_model, make_sites
 from plugin_files import loaded
 
@@ -211,11 +211,11 @@ def test_a_fork_needs_one_thread_and_no_gpu(monkeypatch):
 def test_auto_is_no_more_than_sites_and_cores(monkeypatch):
     config = config_of("fedavg")
     parts = build_parts(config)
-    monkeypatch.setattr("fairflare.app.runs.usable_cores", lambda: 2)
+    monkeypatch.setattr("fairflare.studies.runs.usable_cores", lambda: 2)
     assert workers_for(None, config, parts) == 2 and workers_for(7, config, parts) == 3
-    monkeypatch.setattr("fairflare.app.runs.usable_cores", lambda: 64)
+    monkeypatch.setattr("fairflare.studies.runs.usable_cores", lambda: 64)
     assert workers_for(None, config, parts) == 3
-    monkeypatch.setattr("fairflare.app.runs.start_method", lambda threads: "spawn")
+    monkeypatch.setattr("fairflare.studies.runs.start_method", lambda threads: "spawn")
     assert workers_for(None, config, parts) == 1 and workers_for(2, config, parts) == 2
 
 

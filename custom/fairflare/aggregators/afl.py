@@ -50,7 +50,6 @@ class AFL(Rule):
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """F_k, the received model's loss."""
         return ("loss",)
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from fairflare.aggregators.base import (
     Outcome,
@@ -69,7 +69,6 @@ class Bounded(Rule):
         return self.rule.counts_own
 
     def in_use(self, model: StateDict, models: Mapping[str, StateDict], sites: Iterable[str]) -> dict[str, StateDict]:
-        """The rule's."""
         return self.rule.in_use(model, models, sites)
 
     @property
@@ -84,52 +83,41 @@ class Bounded(Rule):
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The rule's."""
         return self.rule.wanted
 
     @property
     def useful(self) -> tuple[str, ...]:
-        """The rule's."""
         return self.rule.useful
 
     @property
     def heeded(self) -> tuple[str, ...]:
-        """The rule's."""
         return self.rule.heeded
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        """The rule's."""
         return self.rule.needs
 
     def missing(self, offer: Offer) -> str:
-        """The rule's."""
         return self.rule.missing(offer)
 
     def caution(self, training: Training) -> str:
-        """The rule's."""
         return self.rule.caution(training)
 
     def unprotected(self, sites: int) -> str:
-        """The rule's."""
         return self.rule.unprotected(sites)
 
     def orders(self, state: State, site: str, info: Info) -> dict[str, float]:
-        """The rule's."""
         return self.rule.orders(_inner(state), site, info)
 
     def tensors_for(self, state: State, site: str, info: Info) -> dict[str, StateDict]:
-        """The rule's."""
         return self.rule.tensors_for(_inner(state), site, info)
 
     def anchor(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> StateDict | None:
-        """The rule's, of clipped updates."""
         return self.rule.anchor(model, self._clipped(replies, state)[0], _inner(state), info)
 
     def anchors(
         self, model: StateDict, replies: Sequence[Reply], state: State, info: Info
     ) -> Iterator[tuple[str, StateDict]]:
-        """The rule's, of clipped updates."""
         if type(self.rule).anchor is Rule.anchor and type(self.rule).anchors is Rule.anchors:
             return iter(())
         return self.rule.anchors(model, self._clipped(replies, state)[0], _inner(state), info)
@@ -200,7 +188,7 @@ def _scaled(reply: Reply, factor: float) -> Reply:
     return replace(reply, update=View(reply.update, partial(_times, factor, reply.trainable))) if factor < 1 else reply
 
 
-def _times(factor: float, trainable: frozenset[str], key: str, change: Tensor) -> Tensor:
+def _times(factor: float, trainable: frozenset[str], key: str, change: torch.Tensor) -> torch.Tensor:
     return change * factor if key in trainable else change
 
 

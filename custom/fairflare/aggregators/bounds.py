@@ -26,7 +26,6 @@ class Combining(Rule):
     weighting: Literal["examples", "uniform"] = "examples"
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """``combine`` with the sites' weights."""
         return self.combine(model, replies, self.prior(replies), state)
 
     def prior(self, replies: Sequence[Reply]) -> Weights:

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, example_shares, filled, shares, uniform
 from fairflare.aggregators.own import View, from_shared, moved
@@ -76,12 +75,10 @@ class CFFL(Rule):
 
     @property
     def useful(self) -> tuple[str, ...]:
-        """The trained model's error at its site."""
         return ("trained_error",)
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        """A validation split at every site."""
         return (Need("val", FEWEST, "a site's reputation is made of its error on it", both_classes=True),)
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
@@ -148,7 +145,7 @@ class CFFL(Rule):
         limits = dict(zip(sites, whole_bounds(step, list(step), list(received.values())))) if sites else {}
         counted = {r.site: r.update for r in heard}
 
-        def change(reply: Reply, key: str) -> Tensor:
+        def change(reply: Reply, key: str) -> torch.Tensor:
             if reply.site not in counted:
                 return reply.update[key]
             return (
@@ -158,7 +155,7 @@ class CFFL(Rule):
         return {r.site: moved(r, model, info, partial(change, r)) for r in replies}
 
 
-def _clamped(most: float, key: str, change: Tensor) -> Tensor:
+def _clamped(most: float, key: str, change: torch.Tensor) -> torch.Tensor:
     return change.clamp(-most, most)
 
 

@@ -59,12 +59,10 @@ class FairFed(WeighingRule):
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Right answers and examples."""
         return (CORRECT, SEEN)
 
     @property
     def useful(self) -> tuple[str, ...]:
-        """The groups' counts, as far as they may leave."""
         return () if self.metric == "accuracy" or self.variant == "reference" else FAMILIES
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:

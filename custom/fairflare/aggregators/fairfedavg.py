@@ -43,12 +43,10 @@ class FairFedAvg(WeighingRule):
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Nothing but what every answer of the probe has."""
         return (CORRECT, SEEN)
 
     @property
     def useful(self) -> tuple[str, ...]:
-        """The groups' counts, as far as they may leave."""
         return FAMILIES
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
@@ -56,7 +54,6 @@ class FairFedAvg(WeighingRule):
         return self.weighed(_unfairness(replies, self.metric), replies, state)
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w + sum_k p_k D_k."""
         found = _unfairness(replies, self.metric)
         weights, following = self.weighed(found, replies, state)
         return Outcome(add_weighted(model, replies, weights), weights, following, {"unfairness": found})

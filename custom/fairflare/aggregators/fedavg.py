@@ -24,7 +24,6 @@ class FedAvg(WeighingRule):
     weighting: Literal["examples", "uniform"] = "examples"
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
-        """The weights do not depend on the state."""
         if self.weighting == "uniform":
             return uniform([r.site for r in replies]), state
         return example_shares(replies), state

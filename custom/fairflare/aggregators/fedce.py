@@ -68,7 +68,6 @@ class FedCE(WeighingRule):
         return {} if weight is None or weight > ALONE else {"coefficient": weight}
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
-        """See ``aggregate``."""
         weights, _, next_state = self._weighed(replies, state)
         return weights, next_state
 

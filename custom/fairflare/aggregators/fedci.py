@@ -76,7 +76,6 @@ class FedCI(WeighingRule):
             yield label(coalition), add_weighted(model, members, example_shares(members))
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
-        """n_k / n where no site has added anything so far."""
         values = self._values(replies, info)
         before = state.get("sums", {}) if self.accumulate else {}
         sums = {site: before.get(site, 0.0) + value for site, value in values.items()}

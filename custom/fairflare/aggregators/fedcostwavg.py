@@ -42,7 +42,6 @@ class FedCostWAvg(SummedRule):
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The cost."""
         return (COSTS[self.cost],)
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
@@ -62,7 +61,6 @@ class FedCostWAvg(SummedRule):
         return float(n_examples), 0.0, min(max(kept, FLOOR) / cost, STEEPEST), cost, 1.0
 
     def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
-        """See ``weigh``; the cost is kept."""
         size, new, ratio, cost, _ = terms
         total = max(sums[0], size)
         examples, newcomers = size / total, min(max(sums[1], new), total) / total

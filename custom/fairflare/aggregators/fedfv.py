@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, shares, uniform
 from fairflare.core.notes import Note
@@ -120,7 +120,7 @@ def _without(vector: np.ndarray, other: np.ndarray, products: np.ndarray) -> np.
     return vector - other * (dot / square) if dot < 0 < square else vector
 
 
-def _trained(reply: Reply) -> Mapping[str, Tensor]:
+def _trained(reply: Reply) -> Mapping[str, torch.Tensor]:
     """The trainable entries of an update, in memory of their own."""
     return {key: reply.update[key].clone() for key in sorted(reply.trainable & set(reply.update))}
 

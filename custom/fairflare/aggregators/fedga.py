@@ -54,7 +54,6 @@ class GeneralizationAdjustment(WeighingRule):
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Both numbers of the gap."""
         return PAIRS[self.gap]
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:

@@ -59,7 +59,6 @@ class FedISM(SummedRule):
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The scalar that the weights are made of."""
         if self.weighting == "examples":
             return ()
         return ("sharpness",) if self.state == "S" else ("perturbed_loss",)
@@ -90,7 +89,6 @@ class FedISM(SummedRule):
         return amount, kept or 0.0, float(kept is None), 1.0
 
     def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
-        """See ``weigh``, of which this is one site's part."""
         amount, (total, mass, new, n) = terms[0], sums
         # Counts may come decrypted, and a sum is never less than a summand.
         n = max(round(n), 1)

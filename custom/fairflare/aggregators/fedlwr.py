@@ -58,11 +58,9 @@ class FedLWR(Rule):
 
     @property
     def useful(self) -> tuple[str, ...]:
-        """The layers' similarities."""
         return (SIMILARITY,)
 
     def anchor(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> StateDict:
-        """The plain mean of the local models."""
         return add_weighted(model, replies, uniform([r.site for r in replies]))
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:

@@ -61,7 +61,6 @@ class FedPID(WeighingRule):
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The cost."""
         return (COSTS[self.cost],)
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:

@@ -85,12 +85,10 @@ class FedUFO(WeighingRule):
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """The site's own loss where sites are weighed."""
         return ("loss",) if self.level in ("client", "multi") else ()
 
     @property
     def useful(self) -> tuple[str, ...]:
-        """Losses and sizes of groups."""
         return () if self.level == "client" else (GROUP_LOSS, GROUP_COUNT)
 
     @property
@@ -99,7 +97,6 @@ class FedUFO(WeighingRule):
         return () if self.level == "client" and self.apply == "split" else ("weight",)
 
     def missing(self, offer: Offer) -> str:
-        """Groups, where the run tells none apart."""
         if self.level == "client" or len(offer.groups) > 1:
             return ""
         return f"level={self.level} needs at least two groups of examples: set group_by to what patients differ in"

@@ -2,7 +2,7 @@
 """FlexFair as a federation can do it: examples of cells whose loss is above the mean weigh more, the others less.
 
     L_g, n_g    mean loss of the received model on cell g and its size: a site, or a group of patients over all sites
-    c_g         slope of the penalty in L_g (functional/variance.py)
+    c_g         slope of the penalty in L_g (functional/group_rates.py)
     1 + lam c_g n / n_g                 an example's weight in the next round, clamped at 0; n over the cells
 
 The gradient of sum_k n_k/n L_k + lam P, taken at the losses of the round before.
@@ -19,7 +19,7 @@ from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Paper, Reply, StateDict, Training, Weights
 from fairflare.core.validation import Range
-from fairflare.functional.variance import Cell, slope_of, variance_penalty
+from fairflare.functional.group_rates import Cell, slope_of, variance_penalty
 
 MOST = 1e15
 """Of what a site keeps under secure sums, whatever sums it was told."""
@@ -89,12 +89,10 @@ class FlexFair(SummedRule):
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Each site's loss where sites are compared."""
         return ("loss",) if self.cells == "sites" and self.lam else ()
 
     @property
     def useful(self) -> tuple[str, ...]:
-        """Losses and sizes of groups where groups are."""
         return (GROUP_LOSS, GROUP_COUNT) if self.cells == "groups" and self.lam else ()
 
     @property
@@ -103,7 +101,6 @@ class FlexFair(SummedRule):
         return () if self._by_server else ("weight",)
 
     def missing(self, offer: Offer) -> str:
-        """Groups to compare, and their classes."""
         if self.cells == "groups" and len(offer.groups) < 2:
             return "cells=groups needs at least two groups of examples: set group_by to what patients differ in"
         if self.criterion == "all":

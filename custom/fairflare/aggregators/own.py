@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from torch import Tensor
+import torch
 
 from fairflare.core.types import Info, Reply, StateDict
 
 
-class View(Mapping[str, Tensor]):
+class View(Mapping[str, "torch.Tensor"]):
     """An update seen through a function: an entry is read and changed when it is asked for, and kept by nobody here."""
 
-    def __init__(self, update: Mapping[str, Tensor], change: Callable[[str, Tensor], Tensor]) -> None:
+    def __init__(self, update: Mapping[str, torch.Tensor], change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
         """
         Args:
             update: of a reply.
@@ -22,7 +22,7 @@ class View(Mapping[str, Tensor]):
         """
         self._update, self._change = update, change
 
-    def __getitem__(self, key: str) -> Tensor:
+    def __getitem__(self, key: str) -> torch.Tensor:
         return self._change(key, self._update[key])
 
     def __iter__(self) -> Iterator[str]:
@@ -44,7 +44,7 @@ def from_shared(reply: Reply, model: StateDict, info: Info) -> Reply:
     return replace(reply, update=View(reply.update, lambda key, change: start[key] - model[key] + change))
 
 
-def moved(reply: Reply, model: StateDict, info: Info, step: Callable[[str], Tensor]) -> StateDict:
+def moved(reply: Reply, model: StateDict, info: Info, step: Callable[[str], torch.Tensor]) -> StateDict:
     """The site's next model: trainable entries are those it was sent plus ``step``, running statistics its own.
 
     Args:

@@ -2,29 +2,37 @@
 """q-FedAvg: sites with a larger loss weigh more, and the step is as long as the losses' curvature allows.
 
 Delta_k = F_k^q L_k (w - w_k),   h_k = q F_k^{q-1} ||L_k (w - w_k)||^2 + L_k F_k^q,   w -= sum_k Delta_k / sum_k h_k
+
+q-FFL as weights: p_k = n_k F_k^q / sum_j n_j F_j^q, the weights of the gradient of the same objective
+sum_k (n_k / n) F_k^{q+1} / (q + 1), computed as a softmax of log n_k + q log F_k, so that no power leaves the doubles.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from fairflare.aggregators.base import Outcome, Rule, State, add_scaled, shares
+from fairflare.aggregators.base import Outcome, Rule, State, SummedRule, add_scaled, shares
 from fairflare.core.errors import UserError
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
-from fairflare.core.types import Info, Paper, Reply, StateDict, Training
+from fairflare.core.types import Info, Paper, Reply, StateDict, Training, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.blocks import blocks_of, square_of
+from fairflare.functional.simplex import of_largest, softmax
 
 FLOOR = 1e-10
-"""What is added to every loss: the authors' number."""
+"""What is added to every loss, the authors' number; or the least loss."""
 RELATIVE_FLOOR = 1e-3
 """With 0 < q < 1, of the largest loss: F^{q-1} of a loss near 0 would fill the denominator and stop every step."""
 LONGEST = 1e4
 """The longest step of ``static``, in mean updates: a loss is a site's word."""
+MOST_Q = 30
+"""(1e-10)^30 and (1e6)^30 times any number of examples are doubles."""
+WORST_ONLY = 100.0
+"""From this q on the reference takes the site with the largest loss alone."""
 
 
 @rule("qfedavg")
@@ -55,11 +63,9 @@ class QFedAvg(Rule):
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """F_k, the received model's loss."""
         return ("loss",)
 
     def caution(self, training: Training) -> str:
-        """L = 1 / lr is SGD's."""
         if self.lipschitz or (training.optimizer == "sgd" and not training.momentum):
             return ""
         return "L = 1 / lr is that of plain SGD: with momentum or Adam set lipschitz, or choose q by the step's length"
@@ -100,6 +106,50 @@ class QFedAvg(Rule):
         return total
 
 
+@rule("qffl")
+@dataclass(frozen=True)
+class QFFL(SummedRule):
+    """Weights from losses (Li et al., ICLR 2020, https://arxiv.org/abs/1905.10497, Eq. 2).
+
+    Args:
+        q: fairness, >= 0; 0 gives the prior weights, a large q the site with the largest loss.
+        prior: "examples" multiplies by n_k, as the objective does; "none" does not.
+        variant: "reference" is FFL4MIA's code: it adds 1e-10 to every loss in place of a least loss of 1e-10, and from
+            q = 100 on takes the site with the largest loss alone.
+    """
+
+    n_terms: ClassVar[int] = 2
+    counted: ClassVar[int | None] = 1
+    q: Annotated[float, Range(0, 1e6)] = 1.0
+    prior: Literal["examples", "none"] = "examples"
+    variant: Literal["paper", "reference"] = "paper"
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        return ("loss",)
+
+    def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
+        losses = {r.site: self._floored(r.scalars["loss"]) for r in replies}
+        if self.variant == "reference" and self.q >= WORST_ONLY:
+            return of_largest(losses), state
+        priors = {r.site: float(r.n_examples) if self.prior == "examples" else 1.0 for r in replies}
+        return softmax({site: math.log(priors[site]) + self.q * math.log(f) for site, f in losses.items()}), state
+
+    def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:
+        amount = self._floored(scalars["loss"]) ** self.q
+        return amount * (n_examples if self.prior == "examples" else 1), 1.0
+
+    def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
+        return terms[0] / max(sums[0], terms[0]), 0.0
+
+    def unsummable(self) -> str:
+        """Powers must stay within doubles, and the largest of all is no sum."""
+        return f"q={self.q:g} is above {MOST_Q}, where F^q leaves the range of doubles" if self.q > MOST_Q else ""
+
+    def _floored(self, loss: float) -> float:
+        return loss + FLOOR if self.variant == "reference" else max(loss, FLOOR)
+
+
 def _bounded(share: float, log_power: float) -> float:
     """share e^log_power, at most ``LONGEST``."""
     return share * math.exp(min(log_power, math.log(LONGEST)))
@@ -110,7 +160,7 @@ def _square(replies: Sequence[Reply], k: int) -> float:
     return sum(square_of(updates[k]) for key in sorted(replies[k].trainable) for _, updates in blocks_of(replies, key))
 
 
-QFFL = Paper(
+PAPER = Paper(
     authors="Li et al.",
     title="Fair Resource Allocation in Federated Learning",
     venue="ICLR",
@@ -123,6 +173,15 @@ method(
     title="q-FedAvg",
     summary="Weighs sites by their loss to the power q, with a step that shrinks where the losses are steep.",
     rule="qfedavg",
-    paper=QFFL,
+    paper=PAPER,
     probes=("loss",),
+)
+method(
+    "qffl",
+    title="q-FFL (weights)",
+    summary="Weighs sites by their number of examples and their loss to the power q.",
+    rule="qffl",
+    paper=PAPER,
+    probes=("loss",),
+    reference={"prior": "none"},
 )

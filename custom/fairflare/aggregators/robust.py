@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from fairflare.core.validation import Range
 from fairflare.functional.blocks import blocks_of
 from fairflare.functional.robust import BLOCK, distances, krum_scores, median, trimmed_mean
 
-Combine = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+Combine: TypeAlias = "Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]"
 REMOVED = Note(
     "removed", "Removed weight", "fraction", meaning="What of the site's weight p_k had no part in the model."
 )

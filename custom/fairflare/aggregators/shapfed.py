@@ -88,7 +88,6 @@ class ShapFed(Rule):
 
     @property
     def useful(self) -> tuple[str, ...]:
-        """Which classes a site holds."""
         return (HELD,) if self.classes == "held" else ()
 
     def missing(self, offer: Offer) -> str:

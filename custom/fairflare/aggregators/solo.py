@@ -24,7 +24,6 @@ class Solo(Rule):
     alone = True
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """The weights are those of the mean."""
         own = {r.site: add_weighted(info.models.get(r.site, model), [r], {r.site: 1.0}) for r in replies}
         away = [replace(r, update={key: own[r.site][key] - model[key] for key in r.update}) for r in replies]
         weights = example_shares(replies)

@@ -61,7 +61,6 @@ class Channel:
         return self._socket.fileno()
 
     def close(self) -> None:
-        """The other end reads the end of the file."""
         self._socket.close()
 
     def shut(self) -> None:
@@ -69,7 +68,6 @@ class Channel:
         self._socket.shutdown(socket.SHUT_RDWR)
 
     def send(self, message: Any) -> None:
-        """Send whatever can be pickled; OSError when nobody listens any more."""
         self.send_packed(pack(message))
 
     def send_packed(self, packed: Packed) -> None:

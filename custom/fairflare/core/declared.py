@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from torch import Tensor
+import torch
 
-StateDict = dict[str, Tensor]
+StateDict: TypeAlias = "dict[str, torch.Tensor]"
 SplitName = Literal["train", "val", "test"]
 
 

@@ -4,22 +4,24 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor, nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.findings import Finding
 
-T = TypeVar("T", bound=Iterable[Tensor])
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T", bound="Iterable[torch.Tensor]")
 Precision = Literal["auto", "float32", "bfloat16"]
 Layout = Literal["auto", "contiguous", "channels_last", "fastest"]
 Compiler = Literal["none", "inductor", "cudagraphs"]
@@ -33,6 +35,17 @@ OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_
 """Environment variables that say the same of a process."""
 LEAST = 2
 """Examples of a pass: BatchNorm cannot train on one."""
+
+
+def no_grad(function: Callable[P, R]) -> Callable[P, R]:
+    """``function`` under ``torch.no_grad``, which is asked for when the function is called: PyTorch may come later."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.no_grad():
+            return function(*args, **kwargs)
+
+    return call
 
 
 @dataclass
@@ -52,7 +65,7 @@ class Execution:
             Networks with hooks stay on ``device``.
     """
 
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: Precision = "float32"
     micro_batch: int | None = None
     layout: Layout = "auto"
@@ -61,11 +74,10 @@ class Execution:
 
     def __post_init__(self) -> None:
         self._faster: torch.memory_format | None = None
-        self._compiled: tuple[nn.Module, Callable[..., Any]] | None = None
+        self._compiled: tuple[torch.nn.Module, Callable[..., Any]] | None = None
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the device is a CUDA GPU."""
         return self.device.type == "cuda"
 
     @property
@@ -76,14 +88,14 @@ class Execution:
         named = torch.channels_last if self.layout == "channels_last" else torch.contiguous_format
         return self._faster or named
 
-    def place(self, network: nn.Module) -> None:
+    def place(self, network: torch.nn.Module) -> None:
         """Move ``network`` to the device and its convolutions to the layout, where they are not there yet."""
         if not all(self._is_placed(tensor) for tensor in chain(network.parameters(), network.buffers())):
             network.to(self.device)
             if self.memory_format != torch.preserve_format:
                 network.to(memory_format=self.memory_format)  # type: ignore[call-overload]  # torch's stubs lack it
 
-    def _is_placed(self, tensor: Tensor) -> bool:
+    def _is_placed(self, tensor: torch.Tensor) -> bool:
         free = tensor.dim() != 4 or self.memory_format == torch.preserve_format
         return tensor.device == self.device and (free or tensor.is_contiguous(memory_format=self.memory_format))
 
@@ -92,7 +104,9 @@ class Execution:
         """Whether ``compare_layouts`` has yet to say which layout is the fastest."""
         return self.layout == "fastest" and self._faster is None
 
-    def compare_layouts(self, network: nn.Module, inputs: Tensor, loss_of: Callable[[Tensor, slice], Tensor]) -> None:
+    def compare_layouts(
+        self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: Callable[[torch.Tensor, slice], torch.Tensor]
+    ) -> None:
         """Time training passes in both layouts and take the faster one from now on.
 
         Buffers change and random numbers are drawn: call it before the round's model is loaded.
@@ -110,7 +124,9 @@ class Execution:
         network.zero_grad(set_to_none=True)
         self._faster = min(formats, key=lambda one: seconds[one])
 
-    def _timed(self, network: nn.Module, inputs: Tensor, loss_of: Callable[[Tensor, slice], Tensor]) -> float:
+    def _timed(
+        self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: Callable[[torch.Tensor, slice], torch.Tensor]
+    ) -> float:
         """Wall seconds of a training pass on a GPU, process CPU seconds elsewhere."""
         clock = time.perf_counter if self.on_gpu else time.process_time
         started = clock()
@@ -118,7 +134,9 @@ class Execution:
         float(loss)  # waits for the GPU
         return clock() - started
 
-    def backward(self, network: nn.Module, inputs: Tensor, loss_of: Callable[[Tensor, slice], Tensor]) -> Tensor:
+    def backward(
+        self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: Callable[[torch.Tensor, slice], torch.Tensor]
+    ) -> torch.Tensor:
         """Add the gradient of a batch's loss to the parameters' gradients, in as many passes as memory needs.
 
         After an out-of-memory error the gradients are cleared and the batch is tried once more in passes of half the
@@ -148,7 +166,9 @@ class Execution:
             torch.cuda.empty_cache()
         return self._passes(network, inputs, loss_of)
 
-    def fits(self, network: nn.Module, inputs: Tensor, loss_of: Callable[[Tensor, slice], Tensor]) -> bool:
+    def fits(
+        self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: Callable[[torch.Tensor, slice], torch.Tensor]
+    ) -> bool:
         """Whether one training pass over ``inputs`` fits into memory; leaves no gradients."""
         try:
             self._passes(network.train(), inputs, loss_of)
@@ -158,7 +178,9 @@ class Execution:
         finally:
             network.zero_grad(set_to_none=True)
 
-    def _passes(self, network: nn.Module, inputs: Tensor, loss_of: Callable[[Tensor, slice], Tensor]) -> Tensor:
+    def _passes(
+        self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: Callable[[torch.Tensor, slice], torch.Tensor]
+    ) -> torch.Tensor:
         losses, runners = [], self._runners(network)
         parts = self._parts(len(inputs), len(runners))
         for start in range(0, len(parts), len(runners)):
@@ -169,8 +191,12 @@ class Execution:
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _loss(
-        self, runner: Callable[..., Any], inputs: Tensor, loss_of: Callable[[Tensor, slice], Tensor], rows: slice
-    ) -> Tensor:
+        self,
+        runner: Callable[..., Any],
+        inputs: torch.Tensor,
+        loss_of: Callable[[torch.Tensor, slice], torch.Tensor],
+        rows: slice,
+    ) -> torch.Tensor:
         with torch.autocast(self.device.type, torch.bfloat16) if self._is_half else nullcontext():
             outputs = runner(self._laid_out(inputs[rows]))
         return loss_of(outputs.float() if outputs.dtype == torch.bfloat16 else outputs, rows)
@@ -182,7 +208,7 @@ class Execution:
         edges = [k * n // parts for k in range(parts + 1)]
         return [slice(a, b) for a, b in zip(edges, edges[1:])]
 
-    def _runners(self, network: nn.Module) -> list[Callable[..., Any]]:
+    def _runners(self, network: torch.nn.Module) -> list[Callable[..., Any]]:
         """Inputs to outputs, both on ``device``, for each device that takes a part of a batch."""
         listening = (self.beside or self.compiler != "none") and any(
             module._forward_hooks or module._forward_pre_hooks for module in network.modules()
@@ -191,15 +217,14 @@ class Execution:
             return [network]
         return [self._runner(network), *(partial(_elsewhere, network, self.device, other) for other in self.beside)]
 
-    def _runner(self, network: nn.Module) -> Callable[..., Any]:
-        """The network, compiled where that is asked for."""
+    def _runner(self, network: torch.nn.Module) -> Callable[..., Any]:
         if self.compiler == "none":
             return network
         known, compiled = self._compiled or (network, torch.compile(network, backend=self.compiler))
         self._compiled = known, compiled
         return compiled if known is network else network
 
-    def _laid_out(self, inputs: Tensor) -> Tensor:
+    def _laid_out(self, inputs: torch.Tensor) -> torch.Tensor:
         free = inputs.dim() != 4 or self.memory_format == torch.preserve_format
         return inputs if free else inputs.contiguous(memory_format=self.memory_format)
 
@@ -210,7 +235,9 @@ class Execution:
         return self.precision == "bfloat16"
 
 
-def _elsewhere(network: nn.Module, home: torch.device, device: torch.device, inputs: Tensor) -> Tensor:
+def _elsewhere(
+    network: torch.nn.Module, home: torch.device, device: torch.device, inputs: torch.Tensor
+) -> torch.Tensor:
     """The network's outputs as computed on ``device``, from copies of its weights: gradients come back through them.
 
     What the network changes in its buffers is lost with the copies.
@@ -219,12 +246,15 @@ def _elsewhere(network: nn.Module, home: torch.device, device: torch.device, inp
 
     entries = chain(network.named_parameters(), network.named_buffers())
     copies = {name: entry.to(device, non_blocking=True, copy=True) for name, entry in entries}
-    outputs: Tensor = functional_call(network, copies, (inputs.to(device, non_blocking=True),))
+    outputs: torch.Tensor = functional_call(network, copies, (inputs.to(device, non_blocking=True),))
     return outputs.to(home, non_blocking=True)
 
 
 def memory_findings(
-    execution: Execution, network: nn.Module, batch: Any, objective: Callable[[Tensor, Tensor], Tensor]
+    execution: Execution,
+    network: torch.nn.Module,
+    batch: Any,
+    objective: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> list[Finding]:
     """A warning where one training pass over ``batch`` does not fit into the GPU; without a GPU nothing is tried."""
     if not execution.on_gpu or execution.fits(network, batch.inputs, lambda out, rows: objective(out, batch.targets)):
@@ -271,7 +301,7 @@ def ahead(batches: Iterator[T], device: torch.device) -> Iterator[T]:
             batch = next(batches, None)
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """``tensor`` on ``device``; towards a GPU through pinned memory, so that the host does not wait for the copy."""
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)

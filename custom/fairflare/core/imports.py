@@ -48,7 +48,6 @@ def module_files(package: Path) -> dict[str, Path]:
 
 
 def dotted_name(package: Path, path: Path) -> str:
-    """The dotted name of the module ``path`` in the folder ``package``."""
     parts = (package.name, *path.relative_to(package).with_suffix("").parts)
     return ".".join(parts).removesuffix(".__init__")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Literal
 
-from torch import Tensor
+import torch
 
 from fairflare.core.types import Outline
 
@@ -17,7 +17,7 @@ LAST_ENCODER = "last_encoder"
 """In place of a layer's name where one similarity stands for the whole model."""
 
 
-def layers_of(model: Mapping[str, Tensor], group: Group = "leaf") -> dict[str, list[str]]:
+def layers_of(model: Mapping[str, torch.Tensor], group: Group = "leaf") -> dict[str, list[str]]:
     """Layer -> its keys, both in the state dict's order; every key but those of the outermost module is in one layer.
 
     Args:
@@ -48,7 +48,7 @@ def module_of(layer: str, keys: list[str], group: Group) -> str:
     return layer if group == "block" else keys[-1].rpartition(".")[0]
 
 
-def head_of(model: Mapping[str, Tensor], trainable: Collection[str], layer: str = "") -> list[str]:
+def head_of(model: Mapping[str, torch.Tensor], trainable: Collection[str], layer: str = "") -> list[str]:
     """Keys of the layer that gives each class an output: its matrix (C, ...), and its bias (C,) if it has one.
 
     Args:

@@ -12,7 +12,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from torch import Tensor
 
 MAPPED = 1 << 18
 """Bytes from which on mapping a file costs less than reading it."""
@@ -37,15 +36,13 @@ class Stored:
     owner: Any = None
 
     def numel(self) -> int:
-        """Number of entries."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the entries."""
         return self.numel() * self.dtype.itemsize
 
-    def materialize(self) -> Tensor:
+    def materialize(self) -> torch.Tensor:
         """The tensor; a large one mapped: its pages are read when they are looked at, and given back with the tensor.
 
         Raises:
@@ -56,7 +53,7 @@ class Stored:
         mapped = np.memmap(self.file, np.uint8, "c", self.offset, (self.nbytes,))
         return torch.from_numpy(mapped).view(self.dtype).view(self.shape)
 
-    def part(self, block: slice) -> Tensor:
+    def part(self, block: slice) -> torch.Tensor:
         """(B,): the entries of a block of positions, read from the file.
 
         Raises:
@@ -76,10 +73,10 @@ class Stored:
         return torch.frombuffer(found, dtype=self.dtype) if size else torch.empty(0, dtype=self.dtype)
 
 
-class Entries(Mapping[str, Tensor]):
+class Entries(Mapping[str, "torch.Tensor"]):
     """An update some of whose entries lie in files: each is read when it is asked for, and kept by nobody here."""
 
-    def __init__(self, held: Mapping[str, Tensor | Stored], dtypes: Mapping[str, torch.dtype]) -> None:
+    def __init__(self, held: Mapping[str, torch.Tensor | Stored], dtypes: Mapping[str, torch.dtype]) -> None:
         """
         Args:
             held: key -> entry, wherever it lies; not copied: hundreds of sites have hundreds of entries each.
@@ -87,7 +84,7 @@ class Entries(Mapping[str, Tensor]):
         """
         self._held, self._dtypes = held, dtypes
 
-    def __getitem__(self, key: str) -> Tensor:
+    def __getitem__(self, key: str) -> torch.Tensor:
         held = self._held[key]
         return (held.materialize() if isinstance(held, Stored) else held).to(self._dtypes[key])
 
@@ -100,23 +97,25 @@ class Entries(Mapping[str, Tensor]):
     def __contains__(self, key: object) -> bool:
         return key in self._held
 
-    def part(self, key: str, block: slice) -> Tensor:
+    def part(self, key: str, block: slice) -> torch.Tensor:
         """(B,): the entry's values at a block of its positions."""
         held = self._held[key]
         return (held.part(block) if isinstance(held, Stored) else held.reshape(-1)[block]).to(self._dtypes[key])
 
     @property
-    def held(self) -> dict[str, Tensor | Stored]:
+    def held(self) -> dict[str, torch.Tensor | Stored]:
         """Key -> entry, wherever it lies."""
         return dict(self._held)
 
 
-def held(update: Mapping[str, Tensor]) -> dict[str, Tensor | Stored]:
+def held(update: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor | Stored]:
     """The entries of an update where they lie: none is read."""
     return update.held if isinstance(update, Entries) else dict(update)
 
 
-def gathered(held: Mapping[str, Tensor | Stored], dtypes: Mapping[str, torch.dtype]) -> Mapping[str, Tensor]:
+def gathered(
+    held: Mapping[str, torch.Tensor | Stored], dtypes: Mapping[str, torch.dtype]
+) -> Mapping[str, torch.Tensor]:
     """The entries that ``dtypes`` names, in its order: a plain dictionary unless one lies in a file.
 
     Args:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 ALIGNED = 64
 """Bytes between whose multiples an entry begins."""
@@ -29,7 +28,6 @@ class Room:
 
     @cached_property
     def number(self) -> int:
-        """Its descriptor, closed with this object."""
         with tempfile.TemporaryFile(prefix="fairflare_counters_") as file:
             number = os.dup(file.fileno())
         weakref.finalize(self, os.close, number)
@@ -45,7 +43,7 @@ class Room:
         return begin
 
 
-class Filed(Mapping[str, Tensor]):
+class Filed(Mapping[str, "torch.Tensor"]):
     """Flat tensors of one type in a file: asking for one reads a copy of it.
 
     Attributes:
@@ -66,7 +64,7 @@ class Filed(Mapping[str, Tensor]):
         self._begin = room.take(self._size)
 
     @classmethod
-    def of(cls, room: Room, found: Mapping[str, Tensor], sizes: Mapping[str, int], dtype: torch.dtype) -> Filed:
+    def of(cls, room: Room, found: Mapping[str, torch.Tensor], sizes: Mapping[str, int], dtype: torch.dtype) -> Filed:
         """The entries of ``found`` in ``room``, as ``dtype``; those that it lacks are zero."""
         filed = cls(room, sizes, dtype)
         for key in sizes:
@@ -74,7 +72,7 @@ class Filed(Mapping[str, Tensor]):
                 filed.write(key, slice(None), found[key].to(dtype).numpy())
         return filed
 
-    def __getitem__(self, key: str) -> Tensor:
+    def __getitem__(self, key: str) -> torch.Tensor:
         found = torch.empty(self.sizes[key], dtype=self.dtype)
         self._read(found.numpy(), self._places[key])
         return found
@@ -85,7 +83,7 @@ class Filed(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def __deepcopy__(self, memo: Any) -> dict[str, Tensor]:
+    def __deepcopy__(self, memo: Any) -> dict[str, torch.Tensor]:
         return dict(self)
 
     def read(self, key: str, block: slice, room: np.ndarray) -> np.ndarray:

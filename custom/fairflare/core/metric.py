@@ -105,7 +105,6 @@ class Metric:
 
     @property
     def computed(self) -> bool:
-        """Whether it says how it is computed."""
         return self.value is not None or self.resampled
 
     def fits(self, n_classes: int) -> bool:

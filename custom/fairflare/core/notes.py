@@ -62,7 +62,6 @@ class Note:
         return _misfit(value, DEPTH[self.per], self.name)
 
     def to_json(self) -> dict[str, Any]:
-        """As the audit log holds it."""
         return dataclasses.asdict(self)
 
     @property
@@ -97,7 +96,6 @@ def _note(declared: Mapping[str, Any]) -> Note | None:
 
 
 def _is_a(value: Any, kinds: Any) -> bool:
-    """Whether ``value`` is of one of ``kinds``; a truth value is no number."""
     return isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool))
 
 

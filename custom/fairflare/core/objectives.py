@@ -6,18 +6,16 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 
 class Objective(Protocol):
     """Logits (N, C) and targets (N,) -> the mean loss, or the (N,) losses with ``reduction="none"``."""
 
-    def __call__(self, logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+    def __call__(self, logits: torch.Tensor, targets: torch.Tensor, *, reduction: str = "mean") -> torch.Tensor:
         """The loss."""
 
 
-def local_objective(class_counts: Tensor, tau: float) -> Objective:
+def local_objective(class_counts: torch.Tensor, tau: float) -> Objective:
     """Cross-entropy of z + tau log(n_c / n), logit adjustment (Menon et al., ICLR 2021, arXiv:2007.07314, Eq. 10).
 
     Args:
@@ -27,9 +25,9 @@ def local_objective(class_counts: Tensor, tau: float) -> Objective:
     """
     shift = tau * torch.log(class_counts / class_counts.sum()) if tau else None
 
-    def objective(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+    def objective(logits: torch.Tensor, targets: torch.Tensor, *, reduction: str = "mean") -> torch.Tensor:
         if shift is not None:
             logits = logits + shift.to(logits.dtype)
-        return F.cross_entropy(logits, targets, reduction=reduction)
+        return torch.nn.functional.cross_entropy(logits, targets, reduction=reduction)
 
     return objective

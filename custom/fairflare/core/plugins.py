@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports every file that may declare a part, a method, a metric or a task: the package's own and plugins.
+"""Imports the files that declare parts, methods, metrics and tasks: the package's own and plugins.
 
-A file in one of ``ROOMS`` is found by being there. Files from outside the package are found through
-``FAIRFLARE_PLUGINS`` (paths of ``.py`` files, separated as in ``PATH``), installed packages through their entry points
-in the group ``fairflare.plugins``, each of which names a module to import.
+A file in one of ``ROOMS`` is found by being there, and imported when what it declares is asked for. Files from
+outside the package are found through ``FAIRFLARE_PLUGINS`` (paths of ``.py`` files, separated as in ``PATH``), those of
+installed packages through entry points in the group ``fairflare.plugins``, each of which names a module to import.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib.abc
 import importlib.util
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -37,6 +38,10 @@ MOVED = {
 }
 """What plugins written for 0.1 import -> where it is now; for one version."""
 Tables = Sequence[dict[str, Any]]
+PACKAGE = Path(__file__).parents[1]
+PART = re.compile(r'^@?(selector|trainer|probe|rule|server_optimizer|method)\(\s*"([^"]+)"', re.MULTILINE)
+TASK = re.compile(r'^    (name)(?:: [^=]+)? = "([^"]+)"', re.MULTILINE)
+"""How files of the package declare a part or method, and a task: (what, id)."""
 
 
 class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -79,18 +84,36 @@ def load(tables: Tables, complete: Callable[[], None]) -> list[str]:
     return names
 
 
+def declared_in(pattern: re.Pattern[str], rooms: Sequence[str], what: str, id: str) -> str | None:
+    """The module in ``rooms`` whose text declares ``id``, so that only it has to be imported.
+
+    None where no text says so, and where plugins are there or this is the copy in a job, which may carry some: then
+    everything is imported, and what is declared twice is found.
+    """
+    in_job = not (PACKAGE / "cli").is_dir()
+    return None if in_job or are_there() else _declarations(pattern, tuple(rooms)).get((what, id))
+
+
+@cache
+def _declarations(pattern: re.Pattern[str], rooms: tuple[str, ...]) -> dict[tuple[str, str], str]:
+    """(what, id) -> the module that declares it."""
+    found = {}
+    for room in rooms:
+        for file in (PACKAGE / room).glob("*.py"):
+            for what, id in pattern.findall(file.read_text(encoding="utf-8")):
+                found[what, id] = f"fairflare.{room.replace('/', '.')}.{file.stem}"
+    return found
+
+
 def files() -> tuple[Path, ...]:
-    """The files that ``FAIRFLARE_PLUGINS`` names."""
     return tuple(Path(p) for p in os.environ.get(VARIABLE, "").split(os.pathsep) if p)
 
 
 def are_there() -> bool:
-    """Whether any plugin is named or installed."""
     return bool(files() or _entry_points())
 
 
 def installed_modules() -> tuple[str, ...]:
-    """The modules that installed plugins name."""
     return tuple(point.module for point in _entry_points())
 
 

@@ -77,7 +77,6 @@ def how_it_ended(error: BaseException) -> tuple[str, int]:
 
 
 def this_command() -> str:
-    """The value of ``COMMAND`` for processes that belong to this one."""
     return f"{os.getpid()} {psutil.Process().create_time():.2f}"
 
 

@@ -14,7 +14,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -116,11 +115,12 @@ def method(
     if not isinstance(paper, Paper) or not all(isinstance(text, str) for text in texts):
         raise UserError(f"method {validation.shown(id)}: expected a Paper, and texts as title, summary and parts")
     _check_id("method", id)
-    _homes[id] = sys._getframe(1).f_globals.get("__name__", "")
+    home = sys._getframe(1).f_globals.get("__name__", "")
     kinds = (trainer, tuple(probes), selector, server_optimizer)
     entry = Method(id, title, summary, rule or id, *kinds, paper, settings or {}, reference or {}, shared or {})
     if rule:
         _add(_methods, id, entry, "method", same=lambda old: old == entry)
+        _homes[id] = home
     else:
         _open[id] = True
 
@@ -129,6 +129,7 @@ def method(
             raise UserError(f"method {id!r}: expected no class below a declaration that names its rule")
         _part("rule", id)(cls)
         _add(_methods, id, entry, "method", same=lambda old: old == entry)
+        _homes[id] = home
         _open.pop(id, None)
         return cls
 
@@ -136,27 +137,22 @@ def method(
 
 
 def selector(id: str) -> Callable[[type[T]], type[T]]:
-    """Register a selector's class under ``id``."""
     return _part("selector", id)
 
 
 def trainer(id: str) -> Callable[[type[T]], type[T]]:
-    """Register a trainer's class under ``id``."""
     return _part("trainer", id)
 
 
 def probe(id: str) -> Callable[[type[T]], type[T]]:
-    """Register a probe's class under ``id``."""
     return _part("probe", id)
 
 
 def rule(id: str) -> Callable[[type[T]], type[T]]:
-    """Register a rule's class under ``id``."""
     return _part("rule", id)
 
 
 def server_optimizer(id: str) -> Callable[[type[T]], type[T]]:
-    """Register a server optimizer's class under ``id``."""
     return _part("server optimizer", id)
 
 
@@ -167,7 +163,6 @@ def methods() -> dict[str, Method]:
 
 
 def home(id: str) -> str:
-    """The module that declares the method ``id``."""
     return _homes[get_method(id).id]
 
 
@@ -179,36 +174,34 @@ def parts(kind: str) -> dict[str, type]:
 
 def get_method(id: str) -> Method:
     """The method ``id``; raises UserError that lists the known ones."""
-    return _get(methods(), id, "method")
+    if not _import_home("method", id):
+        return _get(methods(), id, "method")
+    _check_once(id)
+    return _methods[id]
 
 
 def get_part(kind: str, id: str) -> type:
     """The part ``id`` of a kind; raises UserError that lists the known ones."""
-    return _get(parts(kind), id, kind)
+    return _parts[kind][id] if _import_home(kind, id) else _get(parts(kind), id, kind)
 
 
 def get_rule(id: str) -> type[Rule]:
-    """The rule ``id``; raises UserError that lists the known ones."""
     return get_part("rule", id)
 
 
 def get_trainer(id: str) -> type[Trainer]:
-    """The trainer ``id``; raises UserError that lists the known ones."""
     return get_part("trainer", id)
 
 
 def get_probe(id: str) -> type[Probe]:
-    """The probe ``id``; raises UserError that lists the known ones."""
     return get_part("probe", id)
 
 
 def trainers() -> dict[str, type[Trainer]]:
-    """Every trainer by id, sorted."""
     return parts("trainer")
 
 
 def probes() -> dict[str, type[Probe]]:
-    """Every probe by id, sorted."""
     return parts("probe")
 
 
@@ -254,7 +247,6 @@ def checked(cls: type, name: str, value: Any) -> Any:
 
 
 def plugin_files() -> tuple[Path, ...]:
-    """The files that ``FAIRFLARE_PLUGINS`` names."""
     return plugins.files()
 
 
@@ -308,15 +300,36 @@ def _get(table: Mapping[str, T], id: str, kind: str) -> T:
     return table[id]
 
 
+def words_for(kind: str) -> tuple[str, ...]:
+    """The functions by which a file may declare a part of a kind, or a method; a method's may register its rule."""
+    return ("rule", "method") if kind == "rule" else (kind.replace(" ", "_"),)
+
+
+def _import_home(kind: str, id: str) -> bool:
+    """Import the one file of the package that declares a part or method; False where everything has to be imported."""
+    homes = (plugins.declared_in(plugins.PART, plugins.ROOMS, word, id) for word in words_for(kind))
+    home = next(filter(None, homes), None)
+    if home is not None:
+        importlib.import_module(home)
+    return home is not None and id in (_methods if kind == "method" else _parts[kind])
+
+
 def _discover() -> None:
     names = plugins.load((_methods, _open, *_parts.values()), _refuse_open)
-    for id in [id for id in _methods if id not in _whole]:
-        try:
-            _check_method(_methods[id])
-        except UserError as error:
-            del _methods[id]
-            raise UserError(": ".join((*names[:1], f"method {id!r}", str(error)))) from None
-        _whole.add(id)
+    for id in list(_methods):
+        _check_once(id, *names[:1])
+
+
+def _check_once(id: str, *names: str) -> None:
+    """Check the method ``id`` together with its parts, unless that was done; ``names`` begin a message."""
+    if id in _whole:
+        return
+    try:
+        _check_method(_methods[id])
+    except UserError as error:
+        del _methods[id]
+        raise UserError(": ".join((*names, f"method {id!r}", str(error)))) from None
+    _whole.add(id)
 
 
 def _refuse_open() -> None:
@@ -329,14 +342,18 @@ def _refuse_open() -> None:
 
 def _check_method(entry: Method) -> None:
     """Raise UserError unless the method's parts exist and its settings are theirs or, asked for, the training's."""
-    table = {kind: partial(_get, _parts[kind], kind=kind) for kind in _parts}
-    trainer: type[Any] = table["trainer"](entry.trainer)
+
+    def found_part(kind: str, id: str) -> type[Any]:
+        _import_home(kind, id)
+        return _get(_parts[kind], id, kind)
+
+    trainer = found_part("trainer", entry.trainer)
     found = {
-        "rule": table["rule"](entry.rule),
+        "rule": found_part("rule", entry.rule),
         "trainer": trainer,
-        **{f"probe.{id}": table["probe"](id) for id in (*entry.probes, *trainer.probes)},
-        "select": table["selector"](entry.selector),
-        "server": table["server optimizer"](entry.server_optimizer),
+        **{f"probe.{id}": found_part("probe", id) for id in (*entry.probes, *trainer.probes)},
+        "select": found_part("selector", entry.selector),
+        "server": found_part("server optimizer", entry.server_optimizer),
     }
     own, asked = Owners(found, entry.shared), Owners({**found, "train": Training}, entry.shared)
     for name, targets in entry.shared.items():

@@ -8,7 +8,7 @@ quantity that several parts share is declared once by the method under a name of
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from fairflare.core import validation
@@ -159,3 +159,25 @@ def _entries(what: str, values: Any) -> list[tuple[str, Any]]:
     for name in values:
         validation.expected(what, isinstance(name, str) and "." not in name and name != "", "names without dots", name)
     return list(values.items())
+
+
+def exactly_the_keys(what: str, values: Collection[str], known: Collection[str]) -> None:
+    """Raise UserError, which names the first, where a known key is missing or one is unknown."""
+    if missing := [key for key in known if key not in values]:
+        raise UserError(f"{what}: expected a value for {missing[0]!r}, got none")
+    if unknown := sorted(set(values) - set(known)):
+        raise UserError(f"{what}: {unlisted('key', unknown[0], sorted(known))}")
+
+
+def document(cls: type, content: Any, hidden: Collection[str] = ()) -> dict[str, Any]:
+    """The values of a file whose keys are fields of the dataclass ``cls``, but for those that are ``hidden``.
+
+    Raises:
+        UserError: no keys and values, an unknown key (what was meant, or the known ones) or a value that does not fit.
+    """
+    if not isinstance(content, Mapping):
+        raise UserError(f"expected keys and values, got {type(content).__name__}")
+    known = [field.name for field in dataclasses.fields(cls) if field.name not in hidden]
+    if unknown := [key for key in content if key not in known]:
+        raise UserError(unlisted("key", unknown[0], known))
+    return {key: validation.exact(cls, key, value) for key, value in content.items()}

@@ -59,7 +59,6 @@ def flat(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.T
 
 
 def nested(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
-    """``flat`` undone."""
     found: dict[str, dict[str, T]] = {}
     for key, value in tensors.items():
         name, _, entry = key.partition("/")

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
 
 from fairflare.core.declared import (
     GROUP_COUNT,
@@ -76,9 +75,9 @@ class Batch(NamedTuple):
         groups: int64 (N,), the index of each example's group in the run's grouping, -1 where it is in none.
     """
 
-    inputs: Tensor
-    targets: Tensor
-    groups: Tensor
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    groups: torch.Tensor
 
     def to(self, device: torch.device) -> Batch:
         """The same examples on ``device``; groups stay where they are until something weighs by them."""
@@ -142,22 +141,22 @@ class Reply:
     """
 
     site: str
-    update: Mapping[str, Tensor]
+    update: Mapping[str, torch.Tensor]
     n_examples: int
     scalars: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     trainable: frozenset[str] = frozenset()
     measured: Mapping[str, float] = field(default_factory=dict)
-    tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    tensors: Mapping[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
 
 
 class SiteData(Protocol):
     """One site's data as trainers, probes and evaluation see it; the clinic provides it."""
 
-    class_counts: Tensor
+    class_counts: torch.Tensor
     """int64 (C,): the training split's examples per class."""
 
-    group_counts: Tensor
+    group_counts: torch.Tensor
     """int64 (M,): the training split's examples per group of the run's grouping; empty without one."""
 
     def size(self, split: SplitName) -> int:
@@ -213,7 +212,7 @@ class LocalWork:
             receive it declare it in ``receives``.
     """
 
-    network: nn.Module
+    network: torch.nn.Module
     data: SiteData
     training: Training
     round: Round
@@ -223,7 +222,7 @@ class LocalWork:
     stop_if_aborted: Callable[[], None] = lambda: None
     memory: MutableMapping[str, Any] = field(default_factory=dict)
     received: StateDict = field(default_factory=dict)
-    objective: Callable[[Tensor, float], Objective] = local_objective
+    objective: Callable[[torch.Tensor, float], Objective] = local_objective
     received_metrics: Mapping[str, float] = field(default_factory=dict)
     evaluate: Callable[[SplitName], dict[str, float]] = lambda split: {}
     headline: str = ""
@@ -233,12 +232,11 @@ class LocalWork:
     steps: int = 0
     measured: dict[str, Any] = field(default_factory=dict)
     send_numbers: dict[str, float] = field(default_factory=dict)
-    send_tensors: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    send_tensors: dict[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
     tensors: Mapping[str, StateDict] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
-        """Where the network lives."""
         return self.execution.device
 
     @property

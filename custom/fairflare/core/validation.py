@@ -65,9 +65,10 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Entries:
-    """The most entries of a list or mapping."""
+    """The most entries of a list or mapping, and what both are together in ``words``."""
 
     most: int = MOST_ENTRIES
+    words: str = ""
 
 
 Sites = Annotated[int, Range(1, 10_000)]
@@ -196,7 +197,12 @@ def _exact(key: str, value: Any, hint: Any) -> Any:
     elif base is str:
         _check_text(key, value, _bound(Text, bounds, Text()))
     elif origin in (list, dict):
-        return _collection(key, value, origin, typing.get_args(base)[-1], _bound(Entries, bounds, Entries()))
+        limits, inside = _bound(Entries, bounds, Entries()), typing.get_args(base)[-1]
+        try:
+            return _collection(key, value, origin, inside, limits)
+        except UserError:
+            expected(key, not limits.words, limits.words, value)
+            raise
     elif base is Any:
         check_plain(key, value)
     else:

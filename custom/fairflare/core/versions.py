@@ -22,7 +22,6 @@ TEXT = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}")
 
 
 def versions() -> dict[str, str]:
-    """Versions of this package and of what its numbers depend on."""
     return {"fairflare": __version__, **{name: _installed(name) for name in PACKAGES}}
 
 

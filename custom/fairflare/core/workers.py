@@ -96,16 +96,13 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
         return self._process.pid or 0
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process has not ended."""
         return bool(self._process.is_alive())
 
     def how_it_ended(self) -> str:
-        """In words, of a process that has ended or is about to."""
         self._process.join(GRACE)
         code = self._process.exitcode
         if code is None or code >= 0:

@@ -39,7 +39,9 @@ def pooled(own: TensorData, others: Sequence[TensorData]) -> TensorData:
 def _joined(splits: Sequence[Split | FileSplit]) -> Split | FileSplit:
     """All examples in their order; from files where any of them is."""
     names = {name for split in splits for name in split.attributes}
-    attributes = {name: [v for split in splits for v in _values(split, name)] for name in sorted(names)}
+    attributes = {
+        name: [v for split in splits for v in split.attributes.get(name, [""] * len(split))] for name in sorted(names)
+    }
     held = [split for split in splits if isinstance(split, Split)]
     if len(held) == len(splits):
         return Split(torch.cat([s.inputs for s in held]), torch.cat([s.targets for s in held]), attributes)
@@ -47,10 +49,6 @@ def _joined(splits: Sequence[Split | FileSplit]) -> Split | FileSplit:
     workers = max(split.num_workers for split in splits if isinstance(split, FileSplit))
     labels = torch.cat([split.labels for split in splits])
     return FileSplit(places, _example, labels, attributes, cache_rate=0.0, num_workers=workers)
-
-
-def _values(split: Split | FileSplit, name: str) -> Sequence[str]:
-    return split.attributes.get(name, [""] * len(split))
 
 
 def _example(place: tuple[Split | FileSplit, int]) -> tuple[Tensor, Tensor]:

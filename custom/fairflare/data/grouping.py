@@ -39,13 +39,7 @@ class Grouping:
         return tuple(", ".join(cell) for cell in product(*self.values)) if self.keys else ()
 
     def index(self, n: int, labels: Tensor, attributes: Mapping[str, Sequence[str]]) -> Tensor:
-        """int64 (N,): each example's place in ``names``; -1 where an attribute is unknown.
-
-        Args:
-            n: N.
-            labels: (N,) class indices where "label" is among the keys.
-            attributes: name -> N values.
-        """
+        """int64 (N,): each example's place in ``names``; -1 where an attribute is unknown."""
         index = torch.full((n,), 0 if self.keys else -1)
         for key, values in zip(self.keys, self.values):
             if key == LABEL:
@@ -62,7 +56,6 @@ def make_grouping(by: str, task: str, classes: Sequence[str], attributes: Mappin
 
     Args:
         by: what to group by.
-        task: the task's name, for the message.
         classes: the classes' names; empty where examples have no single class.
         attributes: name -> values of the task's sensitive attributes.
 

@@ -110,7 +110,6 @@ class TableInputs:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that features are made of."""
         return tuple(dict.fromkeys(name for one in (*self.numbers, *self.plain) for name in one.columns))
 
     def features(self, file: str, columns: Columns) -> Features:

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Compiler, Layout
-from fairflare.core.suggest import unlisted
-from fairflare.core.validation import SITE, Range, Text, check_plain, exact, expected
+from fairflare.core.settings import document
+from fairflare.core.validation import SITE, Range, Text, check_plain, expected
 
 LARGEST = 65_536
 """Bytes of a file."""
@@ -72,7 +72,6 @@ class SiteConfig:
 
     @property
     def gpu_numbers(self) -> tuple[int, ...]:
-        """What ``gpus`` names."""
         return tuple(int(number) for number in self.gpus.split(",") if number.strip())
 
 
@@ -103,15 +102,9 @@ def read_site_config(path: Path) -> SiteConfig:
     """
     where = f"site configuration {path.name}"
     content = _content(path, where)
-    if not isinstance(content, dict):
-        raise UserError(f"{where}: expected keys and values, got {type(content).__name__}")
     check_plain(where, content)
-    known = [field.name for field in dataclasses.fields(SiteConfig) if field.name != "site"]
-    for key in content:
-        if key not in known:
-            raise UserError(f"{where}: {unlisted('key', key, known)}")
     try:
-        values = {key: exact(SiteConfig, key, value) for key, value in content.items()}
+        values = document(SiteConfig, content, hidden=("site",))
         return SiteConfig(**{**values, "data_root": _root(path, values)})
     except UserError as error:
         raise UserError(f"{where}: {error}") from None

@@ -1,21 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the options ``features``, ``columns`` and ``scaling`` of a table say, read from text and written as text."""
+"""What the options ``features``, ``columns`` and ``scaling`` of a table say, read from text and written as text.
+
+And what of a site's table may leave it (``TableFingerprint``), so that the sites agree on levels and scaling: of each
+number that is a feature how many training rows have one, mean and spread; of each category the levels of at least
+``min_count`` training rows, without their counts. The mean and spread over all sites follow exactly from these.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from fairflare.core.errors import UserError
+from fairflare.core.order import in_order, some
 from fairflare.core.suggest import unlisted
-from fairflare.core.validation import check_plain, expected, shown
+from fairflare.core.types import MOST_EXAMPLES
+from fairflare.core.validation import CONTROL, check_plain, expected, shown
 from fairflare.data.inputs import Scaling
-from fairflare.data.readers.table_features import LONGEST_VALUE, Feature, plain
+from fairflare.data.readers.table_features import LONGEST_VALUE, Columns, Feature, parsed, plain, stacked
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "number": (),
@@ -50,7 +60,6 @@ class Column:
     missing: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the option."""
         content: dict[str, Any] = {"kind": self.kind}
         for key in KEYS[self.kind]:
             value = getattr(self, key)
@@ -119,7 +128,6 @@ def _texts(key: str, found: Any) -> tuple[str, ...]:
 
 
 def as_text(columns: Known) -> str:
-    """The option ``columns``, as ``read_columns`` reads it."""
     return json.dumps({name: one.to_json() for name, one in columns.items()}, ensure_ascii=False) if columns else ""
 
 
@@ -175,3 +183,210 @@ def read_scaling(text: str, n: int) -> Scaling | None:
     except (ValueError, RecursionError):
         raise UserError(f"scaling: expected {SITE} or JSON, got {shown(text)}") from None
     return Scaling.from_json(content, n)
+
+
+DIGITS = 9
+"""Significant ones of means and spreads."""
+SILENT = 1e30
+"""The spread of a number that does not count, since it does not vary or no site may tell its mean: it becomes 0."""
+STILL = 1e-9
+"""A spread of less than this share of the mean is rounding."""
+FINGERPRINT_KEYS = {"features", "columns", "numbers", "levels"}
+
+
+@dataclass(frozen=True)
+class TableFingerprint:
+    """One site's table.
+
+    Attributes:
+        features: the columns that are features.
+        columns: how they are read, without levels.
+        numbers: feature -> (training rows that have one, mean, spread) of those with at least ``min_count`` rows.
+        levels: category -> its levels of at least ``min_count`` training rows, the most frequent ``MOST_LEVELS``.
+    """
+
+    features: tuple[str, ...]
+    columns: Known = field(default_factory=dict)
+    numbers: Mapping[str, tuple[int, float, float]] = field(default_factory=dict)
+    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """What leaves the site."""
+        return {
+            "features": list(self.features),
+            "columns": {name: one.to_json() for name, one in self.columns.items()},
+            "numbers": {name: list(one) for name, one in self.numbers.items()},
+            "levels": {name: list(one) for name, one in self.levels.items()},
+        }
+
+    @classmethod
+    def from_json(cls, content: Any, site: str) -> TableFingerprint:
+        """Read ``to_json`` back from whoever sends it; UserError for a key or value that it cannot have."""
+        what = f"fingerprint of {site}: table"
+        if not isinstance(content, Mapping) or set(content) != FINGERPRINT_KEYS:
+            raise UserError(f"{what}: expected the keys {', '.join(sorted(KEYS))}")
+        features = _nonempty_texts(f"{what}: features", content["features"])
+        try:
+            columns = read_columns(json.dumps(content["columns"]), features)
+        except UserError as error:
+            raise UserError(f"{what}: {error}") from None
+        numbers, levels = content["numbers"], content["levels"]
+        if not isinstance(numbers, Mapping) or not isinstance(levels, Mapping):
+            raise UserError(f"{what}: expected numbers and levels of columns")
+        for name, one in numbers.items():
+            fits = name in features and isinstance(one, list) and len(one) == 3 and _proper(*one)
+            if not fits:
+                raise UserError(f"{what}: {shown(name)}: expected rows, mean and spread, got {shown(one)}")
+        for name, one in levels.items():
+            if name not in features or len(_nonempty_texts(f"{what}: {shown(name)}", one)) > MOST_LEVELS:
+                raise UserError(f"{what}: {shown(name)}: expected a feature with at most {MOST_LEVELS} levels")
+        return cls(
+            features,
+            without_levels(columns),
+            {name: (int(n), float(mean), float(std)) for name, (n, mean, std) in numbers.items()},
+            {name: tuple(one) for name, one in levels.items()},
+        )
+
+
+def _nonempty_texts(key: str, found: Any) -> tuple[str, ...]:
+    if not isinstance(found, list) or not all(isinstance(one, str) and one for one in found):
+        raise UserError(f"{key}: expected a list of texts, got {shown(found)}")
+    return tuple(found)
+
+
+def _proper(n: Any, mean: Any, std: Any) -> bool:
+    numbers = all(type(one) in (int, float) and math.isfinite(one) and abs(one) <= SILENT for one in (mean, std))
+    return type(n) is int and 0 < n <= MOST_EXAMPLES and numbers and std >= 0
+
+
+def table_fingerprint(
+    file: str,
+    cells: Columns,
+    features: Sequence[str],
+    columns: Known,
+    gaps: Sequence[str],
+    min_count: int,
+    *,
+    sums_only: bool = False,
+) -> TableFingerprint:
+    """What of the training rows ``cells`` may leave.
+
+    Args:
+        cells: column -> the training rows' cells.
+        gaps: words that stand for a missing value.
+        min_count: the fewest rows that a number or level may be of.
+        sums_only: the site hands out numbers of its own in secure sums alone, so none of columns leave here.
+
+    Raises:
+        DataError: a cell is not what its column's kind asks for.
+    """
+    kinds = without_levels(columns)
+    scaled, _ = features_of(features, kinds)
+    n = len(cells[features[0]]) if features else 0
+    values = stacked(scaled, parsed(file, cells, scaled, gaps), n)
+    numbers = {}
+    for one, column in zip(scaled, values.T):
+        found = column[~np.isnan(column)]
+        if len(found) >= max(min_count, 1) and not sums_only:
+            # Fewer gaps than min_count are not told: the column counts as full.
+            rows = n if 0 < n - len(found) < min_count else len(found)
+            numbers[one.column] = (rows, _rounded(float(found.mean())), _rounded(float(found.std())))
+    levels = {}
+    for name in features:
+        if kinds.get(name, Column()).kind == "category":
+            counts = Counter(cell for cell in map(plain, cells[name]) if cell and cell not in gaps)
+            often = [level for level, count in counts.most_common(MOST_LEVELS) if count >= min_count]
+            levels[name] = tuple(
+                in_order(level for level in often if len(level) <= LONGEST_VALUE and not CONTROL.search(level))
+            )
+    return TableFingerprint(tuple(features), kinds, numbers, levels)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def inputs(tables: Mapping[str, TableFingerprint]) -> int:
+    """How many numbers the network gets of a row, with the levels of all sites; of at least one site."""
+    one = next(iter(tables.values()))
+    levels = {name: _levels(name, tables) for name, column in one.columns.items() if column.kind == "category"}
+    columns = {name: replace(column, levels=levels.get(name)) for name, column in one.columns.items()}
+    return sum(map(len, features_of(one.features, columns)))
+
+
+def agreed(tables: Mapping[str, TableFingerprint]) -> list[tuple[str, str, str]]:
+    """(setting, value, reason): the levels of all sites, and mean and spread over all their training rows.
+
+    A missing number counts as the mean. A number that varies nowhere, or of which no site may tell anything, becomes 0.
+
+    Raises:
+        UserError: the sites' features differ, or how they are read.
+    """
+    if not tables:
+        return []
+    first = next(iter(tables))
+    one = tables[first]
+    for site, other in tables.items():
+        if other.features != one.features or dict(other.columns) != dict(one.columns):
+            odd = sorted(set(other.features) ^ set(one.features)) or ["their order, or how columns are read"]
+            raise UserError(f"plan: expected the same features at {first} and {site}; they differ in {some(odd, 3)}")
+    found, sites = [], _count(len(tables), "site", "sites")
+    if any(column.kind == "category" for column in one.columns.values()):
+        columns = {
+            name: Column("category", _levels(name, tables), missing=column.missing)
+            if column.kind == "category"
+            else column
+            for name, column in one.columns.items()
+        }
+        n = sum(column.kind == "category" for column in columns.values())
+        reason = f"the levels of {_count(n, 'category', 'categories')} at {sites}"
+        found.append(("task.columns", as_text(columns), reason))
+    scaled, _ = features_of(one.features, one.columns)
+    if scaled:
+        means, stds = zip(*(_pooled(feature.column, tables) for feature in scaled))
+        centre, spread = (torch.tensor(values, dtype=torch.float64) for values in (means, stds))
+        reason = f"mean and spread of {_count(len(scaled), 'number', 'numbers')} over the training rows of {sites}"
+        found.append(("task.scaling", as_scaling(Scaling(centre, centre, spread)), reason))
+    return found
+
+
+def table_cautions(tables: Mapping[str, TableFingerprint]) -> list[str]:
+    """What people should look at before they train, one line each."""
+    found = []
+    one = next(iter(tables.values()), None)
+    if one is None:
+        return []
+    scaled = [feature.column for feature in features_of(one.features, one.columns)[0]]
+    untold = [name for name in scaled if not any(name in table.numbers for table in tables.values())]
+    if untold:
+        found.append(f"no site has enough values to tell a mean of {some(untold)}: they do not count")
+    silent = [site for site, table in tables.items() if scaled and not table.numbers]
+    if silent and len(silent) < len(tables):
+        found.append(f"{some(silent)}: no mean or spread leaves, so the scaling is that of the other sites")
+    for name in one.levels:
+        alike: dict[str, list[str]] = {}
+        for level in _levels(name, tables):
+            alike.setdefault("".join(level.lower().split()), []).append(level)
+        twins = [" and ".join(map(shown, group)) for group in alike.values() if len(group) > 1]
+        if twins:
+            found.append(f"column {name}: {some(twins, 3)} are different levels")
+    return found
+
+
+def _levels(name: str, tables: Mapping[str, TableFingerprint]) -> tuple[str, ...]:
+    every = in_order(level for table in tables.values() for level in table.levels.get(name, ()))
+    return tuple(every[:MOST_LEVELS])
+
+
+def _pooled(name: str, tables: Mapping[str, TableFingerprint]) -> tuple[float, float]:
+    parts = [tables[site].numbers[name] for site in in_order(tables) if name in tables[site].numbers]
+    total = sum(n for n, _, _ in parts)
+    if not total:
+        return 0.0, SILENT
+    mean = math.fsum(n * m for n, m, _ in parts) / total
+    std = math.sqrt(math.fsum(n * (s**2 + (m - mean) ** 2) for n, m, s in parts) / total)
+    return _rounded(mean), SILENT if std <= STILL * abs(mean) or std == 0 else _rounded(min(std, SILENT))
+
+
+def _count(n: int, one: str, several: str) -> str:
+    return f"{n} {one if n == 1 else several}"

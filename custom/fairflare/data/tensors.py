@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,10 +19,12 @@ from fairflare.core.findings import SPLIT_NAMES
 from fairflare.core.types import Batch, SplitName
 from fairflare.data.grouping import Grouping
 from fairflare.data.inputs import Scaling
+from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.files import FileSplit
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
 
 ROTATION = 10.0
 """Largest random rotation in degrees, either way."""
@@ -65,7 +68,6 @@ class Split:
 
     @property
     def in_memory(self) -> bool:
-        """Whether all examples are: here they are."""
         return True
 
     def read(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -138,7 +140,6 @@ class TensorData:
         return self
 
     def size(self, split: SplitName) -> int:
-        """Number of examples in ``split``."""
         return len(self.splits[split])
 
     def attributes(self, split: SplitName) -> Mapping[str, Sequence[str]]:
@@ -165,7 +166,6 @@ class TensorData:
         yield from self._read(split, rows.split(batch_size) if len(rows) else ())
 
     def _augmented(self, batches: Sequence[Tensor], generator: torch.Generator) -> Iterator[Batch]:
-        """Training batches, moved at random before they are normalised."""
         train, groups = self.splits["train"], self._groups["train"]
         for rows, (inputs, targets) in zip(batches, train.read(batches), strict=True):
             inputs, targets = as_float(moved(inputs, self.device)), moved(targets, self.device)
@@ -173,7 +173,6 @@ class TensorData:
             yield Batch(normalised(inputs, self.mean, self.std), targets, groups[rows])
 
     def _read(self, name: str, batches: Sequence[Tensor]) -> Iterator[Batch]:
-        """Each batch of row numbers of a split, with eval transforms."""
         groups, ready = self._groups[name], self._at_hand(name)
         if ready is not None:
             there = [moved(rows, self.device) for rows in batches]
@@ -218,7 +217,6 @@ def batches_of(order: Tensor, batch_size: int, lone: bool = False) -> list[Tenso
 
 
 def _room(device: torch.device) -> float:
-    """Bytes that a split may take on ``device``."""
     return READY_SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else READY
 
 
@@ -256,3 +254,52 @@ def augmented(images: Tensor, targets: Tensor, generator: torch.Generator) -> tu
         masks = F.grid_sample(targets.float(), grid, mode="nearest", padding_mode="zeros", align_corners=False)
         targets = masks.to(targets.dtype)
     return turned, targets
+
+
+FORMAT = 1
+MOST_IMAGES, MOST_FILES = 256, 64
+"""Images whose intensities are looked at, and files whose headers are read: evenly spaced ones."""
+
+
+def described(data: object) -> dict[str, Any]:
+    """What a site keeps of its training inputs, for itself, as JSON: new ones are prepared and compared with them.
+
+    A table's medians, means and spreads; of images the spread of their mean intensity, the range of their edges and
+    what their pixels measure. It is written beside the site's memory and never sent.
+    """
+    if not isinstance(data, TensorData):
+        return {}
+    if data.scaling is not None:
+        return {"format": FORMAT, "kind": "table", "scaling": data.scaling.to_json()}
+    train = data.splits["train"]
+    rows = torch.linspace(0, len(train) - 1, min(len(train), MOST_IMAGES)).round().long()
+    means = []
+    for inputs, _ in train.read(rows.split(16)):
+        if inputs.dim() != 4:
+            return {}
+        means.append(as_float(inputs).mean((1, 2, 3)))
+    intensity = torch.cat(means).double()
+    found = {"mean": float(intensity.mean()), "std": float(intensity.std(correction=0)), "n": len(rows)}
+    files = _files(train, rows) if isinstance(train, FileSplit) else {}
+    return {"format": FORMAT, "kind": "images", "intensity": found, **files}
+
+
+def _files(train: FileSplit, rows: torch.Tensor) -> dict[str, Any]:
+    """Smallest and largest edge, spacing and the numbers of channels of evenly spaced files."""
+    places = torch.linspace(0, len(rows) - 1, min(len(rows), MOST_FILES)).round().long()
+    images = [getattr(train.items[row], "image", None) for row in rows[places].tolist()]
+    look = getattr(train.reader, "geometry", lambda path: None)  # what reads images comes with the task
+    found = [one for path in images if isinstance(path, (Path, Frame)) and (one := look(path)) is not None]
+    if not found:
+        return {}
+    sizes: dict[str, Any] = {
+        "height": _range([one.height for one in found]),
+        "width": _range([one.width for one in found]),
+        "channels": sorted({one.channels for one in found}),
+    }
+    spacings = [one.spacing for one in found if one.spacing is not None]
+    return sizes | ({"spacing": [_range(edge) for edge in zip(*spacings, strict=True)]} if spacings else {})
+
+
+def _range(values: Sequence[float]) -> list[float]:
+    return [min(values), max(values)]

@@ -1,19 +1,164 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where are grey matter, white matter and ventricles? Real anatomy, seen by the different scanners of six sites."""
+"""Where are grey matter, white matter and ventricles? Real anatomy, seen by the different scanners of six sites.
+
+Tissues lie where the MNI maps have them. Contrast, shading, noise and blur are simulated; no clinical claim is made.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fairflare.core.seeds import derive
 from fairflare.datasets.kinds.device_shift import DeviceShift
-from fairflare.datasets.simulated import mr
-from fairflare.datasets.simulated.anatomy import SOURCE
+from fairflare.datasets.simulated.anatomy import FIELD_OF_VIEW, SOURCE, Head, patient, smooth_field, soft
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.masks import PAPER, SMALL
+
+CHANNELS = ("grey", "white", "ventricles")
+"""Grey matter, white matter and the fluid deep in the brain, nearly all of it in the ventricles: one mask each."""
+LEVELS = {
+    "fluid": (0.14, 0.46),
+    "grey": (0.46, 0.78),
+    "white": (0.74, 0.62),
+    "bone": (0.04, 0.05),
+    "scalp": (0.85, 0.60),
+}
+"""Signal of each tissue with T1 and with proton density weighting."""
+GAP = 2.0
+"""Millimetres of fluid between brain and skull."""
+
+
+@dataclass(frozen=True)
+class Scanner:
+    """How one site's images look.
+
+    Attributes:
+        words: for reports.
+        proton: share of proton density in the weighting of its sequence, 0 (all T1) to 1; grey and white matter look
+            alike at .64, and beyond it grey matter is the brighter one.
+        gamma: exponent of the grey values, > 0; 1 leaves them.
+        shading: largest coefficient of the logarithm of a smooth bias field, >= 0.
+        noise: spread of the complex noise of which images show the magnitude (Rician), for images in [0, 1].
+        blur: standard deviation of a Gaussian in millimetres, >= 0.
+        ringing: how much of k-space is cut off, in [0, 1).
+        pixel: edge of its pixels in millimetres; below the image's own it changes nothing.
+    """
+
+    words: str
+    proton: float = 0.0
+    gamma: float = 1.0
+    shading: float = 0.0
+    noise: float = 0.02
+    blur: float = 0.0
+    ringing: float = 0.0
+    pixel: float = 0.0
+
+    def at(self, shift: float) -> Scanner:
+        """This scanner, its distance from the plain one scaled by ``shift``: 0 is the plain one, 1 this one itself."""
+        plain = Scanner(self.words)
+        names = ("proton", "shading", "noise", "blur", "ringing", "pixel")
+        mixed = {name: (1 - shift) * getattr(plain, name) + shift * getattr(self, name) for name in names}
+        return replace(plain, gamma=self.gamma**shift, **mixed)
+
+
+SCANNERS = (
+    Scanner("T1"),
+    Scanner("T1, surface coil: uneven brightness", shading=0.6),
+    Scanner("T1, dark and of high contrast", gamma=1.8),
+    Scanner("T1, fast: noisy", noise=0.11),
+    Scanner("T1, large pixels and ringing", proton=0.15, blur=1.2, ringing=0.5, pixel=5.0),
+    Scanner("T1 with proton density, low field: little contrast", proton=0.5, gamma=0.7, noise=0.07),
+)
+"""One per site, the commonest first."""
+
+
+def subject(size: int, proton: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """A patient's slice without any scanner's flaws, and where its tissues are.
+
+    Small images are drawn at twice their size and averaged, as a scanner's thick pixels do.
+
+    Args:
+        size: pixels along an edge.
+        proton: see ``Scanner``; the patient is the same whatever it is.
+
+    Returns:
+        image: float64 (size, size), about [0, 1].
+        masks: uint8 (3, size, size), 1 where at least half of the pixel is the channel's tissue.
+    """
+    zoom = 2 if size < 128 else 1
+    head = patient(size * zoom, rng)
+    ventricles = soft(head.ventricle + rng.uniform(0, 2.5))  # wider with age
+    shares = np.stack((head.grey * (1 - ventricles), head.white * (1 - ventricles), ventricles))
+    levels = {name: (1 - proton) * t1 + proton * density for name, (t1, density) in LEVELS.items()}
+    levels = {name: level * (1 + 0.04 * rng.standard_normal()) for name, level in levels.items()}
+    image = _signal(head, shares, levels, rng) * (1 + 0.03 * smooth_field(size * zoom, 8, rng))
+    shares = shares.reshape(3, size, zoom, size, zoom).mean((2, 4))
+    return image.reshape(size, zoom, size, zoom).mean((1, 3)), (shares >= 0.5).astype(np.uint8)
+
+
+def scanned(image: np.ndarray, scanner: Scanner, seed: int) -> np.ndarray:
+    """What ``scanner`` makes of an image of ``subject``: uint8 of the same shape, a function of the arguments alone.
+
+    Args:
+        image: (size, size), about [0, 1].
+        scanner: its ``proton`` is in the image already.
+        seed: of what differs from image to image: the gain, the bias field's coefficients and the noise.
+    """
+    shown = torch.from_numpy(np.clip(image, 0, 1).astype(np.float32))[None]
+    for step in _flaws(scanner, FIELD_OF_VIEW / len(image), seed):
+        shown = torch.as_tensor(step(shown)).float()
+    gain = np.random.default_rng(derive(seed, "gain")).uniform(0.92, 1.08)
+    return (shown[0] * gain * 255).round().clamp(0, 255).to(torch.uint8).numpy()
+
+
+def _signal(head: Head, shares: np.ndarray, levels: dict[str, float], rng: np.random.Generator) -> np.ndarray:
+    grey, white, _ = shares
+    image = levels["grey"] * grey + levels["white"] * white + levels["fluid"] * np.clip(1 - grey - white, 0, 1)
+    outside = -head.depth - GAP
+    bone, scalp = rng.uniform(5, 8), rng.uniform(3, 6)
+    layers = ((levels["fluid"], -GAP), (levels["bone"], 0.0), (levels["scalp"], bone), (0.0, bone + scalp))
+    for level, start in layers:
+        image = image + soft(outside - start) * (level - image)
+    return image
+
+
+def _as_bright(image: Tensor, before: Tensor) -> Tensor:
+    """``image`` with the mean of ``before``; NumPy's mean is the same however many threads torch has."""
+    return image * float(before.numpy().mean() / image.numpy().mean())
+
+
+def _flaws(scanner: Scanner, pixel: float, seed: int) -> Iterator[Callable[[Any], Any]]:
+    """The scanner's steps in the order in which they happen, each (1, size, size) -> the same.
+
+    Args:
+        pixel: edge of the image's pixels in millimetres.
+    """
+    from monai import transforms as mt  # takes seconds to import
+
+    def seeded(step: Any) -> Callable[[Any], Any]:
+        return step.set_random_state(seed=derive(seed, type(step).__name__) % 2**32)
+
+    if scanner.gamma != 1:
+        yield mt.AdjustContrast(scanner.gamma)
+    if scanner.shading:
+        field = seeded(mt.RandBiasField(prob=1, coeff_range=(scanner.shading / 2, scanner.shading)))
+        yield lambda x: _as_bright(field(x), x)
+    if scanner.blur:
+        yield mt.GaussianSmooth(scanner.blur / pixel)
+    if scanner.ringing:
+        yield mt.GibbsNoise(scanner.ringing)
+    if scanner.pixel > pixel:
+        zoom = pixel / scanner.pixel
+        yield seeded(mt.RandSimulateLowResolution(prob=1, upsample_mode="bilinear", zoom_range=(zoom, zoom)))
+    yield seeded(mt.RandRicianNoise(prob=1, std=scanner.noise, sample_std=False))
+
 
 MEDIUM = dataclasses.replace(SMALL, rounds=40)
 
@@ -30,18 +175,12 @@ class BrainSeg(DeviceShift):
     title = "Brain tissue segmentation across scanners"
     real = f"the anatomy: tissue maps of {SOURCE}"
     simulated = "the MR look, the patients (warps of that brain), the sites and their scanners"
-    classes = mr.CHANNELS
+    classes = CHANNELS
     primary = "Dice score of the worst site"
     presets = {
-        "small": Preset(
-            "6 sites with a scanner each, 64 pixels, a small U-Net; a minute on a laptop",
-            {},
-            SMALL,
-        ),
+        "small": Preset("6 sites with a scanner each, 64 pixels, a small U-Net; a minute on a laptop", {}, SMALL),
         "medium": Preset(
-            "as small, with 1,200 images and 40 rounds; an hour on a laptop, minutes on a GPU",
-            {"images": 1200},
-            MEDIUM,
+            "as small, with 1,200 images and 40 rounds; an hour on a laptop, minutes on a GPU", {"images": 1200}, MEDIUM
         ),
         "paper": Preset(
             "the papers' setting: 384 pixels, their U-Net with BatchNorm, 200 rounds; for a GPU",
@@ -50,14 +189,13 @@ class BrainSeg(DeviceShift):
         ),
     }
 
-    devices = mr.SCANNERS
+    devices = SCANNERS
     shares = (0.28, 0.20, 0.16, 0.14, 0.12, 0.10)  # about as uneven as the prostate and retina data of the papers
     held_out = (0.2, 0.2)  # as in Fed-LWR
     mean = (0.25,)
     std = (0.25,)
 
-    def image(self, i: int, device: mr.Scanner) -> tuple[np.ndarray, np.ndarray]:
-        """uint8 (1, size, size) and masks of the three tissues, uint8 (3, size, size)."""
+    def image(self, i: int, device: Scanner) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(derive(self.data_seed, self.name, "patient", i))
-        image, masks = mr.subject(self.size, device.proton, rng)
-        return mr.scanned(image, device, derive(self.data_seed, self.name, "scan", i))[None], masks
+        image, masks = subject(self.size, device.proton, rng)
+        return scanned(image, device, derive(self.data_seed, self.name, "scan", i))[None], masks

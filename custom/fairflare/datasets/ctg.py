@@ -101,15 +101,12 @@ class Ctg(TableTask, OnDisk):
 
     @property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on an option
-        """Of ``label``."""
         return CLASSES[self.label]
 
     def n_features(self) -> int:
-        """25 or 35."""
         return len(MEASURED) + len(ONE_HOT) * (self.features == "paper")
 
     def table(self, own: SiteConfig | None = None) -> Table:
-        """All segments."""
         root = self.root(own)
         if (root / CSV).is_file() and not (root / EXCEL).exists():
             if self.label != "CLASS":
@@ -123,7 +120,8 @@ class Ctg(TableTask, OnDisk):
 @lru_cache(maxsize=4)
 def _table(path: Path, label: str, features: str, unit: str) -> Table:
     frame = _segments(path)
-    labels = {name: sheets.codes(frame, path.name, name, range(1, len(CLASSES[name]) + 1)) for name in _labels(path)}
+    known = ("CLASS",) if path.name == CSV else ("CLASS", "NSP")
+    labels = {name: sheets.codes(frame, path.name, name, range(1, len(CLASSES[name]) + 1)) for name in known}
     measured = sheets.numbers(frame, path.name, MEASURED)
     flags = sheets.numbers(frame, path.name, ONE_HOT)
     if not np.array_equal(flags, sheets.one_hot(labels["CLASS"], len(ONE_HOT))):
@@ -135,10 +133,6 @@ def _table(path: Path, label: str, features: str, unit: str) -> Table:
         plain=(np.hstack((measured, flags)) if paper else np.empty((len(frame), 0))).astype(np.float32),
         cases=np.unique(sheets.texts(frame, "FileName"), return_inverse=True)[1] if unit == "examination" else None,
     )
-
-
-def _labels(path: Path) -> tuple[str, ...]:
-    return ("CLASS",) if path.name == CSV else ("CLASS", "NSP")
 
 
 def _segments(path: Path) -> pd.DataFrame:

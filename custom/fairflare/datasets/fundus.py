@@ -23,12 +23,11 @@ from typing import Literal
 
 from fairflare.core.errors import DataError
 from fairflare.core.seeds import derive
-from fairflare.data.checks import expect
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.geometry import NATURAL
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.kinds.masks_on_disk import MasksOnDisk, complete, dealt
-from fairflare.tasks.base import Preset
+from fairflare.datasets.kinds.on_disk import MasksOnDisk, complete, dealt
+from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.masks import PAPER, SMALL
 from fairflare.tasks.own.segmentation import Segmentation
 
@@ -61,11 +60,7 @@ class Fundus(MasksOnDisk):
     simulated = "nothing; sites are public collections, each with its camera, rather than hospitals"
     classes = ("disc", "cup")
     presets = {
-        "small": Preset(
-            "64 pixels and a small U-Net; minutes on a laptop; needs the files",
-            {},
-            SMALL,
-        ),
+        "small": Preset("64 pixels and a small U-Net; minutes on a laptop; needs the files", {}, SMALL),
         "paper": Preset(
             "Fed-LWR's setting: 384 pixels, U-Net with BatchNorm; needs the files and a GPU",
             {"size": 384, "model": "unet", "norm": "batch"},
@@ -92,22 +87,18 @@ class Fundus(MasksOnDisk):
         self.reader()
 
     def sites(self) -> dict[str, str]:
-        """The four domains, or the folders of ``site_names``."""
         if self.layout == "dofe":
             return dict(DOMAINS)
         return {name.strip(): "a folder of photographs" for name in self.site_names.split(",")}
 
     def domains(self) -> dict[str, str]:
-        """Each site is a domain of its own, a camera of a collection."""
         return {site: site for site in self.sites()}
 
     def reader(self) -> Reader:
-        """Colour images, and masks by ``mask_values``."""
         values = Segmentation(labels=",".join(self.classes), mask_values=self.mask_values).values()
         return Reader(self.size, self.channels, *values)
 
     def items(self, root: Path, site: str) -> Mapping[str, Sequence[Item]]:
-        """The site's photographs, sorted by name."""
         seed, folder = derive(self.data_seed, self.name, site), root / FOLDER / site
         if self.layout == "sites":
             pairs = self._pairs(root, folder)

@@ -1,25 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heart disease at four hospitals: has a patient a narrowed coronary artery? Real patients of 1981 to 1987."""
+"""Heart disease at four hospitals: has a patient a narrowed coronary artery? Real patients of 1981 to 1987.
+
+Origin and licence of the files are in data/README.md.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 from typing import Literal
 
 import numpy as np
 import torch
 
 from fairflare.core.types import Training
-from fairflare.data.checks import expect
 from fairflare.data.grouping import Grouping
 from fairflare.data.inputs import Scaling, TableInputs
 from fairflare.data.readers.table_features import Columns, Feature, as_numbers
 from fairflare.data.tensors import Split, TensorData
-from fairflare.datasets.kinds.centres import Centres, CentreTask, fixed_split
-from fairflare.datasets.readers import heart
-from fairflare.tasks.base import Preset
+from fairflare.datasets.kinds.patients import Centres, CentreTask, fixed_split
+from fairflare.tasks.base import Preset, expect
+
+FILES = {
+    "Cleveland": ("processed.cleveland.data", "Cleveland Clinic Foundation, United States"),
+    "Hungary": ("processed.hungarian.data", "Hungarian Institute of Cardiology, Budapest"),
+    "Switzerland": ("processed.switzerland.data", "University Hospitals of Zurich and Basel"),
+    "VA": ("processed.va.data", "Veterans Affairs Medical Center, Long Beach, United States"),
+}
+"""Site -> its file and what it is."""
+COLUMNS = (
+    "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal",
+    "num",
+)  # fmt: skip
+"""Of every file; num is the diagnosis, 0 for no disease."""
+VALUES = {
+    "sex": (0, 1),
+    "cp": (1, 2, 3, 4),
+    "fbs": (0, 1),
+    "restecg": (0, 1, 2),
+    "exang": (0, 1),
+    "slope": (1, 2, 3),
+    "thal": (3, 6, 7),
+}
+"""The codebook's values of the columns that are categories."""
+IMPOSSIBLE = ("trestbps", "chol")
+"""Columns in which 0 stands for a missing value: blood pressure, and cholesterol at all of Switzerland."""
+
+
+@cache
+def patients(site: str) -> dict[str, np.ndarray]:
+    """Column -> float64 values of the site's patients in the file's order, nan where missing, 0 as it stands there."""
+    text = resources.files("fairflare.datasets").joinpath(f"data/{FILES[site][0]}").read_text()
+    cells = np.array([[float(cell) for cell in row] for row in csv.reader(io.StringIO(text)) if row])
+    return dict(zip(COLUMNS, cells.T, strict=True))
+
+
+def diseased(site: str) -> np.ndarray:
+    """int64 (N,): 1 where num is above 0."""
+    return (patients(site)["num"] > 0).astype(np.int64)
+
 
 FLAMBY = Training(
     rounds=15, batch_size=4, optimizer="sgd", lr=1e-3, momentum=0.0, weight_decay=0.0, local_steps=100
@@ -80,11 +123,9 @@ class Heart(CentreTask):
         expect("scaling", self.scaling == "centre" or self.protocol == "flamby", "centre", self.scaling)
 
     def initial_seed(self, seed: int) -> int:
-        """The run's own seed with ``reference``."""
         return seed if self.reference else super().initial_seed(seed)
 
     def site_data(self, site: str) -> TensorData:
-        """The centre's patients."""
         data = super().site_data(site)
         if self.scaling == "pooled":
             data.splits["train"] = self._pooled_scaling(site, data)
@@ -102,7 +143,6 @@ class Heart(CentreTask):
         return Split(scaled(table.numbers[table.rows[site]["train"]]), train.targets, train.attributes)
 
     def centres(self) -> Centres:
-        """The patients that the protocol keeps; their attributes are sex and age."""
         return _flamby() if self.protocol == "flamby" else _full()
 
     def scaled_by(self, train: np.ndarray) -> Scaling:
@@ -116,31 +156,30 @@ class Heart(CentreTask):
         return Scaling(mean, mean, sd)
 
     def table_inputs(self) -> TableInputs:
-        """The files' columns by their names, see ``readers.heart.COLUMNS``; the diagnosis is not needed."""
         return inputs_of(self.protocol)
 
 
 def inputs_of(protocol: str) -> TableInputs:
     """How the columns become features: the 13 numbers of "flamby", dummies among them, or all of "full"."""
-    used = [name for name in heart.COLUMNS[:-1] if protocol == "full" or name not in DROPPED]
+    used = [name for name in COLUMNS[:-1] if protocol == "full" or name not in DROPPED]
     if protocol == "full":
-        numbers = tuple(Feature(name, zero_is_missing=name in heart.IMPOSSIBLE) for name in NUMBERS)
-        flags = [Feature(name, (float(value),)) for name, values in heart.VALUES.items() for value in values]
-        plain = (*flags, *(Feature(name, missing=True, zero_is_missing=name in heart.IMPOSSIBLE) for name in GAPS))
+        numbers = tuple(Feature(name, zero_is_missing=name in IMPOSSIBLE) for name in NUMBERS)
+        flags = [Feature(name, (float(value),)) for name, values in VALUES.items() for value in values]
+        plain = (*flags, *(Feature(name, missing=True, zero_is_missing=name in IMPOSSIBLE) for name in GAPS))
     else:
-        dummies = [Feature(name, (float(value),)) for name in DUMMIES for value in heart.VALUES[name][1:]]
+        dummies = [Feature(name, (float(value),)) for name in DUMMIES for value in VALUES[name][1:]]
         numbers, plain = (*(Feature(name) for name in used if name not in DUMMIES), *dummies), ()
-    known = {name: tuple(map(str, values)) for name, values in heart.VALUES.items() if name in used}
+    known = {name: tuple(map(str, values)) for name, values in VALUES.items() if name in used}
     return TableInputs(numbers, plain, known, ("?", "NaN", "nan"), _attributes_of)
 
 
 @cache
 def _flamby() -> Centres:
-    kept = [name for name in heart.COLUMNS[:-1] if name not in DROPPED]
+    kept = [name for name in COLUMNS[:-1] if name not in DROPPED]
     cells, labels, rows = [], [], {}
     start = 0
-    for site in heart.FILES:
-        of, y = heart.patients(site), heart.diseased(site)
+    for site in FILES:
+        of, y = patients(site), diseased(site)
         found = np.stack([of[name] for name in kept], axis=1)
         whole = ~np.isnan(found).any(1)
         cells.append(found[whole])
@@ -168,15 +207,14 @@ def _flamby_split(labels: np.ndarray) -> dict[str, np.ndarray]:
 
 @cache
 def _full() -> Centres:
-    parts = [heart.patients(site) for site in heart.FILES]
+    parts = [patients(site) for site in FILES]
     sizes = [len(part["num"]) for part in parts]
     starts = np.cumsum([0, *sizes])
     rows = {
-        site: fixed_split(np.arange(start, start + n), "heart", site)
-        for site, n, start in zip(heart.FILES, sizes, starts)
+        site: fixed_split(np.arange(start, start + n), "heart", site) for site, n, start in zip(FILES, sizes, starts)
     }
-    table = {name: np.concatenate([part[name] for part in parts]) for name in heart.COLUMNS}
-    labels = np.concatenate([heart.diseased(site) for site in heart.FILES])
+    table = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
+    labels = np.concatenate([diseased(site) for site in FILES])
     return _made(labels, *inputs_of("full").of(table), rows, table)
 
 
@@ -195,8 +233,8 @@ def _made(
     rows: dict[str, dict[str, np.ndarray]],
     table: dict[str, np.ndarray],
 ) -> Centres:
-    kinds = {site: words for site, (_, words) in heart.FILES.items()}
-    return Centres(labels, numbers, plain, rows, kinds, _attributes(table))
+    kinds = {site: words for site, (_, words) in FILES.items()}
+    return Centres(labels, numbers, plain, _attributes(table), rows, kinds)
 
 
 def _attributes(table: Mapping[str, np.ndarray]) -> dict[str, list[str]]:

@@ -27,8 +27,7 @@ from typing import Literal
 import numpy as np
 
 from fairflare.core.errors import DataError
-from fairflare.datasets.kinds.quality import QualityShift
-from fairflare.datasets.readers.quality_tables import read_rows
+from fairflare.datasets.kinds.quality import QualityShift, read_rows
 
 METADATA = "ISIC_2019_Training_Metadata.csv"
 SEXES = ("female", "male")
@@ -53,7 +52,6 @@ class Isic2019(QualityShift):
     def described(
         self, root: Path, name: Literal["train", "test"], ids: Sequence[str]
     ) -> tuple[Sequence[dict[str, str]], np.ndarray]:
-        """Sex and age group of each image, and the same number for images of one lesion, from the metadata."""
         path = root / self.folder / METADATA
         if not path.exists():
             return super().described(root, name, ids)
@@ -68,7 +66,6 @@ class Isic2019(QualityShift):
 
 
 def _attributes(row: dict[str, str]) -> dict[str, str]:
-    """Those of sex and age group that the row knows."""
     sex, age, where = row["sex"], row["age_approx"], f"{METADATA}: {row['image']}"
     if sex not in (*SEXES, "unknown", ""):
         raise DataError("entry", f"{where}: sex: expected female, male or nothing, got {sex!r}")

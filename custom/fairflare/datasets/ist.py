@@ -1,23 +1,126 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The International Stroke Trial: who is dead or dependent six months after a stroke? 466 hospitals, 36 countries."""
+"""The International Stroke Trial: who is dead or dependent six months after a stroke? 466 hospitals, 36 countries.
+
+Origin, licence and columns of the file are in data/README.md.
+"""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from importlib import resources
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
 
+from fairflare.core.errors import UserError
 from fairflare.core.types import Training
-from fairflare.core.validation import Range
-from fairflare.data.checks import expect
+from fairflare.core.validation import Range, shown
 from fairflare.data.inputs import Scaling, TableInputs
-from fairflare.data.readers.table_features import Columns, as_numbers
-from fairflare.datasets.kinds.centres import Centres, CentreTask, fixed_split
-from fairflare.datasets.readers import trial
-from fairflare.tasks.base import Preset
+from fairflare.data.readers.table_features import Columns, Feature, as_numbers, parsed, stacked
+from fairflare.datasets.kinds.patients import Centres, CentreTask, fixed_split
+from fairflare.tasks.base import Preset, expect
+
+NUMBERS = {"RDELAY": (20.0, 12.0), "AGE": (72.0, 12.0), "RSBP": (160.0, 28.0)}
+"""Columns used as numbers -> rounded mean and standard deviation of the trial's patients: hours since the stroke,
+years, mmHg. They are constants of the task, so that a hospital of one patient needs no statistics."""
+CATEGORIES: dict[str, tuple[str, ...]] = {
+    "RCONSC": ("F", "D", "U"),
+    "SEX": ("M", "F"),
+    "RSLEEP": ("N", "Y"),
+    "RATRIAL": ("N", "Y"),
+    "RCT": ("N", "Y"),
+    "RVISINF": ("N", "Y"),
+    "RHEP24": ("N", "Y"),
+    "RASP3": ("N", "Y"),
+    **{f"RDEF{k}": ("N", "Y", "C") for k in range(1, 9)},
+    "STYPE": ("TACS", "PACS", "POCS", "LACS", "OTH"),
+    "RXASP": ("N", "Y"),
+    "RXHEP": ("N", "L", "M"),
+}
+"""Columns used as categories -> their values. The first one is the reference, which is a row of zeros like a missing
+value; H and M of RXHEP are one dose."""
+AT_RANDOMISATION = (*NUMBERS, *CATEGORIES)
+"""What was known, or allocated, when a patient was randomised; nothing else may be a feature."""
+COUNTRY_NAMES = {
+    "ARGE": "Argentina", "AUSL": "Australia", "AUST": "Austria", "BELG": "Belgium", "BRAS": "Brazil", "CANA": "Canada",
+    "CHIL": "Chile", "CZEC": "Czech-Republic", "DENM": "Denmark", "EIRE": "Ireland", "FINL": "Finland",
+    "FRAN": "France",
+    "GREE": "Greece", "HONG": "Hong-Kong", "HUNG": "Hungary", "INDI": "India", "ISRA": "Israel", "ITAL": "Italy",
+    "JAPA": "Japan", "NETH": "Netherlands", "NEW": "New-Zealand", "NORW": "Norway", "POLA": "Poland",
+    "PORT": "Portugal",
+    "ROMA": "Romania", "SING": "Singapore", "SLOK": "Slovakia", "SLOV": "Slovenia", "SOUT": "South-Africa",
+    "SPAI": "Spain", "SRI": "Sri-Lanka", "SWED": "Sweden", "SWIT": "Switzerland", "TURK": "Turkey", "UK": "UK",
+    "USA": "USA",
+}  # fmt: skip
+"""The file's codes."""
+
+
+@cache
+def table_of() -> Mapping[str, tuple[str, ...]]:
+    """Column -> its 19,435 cells as text, "" where missing, in the file's order."""
+    packed = resources.files("fairflare.datasets").joinpath("data/ist.csv.gz").read_bytes()
+    rows = csv.reader(io.StringIO(gzip.decompress(packed).decode()))
+    names = next(rows)
+    return dict(zip(names, zip(*rows)))
+
+
+def column_of(name: str) -> np.ndarray:
+    return np.array(table_of()[name])
+
+
+def outcomes(label: str) -> np.ndarray:
+    """int64 (N,): 1 where the outcome occurred, 0 where not, -1 where nobody knows.
+
+    Args:
+        label: "dependent-or-dead" six months after the stroke (OCCODE 1 or 2; the trial's own), or "death" at any time
+            of the follow-up (DIED), which is known of everyone.
+    """
+    if label == "death":
+        return column_of("DIED").astype(np.int64)
+    code = column_of("OCCODE")
+    return np.where(np.isin(code, ("1", "2")), 1, np.where(np.isin(code, ("3", "4")), 0, -1))
+
+
+def check_columns(names: Sequence[str]) -> None:
+    """Raise UserError unless ``names`` are different columns that were known at randomisation."""
+    for name in names:
+        if name not in AT_RANDOMISATION:
+            known = ", ".join(AT_RANDOMISATION)
+            raise UserError(f"features: expected columns known at randomisation ({known}), got {shown(name)}")
+    if len(set(names)) < len(names) or not names:
+        raise UserError(f"features: expected different columns, got {shown(', '.join(names))}")
+
+
+def made_of(names: Sequence[str]) -> tuple[tuple[Feature, ...], tuple[Feature, ...]]:
+    """Numbers and plain features that the columns ``names`` make; raises UserError for a column that is none."""
+    check_columns(names)
+    numbers = tuple(Feature(name) for name in names if name in NUMBERS)
+    return numbers, tuple(flag for name in names if name in CATEGORIES for flag in _flags(name))
+
+
+def features_of(names: Sequence[str] = AT_RANDOMISATION) -> tuple[np.ndarray, np.ndarray]:
+    """The features that the columns ``names`` make: numbers float64 (N, n), and 0 or 1 as float32 (N, m).
+
+    Raises:
+        UserError: a column that was not known at randomisation: an outcome, or the trial's own prediction of one.
+    """
+    numbers, plain = made_of(names)
+    arrays = parsed("ist.csv.gz", table_of(), (*numbers, *plain))
+    n = len(table_of()["AGE"])
+    return stacked(numbers, arrays, n), stacked(plain, arrays, n).astype(np.float32)
+
+
+def _flags(name: str) -> list[Feature]:
+    return [
+        Feature(name, (value, "H") if (name, value) == ("RXHEP", "M") else (value,)) for value in CATEGORIES[name][1:]
+    ]
+
 
 COUNTRIES = Training(rounds=30, epochs=1, batch_size=32, optimizer="sgd", lr=0.02, momentum=0.9, weight_decay=0.0)
 HOSPITALS = Training(rounds=50, epochs=1, batch_size=32, optimizer="sgd", lr=0.5, momentum=0.0, weight_decay=0.0)
@@ -84,59 +187,56 @@ class Ist(CentreTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         expect("least", self.least >= 1, "at least 1", self.least)
-        trial.check(self.columns())
+        check_columns(self.columns())
 
     @property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on an option
-        """Of ``outcome``."""
         return ("survived", "died") if self.outcome == "death" else ("independent", "dependent or dead")
 
     def columns(self) -> tuple[str, ...]:
-        """The columns that features are made of."""
-        return tuple(part.strip() for part in self.features.split(",")) if self.features else trial.AT_RANDOMISATION
+        return tuple(part.strip() for part in self.features.split(",")) if self.features else AT_RANDOMISATION
 
     def centres(self) -> Centres:
-        """The patients; their attributes are sex, age, consciousness and stroke type."""
         return _centres(self.sites_by, self.least, self.outcome, self.columns())
 
     def scaled_by(self, train: np.ndarray) -> Scaling:
         """(x - mean) / sd with constants, or with the site's own training patients where they are enough."""
         if self.scaling == "site" and len(train) >= ENOUGH:
             return Scaling.of(train)
-        known = [trial.NUMBERS[name] for name in self.columns() if name in trial.NUMBERS]
+        known = [NUMBERS[name] for name in self.columns() if name in NUMBERS]
         mean, sd = torch.tensor(known, dtype=torch.float64).reshape(-1, 2).unbind(1)
         return Scaling(mean, mean, sd)
 
     def table_inputs(self) -> TableInputs:
-        """The trial's columns by their names; a missing number of a new patient becomes the mean."""
-        numbers, plain = trial.made_of(self.columns())
-        known = {name: values for name, values in _codes().items() if name in self.columns()}
+        numbers, plain = made_of(self.columns())
+        codes = {**CATEGORIES, "RXHEP": (*CATEGORIES["RXHEP"], "H")}
+        known = {name: values for name, values in codes.items() if name in self.columns()}
         fixed = self.scaled_by(np.empty((0, 0))) if self.scaling == "shared" else None
         return TableInputs(numbers, plain, known, attributes=attributes_of, fixed=fixed)
 
 
 @lru_cache(maxsize=8)
 def _centres(sites_by: str, least: int, outcome: str, columns: tuple[str, ...]) -> Centres:
-    labels = trial.outcome(outcome)
+    labels = outcomes(outcome)
     rows, kinds = {}, {}
     for site, (kind, members) in _members(sites_by).items():
         split = {name: part[labels[part] >= 0] for name, part in fixed_split(members, "ist", site).items()}
         if len(members) >= least and len(split["train"]):
             rows[site], kinds[site] = split, kind
     expect("least", len(rows) > 1, f"a number of patients that two sites by {sites_by} have", least)
-    return Centres(labels, *trial.features(columns), rows, kinds, _attributes())
+    return Centres(labels, *features_of(columns), _attributes(), rows, kinds)
 
 
 @cache
 def _members(sites_by: str) -> dict[str, tuple[str, np.ndarray]]:
     """Site -> what it is, and the rows of its patients; a hospital has its number in the trial."""
-    countries, numbers = trial.column("COUNTRY"), trial.column("HOSPNUM").astype(np.int64)
+    countries, numbers = column_of("COUNTRY"), column_of("HOSPNUM").astype(np.int64)
     if sites_by == "country":
-        names = sorted(trial.COUNTRIES.items(), key=lambda item: item[1])
+        names = sorted(COUNTRY_NAMES.items(), key=lambda item: item[1])
         found = {words: (code, np.flatnonzero(countries == code)) for code, words in names}
         return {words: (f"{_hospitals(numbers[rows])}, code {code}", rows) for words, (code, rows) in found.items()}
     members = [(number, np.flatnonzero(numbers == number)) for number in np.unique(numbers)]
-    return {f"hospital-{number:03d}": (trial.COUNTRIES[countries[rows[0]]], rows) for number, rows in members}
+    return {f"hospital-{number:03d}": (COUNTRY_NAMES[countries[rows[0]]], rows) for number, rows in members}
 
 
 def _hospitals(numbers: np.ndarray) -> str:
@@ -146,7 +246,7 @@ def _hospitals(numbers: np.ndarray) -> str:
 
 @cache
 def _attributes() -> dict[str, list[str]]:
-    return attributes_of(trial.table())
+    return attributes_of(table_of())
 
 
 def attributes_of(columns: Columns) -> dict[str, list[str]]:
@@ -155,8 +255,3 @@ def attributes_of(columns: Columns) -> dict[str, list[str]]:
     ages = as_numbers("", "AGE", columns.get("AGE", ()))
     bands = ["" if np.isnan(age) else AGES[int(age > 65) + int(age > 75)] for age in ages]
     return {name: values for name, values in {**found, "age": bands}.items() if values}
-
-
-def _codes() -> dict[str, tuple[str, ...]]:
-    """Column -> the codes that it may hold."""
-    return {**trial.CATEGORIES, "RXHEP": (*trial.CATEGORIES["RXHEP"], "H")}

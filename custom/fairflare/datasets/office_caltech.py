@@ -23,16 +23,13 @@ from torch import nn
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
-from fairflare.data.checks import expect, expect_choices, site_index
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.kinds.domains import OverDomains
-from fairflare.datasets.kinds.flipping import FlippedData
+from fairflare.datasets.kinds.domains import FlippedData, OverDomains, images_in
 from fairflare.datasets.kinds.on_disk import ImagesOnDisk
 from fairflare.datasets.kinds.partition import ATTEMPTS
-from fairflare.datasets.readers.class_folders import images_in
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import PARTITION, SPLIT, Preset
+from fairflare.tasks.base import PARTITION, SPLIT, Preset, expect, expect_choices, site_index
 
 FOLDER = "office_caltech_10"
 DOMAINS = ("caltech", "amazon", "webcam", "dslr")
@@ -115,19 +112,15 @@ class OfficeCaltech(OverDomains, ImagesOnDisk):
         expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
 
     def network(self) -> nn.Module:
-        """Images (N, 3, size, size) -> logits (N, 10)."""
         return networks.build(self.model, len(self.mean), len(self.classes))
 
     def drawn(self) -> tuple[str, ...]:
-        """Who has which image."""
         return PARTITION, SPLIT
 
     def reader(self) -> Reader:
-        """Resized to a square."""
         return Reader(self.size, len(self.mean))
 
     def items(self, root: Path, site: str) -> Mapping[str, Sequence[Item]]:
-        """The site's images; the other domains' folders are not looked at."""
         which, place = divmod(site_index(site, self.sites()), self._per_domain)
         domain = DOMAINS[which]
         found = self.listed(root, domain)["train"]
@@ -154,7 +147,6 @@ class OfficeCaltech(OverDomains, ImagesOnDisk):
         return found
 
     def check_data(self) -> None:
-        """Look for every domain's images, without opening one."""
         for domain in DOMAINS:
             self.listed(self.root(), domain)
 

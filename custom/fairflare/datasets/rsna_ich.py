@@ -19,7 +19,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fairflare.datasets.kinds.quality import QualityShift
-from fairflare.datasets.simulated.phantom import CLASSES
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,6 @@ class RsnaIch(QualityShift):
     title = "RSNA ICH: subtype of an intracranial haemorrhage"
     real = "the CT slices and their labels (RSNA 2019), files that you bring"
     simulated = "the hospitals, a label-skewed split of the slices, and the noise of the last ones"
-    classes = CLASSES
+    classes = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
     folder = "ICH_20"
     suffix = ".png"

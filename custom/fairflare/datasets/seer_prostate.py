@@ -20,12 +20,11 @@ import numpy as np
 
 from fairflare.core.errors import DataError
 from fairflare.core.types import Training
-from fairflare.data.checks import expect
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.kinds.on_disk import OnDisk
 from fairflare.datasets.kinds.patients import Table, TableTask
 from fairflare.datasets.readers import sheets
-from fairflare.tasks.base import Preset
+from fairflare.tasks.base import Preset, expect
 
 FOLDER = "seer"
 TOP = 10
@@ -139,7 +138,6 @@ class SeerProstate(TableTask, OnDisk):
 
     @property
     def natural_groups(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on an option
-        """The years."""
         return _parts(self.years, ",")
 
     def columns(self, features: str) -> tuple[str, ...]:
@@ -148,12 +146,9 @@ class SeerProstate(TableTask, OnDisk):
         return found if features == "paper" else tuple(name for name in found if name not in LEAKS)
 
     def n_features(self) -> int:
-        """As many as the files have numbers and values of categories; reads them."""
-        table = self.table()
-        return table.numbers.shape[1] + table.plain.shape[1]
+        return self.table().n_features
 
     def table(self, own: SiteConfig | None = None) -> Table:
-        """All patients; their attributes are race and sex."""
         folder = self.needed(self.root(own) / FOLDER)
         names = [f"{year}.xlsx" for year in self.natural_groups] or sorted(
             path.name for path in folder.glob("*.xlsx") if not path.name.startswith(("~", "."))

@@ -18,9 +18,10 @@ import numpy as np
 
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
+from fairflare.datasets import support2
 from fairflare.datasets.kinds.on_disk import OnDisk
 from fairflare.datasets.kinds.patients import Table, TableTask
-from fairflare.datasets.readers import cohort, sheets
+from fairflare.datasets.readers import sheets
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.classes import TWO_CLASSES
 
@@ -33,9 +34,9 @@ PAPER_NUMBERS = (
 )  # fmt: skip
 """Numbers that upstream considers; avtisst, how much treatment days 3 to 25 took, is known only afterwards."""
 CATEGORIES = {
-    **{name: cohort.CATEGORIES[name] for name in ("income", "dzgroup")},
-    "dzclass": cohort.DISEASE_CLASSES,
-    "race": cohort.CATEGORIES["race"],
+    **{name: support2.CATEGORIES[name] for name in ("income", "dzgroup")},
+    "dzclass": support2.DISEASE_CLASSES,
+    "race": support2.CATEGORIES["race"],
 }
 BLACK = ("not black", "black")
 SGD = Training(rounds=20, epochs=2, batch_size=32, optimizer="sgd", lr=0.05, momentum=0.0, weight_decay=0.0)
@@ -78,7 +79,7 @@ class Support(TableTask, OnDisk):
     classes = ("survived", "died")
     headline = "auc"
     kind = TWO_CLASSES
-    attributes = {"race": cohort.CATEGORIES["race"], "black": BLACK, "sex": cohort.CATEGORIES["sex"]}
+    attributes = {"race": support2.CATEGORIES["race"], "black": BLACK, "sex": support2.CATEGORIES["sex"]}
     presets = {
         "small": Preset("two sites with skewed death rates; seconds on a laptop; needs support.xlsx", {}, SGD),
         "dzclass": Preset(
@@ -90,7 +91,7 @@ class Support(TableTask, OnDisk):
             PAPER,
         ),
     }
-    natural, natural_words, natural_groups = "dzclass", "disease classes", cohort.DISEASE_CLASSES
+    natural, natural_words, natural_groups = "dzclass", "disease classes", support2.DISEASE_CLASSES
     smallest_site, smallest_class = 40, 10
 
     features: Literal["clean", "paper"] = "clean"
@@ -104,13 +105,11 @@ class Support(TableTask, OnDisk):
     data_seed: int = 2024
 
     def n_features(self) -> int:
-        """28; as many as the file has for "paper", which is read for it."""
         if self.features == "paper":
             return self.table().plain.shape[1]
         return len(NUMBERS) + sum(map(len, CATEGORIES.values()))
 
     def table(self, own: SiteConfig | None = None) -> Table:
-        """All patients; their attributes are race, black and sex."""
         root = self.root(own)
         file = next((file for file in FILES if (root / file).exists()), FILES[0])
         return _table(self.needed(root / file).resolve(), self.features)

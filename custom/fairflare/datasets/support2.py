@@ -1,21 +1,84 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SUPPORT2: will a seriously ill patient die? A real cohort of 9,105 adults in five US hospitals, 1989 to 1994."""
+"""SUPPORT2: will a seriously ill patient die? A real cohort of 9,105 adults in five US hospitals, 1989 to 1994.
+
+Origin, licence and columns of the file are in data/README.md.
+"""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import resources
 from typing import Literal
 
 import numpy as np
 
 from fairflare.core.types import Training
 from fairflare.data.inputs import TableInputs
+from fairflare.data.readers.table_features import Feature, parsed, stacked
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.kinds.patients import Table, TableTask
-from fairflare.datasets.readers import cohort
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.classes import TWO_CLASSES
+
+NUMBERS = (
+    "age", "num.co", "edu", "scoma", "meanbp", "wblc", "hrt", "resp", "temp", "pafi",
+    "alb", "bili", "crea", "sod", "ph", "glucose", "bun", "urine", "adlp", "adls",
+)  # fmt: skip
+"""Columns used as numbers; a missing value becomes the median of the site's training patients."""
+CATEGORIES: dict[str, tuple[str, ...]] = {
+    "sex": ("female", "male"),
+    "race": ("asian", "black", "hispanic", "other", "white"),
+    "income": ("under $11k", "$11-$25k", "$25-$50k", ">$50k"),
+    "dzgroup": (
+        "ARF/MOSF w/Sepsis", "CHF", "COPD", "Cirrhosis", "Colon Cancer", "Coma", "Lung Cancer", "MOSF w/Malig",
+    ),
+    "ca": ("no", "yes", "metastatic"),
+    "diabetes": ("0", "1"),
+    "dementia": ("0", "1"),
+}  # fmt: skip
+"""The codebook's values of the columns used one-hot; a missing or unknown value is a row of zeros."""
+N_FEATURES = len(NUMBERS) + sum(map(len, CATEGORIES.values()))
+DISEASE_CLASSES = ("ARF/MOSF", "COPD/CHF/Cirrhosis", "Cancer", "Coma")
+LABELS = {"hospital_death": "hospdead", "death": "death"}
+
+
+@cache
+def cells_of() -> Mapping[str, tuple[str, ...]]:
+    """Column name -> its 9,105 cells as text, "" where missing, in the order of the original file."""
+    packed = resources.files("fairflare.datasets").joinpath("data/support2.csv.gz").read_bytes()
+    rows = csv.reader(io.StringIO(gzip.decompress(packed).decode()))
+    names = next(rows)
+    return dict(zip(names, zip(*rows)))
+
+
+MADE_NUMBERS = tuple(Feature(name) for name in NUMBERS)
+MADE_FLAGS = tuple(Feature(name, (value,)) for name, values in CATEGORIES.items() for value in values)
+"""What the columns make."""
+
+
+@cache
+def numbers_of() -> np.ndarray:
+    """float64 (9105, 20), nan where missing."""
+    return stacked(MADE_NUMBERS, parsed("support2.csv.gz", cells_of(), MADE_NUMBERS), len(cells_of()["age"]))
+
+
+@cache
+def flags_of() -> np.ndarray:
+    """float32 (9105, 26): the one-hot columns in the order of ``CATEGORIES``."""
+    found = stacked(MADE_FLAGS, parsed("support2.csv.gz", cells_of(), MADE_FLAGS), len(cells_of()["age"]))
+    return found.astype(np.float32)
+
+
+@cache
+def outcomes(label: str) -> np.ndarray:
+    """int64 (9105,): 1 where the patient died, for a key of ``LABELS``."""
+    return np.array(cells_of()[LABELS[label]], dtype=np.int64)
+
 
 TRAINING = Training(rounds=20, epochs=1, batch_size=64, optimizer="adam", lr=3e-3, weight_decay=5e-4)
 
@@ -51,7 +114,7 @@ class Support2(TableTask):
         "default": Preset("four natural sites, one per disease class; seconds on a laptop", {}, TRAINING),
         "dirichlet": Preset("eight sites with skewed death rates", {"sites_by": "dirichlet", "n_sites": 8}, TRAINING),
     }
-    natural, natural_words, natural_groups = "dzclass", "disease classes", cohort.DISEASE_CLASSES
+    natural, natural_words, natural_groups = "dzclass", "disease classes", DISEASE_CLASSES
     smallest_site, smallest_class = 40, 15
     stratified = False
 
@@ -65,31 +128,27 @@ class Support2(TableTask):
     data_seed: int = 2024
 
     def n_features(self) -> int:
-        """46."""
-        return cohort.N_FEATURES
+        return N_FEATURES
 
     def table_inputs(self) -> TableInputs:
-        """The cohort's columns by their names."""
         return TableInputs(
-            numbers=cohort.MADE_NUMBERS,
-            plain=cohort.MADE_FLAGS,
-            known=cohort.CATEGORIES,
+            numbers=MADE_NUMBERS,
+            plain=MADE_FLAGS,
+            known=CATEGORIES,
             attributes=lambda columns: {name: list(columns[name]) for name in Support2.attributes if name in columns},
         )
 
     def table(self, own: SiteConfig | None = None) -> Table:
-        """All patients; their attributes are race and sex."""
         return table_of(self.label)
 
 
 @cache
 def table_of(label: str) -> Table:
-    """The cohort with one of its two outcomes."""
-    cells = cohort.table()
+    cells = cells_of()
     return Table(
-        labels=cohort.outcome(label),
-        numbers=cohort.numbers(),
-        plain=cohort.flags(),
+        labels=outcomes(label),
+        numbers=numbers_of(),
+        plain=flags_of(),
         attributes={name: cells[name] for name in Support2.attributes},
-        groups=np.array([cohort.DISEASE_CLASSES.index(cell) for cell in cells["dzclass"]]),
+        groups=np.array([DISEASE_CLASSES.index(cell) for cell in cells["dzclass"]]),
     )

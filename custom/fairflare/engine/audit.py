@@ -25,7 +25,6 @@ class AuditLog:
     """Appends entries to a file; opening an existing file continues its chain and changes nothing before ``append``.
 
     Attributes:
-        path: the file.
         entries: what it held when it was opened.
         first: its first entry, empty when there is none.
     """
@@ -50,7 +49,8 @@ class AuditLog:
         Raises:
             UserError: the file is not as this object left it; then it is left alone.
         """
-        entry = {"seq": self._seq, "time": _now(), "event": event, **content, "prev": self._head}
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        entry = {"seq": self._seq, "time": now, "event": event, **content, "prev": self._head}
         entry["hash"] = entry_hash(entry)
         data = (_text(entry) + "\n").encode()
         with self.path.open("ab") as file:
@@ -73,19 +73,8 @@ class AuditLog:
             raise naming(error, self.path)  # noqa: B904  # the same error
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """All entries; raises UserError when a line is not the JSON that ``append`` writes."""
-    lines, torn = _lines(read_bytes(path, MOST_LOG), path.name)
-    _refuse_torn(torn, len(lines), path.name)
-    return [_entry(line, number, path.name) for number, line in enumerate(lines, 1)]
-
-
 def first_entry(path: Path) -> dict[str, Any]:
-    """The first entry of the log, {} while no whole, valid line is there; what follows it is not looked at.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """The first entry, {} while no whole, valid line is there; raises UserError where the file cannot be read."""
     line, end, _ = read_bytes(path, MOST_LOG).partition(b"\n")
     try:
         return (_chained(line + end, path.name)[0] or [{}])[0]
@@ -97,15 +86,15 @@ def verify(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
     """All entries of an unbroken chain; the file is not changed.
 
     Args:
-        path: the log.
         torn: whether a last line that a killed process did not write to its end is left out, in place of refused.
 
     Raises:
         UserError: names the first line that does not fit.
     """
     entries, rest = _chained(read_bytes(path, MOST_LOG), path.name)
-    if not torn:
-        _refuse_torn(b"x" * rest, len(entries), path.name)
+    if rest and not torn:
+        cause = "a process was killed while it wrote it, or it was cut"
+        raise UserError(f"{path.name}: line {len(entries) + 1} has no end: {cause}")
     return entries
 
 
@@ -160,14 +149,5 @@ def _entry(line: bytes, number: int, name: str) -> dict[str, Any]:
     return entry
 
 
-def _refuse_torn(torn: bytes, lines: int, name: str) -> None:
-    if torn:
-        raise UserError(f"{name}: line {lines + 1} has no end: a process was killed while it wrote it, or it was cut")
-
-
 def _text(entry: dict[str, Any]) -> str:
     return json.dumps(entry, allow_nan=False)
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

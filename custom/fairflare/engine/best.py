@@ -30,8 +30,6 @@ class Candidate:
     """A round's model and what sites found of it.
 
     Attributes:
-        round: which left the model.
-        model_sha256: its hash.
         values: site -> the metric on its validation split.
     """
 
@@ -45,10 +43,7 @@ class Choice:
     """How a run chooses among the models of its rounds.
 
     Attributes:
-        by: one of ``choices.BY``; "none" chooses nothing.
         weight: of the trade-off, w in mean - w (mean - worst); 0 is the mean, 1 the worst site.
-        metric: the task's headline metric.
-        higher: whether its higher values are better.
         least: sites that must have scored both of two models.
         shown: whether the chosen model is the one that the run's results, and all that follows them, are of.
     """
@@ -62,7 +57,6 @@ class Choice:
 
     @property
     def chooses(self) -> bool:
-        """Whether there is a choice at all."""
         return self.by != NO_CHOICE
 
     def score(self, values: Mapping[str, float]) -> float:
@@ -125,9 +119,6 @@ class Choice:
         """The model of the last round, which the final evaluation has scored.
 
         Args:
-            round: T.
-            model_sha256: its hash.
-            sites: site -> its results.
             own: whether layers stay at the sites: then a round's scores are of each site's own model, and so are these.
         """
         results = {site: (found.get(PERSONAL) or {}) if own else found for site, found in sites.items()}
@@ -136,17 +127,11 @@ class Choice:
 
 
 def of_line(entry: Entry, least: int) -> Choice:
-    """How a log's line says that its choice was made."""
     return Choice(entry["by"], entry["weight"], entry["metric"], entry["higher"], least)
 
 
 def check_line(entries: Sequence[Entry], least: int) -> None:
-    """Raise UserError where the last choice that a log tells of is not the one that its scores make.
-
-    Args:
-        entries: of a log that ``history.read_history`` has followed, in which a model was chosen.
-        least: see ``Choice``.
-    """
+    """Raise UserError where the last choice that a log tells of is not the one that its scores make."""
     line = next(entry for entry in reversed(entries) if entry["event"] == "best")
     before = entries[: entries.index(line)]
     evaluation = next(e for e in reversed(before) if e["event"] == "evaluation")
@@ -163,11 +148,6 @@ class Best:
 
     A new best model is written after the line that holds its scores and before that round's checkpoint, and the one
     before it goes after the checkpoint: whatever a kill leaves, the best model of the checkpoint's round is there.
-
-    Attributes:
-        folder: the run's.
-        choice: how it is chosen.
-        found: the best model whose scores are known.
     """
 
     folder: Path
@@ -178,7 +158,6 @@ class Best:
         self._files = ModelFiles(self.folder / BEST_MODELS)
 
     def go_on(self, entries: Sequence[Entry], round: int) -> None:
-        """Take over what a process has left that came to the end of ``round``."""
         if self.choice.chooses:
             self.found = self.choice.so_far(entries, round)
             self.settle()
@@ -206,7 +185,6 @@ class Best:
         raise RunFailed(f"{BEST_MODELS}/{self.found.round}{SUFFIX}: is not the model that {AUDIT} says it is")
 
     def save(self, model: StateDict) -> None:
-        """The run's choice, as a state dict."""
         save_tensors(self.folder / BEST, model)
 
     def clear(self) -> None:
@@ -216,18 +194,7 @@ class Best:
 
 
 def check_files(folder: Path, entries: Sequence[Entry], choice: Choice, round: int, *, ended: bool) -> None:
-    """Every model below ``best`` and ``best.safetensors`` is one that the log names so; none that is needed is missing.
-
-    Args:
-        folder: the run's.
-        entries: of its log.
-        choice: of its configuration.
-        round: where its checkpoint stands.
-        ended: whether it came to its end.
-
-    Raises:
-        UserError: one line that says what does not fit.
-    """
+    """Raise UserError unless the log names all below ``best`` and ``best.safetensors``, and none is missing."""
     lines = [entry for entry in entries if entry["event"] == "best"]
     files = ModelFiles(folder / BEST_MODELS)
     if not choice.chooses and (lines or files.all() or is_there(folder / BEST)):

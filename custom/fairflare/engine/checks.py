@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -35,9 +35,13 @@ class Refused(Exception):
 
 
 def first_good(
-    answers: Sequence[Answer], check: Callable[[Answer], T]
+    answers: Sequence[Answer], check: Callable[[Answer], T], round: int | None
 ) -> tuple[dict[str, T], dict[str, Rejection], list[str]]:
-    """Site -> what ``check`` made of its first good answer; the first rejection per site; sites that went on."""
+    """Site -> what ``check`` made of its first good answer; the first rejection per site; sites that went on.
+
+    Args:
+        round: the number of the round that answers must be to; None: any.
+    """
     found: dict[str, T] = {}
     refused: dict[str, Rejection] = {}
     repeated: list[str] = []
@@ -46,6 +50,7 @@ def first_good(
             repeated.append(answer.site)
             continue
         try:
+            check_tag(answer, round)
             found[answer.site] = check(answer)
         except Refused as error:
             refused.setdefault(answer.site, Rejection(answer.site, error.code, error.detail))
@@ -54,13 +59,12 @@ def first_good(
     return found, refused, repeated
 
 
-def left_out(refused: Mapping[str, Rejection], found: Mapping[str, Any]) -> list[Rejection]:
+def left_out(refused: Mapping[str, Rejection], found: Collection[str]) -> list[Rejection]:
     """The rejections of sites of which nothing was accepted, sorted by site."""
     return [refused[site] for site in sorted(refused) if site not in found]
 
 
 def silent(asked: Iterable[str], answers: Sequence[Answer]) -> list[Rejection]:
-    """The rejections of sites that were asked and of which nothing came back."""
     heard = {a.site for a in answers}
     return [Rejection(s, "no_answer", "no answer in time") for s in sorted(asked) if s not in heard]
 
@@ -82,7 +86,6 @@ def checked_count(value: Any, declared: int | None, name: str = "n_examples", sp
     """A whole number within the range of its specification and at most ``declared``; raises Refused.
 
     Args:
-        value: anything.
         declared: what the site declared before the first round; None: nothing.
         name: the field, which is also the refusal's code.
         spec: its specification; by default that of n_k.
@@ -105,7 +108,6 @@ def checked_metrics(metrics: Any, ranges: Ranges | None = None) -> dict[str, flo
     """The numbers within their ranges among ``metrics``; they inform people, so a bad one is just dropped.
 
     Args:
-        metrics: anything.
         ranges: name -> range of every metric of the task; None: any short name, see ``core.metric.named``.
     """
     return _among(metrics, lambda name: named(name).range if ranges is None else ranges.get(name))
@@ -159,7 +161,6 @@ def one_line(text: str) -> str:
 
 
 def short(text: str) -> str:
-    """At most 64 characters of ``text``."""
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 

@@ -69,14 +69,12 @@ class View:
     secure: bool = False
 
     def numbers(self) -> tuple[Number, ...]:
-        """Everything that a site may send."""
         return _numbers(self.cells, self.secure)
 
     def checked(self, found: Any, most: float = MOST_EXAMPLES, least: int = 0, *, as_binned: bool = True) -> Numbers:
         """The numbers of one site as they are accepted.
 
         Args:
-            found: anything.
             most: the most patients that the site can have.
             least: the site's minimum, where that is known.
             as_binned: whether a bin's risks lie between its edges; False once they were changed.
@@ -101,7 +99,6 @@ class Nothing(View):
     """Of a run whose sites say nothing of it."""
 
     def numbers(self) -> tuple[Number, ...]:
-        """None."""
         return ()
 
 

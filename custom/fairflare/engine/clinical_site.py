@@ -25,10 +25,8 @@ class ClinicalAtSite:
     """A site's part.
 
     Attributes:
-        view: of the run.
         min_count: the fewest patients whose numbers leave the site; None: none leave.
         seed: the run's, of what intervals resample.
-        name: of the site, for the same.
     """
 
     view: View
@@ -37,7 +35,6 @@ class ClinicalAtSite:
     name: str = ""
 
     def of_model(self, cases: Cases) -> Numbers:
-        """What leaves of the model's risks."""
         risks, outcomes = self._looked_at(cases, None)
         return self._all(cases, risks, risks, outcomes, self.view.threshold)
 
@@ -47,7 +44,6 @@ class ClinicalAtSite:
         Bins hold the patients that they held before: only their risks are new.
 
         Args:
-            cases: of the same split, with the model's own outputs.
             changed: (N, C) probabilities after the step; None: they stay.
             threshold: the site's own; None: the run's.
         """
@@ -129,9 +125,6 @@ class ClinicalAtSite:
         """Name and patients of all and of each cell, and whether their means, classes and decisions may leave.
 
         Args:
-            cases: of the split.
-            ones: those that it came true of.
-            flags: those whose risk is at least the threshold.
             moved: those who crossed it by a step, by way and outcome.
             apart: whether decisions about all may leave beside those before the step.
         """

@@ -1,30 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a line of the audit log says of a round."""
+"""What a round leaves: its line in the audit log, and an outcome that may become the federation's next model."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from fairflare.aggregators.base import Outcome
+from fairflare.core.errors import RunFailed
 from fairflare.core.schema import Answer, audited
-from fairflare.core.types import Round
+from fairflare.core.types import Round, StateDict
 from fairflare.engine.checks import Rejection, checked_seconds
 from fairflare.engine.gate import Verdict
+from fairflare.functional.variances import without_negative_variances
+from fairflare.privacy.egress import all_finite
 
 SAME = 1e-12
 """Weights that differ by less are noted as uniform."""
 
 
 def round_entry(round: Round, verdict: Verdict, outcome: Outcome, answers: Sequence[Answer]) -> dict[str, Any]:
-    """What the log keeps of a round beside hashes and seconds of the server.
-
-    Args:
-        round: t and T.
-        verdict: of the gate.
-        outcome: of the rule.
-        answers: of all exchanges of the round.
-    """
+    """What the log keeps of a round beside hashes and seconds of the server."""
     notes = dict(outcome.notes)
     if len(outcome.weights) > 1 and max(outcome.weights.values()) - min(outcome.weights.values()) < SAME:
         notes["weights"] = "uniform"
@@ -57,13 +54,23 @@ def by_site(rejections: Sequence[Rejection]) -> dict[str, dict[str, str]]:
 
 
 def too_few(round: int, accepted: int, needed: int, rejections: Sequence[Rejection]) -> str:
-    """Why a round ends the run, with every rejected site's reason.
-
-    Args:
-        round: its number.
-        accepted: sites.
-        needed: sites.
-        rejections: of the round.
-    """
+    """Why a round ends the run, with every rejected site's reason."""
     reasons = "; ".join(f"{r.site}: {r.code} ({r.detail})" for r in rejections)
     return f"round {round}: {accepted} accepted sites, {needed} needed; {reasons or 'no other site'}"
+
+
+def usable(outcome: Outcome, model: StateDict, round: Round) -> Outcome:
+    """The outcome without negative variances.
+
+    Raises:
+        RunFailed: a model of it is not finite, or has other entries than ``model``.
+    """
+    shared = without_negative_variances(outcome.model)
+    own = {site: without_negative_variances(outcome.models[site]) for site in sorted(outcome.models)}
+    for site, found in {"": shared, **own}.items():
+        whose = f"round {round.number}: the rule's model" + (f" for site {site}" if site else "")
+        if {key: value.shape for key, value in found.items()} != {key: value.shape for key, value in model.items()}:
+            raise RunFailed(f"{whose} has other entries than the one that was sent; the one before it was kept")
+        if not all(all_finite(value) for value in found.values()):
+            raise RunFailed(f"{whose} is not finite; the one before it was kept")
+    return dataclasses.replace(outcome, model=shared, models=own)

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fairflare.core.metric import finite
-from fairflare.core.types import Batch, SiteData, SplitName
+from fairflare.core.types import INTERVALS, Batch, SiteData, SplitName
+from fairflare.engine.checks import Ranges, is_number
 from fairflare.functional.resampling import Array
 from fairflare.privacy.counts import released
 
@@ -18,6 +19,11 @@ Predictions = tuple[Tensor, Tensor, Tensor]
 """Condensed outputs and targets, and the groups (N,)."""
 Condense = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """What is kept of one batch of outputs and targets."""
+LEVEL = 0.95
+ENDS = ("low", "high")
+ALIKE = 1e-6
+"""How far a metric's value may be from that which its interval was made around."""
+Intervals = dict[str, dict[str, dict[str, float]]]
 
 
 class Scoring(Protocol):
@@ -76,19 +82,13 @@ def predict(
 
 
 class Both:
-    """Condenses batches one way and keeps, of the same passes, what another way makes of them.
-
-    Args:
-        condense: what ``predict`` is to return.
-        other: what is kept beside it.
-    """
+    """Condenses batches one way and keeps, of the same passes, what another way makes of them."""
 
     def __init__(self, condense: Condense, other: Condense) -> None:
         self._condense, self._other = condense, other
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """One batch."""
         self._kept.append(self._other(outputs, targets))
         return self._condense(outputs, targets)
 
@@ -110,10 +110,6 @@ def results(
     """Split -> metrics, "groups" -> split -> group -> {"n", "value"}, and "n" -> split -> examples.
 
     Args:
-        predicted: a split -> the model's predictions on it.
-        data: the site's.
-        scoring: the task's.
-        groups: names of the groups that ``data`` tells apart.
         min_count: the fewest examples of a group whose numbers leave the site; None: none leave.
     """
     found: dict[str, dict[str, Any]] = {"groups": {}}
@@ -133,8 +129,6 @@ def group_values(
     Args:
         hits: float64 (N,) in [0, 1]; empty where nothing is a case's score: then there is nothing.
         members: (N,) index of each example's group, -1 where it is in none.
-        groups: their names.
-        min_count: see ``results``.
     """
     if len(hits) != len(members):
         return {}
@@ -146,3 +140,59 @@ def group_values(
         for name, row, n, free in zip(groups, rows, counts, may_leave)
         if free and n
     }
+
+
+def over_patients(
+    found: Predictions, scoring: Scoring, min_count: int | None, beside: Mapping[str, float]
+) -> Intervals:
+    """``INTERVALS`` -> metric -> ``ENDS``; empty where none may leave, or the model has diverged.
+
+    They speak of which cases were tested, not of how another training would have ended. They do not depend on the
+    order of the cases nor on a draw that says anything of one: whoever knew the resamples of a bootstrap, as a server
+    would that asks about a model whose predictions it can foresee, could solve it for single cases.
+
+    Args:
+        min_count: the fewest cases that an interval leaves of, and the fewest of each class where the metric depends on
+            classes; None: none leaves.
+        beside: the metrics of these cases that the site sends; no other value has an interval.
+    """
+    outputs, targets, _ = found
+    if min_count is None or not beside or len(targets) < max(min_count, 1) or not bool(torch.isfinite(outputs).all()):
+        return {}
+    try:
+        ends = scoring.ends(outputs, targets, max(min_count, 1), LEVEL)
+    except Exception:  # a task from outside may condense in another way; without its results all would be lost
+        return {}
+    # A metric that a task computes in its own way has no interval rather than that of another quantity.
+    kept = {name: dict(zip(ENDS, pair)) for name, (value, *pair) in ends.items() if _alike(value, beside.get(name))}
+    return {INTERVALS: kept} if kept else {}
+
+
+def checked_intervals(content: object, values: Mapping[str, float], ranges: Ranges | None) -> Intervals:
+    """``INTERVALS`` of what a site has sent, at the server; a bad one is dropped, since it informs people alone.
+
+    Args:
+        values: the metrics on its test split that were accepted; an interval holds its metric's.
+        ranges: name -> range of the task's metrics; None: they are not known, and no interval is kept.
+    """
+    sent = content.get(INTERVALS) if isinstance(content, Mapping) else None
+    if not isinstance(sent, Mapping):
+        return {}
+    kept = {}
+    for name in sorted(set(values) & set(ranges or ())):
+        pair = sent.get(name)
+        ends: list[Any] = [pair.get(end) for end in ENDS] if isinstance(pair, Mapping) else []
+        found = [float(end) for end in ends if is_number(end)]
+        if len(found) == len(ENDS) and _in_order((ranges or {})[name], found, values[name]):
+            kept[name] = dict(zip(ENDS, found, strict=True))
+    return {INTERVALS: kept} if kept else {}
+
+
+def _in_order(bounds: tuple[float, float], ends: Sequence[float], value: float) -> bool:
+    """Whether ``ends`` lie within ``bounds`` and hold ``value``, but for rounding."""
+    (least, most), (low, high) = bounds, ends
+    return least <= low <= value + ALIKE and value - ALIKE <= high <= most
+
+
+def _alike(value: float, shown: float | None) -> bool:
+    return shown is not None and abs(value - shown) <= ALIKE

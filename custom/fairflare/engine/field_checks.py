@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate's check of every kind of field: the value as it is accepted, or ``Refused`` with a code."""
+"""The gate's check of each field of an answer: the update's form, its counts, and what parts declared.
+
+An update is looked at once: form, finiteness and norms come of one pass over its entries. Small entries are looked at
+together, since a network has a hundred of them: a call costs more than their contents. Counts are held against the
+site's number of training examples, and against each other: each of them is within its own range, which is as wide as
+any site may be, and rules add them over sites, so that a site whose counts nothing holds down is the federation.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +19,7 @@ from torch import Tensor
 from fairflare.core.lazy_tensors import Stored, gathered
 from fairflare.core.schema import Spec
 from fairflare.core.slots import Slot, nested, wrong_tensors
-from fairflare.core.types import Number
+from fairflare.core.types import GROUP_COUNT, Number, StateDict
 from fairflare.engine.checks import (
     Ranges,
     Refused,
@@ -24,9 +30,101 @@ from fairflare.engine.checks import (
     materialized,
     short,
 )
-from fairflare.engine.norms import hypots, norm_of
-from fairflare.engine.update_form import ROUNDING, VARIANCE, Form, Measured
+from fairflare.engine.norms import Norms, hypots, kind_of, norm_of
+from fairflare.functional.group_rates import CORRECT, SEEN, Counts, counts_of
 from fairflare.privacy.egress import all_finite
+
+SMALL = 1 << 14
+"""Entries below this size are looked at together."""
+VARIANCE = "running_var"
+"""How the name of a variance ends."""
+ROUNDING = -1e-6
+"""How far below zero a variance may end."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An accepted update, and kind -> size, see ``norms.norms_of``: both come of one look."""
+
+    update: Mapping[str, Tensor]
+    sizes: Norms
+
+
+@dataclass(frozen=True)
+class Group:
+    """Entries that are looked at together: one large one, or the small ones of one kind and type.
+
+    Attributes:
+        room: how large the update's norm may be there for its sum with the model to be finite for sure.
+        variances: (N,) the model's values, where these are variances.
+    """
+
+    keys: tuple[str, ...]
+    kind: str
+    room: float
+    variances: Tensor | None
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an update to a model must look like, worked out once for all sites that were sent it."""
+
+    entries: StateDict
+    dtypes: Mapping[str, torch.dtype]
+    sizes: Norms
+    groups: tuple[Group, ...]
+
+    @classmethod
+    def of(cls, model: StateDict, trainable: frozenset[str]) -> Form:
+        """The form of updates to ``model``."""
+        entries = {key: value for key, value in model.items() if value.is_floating_point()}
+        together: dict[tuple[str, torch.dtype, bool, str], list[str]] = {}
+        for key, value in entries.items():
+            variance = key.endswith(VARIANCE)
+            alone = "" if value.numel() < SMALL or variance else key
+            together.setdefault((kind_of(key, trainable), value.dtype, variance, alone), []).append(key)
+        groups, norms = [], []
+        for (kind, dtype, variance, _), keys in together.items():
+            flat = _flat([entries[key] for key in keys])
+            norms.append((kind, norm_of(flat)))
+            room = torch.finfo(dtype).max / 2 - norms[-1][1]
+            groups.append(Group(tuple(keys), kind, room, flat if variance and flat.numel() else None))
+        return cls(entries, {key: value.dtype for key, value in entries.items()}, hypots(norms), tuple(groups))
+
+    def look(self, update: Mapping[str, Any]) -> Measured | None:
+        """The update with its sizes; None where an entry needs a closer look, whether or not it is good.
+
+        Entries that lie in files stay there: those of one group at a time are read.
+        """
+        held: dict[str, Tensor | Stored] = {}
+        for key, like in self.entries.items():
+            value = update[key]
+            kind = type(value)
+            if kind is Tensor:
+                if value.layout is not torch.strided or value.device.type != "cpu":
+                    return None
+                value = value.detach() if value.requires_grad else value
+            elif kind is not Stored:
+                return None
+            if value.shape != like.shape or value.dtype is not like.dtype:
+                return None
+            held[key] = value
+        norms = []
+        for group in self.groups:
+            flat = _flat([materialized(held[key]) for key in group.keys])
+            norms.append((group.kind, norm_of(flat)))
+            # A norm is no less than any entry: below this none of the sum with the model leaves the type's range.
+            if not norms[-1][1] < group.room:
+                return None
+            if group.variances is not None and not float((group.variances + flat).min()) >= ROUNDING:
+                return None
+        return Measured(gathered(held, self.dtypes), hypots(norms))
+
+
+def _flat(values: Sequence[Tensor]) -> Tensor:
+    """(N,): all entries of ``values``, of one without a copy."""
+    flat = [value.reshape(-1) for value in values]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 @dataclass(frozen=True)
@@ -34,7 +132,6 @@ class Against:
     """What the server knows that an answer is held against."""
 
     form: Form
-    round: int
     declared: int | None
     numbers: Sequence[Number]
     wanted: Sequence[str]
@@ -116,7 +213,7 @@ def _check_difference(value: Any) -> None:
 
 Check = Callable[[str, Any, Spec, Against], Any]
 CHECKS: Mapping[str, Check | None] = {
-    "round": None,  # ``check_tag`` has looked at it
+    "round": None,  # ``first_good`` has looked at it
     "error": None,
     "name": None,
     "difference": lambda name, value, spec, at: _check_difference(value),
@@ -131,3 +228,47 @@ CHECKS: Mapping[str, Check | None] = {
 
 A kind that is not here cannot be accepted.
 """
+
+
+def check_counts(scalars: Mapping[str, float], specs: Sequence[Number], n_examples: int) -> None:
+    """Raise Refused for counts that no ``n_examples`` training examples have."""
+    counted = {spec.name: spec.of_examples for spec in specs if spec.of_examples is not None and spec.name in scalars}
+    for name, times in counted.items():
+        value, most = scalars[name], times * n_examples
+        if value != int(value) or value > most:
+            raise _wrong(f"{name}: expected a whole number of at most {most:g}, got {value:g}")
+    _check_sizes(scalars, n_examples)
+    if SEEN in counted:
+        _check_decisions(scalars)
+
+
+def _check_sizes(scalars: Mapping[str, float], n_examples: int) -> None:
+    """Groups are parts of the training split: whole numbers whose sum is not above its size."""
+    counts = [value for name, value in scalars.items() if name.startswith(f"{GROUP_COUNT}/")]
+    if any(value != int(value) for value in counts) or sum(counts) > n_examples:
+        raise _wrong(f"group_count: expected whole numbers of at most {n_examples} in all")
+
+
+def _check_decisions(scalars: Mapping[str, float]) -> None:
+    """Groups are parts of the examples that were seen, and what is right or wrong in them is so of all.
+
+    A positive that was found is a right answer; one that was missed and a false alarm are wrong ones, whatever the
+    number of classes.
+    """
+    seen, correct = scalars[SEEN], scalars.get(CORRECT, 0.0)
+    if correct > seen:
+        raise _wrong(f"{CORRECT}: expected at most the {seen:g} seen, got {correct:g}")
+    groups = counts_of(scalars)
+    for name, one in groups.items():
+        if one.true_positives > one.positives or one.false_positives > one.negatives:
+            raise _wrong(f"group {name}: more decisions for the positive class than examples")
+    total = sum(groups.values(), Counts())
+    if total.positives + total.negatives > seen:
+        raise _wrong(f"groups: expected at most the {seen:g} examples seen, got {total.positives + total.negatives:g}")
+    wrong = total.positives - total.true_positives + total.false_positives
+    if total.true_positives > correct or wrong > seen - correct:
+        raise _wrong(f"groups: expected decisions of which {correct:g} of {seen:g} can be right")
+
+
+def _wrong(detail: str) -> Refused:
+    return Refused("count_mismatch", detail)

@@ -14,12 +14,11 @@ from fairflare.core.lazy_tensors import gathered, held
 from fairflare.core.schema import SPLITS, Answer, answer_fields
 from fairflare.core.slots import Slot
 from fairflare.core.types import MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, Reply, StateDict
-from fairflare.engine import intervals, norms
+from fairflare.engine import norms
 from fairflare.engine.checks import (
     Ranges,
     Refused,
     Rejection,
-    check_tag,
     checked_metrics,
     checked_sizes,
     first_good,
@@ -28,9 +27,8 @@ from fairflare.engine.checks import (
 )
 from fairflare.engine.choices import RATIO
 from fairflare.engine.clinical import CLINICAL, NOTHING, View
-from fairflare.engine.count_checks import check_counts
-from fairflare.engine.field_checks import CHECKS, Against
-from fairflare.engine.update_form import Form, Measured
+from fairflare.engine.evaluation import checked_intervals
+from fairflare.engine.field_checks import CHECKS, Against, Form, Measured, check_counts
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,6 @@ class Verdict:
         replies: accepted, sorted by site.
         rejections: sorted by site; a site with an accepted answer has none.
         flags: site -> remarks on an accepted answer, e.g. "zero_update".
-        norms: site -> kind -> size of its accepted update, see ``norms.norms_of``.
         tensors: name of a declared tensor -> median of its size over the accepted answers, see ``norms.medians``.
     """
 
@@ -57,8 +54,6 @@ class Gate:
     """Checks answers against the model they answer to.
 
     Attributes:
-        trainable: names of the model's trainable parameters.
-        scalars: what the method's probes report, with ranges.
         wanted: names of the scalars that the rule cannot do without.
         anchored: what probes report in a round's second exchange, with ranges.
         max_norm_ratio: how many times larger than others' an update may be, see ``norms.too_large``, or a declared
@@ -100,9 +95,7 @@ class Gate:
         """Accept or reject every answer; of several good answers of a site the first one counts.
 
         Args:
-            answers: in any order.
             model: w^t, which fixes keys, shapes and types.
-            round: the number of the round that was asked for.
             declared: n_k that each known site declared at the start.
             history: sizes of the sites' last accepted updates, and of declared tensors, see ``norms.remembered``.
             own: site -> the model that it was sent in place of w^t.
@@ -114,21 +107,22 @@ class Gate:
         def accept(answer: Answer) -> Reply:
             other = (own or {}).get(answer.site)
             against = form if other is None else Form.of(self.shared(other), self.trainable)
-            reply, sizes[answer.site] = self._accept(answer, against, round, declared.get(answer.site))
+            reply, sizes[answer.site] = self._accept(answer, against, declared.get(answer.site))
             return reply
 
-        accepted, refused, repeated = first_good(answers, accept)
-        flags: dict[str, list[str]] = {}
-        for site in repeated:
-            flags.setdefault(site, []).append("duplicate")
-        scales = norms.scales_of(model, self.trainable, form.sizes)
+        accepted, refused, repeated = first_good(answers, accept, round)
+        scales, history = norms.scales_of(model, self.trainable, form.sizes), history or {}
         beside = {site: self._tensor_sizes(reply) for site, reply in accepted.items()}
-        self._reject_outliers(accepted, sizes, beside, refused, flags, scales, history or {})
-        replies = self._completed([accepted[site] for site in sorted(accepted)], whole)
-        flags = {site: flags[site] for site in sorted(flags)}
-        norms_of = {site: sizes[site] for site in sorted(accepted)}
-        medians = norms.medians({site: beside[site] for site in accepted})
-        return Verdict(replies, left_out(refused, accepted), flags, norms_of, medians)
+        outliers = norms.tensors_too_large(beside, self.max_norm_ratio, norms.largest_medians(history))
+        known = {site: sizes[site] for site in accepted}
+        outliers |= norms.too_large(known, scales, self.max_norm_ratio, history)
+        refused |= {site: Rejection(site, "norm", detail) for site, detail in outliers.items()}
+        kept = sorted(accepted.keys() - outliers.keys())
+        replies = self._completed([accepted[site] for site in kept], whole)
+        zero = {site: [] if any(known[site].values()) else ["zero_update"] for site in kept}
+        flags = {site: remarks for site in kept if (remarks := ["duplicate"] * repeated.count(site) + zero[site])}
+        medians = norms.medians({site: beside[site] for site in kept})
+        return Verdict(replies, left_out(refused, kept), flags, {site: known[site] for site in kept}, medians)
 
     def implausible(self, total: StateDict, model: StateDict, history: norms.History | None = None) -> str:
         """Why a sum of updates cannot be one, in words; empty when it can: all that is seen with secure sums.
@@ -144,19 +138,17 @@ class Gate:
         """Site -> the scalars of its answer to "compare", and the rejections."""
 
         def accept(answer: Answer) -> dict[str, float]:
-            values = self._checked(
-                answer, "compare", Against(Form.of({}, self.trainable), round, None, self.anchored, ())
-            )
+            values = self._checked(answer, "compare", Against(Form.of({}, self.trainable), None, self.anchored, ()))
             return dict(values["scalars"])
 
-        found, refused, _ = first_good(answers, accept)
+        found, refused, _ = first_good(answers, accept, round)
         return found, left_out(refused, found)
 
-    def _accept(self, answer: Answer, form: Form, round: int, declared: int | None) -> tuple[Reply, norms.Norms]:
+    def _accept(self, answer: Answer, form: Form, declared: int | None) -> tuple[Reply, norms.Norms]:
         """The reply, and kind -> size of its update."""
         wanted = (*self.wanted, *(number.name for number in self.scalars if number.required))
         values = self._checked(
-            answer, "train", Against(form, round, declared, self.scalars, wanted, self.metrics, self.tensors)
+            answer, "train", Against(form, declared, self.scalars, wanted, self.metrics, self.tensors)
         )
         check_counts(values["scalars"], self.scalars, values["n_examples"])
         measured: Measured = values["update"]
@@ -164,7 +156,6 @@ class Gate:
 
     def _checked(self, answer: Answer, task: str, against: Against) -> dict[str, Any]:
         """Field -> its accepted value, for every field that travels in ``task``; the cheap checks come first."""
-        check_tag(answer, against.round)
         fields = [(name, spec) for name, spec in answer_fields().items() if spec.travels(task)]
         fields.sort(key=lambda field: field[1].kind in ("update", "tensors"))
         values = {}
@@ -183,27 +174,6 @@ class Gate:
         zeros = {key: torch.zeros_like(value) for key, value in entries.items() if key in self.personal}
         dtypes = {key: value.dtype for key, value in entries.items()}
         return [dataclasses.replace(r, update=gathered(zeros | held(r.update), dtypes)) for r in replies]
-
-    def _reject_outliers(
-        self,
-        accepted: dict[str, Reply],
-        sizes: Mapping[str, norms.Norms],
-        beside: Mapping[str, Mapping[str, float]],
-        refused: dict[str, Rejection],
-        flags: dict[str, list[str]],
-        scales: norms.Norms,
-        history: norms.History,
-    ) -> None:
-        known = {site: sizes[site] for site in accepted}
-        for site, found in known.items():
-            if not any(found.values()):
-                flags.setdefault(site, []).append("zero_update")
-        outliers = norms.tensors_too_large(beside, self.max_norm_ratio, norms.largest_medians(history))
-        outliers |= norms.too_large(known, scales, self.max_norm_ratio, history)
-        for site, detail in outliers.items():
-            refused[site] = Rejection(site, "norm", detail)
-            del accepted[site]
-            flags.pop(site, None)
 
     def _tensor_sizes(self, reply: Reply) -> dict[str, float]:
         """Name -> size of the declared tensors that are compared."""
@@ -236,16 +206,10 @@ def inspect_evaluation(
     """Site -> split -> metrics, "groups" -> split -> group -> {"n", "value"}, and the intervals; the rejections.
 
     Args:
-        answers: in any order.
-        round: the number of the round that was asked for.
-        groups: names of the run's groups.
-        metrics: name -> range; None: any name.
         personal: whether a site may report the same of its personal model, which then stands under "personal".
-        view: what a site may say of calibration and decisions, which then stands under "clinical".
     """
 
     def check(answer: Answer) -> dict[str, Any]:
-        check_tag(answer, round)
         found = _checked_splits(answer.metrics, groups, metrics) | _checked_trivial(answer.metrics, metrics)
         if clinical := view.checked(answer.clinical, found["n"].get("test", 0.0)):
             found[CLINICAL] = clinical
@@ -255,7 +219,7 @@ def inspect_evaluation(
             raise Refused(PERSONAL, "personal: expected no results of a personal model, the trainer keeps none")
         return found | {PERSONAL: _checked_splits(answer.personal, groups, metrics)}
 
-    found, refused, _ = first_good(answers, check)
+    found, refused, _ = first_good(answers, check, round)
     return {site: found[site] for site in sorted(found)}, left_out(refused, found)
 
 
@@ -267,7 +231,7 @@ def _checked_splits(content: Any, groups: Sequence[str], metrics: Ranges | None)
     found: dict[str, Any] = {split: checked_metrics(content.get(split), metrics) for split in SPLITS}
     found["n"] = checked_sizes(content.get("n"), SPLITS)
     found["groups"] = {split: _checked_groups(cells.get(split), groups) for split in SPLITS}
-    found |= intervals.checked(content, found["test"], metrics)
+    found |= checked_intervals(content, found["test"], metrics)
     for split, known in found["groups"].items():
         total = sum(cell["n"] for cell in known.values())
         if total > found["n"].get(split, 0.0):

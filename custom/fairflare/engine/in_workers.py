@@ -38,11 +38,8 @@ class InWorkers:
     """Sites in worker processes, which are asked side by side; as a context it ends them.
 
     Args:
-        names: the sites.
         count: how many processes, at most one per site.
         build: makes sites, in the process where they live; "spawn" pickles it.
-        method: how the processes start, see ``core.workers``.
-        threads: torch threads of each.
         announce: called here with each site before its data are read.
         tell: called here with what preflight finds at each site.
     """
@@ -81,7 +78,6 @@ class InWorkers:
         stop(worker.process for worker in self._workers)
 
     def sites(self) -> list[str]:
-        """Every site is always there."""
         return list(self._names)
 
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
@@ -128,8 +124,6 @@ class _SiteWorker:
     """The server's side of one worker.
 
     Attributes:
-        process: the worker.
-        names: its sites.
         waiting: what it has yet to be sent in this exchange.
         busy: how many answers it owes.
     """
@@ -144,7 +138,6 @@ class _SiteWorker:
         """Send what waits, as far as the worker may have it at once.
 
         Args:
-            number: of the exchange.
             packed: models by identity that were packed in this exchange: many sites are sent the same one.
         """
         while self.waiting and self.busy < AHEAD:
@@ -175,7 +168,6 @@ class _SiteWorker:
 
 
 def named(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 

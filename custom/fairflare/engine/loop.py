@@ -19,35 +19,27 @@ from fairflare.core.schema import IN_USE
 from fairflare.core.slots import flat
 from fairflare.core.types import PERSONAL, Info, Reply, Round, StateDict
 from fairflare.core.versions import all_versions
-from fairflare.engine.after.server import After
-from fairflare.engine.aggregation.base import Aggregation, Trained
-from fairflare.engine.aggregation.plain import Plain
-from fairflare.engine.attendance import Participation
+from fairflare.engine.after.server import After, Benefit
+from fairflare.engine.aggregation.base import Aggregation, Plain, Trained
 from fairflare.engine.audit import AuditLog
-from fairflare.engine.benefit.server import Benefit
 from fairflare.engine.best import Best, Choice, check_files
 from fairflare.engine.checks import Rejection, silent
 from fairflare.engine.clinical import CLINICAL
-from fairflare.engine.disk_buffer import Spooled
-from fairflare.engine.entries import by_site, round_entry, too_few
+from fairflare.engine.entries import by_site, round_entry, too_few, usable
 from fairflare.engine.files import AUDIT, BEST, BEST_MODELS, CHECKPOINT, MODEL, UNSCORED, is_there
 from fairflare.engine.gate import Gate, Verdict, inspect_evaluation, steps_of
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.history import RunHistory, last_counted, read_history
+from fairflare.engine.history import RunHistory, last_counted, left_behind, read_final, read_history, read_standing
 from fairflare.engine.log_lines import COMPLETED, FORMAT
-from fairflare.engine.logged_files import left_behind, read_final, read_standing
 from fairflare.engine.messages import Answer, Instruction, Transport
 from fairflare.engine.norms import remembered
-from fairflare.engine.outcomes import usable
 from fairflare.engine.preflight import Statement, inspect_preflight, refusal, turned_away
 from fairflare.engine.scoring import LAST, Backlog, Beside, Score, Scored
 from fairflare.engine.state import Checkpoint, save_checkpoint, save_tensors
-from fairflare.engine.straggler_policy import EarlyEnd
-from fairflare.engine.traffic import Traffic
-from fairflare.participation.all import All
-from fairflare.participation.base import Selector
-from fairflare.server_optimizers.base import ServerOptimizer
-from fairflare.server_optimizers.none import Add
+from fairflare.engine.straggler_policy import EarlyEnd, Participation
+from fairflare.engine.traffic import Spooled, Traffic
+from fairflare.participation.base import All, Selector
+from fairflare.server_optimizers.base import Add, ServerOptimizer
 from fairflare.trainers.base import ServerState, Trainer
 from fairflare.trainers.sgd import PlainTrainer
 
@@ -66,31 +58,18 @@ class Federation:
     """Runs rounds until the last one and leaves checkpoint, audit log and, at the end, the model in ``folder``.
 
     Attributes:
-        rule: turns accepted replies into the next model.
-        gate: decides which answers become replies.
-        transport: reaches the sites.
         rounds: T; 0 trains nothing: the initial model is evaluated.
         min_sites: the run stops, keeping its last good model, when fewer sites are accepted in a round.
         folder: where everything is written; a checkpoint found there is continued from.
         header: what the audit log's first entry says about the run (method, task, seed, versions ...).
-        observers: shown every audit entry.
-        groups: names of the groups that sites report values of at the end.
         lr: local learning rate of the sites, which rules may use; 0: not known.
         leave_out: a site that trains nothing and is only evaluated at the end; empty: none.
         score: metrics on the task's shared test sets, asked for the model of each of the last rounds; None: there are
             none.
-        scored_rounds: how many these are.
-        beside: what the sites may be doing while the server scores.
-        aggregation: combines a round's answers, in the clear or as secure sums.
         accept: codes of preflight's errors that count as warnings in this run.
         selector: says which of the training sites that are there take part in a round; min_sites is judged among them.
-        server_optimizer: steps along the update that the rule has combined.
-        seed: the run's, for the selector.
-        after: what is done with the final model once it has been evaluated; None: nothing.
-        benefit: what joining gives each site is asked for then; None: it is not.
         early_end: when the transport ends a round's training exchange; who is missing then is late and not absent.
         trainer: the sites', for its server half.
-        choice: how the best model among those of the rounds is chosen; by default none is.
     """
 
     rule: Rule
@@ -140,7 +119,6 @@ class Federation:
         return Round(max(self.rounds, 1), max(self.rounds, 1))
 
     def _run(self, standing: Checkpoint) -> Checkpoint:
-        """The rounds after ``standing``, the evaluation, the scores and the end."""
         try:
             for number in range(standing.round + 1, self.rounds + 1):
                 standing = self._round(standing, Round(number, self.rounds))
@@ -290,7 +268,6 @@ class Federation:
             self._backlog.logged(scored)
 
     def _trained(self, standing: Checkpoint, round: Round, answers: list[Answer], missing: list[Rejection]) -> Trained:
-        """What the aggregation is given of a round."""
         info, quorum = partial(self._info, standing, round), partial(self._require_quorum, round)
         missed = partial(self._participation.missed, round.number)
         return Trained(self.rule, self.gate, self._traffic, standing, round, answers, missing, info, quorum, missed)
@@ -307,13 +284,11 @@ class Federation:
         return dataclasses.replace(outcome, model=model), state
 
     def _step(self, standing: Checkpoint, outcome: Outcome) -> tuple[Outcome, Mapping[str, Any]]:
-        """The outcome with the server optimizer's model, and the optimizer's next state."""
         step = self.server_optimizer.step
         model, state = step(standing.model, outcome.model, standing.server, self.gate.trainable)
         return dataclasses.replace(outcome, model=model), state
 
     def _info(self, standing: Checkpoint, round: Round, replies: Sequence[Reply] = ()) -> Info:
-        """What the rule knows of the round beside replies and state."""
         taking_part = self.selector.ever(sorted(standing.declared))
         declared = {site: n for site, n in standing.declared.items() if site in taking_part}
         return Info(round, self.lr, steps_of(replies), len(declared), standing.models, declared)
@@ -353,7 +328,6 @@ class Federation:
         return answers, [r for r in missing if r.code != "absent" or r.site in wanted], standing
 
     def _sent_to(self, site: str, standing: Checkpoint, info: Info) -> dict[str, Any]:
-        """What a site is sent beside the model: by the rule, by the trainer's server half, and where it stands."""
         orders = self.rule.orders(standing.state, site, info), self.trainer.orders(standing.trainer, site, info)
         tensors = (
             self.rule.tensors_for(standing.state, site, info),
@@ -451,7 +425,6 @@ class Federation:
         """Site -> its accepted results of the model that it is sent, and the rejections.
 
         Args:
-            models: site -> model.
             used: the sites that use what they are sent, or their own version of it.
             round: the one that left the models; None: the last.
         """

@@ -1,32 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a site keeps from round to round: its own models and optimizer state, on its own disk."""
+"""What a site keeps on its own disk: models, its optimizer's state, and what it was asked for after the last round."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.types import StateDict
+from fairflare.core.types import Round, StateDict
 from fairflare.engine.after.site import after_file
-from fairflare.engine.files import SUFFIX, read_tensors, refuse_earlier
+from fairflare.engine.files import SUFFIX, is_there, read_json, read_tensors, refuse_earlier
 from fairflare.engine.lock import Busy, locked
-from fairflare.engine.query_budget import ENDING as ASKED
-from fairflare.engine.query_budget import asked_file
 from fairflare.engine.state import clear_half_written, remove_files, save_json, save_tensors
 from fairflare.privacy.egress import all_finite
 
 PERSONAL_ENDING = ".personal"
 BEST_ENDING = f".best{PERSONAL_ENDING}"
 """What the name of a personal model's file has before its suffix; no site's name ends so."""
-INPUTS_ENDING = ".inputs.json"
+ASKED_ENDING, INPUTS_ENDING = ".asked.json", ".inputs.json"
 ALONE_ENDING, WORK_ENDING = f".solo{SUFFIX}", f".solo-work{SUFFIX}"
 """What the names of the files have of a model that a site has trained, or is training, alone."""
+ENDINGS = (ASKED_ENDING, INPUTS_ENDING, ALONE_ENDING, WORK_ENDING)
 WAIT = 30.0
 """Seconds that a job which continues a federation gives the process of the job before to end."""
 
@@ -44,8 +46,8 @@ def claimed(path: Path) -> Iterator[None]:
             stack.enter_context(locked(path.parent, f"{path.name}.lock", wait=WAIT))
         except Busy:
             raise DataError("memory", f"{path.stem}: another job of this federation is at work at this site") from None
-        files = (Path, personal_file, after_file, asked_file, inputs_file, alone_file, alone_work_file)
-        own = {file(path).name for file in files} | {personal_file(path, best=True).name}
+        models = {personal_file(path).name, personal_file(path, best=True).name, after_file(path).name}
+        own = {path.name, *models, *(path.stem + ending for ending in ENDINGS)}
         clear_half_written(path.parent, own.__contains__)
         yield
 
@@ -54,25 +56,23 @@ def personal_file(path: Path, *, best: bool = False) -> Path:
     """Where a site's personal model lies, beside its memory: "site-1.personal.safetensors".
 
     Args:
-        path: of the memory.
         best: the one that goes with the model that the run has chosen: "site-1.best.personal.safetensors".
     """
     return path.with_name(f"{path.stem}{BEST_ENDING if best else PERSONAL_ENDING}{SUFFIX}")
 
 
-def inputs_file(path: Path) -> Path:
-    """Where a site keeps what it needs to prepare new inputs, beside its memory: "site-1.inputs.json"."""
-    return path.with_name(f"{path.stem}{INPUTS_ENDING}")
+def _beside(ending: str, path: Path) -> Path:
+    return path.with_name(path.stem + ending)
 
 
-def alone_file(path: Path) -> Path:
-    """Where the model lies that a site has trained alone, beside its memory: "site-1.solo.safetensors"."""
-    return path.with_name(path.stem + ALONE_ENDING)
-
-
-def alone_work_file(path: Path) -> Path:
-    """Where it lies while it is being trained, with what the training goes on from."""
-    return path.with_name(path.stem + WORK_ENDING)
+inputs_file = partial(_beside, INPUTS_ENDING)
+"""Where a site keeps what it needs to prepare new inputs, beside its memory: "site-1.inputs.json"."""
+asked_file = partial(_beside, ASKED_ENDING)
+"""Where it keeps what it was asked for after the last round."""
+alone_file = partial(_beside, ALONE_ENDING)
+"""Where the model lies that a site has trained alone."""
+alone_work_file = partial(_beside, WORK_ENDING)
+"""Where it lies while it is being trained, with what the training goes on from."""
 
 
 def forget(folder: Path, sites: Iterable[str]) -> None:
@@ -80,7 +80,7 @@ def forget(folder: Path, sites: Iterable[str]) -> None:
 
     Personal models, and those that sites have trained alone, stay too: they are results.
     """
-    own = {f"{site}{ending}" for site in sites for ending in (SUFFIX, f"{SUFFIX}.lock", ASKED, WORK_ENDING)}
+    own = {f"{site}{ending}" for site in sites for ending in (SUFFIX, f"{SUFFIX}.lock", ASKED_ENDING, WORK_ENDING)}
     with contextlib.suppress(OSError):  # nothing reads them any more
         remove_files(folder, own.__contains__)
 
@@ -113,12 +113,7 @@ class SiteMemory:
         return _copied(self._rounds.get(round, {}))
 
     def save_personal(self, model: StateDict, *, best: bool = False) -> None:
-        """Write the site's personal model as a state dict beside the memory's file, where there is one.
-
-        Args:
-            model: a state dict.
-            best: see ``personal_file``.
-        """
+        """Write the site's personal model as a state dict beside the memory's file, where there is one."""
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             save_tensors(personal_file(self._path, best=best), _copied(model))
@@ -130,7 +125,6 @@ class SiteMemory:
             save_json(inputs_file(self._path), content)
 
     def has(self, round: int) -> bool:
-        """Whether ``round`` itself has kept something."""
         return bool(self._rounds.get(round))
 
     def discard(self, round: int) -> None:
@@ -150,8 +144,6 @@ class SiteMemory:
         """Keep ``values`` as those of ``round``; of the rounds before, only the latest is kept beside it.
 
         Args:
-            round: its number.
-            values: of the round.
             best: the round whose model is the best so far: what the site had after it is kept too. None: none is.
         """
         earlier = [r for r in self._rounds if r < round]
@@ -200,3 +192,76 @@ def _detached(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _detached(item) for key, item in value.items()}
     return [_detached(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+class AskedAgain(Exception):
+    """Something that a site does not do a second time, or not yet; the text holds no number of the site's."""
+
+
+class Asked:
+    """What was asked after the last round: of one model, with one set of sites, told one total, once per run.
+
+    A second model would show its cases from another side, and two sums that differ by a site would show that site's
+    own. The same question may come again, as after a kill, and is answered the same.
+
+    Args:
+        path: the file that survives a restart; None keeps it in this object only.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._first: dict[str, Any] = {}
+        if path is not None and is_there(path):
+            self._first = read_json(path)
+
+    def check(self, model: str, sites: Sequence[str], total: Sequence[float] | None = None) -> None:
+        """Raise AskedAgain for another question than the first, or for results before the sums.
+
+        Args:
+            model: hash of the model whose outputs the cases are of.
+            sites: those in a sum that hides each of them; none in the clear.
+            total: the sums over all sites that results are asked for with; None: the site's own sums are asked for.
+        """
+        question = _question(model, sites, total)
+        if total is not None and "sites" not in self._first:
+            raise AskedAgain("results before the sums")
+        for name, value in question.items():
+            if self._first.get(name, value) != value:
+                raise AskedAgain(f"another {name} than the first after the last round")
+
+    def is_of(self, model: str) -> bool:
+        """Whether nothing was asked so far of another model; from now on nothing will be answered of another."""
+        if self._first.get("model", model) != model:
+            return False
+        self._note({"model": model})
+        return True
+
+    def keep(self, model: str, sites: Sequence[str], total: Sequence[float] | None = None) -> None:
+        """Take note of what was checked and is about to be answered."""
+        self._note(_question(model, sites, total))
+
+    def once(self, name: str, model: str) -> None:
+        """Take note of the model that ``name`` is asked with; raise AskedAgain for another than the first."""
+        if self._first.get(name, model) != model:
+            raise AskedAgain(f"{name} with another model than the first after the last round")
+        self._note({name: model})
+
+    def _note(self, question: Mapping[str, Any]) -> None:
+        first = {**self._first, **question}
+        if first != self._first and self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            save_json(self._path, first)
+        self._first = first
+
+
+def check_last(round: Round, rounds: int) -> None:
+    """Raise AskedAgain unless it is the last of ``rounds``."""
+    if round != Round(rounds, rounds):
+        raise AskedAgain("before the last round")
+
+
+def _question(model: str, sites: Sequence[str], total: Sequence[float] | None) -> dict[str, Any]:
+    question: dict[str, Any] = {"model": model, "sites": sorted(sites)}
+    if total is not None:
+        question["total"] = hashlib.sha256(json.dumps([float(value) for value in total]).encode()).hexdigest()
+    return question

@@ -7,8 +7,14 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from fairflare.core.schema import Answer, Instruction, TaskName
+from fairflare.core.types import StateDict
 
-__all__ = ["Answer", "Instruction", "TaskName", "Transport"]
+__all__ = ["Answer", "Declared", "Instruction", "SiteModels", "TaskName", "Transport"]
+
+SiteModels = Mapping[str, StateDict]
+"""Site -> the model that it is sent."""
+Declared = Mapping[str, int]
+"""Site -> training examples that it has declared."""
 
 
 class Transport(Protocol):

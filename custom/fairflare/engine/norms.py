@@ -45,7 +45,6 @@ FREEDOM = {PARAMETERS: 1.0, MEANS: 1e4, VARIANCES: 1e4, BUFFERS: 1e4}
 
 
 def kind_of(key: str, trainable: frozenset[str]) -> str:
-    """The kind of a floating-point entry of the model."""
     if key in trainable:
         return PARAMETERS
     return {"running_mean": MEANS, "running_var": VARIANCES}.get(key.rpartition(".")[2], BUFFERS)
@@ -93,11 +92,6 @@ def scales_of(model: StateDict, trainable: frozenset[str], sizes: Norms | None =
     """Kind -> how large the received model is there, on the scale of ``norms_of``; above 0.
 
     Means are measured by the spread of what they are means of, so that a mean of 0 has a scale too.
-
-    Args:
-        model: w^t.
-        trainable: names of its trainable entries.
-        sizes: ``norms_of`` the model, where they are known already.
     """
     entries = {key: value for key, value in model.items() if value.is_floating_point()}
     scales = dict(norms_of(entries, trainable) if sizes is None else sizes)
@@ -131,9 +125,7 @@ def too_large(
 
     Args:
         norms: site -> ``norms_of`` its update; updates that are zero altogether are compared with nothing.
-        scales: of the model that was sent.
         ratio: above 1.
-        history: see ``History``.
     """
     pool = {site: sizes for site, sizes in norms.items() if any(sizes.values())}
     everyone = {kind: sorted(sizes[kind] for sizes in pool.values()) for kind in next(iter(pool.values()), {})}
@@ -211,13 +203,7 @@ def _bounds(
 def remembered(
     history: History, norms: Mapping[str, Norms], tensors: Mapping[str, float] | None = None
 ) -> dict[str, dict[str, list[float]]]:
-    """``history`` with the sizes of a round's accepted updates added; zero updates say nothing and are left out.
-
-    Args:
-        history: before the round.
-        norms: of the accepted updates.
-        tensors: ``medians`` of the accepted answers' declared tensors.
-    """
+    """``history`` with the sizes of a round's accepted updates added; zero updates say nothing and are left out."""
     kept: dict[str, dict[str, list[float]]] = {site: dict(kinds) for site, kinds in history.items()}
     for site, sizes in norms.items():
         if any(sizes.values()):

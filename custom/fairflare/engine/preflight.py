@@ -14,7 +14,6 @@ from fairflare.core.versions import NAMES, TEXT, differences
 from fairflare.engine.checks import (
     Refused,
     Rejection,
-    check_tag,
     checked_count,
     first_good,
     is_number,
@@ -42,7 +41,6 @@ class Statement:
     Attributes:
         n_examples: n_k; None where its data cannot be used.
         findings: in words that every site may read, errors first.
-        versions: name -> version, for the audit log.
     """
 
     n_examples: int | None
@@ -50,7 +48,6 @@ class Statement:
     versions: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """For the audit log."""
         return {"findings": [f.public for f in self.findings], "versions": dict(self.versions)}
 
 
@@ -63,12 +60,9 @@ def inspect_preflight(
     """Site -> its statement, compared with the server's versions and with the other sites', and the rejections.
 
     Args:
-        answers: to "preflight".
-        here: the server's versions.
         declared: site -> examples that sites have declared before; the first word counts.
-        accepted: codes of errors that the run accepts.
     """
-    found, refused, _ = first_good(answers, lambda answer: _checked(answer, here, accepted))
+    found, refused, _ = first_good(answers, lambda answer: _checked(answer, here, accepted), None)
     sizes = {site: s.n_examples for site, s in found.items() if s.n_examples} | dict(declared or {})
     statements = {}
     for site in sorted(found):
@@ -87,7 +81,9 @@ def refusal(statements: Mapping[str, Statement], rejections: Sequence[Rejection]
         for line in _errors(statement):
             sites.setdefault(line, []).append(site)
     lines = [f"{some(in_order(names))}: {line}" for line, names in sites.items()]
-    return "preflight: " + "; ".join(_cut(lines)) + _left_out(statements) if lines else ""
+    if len(lines) > MOST_LINES:
+        lines = [*lines[:SHOWN_LINES], f"and {len(lines) - SHOWN_LINES} more"]
+    return "preflight: " + "; ".join(lines) + _left_out(statements) if lines else ""
 
 
 def _left_out(statements: Mapping[str, Statement]) -> str:
@@ -97,10 +93,6 @@ def _left_out(statements: Mapping[str, Statement]) -> str:
     if not 0 < len(small) <= FEW or len(small) == len(codes):
         return ""
     return f"; left out with {' '.join(f'--without {site}' for site in small)}"
-
-
-def _cut(lines: list[str]) -> list[str]:
-    return lines if len(lines) <= MOST_LINES else [*lines[:SHOWN_LINES], f"and {len(lines) - SHOWN_LINES} more"]
 
 
 def turned_away(statements: Mapping[str, Statement], rejections: Sequence[Rejection]) -> dict[str, Rejection]:
@@ -126,7 +118,6 @@ def _one_line(code: str, found: Sequence[Finding]) -> str:
 
 
 def _checked(answer: Answer, here: Mapping[str, str], accepted: Collection[str]) -> Statement:
-    check_tag(answer, None)
     content = answer.metrics
     if not isinstance(content, Mapping) or not isinstance(content.get("findings"), Mapping):
         raise Refused("malformed", "preflight: expected findings and versions")
@@ -136,16 +127,13 @@ def _checked(answer: Answer, here: Mapping[str, str], accepted: Collection[str])
             raise Refused("malformed", "preflight: expected known findings with bands of counts")
         if name.startswith("accepted/") and name.rpartition("/")[2] not in accepted:
             raise Refused("malformed", "preflight: an error that this run does not accept")
-    if not isinstance(there, Mapping) or set(there) != set(NAMES) or not all(_is_version(v) for v in there.values()):
+    there = there if isinstance(there, Mapping) else {}
+    if set(there) != set(NAMES) or not all(isinstance(text, str) and TEXT.fullmatch(text) for text in there.values()):
         raise Refused("malformed", f"preflight: expected versions of {', '.join(NAMES)}")
     findings = [*_of_versions(here, there), *unpacked(counts)]
     broken = any(f.level == "error" for f in findings)
     n_examples = None if broken and answer.n_examples is None else checked_count(answer.n_examples, None)
     return Statement(n_examples, tuple(worst_first(findings)), dict(there))
-
-
-def _is_version(value: Any) -> bool:
-    return isinstance(value, str) and TEXT.fullmatch(value) is not None
 
 
 def _of_size(site: str, sizes: Mapping[str, int]) -> list[Finding]:

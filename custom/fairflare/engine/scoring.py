@@ -20,7 +20,7 @@ from typing import Any
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import StateDict
 from fairflare.engine.history import RunHistory
-from fairflare.engine.unscored import Unscored
+from fairflare.engine.model_files import Unscored
 
 LAST = 5
 """Rounds that a mean in the FedISM+ tables is over."""
@@ -44,8 +44,6 @@ class Scored:
     """What one model got, as the log's line says it.
 
     Attributes:
-        round: which left the model.
-        model_sha256: the model's hash in that round's line.
         test_sets: test set -> "corrupted", "n" and "metrics".
         seconds: "score": wall time, in which the thread may have waited for the server's own work.
     """
@@ -61,11 +59,7 @@ class Backlog:
     """The models that scores are owed for.
 
     Attributes:
-        folder: the run's.
-        rounds: T.
         score: None where the task has no shared test sets.
-        beside: when the thread may work.
-        last: how many of the last rounds are scored.
         owed: round -> hash of its model, which is in a file.
     """
 
@@ -83,7 +77,6 @@ class Backlog:
         self._may_work, self._closed = threading.Event(), False
 
     def check(self, run_history: RunHistory, round: int) -> None:
-        """See ``Unscored.check``; nothing is changed."""
         self._files.check(run_history, round)
 
     def go_on(self, run_history: RunHistory, round: int) -> None:
@@ -92,7 +85,6 @@ class Backlog:
         self._files.clear(set(self.owed))
 
     def wants(self, round: int) -> bool:
-        """Whether the model of ``round`` is to be scored."""
         return self.score is not None and round > self.rounds - self.last
 
     def owe(self, round: int, model: StateDict, sha256: str) -> None:
@@ -127,11 +119,7 @@ class Backlog:
             yield future.result()
 
     def rest(self, round: int) -> Iterator[Scored]:
-        """What is owed up to ``round``, waited for.
-
-        Raises:
-            RunFailed: a file is not the model that the log names.
-        """
+        """What is owed up to ``round``, waited for; raises RunFailed where a file is not the model of the log."""
         self._may_work.set()
         for number in [number for number in self.owed if number <= round]:
             future = self._found.pop(number, None)

@@ -22,18 +22,15 @@ from fairflare.core.types import TRIVIAL, Batch, LocalWork, Round, SiteData, Spl
 from fairflare.core.versions import all_versions
 from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.after.site import AfterAtSite
-from fairflare.engine.aggregation.base import SitePart
-from fairflare.engine.aggregation.plain import PlainAtSite
+from fairflare.engine.aggregation.base import PlainAtSite, SitePart
 from fairflare.engine.benefit.alone import Alone
 from fairflare.engine.benefit.measured import ROUNDS, Pair, measured
 from fairflare.engine.clinical_site import ClinicalAtSite
-from fairflare.engine.evaluation import Both, Condense, Predictions, Scoring, predict, results
+from fairflare.engine.evaluation import Both, Condense, Predictions, Scoring, over_patients, predict, results
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.incoming_checks import check_received
-from fairflare.engine.intervals import over_patients
-from fairflare.engine.memory import SiteMemory, is_finite
+from fairflare.engine.memory import Asked, AskedAgain, SiteMemory, check_last, is_finite
 from fairflare.engine.messages import Answer, Instruction
-from fairflare.engine.query_budget import Asked, AskedAgain, check_last
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.probes.base import Probe
 from fairflare.trainers.base import Trainer
@@ -48,26 +45,15 @@ class Site:
     """One hospital's side of a federation.
 
     Attributes:
-        name: the site's name.
         data: its data; None: what ``look`` finds when they are first needed.
         network: overwritten by every received model; sites in one process may share it.
-        trainer: how it trains.
         probes: what it measures, each at its own time (``Probe.when``).
-        training: local training settings.
-        scoring: how the task scores outputs.
-        seed: the run's seed.
-        execution: where and how it computes.
-        stop_if_aborted: called once per batch.
-        objective: see ``LocalWork``.
-        groups: names of the groups that ``data`` tells apart.
         min_count: the fewest examples of a group whose numbers leave the site; None: none leave.
-        memory: what it keeps from round to round.
         egress: what may leave the site; None checks nothing.
         script: does the work in place of trainer and probes, on data of its own; what it answers is checked as any
             answer is.
         look: looks for what is wrong with the site's data; returns the findings and, without errors, the data.
         tell: called with every finding, whose text is for the people at the site.
-        aggregation: what is done with its answers before they leave: nothing, or its part in secure sums.
         receives: "name/entry" -> slot of the tensors that its parts receive beside the model.
         after: what it does after the last round; None: nothing.
         asked: what it was asked for then, which is answered once.
@@ -136,7 +122,7 @@ class Site:
         check_received(instruction, self.receives)
         if self._find_data():
             raise RuntimeError(f"site {self.name}: its data have errors; see preflight")
-        return self._work(instruction, self._seed_of(instruction), self._kept(instruction))
+        return self._work(instruction, self._kept(instruction))
 
     def _seed_of(self, instruction: Instruction) -> int:
         return derive(self.seed, instruction.task, self.name, instruction.round.number)
@@ -158,14 +144,14 @@ class Site:
         return Answer(site=self.name, round=instruction.round.number, error=f"egress: {refusal}")
 
     def _answer(self, instruction: Instruction) -> Answer:
-        work: dict[str, Callable[[Instruction, int], Answer]] = {
+        work: dict[str, Callable[[Instruction], Answer]] = {
             "preflight": self._preflight,
             "train": self._train,
             "compare": self._compare,
             "evaluate": self._evaluate,
             **({"calibrate": self._calibrate, "adjust": self._adjust} if self.after is not None else {}),
             **({"solo": self._solo, "benefit": self._benefit} if self.alone is not None else {}),
-            **{task: _without_seed(answers) for task, answers in self.aggregation.tasks.items()},
+            **self.aggregation.tasks,
         }
         if instruction.task not in work:
             raise ValueError(f"unknown task {instruction.task!r}; known: {', '.join(work)}")
@@ -180,7 +166,7 @@ class Site:
         if instruction.task == "train" and self.execution.is_undecided:
             self._compare_layouts()
             seed_everything(seed)
-        return work[instruction.task](instruction, seed)
+        return work[instruction.task](instruction)
 
     def _find_data(self) -> list[Finding]:
         """Look for the data unless they are there; what is wrong when they cannot be used."""
@@ -192,12 +178,12 @@ class Site:
         self._findings = found
         return found if self.data is None else []
 
-    def _preflight(self, instruction: Instruction, seed: int) -> Answer:
+    def _preflight(self, instruction: Instruction) -> Answer:
         """Look at the data, and on a GPU whether a batch fits."""
         self._find_data()
         found = list(self._findings)
         if self.data is not None and self.execution.on_gpu:
-            for finding in self._memory_findings():
+            for finding in memory_findings(self.execution, self.network, *self._trial()):
                 found.append(finding)
                 self.tell(finding)
         return Answer(
@@ -217,9 +203,6 @@ class Site:
             self._prepared = self.data, self.trainer.site_data(self.data)
         return self._prepared[1]
 
-    def _memory_findings(self) -> list[Finding]:
-        return memory_findings(self.execution, self.network, *self._trial())
-
     def _compare_layouts(self) -> None:
         batch, objective = self._trial()
         self.execution.compare_layouts(
@@ -227,12 +210,11 @@ class Site:
         )
 
     def _trial(self) -> tuple[Batch, Objective]:
-        """A batch of training examples, and what the site minimises on it."""
         batch = next(iter(self._examples.training(self.training.batch_size, 0))).to(self.execution.device)
         return batch, self.objective(self._examples.class_counts.to(self.execution.device), self.training.logit_tau)
 
-    def _train(self, instruction: Instruction, seed: int) -> Answer:
-        work = self._work(instruction, seed, self._kept(instruction))
+    def _train(self, instruction: Instruction) -> Answer:
+        work = self._work(instruction, self._kept(instruction))
         self.network.load_state_dict(work.received)
         clock = _Clock()
         work.received_metrics = metrics = self._score("val")
@@ -259,18 +241,18 @@ class Site:
         )
         return self.aggregation.trained(answer, instruction)
 
-    def _compare(self, instruction: Instruction, seed: int) -> Answer:
+    def _compare(self, instruction: Instruction) -> Answer:
         """The second exchange: measure the model that this round trained against the rule's anchor."""
         memory = self.memory.at(instruction.round.number)
         if TRAINED not in memory:
             raise RuntimeError(f"no model of round {instruction.round.number} was kept")
         self.network.load_state_dict(memory[TRAINED])
         clock = _Clock()
-        scalars = self._measure(self._work(instruction, seed, memory), "anchored")
+        scalars = self._measure(self._work(instruction, memory), "anchored")
         clock.lap("compare")
         return Answer(site=self.name, round=instruction.round.number, scalars=scalars, seconds=clock.laps)
 
-    def _evaluate(self, instruction: Instruction, seed: int) -> Answer:
+    def _evaluate(self, instruction: Instruction) -> Answer:
         """The results of the shared model, and at the end of the run those of the site's personal one beside them."""
         shared, cases = self._results(instruction.model, instruction)
         own, personal = self._personal(instruction), dict[str, Any]()
@@ -289,17 +271,13 @@ class Site:
             clinical=self._clinical(cases, instruction.model if own is None else own),
         )
 
-    def _is_used(self, instruction: Instruction) -> bool:
-        """Whether the model is said to be the one that the site uses after the run, of the last or the best round."""
-        return self._is_shown(instruction.round) and bool(instruction.orders.get(IN_USE))
-
     def _clinical(self, cases: Cases | None, model: StateDict) -> Mapping[str, float]:
         """How well ``model`` is calibrated on its ``cases``, if there are any and nothing was asked of another one."""
         if self.clinical is None or cases is None or not self.asked.is_of(model_hash(model)):
             return {}
         return self.clinical.of_model(cases)
 
-    def _calibrate(self, instruction: Instruction, seed: int) -> Answer:
+    def _calibrate(self, instruction: Instruction) -> Answer:
         """Sums over calibration cases, in the clear or sealed; raises AskedAgain."""
         assert self.after is not None  # else the task is unknown
         question = self._question(instruction)
@@ -308,7 +286,7 @@ class Site:
         self.asked.keep(*question)
         return Answer(site=self.name, round=instruction.round.number, **leaves)
 
-    def _adjust(self, instruction: Instruction, seed: int) -> Answer:
+    def _adjust(self, instruction: Instruction) -> Answer:
         """Fit with the sums of all sites, and say what came of it; raises AskedAgain."""
         assert self.after is not None
         model, sites = self._question(instruction)
@@ -325,7 +303,7 @@ class Site:
         changed, threshold = self.after.changes(self._cases("test"))
         return self.clinical.after(self._condensed("test"), changed, threshold)
 
-    def _solo(self, instruction: Instruction, seed: int) -> Answer:
+    def _solo(self, instruction: Instruction) -> Answer:
         """Train alone from the initial model as far as the time allows; raises AskedAgain."""
         assert self.alone is not None  # else the task is unknown
         check_last(instruction.round, self.training.rounds)
@@ -349,7 +327,7 @@ class Site:
             keeps_best=False,
         )
 
-    def _benefit(self, instruction: Instruction, seed: int) -> Answer:
+    def _benefit(self, instruction: Instruction) -> Answer:
         """Both models on the site's own test cases; raises AskedAgain."""
         assert self.alone is not None
         model, _ = self._question(instruction)
@@ -407,11 +385,11 @@ class Site:
 
         Args:
             model: a state dict, which stays loaded. Of one that the site does not use no cases are kept.
-            instruction: to evaluate it, or the model that it comes from.
         """
         self.network.load_state_dict(model)
         beside, tested = Both(self.scoring.condense, plain), list[Predictions]()
-        keeps = self._is_used(instruction) and self.clinical is not None
+        used = self._is_shown(instruction.round) and bool(instruction.orders.get(IN_USE))
+        keeps = used and self.clinical is not None
 
         def predicted(split: SplitName) -> Predictions:
             if split != "test":
@@ -424,13 +402,13 @@ class Site:
             shown |= over_patients(tested[-1], self.scoring, self.min_count, shown["test"])
         return shown, Cases(*beside.kept(), tested[-1][-1]) if keeps else None
 
-    def _work(self, instruction: Instruction, seed: int, memory: dict[str, Any]) -> LocalWork:
+    def _work(self, instruction: Instruction, memory: dict[str, Any]) -> LocalWork:
         return LocalWork(
             network=self.network,
             data=self._examples,
             training=self.training,
             round=instruction.round,
-            seed=seed,
+            seed=self._seed_of(instruction),
             orders=instruction.orders,
             tensors=nested(instruction.tensors),
             execution=self.execution,
@@ -506,10 +484,6 @@ def difference(network: nn.Module, received: StateDict, personal: frozenset[str]
         for key, value in network.state_dict().items()
         if value.is_floating_point() and key not in personal
     }
-
-
-def _without_seed(answers: Callable[[Instruction], Answer]) -> Callable[[Instruction, int], Answer]:
-    return lambda instruction, seed: answers(instruction)
 
 
 class _Clock:

@@ -32,14 +32,10 @@ class Checkpoint:
 
     Attributes:
         round: the last finished round, 0 before the first.
-        model: w^{t+1}.
-        state: the rule's state.
         declared: site -> n_examples it declared in its first accepted answer.
         history: site -> kind -> sizes of its last accepted updates, see ``norms.remembered``.
         entry: hash of the audit log's line of this round.
-        server: the server optimizer's state.
         models: site -> the model of its own that it is sent next, where the rule has given it one.
-        trainer: the state of the trainer's server half.
     """
 
     round: int
@@ -59,11 +55,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read what ``save_checkpoint`` wrote; the file is data, so nothing in it is executed.
-
-    Raises:
-        UserError: it holds anything else.
-    """
+    """Read what ``save_checkpoint`` wrote, which is data; raises UserError where the file holds anything else."""
     content = read_tensors(path)
     # Checkpoints from before there were such states hold none.
     later = ("server", "models", "trainer")
@@ -73,7 +65,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     counts = checkpoint.declared.items() if isinstance(checkpoint.declared, dict) else [(None, None)]
     proper = (
         type(checkpoint.round) is int and checkpoint.round > 0,
-        all(isinstance(one, Mapping) for one in _states(checkpoint)),
+        all(isinstance(getattr(checkpoint, name), Mapping) for name in ("state", "history", "server", "trainer")),
         all(isinstance(site, str) and type(count) is int for site, count in counts),
         isinstance(checkpoint.entry, str),
         isinstance(checkpoint.models, dict) and all(isinstance(site, str) for site in checkpoint.models),
@@ -83,10 +75,6 @@ def load_checkpoint(path: Path) -> Checkpoint:
     for model in (checkpoint.model, *checkpoint.models.values()):
         checked_model(model, path.name)
     return checkpoint
-
-
-def _states(checkpoint: Checkpoint) -> tuple[Any, ...]:
-    return checkpoint.state, checkpoint.history, checkpoint.server, checkpoint.trainer
 
 
 def save_tensors(path: Path, content: Any) -> None:
@@ -107,7 +95,6 @@ def json_text(content: Any) -> str:
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write UTF-8 text."""
     write_atomically(path, lambda file: file.write(text.encode()))
 
 

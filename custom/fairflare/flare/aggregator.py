@@ -63,9 +63,7 @@ class FairAggregator(ModelAggregator):
     ) -> None:
         """
         Args:
-            method: id of the method whose rule weighs.
             rounds: T, for rules whose parameters change with t / T.
-            min_sites: accepted sites that a round needs.
             settings: parameters of the rule that differ from the method's.
             lr: the clients' local learning rate, for rules that use it; 0: not known.
 
@@ -112,7 +110,6 @@ class FairAggregator(ModelAggregator):
             self._sent = task.data if task.data_kind == DataKind.WEIGHTS and task.data else {}
 
     def reset_stats(self) -> None:
-        """Start a round."""
         self._answers = []
 
     def accept_model(self, model: FLModel) -> None:

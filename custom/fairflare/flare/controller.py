@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,13 +18,19 @@ from nvflare.apis.controller_spec import ClientTask
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.utils.tensor_disk_offload_context import _TENSOR_DISK_OFFLOAD_ROOT_DIR as ROOT
 from nvflare.app_common.workflows.model_controller import ModelController
+from nvflare.app_opt.pt.lazy_tensor_dict import _LazyRef as LazyRef
+from nvflare.fuel.utils.fobs import FOBSContextKey
 from nvflare.fuel.utils.memory_utils import cleanup_memory
+from safetensors import SafetensorError, safe_open
 
 from fairflare.core.errors import RunFailed
 from fairflare.core.execution import give_back_freed_memory
+from fairflare.core.lazy_tensors import Stored
 from fairflare.core.processes import end_with_command
-from fairflare.core.schema import instruction_fields
+from fairflare.core.schema import answer_fields, instruction_fields
+from fairflare.core.tensor_files import DTYPES
 from fairflare.core.validation import expected
 from fairflare.core.versions import PACKAGE, all_versions
 from fairflare.engine.files import AUDIT
@@ -29,27 +38,14 @@ from fairflare.engine.loop import Observer
 from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup.assembly import build_federation, site_names
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.initial import find
-from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.setup.parts import build_parts, find
 from fairflare.engine.straggler_policy import EarlyEnd, Ending
+from fairflare.flare import paths
 from fairflare.flare.credentials import server_credentials
-from fairflare.flare.offload import in_files, offloaded
-from fairflare.flare.paths import (
-    claimed,
-    federation_id,
-    hand_over,
-    is_named,
-    job_config,
-    refuse_foreign,
-    server_folder,
-    sign,
-    vouch_for_code,
-)
 from fairflare.flare.tracking import Tracking
 from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to_model
 from fairflare.privacy.secure_sum.schemes import NONE
-from fairflare.report.log import RunLog
-from fairflare.report.tensorboard import TensorBoard
+from fairflare.report.log import RunLog, TensorBoard
 from fairflare.report.write import write_report
 
 ENVS = ("flare", "sim")
@@ -69,14 +65,13 @@ class Began:
     yes = False
 
     def saw(self, entry: Mapping[str, Any]) -> None:
-        """Any entry will do."""
         self.yes = True
 
 
 class FairController(ModelController):
     """Runs a ``Federation`` whose transport is FLARE.
 
-    Its state lies in ``places.server_folder``, outside the job's folder, after every round; what there is in the end is
+    Its state lies in ``paths.server_folder``, outside the job's folder, after every round; what there is in the end is
     copied to ``<job run dir>/fairflare``, which comes with the job's result. A job whose configuration names a
     federation continues that one.
     """
@@ -89,9 +84,7 @@ class FairController(ModelController):
     ) -> None:
         """
         Args:
-            config: a ``RunConfig`` as JSON.
             task_check_period: seconds between two looks at FLARE's tasks.
-            env: named in the report, e.g. "sim".
         """
         # Errors of single sites are the quorum's business: FLARE's own tolerance counts them per send, and there is
         # one send per group of sites.
@@ -113,26 +106,27 @@ class FairController(ModelController):
         period = self.task_check_period
         expected("task_check_period", type(period) in (int, float) and 0.001 <= period <= 60, "0.001..60", period)
         expected("env", self.env in ENVS, f"one of {', '.join(ENVS)}", self.env)
-        vouch_for_code(self.fl_ctx)
-        config = job_config(self.config, self.fl_ctx)
+        paths.vouch_for_code(self.fl_ctx)
+        config = paths.job_config(self.config, self.fl_ctx)
         self._task_timeout, self._early_end = config.task_timeout, EarlyEnd(config.min_responses, config.grace)
-        federation = federation_id(config.federation, self.fl_ctx)
-        folder = server_folder(federation, self.fl_ctx)
+        federation = paths.federation_id(config.federation, self.fl_ctx)
+        folder = paths.server_folder(federation, self.fl_ctx)
         if config.federation:
-            refuse_foreign(federation, config.sha256(), self.fl_ctx)
+            paths.refuse_foreign(federation, config.sha256(), self.fl_ctx)
         # The simulator gives all its jobs one id.
         with (
-            claimed(folder, federation, fresh=not config.federation and not is_named()),
+            paths.claimed(folder, federation, fresh=not config.federation and not paths.is_named()),
             contextlib.ExitStack() as self._until_end,
         ):
-            sign(folder, self.fl_ctx)
+            paths.sign(folder, self.fl_ctx)
             self._run_in(folder, config, federation)
 
     def _run_in(self, folder: Path, config: RunConfig, federation: str) -> None:
         self.info(f"federation {federation}: {'continued' if (folder / AUDIT).is_file() else 'new'}")
         here = all_versions()
         self.info(f"fairflare {here['fairflare']}, {PACKAGE} {here[PACKAGE]}")
-        for place in (folder, self._app_config()):
+        app_config = Path(self.engine.get_workspace().get_app_config_dir(self.fl_ctx.get_job_id()))
+        for place in (folder, app_config):  # a job may bring weights to start from
             find(config.init_from, place)
         if config.evaluation:  # of a federation whose other sites have trained the model
             self._asked = frozenset(site_names(config))
@@ -152,12 +146,8 @@ class FairController(ModelController):
             own = began.yes or not config.federation  # a federation that the loop has refused is not this job's
             if own and (folder / AUDIT).is_file():
                 write_report(folder)
-            if own and not is_named():
-                hand_over(folder, Path(self.get_run_dir()))
-
-    def _app_config(self) -> Path:
-        """The job's ``app/config`` at the server, which may bring weights to start from."""
-        return Path(self.engine.get_workspace().get_app_config_dir(self.fl_ctx.get_job_id()))
+            if own and not paths.is_named():
+                paths.hand_over(folder, Path(self.get_run_dir()))
 
     def sites(self) -> list[str]:
         """Names of the clients that FLARE counts as connected, sorted; in an evaluation of those that it asks.
@@ -175,7 +165,7 @@ class FairController(ModelController):
                 f"{_parent(child)}: FLARE's client hierarchy would never bring its answers here"
             )
         self._begun = True
-        names = sorted(_name(client) for client in clients if not _parent(client))
+        names = sorted(getattr(client, "name", client) for client in clients if not _parent(client))
         return [name for name in names if not self._asked or name in self._asked]
 
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
@@ -201,7 +191,8 @@ class FairController(ModelController):
                 blocking=False,
                 callback=self._receive,
             )
-        checks, large = 0, _bytes_of_models(instructions) >= LARGE
+        size = sum(value.nbytes for one in instructions.values() for value in one.model.values())
+        checks, large = 0, size >= LARGE
         if large and not gc.get_freeze_count():
             gc.freeze()  # whatever is there by now stays; a collection then takes milliseconds
             give_back_freed_memory()
@@ -272,15 +263,82 @@ def _contents(instruction: Instruction) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _bytes_of_models(instructions: Mapping[str, Instruction]) -> int:
-    """Bytes of the models that an exchange sends, a site's each."""
-    return sum(value.nbytes for one in instructions.values() for value in one.model.values())
-
-
 def _parent(client: Client | str) -> str:
     """The client that another one is below in FLARE's client hierarchy; empty for none. Relays are no clients."""
     return str(client.get_fqsn() or "").rpartition(".")[0] if isinstance(client, Client) else ""
 
 
-def _name(client: Client | str) -> str:
-    return client.name if isinstance(client, Client) else str(client)
+@contextlib.contextmanager
+def offloaded(engine: Any, folder: Path) -> Iterator[Path]:
+    """Have FLARE write the tensors that arrive below a new folder in ``folder``, which goes when this ends.
+
+    The switch is two values in the FOBS context of the cell that receives results; the simulator has a second such
+    cell.
+
+    FLARE's own ``setup_tensor_disk_offload`` takes the system's temporary folder, which may lie in memory and is not
+    cleared when a process is killed, and knows one cell.
+    """
+    root = Path(tempfile.mkdtemp(prefix="updates_", dir=folder))
+    cells = _receiving(engine)
+    before = [_switch(cell) for cell in cells]
+    try:
+        for cell in cells:
+            cell.update_fobs_context({FOBSContextKey.TENSOR_DISK_OFFLOAD: True, ROOT: str(root)})
+        yield root
+    finally:
+        for cell, values in zip(cells, before, strict=True):
+            cell.update_fobs_context(values)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _switch(cell: Any) -> dict[str, Any]:
+    """A cell's present values of what switches this on."""
+    context = cell.get_fobs_context()
+    return {key: context.get(key) for key in (FOBSContextKey.TENSOR_DISK_OFFLOAD, ROOT)}
+
+
+def _receiving(engine: Any) -> list[Any]:
+    """The cells that results may arrive at."""
+    own = getattr(getattr(engine, "run_manager", None), "cell", None) or engine.get_cell()
+    of_simulator = getattr(getattr(engine, "server", None), "job_cell", None)
+    return [cell for cell in (own, of_simulator) if cell is not None]
+
+
+def in_files(answer: Answer, root: Path) -> Answer:
+    """The answer with the tensors that FLARE has written below ``root`` as ``Stored``, none of them read.
+
+    FLARE's own references know neither type nor shape. None stands in place of one that leads elsewhere or to no
+    tensor, and the gate refuses that.
+    """
+    found: dict[str, Any] = {
+        name: {key: _in_file(item, root) for key, item in value.items()}
+        for name, spec in answer_fields().items()
+        if spec.kind in ("update", "tensors") and isinstance(value := getattr(answer, name), Mapping)
+    }
+    return dataclasses.replace(answer, **found)
+
+
+def _in_file(value: Any, root: Path) -> Any:
+    if type(value) is not LazyRef:
+        return value
+    try:
+        return _described(value, root)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError):
+        return None
+
+
+def _described(ref: LazyRef, root: Path) -> Stored:
+    """Where the one tensor of a file lies in it; raises ValueError or SafetensorError where its header is not of it.
+
+    The site wrote that header: safetensors takes none that the file's own length does not bear out.
+    """
+    path = Path(ref.file_path)
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise ValueError("a file that the server did not write")
+    with safe_open(path, framework="pt") as file:
+        if list(file.keys()) != [ref.key]:
+            raise ValueError("not one tensor")
+        about = file.get_slice(ref.key)
+        dtype, shape = DTYPES[about.get_dtype()], tuple(about.get_shape())
+    stored = Stored(path, 0, dtype, shape, owner=ref)
+    return dataclasses.replace(stored, offset=path.stat().st_size - stored.nbytes)

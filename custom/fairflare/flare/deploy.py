@@ -4,16 +4,30 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import re
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from nvflare.fuel.flare_api.api_spec import (
+    AuthenticationError,
+    AuthorizationError,
+    InternalError,
+    InvalidJobDefinition,
+    JobNotFound,
+    NoConnection,
+    NoReply,
+    SessionClosed,
+)
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.recipe import PotentialSecretWarning
 from nvflare.tool.kit.kit_config import StartupKitConfigError, resolve_admin_user_and_dir_from_startup_kit
 from nvflare.tool.poc.poc_commands import get_poc_workspace
 
@@ -23,10 +37,8 @@ from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.flare.paths import RESULT
 from fairflare.flare.recipe import SITES_POLL, FairRecipe
-from fairflare.flare.server_session import POLL, Server, silent
 from fairflare.flare.simulate import LOG
 
-ENVS = ("poc", "prod")
 DONE, RUNNING = "FINISHED", "RUNNING"
 GOOD = ("FINISHED:COMPLETED", "FINISHED:ABNORMAL")
 """ABNORMAL: a client did not report its end, which says nothing of the run: its audit log does."""
@@ -36,6 +48,13 @@ EXCEPTION = re.compile(r"[A-Za-z_][\w.]*\.(?P<text>\w+: .+)|(?P<plain>\w*(Error|
 ABORTED = "someone aborted it or a site's process ended; that site's log says why"
 
 Watch = Callable[[str], None]
+POLL = 2.0
+"""Seconds between two questions for the job's status."""
+CONNECT = 10.0
+"""Seconds to reach the server."""
+PATIENCE = 120.0
+"""Seconds for which a server that was reached once may be away, as while it starts again."""
+LOST = (NoConnection, NoReply, SessionClosed)
 
 
 def run_deployed(
@@ -54,9 +73,6 @@ def run_deployed(
         config: the run; its sites are the connected clients of these names, see ``RunConfig.clients``.
         folder: an existing, empty folder.
         env: "poc", whose project admin submits when there is no ``kit``, or "prod".
-        kit: startup kit of the user who submits.
-        timeout: seconds until the job must be over.
-        preinstalled: the job brings no code, see ``FairRecipe``.
         watch: called with a sentence whenever the job's status changes.
 
     Raises:
@@ -127,7 +143,6 @@ def _check_sites(config: RunConfig, connected: Collection[str]) -> None:
 
 
 def _wait(server: Server, job: str, federation: str, deadline: float, watch: Watch) -> dict[str, Any]:
-    """The job's meta once it is over."""
     status, seen, began = "", [], server.began()
     while True:
         meta = server.meta(job)
@@ -204,3 +219,95 @@ def _no_logs() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
+
+
+class Server:
+    """A session with a running FLARE server, as a user who may submit jobs: it is opened again when it breaks.
+
+    FLARE's ``ProdEnv`` would open a session per question, print to stdout and tell nothing of why a job failed;
+    ``PocEnv`` would delete the POC that it finds running. So the session behind both is used directly.
+    """
+
+    def __init__(self, user: str, kit: Path) -> None:
+        self._user, self._kit = user, kit
+        self._session: Session | None = None
+
+    def __enter__(self) -> Server:
+        try:
+            self._connect()
+        except NoConnection:
+            raise RunFailed(f"the server of {self._kit} cannot be reached within {CONNECT:g} seconds") from None
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close()
+
+    def connected(self) -> list[str]:
+        return sorted(client.name for client in self._ask("get_system_info").client_info)
+
+    def began(self) -> str:
+        return str(self._ask("get_system_info").server_info.start_time)
+
+    def submit(self, job: Path) -> str:
+        """The id of the submitted ``job``. Not repeated when the connection breaks: it may have arrived."""
+        try:
+            with silent():
+                return str(self._open().submit_job(str(job)))
+        except (AuthorizationError, InvalidJobDefinition) as error:
+            # FLARE puts the cause last: "...for the action 'submit_job PATH: user 'x' is not authorized'".
+            cause = _words(error).rpartition(": ")[2].removesuffix("'")
+            raise UserError(f"the server refuses the job: {cause}") from None
+        except (*LOST, InternalError, RuntimeError) as error:
+            raise RunFailed(f"the job could not be submitted: {_words(error)}") from None
+
+    def meta(self, job: str) -> dict[str, Any]:
+        return dict(self._ask("get_job_meta", job))
+
+    def download(self, job: str, folder: Path) -> Path:
+        return Path(self._ask("download_job_result", job, str(folder)))
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                with silent():
+                    return getattr(self._open(), method)(*arguments)
+            except LOST as error:
+                self._close()
+                if time.monotonic() > until:
+                    raise RunFailed(f"the server has been away for {PATIENCE:g} seconds: {_words(error)}") from None
+                time.sleep(POLL)
+            except AuthorizationError as error:
+                raise UserError(f"the server refuses: {_words(error)}") from None
+            except (JobNotFound, InternalError, RuntimeError) as error:
+                raise RunFailed(f"the server answers: {_words(error)}") from None
+
+    def _open(self) -> Session:
+        if self._session is None:
+            self._connect()
+        return self._session
+
+    def _connect(self) -> None:
+        try:
+            with silent():
+                self._session = new_secure_session(self._user, str(self._kit), timeout=CONNECT, auto_login_max_tries=1)
+        except (AuthenticationError, AuthorizationError) as error:
+            raise UserError(f"the server refuses {self._user}: {_words(error)}") from None
+
+    def _close(self) -> None:
+        if self._session is not None:
+            with contextlib.suppress(Exception), silent():  # whatever is wrong with it, it is not needed any more
+                self._session.close()
+        self._session = None
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """FLARE prints to stdout, which is the result's place, and takes the SHA-256 of a user's own files for a secret."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore", PotentialSecretWarning)
+        yield

@@ -7,19 +7,23 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import threading
+import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReservedTopic, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
 from fairflare.core.errors import DataError
 from fairflare.core.processes import end_with_command
@@ -34,7 +38,6 @@ from fairflare.flare.credentials import site_credentials
 from fairflare.flare.egress import MASK, EgressFilter
 from fairflare.flare.paths import federation_id, job_config, memory_file, vouch_for_code
 from fairflare.flare.run_files import LOCAL_FINDINGS, LOCAL_LOG
-from fairflare.flare.task_watch import TaskWatch
 from fairflare.flare.wire import (
     ERROR_HEADER,
     VALIDATE,
@@ -66,6 +69,13 @@ TASKS = [
 
 SCRIPT = "fairflare.flare.script"
 """What runs a site's own script: imported by name, for only a job whose task is a script carries it."""
+PERIOD = 1.0
+"""Seconds between two questions at first."""
+SHARE = 60.0
+"""Of the time that a site has worked, one part in so many passes between two questions, where that is longer: 400 sites
+with hours of work ask their server a few times a minute."""
+PATIENCE = 5.0
+"""Seconds that an answer may take; without one the task is taken to stand."""
 
 
 class Aborted(Exception):
@@ -76,10 +86,6 @@ class FairExecutor(Executor):
     """Trains, measures and evaluates; data and network are built at the first task and stay until the job ends."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """
-        Args:
-            config: a ``RunConfig`` as JSON.
-        """
         super().__init__()
         self.config = config
         self._site: Site | None = None
@@ -133,7 +139,8 @@ class FairExecutor(Executor):
             except Aborted:
                 if watch.gone:
                     self.log_info(fl_ctx, f"{instruction.task}: round {number} went on without this site")
-                    _forget(site, instruction)
+                    if instruction.task == "train":
+                        site.memory.discard(number)
                 raise
         return answer
 
@@ -216,13 +223,57 @@ def _raise_if(over: bool) -> None:
         raise Aborted
 
 
-def _forget(site: Site, instruction: Instruction) -> None:
-    """Discard what a round has kept that went on without the site."""
-    if instruction.task == "train":
-        site.memory.discard(instruction.round.number)
-
-
 def _public_name(error: Exception) -> str:
     if isinstance(error, DataError):
         return f"DataError {error.code}"
     return "OutOfMemory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
+
+
+class TaskWatch:
+    """Asks FLARE's server, in a thread, whether it still waits for the task: a round may have ended without the site.
+
+    It asks what FLARE's client asks before it sends a result. The site's work looks at ``gone`` and never waits.
+    """
+
+    def __init__(self, fl_ctx: FLContext, clock: Callable[[], float] = time.monotonic) -> None:
+        self.gone = False
+        self._task = fl_ctx.get_prop(ReservedKey.TASK_ID)
+        self._engine: Any = fl_ctx.get_engine()
+        self._clock, self._left = clock, threading.Event()
+
+    def __enter__(self) -> TaskWatch:
+        if self._task:
+            threading.Thread(target=self._watch, name="fairflare-task-watch", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left.set()
+
+    def ask(self) -> bool:
+        """Whether the task is gone, asked now; False where the server does not answer."""
+        if self._task and not self.gone:
+            self.gone = self._is_unknown()
+        return self.gone
+
+    def _watch(self) -> None:
+        started = self._clock()
+        while not self._left.wait(max(PERIOD, (self._clock() - started) / SHARE)):
+            if self.ask():
+                return
+
+    def _is_unknown(self) -> bool:
+        request = Shareable()
+        request.set_header(ReservedKey.TASK_ID, self._task)
+        with self._engine.new_context() as fl_ctx:
+            replies = self._engine.send_aux_request(
+                targets=[FQCN.ROOT_SERVER],
+                topic=ReservedTopic.TASK_CHECK,
+                request=request,
+                timeout=PATIENCE,
+                fl_ctx=fl_ctx,
+                optional=True,
+            )
+        reply = (replies or {}).get(FQCN.ROOT_SERVER)
+        return isinstance(reply, Shareable) and reply.get_return_code() == ReturnCode.TASK_UNKNOWN

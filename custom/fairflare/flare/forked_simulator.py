@@ -2,14 +2,18 @@
 """FLARE's simulator started from this process, where ``SimEnv`` would start another Python for it.
 
 The server is a fork of this process: it has PyTorch and this package already, which a new Python would import again
-(2 CPU seconds), and it takes the ports that ``ports.reserve_ports`` has set aside here.
+(2 CPU seconds), and it takes the ports that ``reserve_ports`` has set aside here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+import sys
 import tempfile
+from collections.abc import Callable
 
 from nvflare.fuel.utils.log_utils import FL_LOG_LEVEL, LogMode
 from nvflare.job_config.api import FedJob
@@ -18,6 +22,9 @@ from nvflare.recipe import SimEnv
 
 MOST_SITES = 100
 """FLARE's default limit."""
+NAME = "\0fairflare-port-{}"
+"""A socket of this name in Linux's abstract namespace stands for a port; it ends with the last process that has it."""
+_held: list[socket.socket] = []
 
 
 class ForkedSimEnv(SimEnv):
@@ -53,3 +60,41 @@ class ForkedSimEnv(SimEnv):
 def _end_at_once() -> None:
     """This process clears up after SIGTERM as after Ctrl-C; the server and FLARE's helpers just end, as by default."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def reserved_ports(number: int, find: Callable[[int], list[int]]) -> list[int]:
+    """As FLARE's ``get_open_ports``, but no port that another process of this package has reserved.
+
+    FLARE looks for a free port, closes it, and starts a process that opens it seconds later; in between another
+    simulator may be given the same port, and its site then waits for the other's server.
+
+    Returns:
+        Ports that stay reserved until this process and its children have ended.
+    """
+    ports: list[int] = []
+    while len(ports) < number:
+        ports += [port for port in find(number - len(ports)) if _reserve(port)]
+    return ports
+
+
+def reserve_ports() -> None:
+    """Have FLARE's simulator in this process, and in the processes that it forks, take reserved ports."""
+    from nvflare.fuel.utils.network_utils import get_open_ports
+    from nvflare.private.fed.app.deployer import simulator_deployer
+    from nvflare.private.fed.app.simulator import simulator_runner
+
+    for module in (simulator_deployer, simulator_runner):
+        module.get_open_ports = lambda number: reserved_ports(number, get_open_ports)
+
+
+def _reserve(port: int) -> bool:
+    """Whether ``port`` is this process's now; elsewhere than on Linux nothing can be reserved."""
+    if sys.platform != "linux":
+        return True
+    mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with contextlib.suppress(OSError):
+        mark.bind(NAME.format(port))
+        _held.append(mark)
+        return True
+    mark.close()
+    return False

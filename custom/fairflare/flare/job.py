@@ -17,9 +17,7 @@ def main(method: str, task: str, name: str, *, arguments: Sequence[str] | None =
     """Run the recipe in FLARE's simulator; with FLARE's ``--export --export-dir D``, write the job folder ``D/name``.
 
     Args:
-        method: id of the method.
         task: the task, with a preset after a colon where it has several.
-        name: the job's name.
         arguments: the command line after the script's name; the process's own when None.
         values: settings of the run that differ from their defaults, as for ``make_config``.
 

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,7 +27,6 @@ from fairflare.engine.lock import SERVER_LOCK, Busy, locked
 from fairflare.engine.memory import WAIT
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.state import clear_half_written, write_atomically
-from fairflare.flare.braces import shown
 
 STATE = "fairflare_state"
 """Folder in a server's or a site's workspace with a folder per federation."""
@@ -37,6 +37,10 @@ SUBMITTER = ".submitter"
 """File in a server's folder of a federation: who submitted the job that began it. It is not handed over."""
 LONGEST_LINE = 1 << 26
 """Bytes of an audit log's first line."""
+OPTIONS = ("columns", "scaling")
+"""Of a task's options those that may be JSON; a network's class has a form that FLARE leaves alone."""
+CODES = {"%": "%25", "{": "%7B", "}": "%7D"}
+TEXTS = {code: text for text, code in CODES.items()}
 
 
 def is_named() -> bool:
@@ -66,8 +70,12 @@ def federation_id(given: str, fl_ctx: FLContext) -> str:
 
 
 def server_folder(federation: str, fl_ctx: FLContext) -> Path:
-    """Where the server keeps checkpoint, audit log and report."""
-    return _state(federation, fl_ctx)
+    """Where the server keeps checkpoint, audit log and report; sites keep their memories below ``SITES``."""
+    if named := os.environ.get(RUN_FOLDER):
+        return Path(named)
+    if not FEDERATION.fullmatch(federation):  # it becomes a folder's name
+        raise UserError("federation: expected the id of a job")
+    return Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / STATE / federation
 
 
 @contextlib.contextmanager
@@ -75,8 +83,6 @@ def claimed(folder: Path, federation: str, *, fresh: bool) -> Iterator[None]:
     """Within: no other job's process works in the server's ``folder`` of ``federation``, which is made.
 
     Args:
-        folder: see ``server_folder``.
-        federation: its id.
         fresh: what an earlier job has left there goes.
 
     Raises:
@@ -114,9 +120,7 @@ def refuse_foreign(federation: str, sha256: str, fl_ctx: FLContext) -> None:
     """Nothing of a federation is opened, locked or made before this has returned; ids are no secret.
 
     Args:
-        federation: the id that a job names.
         sha256: of that job's configuration, see ``RunConfig.sha256``.
-        fl_ctx: the job's.
 
     Raises:
         RunFailed: another user began it, or with another configuration, or there is none. The text is the same.
@@ -150,13 +154,8 @@ def memory_file(federation: str, sha256: str, fl_ctx: FLContext) -> Path:
     """Where a site keeps its memory of a federation: one file per configuration and submitter.
 
     Whatever federation a job of another configuration or user names, it neither reads this file nor is in its way.
-
-    Args:
-        federation: its id.
-        sha256: of the job's configuration, see ``RunConfig.sha256``.
-        fl_ctx: the job's.
     """
-    folder, site = _state(federation, fl_ctx) / SITES, fl_ctx.get_identity_name()
+    folder, site = server_folder(federation, fl_ctx) / SITES, fl_ctx.get_identity_name()
     if is_named():  # the folder is one command's, which has compared its configuration
         return folder / f"{site}{SUFFIX}"
     owner = hashlib.sha256(json.dumps([sha256, submitter(fl_ctx)]).encode()).hexdigest()
@@ -183,9 +182,24 @@ def hand_over(folder: Path, run_dir: Path) -> None:
     shutil.copytree(folder, run_dir / RESULT, ignore=shutil.ignore_patterns(SITES, ".*"), dirs_exist_ok=True)
 
 
-def _state(federation: str, fl_ctx: FLContext) -> Path:
-    if named := os.environ.get(RUN_FOLDER):
-        return Path(named)
-    if not FEDERATION.fullmatch(federation):  # it becomes a folder's name
-        raise UserError("federation: expected the id of a job")
-    return Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / STATE / federation
+def hidden(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A ``RunConfig`` as JSON, as a job carries it.
+
+    FLARE would take braces for variables of its own. A table's columns and scaling are JSON: their braces stand as
+    "%7B" and "%7D", and "%" as "%25".
+    """
+    return _changed(content, re.compile(r"[%{}]"), CODES)
+
+
+def shown(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What ``hidden`` was given; anything that is no such configuration as it is."""
+    return _changed(content, re.compile("|".join(TEXTS)), TEXTS) if isinstance(content, Mapping) else content
+
+
+def _changed(content: Mapping[str, Any], pattern: re.Pattern[str], by: Mapping[str, str]) -> dict[str, Any]:
+    options = content.get("options")
+    if not isinstance(options, Mapping):
+        return dict(content)
+    texts = {key: options[key] for key in OPTIONS if isinstance(options.get(key), str)}
+    changed = {key: pattern.sub(lambda found: by[found[0]], text) for key, text in texts.items()}
+    return {**content, "options": {**options, **changed}}

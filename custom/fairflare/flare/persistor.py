@@ -27,7 +27,6 @@ class FairPersistor(PTFileModelPersistor):
     def __init__(self, federation: str = "", sha256: str = "") -> None:
         """
         Args:
-            federation: the configuration's, see ``RunConfig``.
             sha256: of the configuration; a federation that began with another one is not read.
         """
         super().__init__(allow_numpy_conversion=False)
@@ -46,7 +45,6 @@ class FairPersistor(PTFileModelPersistor):
         return make_model_learnable(model, {})
 
     def save_model(self, ml: ModelLearnable, fl_ctx: FLContext) -> None:
-        """Refused: the run's folder is the controller's."""
         raise RunFailed("the model of a run is written by its controller alone")
 
     def get_model_inventory(self, fl_ctx: FLContext) -> dict[str, ModelDescriptor]:
@@ -57,7 +55,6 @@ class FairPersistor(PTFileModelPersistor):
         return {NAME: ModelDescriptor(name=NAME, location=str(folder / MODEL), model_format="state_dict", props={})}
 
     def get_model(self, model_file: str, fl_ctx: FLContext) -> ModelLearnable:
-        """The model that the inventory names."""
         return self.load_model(fl_ctx)
 
     def _folder(self, fl_ctx: FLContext) -> Path:

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import unlisted
+from fairflare.core.settings import document
+from fairflare.core.validation import Entries, Range, expected
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.after import NO_STEP
-from fairflare.engine.setup.clinical import event_of
+from fairflare.engine.setup.at_site import event_of
 from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.method_parts import NO_STEP
 from fairflare.privacy.secure_sum.schemes import NONE
 
 FILES = ("fairflare_policy.yaml", "fairflare_policy.yml", "fairflare_policy.json")
@@ -22,6 +22,9 @@ SOLO = "solo"
 """In ``after``: what joining gives the site."""
 HERE = "this site's policy file"
 """What a submitter reads in place of its path."""
+SHARES = "a list of numbers between 0 and 1"
+Names = Annotated[list[str], Entries(words="a list of names")]
+Count = Annotated[int, Range(0, 10**18)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,15 +47,15 @@ class Policy:
     """
 
     allow_code: bool = True
-    methods: tuple[str, ...] | None = None
-    tasks: tuple[str, ...] | None = None
-    max_rounds: int | None = None
-    min_count: int | None = None
+    methods: Names | None = None
+    tasks: Names | None = None
+    max_rounds: Count | None = None
+    min_count: Count | None = None
     secure_sum: bool = False
-    after: tuple[str, ...] | None = None
-    thresholds: tuple[float, ...] | None = None
-    names: tuple[str, ...] | None = None
-    classes: tuple[str, ...] = ()
+    after: Names | None = None
+    thresholds: Annotated[list[Annotated[float, Range(0, 1)]], Entries(words=SHARES)] | None = None
+    names: Names | None = None
+    classes: Names = dataclasses.field(default_factory=list)
 
     def check(self, config: RunConfig) -> None:
         """Raise UserError, which says what this site expects, unless ``config`` keeps to it."""
@@ -100,30 +103,10 @@ def read_policy(local: Path, name: str = "") -> Policy:
         raise UserError(f"{HERE} cannot be read ({type(error).__name__}); its administrator has to mend it") from None
     if len(found) > 1 or not isinstance(content, dict):
         raise UserError(f"{HERE}: expected one file with keys and values")
-    return Policy(**_checked(content))
-
-
-def _checked(content: Mapping[Any, Any]) -> dict[str, Any]:
-    taken: dict[str, Any] = {}
-    known = [field.name for field in dataclasses.fields(Policy)]
-    for key, value in content.items():
-        if key not in known:
-            raise UserError(f"{HERE}: {unlisted('key', key, known)}")
-        if key in ("allow_code", "secure_sum"):
-            fits, expected = type(value) is bool, "true or false"
-        elif key == "thresholds":
-            fits, expected = _are_shares(value), "a list of numbers between 0 and 1"
-            value = tuple(float(one) for one in value) if fits else value
-        elif key in ("max_rounds", "min_count"):
-            fits, expected = type(value) is int and value >= 0, "a whole number"
-        else:
-            fits, expected = isinstance(value, list) and all(isinstance(v, str) for v in value), "a list of names"
-            value = tuple(value) if fits else value
-        if not fits:
-            raise UserError(f"{HERE}: {key}: expected {expected}")
-        taken[key] = value
-    return taken
-
-
-def _are_shares(value: Any) -> bool:
-    return isinstance(value, list) and all(type(one) in (int, float) and 0 < one < 1 for one in value)
+    try:
+        values = document(Policy, content)
+        for key, value in values.items():  # an empty line is no rule that lets everything in
+            expected(key, value is not None, "a value, or no such line", value)
+        return Policy(**values)
+    except UserError as error:
+        raise UserError(f"{HERE}: {str(error).partition(', got ')[0]}") from None  # no job reads what stands there

@@ -28,12 +28,11 @@ from fairflare.engine.files import INITIAL
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.config_checks import refuse_pooling
-from fairflare.engine.setup.initial import keep
-from fairflare.engine.setup.parts import without_folders, without_weights
-from fairflare.flare.braces import hidden
+from fairflare.engine.setup.parts import keep, without_folders, without_weights
 from fairflare.flare.controller import FairController
 from fairflare.flare.egress import EgressFilter
 from fairflare.flare.executor import TASKS, FairExecutor
+from fairflare.flare.paths import hidden
 from fairflare.flare.persistor import FairPersistor
 from fairflare.flare.staging import APPS, CACHES, PACKAGE, stage
 
@@ -70,9 +69,7 @@ class FairRecipe(Recipe):
     ) -> None:
         """
         Args:
-            config: what to run, from ``make_config``.
             name: the job's name; made of method and task when None.
-            simulation: for FLARE's simulator, with short intervals.
             preinstalled: True makes a job without code, for sites that have this package and take no code from jobs.
             poll: seconds between two questions of a site for its next task; None: FLARE's own 2, in a simulation 0.25.
 
@@ -117,17 +114,14 @@ class FairRecipe(Recipe):
     def add_client_input_filter(
         self, filter: Filter, tasks: list[str] | None = None, clients: list[str] | None = None
     ) -> None:
-        """Add a filter for what the server sends, of all tasks by default; raises UserError as above."""
         for task in _named(tasks):
             super().add_client_input_filter(filter, [task], clients)
 
     def add_server_output_filter(self, filter: Filter, tasks: list[str] | None = None) -> None:
-        """Add a filter at the server for what it sends, of all tasks by default; raises UserError as above."""
         for task in _named(tasks):
             super().add_server_output_filter(filter, [task])
 
     def add_server_input_filter(self, filter: Filter, tasks: list[str] | None = None) -> None:
-        """Add a filter at the server for results, of all tasks by default; raises UserError as above."""
         for task in _named(tasks):
             super().add_server_input_filter(filter, [task])
 
@@ -186,12 +180,6 @@ class SplitJob(FedJob):
     """
 
     def __init__(self, name: str, config: RunConfig, *, code: bool) -> None:
-        """
-        Args:
-            name: the job's.
-            config: the run, which names the sites.
-            code: whether the apps bring this package.
-        """
         super().__init__(name=name, min_clients=config.min_sites)
         self.job = StagedApps(config, code, job_name=name, min_clients=config.min_sites)
         self.job.set_app_packages([PACKAGE])  # FLARE copies no file of these; they are staged

@@ -15,7 +15,6 @@ HE = "he"
 
 
 def make_contexts(folder: Path) -> None:
-    """New contexts for a simulated run in ``folder``."""
     from fairflare.privacy.secure_sum.ckks import new_contexts
 
     (folder / HE).mkdir(exist_ok=True)

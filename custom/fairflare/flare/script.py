@@ -37,10 +37,7 @@ class ScriptRunner:
     """The thread in which a site's script runs, from the first task to the job's end.
 
     Args:
-        config: the run.
-        parts: its objects.
         site: whose work the script does; what leaves it is still the site's to check.
-        local: the site's own folder of configuration.
     """
 
     def __init__(self, config: RunConfig, parts: Parts, site: Site, local: Path) -> None:
@@ -101,7 +98,6 @@ def refuse_small_groups(scalars: Any, min_count: int | None, total: Any = None) 
     reports have to be so many, or none, too: how many these are follows from the total.
 
     Args:
-        scalars: what it reports.
         min_count: the site's minimum; None: no group's numbers leave.
         total: examples that the groups of a loss are of.
     """

@@ -68,7 +68,6 @@ class Work:
         n_examples: of the training split.
         metrics: what ``evaluate`` said of the received model on the validation split.
         steps: optimizer steps so far.
-        reported: whether the round's answer has been sent.
     """
 
     network: nn.Module
@@ -146,10 +145,7 @@ class Work:
 
 
 def rounds(
-    network: nn.Module,
-    n_examples: int,
-    evaluate: Evaluate | None = None,
-    compare: Compare | None = None,
+    network: nn.Module, n_examples: int, evaluate: Evaluate | None = None, compare: Compare | None = None
 ) -> Iterator[Work]:
     """Each round that this site trains in; everything else that it is asked for is answered on the way.
 

@@ -26,7 +26,7 @@ from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.manifest import check_code
 from fairflare.core.user_code import check_name
 from fairflare.engine.setup.config import RunConfig
-from fairflare.flare.braces import shown as shown_braces
+from fairflare.flare.paths import shown as shown_braces
 from fairflare.flare.policy_file import Policy, read_policy
 from fairflare.networks import monai_networks
 from fairflare.networks.own import class_path

@@ -43,8 +43,6 @@ def stage(app: Path, side: str, config: RunConfig, *, code: bool = True) -> None
 
     Args:
         app: with its configuration, and with the user's own files in ``custom/``, if there are any.
-        side: one of ``SIDES``.
-        config: the run.
         code: False for sites that have the package.
 
     Raises:
@@ -72,10 +70,6 @@ def stage(app: Path, side: str, config: RunConfig, *, code: bool = True) -> None
 
 def copy_package(target: Path, kept: Iterable[Path]) -> dict[str, str]:
     """Copy files of the package, and the plugins among its rules, into the new folder ``target``.
-
-    Args:
-        target: the copy.
-        kept: files, relative to the package.
 
     Returns:
         name -> SHA-256 of the files that stay behind.

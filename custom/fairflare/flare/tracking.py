@@ -28,7 +28,6 @@ class Tracking:
     """An observer of the round loop: of each accepted site metrics, probe numbers (``probe_<name>``) and weight."""
 
     def __init__(self, engine: Any, method: str) -> None:
-        """``engine``: FLARE's, of the server's job; ``method``: its id, for FLARE's records."""
         self._engine, self._method = engine, method
 
     def saw(self, entry: Mapping[str, Any]) -> None:

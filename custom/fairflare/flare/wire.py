@@ -20,6 +20,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
+from torch import Tensor
 
 from fairflare.core.schema import (
     SPLITS,
@@ -33,7 +34,6 @@ from fairflare.core.schema import (
     instruction_fields,
 )
 from fairflare.core.types import Round
-from fairflare.flare.pieces import Shapes, joined, split
 
 VERSION = 3
 PIECES = "pieces"
@@ -45,10 +45,15 @@ VALIDATE = "validate"
 
 # Without it FLARE sends tensors as empty ones and says nothing.
 fobs.register(TensorDecomposer)
+LARGEST = 1 << 21
+"""Bytes of a piece: what FLARE puts into one message by default."""
+MARK = "/piece "
+"""Between a tensor's name and the number of a piece."""
+Shapes = dict[str, list[int]]
+"""Name -> shape of a tensor that travels in pieces."""
 
 
 def instruction_to_model(instruction: Instruction) -> FLModel:
-    """The task data of one instruction."""
     params, meta = _whole(_at("params", instruction)), _meta(instruction)
     shapes: dict[str, Shapes] = {}
     params, shapes["params"] = split(params)
@@ -108,7 +113,6 @@ def by_split(metrics: dict[str, float]) -> dict[str, dict[str, float]]:
 
 
 def answer_to_shareable(answer: Answer) -> Shareable:
-    """The task result of one answer."""
     return FLModelUtils.to_shareable(answer_to_model(answer))
 
 
@@ -154,7 +158,6 @@ def _meta(message: Instruction | Answer) -> dict[str, Any]:
 
 
 def _tensors() -> list[str]:
-    """The fields of an instruction that hold tensors in FLARE's meta."""
     fields = instruction_fields()
     return [name for name in carried_as("meta", fields) if fields[name].kind == "tensors"]
 
@@ -174,3 +177,45 @@ def _fields(message: Instruction | Answer) -> Mapping[str, Spec]:
 
 def _whole(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {key: value.contiguous() for key, value in tensors.items()}
+
+
+def split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Shapes]:
+    """The tensors, of those above ``LARGEST`` bytes flat pieces that share their memory, and the shapes of the latter.
+
+    FLARE holds several copies of each tensor of each site on its way at once.
+
+    Args:
+        tensors: contiguous.
+
+    Raises:
+        ValueError: a tensor has the name of a piece.
+    """
+    if any(MARK in name for name in tensors):
+        raise ValueError(f"tensors: expected names without {MARK!r}")
+    found: dict[str, Tensor] = {}
+    shapes: Shapes = {}
+    for name, value in tensors.items():
+        if value.nbytes <= LARGEST:
+            found[name] = value
+            continue
+        shapes[name] = list(value.shape)
+        pieces = value.view(-1).split(LARGEST // value.element_size())
+        found.update((f"{name}{MARK}{place}", piece) for place, piece in enumerate(pieces))
+    return found, shapes
+
+
+def joined(tensors: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``split`` was given; raises ValueError, TypeError or RuntimeError where pieces do not make it."""
+    found: dict[str, Any] = {}
+    for key, value in tensors.items():
+        name, _, place = key.rpartition(MARK)
+        if name not in shapes:
+            found[key] = value
+            continue
+        pieces = found.setdefault(name, [])
+        if place != str(len(pieces)):
+            raise ValueError("a tensor in pieces: expected them in their order")
+        pieces.append(value)
+    for name, shape in shapes.items():
+        found[name] = torch.cat(found.get(name, [])).view(tuple(shape))
+    return found

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fairflare.core.lazy_tensors import Entries
 from fairflare.core.types import Reply
@@ -18,7 +17,7 @@ BLOCK = 1 << 16
 """Positions worked on at once: 256 KB of float32."""
 
 
-class Side(Sequence[np.ndarray]):
+class Side(Sequence["np.ndarray"]):
     """Each reply's update at one block of positions, read when it is asked for."""
 
     def __init__(self, updates: Sequence[np.ndarray | Entries], key: str, block: slice) -> None:
@@ -61,5 +60,5 @@ def square_of(block: np.ndarray) -> float:
     return square if math.isfinite(square) else float(np.dot(block.astype(np.float64), block.astype(np.float64)))
 
 
-def _array(update: Tensor) -> np.ndarray:
+def _array(update: torch.Tensor) -> np.ndarray:
     return update.detach().to(torch.promote_types(update.dtype, torch.float32)).numpy()

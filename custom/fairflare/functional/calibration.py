@@ -193,7 +193,6 @@ def net_benefit_at(bins: Bins, thresholds: Array) -> tuple[Array, Array, Array]:
 
 
 def treat_all(prevalence: float, thresholds: Array) -> Array:
-    """Net benefit of treating everyone."""
     return np.asarray(prevalence - (1 - prevalence) * thresholds / (1 - thresholds))
 
 

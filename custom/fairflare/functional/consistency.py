@@ -16,16 +16,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fairflare.core.lazy_tensors import Entries
 from fairflare.core.mapped_counters import Filed, Room
 from fairflare.core.types import Reply
 from fairflare.functional.blocks import BLOCK
 
-NARROW, WIDE = torch.uint8, torch.int16
-"""Types of the counters: as long as no count can be above 255, and from then on."""
-MOST_ROUNDS = torch.iinfo(WIDE).max
+NARROWEST = 2**8 - 1
+"""The most that a counter of one byte holds; from then on they have two."""
+MOST_ROUNDS = 2**15 - 1
 LARGE = 1 << 22
 """Bytes of a round's counters from which on they do not stay in memory beside updates that are in files."""
 
@@ -43,7 +42,7 @@ class Consistency:
             a site sends first is kept (the authors' code).
     """
 
-    history: Mapping[str, Mapping[str, Tensor]]
+    history: Mapping[str, Mapping[str, torch.Tensor]]
     rounds: Mapping[str, int]
     tau: float
     reference: bool
@@ -73,20 +72,19 @@ class Consistency:
 
     @cached_property
     def _arrays(self) -> dict[str, dict[str, np.ndarray]]:
-        """The memory of the counters that are in memory, as NumPy sees it."""
         here = {site: keys for site, keys in self.history.items() if not isinstance(keys, Filed)}
         return {site: {key: one.numpy() for key, one in keys.items()} for site, keys in here.items()}
 
     @cached_property
     def _room(self) -> np.ndarray:
         """Where a block of counters from a file is looked at."""
-        return np.empty(BLOCK * WIDE.itemsize, np.uint8)
+        return np.empty(BLOCK * torch.int16.itemsize, np.uint8)
 
     def _counter(self, site: str, key: str, block: slice) -> np.ndarray:
         """(B,): a site's counters at a block of positions."""
         found = self.history[site]
         if isinstance(found, Filed):
-            room = self._room if found.dtype is NARROW else self._room.view(np.int16)
+            room = self._room if found.dtype is torch.uint8 else self._room.view(np.int16)
             return found.read(key, block, room)
         return self._arrays[site][key][block]
 
@@ -130,10 +128,10 @@ def _places(replies: Sequence[Reply], entries: int) -> list[Room]:
 
 
 def _counters(
-    found: Mapping[str, Tensor], sizes: Mapping[str, int], most: int, places: list[Room]
-) -> Mapping[str, Tensor]:
+    found: Mapping[str, torch.Tensor], sizes: Mapping[str, int], most: int, places: list[Room]
+) -> Mapping[str, torch.Tensor]:
     """Key -> counter, of the type that ``most`` fits; those of other versions are converted, missing ones are zero."""
-    dtype = NARROW if most <= torch.iinfo(NARROW).max else WIDE
+    dtype = torch.uint8 if most <= NARROWEST else torch.int16
     if isinstance(found, Filed) and (found.dtype, dict(found.sizes)) == (dtype, dict(sizes)):
         return found
     if places:

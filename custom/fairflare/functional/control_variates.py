@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
+import torch
 
 from fairflare.core.layers import parameters
 from fairflare.core.types import StateDict, TensorSpec
@@ -33,7 +33,7 @@ def steps_taken(steps: int, momentum: float = 0.0) -> float:
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
-def mean_gradients(start: Mapping[str, Tensor], end: Mapping[str, Tensor], length: float) -> StateDict:
+def mean_gradients(start: Mapping[str, torch.Tensor], end: Mapping[str, torch.Tensor], length: float) -> StateDict:
     """Entry -> (w^t - y) / length: the (weighted) mean of the directions that SGD has gone from w^t to y.
 
     Args:

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 
 def bounds(sizes: np.ndarray, counts: Sequence[int]) -> list[float]:
@@ -23,7 +22,7 @@ def bounds(sizes: np.ndarray, counts: Sequence[int]) -> list[float]:
     return [float(ordered[len(sizes) - count]) if count else math.inf for count in counts]
 
 
-def layer_bounds(update: Tensor, fractions: Sequence[float], always_drop: bool = False) -> list[float]:
+def layer_bounds(update: torch.Tensor, fractions: Sequence[float], always_drop: bool = False) -> list[float]:
     """For each fraction q the bound that keeps the ceil(q N) largest of one layer's N entries.
 
     Args:
@@ -37,18 +36,17 @@ def layer_bounds(update: Tensor, fractions: Sequence[float], always_drop: bool =
     return bounds(sizes, [min(math.ceil(len(sizes) * q), most) if len(sizes) else 0 for q in fractions])
 
 
-def whole_bounds(update: Mapping[str, Tensor], keys: Collection[str], fractions: Sequence[float]) -> list[float]:
+def whole_bounds(update: Mapping[str, torch.Tensor], keys: Collection[str], fractions: Sequence[float]) -> list[float]:
     """For each fraction q the bound that keeps the floor(q N) largest of all N entries under ``keys``."""
     sizes = np.concatenate([_magnitudes(update[key]) for key in keys])
     return bounds(sizes, [int(len(sizes) * q) for q in fractions])
 
 
-def at_least(update: Tensor, bound: float) -> Tensor:
-    """``update`` with zeros where its magnitude is below ``bound``."""
+def at_least(update: torch.Tensor, bound: float) -> torch.Tensor:
     return torch.where(update.abs() >= bound, update, torch.zeros_like(update))
 
 
-def _magnitudes(update: Tensor) -> np.ndarray:
+def _magnitudes(update: torch.Tensor) -> np.ndarray:
     """(N,), in float32 or wider."""
     wide = update.detach().to(torch.promote_types(update.dtype, torch.float32))
     sizes: np.ndarray = wide.reshape(-1).abs().numpy()

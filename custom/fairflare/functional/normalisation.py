@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 Statistic = Literal["images", "sample", "pixels"]
 LEAST_SD = 1e-8
@@ -21,11 +20,11 @@ LEAST_SD = 1e-8
 class Pair(NamedTuple):
     """Statistics of a site's images: float64 (C,) each, ``sd`` >= 1e-8."""
 
-    mean: Tensor
-    sd: Tensor
+    mean: torch.Tensor
+    sd: torch.Tensor
 
 
-def pair_of(images: Iterable[Tensor], statistic: Statistic = "images") -> Pair:
+def pair_of(images: Iterable[torch.Tensor], statistic: Statistic = "images") -> Pair:
     """The pair of all images, in one pass over batches (N, C, ...) of them.
 
     Args:
@@ -53,13 +52,13 @@ def pair_of(images: Iterable[Tensor], statistic: Statistic = "images") -> Pair:
     return Pair(mean, sd.nan_to_num(0.0).clamp_min(LEAST_SD))
 
 
-def normalised_by(images: Tensor, pair: Pair) -> Tensor:
+def normalised_by(images: torch.Tensor, pair: Pair) -> torch.Tensor:
     """(x - mean) / sd per channel of images (N, C, ...)."""
     mean, sd = (_per_channel(one, images) for one in pair)
     return (images - mean) / sd
 
 
-def renormalised(images: Tensor, own: Pair, means: Tensor, sds: Tensor) -> Tensor:
+def renormalised(images: torch.Tensor, own: Pair, means: torch.Tensor, sds: torch.Tensor) -> torch.Tensor:
     """Images that ``own`` has normalised, as if each had been normalised by another pair.
 
     Args:
@@ -72,6 +71,6 @@ def renormalised(images: Tensor, own: Pair, means: Tensor, sds: Tensor) -> Tenso
     return images * _per_channel(factor, images) + _per_channel(shift, images)
 
 
-def _per_channel(values: Tensor, images: Tensor) -> Tensor:
+def _per_channel(values: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
     """(C,) or (N, C) as it multiplies images (N, C, ...)."""
     return values.to(images).reshape(*values.shape, *[1] * (images.dim() - 2))

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
 
 from fairflare.core.types import Round
 
@@ -23,14 +22,16 @@ def rho_at(round: Round, rho_max: float, rho_tau: float) -> float:
     return float(rho_max * (round.number / round.total) ** rho_tau)
 
 
-def global_norm(tensors: Sequence[Tensor]) -> Tensor:
+def global_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The L2 norm of all entries together, a scalar where they are: reading it on the host would hold a GPU up."""
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))))
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors))))
     return norm
 
 
 @contextmanager
-def perturbed(parameters: Sequence[Tensor], gradients: Sequence[Tensor], rho: float, norm: Tensor) -> Iterator[None]:
+def perturbed(
+    parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], rho: float, norm: torch.Tensor
+) -> Iterator[None]:
     """Within: w + rho g / (||g||_2 + 1e-12). Left: the same vector subtracted again, whatever happened within.
 
     No copy of the weights is made; leaving restores them to within one rounding. Weights that meet a gradient which is
@@ -49,7 +50,9 @@ def perturbed(parameters: Sequence[Tensor], gradients: Sequence[Tensor], rho: fl
             add_scaled(parameters, gradients, scale, sign=-1)
 
 
-def add_scaled(tensors: Sequence[Tensor], others: Sequence[Tensor], scale: Tensor, sign: int = 1) -> None:
+def add_scaled(
+    tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor], scale: torch.Tensor, sign: int = 1
+) -> None:
     """tensors <- tensors + sign * scale * others, in place; ``scale`` is a scalar on their device."""
     if scale.device.type == "cpu":
         for t, other in zip(tensors, others):
@@ -59,9 +62,9 @@ def add_scaled(tensors: Sequence[Tensor], others: Sequence[Tensor], scale: Tenso
 
 
 @contextmanager
-def frozen_running_statistics(network: nn.Module) -> Iterator[None]:
+def frozen_running_statistics(network: torch.nn.Module) -> Iterator[None]:
     """Within: BatchNorm in train mode leaves its running statistics alone (momentum 0)."""
-    layers = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    layers = [m for m in network.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
     momenta = [layer.momentum for layer in layers]
     for layer in layers:
         layer.momentum = 0.0

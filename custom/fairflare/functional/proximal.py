@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+
+from fairflare.core.execution import no_grad
 
 
-@torch.no_grad()
-def add_proximal(parameters: Sequence[Tensor], anchor: Sequence[Tensor], mu: float) -> Tensor:
+@no_grad
+def add_proximal(parameters: Sequence[torch.Tensor], anchor: Sequence[torch.Tensor], mu: float) -> torch.Tensor:
     """Add the term's gradient mu (w - w^t) to the parameters' gradients.
 
     Args:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 COLUMNS = 1 << 16
 """Features centred and multiplied at once: with 8 examples 2 MB, which stays in cache."""
@@ -31,26 +30,26 @@ class Compact:
         gram: float64 (n, n) or None.
     """
 
-    rows: Tensor | None = None
-    gram: Tensor | None = None
+    rows: torch.Tensor | None = None
+    gram: torch.Tensor | None = None
 
     @property
-    def diagonal(self) -> Tensor:
+    def diagonal(self) -> torch.Tensor:
         """float64 (n,): squared norms of the rows."""
         return self._rows.square().sum(1) if self.gram is None else self.gram.diagonal()
 
-    def full(self) -> Tensor:
+    def full(self) -> torch.Tensor:
         """float64 (n, n): X X^T."""
         return self._rows @ self._rows.T if self.gram is None else self.gram
 
     @property
-    def _rows(self) -> Tensor:
+    def _rows(self) -> torch.Tensor:
         if self.rows is None:
             raise ValueError("expected rows or their Gram matrix, got neither")
         return self.rows
 
 
-def compact(features: Tensor) -> Compact:
+def compact(features: torch.Tensor) -> Compact:
     """The compact form of features (n, ...), flattened and centred over the batch.
 
     Centring first costs the estimators nothing (they are invariant to it) and keeps float32 products accurate. Columns
@@ -102,7 +101,7 @@ def cka(cross: float, own: float, other: float) -> float | None:
     return min(max(value, -1.0), 1.0) if math.isfinite(value) else None
 
 
-def cosine(a: Tensor, b: Tensor) -> Tensor:
+def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """float64 (n,): cosine of each example's flattened features, 0 where either is zero."""
     a, b = (x.detach().flatten(1).double() for x in (a, b))
     norms = a.norm(dim=1) * b.norm(dim=1)

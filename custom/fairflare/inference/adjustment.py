@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,11 @@ from fairflare.engine.after.conformal import Conformal
 from fairflare.engine.after.recalibrate import Recalibrate
 from fairflare.engine.after.site import ENDING
 from fairflare.engine.files import read_json
-from fairflare.engine.setup.after import shape_of, step_of
+from fairflare.engine.setup.at_site import shape_of
 from fairflare.engine.setup.config import RunConfig, with_step
 from fairflare.engine.setup.parts import Parts
+from fairflare.engine.setup.site_parts import step_of
 from fairflare.functional.conformal import class_scores
-from fairflare.inference.paths import site_file
 
 HALF = 0.5
 
@@ -47,7 +48,6 @@ class Adjustment:
 
     @property
     def by_group(self) -> bool:
-        """Whether groups of patients have parameters of their own."""
         return self.step.by == "group"
 
     def probabilities(self, outputs: Tensor, members: Tensor) -> np.ndarray:
@@ -73,7 +73,6 @@ class Adjustment:
 
     @property
     def makes_sets(self) -> bool:
-        """Whether a case has a set of classes."""
         return isinstance(self.step, Conformal) and not self.flags
 
     def sets(self, probabilities: np.ndarray, members: Tensor) -> list[list[int]]:
@@ -162,3 +161,19 @@ def _checked(fit: Any, step: AfterStep) -> dict[str, float]:
         if name not in step.parameters or type(value) not in (int, float) or not low <= value <= high:
             raise UserError(f"the step's parameters: {str(name)[:40]}: expected a number in {low:g}..{high:g}")
     return {name: float(value) for name, value in fit.items()}
+
+
+def site_file(place: Path, site: str, ending: str) -> Path | None:
+    """``SITE<ending>`` in ``place``, or a deployed site's ``SITE.<hash><ending>``; None where there is none.
+
+    Raises:
+        UserError: there are several, of several configurations or users.
+    """
+    if (place / f"{site}{ending}").is_file():
+        return place / f"{site}{ending}"
+    name = re.compile(rf"{re.escape(site)}\.[0-9a-f]{{32}}{re.escape(ending)}")
+    items = sorted(place.iterdir()) if place.is_dir() else []
+    found = [path for path in items if name.fullmatch(path.name) and path.is_file()]
+    if len(found) > 1:
+        raise UserError(f"{place}: holds {len(found)} files {site}.*{ending}; give the folder of one federation's")
+    return found[0] if found else None

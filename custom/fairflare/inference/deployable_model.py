@@ -18,6 +18,7 @@ from fairflare.inference.modules import Line, Pixels, Rows, Sigmoid, Softmax, Te
 from fairflare.trainers.base import Trainer
 
 MODULES = "scripts.modules"
+IDENTITY: tuple[nn.Module, dict[str, Any]] = nn.Identity(), {"_target_": "torch.nn.Identity"}
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,19 @@ def whole_model(opened: Opened) -> WholeModel:
     return WholeModel(module, example, spec, last, words, outputs, (*said, *more))
 
 
+def _made(kind: type[nn.Module], **given: Any) -> tuple[nn.Module, dict[str, Any]]:
+    """A module, and how a bundle's configuration names it."""
+    return kind(**given), {"_target_": f"{MODULES}.{kind.__name__}", **given}
+
+
 def _before(opened: Opened) -> tuple[nn.Module, dict[str, Any], Tensor, str, list[str]]:
     table, images = opened.task.table_inputs(), opened.task.image_inputs()
     if images is not None:
         size, channels = images.reader.size, images.reader.channels
         arguments: dict[str, Any] = {"mean": list(images.mean), "std": list(images.std)}
-        spec = {"_target_": f"{MODULES}.Pixels", **arguments}
         words = f"float32 (N, {channels}, {size}, {size}), values 0 to 255"
         example = torch.arange(2 * channels * size * size).remainder(251).float().view(2, channels, size, size)
-        return Pixels(**arguments), spec, example, words, [in_words(images.reader.window)]
+        return *_made(Pixels, **arguments), example, words, [in_words(images.reader.window)]
     if table is None:
         raise UserError(f"task {opened.config.task}: its inputs are made by code; use --format state-dict")
     n, m = len(table.numbers), len(table.plain)
@@ -74,24 +79,24 @@ def _before(opened: Opened) -> tuple[nn.Module, dict[str, Any], Tensor, str, lis
     if opened.scaling is None:
         words = f"float32 (N, {n + m}): {n} numbers, standardised and without gaps, then {m} features as they are"
         said = "numbers are not scaled: each site scales by its own training rows; --site NAME puts that one's in"
-        return nn.Identity(), {"_target_": "torch.nn.Identity"}, example, words, [said]
+        return *IDENTITY, example, words, [said]
     scaling = opened.scaling.to_json()
     words = f"float32 (N, {n + m}): {n} numbers, NaN where missing, then {m} features as they are"
     whose = [f"gaps and scale are those of {opened.site}'s training rows"] if table.fixed is None else []
-    return Rows(**scaling), {"_target_": f"{MODULES}.Rows", **scaling}, example, words, whose
+    return *_made(Rows, **scaling), example, words, whose
 
 
 def _after(opened: Opened) -> tuple[nn.Module, dict[str, Any], str, list[str]]:
     task, adjustment = opened.task, opened.adjustment
     if not task.kind.has_classes and not task.kind.has_masks:
-        return nn.Identity(), {"_target_": "torch.nn.Identity"}, f"the network's own: {task.kind.outputs}", []
+        return *IDENTITY, f"the network's own: {task.kind.outputs}", []
     if task.kind.has_masks:
         said = []
         if adjustment is not None and adjustment.flags and -1 in adjustment.fits:
             said = [f"masks of {opened.site} are cut at {threshold_of(opened):.4f}; the model gives probabilities"]
-        return Sigmoid(), {"_target_": f"{MODULES}.Sigmoid"}, "probability of each structure at each pixel", said
+        return *_made(Sigmoid), "probability of each structure at each pixel", said
     words = f"probabilities (N, {len(task.classes)}) of {', '.join(task.classes[:20])}"
-    plain = Softmax(), {"_target_": f"{MODULES}.Softmax"}, words
+    plain = *_made(Softmax), words
     if adjustment is None:
         return *plain, []
     if not isinstance(adjustment.step, Recalibrate):
@@ -101,14 +106,11 @@ def _after(opened: Opened) -> tuple[nn.Module, dict[str, Any], str, list[str]]:
     fit = dict(adjustment.fits[-1])
     said = [f"recalibrated for {opened.site}"]
     if "temperature" in fit:
-        given = {"temperature": fit["temperature"], "gap": GAP, "beyond": BEYOND}
-        return Temperature(**given), {"_target_": f"{MODULES}.Temperature", **given}, words, said
-    given = {"intercept": fit["intercept"], "slope": fit["slope"], "far": FAR, "beyond": BEYOND}
-    return Line(**given), {"_target_": f"{MODULES}.Line", **given}, words, said
+        return *_made(Temperature, temperature=fit["temperature"], gap=GAP, beyond=BEYOND), words, said
+    return *_made(Line, intercept=fit["intercept"], slope=fit["slope"], far=FAR, beyond=BEYOND), words, said
 
 
 def threshold_of(opened: Opened) -> float:
-    """From which probability on a pixel is flagged."""
     adjustment = opened.adjustment
     if adjustment is None or not adjustment.flags or "threshold" not in adjustment.fits.get(-1, {}):
         return 0.5

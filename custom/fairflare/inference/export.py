@@ -16,8 +16,7 @@ from torch import Tensor
 from fairflare.core.errors import UserError
 from fairflare.engine.state import save_json, save_text, write_atomically
 from fairflare.inference.atomic_output import MARK
-from fairflare.inference.bundle import write_bundle
-from fairflare.inference.card import card
+from fairflare.inference.bundle import card, write_bundle
 from fairflare.inference.deployable_model import WholeModel, whole_model
 from fairflare.inference.loaded_run import Opened
 from fairflare.inference.predict import about
@@ -32,7 +31,6 @@ def export_model(opened: Opened, form: str, folder: Path) -> list[str]:
     """Write the model to ``folder``, an empty one; returns remarks, a line each.
 
     Args:
-        opened: the run.
         form: "bundle", "torchscript", "onnx" or "state-dict".
         folder: gets the model, a card, and ``fairflare.json``.
 

@@ -8,12 +8,13 @@ checks decide what may be told, and the page is made of that answer alone.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,30 +23,129 @@ from fairflare.core.execution import Execution, default_device
 from fairflare.core.findings import Finding
 from fairflare.core.metric import finite
 from fairflare.core.schema import IN_USE
+from fairflare.core.seeds import derive
 from fairflare.core.types import INTERVALS, Round, Training
 from fairflare.data.grouping import Grouping
 from fairflare.data.site_config import SiteConfig, stricter
 from fairflare.data.tensors import TensorData
 from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.benefit.measured import Pair, measured
-from fairflare.engine.evaluation import Predictions, predict
+from fairflare.engine.evaluation import LEVEL, Predictions, over_patients, predict
 from fairflare.engine.gate import inspect_evaluation
-from fairflare.engine.intervals import LEVEL, over_patients
 from fairflare.engine.messages import Instruction
-from fairflare.engine.setup import clinical
-from fairflare.engine.setup.about import about as about_task
-from fairflare.engine.setup.at_site import leaves
-from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.external import evaluation_of
+from fairflare.engine.setup.assembly import about as about_task
+from fairflare.engine.setup.at_site import clinical_at_site, leaves, view_of
+from fairflare.engine.setup.config import RunConfig, evaluation_of
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.site import Site
+from fairflare.functional.calibration import Array
+from fairflare.functional.recalibration import UNCHANGED, recalibrated, temperature
 from fairflare.inference.loaded_run import Opened
 from fairflare.inference.predict import about as about_model
-from fairflare.inference.refit import Refit, cross_fitted
 from fairflare.report.clinical import views
 from fairflare.report.external import evaluation, paired
 from fairflare.tasks.external import Labelled, constant_results, labelled, of_split, preflight
+
+HALVES = 2
+PENALTY = 2.0
+"""How strongly what is fitted is drawn to leaving the model as it is, in cases' worth of information."""
+LEAST = 20
+"""Cases below which nothing is fitted."""
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Refit:
+    """What came of it.
+
+    Attributes:
+        kind: "intercept", "slope" or "temperature".
+        outputs: float64 (N, C) logits of every case after the fit to the half that it is not in.
+        folds: what was fitted to each half.
+        fitted: the same, fitted to all cases: what a hospital that uses the model would use.
+        words: a sentence on it.
+    """
+
+    kind: str
+    outputs: Array
+    folds: Sequence[Mapping[str, float]]
+    fitted: Mapping[str, float]
+    words: str
+
+    @property
+    def log_probabilities(self) -> Array:
+        """(N, C)."""
+        from scipy.special import log_softmax
+
+        found: Array = log_softmax(self.outputs, axis=1)
+        return found
+
+
+def cross_fitted(outputs: Array, targets: Ints, patients: Sequence[str], kind: str, seed: int) -> Refit:
+    """Fit to each half of the patients and apply to the other half.
+
+    Two classes: an intercept, or intercept and slope, on the logit; more: a temperature.
+
+    Args:
+        outputs: float64 (N, C), finite logits.
+        targets: (N,).
+        patients: (N,) whose cases they are; empty, or "" for one: each such case is a patient of its own.
+        kind: "intercept" or "slope".
+        seed: of the halves.
+
+    Raises:
+        UserError: the cases are too few, of one class, or of too few patients.
+    """
+    halves = _halves(targets, patients, seed)
+    kind = kind if outputs.shape[1] == 2 else "temperature"
+    changed, folds = np.empty_like(outputs), []
+    for fit, held_out in halves:
+        found = _fitted(outputs[fit], targets[fit], kind)
+        changed[held_out] = _applied(outputs[held_out], found)
+        folds.append(found)
+    whole = _fitted(outputs, targets, kind)
+    said = ", ".join(f"{name} {value:.3f}" for name, value in whole.items())
+    words = (
+        "Recalibrated: each case's risk comes from a fit to the other half of the patients; "
+        f"fitted to all of them: {said}."
+    )
+    return Refit(kind, changed, folds, whole, words)
+
+
+def _halves(targets: Ints, patients: Sequence[str], seed: int) -> list[tuple[Ints, Ints]]:
+    """Two pairs of case numbers, nobody in both of a pair, the classes as even as that allows."""
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    n = len(targets)
+    if n < LEAST or len(np.unique(targets)) < HALVES:
+        got = f"{n}" if n < LEAST else f"{n} of one class"
+        raise UserError(f"--recalibrate: expected at least {LEAST} labelled cases of more than one class, got {got}")
+    named = list(patients) or [""] * n
+    groups = np.array([f"patient {one}" if one else f"case {k}" for k, one in enumerate(named)])
+    if len(np.unique(groups)) < HALVES:
+        raise UserError("--recalibrate: expected more than one patient, got one")
+    folds = StratifiedGroupKFold(HALVES, shuffle=True, random_state=derive(seed, "recalibration") % 2**32)
+    found = [(fit.astype(np.int64), rest.astype(np.int64)) for fit, rest in folds.split(targets, targets, groups)]
+    if any(not len(part) or len(np.unique(targets[fit])) < HALVES for fit, rest in found for part in (fit, rest)):
+        raise UserError("--recalibrate: expected patients of more than one class in either half")
+    return found
+
+
+def _fitted(outputs: Array, targets: Ints, kind: str) -> dict[str, float]:
+    if kind == "temperature":
+        return {"temperature": temperature(outputs, targets, PENALTY)}
+    logits = outputs[:, 1] - outputs[:, 0]
+    line, _ = recalibrated(logits, targets.astype(np.float64), UNCHANGED, PENALTY, slope=kind == "slope")
+    return {"intercept": line.intercept, "slope": line.slope}
+
+
+def _applied(outputs: Array, found: Mapping[str, float]) -> Array:
+    if "temperature" in found:
+        return np.asarray(outputs / found["temperature"])
+    moved = found["intercept"] + found["slope"] * (outputs[:, 1] - outputs[:, 0])
+    return np.stack((np.zeros_like(moved), moved), axis=1)
+
 
 ALL = "all"
 LAST = Round(1, 1)
@@ -77,9 +177,7 @@ def evaluate(opened: Opened, hospitals: Mapping[str, SiteConfig], asked: Asked) 
     """The content of ``evaluation.json``, and what a user should know beside it, a line each.
 
     Args:
-        opened: the run; its network holds the model.
         hospitals: name -> where its data are.
-        asked: what is asked.
 
     Raises:
         UserError: a hospital's data cannot be read, are too few, or do not fit the run.
@@ -102,7 +200,6 @@ def evaluate(opened: Opened, hospitals: Mapping[str, SiteConfig], asked: Asked) 
 
 
 def about_evaluation(opened: Opened, config: RunConfig, split: str) -> Json:
-    """What ``evaluation.json`` says of the model and the question."""
     model = {key: value for key, value in about_model(opened).items() if key != "adjusted"}
     return {"model": model, "min_count": config.min_count, "level": LEVEL, "split": split, "by": config.group_by}
 
@@ -159,7 +256,7 @@ class _Hospital:
             groups=parts.grouping.names,
             min_count=least,
             egress=leaves(config, parts, least, self._own),
-            clinical=clinical.at_site(config, parts, least, self._name) if self._own.clinical else None,
+            clinical=clinical_at_site(config, parts, least, self._name) if self._own.clinical else None,
             trivial=partial(constant_results, parts.task, min_count=least),
         )
 
@@ -174,7 +271,7 @@ class _Hospital:
         answer = self._site().handle(Instruction("evaluate", LAST, model, {IN_USE: 1.0}))
         if answer.error:
             raise RunFailed(f"{self._name}: {answer.error}")
-        view = clinical.view_of(self._config, self._parts)
+        view = view_of(self._config, self._parts)
         groups, metrics = self._parts.grouping.names, self._parts.metrics
         found, rejected = inspect_evaluation([answer], LAST.number, groups, metrics, False, view)
         if rejected:
@@ -195,7 +292,6 @@ class _Hospital:
         return predict(network.to(self._device), data.fixed("test", self._training.batch_size), self._device, way)
 
     def _paired(self, other: Opened) -> Json:
-        """Both models on the same cases."""
         if list(other.task.classes) != list(self._opened.task.classes):
             raise UserError(f"--own {other.folder.name}: expected the classes of {self._opened.folder.name}")
         data = self._read(other, self._parts.grouping).on(self._device)
@@ -227,9 +323,9 @@ class _Hospital:
         ends = over_patients((*task.condense(changed, cases.targets), cases.members), task, least, metrics)
         kept = ends.get(INTERVALS, {})
         none = {"low": None, "high": None}
-        site = clinical.at_site(self._config, self._parts, least, self._name) if self._own.clinical else None
+        site = clinical_at_site(self._config, self._parts, least, self._name) if self._own.clinical else None
         numbers = site.after(cases, np.exp(refit.log_probabilities), None) if site is not None else {}
-        threshold = clinical.view_of(self._config, self._parts).threshold
+        threshold = view_of(self._config, self._parts).threshold
         return {
             "kind": refit.kind,
             "folds": refit.folds,

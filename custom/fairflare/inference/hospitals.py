@@ -28,7 +28,6 @@ def hospitals(opened: Opened, data: Path, name: str = "") -> dict[str, SiteConfi
     """Name -> where its data are, in natural order.
 
     Args:
-        opened: the run whose model is evaluated.
         data: a folder that ``fairflare init`` has written lists for, a folder of lists or of sites' configurations, one
             such configuration, one list, or one table.
         name: what one hospital is called, or of several the one that is meant; empty: as its file, or all.
@@ -51,7 +50,7 @@ def hospitals(opened: Opened, data: Path, name: str = "") -> dict[str, SiteConfi
         if data.suffix.lower() not in suffixes:
             raise UserError(f"{data.name}: expected a folder of lists, or a file {' or '.join(suffixes)}, for this run")
         _same_classes(opened, read_description(data.parent), data.parent)
-        found = {name or _stem(data): _of_file(data)}
+        found = {name or data.stem.removeprefix(PREFIX): _of_file(data)}
     for site in found:
         expected("--name", bool(SITE.fullmatch(site)), "letters, digits, spaces, - . and _", site)
     return {site: dataclasses.replace(found[site], site=site) for site in in_order(found)}
@@ -69,10 +68,6 @@ def _in_folder(opened: Opened, data: Path, suffixes: tuple[str, ...]) -> dict[st
         lists = f"expected a list (<SITE>{suffixes[0]}) for each hospital in it, or a table"
         raise UserError(f"{data}: {lists}; `fairflare init {data}` writes them")
     return found
-
-
-def _stem(path: Path) -> str:
-    return path.stem.removeprefix(PREFIX)
 
 
 def _of_file(path: Path) -> SiteConfig:
@@ -147,13 +142,4 @@ def _lists_of(opened: Opened, sites: list[str]) -> dict[str, str]:
 
 
 def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
-
-
-def _digest(file: Any) -> str:
-    """For Python 3.10."""
-    found = hashlib.sha256()
-    for block in iter(lambda: file.read(1 << 20), b""):
-        found.update(block)
-    return found.hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()

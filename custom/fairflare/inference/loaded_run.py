@@ -17,13 +17,12 @@ from fairflare.core.validation import shown
 from fairflare.data.inputs import Scaling
 from fairflare.engine.files import BEST, CONFIG, SUFFIX, is_file, read_json, read_model
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.logged_files import read_final, read_standing
+from fairflare.engine.history import read_final, read_standing
 from fairflare.engine.memory import BEST_ENDING, INPUTS_ENDING, PERSONAL_ENDING
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts, build_parts
-from fairflare.inference.adjustment import Adjustment, adjustment_of
-from fairflare.inference.paths import site_file
+from fairflare.inference.adjustment import Adjustment, adjustment_of, site_file
 from fairflare.report.write import verified_run
 from fairflare.tasks.base import Task
 
@@ -65,12 +64,10 @@ class Opened:
 
     @property
     def task(self) -> Task:
-        """The run's."""
         return self.parts.task
 
     @property
     def network(self) -> nn.Module:
-        """With the model, in evaluation mode."""
         return self.parts.network
 
 
@@ -134,7 +131,6 @@ def open_run(
 def _model_of(
     parts: Parts, site: str, shared: StateDict, models: Mapping[str, StateDict], place: Path, best: bool
 ) -> tuple[StateDict, str]:
-    """The model that ``site`` uses, and whose it is."""
     if site and parts.has_personal:
         name = f"{BEST_ENDING if best else PERSONAL_ENDING}{SUFFIX}"
         path = site_file(place, site, name)

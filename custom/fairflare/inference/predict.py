@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``fairflare predict``: new images or patients through a run's model, prepared as the training's were."""
+"""``fairflare predict``: new images or patients, prepared as the training's were; and what of them is unlike it."""
 
 from __future__ import annotations
 
-import csv
 import io
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,24 +16,105 @@ from torch import Tensor
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import default_device
+from fairflare.core.order import natural
 from fairflare.core.types import Batch
-from fairflare.core.validation import as_cell
-from fairflare.data.inputs import Scaling, TableInputs
+from fairflare.core.validation import shown
+from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
 from fairflare.data.readers.datalist import Frame
-from fairflare.data.readers.geometry import Geometry, geometry_of
-from fairflare.data.readers.masks import ending, mask_stem, pixel_values, restored, write_mask
+from fairflare.data.readers.geometry import Geometry, geometry_of, looks_like_image, slices_of, suffix_of
+from fairflare.data.readers.naming import IMAGES, pairs
+from fairflare.data.readers.table_features import plain
 from fairflare.data.readers.tables import read_columns
 from fairflare.data.tensors import as_float, normalised
 from fairflare.engine.evaluation import predict as predicted
 from fairflare.engine.state import save_json, save_text
 from fairflare.inference.adjustment import HALF, members_of
+from fairflare.inference.apply import RESULTS, ending, mask_stem, pixel_values, restored, write_mask, write_rows
 from fairflare.inference.atomic_output import MARK
-from fairflare.inference.drift import of_images, of_table
 from fairflare.inference.loaded_run import Opened
-from fairflare.inference.sources import images_of, table_of
 from fairflare.tasks.kinds.classes import named_classes
 
-RESULTS = "predictions.csv"
+TABLES = (".csv", ".parquet")
+MOST = 1_000_000
+
+
+def images_of(named: Sequence[Path], *, masks: bool = False) -> tuple[dict[str, Path | Frame], list[str]]:
+    """Name -> file or slice, and what was passed over or cut, a line each.
+
+    The name is the one that results carry, with the folders below what was named; natural order. Of a file that holds
+    several slices each is an input, "volume.nii.gz[0]" and so on.
+
+    Args:
+        named: files of any name, and folders, of which every image below counts but hidden ones.
+        masks: the run is on images with masks: those that lie beside images in a folder are no inputs.
+
+    Raises:
+        UserError: a file is missing, a folder holds no image, or two files would have one name.
+    """
+    found: dict[str, Path] = {}
+    beside: list[str] = []
+    for path in named:
+        if path.is_dir():
+            inside = {file.relative_to(path).as_posix(): file for file in _below(path)}
+            if not inside:
+                raise UserError(f"{path}: expected images ({', '.join(IMAGES)}) in it, found none")
+            own = {mask for mask in pairs(sorted(inside))[0].values() if mask} if masks else set()
+            beside += sorted(own, key=natural)
+            chosen = [(name, file) for name, file in inside.items() if name not in own]
+        elif path.is_file():
+            if suffix_of(path) in TABLES:
+                raise UserError(f"{path.name}: expected images for this run, got a table")
+            chosen = [(path.name, path)]
+        else:
+            raise UserError(f"{path}: no such file or folder")
+        for name, file in chosen:
+            if name in found and found[name] != file:
+                raise UserError(f"two files are called {shown(name)}; name the folder above them instead")
+            found[name] = file
+    if len(found) > MOST:
+        raise UserError(f"expected at most {MOST} files, got {len(found)}")
+    notes = [f"{len(beside)} masks lie beside their images and are left out, e.g. {shown(beside[0])}"] if beside else []
+    ordered = dict(sorted(found.items(), key=lambda pair: natural(pair[0])))
+    return _cut(ordered, notes), notes
+
+
+def _cut(files: Mapping[str, Path], notes: list[str]) -> dict[str, Path | Frame]:
+    """Every slice of ``files``; appends to ``notes`` which hold several."""
+    found: dict[str, Path | Frame] = {}
+    volumes = 0
+    for name, path in files.items():
+        inside = slices_of(path)
+        volumes += len(inside) > 1
+        found |= {f"{name}[{k}]": one for k, one in enumerate(inside)} if len(inside) > 1 else {name: path}
+        if len(found) > MOST:
+            raise UserError(f"expected at most {MOST} slices; {name} brings more")
+    if volumes:
+        several = sum(isinstance(one, Frame) for one in found.values())
+        notes.append(f"{volumes} {'file holds' if volumes == 1 else 'files hold'} {several} slices: each is one input")
+    return found
+
+
+def table_of(named: Sequence[Path]) -> Path:
+    """The one table; raises UserError."""
+    if len(named) != 1 or not named[0].is_file() or suffix_of(named[0]) not in TABLES:
+        got = ", ".join(path.name for path in named[:3])
+        raise UserError(f"expected one table ({' or '.join(TABLES)}) for this run, got {shown(got)}")
+    return named[0]
+
+
+def _below(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    seen: set[str] = set()
+    for place, inner, files in os.walk(folder, followlinks=True):  # a site's folder may be a link, as for `init`
+        real = os.path.realpath(place)
+        inner[:] = sorted(name for name in inner if not name.startswith(".")) if real not in seen else []
+        found += [Path(place, name) for name in files if not name.startswith(".")] if real not in seen else []
+        seen.add(real)
+        if len(found) > MOST:
+            raise UserError(f"{folder}: expected at most {MOST} files")
+    return [path for path in found if path.is_file() and looks_like_image(path)]
+
+
 MASKS = "masks"
 BATCH = 16
 
@@ -59,7 +140,6 @@ def predict(opened: Opened, named: Sequence[Path], folder: Path) -> Predictions:
     """Predict what is named and write the results to ``folder``, an empty one.
 
     Args:
-        opened: the run.
         named: image files and folders, or one table.
         folder: gets ``predictions.csv``, masks, and ``fairflare.json`` that says how they came about.
 
@@ -77,13 +157,14 @@ def predict(opened: Opened, named: Sequence[Path], folder: Path) -> Predictions:
         found = _of_images(opened, files, folder)
         found.unlike = [*notes, *found.unlike]
     found.unlike = [*opened.remarks, *found.unlike]
-    save_text(folder / RESULTS, _csv(found.header, found.rows))
+    written = io.StringIO()
+    write_rows(written, found.header, found.rows)
+    save_text(folder / RESULTS, written.getvalue())
     save_json(folder / MARK, {**about(opened), "cases": len(found.rows), "unlike": found.unlike})
     return found
 
 
 def about(opened: Opened) -> dict[str, Any]:
-    """Which model of which run, as the results say it."""
     return {
         "run": opened.folder.name,
         "task": f"{opened.config.task}:{opened.config.preset}",
@@ -198,7 +279,6 @@ def _flagged(p: Tensor, threshold: float) -> Tensor:
 
 
 def _thresholds(opened: Opened) -> tuple[list[float], list[str]]:
-    """Per structure, the probability from which on a pixel is flagged."""
     adjustment, n = opened.adjustment, len(opened.task.classes)
     if adjustment is None or not adjustment.flags:
         return [HALF] * n, []
@@ -255,9 +335,102 @@ def _answers(opened: Opened, outputs: Tensor, members: Tensor) -> tuple[list[str
     return header, rows, probabilities
 
 
-def _csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([as_cell(name) for name in header])
-    writer.writerows([[repr(cell) if isinstance(cell, float) else as_cell(cell) for cell in row] for row in rows])
-    return text.getvalue()
+FAR = 6.0
+"""Standard deviations from the training mean from which on a number of a table is named."""
+FAR_IMAGE = 4.0
+"""The same of an image's mean intensity, and the training images' means."""
+TIMES = 2.0
+"""So many times smaller or larger than any training image may edges and pixels be."""
+
+
+def of_table(
+    inputs: TableInputs, columns: Mapping[str, Sequence[str]], numbers: np.ndarray, scaling: Scaling
+) -> list[str]:
+    """Values that no training table can have, and numbers far from the training mean."""
+    found = []
+    for name, known in inputs.known.items():
+        cells = [plain(cell) for cell in columns.get(name, ()) if cell and cell not in inputs.gaps]
+        strange = [cell for cell in cells if cell not in known]
+        if strange:
+            found.append(
+                f"{name}: {_count(len(strange), 'row')} with an unknown value, e.g. {shown(strange[0])}; "
+                f"known: {', '.join(known[:8])}"
+            )
+    far = scaling.distance(numbers) > FAR
+    for k, one in enumerate(inputs.numbers):
+        if far[:, k].any() and not one.values:
+            row = int(np.flatnonzero(far[:, k])[0])
+            mean, std = float(scaling.mean[k]), float(scaling.std[k])
+            found.append(
+                f"{one.name}: {_count(int(far[:, k].sum()), 'row')} more than {FAR:g} standard deviations from the "
+                f"training mean {mean:.4g} (sd {std:.4g}), e.g. {numbers[row, k]:.4g}"
+            )
+    return found
+
+
+def of_images(
+    inputs: ImageInputs, kept: Sequence[Mapping[str, Any]], places: Mapping[str, Geometry], means: Mapping[str, float]
+) -> list[str]:
+    """Channels, edges, spacing and intensity that no training image has.
+
+    Args:
+        inputs: how images are prepared.
+        kept: what sites keep of theirs; without any only what the network takes is known.
+        places: name -> geometry of a file.
+        means: name -> mean intensity in [0, 1] of what the network takes, before it is normalised.
+    """
+    channels = {c for one in kept for c in _numbers(one.get("channels"))} or {float(inputs.reader.channels)}
+    odd: dict[str, Any] = {name: one.channels for name, one in places.items() if one.channels not in channels}
+    found = _line("channels", odd, lambda value: f"{value}", "/".join(f"{c:g}" for c in sorted(channels)))
+    for edge in ("height", "width"):
+        low, high = _widest([_numbers(one.get(edge)) for one in kept], inputs.reader.size)
+        edges = {name: getattr(one, edge) for name, one in places.items()}
+        odd = {name: value for name, value in edges.items() if not low / TIMES <= value <= high * TIMES}
+        found += _line(edge, odd, lambda value: f"{value} pixels", f"{low:g} to {high:g}")
+    found += _spacing(kept, places)
+    known = [one["intensity"] for one in kept if _proper(one.get("intensity"))]
+    if known:
+        odd = {
+            name: value
+            for name, value in means.items()
+            if all(abs(value - one["mean"]) > FAR_IMAGE * max(one["std"], 0.01) for one in known)
+        }
+        expected = " or ".join(f"{one['mean']:.2f} (sd {one['std']:.2f})" for one in known[:3])
+        found += _line("mean intensity", odd, lambda value: f"{value:.2f}", expected)
+    return found
+
+
+def _spacing(kept: Sequence[Mapping[str, Any]], places: Mapping[str, Geometry]) -> list[str]:
+    ranges = [edge for one in kept for edge in (one.get("spacing") or []) if len(_numbers(edge)) == 2]
+    measured = {name: one.spacing for name, one in places.items() if one.spacing is not None}
+    if not ranges or not measured:
+        return []
+    low, high = min(edge[0] for edge in ranges), max(edge[1] for edge in ranges)
+    odd = {n: v for n, v in measured.items() if min(v) < low / TIMES or max(v) > high * TIMES}
+    return _line("spacing", odd, lambda value: f"{value[0]:.3g} x {value[1]:.3g} mm", f"{low:.3g} to {high:.3g} mm")
+
+
+def _line(what: str, odd: Mapping[str, Any], words: Any, training: str) -> list[str]:
+    if not odd:
+        return []
+    name = next(iter(odd))
+    return [f"{what}: {_count(len(odd), 'file')} unlike the training's {training}, e.g. {name}: {words(odd[name])}"]
+
+
+def _widest(ranges: Sequence[Sequence[float]], size: int) -> tuple[float, float]:
+    found = [value for one in ranges for value in one]
+    return (min(found), max(found)) if found else (float(size), 16.0 * size)
+
+
+def _numbers(values: Any) -> list[float]:
+    """Finite numbers of a list from a site's file; anything else counts as none."""
+    proper = isinstance(values, list) and all(type(v) in (int, float) and np.isfinite(v) for v in values)
+    return [float(v) for v in values] if proper else []
+
+
+def _proper(found: Any) -> bool:
+    return isinstance(found, dict) and all(type(found.get(key)) in (int, float) for key in ("mean", "std"))
+
+
+def _count(n: int, word: str) -> str:
+    return f"{n} {word}" if n == 1 else f"{n} {word}s"

@@ -30,8 +30,6 @@ def small_cnn(in_channels: int, classes: int, norm: Norm = "group") -> nn.Sequen
     About 100,000 parameters; takes (N, in_channels, H, W) with H, W >= 16 and returns logits (N, classes).
 
     Args:
-        in_channels: of the images.
-        classes: size of the output.
         norm: "group" (8 groups) is the default because averaged BatchNorm statistics of sites whose images differ in
             noise fit none of them: the poorer sites then get one answer for all images, whatever the aggregation
             weights are. "batch" shows that.
@@ -56,7 +54,6 @@ def resnet18(in_channels: int, classes: int, pretrained_weights: str | None = No
 
     Args:
         in_channels: 3 where pretrained weights are used.
-        classes: size of the output.
         pretrained_weights: path of a state dict with torchvision's names, e.g. ``resnet18-f37072fd.pth`` (ImageNet);
             its last layer is left out when it has another number of classes. None: random initialisation.
         norm: "batch" is the paper's; "instance" takes images of more than 32 pixels, "group" any.
@@ -88,8 +85,6 @@ def resnet10(in_channels: int, classes: int, norm: Norm = "batch") -> nn.Module:
     head that classification does not use.
 
     Args:
-        in_channels: of the images.
-        classes: size of the output.
         norm: "batch" is the paper's.
     """
     from monai.networks.nets import ResNet

@@ -38,9 +38,7 @@ EDGES = either(whole(1, 1024), many(whole(1, 1024), 3))
 SHAPE = many(whole(1, 4096), 4)
 RUNNING = {"eps": number(1e-12, 1), "momentum": number(0, 1), "affine": FLAG}
 NORM = named(
-    batch=RUNNING,
-    instance=RUNNING,
-    group={"num_groups": whole(1, 256), "eps": number(1e-12, 1), "affine": FLAG},
+    batch=RUNNING, instance=RUNNING, group={"num_groups": whole(1, 256), "eps": number(1e-12, 1), "affine": FLAG}
 )
 SLOPE = {"negative_slope": number(0, 1), "inplace": FLAG}
 INPLACE = {"inplace": FLAG}

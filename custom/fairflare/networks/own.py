@@ -16,7 +16,7 @@ from torch import nn
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import unlisted
 from fairflare.core.user_code import check_name, load_object
-from fairflare.data.checks import expect
+from fairflare.core.validation import expected as expect
 from fairflare.networks import builtin as networks
 from fairflare.networks import monai_networks
 
@@ -26,7 +26,6 @@ LONGEST = 10_000
 
 
 def is_own(model: str) -> bool:
-    """Whether ``model`` is the JSON of a class rather than the name of a network."""
     return model.lstrip().startswith("{")
 
 
@@ -54,7 +53,6 @@ def build(model: str, inputs: tuple[int, ...], outputs: tuple[int, ...], **optio
     """The network that ``model`` names, by name or by class.
 
     Args:
-        model: see above.
         inputs: shape of one example, channels or features first.
         outputs: shape of its output, classes or structures first.
         options: of a network by name, e.g. norm; a class has its own.

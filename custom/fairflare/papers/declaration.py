@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Better = Literal["", "higher", "lower"]
@@ -24,7 +24,6 @@ class Data:
 
     Args:
         key: short name, a folder's too.
-        title: as the paper calls it.
         task: "name:preset" that reads the user's copy.
         needs: files or folders below the data folder that the task reads.
         stand_in: "name:preset" of an embedded task; empty: nothing stands for it.
@@ -50,8 +49,6 @@ class Row:
     """One line of a table.
 
     Args:
-        key: short name.
-        title: as printed.
         label: METHOD with settings of its own, as ``fairflare compare`` takes it.
         group: heading over neighbouring rows.
         on: data key -> label in place of ``label``, where a paper tuned it for each data set.
@@ -70,7 +67,6 @@ class Row:
     only: Only = ""
 
     def label_on(self, data: Data) -> str:
-        """The METHOD that runs on ``data``."""
         return self.on.get(data.key, self.label)
 
     def is_for(self, stands_in: bool) -> bool:
@@ -83,12 +79,8 @@ class Column:
     """One column, or several that a measure makes of one (each site, each domain, each group).
 
     Args:
-        key: short name.
-        title: as printed.
         measure: name of a function of ``measures``.
         given: its further arguments.
-        better: which values are better.
-        digits: decimals.
         scale: 100 for per cent.
     """
 
@@ -115,10 +107,8 @@ class Table:
 
     Args:
         key: short name: "2", or "4a".
-        title: what it shows.
         rows: methods, or points of a sweep.
         blocks: columns by data set.
-        seeds: matched over rows.
         spread: what stands behind "±": nothing; "seeds": over seeds; "last-rounds": over seeds and the last five
             rounds together.
         ddof: of that spread.
@@ -129,7 +119,6 @@ class Table:
         stub: heading of the rows' titles.
         draw: how a figure's panel is drawn: "" (a table), "curve" (rows are points on an axis), "rounds" (a curve per
             row over rounds), "bars" (a group of bars per row), "landscape", "density".
-        axes: titles of the two axes.
         published: name of a file of numbers that the paper printed; empty: none at hand.
         values: ``--set`` pairs of all its runs.
         rounds: in place of the task's.
@@ -155,7 +144,6 @@ class Table:
 
     @property
     def data(self) -> tuple[Data, ...]:
-        """Its data sets."""
         return tuple(block.data for block in self.blocks)
 
 
@@ -165,8 +153,6 @@ class Exhibit:
 
     Args:
         name: of the command, "fedheal-2" or "fedism-figure-5".
-        title: one line.
-        tables: one, or a figure's panels.
     """
 
     name: str
@@ -175,7 +161,6 @@ class Exhibit:
 
     @property
     def is_figure(self) -> bool:
-        """Whether it is drawn."""
         return any(table.draw for table in self.tables)
 
 
@@ -184,9 +169,7 @@ class Paper:
     """A paper's exhibits.
 
     Args:
-        key: "fedheal".
         words: authors, short title, venue and year.
-        exhibits: in the paper's order.
     """
 
     key: str
@@ -194,11 +177,39 @@ class Paper:
     exhibits: tuple[Exhibit, ...]
 
 
-def figure(paper: str, number: str, title: str, *panels: Table) -> Exhibit:
-    """A figure, under the name that its command has."""
-    return Exhibit(f"{paper}-figure-{number}", title, panels)
+def on(columns: tuple[Column, ...], *data: Data) -> tuple[Block, ...]:
+    """The same columns of one data set or of several."""
+    return tuple(Block(one, columns) for one in data)
 
 
-def table(paper: str, number: str, title: str, *tables: Table) -> Exhibit:
-    """A printed table, of one part or of several."""
-    return Exhibit(f"{paper}-{number}", title, tables)
+def printed(each: str, over: str, mean: str, ddof: int) -> tuple[Column, ...]:
+    """A column for each site or domain, their mean and their standard deviation, in per cent."""
+    of: dict[str, Any] = {"digits": 2, "scale": 100}
+    return (
+        Column(each, each, f"{each}s", **of),
+        Column("mean", mean, over, {"which": "mean"}, **of),
+        Column("std", "Std", over, {"which": "std", "ddof": ddof}, better="lower", **of),
+    )
+
+
+def table(
+    number: str, title: str, words: str, rows: tuple[Row, ...], blocks: tuple[Block, ...], **more: Any
+) -> Exhibit:
+    """A printed table of one part; ``words`` and ``more`` are of its ``Table``."""
+    return Exhibit(number, title, (Table(number, words, rows, blocks, **more),))
+
+
+def figure(
+    number: str, title: str, words: str, rows: tuple[Row, ...], blocks: tuple[Block, ...], **more: Any
+) -> Exhibit:
+    """A figure of one panel."""
+    return panels(number, title, Table(number, words, rows, blocks, **more))
+
+
+def panels(number: str, title: str, *tables: Table) -> Exhibit:
+    return Exhibit(f"figure-{number}", title, tables)
+
+
+def paper(key: str, words: str, *exhibits: Exhibit) -> Paper:
+    """A paper whose exhibits are named after it: "fedheal-2", "fedism-figure-5"."""
+    return Paper(key, words, tuple(replace(one, name=f"{key}-{one.name}") for one in exhibits))

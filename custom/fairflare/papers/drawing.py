@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fairflare.papers import declaration
 from fairflare.report.svg import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, legend, rendered, short
-from fairflare.report.table_model import Cell, Column, Table
+from fairflare.report.table_files import Cell, Column, Table
 from fairflare.report.values import number
 
 if TYPE_CHECKING:
@@ -20,36 +22,26 @@ if TYPE_CHECKING:
 COLOURS = (BLUE, RED, GREEN, ORANGE, PURPLE, DARK, GREY)
 LINES = ("-", "--", ":", "-.")
 Columns = Sequence[Column]
-Draw = Callable[["Figure", declaration.Table, Table, Columns], bool]
 
 
 def drawn(panel: declaration.Table, table: Table) -> list[str]:
-    """SVG elements of a panel.
-
-    Args:
-        panel: the declaration, which says how.
-        table: its numbers.
-    """
+    """SVG elements of a panel."""
     if not panel.draw:
         return []
     draw = {"curve": _curves, "rounds": _over_columns, "density": _over_columns, "bars": _bars, "landscape": _maps}
+
+    def one(group: str, columns: Columns, figure: Figure) -> str | None:
+        known = draw[panel.draw](figure, panel, table, columns)
+        return ": ".join(part for part in (panel.title, group) if part) if known else None
+
     found = []
     for index, (group, columns) in enumerate(groupby(table.columns, key=lambda column: column.group)):
-        held = list(columns)
-        title = ": ".join(part for part in (panel.title, group) if part)
         key = f"{table.key}-{index}".replace(".", "-")
-        found.append(rendered(key, partial(_titled, draw[panel.draw], title, panel, table, held)))
+        found.append(rendered(key, partial(one, group, list(columns))))
     return [svg for svg in found if svg]
 
 
-def _titled(
-    draw: Draw, title: str, panel: declaration.Table, table: Table, columns: Columns, figure: Figure
-) -> str | None:
-    return title if draw(figure, panel, table, columns) else None
-
-
 def standalone(svg: str) -> str:
-    """An SVG element as a file of its own."""
     return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
 
 
@@ -68,24 +60,22 @@ def _curves(figure: Figure, panel: declaration.Table, table: Table, columns: Col
             label = short(": ".join(filter(None, (group, column.title))), 34)
             places, cells = [at[row.title] or 0.0 for row in points], [table.cell(row, column) for row in points]
             known |= _line(axes, places, cells, column, next(styles), marker="o", label=label)
-    _axes(figure, axes, panel)
+    legend(figure, axes, *panel.axes)
     return known
 
 
 def _over_columns(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
-    """A line per row over the columns, which are rounds or bins."""
     axes = figure.subplots()
     places = [_float(column.title) for column in columns]
     known = False
     for style, row in zip(_styles(), table.rows):
         cells = [table.cell(row, column) for column in columns]
         known |= _line(axes, places, cells, columns[0], style, label=short(row.title, 30))
-    _axes(figure, axes, panel)
+    legend(figure, axes, *panel.axes)
     return known
 
 
 def _bars(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
-    """A group of bars per column, a bar per row."""
     axes = figure.subplots()
     width = 0.8 / max(1, len(table.rows))
     known = False
@@ -97,7 +87,7 @@ def _bars(figure: Figure, panel: declaration.Table, table: Table, columns: Colum
         axes.bar(places, [value or 0.0 for value in values], width, color=colour, label=short(row.title, 30))
     axes.set_xticks(range(len(columns)), [short(column.title, 14) for column in columns])
     axes.grid(axis="x", visible=False)
-    _axes(figure, axes, panel)
+    legend(figure, axes, *panel.axes)
     return known
 
 
@@ -113,7 +103,9 @@ def _maps(figure: Figure, panel: declaration.Table, table: Table, columns: Colum
     x = [_float(column.title) for column in columns]
     for axes, (group, rows), grid in zip(places.flat, groups, grids):
         y = [_float(row.title) for row in rows]
-        drawn = axes.contourf(x, y, _filled(grid), levels=12, vmin=min(found), vmax=max(found), cmap="cividis")
+        drawn = axes.contourf(
+            x, y, np.array(grid, dtype=float), levels=12, vmin=min(found), vmax=max(found), cmap="cividis"
+        )
         axes.set_title(short(group, 26), fontsize=10)
     for axes in list(places.flat)[len(groups) :]:
         axes.set_axis_off()
@@ -125,27 +117,16 @@ def _line(
     axes: Axes, places: Sequence[float], cells: Sequence[Cell], column: Column, style: dict[str, Any], **more: Any
 ) -> bool:
     scale = column.form.scale
-    values = [float("nan") if cell.value is None else cell.value * scale for cell in cells]
+    values, spreads = (np.array([getattr(c, key) for c in cells], dtype=float) * scale for key in ("value", "spread"))
     axes.plot(places, values, markersize=4, linewidth=1.6, **style, **more)
-    spreads = [(cell.spread or 0.0) * scale for cell in cells]
-    if any(spreads):
-        low, high = ([v + sign * s for v, s in zip(values, spreads)] for sign in (-1, 1))
-        axes.fill_between(places, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    spreads = np.nan_to_num(spreads)
+    if spreads.any():
+        axes.fill_between(places, values - spreads, values + spreads, color=style["color"], alpha=0.15, linewidth=0)
     return any(cell.value is not None for cell in cells)
-
-
-def _axes(figure: Figure, axes: Axes, panel: declaration.Table) -> None:
-    axes.set_xlabel(panel.axes[0])
-    axes.set_ylabel(panel.axes[1])
-    legend(figure, axes)
 
 
 def _styles() -> Sequence[dict[str, Any]]:
     return [{"color": colour, "linestyle": line} for line in LINES for colour in COLOURS]
-
-
-def _filled(grid: Sequence[Sequence[float | None]]) -> list[list[float]]:
-    return [[float("nan") if value is None else value for value in line] for line in grid]
 
 
 def _float(text: str) -> float:

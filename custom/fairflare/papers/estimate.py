@@ -47,8 +47,6 @@ class Speed:
         """A run's; None where nothing is known of the task.
 
         Args:
-            task: "name:preset".
-            label: METHOD.
             rounds: T.
             cost: of its round relative to FedAvg's.
         """
@@ -69,12 +67,7 @@ def machine_factor() -> float:
 
 
 def relative_cost(label: str, rows: Mapping[str, Json]) -> float:
-    """A round's compute relative to FedAvg's.
-
-    Args:
-        label: METHOD, perhaps with a trainer of its own.
-        rows: id -> its row of ``fairflare list``.
-    """
+    """A round's compute relative to FedAvg's."""
     name, _, settings = label.partition(":")
     row = rows.get(name, {})
     cost = float(row.get("cost", 1.0))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fairflare.papers.declaration import Block, Column, Data, Paper, Row, Table, figure, table
+from fairflare.papers.declaration import Column, Data, Exhibit, Row, Table, figure, on, panels, paper, printed, table
 
 DIGITS = Data(
     key="digits",
@@ -21,19 +21,13 @@ OFFICE = Data(
     stand_in="digits:small",
     words="four looks of digits, since no embedded task has photographs of objects",
 )
-PRINTED = (
-    Column("domain", "domain", "domains", digits=2, scale=100),
-    Column("mean", "Mean", "over-domains", {"which": "mean"}, digits=2, scale=100),
-    Column("std", "Std", "over-domains", {"which": "std", "ddof": 1}, better="lower", digits=2, scale=100),
-)
+PRINTED = printed("domain", "over-domains", "Mean", 1)
 SHORT = PRINTED[1:]
-OVER_ROUNDS = (Column("round", "round", "rounds"),)
 METRIC = (
     "Top-1 accuracy (%) on each domain's test set, mean of the last five rounds where it is shared and of the final "
     "model where it lies at the sites; Std is the sample standard deviation over domains (ddof 1)."
 )
 UNKNOWN = "The paper prints no settings of the methods that it compares with; these are their defaults here."
-TAUS, BETAS = ("0.1", "0.2", "0.3", "0.4", "0.5"), ("0", "0.2", "0.4", "0.6", "0.8", "1")
 HOSTS = (
     ("fedavg", "FedAvg", ""),
     ("fedprox", "FedProx", "trainer=fedprox"),
@@ -78,101 +72,57 @@ PARTS = (
 RULES = tuple(Row(key or "fedavg", f"FedAvg{name}", method) for key, name, method in OVER)
 
 
-def swept(name: str, words: str, rows: tuple[Row, ...]) -> Table:
-    """A panel over values of a hyper-parameter."""
-    return Table(name, words, rows, (Block(DIGITS, SHORT),), draw="curve", axes=(name, "%"), stub=name, note=METRIC)
+def hosts(number: str, title: str, words: str, data: Data) -> Exhibit:
+    return table(number, title, words, ALL, on(PRINTED, data), note=f"{METRIC} {UNKNOWN}")
 
 
-PAPER = Paper(
-    key="fedheal",
-    words="FedHEAL (Chen et al., Fair Federated Learning under Domain Skew, CVPR 2024)",
-    exhibits=(
-        table(
-            "fedheal",
-            "2",
-            "Every host method under every rule, on digits",
-            Table("2", "Hosts and rules on digits", ALL, (Block(DIGITS, PRINTED),), note=f"{METRIC} {UNKNOWN}"),
-        ),
-        table(
-            "fedheal",
-            "3",
-            "Every host method under every rule, on Office-Caltech",
-            Table("3", "Hosts and rules on objects", ALL, (Block(OFFICE, PRINTED),), note=f"{METRIC} {UNKNOWN}"),
-        ),
-        table(
-            "fedheal",
-            "4",
-            "Host methods with and without FedHEAL",
-            Table(
-                "4",
-                "What FedHEAL adds to each host",
-                hosted((OVER[0], OVER[3])),
-                (Block(DIGITS, SHORT), Block(OFFICE, SHORT)),
-                note=f"{METRIC} {UNKNOWN}",
-            ),
-        ),
-        table(
-            "fedheal",
-            "5",
-            "FedHEAL's two parts, alone and together",
-            Table(
-                "5",
-                "FPHL drops inconsistent updates, FAEL weighs sites by their distance from the model",
-                PARTS,
-                (Block(DIGITS, PRINTED), Block(OFFICE, PRINTED)),
-                structure="",
-                note=METRIC,
-            ),
-        ),
-        figure(
-            "fedheal",
-            "2",
-            "How consistent the sites' updates are",
-            Table(
-                "2",
-                "Share of an update's positions that are consistent enough to be kept, last round",
-                tuple(Row(f"tau-{v}", f"tau {v}", f"fedheal:parts=fphl,tau={v}") for v in ("0.3", "0.4", "0.5")),
-                (Block(DIGITS, (Column("kept", "site", "note", {"name": "kept_share"}, better=""),)),),
-                draw="bars",
-                axes=("site", "kept share"),
-            ),
-        ),
-        figure(
-            "fedheal",
-            "5",
-            "Accuracy over the rounds",
-            Table(
-                "5",
-                "Mean over sites of the received model's validation accuracy",
-                RULES,
-                (Block(DIGITS, OVER_ROUNDS),),
-                draw="rounds",
-                axes=("round", "accuracy"),
-            ),
-        ),
-        figure(
-            "fedheal",
-            "6",
-            "The two hyper-parameters of FedHEAL",
-            swept(
-                "tau", "The threshold of FPHL", tuple(Row(f"tau-{v}", v, f"fedheal:parts=fphl,tau={v}") for v in TAUS)
-            ),
-            swept(
-                "beta", "The step of FAEL", tuple(Row(f"beta-{v}", v, f"fedheal:parts=fael,beta={v}") for v in BETAS)
-            ),
-        ),
-        figure(
-            "fedheal",
-            "7",
-            "The worst site over the rounds",
-            Table(
-                "7",
-                "The worst site's validation accuracy",
-                RULES,
-                (Block(DIGITS, (Column("round", "round", "rounds", {"which": "worst"}),)),),
-                draw="rounds",
-                axes=("round", "accuracy"),
-            ),
-        ),
+def over_rounds(number: str, title: str, words: str, **given: str) -> Exhibit:
+    column = Column("round", "round", "rounds", given)
+    return figure(number, title, words, RULES, on((column,), DIGITS), draw="rounds", axes=("round", "accuracy"))
+
+
+def swept(name: str, words: str, parts: str, values: tuple[str, ...]) -> Table:
+    rows = tuple(Row(f"{name}-{v}", v, f"fedheal:parts={parts},{name}={v}") for v in values)
+    return Table(name, words, rows, on(SHORT, DIGITS), draw="curve", axes=(name, "%"), stub=name, note=METRIC)
+
+
+PAPER = paper(
+    "fedheal",
+    "FedHEAL (Chen et al., Fair Federated Learning under Domain Skew, CVPR 2024)",
+    hosts("2", "Every host method under every rule, on digits", "Hosts and rules on digits", DIGITS),
+    hosts("3", "Every host method under every rule, on Office-Caltech", "Hosts and rules on objects", OFFICE),
+    table(
+        "4",
+        "Host methods with and without FedHEAL",
+        "What FedHEAL adds to each host",
+        hosted((OVER[0], OVER[3])),
+        on(SHORT, DIGITS, OFFICE),
+        note=f"{METRIC} {UNKNOWN}",
     ),
+    table(
+        "5",
+        "FedHEAL's two parts, alone and together",
+        "FPHL drops inconsistent updates, FAEL weighs sites by their distance from the model",
+        PARTS,
+        on(PRINTED, DIGITS, OFFICE),
+        structure="",
+        note=METRIC,
+    ),
+    figure(
+        "2",
+        "How consistent the sites' updates are",
+        "Share of an update's positions that are consistent enough to be kept, last round",
+        tuple(Row(f"tau-{v}", f"tau {v}", f"fedheal:parts=fphl,tau={v}") for v in ("0.3", "0.4", "0.5")),
+        on((Column("kept", "site", "note", {"name": "kept_share"}, better=""),), DIGITS),
+        draw="bars",
+        axes=("site", "kept share"),
+    ),
+    over_rounds("5", "Accuracy over the rounds", "Mean over sites of the received model's validation accuracy"),
+    panels(
+        "6",
+        "The two hyper-parameters of FedHEAL",
+        swept("tau", "The threshold of FPHL", "fphl", ("0.1", "0.2", "0.3", "0.4", "0.5")),
+        swept("beta", "The step of FAEL", "fael", ("0", "0.2", "0.4", "0.6", "0.8", "1")),
+    ),
+    over_rounds("7", "The worst site over the rounds", "The worst site's validation accuracy", which="worst"),
 )

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from fairflare.papers.declaration import Block, Column, Data, Paper, Row, Table, figure, table
+from fairflare.papers.declaration import Column, Data, Exhibit, Row, Table, figure, on, panels, paper, printed, table
+from fairflare.papers.fedce import FEDAVG, FEDERATED, MULTI, SUM, UNKNOWN
 
 PROSTATE = Data(
     key="prostate",
@@ -21,90 +22,59 @@ RIF = Data(
     stand_in="fundus-phantom:small",
     words="drawn optic discs and cups as six simulated cameras see them",
 )
-PRINTED = (
-    Column("site", "site", "sites", digits=2, scale=100),
-    Column("mean", "Avg", "over-sites", {"which": "mean"}, digits=2, scale=100),
-    Column("std", "Std", "over-sites", {"which": "std", "ddof": 0}, better="lower", digits=2, scale=100),
+PRINTED = printed("site", "over-sites", "Avg", 0)
+METRIC = (
+    "Dice (%) on each site's own test split; Std is the population standard deviation over sites (ddof 0). The paper "
+    "has a single run of each method."
 )
-METRIC = "Dice (%) on each site's own test split; Std is the population standard deviation over sites (ddof 0)."
-UNKNOWN = (
-    "The paper prints no settings of the methods that it compares with; these are their defaults here, for q-FedAvg "
-    "L = 0.005, which FedUFO's code has under Adam: 1 / lr is that of plain SGD, and with it the model hardly moves; "
-    "CFFL removes sites, as published."
-)
-ONE_RUN = "The paper has a single run of each method."
-METHODS = (
-    Row("fedavg", "FedAvg", "fedavg"),
-    Row("qfedavg", "q-FedAvg", "qfedavg:lipschitz=0.005"),
-    Row("cffl", "CFFL", "cffl:remove=true"),
-    Row("cgsv", "CGSV", "cgsv"),
-    Row("fedci", "FedCI", "fedci"),
-    Row("ditto", "Ditto", "ditto"),
-    Row("fedce-sum", "FedCE (sum)", "fedce:combine=sum"),
-    Row("fedce-multi", "FedCE (multi)", "fedce:combine=multi"),
-    Row("fedlwr", "Fed-LWR", "fedlwr"),
-)
+FEDLWR = Row("fedlwr", "Fed-LWR", "fedlwr")
+METHODS = (*FEDERATED[:5], Row("ditto", "Ditto", "ditto"), SUM, MULTI, FEDLWR)
 ABLATION = (
-    Row("fedavg", "FedAvg", "fedavg"),
+    FEDAVG,
     Row("v1", "Fed-LWR v1: cosine similarity", "fedlwr:similarity=cosine"),
     Row("v2", "Fed-LWR v2: last encoder layer", "fedlwr:scope=last_encoder"),
-    Row("fedlwr", "Fed-LWR", "fedlwr"),
+    FEDLWR,
 )
-SHORT = (Row("fedavg", "FedAvg", "fedavg"), Row("fedce-sum", "FedCE (sum)", "fedce:combine=sum"), METHODS[-1])
 
 
-def printed(number: str, words: str, data: Data) -> Table:
+def results(number: str, title: str, words: str, data: Data) -> Exhibit:
     """One of the two tables of results."""
-    return Table(number, words, METHODS, (Block(data, PRINTED),), note=f"{METRIC} {ONE_RUN} {UNKNOWN}")
+    return table(number, title, words, METHODS, on(PRINTED, data), note=f"{METRIC} {UNKNOWN}")
 
 
-PAPER = Paper(
-    key="fedlwr",
-    words="Fed-LWR (Yan et al., A New Perspective to Boost Performance Fairness, MICCAI 2024)",
-    exhibits=(
-        table("fedlwr", "1", "Methods on prostate MRI", printed("1", "Methods on six scanners", PROSTATE)),
-        table("fedlwr", "2", "Methods on retinal fundus images", printed("2", "Methods on the cameras", RIF)),
-        table(
-            "fedlwr",
-            "3",
-            "Fed-LWR's similarity and its layers",
-            Table(
-                "3",
-                "Cosine in place of CKA, one layer in place of all",
-                ABLATION,
-                (Block(PROSTATE, PRINTED[1:]), Block(RIF, PRINTED[1:])),
-                structure="",
-                note=f"{METRIC} {ONE_RUN}",
-            ),
-        ),
-        figure(
-            "fedlwr",
-            "1b",
-            "How far each site's features are from the shared model's",
-            Table(
-                "1b",
-                "Each site's share of 1 - CKA between local and anchor features, mean over layers, last round",
-                (METHODS[-1],),
-                (Block(PROSTATE, (Column("far", "site", "note", {"name": "layer_weights"}, better=""),)),),
-                draw="bars",
-                axes=("site", "share of 1 - CKA"),
-            ),
-        ),
-        figure(
-            "fedlwr",
-            "2",
-            "Dice over the rounds, mean and worst site",
-            *(
-                Table(
-                    f"2-{which}",
-                    f"Dice of the received model on the validation splits, {words}",
-                    SHORT,
-                    (Block(PROSTATE, (Column("round", "round", "rounds", {"which": which}),)),),
-                    draw="rounds",
-                    axes=("round", "Dice"),
-                )
-                for which, words in (("mean", "mean over sites"), ("worst", "worst site"))
-            ),
-        ),
+def over_rounds(which: str, words: str) -> Table:
+    title = f"Dice of the received model on the validation splits, {words}"
+    blocks = on((Column("round", "round", "rounds", {"which": which}),), PROSTATE)
+    return Table(f"2-{which}", title, (FEDAVG, SUM, FEDLWR), blocks, draw="rounds", axes=("round", "Dice"))
+
+
+PAPER = paper(
+    "fedlwr",
+    "Fed-LWR (Yan et al., A New Perspective to Boost Performance Fairness, MICCAI 2024)",
+    results("1", "Methods on prostate MRI", "Methods on six scanners", PROSTATE),
+    results("2", "Methods on retinal fundus images", "Methods on the cameras", RIF),
+    table(
+        "3",
+        "Fed-LWR's similarity and its layers",
+        "Cosine in place of CKA, one layer in place of all",
+        ABLATION,
+        on(PRINTED[1:], PROSTATE, RIF),
+        structure="",
+        note=METRIC,
+    ),
+    figure(
+        "1b",
+        "How far each site's features are from the shared model's",
+        "Each site's share of 1 - CKA between local and anchor features, mean over layers, last round",
+        (FEDLWR,),
+        on((Column("far", "site", "note", {"name": "layer_weights"}, better=""),), PROSTATE),
+        draw="bars",
+        axes=("site", "share of 1 - CKA"),
+    ),
+    panels(
+        "2",
+        "Dice over the rounds, mean and worst site",
+        over_rounds("mean", "mean over sites"),
+        over_rounds("worst", "worst site"),
     ),
 )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fairflare.papers.declaration import Block, Column, Data, Paper, Row, Table, figure, table
+from fairflare.papers.declaration import Better, Column, Data, Exhibit, Row, Table, on, panels, paper, table
 
 SUPPORT2 = "9,105 patients of SUPPORT2 in two shares with skewed outcomes"
 TWO = {"n_sites": "2"}
@@ -74,141 +74,100 @@ UFO = (
 METHODS = (*OTHERS, *UFO)
 FEDERATED = tuple(row for row in METHODS if row.key not in ("global", "split"))
 ALPHAS = ("0.1", "0.5", "1", "10")
-OVER = ("overall", "disparity")
 
 
-def printed(number: str, data: Data) -> Table:
-    """One data set's table of results."""
-    return Table(number, f"Methods on {data.title}", METHODS, (Block(data, LEVELS),), note=METRIC)
+def results(number: str, data: Data) -> Exhibit:
+    words = f"Methods on {data.title}"
+    return table(number, f"{words}, by group and by client", words, METHODS, on(LEVELS, data), note=METRIC)
 
 
-def both_levels(number: str, words: str, which: str, better: str) -> Table:
+def both_levels(number: str, title: str, words: str, which: str, better: Better) -> Exhibit:
     """The harmonic mean of two levels on several data sets."""
-    column = Column(
-        "harmonic", "Harmonic", "over-groups", {"which": which}, "lower" if better == "lower" else "higher", 4
-    )
-    blocks = tuple(Block(data, (column,)) for data in (COVID, FETAL, SUPPORT))
-    return Table(number, words, FEDERATED, blocks, note=METRIC)
+    column = Column("harmonic", "Harmonic", "over-groups", {"which": which}, better, 4)
+    return table(number, title, words, FEDERATED, on((column,), COVID, FETAL, SUPPORT), note=METRIC)
 
 
-def dealt(number: str, words: str, which: str) -> Table:
+def dealt(number: str, title: str, words: str, which: str, better: Better) -> Exhibit:
     """Models that were trained at one skew, measured on test patients dealt at others."""
     columns = tuple(
-        Column(f"at-{a}", f"test alpha {a}", "elsewhere", {"options": f"alpha={a}", "which": which}, digits=4)
+        Column(f"at-{a}", f"test alpha {a}", "elsewhere", {"options": f"alpha={a}", "which": which}, better, 4)
         for a in ALPHAS
     )
-    if which != "mean":
-        columns = tuple(Column(c.key, c.title, c.measure, c.given, "lower", 4) for c in columns)
     rows = tuple(
         Row(f"{row.key}-{a}", f"{row.title}, trained at alpha {a}", row.label, group=row.title, values={"alpha": a})
         for row in (OTHERS[2], UFO[2])
         for a in ALPHAS
     )
-    return Table(number, words, rows, (Block(COVID, columns),), note=f"AUC of each site's test patients. {CLEAN}")
+    return table(number, title, words, rows, on(columns, COVID), note=f"AUC of each site's test patients. {CLEAN}")
 
 
-def opportunity(number: str, words: str, which: str, lower: bool) -> Table:
-    """Equal opportunity over race."""
-    column = Column(which, words, "opportunity", {"which": which}, better="lower" if lower else "higher", digits=4)
-    return Table(
-        number,
-        words,
-        FEDERATED,
-        (Block(COVID, (column, LEVELS[0])),),
-        values=RACE,
-        note=f"True-positive rates of those who died, over race; groups below the minimum count are left out. {CLEAN}",
-    )
+def opportunity(number: str, title: str, words: str, which: str, better: Better) -> Exhibit:
+    column = Column(which, words, "opportunity", {"which": which}, better, 4)
+    note = f"True-positive rates of those who died, over race; groups below the minimum count are left out. {CLEAN}"
+    return table(number, title, words, FEDERATED, on((column, LEVELS[0]), COVID), values=RACE, note=note)
 
 
-def swept(key: str, words: str, values: tuple[str, ...]) -> Table:
-    """A panel over values of one setting of FedUFO_m."""
+def over_rounds(which: str, words: str) -> Table:
+    title = f"AUC of the received model on the validation splits, {words}"
+    blocks = on((Column("round", "round", "rounds", {"which": which}),), COVID)
+    return Table(f"3-{which}", title, (OTHERS[2], *UFO), blocks, draw="rounds", axes=("round", "AUC"))
+
+
+def swept(key: str, words: str, *values: str) -> Table:
     rows = tuple(Row(f"{key}-{v}", v, f"fedufo:level=multi,rule.{key}={v}") for v in values)
-    columns = tuple(Column(w, w, "over-groups", {"which": w}, digits=4) for w in OVER)
-    return Table(key, words, rows, (Block(COVID, columns),), draw="curve", axes=(key, "accuracy, disparity"), stub=key)
+    columns = tuple(Column(w, w, "over-groups", {"which": w}, digits=4) for w in ("overall", "disparity"))
+    return Table(key, words, rows, on(columns, COVID), draw="curve", axes=(key, "accuracy, disparity"), stub=key)
 
 
-PAPER = Paper(
-    key="fedufo",
-    words="FedUFO (Zhang et al., Unified fair federated learning for digital healthcare, Patterns 2024)",
-    exhibits=(
-        *(
-            table("fedufo", number, f"Methods on {data.title}, by group and by client", printed(number, data))
-            for number, data in (("1", COVID), ("2", FETAL), ("3", SUPPORT), ("4", SEER))
-        ),
-        table(
-            "fedufo",
-            "5",
-            "Disparities of both levels in one number",
-            both_levels("5", "a b / (a + b) of the disparities over clients and groups", "harmonic-printed", "lower"),
-        ),
-        table(
-            "fedufo",
-            "6",
-            "Accuracies of both levels in one number",
-            both_levels("6", "2 a b / (a + b) of the mean accuracies over clients and groups", "harmonic-accuracy", ""),
-        ),
-        table("fedufo", "7", "Trained at one skew, tested at others: mean", dealt("7", "Mean over clients", "mean")),
-        table(
-            "fedufo",
-            "8",
-            "Trained at one skew, tested at others: disparity",
-            dealt("8", "Disparity over clients", "std_sample"),
-        ),
-        table(
-            "fedufo",
-            "9",
-            "Equal opportunity: the group that is recognised worst",
-            opportunity("9", "Least true-positive rate", "worst_tpr", False),
-        ),
-        table(
-            "fedufo",
-            "10",
-            "Equal opportunity: the gap",
-            opportunity("10", "Gap between true-positive rates", "gap", True),
-        ),
-        table(
-            "fedufo",
-            "11",
-            "Bytes and seconds of a round",
-            Table(
-                "11",
-                "Communication and time",
-                FEDERATED,
-                (
-                    Block(
-                        COVID,
-                        (
-                            Column("up", "Bytes up", "bytes", better="lower", digits=0),
-                            Column("down", "Bytes down", "bytes", {"way": "down"}, better="lower", digits=0),
-                            Column("seconds", "Seconds per round", "seconds", better="lower"),
-                        ),
-                    ),
-                ),
+PAPER = paper(
+    "fedufo",
+    "FedUFO (Zhang et al., Unified fair federated learning for digital healthcare, Patterns 2024)",
+    *(results(str(number), data) for number, data in enumerate((COVID, FETAL, SUPPORT, SEER), 1)),
+    both_levels(
+        "5",
+        "Disparities of both levels in one number",
+        "a b / (a + b) of the disparities over clients and groups",
+        "harmonic-printed",
+        "lower",
+    ),
+    both_levels(
+        "6",
+        "Accuracies of both levels in one number",
+        "2 a b / (a + b) of the mean accuracies over clients and groups",
+        "harmonic-accuracy",
+        "higher",
+    ),
+    dealt("7", "Trained at one skew, tested at others: mean", "Mean over clients", "mean", "higher"),
+    dealt("8", "Trained at one skew, tested at others: disparity", "Disparity over clients", "std_sample", "lower"),
+    opportunity(
+        "9", "Equal opportunity: the group that is recognised worst", "Least true-positive rate", "worst_tpr", "higher"
+    ),
+    opportunity("10", "Equal opportunity: the gap", "Gap between true-positive rates", "gap", "lower"),
+    table(
+        "11",
+        "Bytes and seconds of a round",
+        "Communication and time",
+        FEDERATED,
+        on(
+            (
+                Column("up", "Bytes up", "bytes", better="lower", digits=0),
+                Column("down", "Bytes down", "bytes", {"way": "down"}, better="lower", digits=0),
+                Column("seconds", "Seconds per round", "seconds", better="lower"),
             ),
+            COVID,
         ),
-        figure(
-            "fedufo",
-            "3",
-            "AUC over the rounds",
-            *(
-                Table(
-                    f"3-{which}",
-                    f"AUC of the received model on the validation splits, {words}",
-                    (OTHERS[2], *UFO),
-                    (Block(COVID, (Column("round", "round", "rounds", {"which": which}),)),),
-                    draw="rounds",
-                    axes=("round", "AUC"),
-                )
-                for which, words in (("mean", "mean over clients"), ("worst", "worst client"))
-            ),
-        ),
-        figure(
-            "fedufo",
-            "4",
-            "The hyper-parameters of FedUFO_m",
-            swept("gamma", "The step of the weights", ("0.05", "0.1", "0.5", "1", "2")),
-            swept("beta", "Clients against groups", ("0.1", "0.3", "0.5", "0.7", "0.9")),
-            swept("radius", "The radius of the ball", ("0", "0.1", "0.5", "1")),
-        ),
+    ),
+    panels(
+        "3",
+        "AUC over the rounds",
+        over_rounds("mean", "mean over clients"),
+        over_rounds("worst", "worst client"),
+    ),
+    panels(
+        "4",
+        "The hyper-parameters of FedUFO_m",
+        swept("gamma", "The step of the weights", "0.05", "0.1", "0.5", "1", "2"),
+        swept("beta", "Clients against groups", "0.1", "0.3", "0.5", "0.7", "0.9"),
+        swept("radius", "The radius of the ball", "0", "0.1", "0.5", "1"),
     ),
 )

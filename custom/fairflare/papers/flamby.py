@@ -8,7 +8,7 @@ training take 50 epochs of Adam; the pooled one standardises training patients t
 
 from __future__ import annotations
 
-from fairflare.papers.declaration import Block, Column, Data, Paper, Row, Table, table
+from fairflare.papers.declaration import Column, Data, Row, on, paper, table
 
 HEART = Data(key="heart", title="Fed-Heart-Disease", task="heart:flamby", settings={"reference": "true"})
 SEEDS = (42, 43, 44, 45, 46)
@@ -41,24 +41,18 @@ ROWS = (
     ),
 )
 ACCURACY = Column("site", "hospital", "sites", {"metric": "accuracy"})
-PAPER = Paper(
-    key="flamby",
-    words="FLamby (Ogier du Terrail et al., Datasets and Benchmarks for Cross-Silo FL, NeurIPS 2022)",
-    exhibits=(
-        table(
-            "flamby",
-            "heart",
-            "Heart disease at four hospitals: accuracy on each hospital's test patients",
-            Table(
-                "heart",
-                "Accuracy of the final model on each hospital's own test patients",
-                ROWS,
-                (Block(HEART, (ACCURACY,)),),
-                seeds=SEEDS,
-                structure="",
-                note="A seed draws the initial model, as torch draws it, and the order of the patients.",
-                published="flamby_heart",
-            ),
-        ),
+PAPER = paper(
+    "flamby",
+    "FLamby (Ogier du Terrail et al., Datasets and Benchmarks for Cross-Silo FL, NeurIPS 2022)",
+    table(
+        "heart",
+        "Heart disease at four hospitals: accuracy on each hospital's test patients",
+        "Accuracy of the final model on each hospital's own test patients",
+        ROWS,
+        on((ACCURACY,), HEART),
+        seeds=SEEDS,
+        structure="",
+        note="A seed draws the initial model, as torch draws it, and the order of the patients.",
+        published="flamby_heart",
     ),
 )

@@ -12,7 +12,6 @@ PAPERS: tuple[Paper, ...] = (fedism.PAPER, fedlwr.PAPER, fedheal.PAPER, fedufo.P
 
 
 def exhibits() -> dict[str, Exhibit]:
-    """Name -> exhibit, in the papers' order."""
     return {exhibit.name: exhibit for paper in PAPERS for exhibit in paper.exhibits}
 
 

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A declaration and the runs that it asked for become a table of values, as ``report.table_model`` has them."""
+"""A declaration and the runs that it asked for become a table of values, as ``report.table_files`` has them."""
 
 from __future__ import annotations
 
+import csv
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from fairflare.papers.declaration import Block, Column, Data, Row, Table
 from fairflare.papers.measures import Beside, Run, Values, evaluated
-from fairflare.papers.published import Published
-from fairflare.report import table_model as model
-from fairflare.report.fairness import mean_ci
+from fairflare.report import table_files as model
+from fairflare.report.fairness import mean_ci, std
 from fairflare.report.values import in_order
 
 Seeds = Mapping[int, Run]
@@ -25,7 +26,6 @@ class Used:
     """What a block of columns was measured on.
 
     Attributes:
-        data: as declared.
         task: "name:preset" that ran.
         stands_in: whether that is not the paper's data.
         runs: row's key -> seed -> run.
@@ -43,9 +43,7 @@ def tabulated(table: Table, key: str, used: Sequence[Used], published: Published
     """The table with its numbers.
 
     Args:
-        table: the declaration.
         key: name of the table in files and labels.
-        used: one per block, in order.
         published: numbers that the paper printed, shown where the data are its own.
     """
     found = [_block(table, block, one) for block, one in zip(table.blocks, used, strict=True)]
@@ -56,25 +54,12 @@ def tabulated(table: Table, key: str, used: Sequence[Used], published: Published
             continue
         cells = {name: cell for _, cells in found for name, cell in cells.get(row.key, {}).items()}
         rows.append(model.Row(row.key, row.title, _with_published(row, cells, published, used), row.group))
-    shown = model.Table(
-        key=key,
-        title=table.title,
-        columns=tuple(columns),
-        rows=tuple(rows),
-        stub=table.stub,
-        caption=caption(table, used),
-    )
+    shown = model.Table(key, table.title, tuple(columns), tuple(rows), table.stub, caption(table, used))
     return shown if table.draw else model.with_best(shown)
 
 
 def differences(table: Table, key: str, used: Sequence[Used], first: str = FIRST) -> model.Table | None:
     """Each row minus the row ``first``, seed by seed, in the columns over all sites, domains or groups.
-
-    Args:
-        table: the declaration.
-        key: name of the new table.
-        used: see ``tabulated``.
-        first: key of the reference row.
 
     Returns:
         Means with 95 % t-intervals over seeds; None without that row, other rows or a second seed.
@@ -144,19 +129,13 @@ def _block(table: Table, block: Block, used: Used) -> tuple[list[model.Column], 
     group = block.data.title if len(table.blocks) > 1 else ""
     for column in block.columns:
         by_row = {row.key: _values(column, row, used) for row in table.rows}
-        names = _names(by_row.values())
-        for name in names:
+        for name in in_order({name for rows in by_row.values() for values in rows for name in values}):
             key = _key(block, column, name, len(table.blocks) > 1)
             form = model.Form(column.digits, scale=column.scale)
             columns[key] = model.Column(key, name or column.title, group, column.better, form)
             for row in table.rows:
                 cells[row.key][key] = _cell(table, [found.get(name, []) for found in by_row[row.key]])
     return list(columns.values()), cells
-
-
-def _names(found: Iterable[Sequence[Values]]) -> list[str]:
-    names = {name for rows in found for values in rows for name in values}
-    return in_order(names)
 
 
 def _values(column: Column, row: Row, used: Used) -> list[Values]:
@@ -172,18 +151,9 @@ def _cell(table: Table, per_seed: Sequence[Sequence[float]]) -> model.Cell:
     """Mean over all values; the interval is over the seeds' means, the spread as the table has it."""
     means = [math.fsum(values) / len(values) for values in per_seed if values]
     found = mean_ci(means)
-    spread = _std([value for values in per_seed for value in values], table.ddof)
-    if table.spread == "seeds":
-        spread = _std(means, table.ddof)
-    shown = spread if table.spread and len(means) > 1 else None
-    return model.Cell(found["mean"], found["low"], found["high"], shown, len(means) or None)
-
-
-def _std(values: Sequence[float], ddof: int) -> float | None:
-    if len(values) < ddof + 1:
-        return None
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - ddof))
+    sample = means if table.spread == "seeds" else [value for values in per_seed for value in values]
+    spread = std(sample, table.ddof) if table.spread and len(means) > 1 else None
+    return model.Cell(found["mean"], found["low"], found["high"], spread, len(means) or None)
 
 
 def _key(block: Block, column: Column, name: str, several: bool) -> str:
@@ -201,3 +171,15 @@ def _with_published(
 def file_name(name: str) -> str:
     """A name that the files of a table may have."""
     return re.sub(r"[^a-z0-9._-]", "-", name.lower())
+
+
+Published = dict[tuple[str, str], float]
+"""(row, column) -> the printed number."""
+FOLDER = Path(__file__).parent / "data"
+
+
+def published_numbers(name: str) -> tuple[Published, str]:
+    """The numbers of ``data/NAME.csv`` (columns row, column, value) and their source, the comment above them."""
+    lines = (FOLDER / f"{name}.csv").read_text(encoding="utf-8").splitlines()
+    source = lines[0].removeprefix("#").strip()
+    return {(row["row"], row["column"]): float(row["value"]) for row in csv.DictReader(lines[1:])}, source

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
+from fairflare.core.registry import selector
 from fairflare.core.types import Round
 
 
@@ -42,3 +44,12 @@ class Selector(ABC):
     def missing(self, sites: Sequence[str]) -> str:
         """What is wrong with this selector on a run's training sites, in one line; empty when nothing is."""
         return ""
+
+
+@selector("all")
+@dataclass(frozen=True)
+class All(Selector):
+    """Every training site takes part in every round."""
+
+    def select(self, sites: Sequence[str], round: Round, seed: int, least: int) -> tuple[str, ...]:
+        return tuple(sites)

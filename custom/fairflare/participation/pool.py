@@ -22,11 +22,9 @@ class Pool(Selector):
     pools = True
 
     def select(self, sites: Sequence[str], round: Round, seed: int, least: int) -> tuple[str, ...]:
-        """The first of the sites."""
         return tuple(sites[:1])
 
     def ever(self, sites: Sequence[str]) -> tuple[str, ...]:
-        """The first of the sites."""
         return tuple(sites[:1])
 
 

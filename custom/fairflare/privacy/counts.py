@@ -43,11 +43,8 @@ def released_unions(
     what is not shown of them must be free to leave (``released``).
 
     Args:
-        counts: examples per group, >= 0.
         of: group -> index of the union that it is a part of.
         shown: group -> whether its own count is released.
-        min_count: see ``released``.
-        unknown: examples in no group.
     """
     sizes, rest = ([0] * (max(of, default=-1) + 1) for _ in range(2))
     for count, union, known in zip(counts, of, shown, strict=True):

@@ -37,16 +37,13 @@ class Egress:
 
     Attributes:
         model: w^0; an update has its floating-point entries, with their shapes.
-        scalars: numbers of the method's probes.
         metrics: names of the task's metrics, "loss" and "train_loss" among them; with their ranges where they are not
             those of ``core.metric.named``.
-        groups: names of the run's groups.
         sealed: how many bytes a site's sealed numbers may have; empty: the run has no secure sums.
         tensors: "name/entry" -> slot of the tensors that the method's parts send.
         personal: whether the run's trainer keeps personal models, whose results then leave.
         sums: raises ValueError unless given proper sums over calibration cases; None: the run has no step after its
             last round.
-        adjusted: numbers of what came of that step.
         sealed_sums: how many bytes these sums may have when they are sealed.
         benefit: numbers of what joining gives the site; none: the run does not ask for it.
         clinical: raises an exception unless given numbers of calibration and decisions that may leave; None: none may.

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
-from torch import Tensor, nn
 
+from fairflare.core.execution import no_grad
 from fairflare.core.layers import LAST_ENCODER, SIMILARITY, Group, layers_of, module_of
 from fairflare.core.registry import probe
 from fairflare.core.types import Batch, Cost, LocalWork, Need, Number, Outline
@@ -25,9 +25,9 @@ from fairflare.core.validation import Few
 from fairflare.functional.similarity import FEWEST, Compact, Estimator, cka, compact, cosine, hsic, joined
 from fairflare.probes.base import Probe
 
-Observe = Callable[[str, Tensor], None]
-Shapes = dict[str, torch.Size]
-Found = tuple[dict[str, float | None], Shapes]
+Observe: TypeAlias = "Callable[[str, torch.Tensor], None]"
+Shapes: TypeAlias = "dict[str, torch.Size]"
+Found: TypeAlias = "tuple[dict[str, float | None], Shapes]"
 """Layer -> similarity, and the layers' shapes in the order of their call."""
 
 
@@ -69,7 +69,6 @@ class LayerSimilarity(Probe):
 
     @property
     def when(self) -> Literal["received", "trained", "anchored"]:
-        """In the second exchange."""
         return "anchored"
 
     def scalars(self, outline: Outline) -> tuple[Number, ...]:
@@ -83,7 +82,7 @@ class LayerSimilarity(Probe):
         """The examples of one batch at least, in the split that features are compared on."""
         return (Need(self.cka_split, FEWEST, "the method compares features on it"),)
 
-    @torch.no_grad()
+    @no_grad
     def measure(self, work: LocalWork) -> dict[str, float]:
         """Layer -> similarity; a layer whose features say nothing (constant, never computed) is left out.
 
@@ -104,12 +103,12 @@ class LayerSimilarity(Probe):
             found = {LAST_ENCODER: found[last]} if last in found else {}
         return {f"{SIMILARITY}/{name}": value for name, value in found.items() if value is not None}
 
-    def _points(self, network: nn.Module) -> dict[str, str]:
+    def _points(self, network: torch.nn.Module) -> dict[str, str]:
         """Module to listen to -> layer."""
         layers = layers_of(network.state_dict(), self.group)
         return {module_of(name, keys, self.group): name for name, keys in layers.items()}
 
-    def _ckas(self, work: LocalWork, points: dict[str, str], own: dict[str, Tensor]) -> Found:
+    def _ckas(self, work: LocalWork, points: dict[str, str], own: dict[str, torch.Tensor]) -> Found:
         """One pass with the site's model, whose batches are remembered, then one with the anchor."""
         local = [self._compacts(work, points, batch) for batch in self._batches(work)]
         work.network.load_state_dict(work.received)
@@ -124,7 +123,7 @@ class LayerSimilarity(Probe):
         found: dict[str, Compact] = {}
         shapes: Shapes = {}
 
-        def observe(name: str, features: Tensor) -> None:
+        def observe(name: str, features: torch.Tensor) -> None:
             if len(features) != len(batch.targets):
                 return
             new = compact(features)
@@ -134,7 +133,7 @@ class LayerSimilarity(Probe):
         _forward(work, points, batch, observe)
         return found, shapes
 
-    def _cosines(self, work: LocalWork, points: dict[str, str], own: dict[str, Tensor]) -> Found:
+    def _cosines(self, work: LocalWork, points: dict[str, str], own: dict[str, torch.Tensor]) -> Found:
         """Both models on one image at a time: a cosine needs both features at once, and all layers' are many."""
         totals: dict[str, list[float]] = {}
         shapes: Shapes = {}
@@ -191,14 +190,14 @@ def _forward(work: LocalWork, points: dict[str, str], batch: Batch, observe: Obs
 
 
 @contextmanager
-def _listening(network: nn.Module, points: dict[str, str], observe: Observe) -> Iterator[None]:
+def _listening(network: torch.nn.Module, points: dict[str, str], observe: Observe) -> Iterator[None]:
     """Within: every output of a module in ``points`` is shown to ``observe``; hooks never outlive the block."""
     hooks = []
 
-    def hook_for(layer: str) -> Callable[[nn.Module, object, object], None]:
-        def hook(module: nn.Module, inputs: object, output: object) -> None:
+    def hook_for(layer: str) -> Callable[[torch.nn.Module, object, object], None]:
+        def hook(module: torch.nn.Module, inputs: object, output: object) -> None:
             features = output[0] if isinstance(output, (tuple, list)) else output
-            if isinstance(features, Tensor) and features.is_floating_point():
+            if isinstance(features, torch.Tensor) and features.is_floating_point():
                 observe(layer, features)
 
         return hook
@@ -213,14 +212,16 @@ def _listening(network: nn.Module, points: dict[str, str], observe: Observe) -> 
             hook.remove()
 
 
-def _features(work: LocalWork, points: dict[str, str], batch: Batch) -> dict[str, Tensor]:
+def _features(work: LocalWork, points: dict[str, str], batch: Batch) -> dict[str, torch.Tensor]:
     """Copies of all layers' outputs: a later module may write into them."""
-    found: dict[str, Tensor] = {}
+    found: dict[str, torch.Tensor] = {}
     _forward(work, points, batch, lambda name, x: found.update({name: x.clone()}))
     return found
 
 
-def _add_cosines(totals: dict[str, list[float]], mine: dict[str, Tensor], name: str, features: Tensor) -> None:
+def _add_cosines(
+    totals: dict[str, list[float]], mine: dict[str, torch.Tensor], name: str, features: torch.Tensor
+) -> None:
     """Compare one layer's features with those of the other model, which are let go at once."""
     if name in mine:
         totals.setdefault(name, []).extend(cosine(mine.pop(name), features).tolist())

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from fairflare.core.errors import UserError
+from fairflare.core.execution import no_grad
 from fairflare.core.registry import probe
 from fairflare.core.types import MOST_EXAMPLES, Cost, LocalWork, Need, Number, Offer, Outline
 from fairflare.core.validation import Few, Range
@@ -73,7 +73,6 @@ class FairnessCounts(Probe):
         return tuple(replace(number, of_examples=most) for number in (*self.reports, *per_group))
 
     def measure(self, work: LocalWork) -> dict[str, float]:
-        """One forward pass."""
         called, right, actual, members = self._decisions(work)
         found = {CORRECT: float(right.sum()), SEEN: float(len(right))}
         rows = [members == g for g in range(len(work.groups))]
@@ -85,8 +84,8 @@ class FairnessCounts(Probe):
                 found |= {f"{family}/{name}": float(count) for family, count in zip(FAMILIES, counts)}
         return found
 
-    @torch.no_grad()
-    def _decisions(self, work: LocalWork) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    @no_grad
+    def _decisions(self, work: LocalWork) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of every example: whether it is called positive, whether its class is right, is positive; its group."""
         network, parts = work.network.eval(), []
         for batch in work.data.fixed(self.count_split, self.probe_batch):
@@ -98,7 +97,7 @@ class FairnessCounts(Probe):
         called, right, actual, members = (torch.cat(column) for column in zip(*parts))
         return called, right, actual, members
 
-    def _free(self, cells: list[tuple[int, int]], actual: Tensor, work: LocalWork) -> list[bool]:
+    def _free(self, cells: list[tuple[int, int]], actual: torch.Tensor, work: LocalWork) -> list[bool]:
         """Which groups' counts may leave: as positives, as negatives and as groups."""
         totals = (int(actual.sum()), int((~actual).sum()))
         lists = [([cell[k] for cell in cells], totals[k]) for k in (0, 1)] + [([sum(c) for c in cells], sum(totals))]
@@ -107,10 +106,8 @@ class FairnessCounts(Probe):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        """The split."""
         words = "the method counts right and wrong answers on it"
         return () if self.count_split == "train" else (Need(self.count_split, 1, words),)
 
     def missing(self, offer: Offer) -> str:
-        """Classes, where examples have none."""
         return "" if offer.has_classes else "it counts right and wrong answers, which needs one class per example"

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 
+from fairflare.core.execution import no_grad
 from fairflare.core.registry import probe
 from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, MOST_EXAMPLES, Cost, LocalWork, Number, Outline
 from fairflare.core.validation import Few
@@ -42,7 +43,6 @@ class GroupLoss(Probe):
             raise ValueError(f"probe_batch must be at least 1, got {self.probe_batch}")
 
     def scalars(self, outline: Outline) -> tuple[Number, ...]:
-        """The loss, and two numbers per group."""
         per_group = [
             (
                 Number(f"{GROUP_LOSS}/{name}", 0.0, LARGEST_LOSS, f"mean loss of the received model on group {name}"),
@@ -52,9 +52,8 @@ class GroupLoss(Probe):
         ]
         return (*self.reports, *(scalar for pair in per_group for scalar in pair))
 
-    @torch.no_grad()
+    @no_grad
     def measure(self, work: LocalWork) -> dict[str, float]:
-        """One forward pass; sums in float64."""
         network, objective = work.network.eval(), work.loss()
         counts = work.data.group_counts.tolist()
         sums = torch.zeros(len(counts) + 1, dtype=torch.float64)

@@ -22,12 +22,10 @@ class HeldClasses(Probe):
     cost: ClassVar[Cost] = Cost()
 
     def scalars(self, outline: Outline) -> tuple[Number, ...]:
-        """One number per class, by its index."""
         meaning = "1 if the site's training split holds the class, 0 if not"
         return tuple(Number(f"{HELD}/{c}", 0.0, 1.0, meaning) for c in range(outline.classes))
 
     def measure(self, work: LocalWork) -> dict[str, float]:
-        """From the site's class counts."""
         if work.min_count is None:
             return {}
         least = max(work.min_count, 1)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
 
 from fairflare.core.registry import probe
 from fairflare.core.types import Cost, LocalWork, Need, Number, Offer
@@ -45,7 +44,6 @@ class LeaveOneOut(Probe):
     score_metric: str = "headline"
 
     def measure(self, work: LocalWork) -> dict[str, float]:
-        """1 - score of w^{-i}."""
         own, weight = work.memory.get(KEPT), work.orders.get("coefficient")
         if own is None or weight is None:
             return {}
@@ -53,7 +51,6 @@ class LeaveOneOut(Probe):
             return error_of(work.evaluate("val"), self.score_metric, work.headline, "minus_error")
 
     def remember(self, work: LocalWork) -> None:
-        """Keep the trained parameters."""
         work.memory[KEPT] = {name: p for name, p in work.network.named_parameters() if p.requires_grad}
 
     @property
@@ -67,7 +64,7 @@ class LeaveOneOut(Probe):
 
 
 @contextmanager
-def without(network: nn.Module, own: Mapping[str, Tensor], weight: float) -> Iterator[None]:
+def without(network: torch.nn.Module, own: Mapping[str, torch.Tensor], weight: float) -> Iterator[None]:
     """Within: ``network``'s parameters without ``weight`` times ``own``; buffers stay, since a variance taken out of
     another can be negative.
 

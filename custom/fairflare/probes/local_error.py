@@ -38,7 +38,6 @@ class LocalError(Probe):
         return "trained"
 
     def measure(self, work: LocalWork) -> dict[str, float]:
-        """Both errors, where the metric is defined."""
         before = error_of(work.received_metrics, self.score_metric, work.headline, "received_error")
         return before | error_of(work.evaluate("val"), self.score_metric, work.headline, "trained_error")
 

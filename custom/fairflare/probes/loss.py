@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The received model's mean loss on a site's own data: F_k(w^t), one number."""
+"""A model's mean loss on a site's own data, one number: F_k(w^t) of the received one, F_k(w_k) of the trained one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from fairflare.core.execution import no_grad
 from fairflare.core.registry import probe
 from fairflare.core.types import LARGEST_LOSS, Cost, LocalWork, Need, Number, SplitName
 from fairflare.core.validation import Few
@@ -37,13 +38,33 @@ class Loss(Probe):
             raise ValueError(f"probe_batch must be at least 1, got {self.probe_batch}")
 
     def measure(self, work: LocalWork) -> dict[str, float]:
-        """One forward pass."""
         return {"loss": mean_loss(work, self.loss_split, self.probe_batch)}
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        """The split."""
         return needs_of(self.loss_split)
+
+
+@probe("trained-loss")
+@dataclass(frozen=True)
+class TrainedLoss(Loss):
+    """As ``Loss``, after local training.
+
+    Args:
+        loss_split: as in ``Loss``.
+        probe_batch: as in ``Loss``.
+    """
+
+    reports: ClassVar[tuple[Number, ...]] = (
+        Number("trained_loss", 0.0, LARGEST_LOSS, "mean loss of the site's trained model on one split of its own data"),
+    )
+
+    @property
+    def when(self) -> Literal["received", "trained", "anchored"]:
+        return "trained"
+
+    def measure(self, work: LocalWork) -> dict[str, float]:
+        return {"trained_loss": mean_loss(work, self.loss_split, self.probe_batch)}
 
 
 def needs_of(split: SplitName) -> tuple[Need, ...]:
@@ -51,7 +72,7 @@ def needs_of(split: SplitName) -> tuple[Need, ...]:
     return () if split == "train" else (Need(split, 1, "the method weighs sites by the loss on it"),)
 
 
-@torch.no_grad()
+@no_grad
 def mean_loss(work: LocalWork, split: SplitName, batch_size: int) -> float:
     """The mean loss of ``work.network`` over ``split``, summed in float64.
 

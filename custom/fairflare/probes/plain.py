@@ -9,13 +9,12 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
 
 from fairflare.core.errors import UserError
-from fairflare.core.execution import Execution
+from fairflare.core.execution import Execution, no_grad
 from fairflare.core.layers import Group
 from fairflare.core.objectives import Objective
 from fairflare.core.types import Batch, LocalWork, Round, SplitName, StateDict, Training
@@ -23,13 +22,13 @@ from fairflare.probes.cka import LayerSimilarity, _features
 from fairflare.probes.group_loss import GroupLoss
 from fairflare.probes.sharpness import Sharpness
 
-Loss = Callable[..., Tensor]
+Loss: TypeAlias = "Callable[..., torch.Tensor]"
 """Outputs and targets -> the mean loss; where it takes ``reduction="none"``, or has it, losses of single examples."""
 Loader = Iterable[Any]
 """Gives batches (inputs, targets) or (inputs, targets, groups) in the same order whenever it is gone through."""
 
 
-def sharpness(model: nn.Module, loader: Loader, loss: Loss, rho: float) -> dict[str, float]:
+def sharpness(model: torch.nn.Module, loader: Loader, loss: Loss, rho: float) -> dict[str, float]:
     """Loss F, perturbed loss L = F(w + rho g / ||g||) and sharpness S = L - F of ``model``, in evaluation mode.
 
     Wu et al., arXiv:2503.09587, Eq. 11 to 13. Two forward passes and one backward pass; the model is left as it was.
@@ -46,7 +45,7 @@ def sharpness(model: nn.Module, loader: Loader, loss: Loss, rho: float) -> dict[
     return Sharpness(rho_max=rho, rho_tau=0.0).measure(_work(model, loader, loss))
 
 
-def layer_similarity(model: nn.Module, anchor: StateDict, loader: Loader, **settings: Any) -> dict[str, float]:
+def layer_similarity(model: torch.nn.Module, anchor: StateDict, loader: Loader, **settings: Any) -> dict[str, float]:
     """How alike each layer's features are under ``model`` and under the weights ``anchor``: linear CKA.
 
     Yan et al., arXiv:2410.19765, Eq. 2; two forward passes, and the model is left as it was.
@@ -65,8 +64,8 @@ def layer_similarity(model: nn.Module, anchor: StateDict, loader: Loader, **sett
     return LayerSimilarity(**{"cka_examples": 0, **settings}).measure(work)
 
 
-@torch.no_grad()
-def layer_features(model: nn.Module, loader: Loader, group: Group = "leaf") -> dict[str, Tensor]:
+@no_grad
+def layer_features(model: torch.nn.Module, loader: Loader, group: Group = "leaf") -> dict[str, torch.Tensor]:
     """Each layer's output (N, ...) on all of the loader's examples, in evaluation mode, on the CPU.
 
     Args:
@@ -75,7 +74,7 @@ def layer_features(model: nn.Module, loader: Loader, group: Group = "leaf") -> d
         group: what a layer is, see ``core.layers``.
     """
     work, probe = _work(model, loader, torch.nn.functional.cross_entropy), LayerSimilarity(group=group)
-    points, found = probe._points(model.eval()), dict[str, list[Tensor]]()
+    points, found = probe._points(model.eval()), dict[str, list[torch.Tensor]]()
     for batch in work.data.fixed("train", 0):
         for name, features in _features(work, points, batch.to(work.device)).items():
             found.setdefault(name, []).append(features.cpu())
@@ -83,7 +82,7 @@ def layer_features(model: nn.Module, loader: Loader, group: Group = "leaf") -> d
 
 
 def group_losses(
-    model: nn.Module, loader: Loader, loss: Loss, groups: Sequence[str], *, min_count: int | None = 10
+    model: torch.nn.Module, loader: Loader, loss: Loss, groups: Sequence[str], *, min_count: int | None = 10
 ) -> dict[str, float]:
     """The site's mean loss and, of each group that is large enough, its size and mean loss.
 
@@ -107,7 +106,7 @@ def group_losses(
     return GroupLoss().measure(work)
 
 
-def _work(model: nn.Module, loader: Loader, loss: Loss, n_groups: int = 0) -> LocalWork:
+def _work(model: torch.nn.Module, loader: Loader, loss: Loss, n_groups: int = 0) -> LocalWork:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     objective = _objective(loss)
     return LocalWork(
@@ -124,9 +123,8 @@ def _work(model: nn.Module, loader: Loader, loss: Loss, n_groups: int = 0) -> Lo
 class LoaderData:
     """The batches of a loader as probes see a site's data: one split, in the loader's order and sizes."""
 
-    class_counts = torch.ones(1, dtype=torch.int64)
-
     def __init__(self, loader: Loader, n_groups: int = 0) -> None:
+        self.class_counts = torch.ones(1, dtype=torch.int64)
         self._loader = loader
         self.group_counts = self._counted(n_groups) if n_groups else torch.empty(0, dtype=torch.int64)
 
@@ -134,7 +132,7 @@ class LoaderData:
         """Number of examples."""
         return sum(len(batch.targets) for batch in self.fixed(split, 0))
 
-    def _counted(self, n_groups: int) -> Tensor:
+    def _counted(self, n_groups: int) -> torch.Tensor:
         """int64 (M,): examples of each group."""
         members = torch.cat([batch.groups for batch in self.fixed("train", 0)])
         return torch.bincount(members[members >= 0], minlength=n_groups)
@@ -157,7 +155,7 @@ def _objective(loss: Loss) -> Objective:
     """``loss`` as probes call it, with losses of single examples where it can give them."""
     single = _single(loss)
 
-    def objective(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+    def objective(logits: torch.Tensor, targets: torch.Tensor, *, reduction: str = "mean") -> torch.Tensor:
         if reduction == "mean":
             return loss(logits, targets)
         if single is not None:
@@ -171,7 +169,7 @@ def _objective(loss: Loss) -> Objective:
 
 def _single(loss: Loss) -> Loss | None:
     """A loss that gives each example's own; None where ``loss`` has none."""
-    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
+    if isinstance(loss, torch.nn.Module) and hasattr(loss, "reduction"):
         own = copy.copy(loss)
         vars(own)["reduction"] = "none"
         return own

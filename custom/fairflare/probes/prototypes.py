@@ -49,19 +49,15 @@ class Prototypes(Probe):
 
     @property
     def when(self) -> Literal["received", "trained", "anchored"]:
-        """The site's own model."""
         return "trained"
 
     def scalars(self, outline: Outline) -> tuple[()]:
-        """No number."""
         return ()
 
     def missing(self, offer: Offer) -> str:
-        """Class labels."""
         return "" if offer.has_classes else "class prototypes need one class label per example"
 
     def measure(self, work: LocalWork) -> dict[str, float]:
-        """One forward pass; sums in float64."""
         counts = work.data.class_counts.tolist()
         free = released(counts, work.min_count)
         means = class_means(work.network, self._batches(work), counts, work.device)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
+from fairflare.core.execution import no_grad
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import probe
 from fairflare.core.seeds import derive
@@ -64,7 +64,6 @@ class Sharpness(Probe):
 
     @property
     def when(self) -> Literal["received", "trained"]:
-        """The model that ``probe_model`` names."""
         return self.probe_model
 
     def measure(self, work: LocalWork) -> dict[str, float]:
@@ -95,12 +94,12 @@ class Sharpness(Probe):
             total, seen = total + losses.detach().double().sum(), seen + len(targets)
         return float(total) / seen
 
-    @torch.no_grad()
-    def _ascend(self, parameters: Sequence[Tensor], rho: float) -> None:
+    @no_grad
+    def _ascend(self, parameters: Sequence[torch.Tensor], rho: float) -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]
         torch._foreach_add_(list(parameters), gradients, alpha=rho / (float(global_norm(gradients)) + TINY))
 
-    @torch.no_grad()
+    @no_grad
     def _loss(self, work: LocalWork, objective: Objective) -> float:
         total, seen = _nothing(work), 0
         for inputs, targets, _ in self._batches(work, "second pass"):
@@ -118,6 +117,6 @@ class Sharpness(Probe):
             yield batch.to(work.device)
 
 
-def _nothing(work: LocalWork) -> Tensor:
+def _nothing(work: LocalWork) -> torch.Tensor:
     """A sum that is read once, at its end: reading it after every batch would hold a GPU up."""
     return torch.zeros((), dtype=torch.float64, device=work.device)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fairflare.report.audit_reader import Entry, Trail
+from fairflare.report.fairness import absolute, weighted
 from fairflare.report.values import listing, number
 
 Json = dict[str, Any]
@@ -34,10 +35,6 @@ MARGINAL = (
 def after_sections(trail: Trail, sites: Sequence[str]) -> list[Json]:
     """One section per step that was taken, in the order of the log.
 
-    Args:
-        trail: the run.
-        sites: names, in the order of the rows.
-
     Returns:
         step, title, by, split, remark, note; stages and metrics that there are (name -> words); shared: parameters of
         all (and of groups, by name); rows: site, n, n_calibration, parameters, values (stage -> metric -> mean over
@@ -61,13 +58,15 @@ def _section(record: Entry, sites: Sequence[str]) -> Json:
         "shared": _parameters(_shared(record, found), "shared"),
         "rows": rows,
         "groups": _groups(found, stages, metrics),
-        "summary": {metric: {stage: _over_sites(rows, stage, metric) for stage in stages} for metric in metrics},
+        "summary": {
+            metric: {s: absolute({row["site"]: row["values"][s][metric] for row in rows}) for s in stages}
+            for metric in metrics
+        },
         "rejected": {site: dict(why) for site, why in (record.get("rejected") or {}).items()},
     }
 
 
 def _notes(record: Entry, rows: Sequence[Json]) -> list[str]:
-    """What does not hold, and who has too few cases."""
     needs, found = number(record.get("needs")) or 0, [MARGINAL] if record.get("step") == "conformal" else []
     sites = record.get("sites") or {}
     if (agreed := number(_shared(record, sites).get("n_all"))) is not None and agreed < needs:
@@ -86,9 +85,13 @@ def _shared(record: Entry, sites: Mapping[str, Numbers]) -> Numbers:
     if isinstance(known, Mapping) and known:
         return dict(known)
     said = list(sites.values())
-    return {
-        name: said[0][name] for name in _of_all(sites) if len({_rounded(numbers.get(name)) for numbers in said}) == 1
-    }
+
+    def told(name: str) -> set[float | None]:
+        """As machines that work alike have it."""
+        values = (number(numbers.get(name)) for numbers in said)
+        return {None if value is None else float(f"{value:.6g}") for value in values}
+
+    return {name: said[0][name] for name in _of_all(sites) if len(told(name)) == 1}
 
 
 def _of_all(sites: Mapping[str, Numbers]) -> list[str]:
@@ -97,12 +100,6 @@ def _of_all(sites: Mapping[str, Numbers]) -> list[str]:
     names = {name for numbers in sites.values() for name in numbers}
     starts = ("shared.", "n_all")
     return sorted(name for name in names if name.startswith(starts) and name.partition("/")[0] not in means)
-
-
-def _rounded(value: Any) -> float | None:
-    """As two machines have it that work alike."""
-    found = number(value)
-    return None if found is None else float(f"{found:.6g}")
 
 
 def _has(found: Mapping[str, Numbers], stage: str, metrics: Iterable[str]) -> bool:
@@ -144,18 +141,10 @@ def _groups(found: Mapping[str, Numbers], stages: Mapping[str, str], metrics: Ma
 
 
 def _pooled(sites: Iterable[Numbers], stage: str, metric: str, group: str) -> float | None:
-    pairs = []
-    for numbers in sites:
-        value = number(numbers.get(f"{stage}.{metric}/{group}"))
-        cases = number(numbers.get(f"n_{metric}/{group}", numbers.get(f"n/{group}")))
-        if value is not None and cases:
-            pairs.append((cases, value))
-    total = sum(cases for cases, _ in pairs)
-    return sum(cases * value for cases, value in pairs) / total if total else None
-
-
-def _over_sites(rows: Sequence[Json], stage: str, metric: str) -> Json:
-    values = {row["site"]: abs(v) for row in rows if (v := row["values"][stage][metric]) is not None}
-    worst = max(values, key=lambda site: (values[site], site), default=None)
-    mean = sum(values.values()) / len(values) if values else None
-    return {"mean": mean, "worst": None if worst is None else values[worst], "worst_site": worst}
+    return weighted(
+        (
+            number(numbers.get(f"n_{metric}/{group}", numbers.get(f"n/{group}"))),
+            number(numbers.get(f"{stage}.{metric}/{group}")),
+        )
+        for numbers in sites
+    )

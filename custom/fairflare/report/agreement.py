@@ -28,7 +28,6 @@ def agreements(a: Shares, b: Shares) -> dict[str, float | None]:
 
 
 def spearman(a: Shares, b: Shares) -> float | None:
-    """Pearson's correlation of the ranks, which says whether sites are ordered alike; None when either is constant."""
     from scipy.stats import rankdata
 
     x, y = (rankdata(values).tolist() if values else [] for values in _vectors(a, b))
@@ -100,10 +99,6 @@ def sampled_shapley(
     The mean over the orders of what a site adds to those before it (Castro et al., Computers & Operations Research 36,
     2009): its expectation is ``shapley``. Every order's additions sum to U(all) - U(none), so the means do, too.
 
-    Args:
-        orders: each of all sites.
-        utilities: of the coalitions in ``prefixes``.
-
     Returns:
         site -> {"value", "se"}; se is None for a single order.
 
@@ -121,7 +116,7 @@ def prefixes(orders: Sequence[Sequence[str]]) -> list[Coalition]:
 
 
 def _error(values: Sequence[float]) -> float | None:
-    """Standard error of a mean."""
+    """Standard error of the mean."""
     if len(values) < 2:
         return None
     centre = math.fsum(values) / len(values)

@@ -13,9 +13,8 @@ from fairflare.report.values import in_order, number
 Entry = Mapping[str, Any]
 PERSONAL = "personal"
 """What stands in the log for results of sites' own models, and in config.json for what a run's results are of."""
-
-CLINICAL = "clinical"
-"""What stands there for calibration and decisions."""
+CLINICAL, SUMMARISED = "clinical", ("calibration", "brier", "ece")
+"""What stands there for calibration and decisions, and what of it a summary over sites has."""
 
 
 @dataclass
@@ -50,11 +49,9 @@ class Trail:
 
     @property
     def status(self) -> str:
-        """ "completed" or "failed" as the log says, "unfinished" where it does not."""
         return str(self.finish.get("status") or "unfinished")
 
     def sites(self) -> list[str]:
-        """Every site that the log names, in natural order."""
         named = set(self.start.get("sites") or ()) | set(self.evaluation.get("sites") or ())
         for record in self.rounds:
             named.update(record.get("accepted") or (), record.get("rejected") or ())
@@ -85,7 +82,6 @@ class Trail:
         return replace(self, evaluation={**self.evaluation, "sites": sites} if sites else self.evaluation)
 
     def model_sha256(self) -> str | None:
-        """Hash of the last model that the log knows of."""
         records = (self.finish, self.evaluation, *reversed(self.rounds), self.start)
         return next((record["model_sha256"] for record in records if record.get("model_sha256")), None)
 

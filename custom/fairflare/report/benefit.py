@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.report.audit_reader import Trail
-from fairflare.report.metrics import higher_is_better, label
-from fairflare.report.values import number, signed, text
+from fairflare.report.values import higher_is_better, label, number, signed, text, with_interval
 
 Json = dict[str, Any]
 Numbers = Mapping[str, Any]
@@ -20,11 +19,6 @@ MOST_NAMED = 3
 
 def benefit_section(trail: Trail, sites: Sequence[str], about: Mapping[str, Any]) -> Json | None:
     """What the log says of it; None where the run did not ask.
-
-    Args:
-        trail: the run's.
-        sites: its sites, in natural order.
-        about: what the task is, see ``engine.setup.about``.
 
     Returns:
         metric (the one that the first sentence is in), trainer (of the sites alone), draws and level (of the
@@ -66,7 +60,6 @@ def _metric(name: str, found: Mapping[str, Numbers], sites: Sequence[str], recor
 
 
 def _row(numbers: Numbers, metric: str, where: str, higher: bool) -> Json:
-    """One site, or one group there."""
     federated, solo, low, high = (
         number(numbers.get(f"{kind}.{metric}{where}")) for kind in ("federated", "solo", "low", "high")
     )
@@ -87,7 +80,6 @@ def verdict(benefit: float | None, low: float | None, high: float | None) -> str
 
 
 def _groups(found: Mapping[str, Numbers], metric: str, sites: Sequence[str], higher: bool) -> list[Json]:
-    """Each group at each site that may say something of it, group by group."""
     names = sorted({name.partition("/")[2] for numbers in found.values() for name in numbers if name.startswith("n/")})
     return [
         {"group": group, "site": site, **_row(found[site], metric, f"/{group}", higher)}
@@ -98,12 +90,7 @@ def _groups(found: Mapping[str, Numbers], metric: str, sites: Sequence[str], hig
 
 
 def sentence(rows: Sequence[Json], metric: str) -> str:
-    """ "Joining (accuracy): 1 of 4 sites gains (A: +0.05 [+0.01, +0.09]), 1 loses (B: ...), 2 cannot be told."
-
-    Args:
-        rows: of the sites.
-        metric: its name in words.
-    """
+    """ "Joining (accuracy): 1 of 4 sites gains (A: +0.05 [+0.01, +0.09]), 1 loses (B: ...), 2 cannot be told." """
     told = [row for row in rows if row["verdict"] is not None]
     by_verdict = {name: [row for row in told if row["verdict"] == name] for name in VERDICTS}
     gain, lose, unclear = (by_verdict[name] for name in VERDICTS)
@@ -135,12 +122,6 @@ def over_methods(comparison: Mapping[str, Any]) -> list[str]:
 def _named(rows: Sequence[Json], best: bool) -> str:
     """The sites furthest from zero with their intervals, in brackets; "" without any."""
     ordered = sorted(rows, key=lambda row: (-row["benefit"] if best else row["benefit"], row["site"]))
-    shown = [f"{row['site']}: {with_ends(row)}" for row in ordered[:MOST_NAMED]]
+    shown = [f"{row['site']}: {with_interval(row, 'benefit')}" for row in ordered[:MOST_NAMED]]
     more = [f"{len(ordered) - MOST_NAMED} more"] if len(ordered) > MOST_NAMED else []
     return f" ({'; '.join(shown + more)})" if shown else ""
-
-
-def with_ends(row: Mapping[str, Any], digits: int = 3) -> str:
-    """ "+0.050 [+0.010, +0.090]": a benefit and its interval, where it has one."""
-    ends = "" if row["low"] is None else f" [{signed(row['low'], digits)}, {signed(row['high'], digits)}]"
-    return f"{signed(row['benefit'], digits)}{ends}"

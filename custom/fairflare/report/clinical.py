@@ -12,8 +12,8 @@ from fairflare.engine.clinical import BIN, CLINICAL, bins_of
 from fairflare.functional import calibration as maths
 from fairflare.functional.calibration import GRID, Array, Bins
 from fairflare.functional.recalibration import limited
-from fairflare.report.audit_reader import Entry, Trail
-from fairflare.report.clinical_quantities import SUMMARISED
+from fairflare.report.audit_reader import SUMMARISED, Entry, Trail
+from fairflare.report.fairness import absolute, weighted
 from fairflare.report.values import number
 
 Json = dict[str, Any]
@@ -29,10 +29,8 @@ def clinical_section(trail: Trail, config: Json, about: Json, sites: Sequence[st
     """What the sites' released sums say; None where no site has released any.
 
     Args:
-        trail: the run.
         config: config.json, whose ``after`` names the step that is a part of the run, if one is.
         about: of the task: classes, and what ``clinical`` says of event and threshold.
-        sites: names, in the order of the rows.
 
     Returns:
         event (a class; None: that the likeliest class is the right one), threshold, min_count, step (that changed the
@@ -44,7 +42,9 @@ def clinical_section(trail: Trail, config: Json, about: Json, sites: Sequence[st
         high, n of each bin), decisions (threshold, net_benefit, low, high, all) and flagged.
     """
     said = about.get("clinical") or {}
-    event, threshold = said.get("event", _second(about)), number(said.get("threshold")) or 0.5
+    classes = about.get("classes") or []
+    second = str(classes[1]) if len(classes) == LEAST_CLASSES else None
+    event, threshold = said.get("event", second), number(said.get("threshold")) or 0.5
     record = _step(trail)
     before = {site: _numbers((trail.evaluation.get("sites") or {}).get(site), CLINICAL) for site in sites}
     after = {site: _numbers(record.get(CLINICAL), site) for site in sites}
@@ -84,13 +84,7 @@ def views(numbers: Numbers, threshold: float) -> dict[str, Json]:
     return {cell: view for cell, view in found.items() if view}
 
 
-def _second(about: Json) -> str | None:
-    classes = about.get("classes") or []
-    return str(classes[1]) if len(classes) == LEAST_CLASSES else None
-
-
 def _step(trail: Trail) -> Entry:
-    """The last step with such numbers: recalibration before any other."""
     records = [record for record in trail.after.values() if record.get(CLINICAL)]
     records.sort(key=lambda record: record.get("step") == "recalibrate")
     return records[-1] if records else {}
@@ -118,7 +112,8 @@ def _view(numbers: Numbers, cell: str, fitted: Numbers, threshold: float | None)
     where = f"/{cell}" if cell else ""
     if f"n{where}" not in numbers:
         return None
-    means = {name: _with_ends(numbers, name, where) for name in MEANS}
+    keys = {"value": "", "low": ".low", "high": ".high"}
+    means = {m: {key: number(numbers.get(f"{m}{end}{where}")) for key, end in keys.items()} for m in MEANS}
     counts = {name: number(numbers.get(f"{name}{where}")) for name in ("positives", "flagged", "true_positives")}
     bins = None if cell or not any(name.startswith(BIN) for name in numbers) else bins_of(numbers)
     return {
@@ -130,11 +125,6 @@ def _view(numbers: Numbers, cell: str, fitted: Numbers, threshold: float | None)
         "curve": _curve(bins),
         "decisions": _decisions(bins, fitted),
     }
-
-
-def _with_ends(numbers: Numbers, name: str, where: str) -> Json:
-    ends = {end: number(numbers.get(f"{name}.{end}{where}")) for end in ("low", "high")}
-    return {"value": number(numbers.get(name + where)), **ends}
 
 
 def _rates(n: float, counts: Mapping[str, float | None]) -> Json:
@@ -159,7 +149,6 @@ def _share(part: float, whole: float) -> Json:
 
 
 def _curve(bins: Bins | None) -> list[Json]:
-    """Mean risk and share of outcomes of each bin of the reliability curve."""
     if bins is None:
         return []
     coarse = maths.coarser(bins)
@@ -198,31 +187,18 @@ def _moved(edges: Array, intercept: float, slope: float) -> Array:
 
 
 def _pooled(group: str, cells: Sequence[Json], stages: Sequence[str]) -> Json:
-    """A group over all sites that may say something of it: means weighted by its patients, rates from added counts."""
-    return {
-        "group": group,
-        "n": sum(cell[stages[0]]["n"] for cell in cells if cell[stages[0]]),
-        "sites": len(cells),
-        **{stage: _of_cells([cell[stage] for cell in cells if cell[stage]]) for stage in stages},
-    }
+    views = {stage: [cell[stage] for cell in cells if cell[stage]] for stage in stages}
+    n = sum(view["n"] for view in views[stages[0]])
+    return {"group": group, "n": n, "sites": len(cells), **{stage: _of_cells(found) for stage, found in views.items()}}
 
 
 def _of_cells(views: Sequence[Json]) -> Json:
-    means = {name: _weighted([(view["n"], view[name]["value"]) for view in views]) for name in SUMMARISED[:2]}
+    means = {name: weighted((view["n"], view[name]["value"]) for view in views) for name in SUMMARISED[:2]}
     known = [view for view in views if view["rates"]]
     counts = {name: sum(view[name] for view in known) for name in ("positives", "flagged", "true_positives")}
     return {**means, "rates": _rates(sum(view["n"] for view in known), counts) if known else {}}
 
 
-def _weighted(pairs: Sequence[tuple[float, float | None]]) -> float | None:
-    known = [(n, value) for n, value in pairs if value is not None]
-    total = sum(n for n, _ in known)
-    return sum(n * value for n, value in known) / total if total else None
-
-
 def _over_sites(rows: Sequence[Json], stage: str, name: str) -> Json:
-    views = {row["site"]: row[stage] for row in rows if row[stage]}
-    values = {site: abs(v) for site, view in views.items() if (v := view[name]["value"]) is not None}
-    worst = max(values, key=lambda site: (values[site], site), default=None)
-    mean = sum(values.values()) / len(values) if values else None
-    return {"mean": mean, "worst": None if worst is None else values[worst], "worst_site": worst, "sites": len(values)}
+    values = {row["site"]: row[stage][name]["value"] for row in rows if row[stage]}
+    return {**absolute(values), "sites": sum(value is not None for value in values.values())}

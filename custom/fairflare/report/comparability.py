@@ -17,7 +17,7 @@ Groups = dict[str, dict[Any, Json]]
 
 MUST_AGREE = {
     "the task": lambda run: run["task"]["id"],
-    "the options of the task": lambda run: _without_seed(run["task"]["options"]),
+    "the options of the task": lambda run: {**(run["task"]["options"] or {}), DATA_SEED: None},
     "the headline metric": lambda run: run["headline"],
     "the list of sites": lambda run: [row["site"] for row in run["sites"]],
     "the grouping": lambda run: (run.get("groups") or {}).get("by"),
@@ -47,7 +47,6 @@ def complete(runs: Iterable[Json]) -> tuple[list[Json], list[str]]:
 
 
 def title(run: Json) -> str:
-    """How messages name a run."""
     return f"{run['method']['title']} (seed {run['seed']})"
 
 
@@ -71,7 +70,6 @@ def require_same_data(runs: Sequence[Json]) -> None:
 
 
 def grouped(runs: Sequence[Json]) -> Groups:
-    """The runs by method and seed; raises UserError for two runs of one method with one seed."""
     groups: dict[str, dict[Any, Json]] = {}
     for run in runs:
         group = groups.setdefault(canonical(_make(run)), {})
@@ -119,7 +117,6 @@ def setting_notes(groups: Groups) -> list[str]:
 
 
 def canonical(value: Any) -> str:
-    """Equal JSON values have equal text."""
     return json.dumps(value, sort_keys=True)
 
 
@@ -136,10 +133,6 @@ def _any(group: Mapping[Any, Json]) -> Json:
     return next(iter(group.values()))
 
 
-def _without_seed(options: Json | None) -> Json:
-    return {key: value for key, value in (options or {}).items() if key != DATA_SEED}
-
-
 def _sizes(run: Json) -> dict[str, int]:
     """Site -> its number of training examples where a round had it; none where one site had those of all."""
     if run["method"].get("selector") == POOL:
@@ -148,18 +141,12 @@ def _sizes(run: Json) -> dict[str, int]:
 
 
 def _make(run: Json) -> Json:
-    """What makes two runs runs of one method, as one flat mapping."""
     method = run["method"]
     parts = {"method": method["id"], "trainer": method["trainer"], "probes": method["probes"]}
     parts |= {kind: method.get(kind) or usual for kind, usual in USUAL.items()}
     given = {"init_from": run["init_from"]} if run.get("init_from") else {}
-    return {**(run["training"] or {}), **(method["settings"] or {}), **parts, **_after(method), **given}
-
-
-def _after(method: Json) -> Json:
-    """The step after the last round; {} without one, as in reports that name none."""
-    step = method.get("after") or {}
-    return {AFTER if key == "step" else f"{AFTER}.{key}": value for key, value in step.items()}
+    step = {AFTER if key == "step" else f"{AFTER}.{key}": value for key, value in (method.get("after") or {}).items()}
+    return {**(run["training"] or {}), **(method["settings"] or {}), **parts, **step, **given}
 
 
 def _distinguished(own: Json, keys: Sequence[str]) -> list[str]:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.report import paired as statistics
+from fairflare.report.benefit import VERDICTS
 from fairflare.report.comparability import (
     complete,
     data_seed,
@@ -18,12 +19,24 @@ from fairflare.report.comparability import (
     shared_seeds,
 )
 from fairflare.report.deployed_model import COUNTED, SHOWN, USED, as_used
-from fairflare.report.details import details, relative_to_solo
-from fairflare.report.fairness import mean_ci
-from fairflare.report.pareto import front
-from fairflare.report.personal import QUANTITIES as PERSONAL
-from fairflare.report.quantities import NAMES, QUANTITIES, better_higher, run_row
-from fairflare.report.values import MISSING, listing, plural, signed, stop, with_half_width
+from fairflare.report.deployed_model import QUANTITIES as PERSONAL
+from fairflare.report.fairness import mean, mean_ci, std
+from fairflare.report.paired import corrected, holm, paired
+from fairflare.report.quantities import (
+    COSTS,
+    NAMES,
+    QUANTITIES,
+    better_higher,
+    costs,
+    domain_values,
+    domains_are,
+    last_values,
+    metric_row,
+    run_row,
+    site_metrics,
+    test_set_metrics,
+)
+from fairflare.report.values import MISSING, higher_is_better, listing, number, plural, signed, stop, with_half_width
 
 FORMAT = 1
 ALWAYS_DRAWN = ("initial model", "order")
@@ -38,7 +51,7 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
 
     A method is what the runs' method, settings, trainer and training settings say: runs that differ in one of them are
     shown apart, and the label names the difference. Runs without a final evaluation are left out and noted. The results
-    are those of the models that the sites use, see ``in_use.as_used``.
+    are those of the models that the sites use, see ``deployed_model.as_used``.
 
     Args:
         runs: run summaries (``summarise``); the first one's method is the reference.
@@ -47,12 +60,12 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
 
     Returns:
         headline, higher_is_better, metrics, task, sites, domains ({"of", "names"}, see ``quantities.domain_values``),
-        seeds, seeds_draw, reference (a label), methods, pareto (``pareto.front``), notes and caveats.
+        seeds, seeds_draw, reference (a label), methods, pareto (``front``), notes and caveats.
         ``seeds_draw`` says what differs from seed to seed, see ``_seeds_draw``. A method has label, method, training,
         objective (the training settings in which not all methods agree; differences from methods that have others
-        name no winner), used and shown (only where sites use models of their own, see ``in_use.remark``) and, for each
-        of ``QUANTITIES``, {"mean", "low", "high", "n"} (Student t over seeds); ``runs``
-        holds the values per seed, ``detail`` what ``details.details`` says of sites, metrics, domains, last rounds and
+        name no winner), used and shown (only where sites use models of their own, see ``deployed_model.remark``) and,
+        for each of ``QUANTITIES``, {"mean", "low", "high", "n"} (Student t over seeds); ``runs`` holds the
+        values per seed, ``detail`` what ``details`` says of sites, metrics, domains, last rounds and
         cost, ``versus_first`` the paired differences (None for the first method): what ``paired.paired`` says, wins,
         losses, pairs, p_holm (over the methods of the table) and verdict (``paired.corrected``).
 
@@ -139,7 +152,6 @@ def _seeds_draw(runs: Mapping[Any, Json], seeds: Sequence[Any]) -> Json:
 
     Args:
         runs: seed -> the run of one method; all methods have the same data within a seed.
-        seeds: those that count.
 
     Returns:
         data: "drawn" (anew with each seed), "fixed" (drawn once), "natural" (the task draws nothing) or "one seed";
@@ -210,3 +222,181 @@ def _caveats(run: Json, seeds: Sequence[Any]) -> list[str]:
         "which is why a verdict needs Holm's p as well. Quantities are not corrected for.",
         "Weights are not payments: a method that weighs a site more does not say that its data are worth more.",
     ]
+
+
+Point = tuple[float, float]
+
+
+def dominated_by(points: Mapping[str, Sequence[float | None]], better: tuple[bool, bool]) -> dict[str, list[str]]:
+    """Name -> the names that are at least as good in both quantities and better in one; [] for those of the front.
+
+    Args:
+        points: name -> its two values; a name that lacks one is left out.
+        better: whether higher values are better, of the first and of the second quantity.
+    """
+    known = {name: _oriented(values, better) for name, values in points.items()}
+    found = {name: value for name, value in known.items() if value is not None}
+    return {name: [other for other, rival in found.items() if _dominates(rival, own)] for name, own in found.items()}
+
+
+def front(comparison: Mapping[str, Any], x: str, y: str, better: tuple[bool, bool], names: Mapping[str, str]) -> Json:
+    """The methods of a comparison as points.
+
+    Returns:
+        x and y ({"quantity", "name", "higher_is_better"}); points: label, x, y (means), dominated_by (labels), the best
+        in x first.
+    """
+    methods = [method for method in comparison["methods"] if method.get(x) and method.get(y)]
+    points = {method["label"]: (method[x]["mean"], method[y]["mean"]) for method in methods}
+    by = dominated_by(points, better)
+    order = sorted(by, key=lambda label: -(number(points[label][0]) or 0.0) * (1 if better[0] else -1))
+    axes = {
+        key: {"quantity": quantity, "name": names.get(quantity, quantity), "higher_is_better": higher}
+        for key, quantity, higher in zip("xy", (x, y), better, strict=True)
+    }
+    rows = [
+        {"label": label, "x": points[label][0], "y": points[label][1], "dominated_by": by[label]} for label in order
+    ]
+    return {**axes, "points": rows}
+
+
+def _oriented(values: Sequence[float | None], better: tuple[bool, bool]) -> Point | None:
+    x, y = (number(value) for value in values)
+    return None if x is None or y is None else (x if better[0] else -x, y if better[1] else -y)
+
+
+def _dominates(rival: Point, own: Point) -> bool:
+    return rival != own and rival[0] >= own[0] and rival[1] >= own[1]
+
+
+Runs = Sequence[Json]
+SOLO = "solo"
+"""The method whose sites train alone."""
+
+
+def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
+    """Beside ``QUANTITIES``, each value as mean and 95 % interval over seeds.
+
+    Args:
+        everyone: label -> the runs of every method of the comparison, in the same order.
+
+    Returns:
+        sites: metric -> site -> interval; metrics: metric -> mean, worst, std -> interval; domains: domain -> interval,
+        domains_of: what they are; test_sets: set -> metric -> interval; last_rounds: "clean", "corrupted" and "average"
+        (of the two) -> ``spread_of``; cost: ``COSTS`` -> interval; joining: site -> ``paired.paired`` of the method's
+        value minus the solo model's, with p_holm over the sites and verdict, and "lose": how many sites are worse; None
+        without ``solo``;
+        benefit: see there.
+    """
+    metrics, sets = [site_metrics(run) for run in runs], [test_set_metrics(run) for run in runs]
+    names = list(metrics[0])
+    return {
+        "sites": {name: _over([found.get(name, {}) for found in metrics]) for name in names},
+        "metrics": {
+            name: _over([metric_row(run, name, f.get(name, {})) for run, f in zip(runs, metrics)]) for name in names
+        },
+        "domains": _over([domain_values(run) for run in runs]),
+        "domains_of": domains_are(runs[0]),
+        "test_sets": {name: _over([row.get(name, {}) for row in sets]) for name in sets[0] if sets[0][name]},
+        "last_rounds": last_rounds(runs),
+        "cost": {name: _over([costs(run) for run in runs])[name] for name in COSTS},
+        "joining": joining(runs, everyone),
+        "benefit": benefit(runs),
+    }
+
+
+def benefit(runs: Runs) -> Json:
+    """What joining gives, from runs whose sites have said so, each by its intervals over patients.
+
+    Returns:
+        metric -> label, sites (how many), "gains", "loses" and "cannot be told" (sites, mean over seeds), "least" (of
+        the sites' benefits, over seeds) and, with one seed, sentence; {} where not every run has it.
+    """
+    found = [(run.get("benefit") or {}).get("metrics") or {} for run in runs]
+    names = [name for name in found[0] if all((one.get(name) or {}).get("worst") for one in found)]
+    return {
+        name: {
+            "label": found[0][name]["label"],
+            "sites": max(len(one[name]["sites"]) for one in found),
+            **{kind: mean_ci([one[name]["counts"][kind] for one in found]) for kind in VERDICTS},
+            "least": mean_ci([one[name]["worst"]["benefit"] for one in found]),
+            "sentence": found[0][name]["sentence"] if len(found) == 1 else "",
+        }
+        for name in names
+    }
+
+
+def last_rounds(runs: Runs) -> Json:
+    """The last rounds' values of all runs taken as one sample, as FedISM+'s tables do with 3 runs x 5 rounds.
+
+    Returns:
+        "clean", "corrupted" and "average" (of the two, round by round) -> ``spread_of``; {} without such test sets.
+    """
+    clean, corrupted = ([last_values(run, kind) for run in runs] for kind in ("clean", "corrupted"))
+    if not any(clean) or not any(corrupted):
+        return {}
+    both = [[(a + b) / 2 for a, b in zip(one, other)] for one, other in zip(clean, corrupted, strict=True)]
+    found = {"clean": clean, "corrupted": corrupted, "average": both}
+    return {kind: spread_of(value for row in rows for value in row) for kind, rows in found.items()}
+
+
+def spread_of(values: Iterable[float]) -> Json:
+    """Mean and standard deviations of a sample: {"mean", "sd" (ddof 0, as FedISM+ prints it), "sd_sample", "n"}."""
+    known = list(values)
+    return {"mean": mean(known), "sd": std(known), "sd_sample": std(known, ddof=1), "n": len(known)}
+
+
+def joining(runs: Runs, everyone: Mapping[str, Runs]) -> Json | None:
+    alone = solo(everyone)
+    if alone is None or runs[0]["method"]["id"] == SOLO:
+        return None
+    metric = runs[0]["headline"]
+    higher = higher_is_better(metric, runs[0])
+    own, other = ([_served(run) for run in found] for found in (runs, alone))
+    said = {}
+    for site in own[0]:
+        pairs = [(a.get(site), b.get(site)) for a, b in zip(own, other, strict=True)]
+        said[site] = paired(a - b for a, b in pairs if a is not None and b is not None)
+    found = judged(said, higher)
+    return {"sites": found, "lose": sum(row["verdict"] == "worse" for row in found.values())}
+
+
+def judged(said: Mapping[str, Json], higher: bool) -> dict[str, Json]:
+    """Site -> its paired difference with p_holm (over the sites) and verdict (``paired.corrected``)."""
+    adjusted = holm({site: one["p"] for site, one in said.items()})
+    count = sum(p is not None for p in adjusted.values())
+    rows = {site: {**one, "p_holm": adjusted[site]} for site, one in said.items()}
+    return {site: {**row, "verdict": corrected(row, higher, count)} for site, row in rows.items()}
+
+
+def solo(everyone: Mapping[str, Runs]) -> Runs | None:
+    return next((runs for runs in everyone.values() if runs[0]["method"]["id"] == SOLO), None)
+
+
+def relative_to_solo(tables: dict[str, list[Json]], everyone: Mapping[str, Runs]) -> dict[str, list[Json]]:
+    """The rows with ``variance_vs_solo``: the variance over sites divided by that of ``solo`` with the same seed.
+
+    Both of what serves a site: its own model where it has one.
+    """
+    alone = solo(everyone)
+    base = [_variance(run) for run in alone] if alone is not None else []
+    for label, rows in tables.items() if base else ():
+        for row, run, reference in zip(rows, everyone[label], base, strict=True):
+            own = _variance(run)
+            row["variance_vs_solo"] = own / reference if own is not None and reference else None
+    return tables
+
+
+def _variance(run: Json) -> float | None:
+    spread = std(_served(run))
+    return None if spread is None else spread**2
+
+
+def _served(run: Json) -> dict[str, float | None]:
+    """Site -> what serves it: the value of its own model where it has one, else that of the shared model."""
+    own = {row["site"]: row["personal"] for row in (run.get("personal") or {}).get("rows", ())}
+    return {row["site"]: row["value"] if own.get(row["site"]) is None else own[row["site"]] for row in run["sites"]}
+
+
+def _over(rows: Sequence[Mapping[str, float | None]]) -> Json:
+    return {name: mean_ci(row.get(name) for row in rows) for name in rows[0]}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison holds beside its two main tables, as tables that every writer can write."""
+"""A comparison of methods as tables, as CSV and as Markdown."""
 
 from __future__ import annotations
 
@@ -8,12 +8,36 @@ from dataclasses import replace
 from typing import Any
 
 from fairflare.report.benefit import VERDICTS
+from fairflare.report.compare import drawn_words, objective_words, same_objective
 from fairflare.report.deployed_model import remark, shared_only
-from fairflare.report.metrics import higher_is_better, label
 from fairflare.report.paired import LEVEL
 from fairflare.report.quantities import COSTS, NAMES, QUANTITIES, better_higher
-from fairflare.report.table_model import Better, Cell, Column, Form, Row, Table, with_best
-from fairflare.report.values import MISSING, capital, plural, size, text
+from fairflare.report.sentences import differences
+from fairflare.report.table_files import (
+    Better,
+    Cell,
+    Column,
+    Form,
+    Row,
+    Table,
+    as_markdown,
+    csv_text,
+    machine,
+    markdown,
+    piped,
+    with_best,
+)
+from fairflare.report.values import (
+    MISSING,
+    capital,
+    higher_is_better,
+    label,
+    plural,
+    size,
+    text,
+    with_half_width,
+    with_interval,
+)
 
 Json = Mapping[str, Any]
 INTERVAL = "± is half the 95 % interval over seeds (Student t)."
@@ -46,7 +70,6 @@ def comparison_tables(comparison: Json, most_rows: int = MOST_ROWS) -> list[Tabl
 
 
 def main_table(comparison: Json) -> Table:
-    """Methods down, the quantities that at least one of them has across."""
     methods, higher = comparison["methods"], comparison["higher_is_better"]
     names = [name for name in QUANTITIES if any((m.get(name) or {}).get("mean") is not None for m in methods)]
     columns = [Column(name, capital(NAMES[name]), better=_better(better_higher(name, higher))) for name in names]
@@ -55,7 +78,6 @@ def main_table(comparison: Json) -> Table:
 
 
 def statistics(comparison: Json) -> Table | None:
-    """Every paired difference with its interval, p values, effect size and verdict; None for one method."""
     methods = comparison["methods"][1:]
     columns = (
         Column("difference", "Difference", form=SIGNED),
@@ -86,7 +108,6 @@ def statistics(comparison: Json) -> Table | None:
 
 
 def sites(comparison: Json) -> Table | None:
-    """The headline metric of the final model at each site's own test split, a column per method."""
     titles = {
         row["site"]: f"{row['site']} ({row['description']})" if row["description"] else row["site"]
         for row in comparison["sites"]
@@ -98,7 +119,6 @@ def sites(comparison: Json) -> Table | None:
 
 
 def metrics(comparison: Json) -> Table | None:
-    """Every metric of the sites' test splits, as mean over sites, worst site and standard deviation over sites."""
     methods = comparison["methods"]
     words = {"mean": "Mean over sites", "worst": "Worst site", "std": "Standard deviation over sites (ddof 0)"}
     names = list(methods[0]["detail"]["metrics"])
@@ -118,7 +138,6 @@ def metrics(comparison: Json) -> Table | None:
 
 
 def domains(comparison: Json) -> Table | None:
-    """Each domain, and mean and standard deviation over domains; None for a task without domains."""
     first = comparison["methods"][0]["detail"]
     if not first["domains"]:
         return None
@@ -144,7 +163,6 @@ def domains(comparison: Json) -> Table | None:
 
 
 def test_sets(comparison: Json) -> Table | None:
-    """The headline metric of the final models on every shared test set."""
     metric = comparison["headline"]
 
     def found(method: Json) -> Json:
@@ -156,7 +174,6 @@ def test_sets(comparison: Json) -> Table | None:
 
 
 def last_rounds(comparison: Json) -> Table | None:
-    """All runs' last rounds as one sample, the form of FedISM+'s tables."""
     methods = [method for method in comparison["methods"] if method["detail"]["last_rounds"]]
     if not methods:
         return None
@@ -180,7 +197,6 @@ def last_rounds(comparison: Json) -> Table | None:
 
 
 def joining(comparison: Json) -> Table | None:
-    """What each site gains over training alone; None without the method ``solo``."""
     methods = [method for method in comparison["methods"] if method["detail"]["joining"]]
     if not methods:
         return None
@@ -200,7 +216,6 @@ def joining(comparison: Json) -> Table | None:
 
 
 def benefit(comparison: Json) -> Table | None:
-    """How many sites gain or lose by joining, and the least benefit; None where no method's sites were asked."""
     methods = [m for m in comparison["methods"] if m["detail"].get("benefit")]
     if not methods:
         return None
@@ -231,15 +246,15 @@ def benefit(comparison: Json) -> Table | None:
 
 
 def elsewhere(comparison: Json) -> Table | None:
-    """The final models on the patients of another rendering of the task."""
     found = comparison.get("elsewhere") or []
     if not found:
         return None
     higher = comparison["higher_is_better"]
     kinds = {"mean": "Mean", "worst": "Worst site", "std_sample": "sd over sites (ddof 1)"}
+    names = [", ".join(f"{key} = {value}" for key, value in one["options"].items()) for one in found]
     columns = [
-        Column(f"{i}-{kind}", title, group=_options(one["options"]), better=_better(better_higher(kind, higher)))
-        for i, one in enumerate(found)
+        Column(f"{i}-{kind}", title, group=name, better=_better(better_higher(kind, higher)))
+        for i, name in enumerate(names)
         for kind, title in kinds.items()
     ]
     rows = _down(
@@ -259,7 +274,6 @@ def elsewhere(comparison: Json) -> Table | None:
 
 
 def cost(comparison: Json) -> Table | None:
-    """Bytes each way and wall seconds per round."""
     methods = [m for m in comparison["methods"] if any(c["mean"] is not None for c in m["detail"]["cost"].values())]
     columns = [Column(name, capital(title), better="lower") for name, title in COSTS.items()]
     rows = _down(methods, lambda m: {name: _cost(name, m["detail"]["cost"][name]["mean"]) for name in COSTS})
@@ -268,7 +282,6 @@ def cost(comparison: Json) -> Table | None:
 
 
 def pareto(comparison: Json) -> Table | None:
-    """The Pareto front of two quantities, dominated methods marked; None for one method."""
     found = comparison["pareto"]
     if len(found["points"]) < 2:
         return None
@@ -299,7 +312,6 @@ def _by_method(
 
 
 def _down(found: Iterable[Json], cells: Callable[[Json], dict[str, Cell]]) -> list[Row]:
-    """A row per method, or whatever else has a label."""
     return [Row(one["label"], one["label"], cells(one)) for one in found]
 
 
@@ -309,7 +321,6 @@ def _across(found: Iterable[Json | None], half: bool = True) -> dict[str, Cell]:
 
 
 def _judged(found: Json) -> dict[str, Cell]:
-    """The cells of one paired difference."""
     again = found.get("bootstrap") or {}
     cells = {
         "difference": Cell.of(found, half=False),
@@ -338,16 +349,11 @@ def _columns(methods: Sequence[Json], **more: Any) -> list[Column]:
 
 
 def _key(place: int) -> str:
-    """A method's column."""
     return f"m{place + 1}"
 
 
 def _better(higher: bool) -> Better:
     return "higher" if higher else "lower"
-
-
-def _options(options: Json) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in options.items())
 
 
 def _metric(comparison: Json) -> str:
@@ -379,3 +385,79 @@ def _cut(table: Table, most: int) -> Table:
     note = f"{len(table.rows) - most} more rows are in the CSV and JSON files."
     shown = most if table.key == "sites" else most - 1  # the last row of joining counts all sites
     return replace(table, rows=(*table.rows[:shown], *table.rows[-1:][: most - shown]), footnotes=(note,))
+
+
+CSV_COLUMNS = (
+    "method", "quantity", "mean", "low", "high", "n", "difference", "difference_low", "difference_high", "wins",
+    "trained_with",
+)  # fmt: skip
+STATISTICS = ("p", "p_holm", "hedges_g", "verdict", "bootstrap_low", "bootstrap_high")
+"""Further columns, of comparisons that hold them: those of the first version do not."""
+
+
+def comparison_csv(comparison: Json) -> str:
+    """One line per method and quantity: mean and 95 % interval over seeds, paired difference from the first method.
+
+    "trained_with" distinguishes methods that were not all trained under one objective; one that was trained otherwise
+    than the first has no wins.
+    """
+    methods = comparison["methods"]
+    judged = any("p" in pair for method in methods for pair in (method["versus_first"] or {}).values())
+    lines = [_csv_line(comparison, method, name, judged) for method in methods for name in _known(methods)]
+    return csv_text(CSV_COLUMNS + STATISTICS if judged else CSV_COLUMNS, lines)
+
+
+def _csv_line(comparison: Json, method: Json, name: str, judged: bool) -> list[Any]:
+    pair = (method["versus_first"] or {}).get(name) or {}
+    wins = pair.get("wins") if same_objective(comparison, method) else None
+    line = [method["label"], name, *(method[name][key] for key in ("mean", "low", "high", "n"))]
+    line += [*(pair.get(key) for key in ("mean", "low", "high")), wins, objective_words(method)]
+    if judged:
+        again = pair.get("bootstrap") or {}
+        line += [*(pair.get(key) for key in ("p", "p_holm", "g", "verdict")), again.get("low"), again.get("high")]
+    return line
+
+
+def comparison_markdown(comparison: Json, command: str, versions: Mapping[str, str]) -> str:
+    """The same as tables, quantities down and methods across, under the command that made them."""
+    methods, names = comparison["methods"], _known(comparison["methods"])
+    labels = [markdown(method["label"]) for method in methods]
+    values = [[NAMES[name], *(with_half_width(method[name]) for method in methods)] for name in names]
+    rule = ["---", *("--:" for _ in methods)]
+    if methods[0]["objective"]:
+        values = [["trained with", *(markdown(objective_words(method)) for method in methods)], *values]
+    parts = [
+        markdown(f"# {comparison['headline']} on {comparison['task']['id']}:{comparison['task'].get('preset')}"),
+        f"    {command}",
+        f"Seeds {', '.join(map(str, comparison['seeds']))}. Mean over matched seeds ± half the 95 % interval.",
+        f"{capital(drawn_words(comparison))}.",
+        markdown(remark(methods)),
+        piped([["final model", *labels], rule, *values]),
+    ]
+    if len(methods) > 1:
+        others = methods[1:]
+        paired = [[NAMES[name], *(_difference(comparison, method, name) for method in others)] for name in names]
+        parts += [
+            f"Paired differences from {labels[0]}, with the 95 % interval and the number of seeds with a better value:",
+            piped([["difference", *labels[1:]], rule[:-1], *paired]),
+        ]
+        parts += ["\n".join(f"- {markdown(line)}" for line in differences(comparison))]
+    for table in comparison_tables(comparison):
+        parts += [as_markdown(table, heading=2).rstrip("\n")]
+    parts += ["\n".join(f"- {markdown(line)}" for line in (*comparison["notes"], *comparison["caveats"]))]
+    parts += [f"{machine()}; " + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + "."]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _known(methods: Sequence[Json]) -> list[str]:
+    """The quantities that at least one method has; a comparison of an earlier version may lack one altogether."""
+    held = ((name, [method.get(name) for method in methods]) for name in QUANTITIES)
+    return [name for name, found in held if any(one is not None and one["mean"] is not None for one in found)]
+
+
+def _difference(comparison: Json, method: Json, name: str) -> str:
+    paired = (method["versus_first"] or {}).get(name)
+    if not paired or paired["mean"] is None:
+        return MISSING
+    wins = f"{paired['wins']} of {paired['n']}" if same_objective(comparison, method) else "other objective"
+    return f"{with_interval(paired)}, {wins}"

@@ -13,16 +13,10 @@ from typing import Any
 
 from fairflare.functional import shapley as functional
 from fairflare.functional.shapley import Coalition
-from fairflare.report.agreement import (
-    agreements,
-    clipped_shares,
-    leave_one_out_shares,
-    sampled_shapley,
-    shapley,
-)
+from fairflare.report.agreement import agreements, clipped_shares, leave_one_out_shares, sampled_shapley, shapley
 from fairflare.report.fairness import mean_ci
 from fairflare.report.paired import corrected, holm, paired
-from fairflare.report.table_model import Cell, Column, Form, Row, Table
+from fairflare.report.table_files import Cell, Column, Form, Row, Table
 from fairflare.report.values import plural
 
 Json = dict[str, Any]
@@ -60,7 +54,6 @@ def over_seeds(found: Sequence[Json], labels: Sequence[str]) -> Json:
     Args:
         found: one result per seed: sites (rows with site and drop, which is above 0 where the score is worse without
             it), methods (label -> site -> weight, and "examples"), shapley (site -> value and se) or None.
-        labels: methods whose weights are compared with the shares.
 
     Returns:
         leave_one_out: site -> drop (``paired.paired`` with p_holm over the sites), share (mean and interval) and
@@ -82,15 +75,13 @@ def over_seeds(found: Sequence[Json], labels: Sequence[str]) -> Json:
         }
         for site in sites
     }
-    return {"leave_one_out": loo, "shapley": _shapley(found, sites), "agreement": _agreement(found, labels)}
+    kinds = ("leave_one_out", "shapley")
+    agreed = {label: {kind: _measures(found, label, kind) for kind in kinds} for label in labels}
+    return {"leave_one_out": loo, "shapley": _shapley(found, sites), "agreement": agreed}
 
 
 def contribution_tables(found: Mapping[str, Any]) -> list[Table]:
-    """What ``fairflare contribution`` found: a row per site, and the agreement of every method's weights.
-
-    Args:
-        found: the content of contribution.json.
-    """
+    """What ``fairflare contribution`` found: a row per site, and the agreement of every method's weights."""
     together, how = found["together"], found["shapley_by"]
     columns = [
         Column("drop", "Drop without it", group="Leave-one-out", form=Form(signed=True)),
@@ -141,7 +132,6 @@ def _agreement_table(found: Mapping[str, Any]) -> Table:
 
 
 def shapley_shares(values: Mapping[str, Mapping[str, float | None]]) -> dict[str, float]:
-    """Shapley values over their sum, negative ones as 0."""
     return clipped_shares({site: float(found["value"] or 0.0) for site, found in values.items()})
 
 
@@ -159,12 +149,7 @@ def _shapley(found: Sequence[Json], sites: Sequence[str]) -> Json | None:
     }
 
 
-def _agreement(found: Sequence[Json], labels: Sequence[str]) -> Json:
-    return {label: {kind: _measures(found, label, kind) for kind in ("leave_one_out", "shapley")} for label in labels}
-
-
 def _measures(found: Sequence[Json], label: str, kind: str) -> Json | None:
-    """Every measure of agreement of one method's weights with one kind of shares, over the seeds."""
     pairs = [(one["methods"][label], _shares(one, kind)) for one in found]
     measured = [agreements(weights, shares) for weights, shares in pairs if shares is not None]
     return {name: mean_ci(one[name] for one in measured) for name in measured[0]} if measured else None

@@ -11,12 +11,10 @@ from fairflare.core.types import INTERVALS, TRIVIAL
 from fairflare.engine.benefit.measured import FEDERATED, HIGH, LOW, SOLO
 from fairflare.engine.clinical import CLINICAL
 from fairflare.report.clinical import views
-from fairflare.report.metrics import label
 from fairflare.report.templates import drawn, rendered
-from fairflare.report.values import in_order, json_value, number, plural
+from fairflare.report.values import in_order, json_value, label, number, plural
 
 FORMAT = 1
-RESULT, PAGE = "evaluation.json", "evaluation.html"
 TEST = "test"
 TWO = 2
 ONE_CLASS = "all labelled cases are of one class"
@@ -113,11 +111,6 @@ def _groups(cells: Mapping[str, Any], seen: Mapping[str, Json], about: Json) -> 
 def paired(numbers: Mapping[str, float], name: str, metrics: Mapping[str, str]) -> Json:
     """The run's model beside the hospital's own, from ``engine.benefit.measured``.
 
-    Args:
-        numbers: what that has returned.
-        name: of the hospital's own model.
-        metrics: name -> label.
-
     Returns:
         model: that name; metrics: name -> label, model, own, difference (the first less the second), low and high of
         its interval.
@@ -147,8 +140,7 @@ def discrimination(site: Json, found: Json) -> list[tuple[str, Json]]:
 
 
 def render(found: Json) -> str:
-    """The page; the same content gives the same bytes."""
-    from fairflare.report.clinical_figures import site_figures
+    from fairflare.report.figures import clinical_figures as site_figures
 
     rows, stages = [], ["before"]
     for name, site in found["sites"].items():

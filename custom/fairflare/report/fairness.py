@@ -10,7 +10,7 @@ Table IV) and in Fed-LWR; FedCE, FedHEAL and FedUFO print the sample one (ddof 1
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from fairflare.report.values import natural, number
@@ -24,19 +24,18 @@ STD_USED_BY = {"std": "FedISM+ (Table IV) and Fed-LWR", "std_sample": "FedCE, Fe
 
 
 def finite(values: Values) -> dict[str, float]:
-    """The sites that have a finite value."""
     found = {site: number(value) for site, value in values.items()}
     return {site: value for site, value in found.items() if value is not None}
 
 
-def mean(values: Values) -> float | None:
+def mean(values: Values | Iterable[float | None]) -> float | None:
     """Unweighted mean over sites: every hospital counts once, however large."""
-    return _mean(finite(values).values())
+    return _mean(_known(values))
 
 
-def std(values: Values, ddof: Literal[0, 1] = 0) -> float | None:
+def std(values: Values | Iterable[float | None], ddof: Literal[0, 1] = 0) -> float | None:
     """Standard deviation over sites, >= 0; None where fewer than ddof + 1 sites have a value."""
-    return _std(finite(values).values(), ddof)
+    return _std(_known(values), ddof)
 
 
 def variance(values: Values, ddof: Literal[0, 1] = 0) -> float | None:
@@ -67,8 +66,6 @@ def client_std(clean: float, corrupted: float, n_clean: int = 16, n_corrupted: i
     the corrupted test set, hence 0.4 times the distance of the two.
 
     Args:
-        clean: the metric that every clean client is given.
-        corrupted: the metric that every corrupted client is given.
         n_clean: >= 0 clients.
         n_corrupted: >= 0 clients, with ``n_clean`` at least 1.
     """
@@ -86,8 +83,22 @@ def worst(values: Values, higher_is_better: bool = True) -> tuple[str | None, fl
 
 
 def best(values: Values, higher_is_better: bool = True) -> tuple[str | None, float | None]:
-    """The best served site and its value; of several, the first by name."""
     return worst(values, not higher_is_better)
+
+
+def absolute(values: Values) -> dict[str, Any]:
+    """Mean and worst of the absolute values over sites, the last of several worst by name."""
+    known = {site: abs(value) for site, value in values.items() if value is not None}
+    lowest = max(known, key=lambda site: (known[site], site), default=None)
+    average = sum(known.values()) / len(known) if known else None
+    return {"mean": average, "worst": None if lowest is None else known[lowest], "worst_site": lowest}
+
+
+def weighted(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
+    """Mean of (weight, value), without those that lack one of both."""
+    known = [(n, value) for n, value in pairs if n and value is not None]
+    total = sum(n for n, _ in known)
+    return sum(n * value for n, value in known) / total if total else None
 
 
 def gap(values: Values) -> float | None:
@@ -144,7 +155,7 @@ def mean_ci(values: Iterable[float | None], level: float = 0.95) -> dict[str, fl
 
     if not 0 < level < 1:
         raise ValueError(f"expected 0 < level < 1, got {level}")
-    known = [value for value in map(number, values) if value is not None]
+    known = _known(values)
     centre, spread = _mean(known), _std(known, ddof=1)
     if centre is None or spread is None:
         return {"mean": centre, "low": None, "high": None, "n": len(known)}
@@ -179,13 +190,16 @@ def describe(values: Values, higher_is_better: bool = True, level: float = 0.95,
     }
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    known = list(values)
+def _known(values: Values | Iterable[float | None]) -> list[float]:
+    held = values.values() if isinstance(values, Mapping) else values
+    return [value for value in map(number, held) if value is not None]
+
+
+def _mean(known: Sequence[float]) -> float | None:
     return math.fsum(known) / len(known) if known else None
 
 
-def _std(values: Iterable[float], ddof: int) -> float | None:
-    known = list(values)
+def _std(known: Sequence[float], ddof: int) -> float | None:
     centre = _mean(known)
     if centre is None or len(known) <= ddof:
         return None

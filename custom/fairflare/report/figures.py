@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of the reports: summary or comparison in, inline SVG out; "" where there is nothing to draw.
+"""The figures of the pages.
 
 One colour code throughout: red is the worst served site, blue the mean (or what is clean), grey the other sites.
 """
@@ -7,24 +7,45 @@ One colour code throughout: red is the worst served site, blue the mean (or what
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fairflare.report.benefit import GAINS, LOSES, UNCLEAR
 from fairflare.report.deployed_model import SHOWN
-from fairflare.report.marks import DASHES, MANY, band, bars, curve, over_rounds, point, ranked, whiskers
-from fairflare.report.metrics import label
-from fairflare.report.svg import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, inline, legend, short
-from fairflare.report.values import capital, in_order, plural, text
+from fairflare.report.svg import (
+    BLUE,
+    DARK,
+    DASHES,
+    GREEN,
+    GREY,
+    MANY,
+    ORANGE,
+    PURPLE,
+    RED,
+    band,
+    bars,
+    curve,
+    inline,
+    legend,
+    over_rounds,
+    point,
+    ranked,
+    rendered,
+    short,
+    whiskers,
+)
+from fairflare.report.values import capital, in_order, label, number, plural, signed, text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 Json = Mapping[str, Any]
 
 
 @inline("sites")
 def site_bars(figure: Figure, summary: Json) -> str | None:
-    """The final model's headline metric at each site, best site first, with the mean and its interval."""
     fairness, metric = summary["fairness"], label(summary["headline"], summary)
     if fairness["mean"] is None:
         return None
@@ -37,14 +58,12 @@ def site_bars(figure: Figure, summary: Json) -> str | None:
         axes = bars(figure, [(row["site"], row["value"], colours.get(row["site"], GREY)) for row in rows])
         whiskers(axes, [row["intervals"].get(summary["headline"]) for row in rows])
     _mean_line(axes, fairness)
-    axes.set_xlabel(f"{metric}\n(own test split, {_model(summary)})")
-    legend(figure, axes)
+    legend(figure, axes, f"{metric}\n(own test split, {_model(summary)})")
     return f"{capital(metric)} by site: worst {text(fairness['worst']['value'])}, gap {text(fairness['gap'])}"
 
 
 @inline("personal")
 def personal_points(figure: Figure, summary: Json) -> str | None:
-    """The headline metric of the shared and of the personal model at each site that has both."""
     own, metric = summary["personal"], label(summary["headline"], summary)
     rows = [row for row in (own or {}).get("rows", ()) if row["difference"] is not None]
     if not rows:
@@ -58,15 +77,13 @@ def personal_points(figure: Figure, summary: Json) -> str | None:
     axes.plot([row["personal"] for row in rows], places, "D", color=PURPLE, label="personal model")
     axes.set_yticks(places, [short(row["site"]) for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel(f"{metric}\n(own test split, {_model(summary)})")
-    legend(figure, axes)
+    legend(figure, axes, f"{metric}\n(own test split, {_model(summary)})")
     shared, personal = (text(own[kind]["mean"]) for kind in ("shared", "personal"))
     return f"{capital(metric)}, mean over sites: shared {shared}, personal {personal}"
 
 
 @inline("tests")
 def shared_test_bars(figure: Figure, summary: Json) -> str | None:
-    """The final model's headline metric on the shared test sets, clean and corrupted."""
     found, metric = summary["test_sets"], label(summary["headline"], summary)
     rows = [row for row in found["rows"] if row["value"] is not None]
     if not rows:
@@ -92,8 +109,7 @@ def metric_rounds(figure: Figure, summary: Json) -> str | None:
     values = [row["metric"].get(lowest) for row in rounds]
     curve(axes, numbers, values, color=RED, linewidth=2, label=f"{short(lowest)}, {role}")
     curve(axes, numbers, [row["mean"] for row in rounds], color=BLUE, linewidth=2, label="mean of accepted sites")
-    axes.set_ylabel(f"{metric}, validation")
-    legend(figure, axes)
+    legend(figure, axes, y=f"{metric}, validation")
     return f"{capital(metric)} over rounds: mean {text(means[0])} to {text(means[-1])}"
 
 
@@ -114,19 +130,14 @@ def weight_rounds(figure: Figure, summary: Json) -> str | None:
             axes.axhline(row["data_share"], color=colour, linewidth=1.2, linestyle=DASHES)
     if picked:
         axes.plot([], [], color=DARK, linewidth=1.2, linestyle=DASHES, label="share of the examples")
-    left_out = [row["round"] for row in rounds if row["rejected"]]
-    if left_out:
-        axes.plot(left_out, [0] * len(left_out), "x", color=DARK, clip_on=False, label="a site was left out")
-    axes.set_ylim(bottom=min([0, *(weight for row in rounds for weight in row["weights"].values())]))
-    axes.set_ylabel("aggregation weight (fraction)")
-    legend(figure, axes)
+    weights = [weight for row in rounds for weight in row["weights"].values()]
+    _weights(figure, axes, weights, [row["round"] for row in rounds if row["rejected"]], "a site was left out")
     last = rounds[-1]["weights"].values()
     return f"Aggregation weights, last round: {text(min(last, default=None))} to {text(max(last, default=None))}"
 
 
 @inline("methods")
 def method_points(figure: Figure, comparison: Json) -> str | None:
-    """Each method's mean over sites and its worst site, averaged over seeds, with 95 % intervals."""
     methods, metric = comparison["methods"], label(comparison["headline"], comparison)
     figure.set_figheight(1.8 + 0.42 * len(methods))
     axes = figure.subplots()
@@ -137,8 +148,7 @@ def method_points(figure: Figure, comparison: Json) -> str | None:
     axes.set_yticks(range(len(methods)), [short(method["label"], 26) for method in methods])
     axes.set_ylim(len(methods) - 0.5, -0.5)
     whose = ", own models where sites use such" if any(method.get(SHOWN) for method in methods) else ""
-    axes.set_xlabel(f"{metric}\n(own test split{whose}, mean over {plural(len(comparison['seeds']), 'seed')})")
-    legend(figure, axes)
+    legend(figure, axes, f"{metric}\n(own test split{whose}, mean over {plural(len(comparison['seeds']), 'seed')})")
     worst = [method["worst"]["mean"] for method in methods]
     return f"{capital(metric)}, worst site: {text(min(worst))} to {text(max(worst))}"
 
@@ -160,10 +170,16 @@ def tradeoff(figure: Figure, comparison: Json) -> str | None:
     right = "right" if comparison["higher_is_better"] else "left"
     better = f"{'up' if right == 'right' or key == 'worst_group' else 'down'} and to the {right}"
     what = "worst group's accuracy" if key == "worst_group" else f"{metric}, worst site"
-    axes.set_xlabel(f"{metric}, mean over sites\n({better} is better)")
-    axes.set_ylabel(what)
-    legend(figure, axes, columns=1)
+    legend(figure, axes, f"{metric}, mean over sites\n({better} is better)", what, columns=1)
     return f"Trade-off: {what} against the mean over sites"
+
+
+def _weights(figure: Figure, axes: Axes, weights: Sequence[float], away: Sequence[int], words: str) -> None:
+    """Crosses at the rounds ``away``, and an axis that begins at 0 or the least weight."""
+    if away:
+        axes.plot(away, [0] * len(away), "x", color=DARK, clip_on=False, label=words)
+    axes.set_ylim(bottom=min([0, *weights]))
+    legend(figure, axes, y="aggregation weight (fraction)")
 
 
 def _mean_line(axes: Axes, fairness: Json) -> None:
@@ -208,3 +224,227 @@ def _picked(summary: Json, rows: Sequence[Json]) -> dict[str, tuple[str, str]]:
     picked |= {site: (PURPLE, "lowest for its share") for site in ordered[:1] if ratios[site] < 0.99}
     lowest = summary["fairness"]["worst"]["site"]
     return picked | ({lowest: (RED, "worst served")} if lowest else {})
+
+
+LOOKS = {GAINS: (BLUE, "o"), UNCLEAR: ("#777777", "s"), LOSES: (RED, "v")}
+"""Verdict -> colour and marker: neither alone has to be told apart."""
+
+
+def benefit_figures(summary: Json) -> list[str]:
+    """A figure as inline SVG for each metric; [] where the run did not ask, or has more sites than can be drawn."""
+    found = (summary.get("benefit") or {}).get("metrics") or {}
+    return [
+        svg
+        for place, one in enumerate(found.values())
+        if len(one["sites"]) <= MANY and (svg := rendered(f"benefit{place}", partial(_benefit, one=one)))
+    ]
+
+
+def _benefit(figure: Figure, one: Json) -> str | None:
+    rows = sorted((row for row in one["sites"] if row["benefit"] is not None), key=lambda row: -row["benefit"])
+    if not rows:
+        return None
+    draw_benefits(figure, [(short(row["site"]), row) for row in rows], f"benefit in {one['label']}")
+    counts = one["counts"]
+    return f"Joining, {one['label']}: {counts[GAINS]} gain, {counts[LOSES]} lose, {counts[UNCLEAR]} cannot be told"
+
+
+def draw_benefits(
+    figure: Figure, rows: Sequence[tuple[str, Json]], what: str, words: Mapping[str, str] | None = None
+) -> None:
+    """A point and its interval around zero for each of ``rows``, (name, row of a benefit), from the top.
+
+    Args:
+        words: verdict -> what the legend says; the verdicts themselves by default.
+    """
+    figure.set_figheight(1.7 + 0.26 * len(rows))
+    axes = figure.subplots()
+    axes.axvline(0, color=DARK, linewidth=1)
+    named = set[str]()
+    for y, (_, row) in enumerate(rows):
+        verdict = row["verdict"]
+        colour, marker = LOOKS[verdict]
+        once = (words or {}).get(verdict, verdict) if verdict not in named else None
+        named.add(verdict)
+        where = {"mean": row["benefit"], "low": row["low"], "high": row["high"]}
+        point(axes, where, y, fmt=marker, color=colour, markersize=5, label=once)
+        axes.axhline(y, color="#e6e6e6", linewidth=0.8, linestyle=DASHES, zorder=0)
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+    legend(figure, axes, f"{what}, above 0 joining is better\n(95 % interval over patients)", columns=3)
+
+
+MOST_SITES = 24
+"""Sites that are drawn; the table has all of them."""
+STAGES: Mapping[str, dict[str, Any]] = {
+    "before": {"color": BLUE, "marker": "o", "label": "the model"},
+    "after": {"color": ORANGE, "marker": "D", "label": "after the step"},
+}
+
+
+def clinical_figures(section: Json) -> list[str]:
+    rows = [row for row in section["rows"] if any((row[stage] or {}).get("curve") for stage in section["stages"])]
+
+    def off(row: Json) -> float:
+        return abs(((row[section["stages"][0]] or {}).get("calibration") or {}).get("value") or 0.0)
+
+    rows.sort(key=lambda row: (-off(row), row["site"]))
+    return [_of_site(place, row, section["stages"]) for place, row in enumerate(rows[:MOST_SITES])]
+
+
+def _of_site(place: int, row: Json, stages: Sequence[str]) -> str:
+    shown = {stage: row[stage] for stage in stages if (row[stage] or {}).get("curve")}
+
+    def draw(figure: Figure) -> str:
+        decides = any(view["decisions"] for view in shown.values())
+        figure.set_figheight(3.1)
+        panels = figure.subplots(1, 2) if decides else [figure.subplots()]
+        _reliability(panels[0], shown)
+        if decides:
+            _decisions(panels[1], shown)
+        named = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels())}
+        figure.legend(named.values(), named.keys(), loc="outside lower left", ncols=2, borderaxespad=0.2)
+        off = ", then ".join(signed(view["calibration"]["value"]) for view in shown.values())
+        return f"{short(row['site'])}: risk off by {off}"
+
+    return rendered(f"clinical{place}", draw)
+
+
+def _reliability(axes: Axes, shown: Mapping[str, Json]) -> None:
+    """Share of outcomes over mean risk of each bin, with Wilson's interval; the diagonal is perfect."""
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1.2, linestyle=DASHES)
+    for stage, view in shown.items():
+        x, share, low, high = ([point[key] for point in view["curve"]] for key in ("risk", "share", "low", "high"))
+        axes.vlines(x, low, high, color=STAGES[stage]["color"], linewidth=1, alpha=0.6)
+        axes.plot(x, share, markersize=4, **STAGES[stage])
+    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="mean predicted risk", ylabel="share that it came true of")
+    axes.set_xticks([0, 0.5, 1])
+
+
+def _decisions(axes: Axes, shown: Mapping[str, Json]) -> None:
+    """Net benefit at the edges of the bins, beside treating everyone and nobody."""
+    axes.axhline(0, color=DARK, linewidth=1, linestyle=":", label="treat nobody")
+    rate = next(view["positives"] / view["n"] for view in shown.values())
+    grid = [step / 100 for step in range(96)]
+    everyone = [rate - (1 - rate) * t / (1 - t) for t in grid]
+    axes.plot(grid, everyone, color=GREY, linewidth=1.5, label="treat all")
+    for stage, view in shown.items():
+        keys = ("threshold", "net_benefit", "low", "high")
+        x, gained, low, high = ([point[key] for point in view["decisions"]] for key in keys)
+        axes.fill_between(x, low, high, color=STAGES[stage]["color"], alpha=0.15)
+        axes.plot(x, gained, markersize=4, **STAGES[stage])
+    axes.set(xlim=(0, 1), ylim=(-0.15 * rate - 0.02, rate * 1.15 + 0.02))
+    axes.set(xlabel="threshold of the risk", ylabel="net benefit")
+    axes.set_xticks([0, 0.5, 1])
+
+
+def front_figure(comparison: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """The points as an SVG element, the front joined by a line, dominated ones in grey; "" for fewer than two."""
+    return rendered("pareto", lambda figure: _front(figure, comparison, found)) if len(found["points"]) > 1 else ""
+
+
+def _front(figure: Figure, comparison: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    rows, methods = found["points"], {method["label"]: method for method in comparison["methods"]}
+    figure.set_figheight(3.4 + 0.22 * len(rows))
+    axes = figure.subplots()
+    best = [row for row in rows if not row["dominated_by"]]
+    axes.plot([row["x"] for row in best], [row["y"] for row in best], "-", color=BLUE, linewidth=1, zorder=1)
+    markers = "osD^vP*X<>"
+    for i, row in enumerate(rows):
+        color, mark = (GREY, " (dominated)") if row["dominated_by"] else (BLUE, "")
+        label, marker = short(row["label"], 34) + mark, markers[i % len(markers)]
+        axes.plot([row["x"]], [row["y"]], marker, color=color, markeredgecolor=DARK, markersize=7, label=label)
+        _intervals(axes, methods[row["label"]], found, color)
+    sides = ["higher" if found[key]["higher_is_better"] else "lower" for key in "xy"]
+    legend(
+        figure,
+        axes,
+        f"{found['x']['name']} ({sides[0]} is better)",
+        f"{found['y']['name']} ({sides[1]} is better)",
+        columns=1,
+    )
+    return f"Pareto front: {found['y']['name']} against {found['x']['name']}"
+
+
+def _intervals(axes: Any, method: Mapping[str, Any], found: Mapping[str, Any], color: str) -> None:
+    x, y = (method[found[key]["quantity"]] for key in "xy")
+    for key, one, other in (("xerr", x, y), ("yerr", y, x)):
+        if one["low"] is not None:
+            ends = [[one["mean"] - one["low"]], [one["high"] - one["mean"]]]
+            place = (one["mean"], other["mean"]) if key == "xerr" else (other["mean"], one["mean"])
+            axes.errorbar([place[0]], [place[1]], **{key: ends}, fmt="none", ecolor=color, linewidth=0.8, zorder=0)
+
+
+@inline("search")
+def progress(figure: Figure, found: Json) -> str | None:
+    from matplotlib.ticker import MaxNLocator
+
+    points = [(row["trial"], row["score"]) for row in found["trials"] if row["score"] is not None]
+    if len(points) < 2:
+        return None
+    axes = figure.subplots()
+    best: list[float] = []
+    for _, score in points:
+        best.append(max([score, *best[-1:]]))
+    numbers = [trial for trial, _ in points]
+    axes.plot(numbers, [score for _, score in points], "o", color=BLUE, label="trial")
+    axes.step(numbers, best, where="post", color=ORANGE, label="best so far")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    legend(figure, axes, "trial", f"{found['objective']} of {found['metric']}\n(validation)")
+    return f"Score on validation: {text(number(points[0][1]))} at first, {text(best[-1])} at best"
+
+
+MOST_LINES = 40
+"""Lines of the figure of benefits; the table has all."""
+
+
+def edition_figures(found: Json) -> list[str]:
+    return [svg for svg in (draw(dict(found)) for draw in (_own_benefits, _own_rounds, _own_weights)) if svg]
+
+
+@inline("joining")
+def _own_benefits(figure: Figure, found: Json) -> str | None:
+    metrics = (found["benefit"] or {}).get("metrics") or {}
+    rows = [(one["label"], one["row"]) for one in metrics.values() if one["row"]]
+    rows += [(f"{one['label']}: {row['group']}", row) for one in metrics.values() for row in one["groups"]]
+    rows = [(name, row) for name, row in rows if row["verdict"] is not None][:MOST_LINES]
+    if not rows:
+        return None
+    words = {GAINS: "joining is better", LOSES: "joining is worse"}
+    draw_benefits(figure, [(short(name, 30), row) for name, row in rows], "benefit", words)
+    name, first = rows[0]
+    return f"What joining gives in {name}: {signed(first['benefit'])}"
+
+
+@inline("own-rounds")
+def _own_rounds(figure: Figure, found: Json) -> str | None:
+    """The received model's metric on the site's validation split, beside the others' mean."""
+    values = [row["value"] for row in found["rounds"]]
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    numbers, others = [row["round"] for row in found["rounds"]], found["others_rounds"]
+    axes = over_rounds(figure, numbers)
+    if others:
+        curve(axes, numbers, others, color=GREY, linewidth=2, label="mean of other hospitals")
+    curve(axes, numbers, values, color=BLUE, linewidth=2, label=short(found["site"]))
+    legend(figure, axes, y=f"{found['result']['label']}, validation")
+    return f"{capital(found['result']['label'])} over rounds: {text(known[0])} to {text(known[-1])}"
+
+
+@inline("own-weight")
+def _own_weights(figure: Figure, found: Json) -> str | None:
+    rounds, part = found["rounds"], found["part"]
+    if not any(row["weight"] is not None for row in rounds):
+        return None
+    numbers = [row["round"] for row in rounds]
+    axes = over_rounds(figure, numbers)
+    weights = [row["weight"] for row in rounds]
+    curve(axes, numbers, weights, color=BLUE, linewidth=2, label=f"weight of {short(found['site'])}")
+    for value, style, words in ((part["share"], DASHES, "share of the examples"), (part["equal"], ":", "equal shares")):
+        if value is not None:
+            axes.axhline(value, color=DARK, linewidth=1.2, linestyle=style, label=words)
+    away = [row["round"] for row in rounds if row["state"] not in ("accepted", "not asked")]
+    _weights(figure, axes, [weight for weight in weights if weight is not None], away, "left out")
+    return f"Weight in the shared model: {text(part['weight'], 2)} on average"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from fairflare.report.table_model import Cell, Column, Row, Table
+from fairflare.report.table_files import Cell, Column, Row, Table
 
 Json = dict[str, Any]
 DETECTORS = {
@@ -70,7 +70,6 @@ def rates(runs: Sequence[Mapping[str, Any]]) -> Json:
 
 
 def rate(count: int, of: int) -> Json:
-    """A share with Wilson's 95 % interval."""
     from scipy.stats import binomtest
 
     if not of:
@@ -80,7 +79,6 @@ def rate(count: int, of: int) -> Json:
 
 
 def rider_tables(found: Mapping[str, Any]) -> list[Table]:
-    """A table per method: kinds down, and for each detector how often it found the rider and accused others."""
     return [_table(place, method) for place, method in enumerate(found["methods"], 1)]
 
 

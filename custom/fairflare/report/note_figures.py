@@ -1,22 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of what a rule notes, drawn as it declares them: lines over rounds, bars, maps of two-fold notes.
+"""What the method's rule notes, as the page shows it: figures, tables and words.
 
 The same colour code as in ``figures``; red is the worst served site or group and, where a note marks some, those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.report.marks import DASHES, bars, curve, over_rounds
 from fairflare.report.notes import series
-from fairflare.report.svg import BLUE, DARK, GREEN, GREY, PURPLE, RED, legend, rendered, short
-from fairflare.report.values import digits, in_order, number, text
+from fairflare.report.svg import (
+    BLUE,
+    DARK,
+    DASHES,
+    GREEN,
+    GREY,
+    PURPLE,
+    RED,
+    bars,
+    curve,
+    legend,
+    over_rounds,
+    rendered,
+    short,
+)
+from fairflare.report.values import MISSING, capital, digits, in_order, listing, number, text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 Json = Mapping[str, Any]
 Roles = dict[str, tuple[str, str]]
@@ -51,7 +65,9 @@ def _lines(figure: Figure, summary: Json, section: Json) -> str | None:
         rest = {"site": "other sites", "group": "other groups"}[section["per"]] if roles else f"each {section['per']}"
         curve(axes, numbers, found[name], color=GREY, linewidth=1, label=rest if i == 0 else None)
     for name, (colour, role) in roles.items():
-        curve(axes, numbers, found[name], color=colour, linewidth=2, label=_named(name, role))
+        curve(
+            axes, numbers, found[name], color=colour, linewidth=2, label=f"{short(name, 38)}, {role}" if name else role
+        )
     _equal(axes.axhline, section, len(found))
     if section["mark_above"] and section["usual"]:
         limit = section["mark_above"] * section["usual"]
@@ -59,21 +75,21 @@ def _lines(figure: Figure, summary: Json, section: Json) -> str | None:
     _from_zero(axes.set_ylim, [value for values in found.values() for value in values])
     quantity = _quantity(section)
     axes.set_ylabel(quantity if len(quantity) <= HIGH else short(section["unit"] or section["label"], HIGH))
-    legend(figure, axes, columns=_columns(axes))
+    long = any(len(label) > LONG for label in axes.get_legend_handles_labels()[1])
+    legend(figure, axes, columns=1 if long else 2)
     if section["mark_above"]:
         return f"{section['label']}, medians: {_ends(row['median'] for row in section['rows'])}"
     return f"{section['label']}, last: {_ends(row['last'] for row in section['rows'])}"
 
 
 def _bars(figure: Figure, summary: Json, section: Json) -> str | None:
-    """One bar per site or group."""
     roles, rows = _roles(summary, section), section["rows"]
-    shown = [(row["name"] or section["label"], row[section["over"]], _bar_colour(roles, row["name"])) for row in rows]
+    colours = {name: colour for name, (colour, _) in roles.items() if colour in (RED, BLUE)}
+    shown = [(row["name"] or section["label"], row[section["over"]], colours.get(row["name"], GREY)) for row in rows]
     axes = bars(figure, shown, digits(value for _, value, _ in shown))
     _from_zero(axes.set_xlim, [value for _, value, _ in shown])
     _equal(axes.axvline, section, len(rows))
-    axes.set_xlabel(f"{_quantity(section)}\n({_when(section)})")
-    legend(figure, axes)
+    legend(figure, axes, f"{_quantity(section)}\n({_when(section)})")
     return f"{section['label']}, {_when(section)}: {_ends(value for _, value, _ in shown)}"
 
 
@@ -108,11 +124,6 @@ def _roles(summary: Json, section: Json) -> Roles:
     return roles
 
 
-def _bar_colour(roles: Roles, name: str) -> str:
-    colour, _ = roles.get(name, (GREY, ""))
-    return colour if colour in (RED, BLUE) else GREY
-
-
 def _equal(line: Any, section: Json, n: int) -> None:
     if section["shares"] and n > 1:
         line(1 / n, color=DARK, linewidth=1.2, linestyle=DASHES, label="equal shares")
@@ -124,14 +135,6 @@ def _from_zero(limit: Any, values: Sequence[float | None]) -> None:
     low, high = min(0.0, *known), max(0.0, *known)
     room = 0.05 * (high - low) or 0.05
     limit(low - (room if low < 0 else 0), high + room)
-
-
-def _columns(axes: Axes) -> int:
-    return 1 if any(len(label) > LONG for label in axes.get_legend_handles_labels()[1]) else 2
-
-
-def _named(name: str, role: str) -> str:
-    return f"{short(name, 38)}, {role}" if name else role
 
 
 def _quantity(section: Json) -> str:
@@ -195,3 +198,110 @@ def _shade(
     bar = figure.colorbar(mesh, ax=axes, shrink=min(1.0, 8 / max(len(cells), 8)), pad=0.02)
     bar.set_label(quantity if even is None else "times equal weights", fontsize=8.5)
     bar.ax.tick_params(labelsize=8)
+
+
+NoteColumn = tuple[str, Callable[[Json], str]]
+"""Heading, and the cell of a row."""
+
+
+def noted(summary: Json) -> dict[str, Any]:
+    """sections (those that are to be shown), words (paragraphs), figures (SVG) and tables of the notes of a run."""
+
+    sections = [section for section in summary["notes"] if section["chart"] != "none"]
+    return {
+        "sections": sections,
+        "words": [words for section in sections for words in (_agreed(section), _marked(section)) if words],
+        "figures": [svg for section in sections if (svg := note_figure(summary, section))],
+        "tables": [table for per in ("round", "site", "group") if (table := _side_by_side(sections, per))]
+        + [_twofold_table(section) for section in sections if section["chart"] == "table" and "table" in section],
+    }
+
+
+def _agreed(section: Json) -> str:
+    """What the last shares of sites agree with; "" for anything else."""
+    agreed = section.get("agreement")
+    if not agreed:
+        return ""
+    numbers = f"Pearson x 100: {text(agreed['pearson_x100'], 1)}, Euclidean distance: {text(agreed['euclid'])}"
+    return (
+        f"{section['label']}, last, against the sites' shares of the examples: {numbers}, "
+        f"cosine: {text(agreed['cosine'])}."
+    )
+
+
+def _marked(section: Json) -> str:
+    """The rule by which sites or groups are marked, with its result; "" where none are."""
+    if not section["mark_above"]:
+        return ""
+    per, label = section["per"], section["label"]
+    marked = [row["name"] for row in section["rows"] if row["marked"]]
+    found = f"Marked: {listing(marked)}." if marked else f"No {per} is marked."
+    if not section["usual"]:
+        found = f"The median {per}'s value is 0, so no {per} can be compared with it."
+    return (
+        f"{label}: a {per} is marked when its median over the rounds exceeds {section['mark_above']:g} times the "
+        f"median of all {per}s' medians. A mark is a reason to look, not a verdict. {found}"
+    )
+
+
+def _side_by_side(sections: Sequence[Json], per: str) -> dict[str, Any] | None:
+    """All notes per site, or per group, side by side; None without any."""
+    found = [section for section in sections if section["per"] == per]
+    if not found:
+        return None
+    columns = [_note_columns(section) for section in found]
+    rows = {section["name"]: {row["name"]: row for row in section["rows"]} for section in found}
+    names = in_order(name for known in rows.values() for name in known)
+    return {
+        "title": f"What the method notes per {per}: first, mean and last value.",
+        "of": capital(per),
+        "groups": [(section["label"], len(own)) for section, own in zip(found, columns, strict=True)],
+        "columns": [heading for own in columns for heading, _ in own],
+        "rows": [
+            {
+                "name": name or "all",
+                "marked": any((known.get(name) or {}).get("marked") for known in rows.values()),
+                "cells": [
+                    cell(rows[section["name"]][name]) if name in rows[section["name"]] else MISSING
+                    for section, own in zip(found, columns, strict=True)
+                    for _, cell in own
+                ],
+            }
+            for name in names
+        ],
+    }
+
+
+def _note_columns(section: Json) -> list[NoteColumn]:
+    decimals = digits(row[key] for row in section["rows"] for key in ("first", "last", "mean", "median"))
+
+    def numbers(key: str) -> Callable[[Json], str]:
+        return lambda row: text(row[key], decimals)
+
+    if section["mark_above"]:
+        return [
+            ("median", numbers("median")),
+            ("times median", lambda row: text(row["ratio"], 1)),
+            ("marked", lambda row: "yes" if row["marked"] else ""),
+        ]
+    keys = ("mean", "last") if section["chart"] == "table" else ("first", "mean", "last")
+    shares = [("share of examples", numbers("data_share"))] if section.get("agreement") else []
+    return [(key, numbers(key)) for key in keys] + shares
+
+
+def _twofold_table(section: Json) -> dict[str, Any]:
+    rows, kinds = section["table"], {"layer": ("Layer", "sites"), "cell": ("Site", "groups")}
+    names = in_order(name for row in rows.values() for name in row)
+    decimals = digits(value for row in rows.values() for value in row.values())
+    when = "mean over rounds" if section["over"] == "mean" else "last round"
+    first, across = kinds[section["per"]]
+    return {
+        "title": f"{section['label']}, {when}: {across} across.",
+        "of": first,
+        "groups": [],
+        "columns": names,
+        "rows": [
+            {"name": name, "marked": False, "cells": [text(row.get(column), decimals) for column in names]}
+            for name, row in rows.items()
+        ],
+    }

@@ -22,7 +22,6 @@ def note_sections(trail: Trail, data_shares: Mapping[str, float | None]) -> list
 
     Args:
         trail: the run's records; the first one declares the notes (``core.notes.Note.to_json``).
-        data_shares: site -> n_k / n.
 
     Returns:
         what the log declares of the note, and rounds (with a number of it). Of a note per round, site or group: rows
@@ -36,12 +35,7 @@ def note_sections(trail: Trail, data_shares: Mapping[str, float | None]) -> list
 
 
 def series(rounds: Sequence[Mapping[str, Any]], section: Mapping[str, Any]) -> dict[str, list[float | None]]:
-    """Name -> value per recorded round of a note per round, site or group; the name of a note per round is "".
-
-    Args:
-        rounds: records or rows of rounds, with "notes".
-        section: of ``note_sections``.
-    """
+    """Name -> value per recorded round of a note per round, site or group; the name of a note per round is ""."""
     each = [_flat(row, section["name"], section["per"] == "round") for row in rounds]
     return {name: [values.get(name) for values in each] for name in in_order(n for values in each for n in values)}
 
@@ -54,20 +48,21 @@ def _section(note: Note, trail: Trail, data_shares: Mapping[str, float | None]) 
     found = series(trail.rounds, about)
     if not found:
         return None
-    rows = [_row(name, [v for v in values if v is not None]) for name, values in found.items()]
-    section = {**about, "rounds": max(len([v for v in v_ if v is not None]) for v_ in found.values()), "rows": rows}
+    known = {name: [value for value in values if value is not None] for name, values in found.items()}
+    rows: list[Json] = [
+        {"name": name, "first": v[0], "last": v[-1], "mean": sum(v) / len(v), "median": median(v)}
+        for name, v in known.items()
+    ]
+    section = {**about, "rounds": max(map(len, known.values())), "rows": rows}
     if note.mark_above:
         section["usual"] = _mark(rows, note.mark_above)
     if note.shares and note.per == "site":
         for row in rows:
             row["data_share"] = number(data_shares.get(row["name"]))
-        section["agreement"] = _agreement(rows)
+        held = [row for row in rows if row["data_share"] is not None]
+        last, data = ({row["name"]: row[key] for row in held} for key in ("last", "data_share"))
+        section["agreement"] = {"of": "last", "with": "data_share", **agreement(last, data)}
     return section
-
-
-def _row(name: str, values: Sequence[float]) -> Json:
-    mean = sum(values) / len(values)
-    return {"name": name, "first": values[0], "last": values[-1], "mean": mean, "median": median(values)}
 
 
 def _mark(rows: Sequence[Json], factor: float) -> float:
@@ -77,12 +72,6 @@ def _mark(rows: Sequence[Json], factor: float) -> float:
         row["ratio"] = row["median"] / usual if usual else None
         row["marked"] = row["ratio"] is not None and row["ratio"] > factor
     return usual
-
-
-def _agreement(rows: Sequence[Json]) -> Json:
-    known = [row for row in rows if row["data_share"] is not None]
-    last, data = ({row["name"]: row[key] for row in known} for key in ("last", "data_share"))
-    return {"of": "last", "with": "data_share", **agreement(last, data)}
 
 
 def _table(note: Note, trail: Trail) -> tuple[dict[str, dict[str, float]], int]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fairflare.report import sanity_checks as learned
@@ -11,10 +11,9 @@ from fairflare.report import sentences as words
 from fairflare.report.compare import objective_words
 from fairflare.report.compare_tables import comparison_tables
 from fairflare.report.deployed_model import remark
-from fairflare.report.metrics import label
-from fairflare.report.table_files import shown
+from fairflare.report.table_files import csv_text, shown
 from fairflare.report.templates import drawn, rendered
-from fairflare.report.values import in_order
+from fairflare.report.values import in_order, label
 
 Json = dict[str, Any]
 NONE: Json = {"mean": None}
@@ -42,12 +41,9 @@ COLUMNS = {
 
 
 def render_run(summary: Json) -> str:
-    """The page of one run from its report.json; the same summary gives the same bytes."""
     from fairflare.report import figures
-    from fairflare.report.benefit_figure import benefit_figures
-    from fairflare.report.clinical_figures import site_figures
-    from fairflare.report.note_tables import noted
-    from fairflare.report.numbers import number_table
+    from fairflare.report.note_figures import noted
+    from fairflare.report.rows import number_table
 
     draw = (figures.site_bars, figures.shared_test_bars, figures.metric_rounds, figures.weight_rounds)
     notes, tests = noted(summary), summary["test_sets"]
@@ -59,8 +55,8 @@ def render_run(summary: Json) -> str:
         opening=words.opening(summary),
         verdict=learned.verdict(summary),
         figures=drawn(one(summary) for one in draw),
-        benefit_figures=drawn(benefit_figures(summary)),
-        clinical_figures=drawn(site_figures(summary.get("clinical") or {"rows": [], "stages": []})),
+        benefit_figures=drawn(figures.benefit_figures(summary)),
+        clinical_figures=drawn(figures.clinical_figures(summary.get("clinical") or {"rows": [], "stages": []})),
         personal_figures=drawn([figures.personal_points(summary)]),
         measured=number_table(summary["numbers"]),
         noted={**notes, "figures": drawn(notes["figures"])},
@@ -75,20 +71,17 @@ def render_run(summary: Json) -> str:
 
 def render_edition(found: Json) -> str:
     """The page of one site from its ``edition``, which holds nothing else; the same content gives the same bytes."""
-    from fairflare.report.clinical_figures import site_figures
-    from fairflare.report.site_report_figures import edition_figures
-    from fairflare.report.site_report_sentences import opening
+    from fairflare.report.figures import clinical_figures, edition_figures
+    from fairflare.report.site_report import opening
 
     clinic = found["clinical"] or {}
-    clinical = site_figures({"rows": [clinic["row"]], "stages": clinic["stages"]}) if clinic.get("row") else []
+    clinical = clinical_figures({"rows": [clinic["row"]], "stages": clinic["stages"]}) if clinic.get("row") else []
     figures = {"figures": drawn(edition_figures(found)), "clinical_figures": drawn(clinical)}
     return rendered("edition", {"label": label}, found=found, opening=opening(found), **figures)
 
 
 def render_compare(comparison: Json) -> str:
-    """The page of a comparison of methods (``compare``); the same comparison gives the same bytes."""
-    from fairflare.report.figures import method_points, tradeoff
-    from fairflare.report.pareto import front_figure
+    from fairflare.report.figures import front_figure, method_points, tradeoff
 
     front = comparison.get("pareto")
     figures = method_points(comparison), front_figure(comparison, front) if front else "", tradeoff(comparison)
@@ -112,5 +105,21 @@ def render_compare(comparison: Json) -> str:
 
 
 def _metric_names(summary: Json, metrics: Iterable[Json]) -> dict[str, str]:
-    """Name -> label of every metric that one of ``metrics`` has."""
     return {name: label(name, summary) for name in in_order(name for found in metrics for name in found)}
+
+
+TRIAL_COLUMNS = ("score", "mean", "worst", "worst_site")
+
+
+def trials_csv(found: Mapping[str, Any]) -> str:
+    """A line per trial: number, each setting, score, mean and worst site on validation, and why one failed."""
+    names, kept = list(found["over"]), (*TRIAL_COLUMNS, "reason")
+    rows = found["trials"]
+    lines = [[row["trial"], *(row["values"][name] for name in names), *(row[key] for key in kept)] for row in rows]
+    return csv_text(["trial", *names, *kept], lines)
+
+
+def render_search(found: Json) -> str:
+    from fairflare.report.figures import progress
+
+    return rendered("search", found=found, figures=drawn([progress(found)]))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether two methods differ: paired differences over seeds, with interval, sign-flip test, effect size and Holm.
 
-All are functions of numbers. ``comparison.compare`` applies them to the differences of a method from the reference with
+All are functions of numbers. ``compare.compare`` applies them to the differences of a method from the reference with
 the same seed; a sentence says better, worse or "cannot be told", by the interval and, of several methods, by Holm's p
 too; never by the mean.
 """
@@ -46,10 +46,6 @@ def sign_flip(differences: Sequence[float], *, seed: int = 0) -> tuple[float | N
     """Two-sided p of the mean when every difference is as likely to have the other sign, and whether it is exact.
 
     The smallest p is 2 / 2^n: .25 for 3 seeds, .0625 for 5, .0078 for 8. ``scipy.stats.permutation_test``.
-
-    Args:
-        differences: finite.
-        seed: see ``paired``.
 
     Returns:
         p in (0, 1], None for fewer than two differences; True where all sign patterns were looked at.
@@ -119,8 +115,6 @@ def corrected(found: Mapping[str, Any], higher_is_better: bool, comparisons: int
     """``verdict``, and of several comparisons only where Holm's p is at most ``LEVEL``; one needs no correction.
 
     Args:
-        found: what ``paired`` says, with p_holm, see ``holm``.
-        higher_is_better: of the quantity.
         comparisons: over how many p_holm was taken.
     """
     said, p = verdict(found, higher_is_better), found.get("p_holm")
@@ -143,9 +137,6 @@ def hierarchical(
     Args:
         own: seed -> the quantity with each resample of the patients.
         reference: the same of the other method, with the same resamples.
-        draws: how many, at least 1.
-        seed: of the draws.
-        level: of the interval, in (0, 1).
         crossed: all seeds have the same patients, and the k-th resample is the same for all of them: a draw takes one
             resample, for all of its seeds. Resamples drawn for each seed apart would count the same patients anew with
             every seed, and the interval would be too narrow.
@@ -191,9 +182,6 @@ def sentence(label: str, reference: str, what: str, found: Mapping[str, Any]) ->
     """One pair in words: "A: its worst site is better than that of B: +0.030 (95 % interval +0.010 to +0.050; ...)."
 
     Args:
-        label: of the method.
-        reference: of the one that it is compared with.
-        what: the quantity, e.g. "worst site".
         found: a paired difference of ``compare``, with verdict, p_holm and wins.
     """
     if found.get("mean") is None:
@@ -211,7 +199,6 @@ def sentence(label: str, reference: str, what: str, found: Mapping[str, Any]) ->
 
 
 def _figures(found: Mapping[str, Any]) -> list[str]:
-    """p values and effect size, as far as there are any."""
     drawn = "" if found.get("p_exact") else " of drawn signs"
     parts = [f"sign-flip p {found['p']:.3g}{drawn}"] if found.get("p") is not None else []
     parts += [f"Holm {found['p_holm']:.3g}"] if found.get("p_holm") not in (None, found.get("p")) else []

@@ -7,19 +7,26 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairflare.report.clinical_quantities import QUANTITIES as CLINICAL
-from fairflare.report.clinical_quantities import clinical_quantities
+from fairflare.report.audit_reader import SUMMARISED
 from fairflare.report.comparability import data_seed
+from fairflare.report.deployed_model import QUANTITIES as PERSONAL
+from fairflare.report.deployed_model import personal_quantities
 from fairflare.report.fairness import bottom_decile, gini, mean, std, variance, worst
 from fairflare.report.groups import demographic_parity, split_name, true_positive_rates
-from fairflare.report.metrics import higher_is_better
-from fairflare.report.personal import QUANTITIES as PERSONAL
-from fairflare.report.personal import personal_quantities
 from fairflare.report.sanity_checks import QUANTITIES as LEARNED
 from fairflare.report.sanity_checks import learned_quantities
-from fairflare.report.values import in_order, number
+from fairflare.report.values import higher_is_better, in_order, number
 
 Json = dict[str, Any]
+CLINICAL = {
+    "calibration_worst": "worst site's calibration in the large, absolute",
+    "brier_worst": "worst site's Brier score",
+    "ece_worst": "worst site's expected calibration error",
+    "calibration_mean": "mean over sites of calibration in the large, absolute",
+    "brier_mean": "mean over sites of the Brier score",
+    "ece_mean": "mean over sites of the expected calibration error",
+}
+"""What a comparison of methods says of it, of the model as the sites use it; lower is better of all."""
 NAMES = {
     "mean": "mean over sites",
     "worst": "worst site",
@@ -122,12 +129,10 @@ def site_metrics(run: Json) -> dict[str, dict[str, float | None]]:
 
 
 def metric_row(run: Json, metric: str, values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Mean, worst site and standard deviation (ddof 0) of one metric."""
     return {"mean": mean(values), "worst": worst(values, higher_is_better(metric, run))[1], "std": std(values)}
 
 
 def test_set_metrics(run: Json) -> dict[str, dict[str, float | None]]:
-    """Shared test set -> metric -> the final model's value."""
     return {
         row["name"]: {name: number(value) for name, value in row["metrics"].items()} for row in run["test_sets"]["rows"]
     }
@@ -171,3 +176,9 @@ def _parity(groups: Json, classes: Sequence[str]) -> float | None:
         if (cell := split_name(name, keys, classes)) is not None:
             sizes.setdefault(cell[0], {})[cell[1]] = row["n"]
     return demographic_parity(rates, sizes, classes)
+
+
+def clinical_quantities(run: Json) -> dict[str, float | None]:
+    found = run.get("clinical") or {}
+    summary = (found.get("summary") or {}).get(found.get("in_use")) or {}
+    return {f"{name}_{over}": (summary.get(name) or {}).get(over) for over in ("worst", "mean") for name in SUMMARISED}

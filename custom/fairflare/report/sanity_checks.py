@@ -20,8 +20,7 @@ from typing import Any
 from fairflare.core.metric import named
 from fairflare.report.audit_reader import Trail
 from fairflare.report.fairness import mean
-from fairflare.report.metrics import chance, label
-from fairflare.report.values import in_order, number, plural, text
+from fairflare.report.values import chance, in_order, label, number, plural, text
 
 Json = dict[str, Any]
 TRIVIAL = "trivial"
@@ -42,10 +41,7 @@ def learned_section(
     """What the final model is held against, and whether its last rounds still brought something.
 
     Args:
-        trail: the run.
         rows: one per site, with the ``value`` of the final model, or of the site's own where sites use such.
-        headline: the metric.
-        higher: whether its higher values are better.
         about: of the task: the metrics in words, with chance levels, and the classes.
         own: whether the data are a user's own, and trained on as they are: the log loss to beat is the site's own.
 
@@ -64,7 +60,7 @@ def learned_section(
         "learned": 2 * better >= len(both) if both else None,
         "better": better,
         "compared": len(both),
-        "trivial": mean({row["site"]: row["trivial"] for row in held}),
+        "trivial": mean(row["trivial"] for row in held),
         "rows": held,
         "trend": trend,
         "still_improving": trend is not None,
@@ -72,7 +68,6 @@ def learned_section(
 
 
 def learned_quantities(run: Json) -> dict[str, float | None]:
-    """The values of ``QUANTITIES`` in one run's summary."""
     return {"trivial": (run.get("learned") or {}).get("trivial")}
 
 
@@ -90,7 +85,7 @@ def verdict(summary: Mapping[str, Any]) -> str:
     metric, both = label(summary["headline"], summary), [row for row in found["rows"] if row["better"] is not None]
     if said := _by_loss(found, summary, both):
         return said
-    means = [text(mean({row["site"]: row[key] for row in both})) for key in ("trivial", "model")]
+    means = [text(mean(row[key] for row in both)) for key in ("trivial", "model")]
     whose = (
         ("The sites' own models have", "their", "they")
         if summary.get("used")
@@ -110,7 +105,7 @@ def _by_loss(found: Mapping[str, Any], summary: Mapping[str, Any], both: Sequenc
     if 2 * len(failed) <= len(both):
         return ""
     whose = "The sites' own models have" if summary.get("used") else "This model has"
-    ours, least = (text(mean({row["site"]: row[key] for row in failed})) for key in ("loss", "trivial_loss"))
+    ours, least = (text(mean(row[key] for row in failed)) for key in ("loss", "trivial_loss"))
     return (
         f"{whose} not learned: at {len(failed)} of {_compared(found)} its risks are no better than each site's share "
         f"of the classes, named for everyone (log loss {ours} on average there; that answer's {least})."
@@ -188,8 +183,7 @@ def _means(trail: Trail, name: str) -> list[float]:
     found = []
     for record in trail.rounds:
         accepted: Mapping[str, Any] = record.get("accepted") or {}
-        values = {site: number((accepted[site].get("metrics") or {}).get(name)) for site in in_order(accepted)}
-        found.append(mean(values))
+        found.append(mean((accepted[site].get("metrics") or {}).get(name) for site in in_order(accepted)))
     return [value for value in found if value is not None]
 
 
@@ -208,7 +202,6 @@ def _trend(of: str, values: Sequence[float], sign: int) -> Json | None:
 
 
 def _line(values: Sequence[float]) -> tuple[float, float, float]:
-    """Slope per round of the least-squares line, its standard error, and the mean."""
     n, level = len(values), math.fsum(values) / len(values)
     places = [k - (n - 1) / 2 for k in range(n)]
     spread = math.fsum(place**2 for place in places)

@@ -9,9 +9,8 @@ from typing import Any
 from fairflare.report import sanity_checks as learned
 from fairflare.report.compare import drawn_words, objective_words, same_objective
 from fairflare.report.deployed_model import remark
-from fairflare.report.metrics import chance, label, meaning
 from fairflare.report.paired import EXACT_TO, LEVEL, seeds_needed, sentence
-from fairflare.report.values import capital, ends, listing, plural, text
+from fairflare.report.values import capital, chance, ends, label, listing, meaning, plural, text
 
 Json = Mapping[str, Any]
 JUDGED = {"worst": "worst site", "mean": "mean over sites"}
@@ -72,14 +71,12 @@ def _over_patients(summary: Json, bottom: str, top: str) -> list[str]:
 
 
 def _some(sites: Sequence[str]) -> str:
-    """The sites by name; of many, their number and the first few."""
     if len(sites) <= MOST_NAMED:
         return listing(sites)
     return f"{len(sites)} sites ({', '.join(sites[:SHOWN])} and {len(sites) - SHOWN} more)"
 
 
 def _personal(summary: Json) -> list[str]:
-    """What changes with a model for each site, where there is one."""
     own = (summary["personal"] or {}).get("personal") or {"mean": None}
     if own["mean"] is None:
         return []
@@ -120,7 +117,8 @@ def _refusals(summary: Json) -> list[str]:
     if not missing:
         return [f"No update was left out of the model ({found['accepted']} accepted)."]
     counts = {row["site"]: row["expected"] - row["accepted"] for row in summary["sites"]}
-    who = listing(f"{site} ({_times(count)})" for site, count in counts.items() if count)
+    times = {1: "once", 2: "twice"}
+    who = listing(f"{site} ({times.get(count, f'{count} times')})" for site, count in counts.items() if count)
     were = "was" if missing == 1 else "were"
     return [f"{missing} of {found['expected']} updates {were} rejected or never arrived: {who}."]
 
@@ -137,10 +135,6 @@ def _late(summary: Json) -> list[str]:
         f"{rounds}, and what came later was not used: {listing(who)}. Who is late is not a matter of chance: the model "
         "learns less from slower sites, and may serve their patients less well."
     ]
-
-
-def _times(count: int) -> str:
-    return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def _conditions(summary: Json) -> list[str]:
@@ -199,20 +193,16 @@ def _held_back(found: Json) -> list[str]:
 
 
 def opportunity(summary: Json) -> str:
-    """Equal opportunity in one sentence; "" where the groups are not those of label and attribute."""
     found = (summary["groups"] or {}).get("equal_opportunity")
     if not found:
         return ""
     which = f"of the class {found['positive']}" if found["positive"] else "largest over the classes"
+    attribute = listing(key.strip() for key in summary["groups"]["by"].split("+") if key.strip() != "label")
     return (
         f"Equal opportunity compares how often members of one class are recognised (true-positive rate) across "
-        f"{_attribute(summary['groups']['by'])}. EO gap {which}: {text(found['gap'])}; worst true-positive rate: "
+        f"{attribute}. EO gap {which}: {text(found['gap'])}; worst true-positive rate: "
         f"{text(found['worst_tpr'])}."
     )
-
-
-def _attribute(by: str) -> str:
-    return listing(key.strip() for key in by.split("+") if key.strip() != "label")
 
 
 def opening_compare(comparison: Json) -> list[str]:
@@ -242,7 +232,6 @@ def opening_compare(comparison: Json) -> list[str]:
 
 
 def _best(comparison: Json, methods: Sequence[Json], among: str) -> list[str]:
-    """Which of ``methods``, all trained alike, is best on average and at the worst site."""
     metric, pick = label(comparison["headline"], comparison), max if comparison["higher_is_better"] else min
     found = []
     for quantity, where in (("mean", "on average over the sites"), ("worst", "at the worst site")):
@@ -280,5 +269,6 @@ def _correction(comparison: Json) -> list[str]:
 
 def _difference(comparison: Json, method: Json, name: str, what: str) -> str:
     said = sentence(method["label"], comparison["reference"], what, method["versus_first"][name])
-    alike = same_objective(comparison, method)
-    return said if alike else f"{said} It was trained under another objective ({objective_words(method)})."
+    if same_objective(comparison, method):
+        return said
+    return f"{said} It was trained under another objective ({objective_words(method)})."

@@ -1,24 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The site edition: what one hospital reads of a run, which names no other and gives no number of a single one.
+"""What one hospital is given of a run: its own results in full, and of the others only what names none of them.
 
 A function of the run's folder alone, like the report; nothing is trained, loaded or scored for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import SITE, shown
 from fairflare.report.audit_reader import PERSONAL, Trail
+from fairflare.report.benefit import GAINS, LOSES
 from fairflare.report.deployed_model import USED, as_used
 from fairflare.report.fairness import finite, mean
 from fairflare.report.groups import known_cells
-from fairflare.report.metrics import label, meaning
 from fairflare.report.sanity_checks import trivial_of
-from fairflare.report.site_report_others import RULE, enough, over_rounds, sentence, standing
-from fairflare.report.values import json_value, number
+from fairflare.report.values import (
+    ends,
+    json_value,
+    label,
+    listing,
+    meaning,
+    number,
+    plural,
+    signed,
+    text,
+    with_interval,
+)
 
 FORMAT = 1
 TEST = "test"
@@ -26,7 +36,6 @@ Json = dict[str, Any]
 
 
 def require_site(summary: Json, site: str) -> None:
-    """Raise UserError unless the run has such a site, and its name may name a file."""
     known = [row["site"] for row in summary["sites"]]
     if site not in known:
         raise UserError(f"--site: expected one of {shown(', '.join(known))}, got {shown(site)}")
@@ -38,9 +47,7 @@ def edition(summary: Json, trail: Trail, site: str) -> Json:
     """The content of ``SITE.json``, from which the page is written.
 
     Args:
-        summary: of the run, see ``summarise``.
         trail: its records, with the results that the summary counts.
-        site: whose edition it is.
 
     Returns:
         format, site, what it is, sites (how many), run (method, task, rounds, status, seed), headline and metrics in
@@ -110,17 +117,16 @@ def _result(summary: Json, used: Json, trail: Trail, site: str) -> Json:
 
 def _standing(summary: Json, values: Mapping[str, float | None], site: str) -> Json:
     value, what, higher = standing(values, site), label(summary["headline"], summary), summary["higher_is_better"]
-    found: Json = {"value": {**value, "sentence": sentence(value, what, higher)}}
+    found: Json = {"value": {**value, "sentence": standing_sentence(value, what, higher)}}
     joined = summary.get("benefit") or {}
     one = (joined.get("metrics") or {}).get(joined.get("metric"))
     if one:
         gain = standing({row["site"]: row["benefit"] for row in one["sites"]}, site)
-        found["benefit"] = {**gain, "sentence": sentence(gain, f"benefit in {one['label']}", True)}
+        found["benefit"] = {**gain, "sentence": standing_sentence(gain, f"benefit in {one['label']}", True)}
     return found
 
 
 def _benefit(joined: Json | None, site: str) -> Json | None:
-    """The site's own rows, and why it has none."""
     if not joined:
         return None
     metrics = {
@@ -141,17 +147,13 @@ def _round(row: Json, trail: Trail, summary: Json, site: str) -> Json:
     record = next(one for one in trail.rounds if one["round"] == row["round"])
     accepted, rejected = record.get("accepted") or {}, record.get("rejected") or {}
     others = len(set(finite(row["weights"])) - {site})
-    state = "accepted" if site in accepted else (rejected.get(site) or {}).get("code") or _absent(record, site)
+    absent = "not asked" if "selected" in record and site not in record["selected"] else "absent"
     return {
         "round": row["round"],
         "value": row["metric"].get(site),
         "weight": row["weights"].get(site) if enough(others) else None,
-        "state": state,
+        "state": "accepted" if site in accepted else (rejected.get(site) or {}).get("code") or absent,
     }
-
-
-def _absent(record: Mapping[str, Any], site: str) -> str:
-    return "not asked" if "selected" in record and site not in record["selected"] else "absent"
 
 
 def _groups(summary: Json, trail: Trail, site: str) -> Json | None:
@@ -187,7 +189,7 @@ def _part(summary: Json, row: Json, site: str) -> Json:
         **{key: row[key] for key in ("expected", "accepted", "n_examples")},
         "left_out": row["expected"] - row["accepted"],
         "codes": row["codes"],
-        "weight": mean({str(place): value for place, value in enumerate(weights)}),
+        "weight": mean(weights),
         "equal": 1 / len(summary["sites"]) if enough(others) else None,
         "share": row["data_share"] if enough(known) else None,
     }
@@ -212,3 +214,168 @@ def _own(rows: Iterable[Json], site: str, key: str = "site") -> Json | None:
 def _splits(trail: Trail, site: str) -> Mapping[str, Any]:
     found: Mapping[str, Any] = (trail.evaluation.get("sites") or {}).get(site) or {}
     return found
+
+
+LEAST = 3
+"""Hospitals that every number about others is a mean over."""
+DIGITS = 2
+"""Decimals that such a number has."""
+PARTS = ("lowest", "middle", "highest")
+RULE = (
+    "Other hospitals have no names here, and no number is of one of them: each is a mean over at least "
+    f"{LEAST} others, with {DIGITS} decimals. Where there are fewer, nothing is said of them, and the hospital's "
+    "weight and share of the examples are left out too, as theirs would follow from these. Curves of others are over "
+    "the same hospitals in every round. Hospitals that put their pages together can learn more than each page says."
+)
+
+
+def enough(others: int) -> bool:
+    return others >= LEAST
+
+
+def standing(values: Mapping[str, float | None], site: str) -> Json:
+    """Where a site's value lies among those of all.
+
+    Returns:
+        own; others: how many have a value; mean: theirs; halves: means of the lower and of the upper half of them, from
+        ``2 * LEAST`` others on; part: which of ``PARTS`` of all values the own one is in, from then on. None instead of
+        what may not be said.
+    """
+    known = finite(values)
+    own, others = known.pop(site, None), sorted(known.values())
+    found: Json = {"own": own, "others": len(others), "mean": None, "halves": None, "part": None}
+    if not enough(len(others)):
+        return found
+    found["mean"] = _rounded_mean(others)
+    if len(others) >= 2 * LEAST:
+        middle = len(others) // 2
+        found["halves"] = [_rounded_mean(others[:middle]), _rounded_mean(others[middle:])]
+        found["part"] = None if own is None else _third_of(own, others)
+    return found
+
+
+def standing_sentence(found: Mapping[str, Any], what: str, higher_is_better: bool) -> str:
+    """ "On average over the 7 others it is 0.81; yours is lower (worse)." in the words that may be said."""
+    others = found["others"]
+    if found["mean"] is None:
+        few = (
+            f"only {plural(others, 'other hospital has', 'other hospitals have')}"
+            if others
+            else "no other hospital has"
+        )
+        return f"How other hospitals do is not said: {few} a result."
+    said = f"On average over {others} other hospitals the {what} is {text(found['mean'], DIGITS)}"
+    if found["halves"]:
+        low, high = (text(value, DIGITS) for value in found["halves"])
+        said += f", {low} over the lower half of them and {high} over the upper half"
+    own = found["own"]
+    if own is None:
+        return f"{said}."
+    if found["part"]:
+        return f"{said}; this hospital's is in the {found['part']} third of all."
+    if round(own, DIGITS) == found["mean"]:
+        return f"{said}, as here."
+    lower = own < found["mean"]
+    better = lower != higher_is_better
+    return f"{said}; here it is {'lower' if lower else 'higher'}, which is {'better' if better else 'worse'}."
+
+
+def over_rounds(rows: Sequence[Mapping[str, Any]], part: str, site: str) -> list[float | None]:
+    """The others' mean in every round, over the hospitals that have a value in all of them; [] where these are too few.
+
+    With other hospitals in one round than in the next the difference would tell of a single one.
+    """
+    each = [set(finite(row[part])) - {site} for row in rows]
+    always = sorted(set.intersection(*each)) if each else []
+    if not enough(len(always)):
+        return []
+    return [_rounded_mean([row[part][name] for name in always]) for row in rows]
+
+
+def _rounded_mean(values: Sequence[float]) -> float | None:
+    found = mean(values)
+    return None if found is None else round(found, DIGITS)
+
+
+def _third_of(own: float, others: Sequence[float]) -> str:
+    """By the share of the others that lie below, ties counting half."""
+    below = sum((value < own) + (value == own) / 2 for value in others)
+    return PARTS[min(2, int(3 * below / len(others)))]
+
+
+AWAY = {
+    "absent": "did not answer",
+    "no_answer": "did not answer in time",
+    "late": "answered too late",
+    "not asked": "was not asked, as the plan of the rounds said",
+}
+"""What reasons say to people; others are named by their codes."""
+
+
+def opening(found: Json) -> list[list[str]]:
+    """Paragraphs: what joining gives, how well the model does here and elsewhere, and how the site took part."""
+    return [said for said in (_joining(found), _result_words(found), _taking_part(found)) if said]
+
+
+def _joining(found: Json) -> list[str]:
+    joined, site = found["benefit"], found["site"]
+    if joined is None:
+        return [f"No model was trained at {site} alone in this run, so it does not say what joining gives {site}."]
+    told = [one for one in joined["metrics"].values() if one["row"] and one["row"]["verdict"]]
+    if not told:
+        why = f" ({joined['rejected']})" if joined["rejected"] else ""
+        return [f"What joining gives {site} is not known: it sent no answer that may be told{why}."]
+    said = [_verdict(one["row"], one["label"], site) for one in told[:1]]
+    more = [f"{one['label']} {one['row']['verdict']} ({with_interval(one['row'], 'benefit')})" for one in told[1:]]
+    said += [f"By other measures: {listing(more)}."] if more else []
+    if standing := found["standing"].get("benefit"):
+        said += [standing["sentence"]] if standing["mean"] is not None else []
+    return said
+
+
+def _verdict(row: Json, what: str, site: str) -> str:
+    n = plural(int(row["n"]), "patient") if row["n"] else "patients"
+    held = f"{what} {text(row['federated'])} after joining, {text(row['solo'])} with the model trained at {site} alone"
+    if row["low"] is None:
+        return f"It cannot be told whether joining helps the patients of {site}: on {n} {held}; there is no interval."
+    ends = f"difference {signed(row['benefit'])}, 95 % interval {signed(row['low'])} to {signed(row['high'])}"
+    kind = {GAINS: f"Joining helps the patients of {site}", LOSES: f"Joining harms the patients of {site}"}
+    lead = kind.get(row["verdict"], f"It cannot be told whether joining helps or harms the patients of {site}")
+    return f"{lead}: on {n} {held} ({ends}; above 0 joining is better)."
+
+
+def _result_words(found: Json) -> list[str]:
+    result, site = found["result"], found["site"]
+    if result["value"] is None:
+        return [f"There is no result of a final model on test patients of {site}."]
+    whose = "its own model" if result["whose"] == PERSONAL else "the federation's model"
+    n = f" on {plural(int(result['n']), 'test example')}" if result["n"] else ""
+    explained = f" ({result['meaning']})" if result["meaning"] else ""
+    interval = result["intervals"].get(found["headline"])
+    sure = f", 95 % interval {ends(interval)} over its test patients" if interval else ""
+    said = [f"At {site} {whose} has this {result['label']}: {text(result['value'])}{n}{explained}{sure}."]
+    if result["shared"] is not None:
+        said.append(f"The shared model, which {site} does not use, reaches {text(result['shared'])}.")
+    if (trivial := result["trivial"]) is not None:
+        better = result["value"] > trivial if found["higher_is_better"] else result["value"] < trivial
+        no_better = f"That is no better than an answer that needs no network ({text(trivial)})."
+        said.append(f"An answer that needs no network reaches {text(trivial)}." if better else no_better)
+    return [*said, found["standing"]["value"]["sentence"]]
+
+
+def _taking_part(found: Json) -> list[str]:
+    part, site = found["part"], found["site"]
+    if not part["expected"]:
+        return [f"{site} was asked in no round."]
+    rounds = plural(part["expected"], "round")
+    if not part["left_out"]:
+        said = [f"{site} took part in all {rounds} in which it was asked."]
+    else:
+        why = listing(f"{AWAY.get(code, code)} ({count})" for code, count in part["codes"].items())
+        named = f": {why}" if why else ""
+        said = [f"{site} was left out of {part['left_out']} of the {rounds} in which it was asked{named}."]
+    if part["weight"] is not None:
+        share = "" if part["share"] is None else f"; it holds {text(part['share'], 2)} of the training examples"
+        equal = f"{text(part['equal'], 2)} would be equal shares"
+        said.append(f"Its mean weight in the shared model was {text(part['weight'], 2)} ({equal}){share}.")
+    return said

@@ -6,24 +6,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.core.findings import CODES, LEVELS
 from fairflare.core.settings import flat
 from fairflare.report.after import after_sections
 from fairflare.report.audit_reader import PERSONAL, Trail, read_trail, timing, traffic
 from fairflare.report.benefit import benefit_section
-from fairflare.report.chosen import CAVEAT as BEST_CAVEAT
-from fairflare.report.chosen import chosen_section
-from fairflare.report.deployed_model import own_rows, used_models
+from fairflare.report.deployed_model import CAVEAT as PERSONAL_CAVEAT
+from fairflare.report.deployed_model import CHOSEN_CAVEAT as BEST_CAVEAT
+from fairflare.report.deployed_model import (
+    OWN_CAVEAT,
+    chosen_section,
+    own_rows,
+    personal_of,
+    personal_section,
+    used_models,
+)
 from fairflare.report.fairness import describe, mean
-from fairflare.report.metrics import higher_is_better
+from fairflare.report.groups import group_section
 from fairflare.report.notes import note_sections
-from fairflare.report.numbers import number_sections
-from fairflare.report.personal import CAVEAT as PERSONAL_CAVEAT
-from fairflare.report.personal import OWN_CAVEAT, personal_section
-from fairflare.report.rows import contributions, round_row, site_rows
-from fairflare.report.sanity_checks import learned_section
-from fairflare.report.schema import last_rounds
-from fairflare.report.sections import group_section, preflight_section
-from fairflare.report.values import in_order, json_value, number, stop
+from fairflare.report.rows import contributions, number_sections, round_row, site_rows
+from fairflare.report.sanity_checks import learned_section, trivial_of
+from fairflare.report.values import higher_is_better, in_order, json_value, number, stop
 
 FORMAT = 2
 CI_CAVEAT = "The interval of the mean resamples sites; it does not cover the chance in training."
@@ -44,7 +47,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     """What is known of a run, finished or not, as JSON values without NaN; sites in natural order.
 
     Args:
-        config: the run's config.json; its "about" says what task and method are, see ``engine.setup.about``.
+        config: the run's config.json; its "about" says what task and method are, see ``engine.setup.assembly``.
         entries: the parsed lines of audit.jsonl, in order; may be empty or end anywhere.
 
     Returns:
@@ -53,10 +56,10 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         per site), contributions, test_sets, preflight, learned and personal (see there), after
         (``after.after_sections``), benefit (``benefit.benefit_section``, None where the run did not ask), clinical
         (``clinical.clinical_section``) and
-        groups (None where the run has none), numbers of the sites (``numbers.number_sections``), notes of the rule
+        groups (None where the run has none), numbers of the sites (``rows.number_sections``), notes of the rule
         (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
         those of the sites' own models; used: "personal" where sites use such, of which ``personal`` then has "groups",
-        too; chosen: only of a run that chooses its best model (``chosen.chosen_section``).
+        too; chosen: only of a run that chooses its best model (``deployed_model.chosen_section``).
     """
     from fairflare.report.clinical import clinical_section  # what lists methods imports no NumPy
 
@@ -128,13 +131,14 @@ def counted_trail(config: Json, entries: Sequence[Mapping[str, Any]]) -> Trail:
 
 def _identity(config: Json, about: Json, trail: Trail) -> Json:
     training, settings = config.get("training") or {}, config.get("settings")
+    step = config.get("after") or "none"
     return {
         "method": {
             "id": config.get("method"),
             "title": config.get("title") or config.get("method") or "unnamed method",
             **{key: config.get(key) for key in ("paper", "trainer", "probes", "selector", "server_optimizer")},
             "settings": settings if config.get("format") == 1 or settings is None else flat(settings),
-            "after": _step_of(config),
+            "after": None if step == "none" else {"step": step, **(config.get("after_settings") or {})},
         },
         "task": {
             "id": config.get("task"),
@@ -148,12 +152,6 @@ def _identity(config: Json, about: Json, trail: Trail) -> Json:
         **{key: config.get(key) for key in ("min_responses", "grace")},
         **({"init_from": config["init_from"][:SHOWN_HASH]} if config.get("init_from") else {}),
     }
-
-
-def _step_of(config: Json) -> Json | None:
-    """Name and settings of the step after the last round that is a part of the run; None: none is."""
-    name = config.get("after") or "none"
-    return None if name == "none" else {"step": name, **(config.get("after_settings") or {})}
 
 
 def _test_sets(test_sets: Mapping[str, Json], headline: str) -> Json:
@@ -174,7 +172,7 @@ def _test_sets(test_sets: Mapping[str, Json], headline: str) -> Json:
 def _metric_means(rows: Sequence[Json]) -> Json:
     """Unweighted mean of each metric over test sets; a set that lacks the metric is left out."""
     names = sorted({name for row in rows for name in row["metrics"]})
-    return {name: mean({row["name"]: row["metrics"].get(name) for row in rows}) for name in names}
+    return {name: mean(row["metrics"].get(name) for row in rows) for name in names}
 
 
 def _provenance(config: Json, trail: Trail) -> Json:
@@ -207,3 +205,97 @@ def _caveats(summary: Json) -> list[str]:
         (True, WEIGHTS_CAVEAT),
     )
     return [sentence for holds, sentence in candidates if holds]
+
+
+def preflight_section(trail: Trail) -> list[Json]:
+    """What preflight found: rows of site, level, split, count and meaning, errors first; the last look counts."""
+    looked = (trail.resumes[-1] if trail.resumes else trail.start).get("preflight") or {}
+    rows = [
+        {
+            "site": site,
+            **{key: f.get(key) for key in ("level", "split", "count", "code")},
+            "meaning": CODES.get(str(f.get("code")), "not known to this version"),
+        }
+        for site in in_order(looked)
+        for f in (looked[site] or {}).get("findings") or ()
+    ]
+    return sorted(rows, key=lambda row: LEVELS.index(row["level"]) if row["level"] in LEVELS else len(LEVELS))
+
+
+def report_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
+    """The content of report.json.
+
+    Returns:
+        method, title, task, seed, rounds (done), env, status, reason;
+        sites: name -> kind, n_train, n_test, metrics (final model, the site's own test split), intervals (metric ->
+        low and high, 95 %, over its test patients), n_val, val_metrics (its validation split), trivial (the headline
+        metric of an answer that needs no network), personal_metrics and personal_val_metrics (the same of the site's
+        personal model, null where it has none), weight (per round, null where the site was not part of it);
+        fairness: metric, mean, std (ddof 0), std_sample (ddof 1), worst, worst_site, best, best_site, gap over sites;
+        clean, corrupted: metrics on the task's two table test sets, mean over the last five rounds, or null;
+        detail: the summary.
+    """
+    fairness = summary["fairness"]
+    last = summary["test_sets"]["last"]
+    return json_value(
+        {
+            "format": summary["format"],
+            "method": summary["method"]["id"],
+            "title": summary["method"]["title"],
+            "task": f"{summary['task']['id']}:{summary['task']['preset']}",
+            "seed": summary["seed"],
+            "rounds": summary["rounds_done"],
+            **{key: summary[key] for key in ("env", "status", "reason")},
+            "sites": _sites_json(summary, entries),
+            "fairness": {
+                **{key: fairness[key] for key in ("metric", "mean", "std", "std_sample")},
+                "worst": fairness["worst"]["value"],
+                "worst_site": fairness["worst"]["site"],
+                "best": fairness["best"]["value"],
+                "best_site": fairness["best"]["site"],
+                "gap": fairness["gap"],
+            },
+            "clean": last["clean"],
+            "corrupted": last["corrupted"],
+            "detail": summary,
+        }
+    )
+
+
+def last_rounds(rounds: Sequence[Mapping[str, Any]], table_sets: Mapping[str, str]) -> Json:
+    """Metrics on the task's two table test sets, mean over the last rounds that were scored (FedISM+'s tables: five).
+
+    Args:
+        table_sets: "clean" and "corrupted" -> the test set's name; empty where the task has none.
+
+    Returns:
+        rounds (how many), names, clean and corrupted (the means), and, where there are such sets, values ("clean"
+        and "corrupted" -> metrics of each).
+    """
+    by_round = {record["round"]: record["test_sets"] for record in rounds if record.get("test_sets")}
+    found: Json = {"rounds": len(by_round), "names": dict(table_sets), "clean": None, "corrupted": None}
+    for kind, name in table_sets.items():
+        scores = [sets[name]["metrics"] for _, sets in sorted(by_round.items()) if name in sets]
+        found.setdefault("values", {})[kind] = scores
+        names = set.intersection(*map(set, scores)) if scores else set()
+        found[kind] = {m: sum(s[m] for s in scores) / len(scores) for m in sorted(names)} or None
+    return found
+
+
+def _sites_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
+    sizes: Json = next((e["sites"] for e in reversed(entries) if e["event"] == "evaluation"), {})
+    return {
+        row["site"]: {
+            "kind": row["description"],
+            "n_train": row["n_examples"],
+            "n_test": (sizes.get(row["site"], {}).get("n") or {}).get("test"),
+            "metrics": row["test"],
+            "intervals": row["intervals"],
+            "n_val": (sizes.get(row["site"], {}).get("n") or {}).get("val"),
+            "val_metrics": row["val"],
+            "trivial": trivial_of(summary, row["site"]),
+            **personal_of(summary, row["site"]),
+            "weight": [record["weights"].get(row["site"]) for record in summary["rounds"]],
+        }
+        for row in summary["sites"]
+    }

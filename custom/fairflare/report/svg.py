@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a matplotlib figure to an SVG element that can stand inside an HTML page.
+"""What figures are drawn with: inline SVG, and marks that several figures share.
 
-No pyplot: a drawing function gets a fresh figure. The same numbers give the same bytes (fixed hash
-salt, no date), ids are unique on a page (prefixed with the figure's key), text stays text, and nothing is fetched.
+No pyplot: a drawing function gets a fresh figure. The same numbers give the same bytes (fixed hash salt, no date), ids
+are unique on a page (prefixed with the figure's key), text stays text, and nothing is fetched.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import io
 import re
 import textwrap
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from fairflare.report.values import text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 WIDTH = 4.9
 """Inches; at 72 units per inch the figure is about as wide as a phone's screen, so that its text is read unscaled."""
@@ -81,8 +84,12 @@ def rendered(key: str, draw: Callable[[Figure], str | None]) -> str:
     return _element(buffer.getvalue(), key, title)
 
 
-def legend(figure: Figure, axes: Axes, columns: int = 2) -> None:
-    """The legend below the axes, where no line can run through it."""
+def legend(figure: Figure, axes: Axes, x: str = "", y: str = "", columns: int = 2) -> None:
+    """Titles of the axes, and the legend below these, where no line can run through it."""
+    if x:
+        axes.set_xlabel(x)
+    if y:
+        axes.set_ylabel(y)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower left", ncols=columns, borderaxespad=0.2)
@@ -109,7 +116,6 @@ def _element(svg: bytes, key: str, title: str) -> str:
 
 
 def _local(name: str) -> str:
-    """A tag or attribute name without its namespace: inside HTML the parser knows it."""
     return name.rpartition("}")[2]
 
 
@@ -119,3 +125,78 @@ def _prefixed(name: str, value: str, key: str) -> str:
     if name == "href" and value.startswith("#"):
         return f"#{key}-{value[1:]}"
     return re.sub(r"url\(#", f"url(#{key}-", value)
+
+
+DASHES = (0, (4, 3))
+MANY = 60
+"""Sites above which figures show how they are spread instead of each of them."""
+Bar = tuple[str, float | None, str]
+"""Name, length and colour of a bar."""
+
+
+def bars(figure: Figure, rows: Sequence[Bar], decimals: int = 3) -> Axes:
+    """Horizontal bars from zero, the first on top, values in a column at the right: nothing overlaps, however many."""
+    figure.set_figheight(1.5 + 0.24 * len(rows))
+    axes = figure.subplots()
+    lengths = [value or 0.0 for _, value, _ in rows]
+    axes.barh(range(len(rows)), lengths, color=[colour for *_, colour in rows], height=0.72)
+    axes.set_yticks(range(len(rows)), [short(name) for name, *_ in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(0, 1 if max(lengths) <= 1 else None)
+    axes.grid(axis="y", visible=False)
+    for y, (_, value, colour) in enumerate(rows):
+        ink = RED if colour == RED else DARK
+        axes.text(1.02, y, text(value, decimals), va="center", color=ink, transform=axes.get_yaxis_transform())
+    return axes
+
+
+def whiskers(axes: Axes, intervals: Sequence[Mapping[str, float] | None]) -> None:
+    known = [(y, ends["low"], ends["high"]) for y, ends in enumerate(intervals) if ends]
+    if known:
+        places, low, high = zip(*known, strict=True)
+        axes.hlines(places, low, high, color=DARK, linewidth=1.2, label="95 % interval over test patients")
+
+
+def ranked(figure: Figure, values: Sequence[float]) -> Axes:
+    """A point per value in the order given, the first on top and the last, which is the worst, in red."""
+    axes = figure.subplots()
+    axes.plot(values, range(1, len(values) + 1), ".", color=GREY, markersize=4, label="a site each")
+    axes.plot(values[-1:], [len(values)], "o", color=RED, markersize=5, label="worst served")
+    axes.set_ylim(len(values) + 1, 0)
+    axes.set_ylabel(f"sites with a result, best first (of {len(values)})")
+    axes.set_xlim(0, 1 if max(values) <= 1 else None)
+    return axes
+
+
+def band(axes: Axes, numbers: Sequence[int], rows: Sequence[Sequence[float | None]]) -> None:
+    """Over rounds, the range that holds the middle 90 % of each round's values, and the middle 50 %; gaps without."""
+    for low, high, alpha in ((0.05, 0.95, 0.35), (0.25, 0.75, 0.6)):
+        known = [sorted(value for value in row if value is not None) or [float("nan")] for row in rows]
+        ends = [[row[round(q * (len(row) - 1))] for row in known] for q in (low, high)]
+        label = f"middle {high - low:.0%} of the other sites"
+        axes.fill_between(numbers, ends[0], ends[1], color=GREY, alpha=alpha, linewidth=0, label=label)
+
+
+def over_rounds(figure: Figure, numbers: Sequence[int]) -> Axes:
+    """Axes whose x axis holds the rounds ``numbers``, ascending, at whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes = figure.subplots()
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
+    axes.set_xlim(numbers[0] - 0.5, numbers[-1] + 0.5)
+    axes.set_xlabel("round")
+    return axes
+
+
+def curve(axes: Axes, numbers: Sequence[int], values: Sequence[float | None], **style: Any) -> None:
+    """A line over rounds, interrupted where there is no value; with dots while it is too short to be seen."""
+    style = {"marker": "o" if len(numbers) < 5 else None, "markersize": 4, **style}
+    axes.plot(numbers, [float("nan") if value is None else value for value in values], **style)
+
+
+def point(axes: Axes, found: Mapping[str, float | None], y: float, **style: Any) -> None:
+    """A mean and, where there is one, its interval; nothing without a mean."""
+    mean, low, high = (found[key] for key in ("mean", "low", "high"))
+    if mean is not None:
+        reach = None if low is None or high is None else [[mean - low], [high - mean]]
+        axes.errorbar(mean, y, xerr=reach, capsize=3, **style)

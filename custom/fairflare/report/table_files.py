@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables (``table_model``) as Markdown, CSV, LaTeX, HTML and JSON.
+"""A table as values (rows, columns, numbers with their intervals), and as Markdown, CSV, LaTeX, HTML and JSON.
 
 Names come from sites, plugins and files: every writer escapes what its form would otherwise read as markup, a LaTeX
 command or a spreadsheet's formula. Where people read numbers they are rounded; CSV and JSON keep them whole. Not by
@@ -10,17 +10,24 @@ from __future__ import annotations
 
 import csv
 import io
+import math
+import os
+import platform
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fairflare.engine.state import save_json, save_text
-from fairflare.report.table_model import NUMBERS, Cell, Column, Table, headings
 from fairflare.report.templates import drawn, rendered
+from fairflare.report.values import MISSING, json_value, number, signed, text
 
+FORMAT = 1
+KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+NUMBERS = ("value", "low", "high", "spread", "n", "published")
 CSV_COLUMNS = ("table", "group", "row", "column_group", "column", *NUMBERS, "words", "mark", "notes")
 ENDINGS = ("json", "csv", "md", "tex", "html")
 """The files that ``write_tables`` writes, each with the same name."""
@@ -44,48 +51,272 @@ MARKUP = re.compile(
     re.I,
 )
 """What a backslash stands before in Markdown."""
+Better = Literal["", "higher", "lower"]
+Mark = Literal["", "best", "dominated"]
+Notes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the numbers of a column or a cell are written.
+
+    Args:
+        digits: decimals, 0 to 12.
+        signed: a difference, with its sign.
+        scale: what a value is multiplied by where people read it (100 for per cent); CSV and JSON keep the value.
+    """
+
+    digits: int = 3
+    signed: bool = False
+    scale: float = 1.0
+
+    def write(self, value: Any) -> str:
+        found = number(value)
+        return (signed if self.signed else text)(None if found is None else found * self.scale, self.digits)
+
+    def width(self, value: float) -> str:
+        """A distance (half an interval, a standard deviation) in the same decimals, without a sign."""
+        return text(value * self.scale, self.digits)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value of a table with the ends of its interval, as far as there are any.
+
+    Args:
+        spread: what stands behind "±" (half an interval, a standard deviation: the caption says which).
+        n: how many values it is of.
+        published: the number that a paper prints in this place, on the same data.
+        words: text in place of a number.
+        mark: "best" of a column, "dominated" (another row is at least as good in every compared column).
+        notes: numbers of footnotes, from 1.
+        form: how its numbers are written where that is not the column's.
+    """
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    spread: float | None = None
+    n: int | None = None
+    published: float | None = None
+    words: str = ""
+    mark: Mark = ""
+    notes: Notes = ()
+    form: Form | None = None
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any], *, half: bool = True, **more: Any) -> Cell:
+        """A mean with its interval ({"mean", "low", "high", "n"}, see ``fairness.mean_ci``).
+
+        Args:
+            half: write "0.812 ± 0.010" and not "0.812 [0.802, 0.822]".
+        """
+        mean, low, high = (found.get(key) for key in ("mean", "low", "high"))
+        spread = None if high is None or mean is None or not half else high - mean
+        return cls(mean, low, high, spread, found.get("n"), **more)
+
+    @classmethod
+    def text(cls, words: Any, **more: Any) -> Cell:
+        return cls(words=str(words), **more)
+
+    def written(self, form: Form) -> str:
+        """What people read: "0.812 ± 0.010", "0.812 [0.802, 0.822]", "0.812", words, or an en dash."""
+        own = self.form or form
+        if self.words:
+            return self.words
+        if number(self.value) is None:
+            return MISSING
+        if self.spread is not None and math.isfinite(self.spread):
+            return f"{own.write(self.value)} \N{PLUS-MINUS SIGN} {own.width(self.spread)}"
+        ends = self.interval(form)
+        return own.write(self.value) + (f" [{', '.join(ends)}]" if ends else "")
+
+    def interval(self, form: Form) -> list[str]:
+        """Both ends, or [] where there are none."""
+        own = self.form or form
+        return [] if self.low is None or self.high is None else [own.write(self.low), own.write(self.high)]
+
+    def to_json(self) -> dict[str, Any]:
+        numbers = {name: value for name in NUMBERS if (value := getattr(self, name)) is not None or name == "value"}
+        return json_value(
+            numbers | {name: said for name in ("words", "mark", "notes") if (said := getattr(self, name))}
+        )
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column.
+
+    Args:
+        group: a heading above it and its neighbours of the same group.
+        better: which values are better, "" where neither are.
+        form: how its numbers are written.
+        words: it holds text, which stands at the left.
+    """
+
+    key: str
+    title: str
+    group: str = ""
+    better: Better = ""
+    form: Form = Form()
+    words: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row.
+
+    Args:
+        cells: column -> value; one that is not there is empty.
+        group: a heading above it and its neighbours of the same group.
+        notes: numbers of footnotes.
+    """
+
+    key: str
+    title: str
+    cells: Mapping[str, Cell] = field(default_factory=dict)
+    group: str = ""
+    notes: Notes = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, which every writer here can write.
+
+    Args:
+        key: its name in files and labels: small letters, digits, ".", "_" and "-".
+        stub: the heading of the rows' headings.
+        caption: what the numbers are, what "±" is, which data they are of.
+        footnotes: sentences; cells and rows name them by number, from 1.
+
+    Raises:
+        ValueError: a key is no file name, is there twice, or a cell names a column or footnote that is not there.
+    """
+
+    key: str
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    stub: str = "Method"
+    caption: str = ""
+    footnotes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not KEY.fullmatch(self.key):
+            raise ValueError(f"key: expected small letters, digits, '.', '_' and '-', got {self.key!r}")
+        names = [column.key for column in self.columns]
+        for what, found in (("column", names), ("row", [row.key for row in self.rows])):
+            if twice := {key for key in found if found.count(key) > 1}:
+                raise ValueError(f"{self.key}: expected every {what} once, got {sorted(twice)} again")
+        for row in self.rows:
+            if strange := set(row.cells) - set(names):
+                raise ValueError(f"{self.key}: row {row.key!r} has no column {sorted(strange)}")
+            notes = {*row.notes, *(note for cell in row.cells.values() for note in cell.notes)}
+            if notes - set(range(1, len(self.footnotes) + 1)):
+                of = f"of {len(self.footnotes)}"
+                raise ValueError(f"{self.key}: row {row.key!r} names footnotes {sorted(notes)} {of}")
+
+    def cell(self, row: Row, column: Column) -> Cell:
+        return row.cells.get(column.key, Cell())
+
+    def groups(self) -> list[tuple[str, list[Row]]]:
+        """Neighbouring rows of one group, with its name."""
+        return [(group, list(rows)) for group, rows in groupby(self.rows, key=lambda row: row.group)]
+
+    def headings(self) -> list[tuple[str, int]]:
+        """(group, how many neighbouring columns it is of), in order; [] where no column has one."""
+        found = [(group, len(list(columns))) for group, columns in groupby(self.columns, key=lambda one: one.group)]
+        return found if any(group for group, _ in found) else []
+
+    def to_json(self) -> dict[str, Any]:
+        columns = [
+            {"key": c.key, "title": c.title, "group": c.group, "better": c.better, "scale": c.form.scale}
+            for c in self.columns
+        ]
+        rows = [
+            {
+                **{name: getattr(row, name) for name in ("key", "title", "group")},
+                "notes": list(row.notes),
+                "cells": {c.key: self.cell(row, c).to_json() for c in self.columns},
+            }
+            for row in self.rows
+        ]
+        about = {key: getattr(self, key) for key in ("key", "title", "caption", "stub")}
+        return {"format": FORMAT, **about, "columns": columns, "rows": rows, "footnotes": list(self.footnotes)}
+
+
+def with_best(table: Table) -> Table:
+    """The table with the best value of each column that says which is better marked; equal as written is equally good.
+
+    Marks of its cells stay where they are; a column with one value gets none.
+    """
+    best = {(key, column.key) for column in table.columns for key in _best(table, column)}
+
+    def marked(row: Row, key: str, cell: Cell) -> Cell:
+        return replace(cell, mark="best") if (row.key, key) in best and not cell.mark else cell
+
+    rows = [replace(row, cells={key: marked(row, key, cell) for key, cell in row.cells.items()}) for row in table.rows]
+    return replace(table, rows=rows)
+
+
+def _best(table: Table, column: Column) -> list[str]:
+    written = {
+        row.key: round(cell.value * form.scale, form.digits)
+        for row in table.rows
+        if (cell := table.cell(row, column)).value is not None and math.isfinite(cell.value)
+        if (form := cell.form or column.form)
+    }
+    if not column.better or len(written) < 2:
+        return []
+    top = (max if column.better == "higher" else min)(written.values())
+    return [key for key, value in written.items() if value == top]
 
 
 def as_markdown(table: Table, *, heading: int | None = None) -> str:
     """A Markdown table with its caption above and its footnotes below.
 
     Args:
-        table: what to write.
         heading: level of a heading with the table's title, 1 to 6; None: no heading.
     """
     names = [f"{c.group}: {c.title}" if c.group else c.title for c in table.columns]
     lines = [[markdown(name) for name in (table.stub, *names)]]
     lines += [["---", *("---" if column.words else "--:" for column in table.columns)]]
-    for group, rows in groupby(table.rows, key=lambda row: row.group):
+    for group, rows in table.groups():
         lines += [[f"**{markdown(group)}**", *("" for _ in table.columns)]] if group else []
         for row in rows:
             cells = [_markdown_cell(table.cell(row, column), column) for column in table.columns]
             lines.append([markdown(row.title) + _superscript(row.notes), *cells])
     parts = [f"{'#' * heading} {markdown(table.title)}"] if heading else []
-    parts += [markdown(table.caption)] if table.caption else []
-    parts += [piped(lines)]
+    parts += [markdown(table.caption), piped(lines)]
     parts += ["\n".join(f"{i}. {markdown(note)}" for i, note in enumerate(table.footnotes, 1))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def piped(lines: Iterable[Iterable[str]]) -> str:
-    """The lines of a Markdown table, whose cells are written out."""
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def as_csv(*tables: Table) -> str:
     """One line per cell, numbers unrounded; text that a spreadsheet would take for a formula begins with "'"."""
+    return csv_text(
+        CSV_COLUMNS,
+        (
+            (table.key, row.group, row.key, column.group, column.key)
+            + tuple(getattr(cell, name) for name in NUMBERS)
+            + (cell.words, cell.mark, " ".join(map(str, (*row.notes, *cell.notes))))
+            for table in tables
+            for row in table.rows
+            for column in table.columns
+            for cell in [table.cell(row, column)]
+        ),
+    )
+
+
+def csv_text(heads: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:
+    """Lines of CSV: None is empty, and no text is a formula."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for table in tables:
-        for row in table.rows:
-            for column in table.columns:
-                cell = table.cell(row, column)
-                names = (table.key, row.group, row.key, column.group, column.key)
-                last = (cell.words, cell.mark, " ".join(map(str, (*row.notes, *cell.notes))))
-                numbers = (getattr(cell, name) for name in NUMBERS)  # csv writes None as nothing
-                writer.writerow([*map(spreadsheet, names), *numbers, *map(spreadsheet, last)])
+    quoted = ((spreadsheet(value) if isinstance(value, str) else value for value in line) for line in lines)
+    csv.writer(out, lineterminator="\n").writerows(chain([heads], quoted))
     return out.getvalue()
 
 
@@ -99,13 +330,12 @@ def _latex_table(table: Table) -> str:
     form = "l" + "".join("l" if column.words else "r" for column in table.columns)
     lines = [r"\begin{table}", r"\centering", f"\\caption{{{latex(table.caption or table.title)}}}"]
     lines += [f"\\label{{tab:{table.key}}}", f"\\begin{{tabular}}{{{form}}}", r"\toprule", *_latex_head(table)]
-    lines += [r"\midrule"]
-    for index, (group, rows) in enumerate(groupby(table.rows, key=lambda row: row.group)):
-        lines += [r"\midrule"] if index else []
+    for group, rows in table.groups() or [("", [])]:
+        lines += [r"\midrule"]
         lines += [f"\\multicolumn{{{count}}}{{l}}{{\\emph{{{latex(group)}}}}} \\\\"] if group else []
         for row in rows:
             cells = [_latex_cell(table.cell(row, column), column) for column in table.columns]
-            lines.append(" & ".join([_first(row.title) + _latex_notes(row.notes), *cells]) + r" \\")
+            lines.append(" & ".join([_first(row.title) + _raised(row.notes), *cells]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     notes = [f"$^{{{i}}}$ {latex(note)}" for i, note in enumerate(table.footnotes, 1)]
     dominated = any(cell.mark == "dominated" for row in table.rows for cell in row.cells.values())
@@ -125,16 +355,12 @@ def as_html(
     """One page that needs nothing beside it, in light, dark and print, in the style of the reports.
 
     Args:
-        title: of the page.
-        tables: in order.
         lead: sentences above the tables, each a paragraph.
         figures: SVG elements of ``report.svg``, which escapes what they hold; no other markup is let through.
         facts: name -> text, at the end: the command, versions, the machine.
     """
-    pages = [shown(table) for table in tables]
-    return rendered(
-        "tables", title=title, tables=pages, lead=list(lead), figures=drawn(figures), facts=dict(facts or {})
-    )
+    pages, told = [shown(table) for table in tables], dict(facts or {})
+    return rendered("tables", title=title, tables=pages, lead=list(lead), figures=drawn(figures), facts=told)
 
 
 def write_tables(
@@ -152,19 +378,13 @@ def write_tables(
     """Write NAME.json, NAME.csv, NAME.md, NAME.tex and NAME.html to ``folder``, which exists; return their paths.
 
     Args:
-        folder: where.
-        name: of the files, without an ending.
-        title: of the page and of the Markdown file.
-        tables: in order.
         lead: see ``as_html``; stands in the Markdown file, too.
-        figures: see ``as_html``.
-        facts: see ``as_html``; stands in the Markdown and JSON files, too.
         more: further values of the JSON file.
         with_json: False where the caller writes NAME.json in a form of its own.
     """
     told = dict(facts or {})
-    content = {**(more or {}), "title": title, "lead": list(lead), "facts": told}
     if with_json:
+        content = {**(more or {}), "title": title, "lead": list(lead), "facts": told}
         save_json(folder / f"{name}.json", {**content, "tables": [table.to_json() for table in tables]})
     texts: dict[str, str] = {
         "csv": as_csv(*tables),
@@ -172,9 +392,14 @@ def write_tables(
         "tex": as_latex(*tables),
         "html": as_html(title, tables, lead=lead, figures=figures, facts=told),
     }
-    for ending, text in texts.items():
-        save_text(folder / f"{name}.{ending}", text)
+    for ending, content_of in texts.items():
+        save_text(folder / f"{name}.{ending}", content_of)
     return [folder / f"{name}.{ending}" for ending in ENDINGS if with_json or ending != "json"]
+
+
+def machine() -> str:
+    """Architecture, cores and Python of this machine, without its name."""
+    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
 def latex(text: str) -> str:
@@ -195,57 +420,55 @@ def spreadsheet(text: str) -> str:
 
 
 def _document(title: str, tables: Sequence[Table], lead: Sequence[str], facts: Mapping[str, str]) -> str:
-    level = 2 if len(tables) > 1 else None
     parts = [f"# {markdown(title)}\n", *(f"{markdown(sentence)}\n" for sentence in lead)]
-    parts += [as_markdown(table, heading=level) for table in tables]
-    parts += (
-        ["\n".join(f"- {markdown(name)}: {markdown(text)}" for name, text in facts.items()) + "\n"] if facts else []
-    )
-    return "\n".join(parts)
+    parts += [as_markdown(table, heading=2 if len(tables) > 1 else None) for table in tables]
+    told = [f"- {markdown(name)}: {markdown(text)}" for name, text in facts.items()]
+    return "\n".join(parts + (["\n".join(told) + "\n"] if told else []))
 
 
 def shown(table: Table) -> dict[str, Any]:
     """What the macro ``one_table`` of the templates takes."""
+
+    def row_of(row: Row) -> dict[str, Any]:
+        return {"row": row, "cells": [_html_cell(table.cell(row, column), column) for column in table.columns]}
+
     heads = [[table.stub], *([column.title] if column.words else column.title for column in table.columns)]
-    parts = [
-        {
-            "group": group,
-            "rows": [{"row": row, "cells": [_html_cell(table.cell(row, c), c) for c in table.columns]} for row in rows],
-        }
-        for group, rows in groupby(table.rows, key=lambda row: row.group)
-    ]
-    return {"table": table, "heads": heads, "over": headings(table.columns), "parts": parts}
+    parts = [{"group": group, "rows": [row_of(row) for row in rows]} for group, rows in table.groups()]
+    return {"table": table, "heads": heads, "over": table.headings(), "parts": parts}
 
 
 def _html_cell(cell: Cell, column: Column) -> dict[str, Any]:
     form = cell.form or column.form
-    below = cell.interval(column.form).strip(" []").replace(", ", " to ") if cell.spread is None else ""
-    shown = form.write(cell.value) if below and not cell.words else cell.written(column.form)
-    published = "" if cell.published is None else form.write(cell.published)
-    words = column.words or (bool(cell.words) and len(cell.words) > 24)
-    return {"text": shown, "below": below, "published": published, "cell": cell, "words": words}
+    below = " to ".join(cell.interval(column.form)) if cell.spread is None else ""
+    return {
+        "text": form.write(cell.value) if below and not cell.words else cell.written(column.form),
+        "below": below,
+        "published": "" if cell.published is None else form.write(cell.published),
+        "cell": cell,
+        "words": column.words or len(cell.words) > 24,
+    }
 
 
 def _markdown_cell(cell: Cell, column: Column) -> str:
-    shown = markdown(cell.words) if cell.words else cell.written(column.form)
     around = "**" if cell.mark == "best" else ""
-    return f"{around}{shown}{around}" + _after(cell, column, _superscript)
+    said = markdown(cell.words) if cell.words else cell.written(column.form)
+    return f"{around}{said}{around}{_after(cell, column)}{_superscript(cell.notes)}"
 
 
 def _latex_cell(cell: Cell, column: Column) -> str:
-    shown = latex(cell.written(column.form))
-    shown = f"\\textbf{{{shown}}}" if cell.mark == "best" else shown
-    return shown + latex(_after(cell, column, lambda notes: "")) + _latex_notes(cell.notes)
+    said = latex(cell.written(column.form))
+    said = f"\\textbf{{{said}}}" if cell.mark == "best" else said
+    return said + latex(_after(cell, column)) + _raised(cell.notes)
 
 
-def _after(cell: Cell, column: Column, notes: Callable[[tuple[int, ...]], str]) -> str:
+def _after(cell: Cell, column: Column) -> str:
     published = "" if cell.published is None else f" (paper {(cell.form or column.form).write(cell.published)})"
-    return (f" {DAGGER}" if cell.mark == "dominated" else "") + published + notes(cell.notes)
+    return (f" {DAGGER}" if cell.mark == "dominated" else "") + published
 
 
 def _latex_head(table: Table) -> list[str]:
     lines, at = [], 2
-    if groups := headings(table.columns):
+    if groups := table.headings():
         over = [f"\\multicolumn{{{span}}}{{c}}{{{latex(name)}}}" for name, span in groups]
         lines.append(" & ".join(["", *over]) + r" \\")
         for name, span in groups:
@@ -262,14 +485,12 @@ def _first(text: str) -> str:
     return "{}" + found if found.lstrip()[:1] in ("[", "*") else found
 
 
-def _latex_notes(notes: Iterable[int]) -> str:
-    shown = ",".join(map(str, notes))
-    return f"$^{{{shown}}}$" if shown else ""
+def _raised(notes: Notes) -> str:
+    return f"$^{{{','.join(map(str, notes))}}}$" if notes else ""
 
 
-def _superscript(notes: Iterable[int]) -> str:
-    shown = ",".join(map(str, notes))
-    return f" <sup>{shown}</sup>" if shown else ""
+def _superscript(notes: Notes) -> str:
+    return f" <sup>{','.join(map(str, notes))}</sup>" if notes else ""
 
 
 def _plain(text: str) -> str:

@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 
 
 def rendered(name: str, filters: Mapping[str, Callable[..., Any]] | None = None, **values: Any) -> str:
-    """The template ``name`` with ``values``; the same values give the same bytes.
-
-    Args:
-        name: of a file here, without its ending.
-        filters: further filters of this page.
-        **values: what the template takes.
-    """
+    """The template ``name`` with ``values``; the same values give the same bytes."""
     made = environment()
     if filters:
         made = made.overlay()
@@ -45,6 +39,7 @@ def drawn(figures: Iterable[str]) -> list[Markup]:
 def environment() -> Environment:
     """Templates of this folder, with the filters that write values; an unknown name in a template is an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
 
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -54,22 +49,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    values: Mapping[str, Callable[..., Any]] = {
-        "num": text,
-        "signed": signed,
-        "interval": ends,
-        "plural": plural,
-        "stop": stop,
-        "capital": capital,
-        "moment": moment,
-        "size": size,
-        "code": _code,
-    }
-    made.filters |= values
+    code: Callable[[str], Markup] = Markup("<code>{}</code>").format
+    made.filters |= {"num": text, "interval": ends, "code": code}
+    made.filters |= {one.__name__: one for one in (signed, plural, stop, capital, moment, size)}
     return made
-
-
-def _code(name: str) -> Markup:
-    from markupsafe import Markup
-
-    return Markup("<code>{}</code>").format(name)

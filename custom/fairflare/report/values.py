@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain values: what may stand in a JSON file, and how names sort and numbers are written in a report."""
+"""Numbers, metrics and words as reports write them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fairflare.core.metric import named
 from fairflare.core.order import in_order as in_order
 from fairflare.core.order import natural as natural
 
@@ -37,10 +38,10 @@ def json_value(value: Any) -> Any:
     return number(value)
 
 
-def text(value: Any, digits: int = 3) -> str:
+def text(value: Any, digits: int = 3, sign: str = "") -> str:
     """A number with ``digits`` decimals, and an en dash where there is none."""
     found = number(value)
-    return MISSING if found is None else f"{found:.{digits}f}".replace("-", "\N{MINUS SIGN}")
+    return MISSING if found is None else f"{found:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def digits(values: Iterable[float | None]) -> int:
@@ -53,8 +54,7 @@ def digits(values: Iterable[float | None]) -> int:
 
 def signed(value: Any, digits: int = 3) -> str:
     """A difference with its sign: "+0.012"."""
-    found = number(value)
-    return MISSING if found is None else f"{found:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+    return text(value, digits, "+")
 
 
 def with_half_width(found: Mapping[str, Any]) -> str:
@@ -64,14 +64,13 @@ def with_half_width(found: Mapping[str, Any]) -> str:
 
 
 def ends(found: Mapping[str, Any], digits: int = 3) -> str:
-    """ "0.81 to 0.85", or an empty text where there is no interval."""
     return "" if found["low"] is None else f"{text(found['low'], digits)} to {text(found['high'], digits)}"
 
 
-def with_interval(found: Mapping[str, Any]) -> str:
-    """ "+0.012 [-0.003, +0.027]": a difference and its interval, where it has one."""
+def with_interval(found: Mapping[str, Any], of: str = "mean") -> str:
+    """ "+0.012 [-0.003, +0.027]": a difference, which has the key ``of``, and its interval, where it has one."""
     interval = "" if found["low"] is None else f" [{signed(found['low'])}, {signed(found['high'])}]"
-    return signed(found["mean"]) + interval
+    return signed(found[of]) + interval
 
 
 def size(n_bytes: int) -> str:
@@ -96,15 +95,45 @@ def listing(items: Iterable[str]) -> str:
 
 
 def stop(sentence: str) -> str:
-    """A sentence with one full stop at its end."""
     return sentence.rstrip(". ") + "."
 
 
 def capital(text: str) -> str:
-    """The text with a capital first letter and the rest as it is: "AUC" stays "AUC"."""
     return text[:1].upper() + text[1:]
 
 
 def moment(time: str | None) -> str:
     """An ISO 8601 UTC time to the minute, for people: "2026-11-21 10:05 UTC"."""
     return f"{time[:10]} {time[11:16]} UTC" if time and len(time) >= 16 else "time not recorded"
+
+
+Json = Mapping[str, Any]
+
+
+def label(metric: str, found: Json) -> str:
+    """A metric's name in words.
+
+    Args:
+        metric: its name in answers and logs.
+        found: a summary or a comparison, whose "metrics" hold name -> label, meaning, chance, higher_is_better.
+    """
+    return str(_told_of(metric, found).get("label") or named(metric).label)
+
+
+def meaning(metric: str, found: Json) -> str:
+    """What a metric's value means, and what guessing gets where that is known; "" if unknown."""
+    text, guessing = str(_told_of(metric, found).get("meaning") or ""), chance(metric, found)
+    return text if guessing is None else f"{text}, {guessing:.2g} is guessing"
+
+
+def chance(metric: str, found: Json) -> float | None:
+    return number(_told_of(metric, found).get("chance"))
+
+
+def higher_is_better(metric: str, found: Json) -> bool:
+    said = _told_of(metric, found).get("higher_is_better")
+    return named(metric).higher_is_better if said is None else bool(said)
+
+
+def _told_of(metric: str, found: Json) -> Json:
+    return (found.get("metrics") or {}).get(metric) or {}

@@ -29,21 +29,15 @@ from fairflare.engine.files import (
     read_json,
 )
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.history import RunHistory, read_history
+from fairflare.engine.history import RunHistory, left_behind, read_final, read_history, read_standing
 from fairflare.engine.log_lines import REPORT as RECORD
 from fairflare.engine.log_lines import alike, events
-from fairflare.engine.logged_files import left_behind, read_final, read_standing
+from fairflare.engine.model_files import Unscored
 from fairflare.engine.state import json_text, load_checkpoint, save_text
-from fairflare.engine.unscored import Unscored
-from fairflare.report.metrics import higher_is_better
+from fairflare.report import PAGE, REPORT
 from fairflare.report.page import render_edition, render_run
-from fairflare.report.schema import report_json
-from fairflare.report.summary import counted_trail, summarise
-
-REPORT = "report.json"
-PAGE = "report.html"
-EDITIONS = "editions"
-"""The folder of a run in which the pages for single sites lie."""
+from fairflare.report.summary import counted_trail, report_json, summarise
+from fairflare.report.values import higher_is_better
 
 
 def write_report(folder: Path) -> dict[str, Any]:
@@ -151,7 +145,6 @@ def verify_run(folder: Path, head: str = "") -> list[Mapping[str, Any]]:
     be found without the head kept elsewhere: a folder of which log, checkpoint and reports were all made anew.
 
     Args:
-        folder: the run's.
         head: a hash that was kept; one of the lines must have it, so that none up to there was changed. Empty: none.
 
     Raises:
@@ -250,7 +243,6 @@ def _check_choice(folder: Path, run_history: RunHistory, entries: Sequence[Mappi
 
 
 def _choice(config: Mapping[str, Any]) -> Choice:
-    """How a run chooses its best model, as its configuration says; raises UserError for what no run writes there."""
     by, weight, least = config.get("best_by", NO_CHOICE), config.get("best_weight", 0.5), config.get("min_sites", 1)
     if by == NO_CHOICE:
         return Choice()

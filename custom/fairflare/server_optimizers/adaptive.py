@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
 
 from fairflare.core.registry import method, server_optimizer
 from fairflare.core.types import Paper, StateDict
@@ -51,11 +50,10 @@ class Adaptive(ServerOptimizer):
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
 
     @abstractmethod
-    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+    def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         """The next v from v and Delta^2."""
 
     def change(self, update: StateDict, state: State) -> tuple[StateDict, State]:
-        """eta m / (sqrt v + tau)."""
         start = self.tau**2 if self.v_start == "tau" else 0.0
         first, second = state.get("m", {}), state.get("v", {})
         m, v, change = {}, {}, {}
@@ -73,7 +71,7 @@ class Adagrad(Adaptive):
 
     beta1: Annotated[float, Range(0, 1)] = 0.0
 
-    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+    def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         """v + Delta^2."""
         return v + square
 
@@ -89,7 +87,7 @@ class Adam(Adaptive):
 
     beta2: Annotated[float, Range(0, 1)] = 0.99
 
-    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+    def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         """b2 v + (1 - b2) Delta^2."""
         return self.beta2 * v + (1 - self.beta2) * square
 
@@ -105,7 +103,7 @@ class Yogi(Adaptive):
 
     beta2: Annotated[float, Range(0, 1)] = 0.99
 
-    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+    def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         """v - (1 - b2) Delta^2 sign(v - Delta^2)."""
         return v - (1 - self.beta2) * square * torch.sign(v - square)
 
@@ -118,16 +116,29 @@ REDDI = Paper(
     url="https://arxiv.org/abs/2003.00295",
 )
 
-for id, title, optimizer, how in (
-    ("fedadam", "FedAdam", "adam", "a moving average of squared updates"),
-    ("fedyogi", "FedYogi", "yogi", "an average of squared updates that changes slowly"),
-    ("fedadagrad", "FedAdagrad", "adagrad", "the sum of all squared updates"),
-):
-    method(
-        id,
-        title=title,
-        summary=f"FedAvg whose server scales every position of its step by {how}.",
-        paper=REDDI,
-        rule="fedavg",
-        server_optimizer=optimizer,
-    )
+SCALED = "FedAvg whose server scales every position of its step by {}."
+
+method(
+    "fedadam",
+    title="FedAdam",
+    summary=SCALED.format("a moving average of squared updates"),
+    paper=REDDI,
+    rule="fedavg",
+    server_optimizer="adam",
+)
+method(
+    "fedyogi",
+    title="FedYogi",
+    summary=SCALED.format("an average of squared updates that changes slowly"),
+    paper=REDDI,
+    rule="fedavg",
+    server_optimizer="yogi",
+)
+method(
+    "fedadagrad",
+    title="FedAdagrad",
+    summary=SCALED.format("the sum of all squared updates"),
+    paper=REDDI,
+    rule="fedavg",
+    server_optimizer="adagrad",
+)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from fairflare.core.registry import server_optimizer
 from fairflare.core.types import StateDict
 
 State = Mapping[str, Any]
@@ -48,6 +49,21 @@ class ServerOptimizer(ABC):
         return combined | {key: (_wide(model[key]) + change[key]).to(model[key].dtype) for key in moved}, after
 
 
-def _wide(value: Tensor) -> Tensor:
+@server_optimizer("none")
+@dataclass(frozen=True)
+class Add(ServerOptimizer):
+    """w^{t+1} = w', bit for bit the rule's model."""
+
+    def change(self, update: StateDict, state: State) -> tuple[StateDict, State]:
+        return update, {}
+
+    def step(
+        self, model: StateDict, combined: StateDict, state: State, trainable: Collection[str]
+    ) -> tuple[StateDict, State]:
+        """``combined`` itself: w^t + (w' - w^t) would round."""
+        return combined, {}
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
     """``value`` in float32 or its own wider type."""
     return value.to(torch.promote_types(value.dtype, torch.float32))

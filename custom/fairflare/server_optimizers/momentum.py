@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from torch import zeros_like
+import torch
 
 from fairflare.core.registry import method, server_optimizer
 from fairflare.core.types import Paper, StateDict
@@ -43,9 +43,8 @@ class Momentum(ServerOptimizer):
             raise ValueError(f"beta must be in [0, 1), got {self.beta}")
 
     def change(self, update: StateDict, state: State) -> tuple[StateDict, State]:
-        """eta m."""
         before, share = state.get("m", {}), 1 - self.beta if self.damped else 1.0
-        m = {key: self.beta * before.get(key, zeros_like(d)) + share * d for key, d in update.items()}
+        m = {key: self.beta * before.get(key, torch.zeros_like(d)) + share * d for key, d in update.items()}
         return {key: self.lr * value for key, value in m.items()}, {"m": m}
 
 

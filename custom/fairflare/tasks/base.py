@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from fairflare.core.metric import Metric
 from fairflare.core.objectives import Objective
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, Offer, Training, refuse_training
+from fairflare.core.validation import expected as expect
 from fairflare.data.grouping import LABEL, NONE, Grouping, make_grouping
 from fairflare.data.inputs import ImageInputs, TableInputs
 from fairflare.data.site_config import SiteConfig
@@ -23,6 +26,31 @@ from fairflare.data.tensors import TensorData, as_float, normalised
 from fairflare.functional.resampling import Array
 from fairflare.tasks.kind import Cases, Ends, TaskKind, interval_of, resampled, value_of
 from fairflare.tasks.kinds.classes import CLASSES
+
+MOST_PIXELS = 4 * 10**9
+"""Of all images that a simulated task renders, one byte each."""
+
+
+def expect_pixels(images: int, size: int) -> None:
+    """Raise UserError when ``images`` of ``size`` x ``size`` pixels are more than a machine can be asked to hold."""
+    most = MOST_PIXELS // size**2
+    expect("images", images <= most, f"at most {most} of {size} pixels, those for testing included", images)
+
+
+def expect_choices(options: Any) -> None:
+    """Raise UserError unless every field of the dataclass ``options`` declared as a Literal holds one of its values."""
+    hints = typing.get_type_hints(type(options))
+    for one in dataclasses.fields(options):
+        if typing.get_origin(hints[one.name]) is typing.Literal:
+            choices, value = typing.get_args(hints[one.name]), getattr(options, one.name)
+            expect(one.name, value in choices, f"one of {', '.join(choices)}", value)
+
+
+def site_index(site: str, sites: Mapping[str, object]) -> int:
+    """Place of ``site`` in a task's site list, from 0; UserError when it has no such site."""
+    expect("site", site in sites, f"one of {', '.join(sites)}", site)
+    return list(sites).index(site)
+
 
 PARTITION, SPLIT, RENDERING = "partition", "split", "rendering"
 """What a data seed may draw: who has which example, which of a site's examples are for testing, the images."""
@@ -60,7 +88,6 @@ class Preset:
             refuse_training(settings)
 
     def settings_of(self, method: str) -> dict[str, object]:
-        """``settings`` as they hold for ``method``."""
         return {**self.settings, **self.by_method.get(method, {})}
 
 
@@ -92,7 +119,6 @@ class TestSet:
         return normalised(as_float(self.images), self.mean, self.std)
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        """The set in its stored order."""
         no_groups = torch.full((len(self.targets),), -1)
         parts = (self.images, self.targets, no_groups)
         for images, targets, groups in zip(*(part.split(batch_size) for part in parts)):
@@ -140,7 +166,6 @@ class Task(ABC):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of what evaluation tells beside the loss."""
         return self.kind.names(self.classes)
 
     @abstractmethod
@@ -205,7 +230,6 @@ class Task(ABC):
         raise UserError(f"task {self.name}: its test examples cannot be dealt to the sites in another way")
 
     def test_sets(self) -> tuple[TestSet, ...]:
-        """Shared test sets, where the task is simulated and has them."""
         return ()
 
     @property
@@ -234,7 +258,6 @@ class Task(ABC):
         return self.kind.scores(outputs, targets, self.classes)
 
     def metric(self, name: str) -> Metric:
-        """The metric that the task calls so."""
         return self.kind.metric(name)
 
     @property
@@ -263,13 +286,7 @@ class Task(ABC):
         return {name: resampled(self.metric(name), cases, counts) for name in names}
 
     def enough(self, name: str, targets: Tensor, least: int) -> bool:
-        """Whether a metric of these cases may leave: one that compares classes needs ``least`` of each that is there.
-
-        Args:
-            name: of the metric.
-            targets: (N, ...) condensed ones.
-            least: the fewest cases whose number may leave.
-        """
+        """Whether a metric of these cases may leave: what compares classes needs ``least`` of each that is there."""
         if not self.metric(name).of_classes or not len(targets):
             return True
         return int(torch.unique(targets, return_counts=True)[1].min()) >= least

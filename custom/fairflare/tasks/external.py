@@ -25,6 +25,7 @@ from fairflare.privacy.counts import released
 from fairflare.tasks.base import Task
 from fairflare.tasks.images import image_data
 from fairflare.tasks.kinds.own import OwnData
+from fairflare.tasks.preflight import finding_of
 
 PATIENTS = ("patient_id", "patient")
 """Columns, or keys of a list's entries, that say which patient a case is of."""
@@ -45,7 +46,6 @@ def labelled(
 
     Args:
         task: the run's, whose classes and inputs count.
-        site: its name.
         own: where its list or table is; None: where ``task`` looks for it.
         scaling: of a table's numbers; None: the run's for all sites, or where each scales its own, by these rows.
         label: the column with the label in a table; empty: the task's.
@@ -83,7 +83,6 @@ def _none_of(split: Split | FileSplit) -> Split:
 
 
 def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | None, label: str) -> Labelled:
-    """The rows of a table that have a label."""
     path = Path(own.data_root) / own.datalist
     if not path.is_file():
         raise DataError("no_datalist", f"table {path.name}: expected a file, found none in {path.parent}")
@@ -122,7 +121,6 @@ def _classes(task: Task, file: str, label: str, cells: Sequence[str]) -> Tensor:
 
 
 def _files(task: Task, images: ImageInputs, own: SiteConfig) -> TensorData:
-    """The images of a list that have a label."""
     root = Path(own.data_root)
     lists = read_datalist(root / own.datalist, root, masks=task.kind.has_masks, classes=task.classes, links=own.links)
     items = [item for split in lists.values() for item in split]
@@ -151,23 +149,11 @@ def _joined(task: Task, data: TensorData) -> TensorData:
 def look(
     task: Task, site: str, own: SiteConfig | None, grouping: Grouping, min_count: int | None
 ) -> tuple[list[Finding], TensorData | None]:
-    """What is wrong with a site's labelled data, and the data where nothing is; a training split is not asked for.
-
-    Args:
-        task: whose model is evaluated.
-        site: the site's name.
-        own: its configuration, if it has one.
-        grouping: the groups that are told apart.
-        min_count: the fewest cases whose numbers may leave; None: none leave.
-    """
+    """What is wrong with a site's labelled data, and the data where nothing is; a training split is not asked for."""
     try:
         data = labelled(task, site, own).grouped(grouping)
-    except DataError as error:
-        return [Finding("error", error.code, "", 1, str(error))], None
-    except MissingData as error:
-        return [Finding("error", "missing_file", "", 1, str(error))], None
-    except ValueError as error:
-        return [Finding("error", "data", "", 1, str(error))], None
+    except (DataError, MissingData, ValueError) as error:
+        return [finding_of(error)], None
     return preflight(data, task, min_count)
 
 
@@ -189,13 +175,7 @@ def preflight(data: TensorData, task: Task, min_count: int | None) -> tuple[list
 
 
 def constant_results(task: Task, data: SiteData, min_count: int | None) -> dict[str, dict[str, float]]:
-    """Metrics of the best answer that is the same for everybody: the shares of the classes among the cases themselves.
-
-    Args:
-        task: how outputs are scored.
-        data: the site's.
-        min_count: the fewest cases of a class whose number may leave; None: none, and nothing is returned.
-    """
+    """Metrics of the best answer that is the same for everybody: the classes' shares among the cases themselves."""
     if not task.kind.has_classes:
         return {}
     targets = torch.cat([batch.targets.cpu() for batch in data.fixed("test", 256)])

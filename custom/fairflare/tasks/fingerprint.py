@@ -9,6 +9,7 @@ trained like follows from a "fingerprint" of the data. Here each site has its ow
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -20,16 +21,62 @@ from fairflare.core import validation
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import MOST_EXAMPLES
 from fairflare.core.validation import Entries, Range
-from fairflare.data.linear_or_network import network_gain
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Looked, looked_at
 from fairflare.data.readers.stored import HIGH, LOW
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.table_fingerprint import TableFingerprint, agreed
+from fairflare.data.table_columns import TableFingerprint, agreed
 from fairflare.data.tensors import Split
 from fairflare.tasks.kinds.own import OwnData
 from fairflare.tasks.kinds.own_images import OwnImages
 from fairflare.tasks.own.tabular import Tabular
+
+LEAST_TRAIN, LEAST_VAL = 200, 50
+"""Rows below which nothing is fitted: a difference between two models would be chance."""
+MOST_ROWS = 5_000
+"""Training rows, evenly spaced; fitting takes a second or two."""
+HIDDEN, PENALTY = 64, 1.0
+GAIN_DIGITS = 3
+
+
+def network_gain(train: Split, val: Split) -> float | None:
+    """Log loss of logistic regression on ``val`` less that of a network with one hidden layer, of three digits.
+
+    Args:
+        train: rows (N, F) of finite numbers, scaled; at most ``MOST_ROWS`` are used.
+        val: rows of the same kind, which neither model is fitted to.
+
+    Returns:
+        None with fewer rows than ``LEAST_TRAIN`` and ``LEAST_VAL``, or classes in ``val`` that ``train`` lacks.
+    """
+    if len(train) < LEAST_TRAIN or len(val) < LEAST_VAL:
+        return None
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import log_loss
+    from sklearn.neural_network import MLPClassifier
+
+    chosen = np.linspace(0, len(train) - 1, min(len(train), MOST_ROWS)).round().astype(int)
+    x, y = (part.numpy()[chosen] for part in (train.inputs, train.labels))
+    vx, vy = val.inputs.numpy(), val.labels.numpy()
+    known = np.unique(y)
+    if (
+        len(known) < 2
+        or not set(vy.tolist()) <= set(known.tolist())
+        or not (np.isfinite(x).all() and np.isfinite(vx).all())
+    ):
+        return None
+    # The penalty of ``planning``: the same for both models, in each one's own terms.
+    strength = x.shape[1] / 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a solver that stops early is good enough to compare
+        models = (
+            LogisticRegression(C=1 / strength, max_iter=200),
+            MLPClassifier((HIDDEN,), alpha=PENALTY, early_stopping=True, max_iter=100, random_state=0),
+        )
+        losses = [float(log_loss(vy, model.fit(x, y).predict_proba(vx), labels=known)) for model in models]
+    gain = losses[0] - losses[1]
+    return round(gain, GAIN_DIGITS) if math.isfinite(gain) else None
+
 
 LOOKED_AT = 64
 """Training images that are read, evenly spaced over the list: medians over more move little, and reading takes time."""
@@ -65,7 +112,7 @@ class Fingerprint:
         table: what of a table's columns may leave.
         classes: that a label tells apart; 1 where examples have masks.
         network_gain: by how much a small network's log loss on validation rows is below logistic regression's; below
-            0 it is above. See ``linear_or_network``.
+            0 it is above.
     """
 
     n_train: Annotated[int, Range(1, MOST_EXAMPLES)]
@@ -125,8 +172,6 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
 
     Args:
         task: whose options say where the data are and what its labels are; its size and channels do not matter.
-        site: the site's name.
-        own: its configuration, if it has one.
         min_count: the fewest images that a median or mean may be of; None: none leaves, but the number of examples,
             which every site declares.
     """
@@ -150,7 +195,6 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
 
 
 def _gain(task: Tabular, site: str, own: SiteConfig, table: TableFingerprint, least: int) -> float | None:
-    """``network_gain`` on the site's own rows, with levels and scaling of its own."""
     alone: dict[str, Any] = {name.removeprefix("task."): value for name, value, _ in agreed({site: table})}
     splits = replace(task, **alone).read(own).splits
     train, val = splits["train"], splits["val"]
@@ -206,5 +250,4 @@ def _rounded(value: float) -> float:
 
 
 def file_name(site: str) -> str:
-    """The name of the file in which a site's people pass its fingerprint on."""
     return f"{Path(site).name}.fingerprint.json"

@@ -39,10 +39,8 @@ def image_data(
         task: its classes, and which attributes it knows.
         reader: from item to tensors.
         own: the site's configuration: cache_rate, cache_gb, num_workers.
-        augment: see ``TensorData``.
         mean: per channel on [0, 1]; 0.5 when empty.
         std: per channel; 0.25 when ``mean`` is empty.
-        kind: of the result.
     """
     own = own or SiteConfig()
     room = None if own.cache_gb is None else Room(own.cache_gb * 1e9)

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from fairflare.core import metric as registry
 from fairflare.core.errors import UserError
-from fairflare.core.metric import Metric
+from fairflare.core.metric import Metric, finite
 from fairflare.core.objectives import Objective
-from fairflare.core.types import SiteData
+from fairflare.core.types import SiteData, SplitName
 from fairflare.functional.intervals import of_mean
 from fairflare.functional.resampling import Array, weighted_mean
+from fairflare.privacy.counts import released
 
 if TYPE_CHECKING:
     from fairflare.tasks.base import Task
@@ -126,7 +127,6 @@ class TaskKind(ABC):
         return tuple(dict.fromkeys((*self.metrics, *(one.name for one in everywhere if self._fits(one, classes)))))
 
     def metric(self, name: str) -> Metric:
-        """The metric that a task of this kind calls so."""
         return registry.named(name)
 
     def evaluate(
@@ -198,3 +198,39 @@ def interval_of(metric: Metric, cases: Cases, level: float) -> tuple[float, floa
     if metric.each is None or metric.range != (0.0, 1.0):
         return None
     return of_mean(metric.each(cases), level)
+
+
+SPLITS: tuple[SplitName, ...] = ("val", "test")
+BASELINE_BATCH = 16
+
+
+def trivial_results(task: Task, data: SiteData, min_count: int | None) -> dict[str, dict[str, float]]:
+    """Split ("val", "test") -> the task's metrics of the trivial answer there; splits that hold nothing are left out.
+
+    What a constant answer scores follows from the counts of the classes alone, of the split and, since its loss says
+    how sure it is, of the training split. So a split's numbers are there only where every one of these counts may leave
+    the site. Those of a regression are a model's metrics as any other.
+
+    Args:
+        min_count: the fewest examples whose number may leave the site; None: none.
+    """
+    baseline = task.kind.baseline(task, data)
+    if baseline is None:
+        return {}
+    counted = baseline.counted
+    if counted and not all(released([int(n) for n in data.class_counts.tolist()], min_count)):
+        return {}
+    found: dict[str, dict[str, float]] = {}
+    for split in SPLITS:
+        batches = list(data.fixed(split, BASELINE_BATCH))
+        targets = torch.cat([batch.targets.cpu() for batch in batches]) if batches else torch.empty(0)
+        if not batches or (counted and not _may_leave(targets, len(task.classes), min_count)):
+            continue
+        answers = [(baseline.answers(batch.inputs.cpu()), batch.targets.cpu()) for batch in batches]
+        outputs, truths = (torch.cat(parts) for parts in zip(*(task.condense(*pair) for pair in answers)))
+        found[split] = finite(task.evaluate(outputs, truths))
+    return found
+
+
+def _may_leave(targets: Tensor, n_classes: int, min_count: int | None) -> bool:
+    return all(released(torch.bincount(targets, minlength=n_classes).tolist(), min_count))

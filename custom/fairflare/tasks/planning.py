@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.data.table_fingerprint import TableFingerprint, agreed, inputs, table_cautions
+from fairflare.data.table_columns import TableFingerprint, agreed, inputs, table_cautions
 from fairflare.tasks.fingerprint import Fingerprint
 from fairflare.tasks.forms import FORMS
 
@@ -98,12 +98,7 @@ class Choice:
 
 
 def plan(kind: str, prints: Prints) -> list[Choice]:
-    """The settings that the sites' fingerprints ask for; [] for a kind of data without rules or without fingerprints.
-
-    Args:
-        kind: of the data, see ``tasks.forms``.
-        prints: site -> its fingerprint.
-    """
+    """The settings that the sites' fingerprints ask for; [] for a kind of data without rules, or no fingerprints."""
     if kind not in EFFORTS or not prints:
         return []
     if FORMS[kind].table:
@@ -114,11 +109,9 @@ def plan(kind: str, prints: Prints) -> list[Choice]:
             [choice for choice in (_channels(prints), _size(prints), *_scaling(prints)) if choice],
             EFFORTS[kind],
         )
-    return [*own, *_effort(effort, prints, kind), *_model_choice()]
-
-
-def _model_choice() -> list[Choice]:
     return [
+        *own,
+        *_effort(effort, prints, kind),
         Choice("run.best_by", "mean", "many rounds fit training data better than they predict others"),
         Choice(
             "run.headline", "best", "results are of the round that is best on validation data, and so is what predicts"

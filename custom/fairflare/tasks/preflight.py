@@ -50,9 +50,6 @@ def preflight(
     """Every finding on the data of ``site``, errors first, and the data where there is no error.
 
     Args:
-        task: what a run would train.
-        site: the site's name.
-        own: its configuration, if it has one.
         grouping: the groups that a run would tell apart.
         min_count: the fewest examples of a group whose numbers may leave; None: none leave.
         needs: what the method needs of the data.
@@ -73,13 +70,15 @@ def preflight(
                 found += _of_groups(data, grouping, min_count)
             elif not _broken(found) and task.small_sites:
                 found += [one for one in accept(_of_sizes(data, classes, needs), accepted) if one.level != "warning"]
-    except DataError as error:
-        found.append(Finding("error", error.code, "", 1, str(error)))
-    except MissingData as error:
-        found.append(Finding("error", "missing_file", "", 1, str(error)))
-    except ValueError as error:
-        found.append(Finding("error", "data", "", 1, str(error)))
+    except (DataError, MissingData, ValueError) as error:
+        found.append(finding_of(error))
     return worst_first(found), None if _broken(found) else data
+
+
+def finding_of(error: Exception) -> Finding:
+    """What an error on a site's data is, as a finding that stops the run."""
+    code = error.code if isinstance(error, DataError) else "missing_file" if isinstance(error, MissingData) else "data"
+    return Finding("error", code, "", 1, str(error))
 
 
 def _of_list(task: OwnData, own: SiteConfig) -> Iterator[Finding]:
@@ -125,7 +124,6 @@ def _of_files(data: TensorData, tell: Callable[[int, int], None]) -> Iterator[Fi
 
 
 def _shared_patients(items: Mapping[str, list[Item]]) -> Iterator[Finding]:
-    """Patients whose images lie in two splits."""
     patients = {
         split: {i.attributes[PATIENT] for i in part if PATIENT in i.attributes} for split, part in items.items()
     }

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import count, islice
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
 
 from fairflare.core.execution import ahead
 from fairflare.core.objectives import Objective
+from fairflare.core.seeds import derive
 from fairflare.core.types import (
     PERSONAL,
     Batch,
@@ -27,8 +30,6 @@ from fairflare.core.types import (
     TensorSpec,
     Training,
 )
-from fairflare.trainers.batches import local_batches
-from fairflare.trainers.optimizers import SGD, Adam
 
 ServerState = Mapping[str, Any]
 """What the server keeps for a trainer from round to round: nested dicts of numbers, strings and tensors."""
@@ -70,7 +71,7 @@ class Trainer(ABC):
         finally:
             work.scratch.clear()
 
-    def _train(self, work: LocalWork) -> Tensor:
+    def _train(self, work: LocalWork) -> torch.Tensor:
         """See ``train``; nothing in here reads a number from the device, so that a GPU always has work ahead."""
         work.network.train()
         optimizer = make_optimizer(work.network, work.training)
@@ -216,7 +217,7 @@ class Trainer(ABC):
         """What the task lacks for this trainer, in words that end a sentence; empty when nothing is missing."""
         return ""
 
-    def unsuited(self, network: nn.Module) -> str:
+    def unsuited(self, network: torch.nn.Module) -> str:
         """Why this trainer cannot train ``network``, in words that end a sentence; empty where it can."""
         return ""
 
@@ -224,7 +225,9 @@ class Trainer(ABC):
         """Why this trainer cannot train as ``training`` says, in words that end a sentence; empty where it can."""
         return ""
 
-    def backward(self, work: LocalWork, objective: Objective, batch: Batch, network: nn.Module | None = None) -> Tensor:
+    def backward(
+        self, work: LocalWork, objective: Objective, batch: Batch, network: torch.nn.Module | None = None
+    ) -> torch.Tensor:
         """Add the gradient of the batch's mean loss to the network's gradients; returns that loss.
 
         Args:
@@ -234,7 +237,7 @@ class Trainer(ABC):
             network: another one than ``work.network``, e.g. the site's personal model.
         """
 
-        def part(outputs: Tensor, rows: slice) -> Tensor:
+        def part(outputs: torch.Tensor, rows: slice) -> torch.Tensor:
             if len(outputs) == len(batch.targets):
                 return objective(outputs, batch.targets)
             return objective(outputs, batch.targets[rows]) * (len(outputs) / len(batch.targets))
@@ -242,7 +245,9 @@ class Trainer(ABC):
         return work.execution.backward(network or work.network, batch.inputs, part)
 
     @abstractmethod
-    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
         """One optimizer step on one batch; returns the batch's mean loss at the weights before it."""
 
 
@@ -250,10 +255,59 @@ SERVER_HALF = ("tensors_for", "orders", "collect", "correct")
 """The methods that make up a trainer's server half."""
 
 
-def make_optimizer(network: nn.Module, training: Training) -> torch.optim.Optimizer:
+def make_optimizer(network: torch.nn.Module, training: Training) -> torch.optim.Optimizer:
     """Adam with betas (.9, adam_beta2) or SGD over the trainable parameters, fused: one pass over memory."""
     parameters = [p for p in network.parameters() if p.requires_grad]
     shared: dict[str, Any] = {"lr": training.lr, "weight_decay": training.weight_decay, "fused": True}
     if training.optimizer == "sgd":
-        return SGD(parameters, momentum=training.momentum, **shared)
-    return Adam(parameters, betas=(0.9, training.adam_beta2), **shared)
+        return eager(torch.optim.SGD)(parameters, momentum=training.momentum, **shared)
+    return eager(torch.optim.Adam)(parameters, betas=(0.9, training.adam_beta2), **shared)
+
+
+WRAPPED = ("step", "zero_grad", "add_param_group", "state_dict", "load_state_dict")
+"""Methods of optimizers that import ``torch._dynamo`` when they are first called, to tell a compiler that there may be
+to leave them alone: 1.3 CPU seconds in every process that trains, and a look for it at every step."""
+
+
+@cache
+def eager(cls: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """The optimizer ``cls`` without what its methods are wrapped in: the same arithmetic and the same state.
+
+    Args:
+        cls: a class of ``torch.optim`` whose ``differentiable`` stays off, as it is by default.
+    """
+    methods: dict[str, Any] = {name: inspect.unwrap(getattr(cls, name)) for name in WRAPPED}
+    methods["step"] = torch.no_grad()(methods["step"])  # as the wrapper has it
+    return type(cls.__name__, (cls,), methods)
+
+
+PLACE = "place in the data"
+"""Key of a site's memory: the seed of its order, the epoch it is in, and the batches of it that are done."""
+
+
+def local_batches(work: LocalWork) -> Iterator[Batch]:
+    """The round's batches in order, not yet on the device.
+
+    Where ``training.steps`` gives a number they are so many steps of one endless sequence of epochs per site, whose
+    order follows from the seed of the site's first round; where it stands is kept in ``work.memory``.
+    """
+    training = work.training
+    bounded = training.fewest_steps is not None or training.most_steps is not None
+    steps = training.steps(work.data.size("train")) if bounded else training.local_steps
+    if steps is None:
+        for epoch in range(training.epochs):
+            yield from work.data.training(training.batch_size, derive(work.seed, "epoch", epoch))
+        return
+    start = work.memory.get(PLACE, {"seed": work.seed, "epoch": 0, "done": 0})
+    for place, batch in islice(_endless(work, **start), steps):
+        work.memory[PLACE] = place
+        yield batch
+
+
+def _endless(work: LocalWork, seed: int, epoch: int, done: int) -> Iterator[tuple[dict[str, int], Batch]]:
+    """Epoch after epoch from the batch after ``done`` ones of ``epoch``; each batch with the place behind it."""
+    for number in count(epoch):
+        batches = work.data.training(work.training.batch_size, derive(seed, "epoch", number))
+        for taken, batch in enumerate(batches, start=1):
+            if number > epoch or taken > done:
+                yield {"seed": seed, "epoch": number, "done": taken}, batch

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
@@ -54,7 +53,9 @@ class Ditto(PlainTrainer):
             optimizer.load_state_dict(work.memory[OPTIMIZER])
         work.scratch.update(own=own, optimizer=optimizer)
 
-    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
         """One step of the shared model, then one of v; returns the loss of the model that is sent."""
         if self.aggregate == "personal":
             return self._personal_step(work, optimizer, objective, batch, work.network)
@@ -69,7 +70,7 @@ class Ditto(PlainTrainer):
         objective: Objective,
         batch: Batch,
         own: torch.nn.Module,
-    ) -> Tensor:
+    ) -> torch.Tensor:
         """One step of v = ``own``; returns f(v), without the term."""
         optimizer.zero_grad(set_to_none=True)
         loss = self.backward(work, objective, batch, own)
@@ -78,7 +79,6 @@ class Ditto(PlainTrainer):
         return loss
 
     def finish(self, work: LocalWork) -> None:
-        """v is the site's own model."""
         own = work.scratch.get("own", work.network)
         work.personal = {key: value.clone() for key, value in own.state_dict().items()}
         if work.training.keep_optimizer and "optimizer" in work.scratch:

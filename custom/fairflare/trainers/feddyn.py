@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
+from fairflare.core.execution import no_grad
 from fairflare.core.layers import parameters
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
@@ -82,7 +82,7 @@ class FedDynTrainer(Trainer):
             after[key] = _moved(total, drift.get(key), len(replies), n)
         return {DRIFT: {**drift, **after}}
 
-    @torch.no_grad()
+    @no_grad
     def setup(self, work: LocalWork) -> None:
         """Move to the start of the round, and take up the history."""
         drift, history = work.tensors.get(DRIFT, {}), work.memory.get(HISTORY, {})
@@ -94,7 +94,9 @@ class FedDynTrainer(Trainer):
         past = {k: history[k].to(w) if k in history else torch.zeros_like(w) for k, w in trained.items()}
         work.scratch.update(anchor=anchor, past=past, alpha=self._alpha(work))
 
-    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
         """One optimizer step along grad F + alpha (sum of past updates) + alpha (w - w^t); returns F."""
         optimizer.zero_grad(set_to_none=True)
         loss = self.backward(work, objective, batch)
@@ -109,9 +111,8 @@ class FedDynTrainer(Trainer):
         optimizer.step()
         return loss
 
-    @torch.no_grad()
+    @no_grad
     def finish(self, work: LocalWork) -> None:
-        """Keep the history with this round in it."""
         past, anchor = work.scratch["past"], work.scratch["anchor"]
         work.memory[HISTORY] = {key: past[key] + (w - anchor[key]) for key, w in _trained(work).items()}
 
@@ -125,12 +126,12 @@ def _trained(work: LocalWork) -> StateDict:
     return {key: parameter for key, parameter in work.network.named_parameters() if parameter.requires_grad}
 
 
-def _gradient(parameter: Any) -> Tensor:
-    gradient: Tensor = parameter.grad
+def _gradient(parameter: Any) -> torch.Tensor:
+    gradient: torch.Tensor = parameter.grad
     return gradient
 
 
-def _moved(total: Tensor, drift: Tensor | None, here: int, known: int) -> Tensor:
+def _moved(total: torch.Tensor, drift: torch.Tensor | None, here: int, known: int) -> torch.Tensor:
     """drift + 1/N sum over S of (D_k - drift), in the update's type or float32 if that is wider."""
     total = total.to(torch.promote_types(total.dtype, torch.float32))
     return total / known if drift is None else drift + (total - here * drift) / known

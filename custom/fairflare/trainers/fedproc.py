@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
 
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
 from fairflare.core.types import Batch, Info, LocalWork, Offer, Paper, Reply, Round, StateDict, TensorSpec
-from fairflare.functional.contrast import prototype_contrast
-from fairflare.functional.features import features_of, lacks_features
+from fairflare.functional.features import features_of, lacks_features, prototype_contrast
 from fairflare.trainers.base import ServerState
 from fairflare.trainers.sgd import PlainTrainer
 
@@ -47,11 +45,9 @@ class FedProc(PlainTrainer):
     variant: Literal["paper", "reference", "marsfl"] = "paper"
 
     def missing(self, offer: Offer) -> str:
-        """Class labels."""
         return "" if offer.has_classes else "FedProc needs one class label per example"
 
-    def unsuited(self, network: nn.Module) -> str:
-        """Networks without features."""
+    def unsuited(self, network: torch.nn.Module) -> str:
         return lacks_features(network)
 
     def share(self, round: Round) -> float:
@@ -62,18 +58,19 @@ class FedProc(PlainTrainer):
         return done / max(round.total - (self.variant == "marsfl"), 1)
 
     def setup(self, work: LocalWork) -> None:
-        """The prototypes, on the device."""
         found = work.tensors.get(GLOBAL.name, {})
         work.scratch["prototypes"] = {int(label): mean.to(work.device) for label, mean in found.items()}
 
-    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
         """One optimizer step on both terms; returns their weighted sum."""
         prototypes, a = work.scratch["prototypes"], self.share(work.round)
         if not prototypes or a >= 1:
             return super().step(work, optimizer, objective, batch)
         with features_of(work.network) as found:
 
-            def both(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+            def both(logits: torch.Tensor, targets: torch.Tensor, *, reduction: str = "mean") -> torch.Tensor:
                 term = prototype_contrast(found.pop(), targets, prototypes, cosine=self.variant == "marsfl")
                 return a * objective(logits, targets, reduction=reduction) + (1 - a) * term
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
 
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
@@ -60,11 +59,9 @@ class FedProto(PlainTrainer):
         return self.share == "both"
 
     def missing(self, offer: Offer) -> str:
-        """Class labels."""
         return "" if offer.has_classes else "FedProto needs one class label per example"
 
-    def unsuited(self, network: nn.Module) -> str:
-        """Networks without features."""
+    def unsuited(self, network: torch.nn.Module) -> str:
         return lacks_features(network)
 
     def collect(self, model: StateDict, replies: Sequence[Reply], state: ServerState, info: Info) -> ServerState:
@@ -85,14 +82,15 @@ class FedProto(PlainTrainer):
         if self.keeps_personal_model:
             work.network.load_state_dict(work.personal or work.received)
 
-    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
-        """One step on both terms; returns their sum."""
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
         means = work.scratch["means"]
         if not means or not self.lam:
             return super().step(work, optimizer, objective, batch)
         with features_of(work.network) as found:
 
-            def both(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+            def both(logits: torch.Tensor, targets: torch.Tensor, *, reduction: str = "mean") -> torch.Tensor:
                 distance = class_distance(found.pop().flatten(1), targets, means)
                 return objective(logits, targets, reduction=reduction) + self.lam * distance
 
@@ -106,7 +104,7 @@ class FedProto(PlainTrainer):
             work.network.load_state_dict(work.received)
 
 
-def _bounded(sent: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+def _bounded(sent: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
     """Every site's prototypes, those above ``LONGEST`` times the median over the sites scaled down to it."""
     lengths = [{label: float(torch.linalg.vector_norm(mean)) for label, mean in one.items()} for one in sent]
     typical = [math.fsum(own.values()) / len(own) for own in lengths if own]

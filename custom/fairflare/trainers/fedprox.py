@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from torch import Tensor
 
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
@@ -34,7 +33,9 @@ class FedProx(Trainer):
         """Keep the parameters that the round starts from, w^t, on the device."""
         work.scratch["anchor"] = [p.detach().clone() for p in work.network.parameters()]
 
-    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
         """One optimizer step along grad f(w) + mu (w - w^t); returns f(w), without the term."""
         optimizer.zero_grad(set_to_none=True)
         loss = self.backward(work, objective, batch)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.objectives import Objective
@@ -119,12 +118,10 @@ class FedRDN(PlainTrainer):
     receives: ClassVar[tuple[TensorSpec, ...]] = (ALL,)
     variant: Literal["paper", "reference", "medsegbench"] = "paper"
 
-    def unsuited(self, network: nn.Module) -> str:
-        """Networks that do not take images."""
+    def unsuited(self, network: torch.nn.Module) -> str:
         return "" if channels(network.state_dict()) else "expected a network of convolutions, which takes images"
 
     def site_data(self, data: SiteData) -> SiteData:
-        """The site's images, normalised with its own pair."""
         return data if isinstance(data, OwnNormalised) else OwnNormalised(data, STATISTICS[self.variant])
 
     def shared_batches(self, batches: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
@@ -133,7 +130,6 @@ class FedRDN(PlainTrainer):
         return (batch._replace(inputs=normalised_by(batch.inputs, pair)) for batch in batches())
 
     def setup(self, work: LocalWork) -> None:
-        """The pairs that images may be drawn to."""
         own, taken = self._own(work), channels(work.network.state_dict())
         if len(own.mean) != taken:
             raise UserError(f"fedrdn: expected images of {taken} channels, as the network takes, got {len(own.mean)}")
@@ -141,7 +137,9 @@ class FedRDN(PlainTrainer):
         generator = torch.Generator().manual_seed(derive(work.seed, "pairs"))
         work.scratch.update(own=own, pairs=[pair for pair in pairs if _usable(pair, own)], generator=generator)
 
-    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
         """One optimizer step on the images as the drawn pairs normalise them."""
         pairs: Sequence[Pair] = work.scratch["pairs"]
         if pairs:
@@ -149,7 +147,7 @@ class FedRDN(PlainTrainer):
             batch = batch._replace(inputs=renormalised(batch.inputs, work.scratch["own"], means, sds))
         return super().step(work, optimizer, objective, batch)
 
-    def drawn(self, pairs: Sequence[Pair], n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def drawn(self, pairs: Sequence[Pair], n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Means and standard deviations (n, C), or (1, C) for a whole batch, of uniformly drawn sites."""
         if self.variant == "reference":
             first, second = torch.randint(len(pairs), (2, 1), generator=generator)
@@ -165,12 +163,10 @@ class FedRDN(PlainTrainer):
             work.send_tensors[OWN.name] = {"pair": torch.stack((own.mean, own.sd.log())).float()}
 
     def collect(self, model: StateDict, replies: Sequence[Reply], state: ServerState, info: Info) -> ServerState:
-        """Site -> its pair."""
         sent = {r.site: r.tensors[OWN.name]["pair"] for r in replies if "pair" in r.tensors.get(OWN.name, {})}
         return {"pairs": {**state.get("pairs", {}), **sent}}
 
     def orders(self, state: ServerState, site: str, info: Info) -> dict[str, float]:
-        """Whether the site need not send its pair again."""
         return {"statistics_known": 1.0} if site in state.get("pairs", {}) else {}
 
     def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
@@ -185,11 +181,11 @@ class FedRDN(PlainTrainer):
         return data.pair
 
 
-def _number(entry: tuple[str, Tensor]) -> int:
+def _number(entry: tuple[str, torch.Tensor]) -> int:
     return int(entry[0])
 
 
-def _read(tensor: Tensor) -> Pair:
+def _read(tensor: torch.Tensor) -> Pair:
     """A pair as it travels: the logarithm of a standard deviation may be any number."""
     mean, log_sd = tensor.double()
     most = -math.log(LEAST_SD)

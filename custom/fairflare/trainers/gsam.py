@@ -18,8 +18,8 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
 
+from fairflare.core.execution import no_grad
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import trainer
 from fairflare.core.types import Batch, Cost, LocalWork
@@ -52,8 +52,9 @@ class GSAM(Trainer):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be finite and >= 0, got {getattr(self, name)}")
 
-    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
-        """One GSAM step at rho(t)."""
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
         rho = rho_at(work.round, self.rho_max, self.rho_tau)
         closure = partial(self.backward, work, objective, batch)
         return gsam_step(work.network, optimizer, closure, rho, self.gsam_alpha)
@@ -70,8 +71,12 @@ class SAM(GSAM):
 
 
 def gsam_step(
-    network: nn.Module, optimizer: torch.optim.Optimizer, closure: Callable[[], Tensor], rho: float, alpha: float
-) -> Tensor:
+    network: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    closure: Callable[[], torch.Tensor],
+    rho: float,
+    alpha: float,
+) -> torch.Tensor:
     """One step of ``optimizer`` along GSAM's direction.
 
     Args:
@@ -100,8 +105,10 @@ def gsam_step(
     return loss
 
 
-@torch.no_grad()
-def _subtract_gap(first: Sequence[Tensor], norm: Tensor, second: Sequence[Tensor], alpha: float) -> None:
+@no_grad
+def _subtract_gap(
+    first: Sequence[torch.Tensor], norm: torch.Tensor, second: Sequence[torch.Tensor], alpha: float
+) -> None:
     """second <- g' - alpha (g - cos ||g|| g' / (||g'|| + 1e-12)), in place; all numbers stay on the device."""
     first, second = _blocks(first), _blocks(second)
     products = torch.stack([torch.stack((torch.dot(a, b), torch.dot(b, b))) for a, b in zip(first, second)])
@@ -117,11 +124,11 @@ def _subtract_gap(first: Sequence[Tensor], norm: Tensor, second: Sequence[Tensor
         torch._foreach_add_(second, first, alpha=-alpha)
 
 
-def _blocks(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _blocks(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Flat views of all entries, on the CPU cut so small that a block stays in cache between two operations."""
     return [block for t in tensors for block in _flat(t).split(BLOCK if t.device.type == "cpu" else t.numel())]
 
 
-def _flat(t: Tensor) -> Tensor:
+def _flat(t: torch.Tensor) -> torch.Tensor:
     """A view of a dense tensor's entries in memory order, which a gradient shares with its parameter's gradients."""
     return t.as_strided((t.numel(),), (1,))

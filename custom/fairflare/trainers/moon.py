@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor, nn
 
+from fairflare.core.execution import no_grad
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
 from fairflare.core.types import Batch, Cost, LocalWork, Offer, Paper, StateDict
 from fairflare.core.validation import Range
-from fairflare.functional.contrast import model_contrast
-from fairflare.functional.features import features_of, lacks_features
+from fairflare.functional.features import features_of, lacks_features, model_contrast
 from fairflare.trainers.sgd import PlainTrainer
 
 PREVIOUS = "previous model"
@@ -44,8 +43,7 @@ class Moon(PlainTrainer):
         """Labels of whole examples: a network that labels pixels has no features of an example."""
         return "" if offer.has_classes else "MOON needs one class label per example"
 
-    def unsuited(self, network: nn.Module) -> str:
-        """Networks without features."""
+    def unsuited(self, network: torch.nn.Module) -> str:
         return lacks_features(network)
 
     def setup(self, work: LocalWork) -> None:
@@ -54,14 +52,16 @@ class Moon(PlainTrainer):
             frozen = [_frozen(work.network, model) for model in (work.received, work.memory.get(PREVIOUS))]
             work.scratch["frozen"] = frozen
 
-    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
         """One optimizer step on both terms; returns their sum."""
         if not self.mu:
             return super().step(work, optimizer, objective, batch)
         optimizer.zero_grad(set_to_none=True)
         with features_of(work.network) as found:
 
-            def part(outputs: Tensor, rows: slice) -> Tensor:
+            def part(outputs: torch.Tensor, rows: slice) -> torch.Tensor:
                 shared, last = (_features(network, batch.inputs[rows]) for network in work.scratch["frozen"])
                 term = model_contrast(found.pop(), shared, last, self.temperature)
                 return (objective(outputs, batch.targets[rows]) + self.mu * term) * (len(outputs) / len(batch.targets))
@@ -71,11 +71,10 @@ class Moon(PlainTrainer):
         return loss
 
     def finish(self, work: LocalWork) -> None:
-        """Keep the model for the next round's z_prev."""
         work.memory[PREVIOUS] = {key: value.detach().clone() for key, value in work.network.state_dict().items()}
 
 
-def _frozen(network: nn.Module, model: StateDict | None) -> nn.Module:
+def _frozen(network: torch.nn.Module, model: StateDict | None) -> torch.nn.Module:
     """A copy of ``network`` in evaluation mode without gradients; ``model`` in it, where there is one."""
     made = copy.deepcopy(network).eval().requires_grad_(False)
     if model is not None:
@@ -83,8 +82,8 @@ def _frozen(network: nn.Module, model: StateDict | None) -> nn.Module:
     return made
 
 
-@torch.no_grad()
-def _features(network: nn.Module, inputs: Tensor) -> Tensor:
+@no_grad
+def _features(network: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     with features_of(network) as found:
         network(inputs)
     return found[-1]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, zeros_like
 
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
@@ -66,14 +65,14 @@ class Scaffold(Trainer):
         return dict(state)
 
     def setup(self, work: LocalWork) -> None:
-        """c and c_i, zero before the first round."""
         work.scratch["c"] = _filled(work, work.tensors.get(CONTROL.name, {}))
         work.scratch["own"] = _filled(work, work.memory.get(OWN, {}))
         if self.estimate == "gradient":
             work.scratch["fresh"] = self._whole_gradient(work)
 
-    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
-        """One corrected step; returns the batch's loss."""
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
         loss = self.backward(work, objective, batch)
         for key, parameter in work.network.named_parameters():
@@ -83,7 +82,6 @@ class Scaffold(Trainer):
         return loss
 
     def finish(self, work: LocalWork) -> None:
-        """Keep c_i+ and send its change."""
         c, own, training = work.scratch["c"], work.scratch["own"], work.training
         if self.estimate == "gradient":
             change = {key: fresh - own[key] for key, fresh in work.scratch["fresh"].items()}
@@ -113,7 +111,7 @@ class Scaffold(Trainer):
 
 def _filled(work: LocalWork, found: Mapping[str, Any]) -> StateDict:
     """``found`` on the device, zero for parameters that it lacks."""
-    return {k: found[k].to(p) if k in found else zeros_like(p) for k, p in work.network.named_parameters()}
+    return {k: found[k].to(p) if k in found else torch.zeros_like(p) for k, p in work.network.named_parameters()}
 
 
 SCAFFOLD = Paper(

@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import trainer
@@ -19,8 +18,9 @@ from fairflare.trainers.base import Trainer
 class PlainTrainer(Trainer):
     """One gradient per batch, one optimizer step (SGD or Adam, as the task's training settings say)."""
 
-    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
-        """g = grad f(w); optimizer step on g."""
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
         loss = self.backward(work, objective, batch)
         optimizer.step()

@@ -11,15 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
-from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.utils.rnn import pad_sequence
 
 from fairflare.core.errors import UserError
 from fairflare.core.types import Batch, LocalWork, StateDict, Training
-from fairflare.trainers.base import Trainer, make_optimizer
-from fairflare.trainers.batches import local_batches
+from fairflare.trainers.base import Trainer, local_batches, make_optimizer
 from fairflare.trainers.sgd import PlainTrainer
 
 MOST_PARAMETERS = 1_000_000
@@ -43,7 +38,7 @@ class Trained:
     loss: float
 
 
-def unstackable(network: nn.Module, trainer: Trainer, training: Training, device: torch.device) -> str:
+def unstackable(network: torch.nn.Module, trainer: Trainer, training: Training, device: torch.device) -> str:
     """Why these cannot train several sites at once, in words that end a sentence; empty where they can.
 
     Args:
@@ -54,7 +49,9 @@ def unstackable(network: nn.Module, trainer: Trainer, training: Training, device
     """
     size = sum(p.numel() for p in network.parameters())
     stochastic = [
-        m for m in network.modules() if isinstance(m, _DropoutNd) or getattr(m, "dropout", 0) not in (0, None)
+        m
+        for m in network.modules()
+        if isinstance(m, torch.nn.modules.dropout._DropoutNd) or getattr(m, "dropout", 0) not in (0, None)
     ]
     half = training.precision == "bfloat16" or (training.precision == "auto" and device.type == "cuda")
     reasons = (
@@ -92,11 +89,13 @@ def _trained(works: Sequence[LocalWork], queues: Sequence[Sequence[Batch]]) -> l
     first = works[0]
     network, device = first.network.to(first.device).train(), first.device
     stacked = {
-        name: nn.Parameter(torch.stack([w.received[name] for w in works]).to(device), requires_grad=p.requires_grad)
+        name: torch.nn.Parameter(
+            torch.stack([w.received[name] for w in works]).to(device), requires_grad=p.requires_grad
+        )
         for name, p in network.named_parameters()
     }
     counts = torch.stack([work.data.class_counts for work in works]).to(device)
-    optimizer = make_optimizer(nn.ParameterList(stacked.values()), first.training)
+    optimizer = make_optimizer(torch.nn.ParameterList(stacked.values()), first.training)
     gradients = _gradients(network, first)
     total, seen = torch.zeros(len(works), dtype=torch.float64, device=device), [0] * len(works)
     models: list[StateDict] = []  # from the last site to the first: the order in which they finish
@@ -123,35 +122,37 @@ def _trained(works: Sequence[LocalWork], queues: Sequence[Sequence[Batch]]) -> l
     return [Trained(m, len(q), float(loss)) for m, q, loss in zip(reversed(models), queues, losses)]
 
 
-def _gradients(network: nn.Module, work: LocalWork) -> Callable[..., Any]:
+def _gradients(network: torch.nn.Module, work: LocalWork) -> Callable[..., Any]:
     """(trainable, other parameters, class counts, inputs, targets, which rows are real) per site -> gradient, loss."""
     objective, tau = work.objective, work.training.logit_tau
 
-    def loss(trained: StateDict, fixed: StateDict, counts: Tensor, x: Tensor, y: Tensor, real: Tensor) -> Tensor:
-        outputs = functional_call(network, (trained, fixed), (x,))
+    def loss(
+        trained: StateDict, fixed: StateDict, counts: torch.Tensor, x: torch.Tensor, y: torch.Tensor, real: torch.Tensor
+    ) -> torch.Tensor:
+        outputs = torch.func.functional_call(network, (trained, fixed), (x,))
         losses = objective(counts, tau)(outputs, y, reduction="none")
         return torch.where(real, losses, 0.0).sum() / real.sum()
 
-    return vmap(grad_and_value(loss), randomness="error")
+    return torch.func.vmap(torch.func.grad_and_value(loss), randomness="error")
 
 
-def _batched(gradients: Callable[..., Any], *rest: StateDict | Tensor) -> tuple[StateDict, Tensor]:
+def _batched(gradients: Callable[..., Any], *rest: StateDict | torch.Tensor) -> tuple[StateDict, torch.Tensor]:
     try:
-        found: tuple[StateDict, Tensor] = gradients(*rest)
+        found: tuple[StateDict, torch.Tensor] = gradients(*rest)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"stacked: the network cannot be trained for several sites at once: {reason}") from None
     return found
 
 
-def _padded(batches: Sequence[Batch], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _padded(batches: Sequence[Batch], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Inputs (S, B, ...), targets (S, B, ...) and bool (S, B): batches of up to B rows; a missing row is zero."""
     sizes = torch.tensor([len(batch.targets) for batch in batches])
     real = torch.arange(int(sizes.max())) < sizes[:, None]
-    inputs = pad_sequence([batch.inputs for batch in batches], batch_first=True)
-    targets = pad_sequence([batch.targets for batch in batches], batch_first=True)
+    inputs = torch.nn.utils.rnn.pad_sequence([batch.inputs for batch in batches], batch_first=True)
+    targets = torch.nn.utils.rnn.pad_sequence([batch.targets for batch in batches], batch_first=True)
     return inputs.to(device), targets.to(device), real.to(device)
 
 
-def _model(stacked: Mapping[str, Tensor], k: int) -> StateDict:
+def _model(stacked: Mapping[str, torch.Tensor], k: int) -> StateDict:
     return {name: value.detach()[k].cpu().clone() for name, value in stacked.items()}

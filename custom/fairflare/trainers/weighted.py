@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from fairflare.core.execution import moved
 from fairflare.core.objectives import Objective
@@ -34,12 +33,13 @@ class WeightedTrainer(Trainer):
     weight_sum: Literal["one", "batch"] = "one"
 
     def setup(self, work: LocalWork) -> None:
-        """Read the weights that the server sent."""
         shared, of_groups = self._weights(work)
         own = float(of_groups[:-1].mean()) if work.groups else 0.0
         work.scratch.update(shared=shared, groups=of_groups.to(work.device), own=own)
 
-    def step(self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch) -> Tensor:
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
         """One optimizer step on the weighted loss; returns the unweighted mean loss."""
         shared, of_groups, own = (work.scratch[name] for name in ("shared", "groups", "own"))
         # Index -1, an example in no group, falls on the last place.
@@ -47,12 +47,12 @@ class WeightedTrainer(Trainer):
         optimizer.zero_grad(set_to_none=True)
         total, plain = s.sum(), torch.zeros(len(s), dtype=torch.float64, device=work.device)
 
-        def part(outputs: Tensor, rows: slice) -> Tensor:
+        def part(outputs: torch.Tensor, rows: slice) -> torch.Tensor:
             losses = objective(outputs, batch.targets[rows], reduction="none")
             plain[rows] = losses.detach().double()
             share = len(losses) / len(s)
             if self.weight_sum == "one":
-                weighted: Tensor = ((shared + s[rows]) * losses).mean() * share
+                weighted: torch.Tensor = ((shared + s[rows]) * losses).mean() * share
             else:
                 there = total > 0  # a tensor: no question to a GPU in a step
                 grouped = torch.where(there, own * (s[rows] * losses).sum() / torch.where(there, total, 1.0), 0.0)
@@ -63,7 +63,7 @@ class WeightedTrainer(Trainer):
         optimizer.step()
         return plain.mean()
 
-    def _weights(self, work: LocalWork) -> tuple[float, Tensor]:
+    def _weights(self, work: LocalWork) -> tuple[float, torch.Tensor]:
         """s_0 and float32 (M + 1,) s_g; the last one is for examples in no group.
 
         A group that the server sets no weight for, because its numbers do not leave the site, has the mean of the
@@ -80,6 +80,6 @@ class WeightedTrainer(Trainer):
         return shared / whole, (torch.cat((named, torch.tensor([usual]).double())) / whole).float()
 
 
-def _mean(values: Tensor, counts: Tensor) -> float:
+def _mean(values: torch.Tensor, counts: torch.Tensor) -> float:
     """The mean over examples; over groups where none of them has an example."""
     return float((values @ counts) / counts.sum()) if counts.sum() else float(values.mean())

@@ -26,23 +26,25 @@ PRESETS = {
 }
 MARKS = {"better": " +", "worse": " −", tables.CANNOT: ""}
 SHOWN = ("preset", "fedavg", "sgd", "scaffold", "whole", "fedavg+intercept", "whole+intercept", "whole-adjusted+shares")
-INTRODUCTION = """# Client drift: which harm of FedAvg is averaging's?
+INTRODUCTION = """# Client drift: which harm of FedAvg comes from averaging?
+
+For researchers and hospitals that lose under FedAvg: is it the averaging, or the local training between two averages?
 
 Between two averages every site trains on its own data, and its model moves towards its own patients. This is client
 drift. One full-batch SGD step per round has none: averaging the sites' models by their number of examples is then
 gradient descent on the mean loss of all patients. What a site loses beyond that comes from local training. What it
-still loses with it is the price of one model for all.
+still loses without drift is the price of one model for all.
 
 [`drift_plan.py`](drift_plan.py) was committed before the runs and says what was changed later. Primary endpoint:
 the Brier score at the worst site; and, per site, the Brier score minus that of the site's own model. Each deal
-shares each site's patients out anew. Square brackets hold the 95 % interval over deals, widened because deals share
+splits each site's patients at random. Square brackets hold the 95 % interval over deals, widened because deals share
 patients; it covers other patients of the same sites. "+" is better and "−" is worse, by the interval. A negative
 difference of Brier scores is a gain. In the column of sites: gain / cannot be told / lose, and in brackets those
 that gain and that lose by intervals that hold for all sites together (Bonferroni).
 
 ```
 python docs/results/drift/drift_run.py FOLDER --only heart,support2,ist   # goes on with what is missing
-python docs/results/drift/drift_tables.py FOLDER      # values.csv, differences.csv, joining.csv
+python docs/results/drift/drift_tables.py FOLDER      # values.csv, joining.csv; --differences FILE: all differences
 python docs/results/drift/drift_page.py               # this page
 ```
 

@@ -24,14 +24,13 @@ sys.path.append(str(HERE.parent / "study"))
 import drift_plan as plan  # noqa: E402
 import run as study  # noqa: E402
 
-from fairflare.app.study import arms  # noqa: E402
 from fairflare.core.seeds import derive  # noqa: E402
-from fairflare.data.checks import expect  # noqa: E402
 from fairflare.datasets.heart import Heart  # noqa: E402
 from fairflare.datasets.ist import Ist  # noqa: E402
-from fairflare.datasets.kinds.centres import TEST, VAL, CentreTask  # noqa: E402
+from fairflare.datasets.kinds.patients import TEST_SHARE, VAL_SHARE, CentreTask  # noqa: E402
 from fairflare.engine.setup import tasks  # noqa: E402
-from fairflare.tasks.base import SPLIT  # noqa: E402
+from fairflare.studies.study import arms  # noqa: E402
+from fairflare.tasks.base import SPLIT, expect  # noqa: E402
 
 CHOSEN = HERE / "chosen.csv"
 HEADER = ("task", "arm", "candidate", "validation_brier", "chosen")
@@ -56,7 +55,7 @@ class Dealt(CentreTask):
         """Split -> places of the site's patients: 30, 10 and 60 per cent for test, validation and training."""
         everyone = np.sort(np.concatenate(list(super().rows(site).values())))
         shuffled = np.random.default_rng(derive(self.data_seed, self.name, "deal", site)).permutation(everyone)
-        n_test, n_val = round(TEST * len(everyone)), round(VAL * len(everyone))
+        n_test, n_val = round(TEST_SHARE * len(everyone)), round(VAL_SHARE * len(everyone))
         parts = zip(("test", "val", "train"), np.split(shuffled, (n_test, n_test + n_val)))
         return {split: np.sort(part) for split, part in parts}
 
@@ -86,7 +85,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    tasks.TASKS.update({task.name: task for task in DEALT.values()})
+    tasks.ADDED.update({task.name: task for task in DEALT.values()})
     for task in (task for task in plan.TASKS if options.only is None or task.key in options.only.split(",")):
         folder = options.folder / task.key
         chosen = choose(task, folder, options.workers)

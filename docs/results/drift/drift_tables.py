@@ -2,17 +2,20 @@
 """Makes the files of the measurements of client drift, from the predictions that ``drift_run.py`` has kept.
 
     python docs/results/drift/drift_tables.py FOLDER   # values.csv, and what follows from it
-    python docs/results/drift/drift_tables.py          # differences.csv and joining.csv from values.csv
+    python docs/results/drift/drift_tables.py          # joining.csv from values.csv
+    python docs/results/drift/drift_tables.py --differences FILE   # every paired difference as one CSV file
 
 A difference is taken per deal, arm minus reference, on the same patients. Its interval is Student's t over deals times
 sqrt(1 + J n_test / n_train), since J deals share patients (Nadeau and Bengio, Machine Learning 52, 2003, section 3); it
-covers other training and test patients of the same hospitals. "better" and "worse" need zero outside of it.
+covers other training and test patients of the same hospitals. "better" and "worse" need zero outside of it. Every
+difference follows from ``values.csv``: ``read(DIFFERENCES)`` computes them, and no file keeps them.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,14 +57,16 @@ def main() -> None:
     """Values, if a folder is given, then the rest."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--differences", type=Path, metavar="FILE", help="write every paired difference there")
     options = parser.parse_args()
     if options.folder:
         found = [line for task in (*plan.TASKS, plan.NATURAL) for line in scored(task, options.folder)]
         header = ["task", "deal", "site", "n_train", "n", "positives", "metric", *(arm.key for arm in plan.ARMS)]
         write(VALUES, [header, *found])
     rows, joined = compared()
-    write(DIFFERENCES, rows)
     write(JOINING, joined)
+    if options.differences:
+        write(options.differences, rows)
 
 
 def scored(task: plan.Measured, folder: Path) -> list[list[Any]]:
@@ -133,7 +138,7 @@ def verdict(low: float, high: float, higher: bool) -> str:
 
 
 def compared() -> tuple[list[list[Any]], list[list[Any]]]:
-    """Lines of ``differences.csv`` and of ``joining.csv``, each below a header."""
+    """Every paired difference and the lines of ``joining.csv``, each below a header."""
     rows: list[list[Any]] = [DIFFERENCE]
     joined: list[list[Any]] = [JOINED]
     for task in (task for task in plan.TASKS if values(task.key, "brier")):
@@ -175,8 +180,17 @@ def write(path: Path, rows: Sequence[Sequence[Any]]) -> None:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 
+@functools.cache
+def differences() -> list[dict[str, str]]:
+    """A line per paired difference."""
+    rows, _ = compared()
+    return [dict(zip(DIFFERENCE, row)) for row in rows[1:]]
+
+
 def read(path: Path) -> list[dict[str, str]]:
-    """Its lines; none if it is not there."""
+    """Its lines, or those of ``DIFFERENCES``; none if it is not there."""
+    if path == DIFFERENCES:
+        return differences()
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:

@@ -6,12 +6,13 @@
     python docs/results/study/ablations.py FOLDER --plan long [--only equal] [--workers 2]
 
 For each of the presets ``ich-phantom:equal`` and ``ich-phantom:skewed`` this is a ``fairflare compare`` of ``ARMS``,
-kept in FOLDER/PRESET: the same command goes on with what is missing. Its tables go to docs/results/fedism-PRESET, and
-there ``shares.csv`` says what part of the aggregation weights the corrupted sites had in every round, and what part of
-the examples they have, and ``parts.csv`` what each part of the method changes (``PARTS``). With ``--rounds`` or other
-seeds nothing is written there: these are trials. Two further plans have ``parts.csv`` alone: ``matched`` sets two of
-these arms, whose runs it takes from FOLDER/PRESET, beside plain averaging with as many passes as the dearer one has
-(docs/results/fedism-PRESET-matched), and ``long`` gives these arms as many rounds as that (fedism-PRESET-long).
+kept in FOLDER/PRESET: the same command goes on with what is missing. Its tables go to docs/results/fedism-PRESET, which
+must not be there yet. There ``shares.csv`` says what part of the aggregation weights the corrupted sites had in every
+round, and what part of the examples they have, and ``parts.csv`` what each part of the method changes (``PARTS``). With
+``--rounds`` or other seeds nothing is written there: these are trials. Two further plans have ``parts.csv`` alone:
+``matched`` sets two of these arms, whose runs it takes from FOLDER/PRESET, beside plain averaging with as many passes
+as the dearer one has (docs/results/fedism-PRESET-matched), and ``long`` gives these arms as many rounds as that
+(fedism-PRESET-long).
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ from typing import Any
 
 import plan
 
-from fairflare.app.arguments import folder_name
 from fairflare.engine.files import AUDIT
 from fairflare.engine.setup import tasks
 from fairflare.report.paired import holm, paired, verdict
+from fairflare.studies.labels import folder_name
 
 RESULTS = Path(__file__).resolve().parent.parent
-SHARES = ("arm", "seed", "round", "corrupted_weight", "corrupted_examples")
+sys.path.insert(0, str(RESULTS))
+
+import kept  # noqa: E402
+
 DIFFERENCES = ("endpoint", "part", "arm", "versus", "mean", "low", "high", "p", "p_holm", "verdict")
 ARMS = {
     "fedavg": "plain averaging",
@@ -48,6 +52,7 @@ ARMS = {
     "fedism-plus:rho_max=0": "no radius: plain training, and equal weights because no place is sharper than another",
 }
 """METHOD of ``fairflare compare`` -> what it is. The paper probes plain cross-entropy; ``logit_adjusted`` is ours."""
+SHARES = ("seed", "round", "corrupted_examples", *ARMS)
 PRESETS = ("equal", "skewed")
 PARTS = {
     "flat training": ("fedism-plus:weighting=examples", "fedavg"),
@@ -132,8 +137,8 @@ def main() -> None:
         if asked.shares:
             write((tables or folder) / "shares.csv", SHARES, shares(folder, preset, options.seeds))
         if tables:
-            comparison = json.loads((tables / "compare.json").read_text())
-            write(tables / "parts.csv", DIFFERENCES, parts(comparison, asked))
+            kept.keep(tables)
+            write(tables / "parts.csv", DIFFERENCES, parts(kept.comparison(tables), asked))
 
 
 def command(preset: str, seeds: str, tables: Path | None, arms: Iterable[str] = ARMS) -> list[str]:
@@ -160,21 +165,21 @@ def parts(comparison: Mapping[str, Any], asked: Plan) -> list[list[object]]:
 
 
 def shares(folder: Path, preset: str, seeds: str) -> list[list[object]]:
-    """A line per arm, seed and round: the corrupted sites' summed weight, and their share of the examples."""
+    """A line per seed and round: the corrupted sites' share of the examples, and with each arm their summed weight."""
     poor = {site for site, kind in tasks.load("ich-phantom", preset).sites().items() if kind != "clean"}
-    rows: list[list[object]] = []
+    rows: dict[tuple[int, int], list[object]] = {}
     for arm in ARMS:
         for seed in seeds.split(","):
-            run = folder / f"{folder_name(arm)}-seed{seed}"
-            for entry in rounds(run):
+            for entry in rounds(folder / f"{folder_name(arm)}-seed{seed}"):
                 examples = {site: said["n_examples"] for site, said in entry["accepted"].items()}
                 total = sum(examples.values())
                 weight, of_all = (
                     sum(value for site, value in found.items() if site in poor)
                     for found in (entry["weights"], {site: n / total for site, n in examples.items()})
                 )
-                rows.append([arm, int(seed), entry["round"], f"{weight:.6f}", f"{of_all:.6f}"])
-    return rows
+                row = rows.setdefault((int(seed), entry["round"]), [int(seed), entry["round"], f"{of_all:.4f}"])
+                row.append(f"{weight:.4f}")
+    return list(rows.values())
 
 
 def rounds(run: Path) -> list[dict]:

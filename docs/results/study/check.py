@@ -5,7 +5,7 @@
 
 A sentence that compares (``COMPARING``) is followed by one or more marks in HTML comments; others need none:
 
-    <!-- claim: TASK | ARM | VERSUS | OVER | METRIC | better -->   a line of differences.csv and its verdict: better,
+    <!-- claim: TASK | ARM | VERSUS | OVER | METRIC | better -->   a paired difference and its verdict: better,
                                                                    worse or cannot be told
     <!-- count: TASK | ARM | METRIC | loses=7 -->                  a line of joining.csv: gains, cannot_be_told, loses,
                                                                    lower, gains_together, loses_together or of; with *
@@ -16,7 +16,7 @@ A sentence that compares (``COMPARING``) is followed by one or more marks in HTM
     <!-- without: TASK | METRIC | loses | A, B -->                 of all arms but the trivial one, these alone have
                                                                    none in that column of joining.csv
     <!-- floor: TASK -->                                           a line of floors.csv
-    <!-- mean: TASK | ARM | OVER | METRIC -->                      a value of differences.csv, without a comparison
+    <!-- mean: TASK | ARM | OVER | METRIC -->                      the value of an arm, without a comparison
     <!-- definition -->                                            says what words mean: no arm, no figure
 
 TASK "drift/heart" of a claim, a count or a mean is the task "heart" of the files in ``../drift``.
@@ -31,9 +31,14 @@ import functools
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import plan
 import tables
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "drift"))
+
+import drift_tables  # noqa: E402
 
 COMPARING = re.compile(
     r"\b(better|worse|worst off|gains?|gained|los(?:es|e|t|ing)|benefits?|harm(?:s|ed)?|help(?:s|ed)?|improv\w+|hurts?"
@@ -92,7 +97,7 @@ def wrong(text: str, marks: list[tuple[str, list[str]]]) -> list[str]:
 
 
 def claim(text: str, words: list[str]) -> tuple[str, set[str]]:
-    """The verdict of a line of differences.csv."""
+    """The verdict of a paired difference."""
     if len(words) != 6 or words[5] not in VERDICTS:
         return f"claim: expected TASK | ARM | VERSUS | OVER | METRIC | verdict, got {words}", set()
     row = _line(tables.DIFFERENCES, dict(zip(("task", "arm", "versus", "over", "metric"), words)))
@@ -103,7 +108,7 @@ def claim(text: str, words: list[str]) -> tuple[str, set[str]]:
 
 
 def mean(text: str, words: list[str]) -> tuple[str, set[str]]:
-    """A value of differences.csv."""
+    """The value of an arm."""
     row = _line(tables.DIFFERENCES, dict(zip(("task", "arm", "over", "metric"), words)))
     return ("", {_plain(f"{float(row['value']):.3f}")}) if row else (f"mean: no such line: {words}", set())
 
@@ -185,7 +190,8 @@ def _lines(path: tables.Path, task: str) -> tables.Rows:
     """The lines of the study's file; of a task "drift/...", of the file of that name in ``../drift``."""
     if not task.startswith(DRIFT):
         return _read(path)
-    return [{**row, "task": DRIFT + row["task"]} for row in tables.read(tables.HERE.parent / DRIFT / path.name)]
+    own = drift_tables.HERE / path.name
+    return [{**row, "task": DRIFT + row["task"]} for row in drift_tables.read(own)]
 
 
 def _line(path: tables.Path, wanted: dict[str, str]) -> dict[str, str] | None:

@@ -3,6 +3,13 @@
 
     python docs/results/study/tables.py FOLDER [--only ist]   # values, differences, joining, floors, and the tables
     python docs/results/study/tables.py                       # the tables alone, from the files
+    python docs/results/study/tables.py --differences FILE    # every paired difference as one CSV file
+
+``values.csv`` and ``bootstrap.csv`` have a column per arm. A difference, its interval over seeds, Hedges' g, Holm's p
+and the verdict follow from them and are computed when they are asked for. ``bootstrap.csv`` keeps what does not follow:
+the interval over patients, how many of the ``FLIPS`` patterns of signs give at least this difference (p times
+``FLIPS``), and "better" or "worse" where the intervals that hold for all sites together say so. ``splits.csv`` counts
+patients over all seeds.
 
 A difference is taken per seed, arm minus reference, on the same patients. Its two intervals are Student's t over seeds
 and a bootstrap over seeds and test patients; "better" and "worse" need both on one side of zero. A draw of the
@@ -16,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +36,7 @@ import plan
 from fairflare.core.seeds import derive
 from fairflare.engine.setup import tasks
 from fairflare.report.fairness import mean_ci
-from fairflare.report.paired import hierarchical, holm, paired
+from fairflare.report.paired import effect_size, hierarchical, holm, paired
 from fairflare.report.paired import verdict as paired_verdict
 from fairflare.report.values import signed, text, with_interval
 
@@ -36,6 +44,14 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "STUDY.md"
 VALUES, DIFFERENCES, JOINING = HERE / "values.csv", HERE / "differences.csv", HERE / "joining.csv"
 FLOORS = HERE / "floors.csv"
+BOOTSTRAP, SPLITS = HERE / "bootstrap.csv", HERE / "splits.csv"
+"""``DIFFERENCES`` is no file: ``read`` computes it from ``VALUES``, ``BOOTSTRAP`` and ``SPLITS``."""
+OF_VALUES = ("task", "site", "seed", "n", "positives"), ("accuracy", "auc", "brier", "calibration")
+OF_BOOTSTRAP = ("task", "versus", "over", "metric"), ("low", "high", "flips", "together")
+"""Keys of a line of the file, and the figures of which each has a line with a column per arm."""
+FLIPS = 2 ** len(plan.SEEDS)
+HEADER = ["task", "arm", "versus", "over", "metric", "value", "sd", "mean", "low", "high", "patients_low"]
+HEADER += ["patients_high", "p", "p_holm", "g", "verdict", "together"]
 METRICS = {"accuracy": True, "auc": True, "brier": False, "calibration": False}
 """Name -> whether more is better; calibration is in the large, without its sign, see ``answers.excess``."""
 WORDS = {"accuracy": "accuracy", "auc": "AUC", "brier": "Brier score", "calibration": "calibration error"}
@@ -63,7 +79,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--only", help="keys of tasks")
+    parser.add_argument("--differences", type=Path, metavar="FILE", help="write every paired difference there")
     options = parser.parse_args()
+    if options.differences:
+        return write(options.differences, HEADER, [list(row.values()) for row in read(DIFFERENCES)])
     if options.folder:
         write_files(options.folder, options.only.split(",") if options.only else [study.key for study in plan.STUDIES])
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
@@ -74,11 +93,12 @@ def write_files(folder: Path, keys: Sequence[str]) -> None:
     for study in (study for study in plan.STUDIES if study.key in keys):
         scored = {arm.key: found for arm in study.arms() if (found := of_arm(study, arm, folder))}
         if "solo" in scored and "fedavg" in scored:
-            ratio = 0.0 if study.natural else dealt(predictions(study, "fedavg", folder))
-            differences, joining = compared(study, scored, widening(ratio))
+            test, train = dealt(predictions(study, "fedavg", folder))
+            differences, joining = compared(study, scored, 1.0 if study.natural else widening(test / train))
             replace(VALUES, study.key, values(study, scored))
-            replace(DIFFERENCES, study.key, differences)
+            replace(BOOTSTRAP, study.key, not_computed(differences))
             replace(JOINING, study.key, joining)
+            replace(SPLITS, study.key, [["task", "test", "train"], [study.key, test, train]])
             likely = "fedavg+intercept-train" if "fedavg+intercept-train" in scored else "fedavg"
             replace(FLOORS, study.key, floor(study, predictions(study, likely, folder)))
 
@@ -100,13 +120,13 @@ def sites_in(predicted: Mapping[str, np.ndarray]) -> list[str]:
     return list(dict.fromkeys(name.split("/")[0] for name in predicted))
 
 
-def dealt(predicted: Mapping[int, Mapping[str, np.ndarray]]) -> float:
-    """Test patients per training patient, over all sites and seeds."""
+def dealt(predicted: Mapping[int, Mapping[str, np.ndarray]]) -> tuple[int, int]:
+    """Test patients and training patients, over all sites and seeds."""
     parts = [
         [one[f"{site}/test/y"].size, one[f"{site}/train/n"]] for one in predicted.values() for site in sites_in(one)
     ]
     test, train = np.sum(parts, axis=0)
-    return float(test / train)
+    return int(test), int(train)
 
 
 def widening(ratio: float) -> float:
@@ -220,33 +240,24 @@ def values(study: plan.Study, scored: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def compared(study: plan.Study, scored: Mapping[str, Any], wider: float) -> tuple[list[list[Any]], list[list[Any]]]:
-    """Lines of ``differences.csv`` and of ``joining.csv``, each below a header."""
+    """Every paired difference and the lines of ``joining.csv``, each below a header."""
     sites = list(scored["solo"][plan.SEEDS[0]])
-    header = "task arm versus over metric value sd mean low high patients_low patients_high p p_holm g verdict together"
-    rows: list[list[Any]] = [header.split()]
+    rows: list[list[Any]] = [HEADER]
     counts = "gains cannot_be_told loses lower gains_together loses_together of"
     joining: list[list[Any]] = [["task", "arm", "metric", *counts.split()]]
     kind_of = kinds(study)
-    quantities = {
-        (over, metric): {arm: quantity(found, over, metric, kind_of) for arm, found in scored.items()}
-        for over in (*OVERALL, *sites)
-        if over != "worst kind" or study.kinds
-        for metric in (LINEAR if over in ("patients", "worst kind") else study.metrics)
-    }
-    for versus in (reference for reference in VERSUS if reference in scored):
-        for (over, metric), of_arms in quantities.items():
-            if over in sites and versus != "solo":
-                continue
-            of_all = 1 - (1 - LEVEL) / len(sites) if over in sites else None
-            judge = Judge(metric, over, study.known_again, wider)
-            told = {arm: judge(own, of_arms[versus], of_all) for arm, own in of_arms.items() if arm != versus}
-            adjusted = holm({arm: one["p"] for arm, one in told.items()})
-            for arm, one in told.items():
-                own = np.array([found[0] for found in of_arms[arm].values()])
-                known = [own.mean(), own.std(ddof=1), one["mean"], one["low"], one["high"]]
-                known += [one["patients"]["low"], one["patients"]["high"], one["p"], adjusted[arm], one["g"]]
-                said = [one["verdict"], one["together"]]
-                rows.append([study.key, arm, versus, over, metric, *map(figure, known), *said])
+    for versus, over, metric in compared_quantities(study, scored):
+        of_arms = {arm: quantity(found, over, metric, kind_of) for arm, found in scored.items()}
+        of_all = 1 - (1 - LEVEL) / len(sites) if over in sites else None
+        judge = Judge(metric, over, study.known_again, wider)
+        told = {arm: judge(own, of_arms[versus], of_all) for arm, own in of_arms.items() if arm != versus}
+        adjusted = holm({arm: one["p"] for arm, one in told.items()})
+        for arm, one in told.items():
+            own = np.array([found[0] for found in of_arms[arm].values()])
+            known = [own.mean(), own.std(ddof=1), one["mean"], one["low"], one["high"]]
+            patients = map(signed_end, (one["patients"]["low"], one["patients"]["high"]))
+            tests, said = [one["p"], adjusted[arm], one["g"]], [one["verdict"], one["together"]]
+            rows.append([study.key, arm, versus, over, metric, *map(figure, [*known, *patients, *tests]), *said])
     for arm in scored:
         for metric in study.metrics:
             own_rows = [r for r in rows if r[1] == arm and r[2] == "solo" and r[3] in sites and r[4] == metric]
@@ -313,27 +324,30 @@ class Judge:
             of_all: level of the intervals that hold for all sites together (Bonferroni); None: of no site.
         """
         differences = [float(own[seed][0] - reference[seed][0]) for seed in own]
-        found = {**paired(differences), **self._over_seeds(differences, LEVEL)}
+        found = {**paired(differences), **over_seeds(differences, LEVEL, self._wider)}
         resampled = [{seed: list(one[seed][1:]) for seed in one} for one in (own, reference)]
         again = hierarchical(*resampled, crossed=self._crossed, level=LEVEL)
-        said, together = self._said(found, again), ""
+        said, together = self.said(found, again), ""
         if of_all:
             many = hierarchical(*resampled, crossed=self._crossed, level=of_all) if said != CANNOT else again
-            together = self._said(self._over_seeds(differences, of_all), many) if said != CANNOT else CANNOT
+            together = self.said(over_seeds(differences, of_all, self._wider), many) if said != CANNOT else CANNOT
         return {**found, "patients": again, "verdict": said, "together": together}
 
-    def _over_seeds(self, differences: Sequence[float], level: float) -> dict[str, Any]:
-        found = dict(mean_ci(differences, level))
-        if found["low"] is None or found["mean"] is None:
-            return found
-        half = (found["mean"] - found["low"]) * self._wider
-        return {**found, "low": found["mean"] - half, "high": found["mean"] + half}
-
-    def _said(self, found: Mapping[str, Any], again: Mapping[str, Any]) -> str:
+    def said(self, found: Mapping[str, Any], again: Mapping[str, Any]) -> str:
+        """The verdict by the interval over seeds and the bootstrap's."""
         turned = []
         if not self._linear and again["low"] is not None:
             turned = [{"low": 2 * found["mean"] - again["high"], "high": 2 * found["mean"] - again["low"]}]
         return verdict([found, again, *turned], self._higher)
+
+
+def over_seeds(differences: Sequence[float], level: float, wider: float) -> dict[str, Any]:
+    """Mean and Student's interval over seeds, ``wider`` times as wide."""
+    found = dict(mean_ci(differences, level))
+    if found["low"] is None or found["mean"] is None:
+        return found
+    half = (found["mean"] - found["low"]) * wider
+    return {**found, "low": found["mean"] - half, "high": found["mean"] + half}
 
 
 def verdict(intervals: Iterable[Mapping[str, Any]], higher: bool) -> str:
@@ -347,22 +361,139 @@ def figure(value: float | None) -> str:
     return "" if value is None or not np.isfinite(value) else f"{value:.6f}"
 
 
+def not_computed(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Of the lines of ``compared`` what ``differences`` cannot compute, below a header."""
+    names = ("task", "arm", *OF_BOOTSTRAP[0][1:])
+    found: list[list[Any]] = [[*names, *OF_BOOTSTRAP[1]]]
+    for row in (dict(zip(rows[0], line)) for line in rows[1:]):
+        flips = str(round(float(row["p"]) * FLIPS)) if row["p"] else ""
+        together = row["together"] if row["together"] != CANNOT else ""
+        found.append([*(row[name] for name in names), row["patients_low"], row["patients_high"], flips, together])
+    return found
+
+
+def signed_end(value: float | None) -> float | None:
+    """An interval's end, moved to the nearest figure of its sign where it would be written as zero and is not."""
+    return value if not value or abs(value) >= 1e-6 else float(np.copysign(1e-6, value))
+
+
 def replace(path: Path, task: str, rows: Sequence[Sequence[Any]]) -> None:
     """``rows`` below their header, with the other tasks' old lines."""
-    old = [[row.get(name, "") for name in rows[0]] for row in read(path) if row["task"] != task]
+    heads = list(rows[0])
+    old = [[row.get(name, "") for name in heads] for row in LONG.get(path, plain)(path) if row["task"] != task]
     order = [study.key for study in plan.STUDIES]
+    lines = sorted([*old, *rows[1:]], key=lambda row: order.index(row[0]))
+    if path in SHAPES:
+        heads, lines = by_arm([dict(zip(heads, map(str, line))) for line in lines], *SHAPES[path])
+    write(path, heads, lines)
+
+
+def write(path: Path, heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
+    """As CSV."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(rows[0])
-        writer.writerows(sorted([*old, *rows[1:]], key=lambda row: order.index(row[0])))
+        writer.writerow(heads)
+        writer.writerows(lines)
 
 
-def read(path: Path) -> Rows:
-    """Its lines; none if it is not there."""
+def by_arm(rows: Rows, keys: Sequence[str], figures: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Header and lines with a column per arm; a line per key and figure, none where no arm has the figure."""
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in rows:
+        for name in figures:
+            lines.setdefault((*(row[key] for key in keys), name), {})[row["arm"]] = row[name]
+    heads = [*keys, "figure", *arms]
+    return heads, [[*key, *(found.get(arm, "") for arm in arms)] for key, found in lines.items() if any(found.values())]
+
+
+def of_arms(path: Path) -> Rows:
+    """The lines of a file that ``by_arm`` has shaped, one per arm again."""
+    keys, figures = SHAPES[path]
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for line in plain(path):
+        for arm in list(line)[len(keys) + 1 :]:
+            if line[arm]:
+                found.setdefault((*(line[key] for key in keys), arm), {})[line["figure"]] = line[arm]
+    return [
+        {**dict(zip(keys, key)), "arm": key[-1], **{name: one.get(name, "") for name in figures}}
+        for key, one in found.items()
+    ]
+
+
+def plain(path: Path) -> Rows:
+    """The lines of a file; none if it is not there."""
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+@functools.cache
+def differences() -> Rows:
+    """Every paired difference, computed from the files."""
+    values, kept = of_arms(VALUES), of_arms(BOOTSTRAP)
+    return [row for study in plan.STUDIES for row in differences_of(study, values, kept)]
+
+
+def differences_of(study: plan.Study, values: Rows, kept: Rows) -> Rows:
+    """Those of one task; ``p_holm`` is over the arms of a table."""
+    scored, kind_of, sizes = scored_again(study, values), kinds(study), {row["task"]: row for row in plain(SPLITS)}
+    if not scored:
+        return []
+    wider = 1.0 if study.natural else widening(int(sizes[study.key]["test"]) / int(sizes[study.key]["train"]))
+    keys = ("arm", *OF_BOOTSTRAP[0][1:])
+    by_key = {tuple(row[key] for key in keys): row for row in kept if row["task"] == study.key}
+    rows = []
+    for versus, over, metric in compared_quantities(study, scored):
+        of_arms = {arm: quantity(found, over, metric, kind_of) for arm, found in scored.items()}
+        seeds = {arm: np.array([found[0] for found in own.values()]) for arm, own in of_arms.items()}
+        lines = {arm: by_key.get((arm, versus, over, metric), {}) for arm in scored if arm != versus}
+        p_of = {arm: int(line["flips"]) / FLIPS if line.get("flips") else None for arm, line in lines.items()}
+        adjusted, judge = holm(p_of), Judge(metric, over, study.known_again, wider)
+        for arm, line in lines.items():
+            taken = list(seeds[arm] - seeds[versus])
+            found = over_seeds(taken, LEVEL, wider)
+            again = {end: float(text) if (text := line.get(end)) else None for end in ("low", "high")}
+            known = [seeds[arm].mean(), seeds[arm].std(ddof=1), found["mean"], found["low"], found["high"]]
+            known += [again["low"], again["high"], p_of[arm], adjusted[arm], effect_size(taken)["g"]]
+            together = line.get("together") or ("" if versus != "solo" or over in OVERALL else CANNOT)
+            cells = [study.key, arm, versus, over, metric, *map(figure, known), judge.said(found, again), together]
+            rows.append(dict(zip(HEADER, cells)))
+    return rows
+
+
+def compared_quantities(study: plan.Study, scored: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(reference, over, metric) of every table of differences."""
+    sites = list(scored["solo"][plan.SEEDS[0]])
+    overs = [over for over in OVERALL if over != "worst kind" or study.kinds]
+    return [
+        (versus, over, metric)
+        for versus in VERSUS
+        if versus in scored
+        for over in (*overs, *(sites if versus == "solo" else ()))
+        for metric in (LINEAR if over in ("patients", "worst kind") else study.metrics)
+    ]
+
+
+def scored_again(study: plan.Study, values: Rows) -> dict[str, dict[int, dict[str, Any]]]:
+    """Arm -> seed -> site -> what ``scores`` said of the patients as they are."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in values:
+        if row["task"] == study.key:
+            known = {name: np.array([float(row[name] or "nan")]) for name in OF_VALUES[1]}
+            site = {"n": int(row["n"]), **known, "calibration": np.abs(known["calibration"])}
+            found.setdefault(row["arm"], {}).setdefault(int(row["seed"]), {})[row["site"]] = site
+    return found
+
+
+SHAPES = {VALUES: OF_VALUES, BOOTSTRAP: OF_BOOTSTRAP}
+LONG = dict.fromkeys(SHAPES, of_arms)
+
+
+def read(path: Path) -> Rows:
+    """A line per arm and so on of a file, or of ``DIFFERENCES``; none if it is not there."""
+    return differences() if path == DIFFERENCES else LONG.get(path, plain)(path)
 
 
 def filled(page: str) -> str:

@@ -11,8 +11,8 @@ import torch
 from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
+from fairflare.datasets import brain_seg
 from fairflare.datasets.brain_seg import BrainSeg
-from fairflare.datasets.simulated import mr
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
 
@@ -33,7 +33,7 @@ def data(task):
 
 
 def test_six_scanners(task):
-    assert list(task.sites().values()) == [scanner.words for scanner in mr.SCANNERS]
+    assert list(task.sites().values()) == [scanner.words for scanner in brain_seg.SCANNERS]
     assert len(set(task.sites().values())) == 6 and list(BrainSeg(n_sites=2).sites()) == ["site-1", "site-2"]
 
 
@@ -58,10 +58,10 @@ def test_images_and_masks(task, data):
 @needs_nilearn
 def test_scanners_differ_on_the_same_patient(task):
     shown = {}
-    for scanner in mr.SCANNERS:
-        image, masks = mr.subject(64, scanner.proton, np.random.default_rng(3))
-        shown[scanner] = mr.scanned(image, scanner, seed=1).astype(float)
-        assert masks.tobytes() == mr.subject(64, 0.0, np.random.default_rng(3))[1].tobytes()
+    for scanner in brain_seg.SCANNERS:
+        image, masks = brain_seg.subject(64, scanner.proton, np.random.default_rng(3))
+        shown[scanner] = brain_seg.scanned(image, scanner, seed=1).astype(float)
+        assert masks.tobytes() == brain_seg.subject(64, 0.0, np.random.default_rng(3))[1].tobytes()
     plain, shaded, dark, noisy, coarse, flat = shown.values()
     inside = masks.any(0)
     assert all(abs(other - plain)[inside].mean() > 8 for other in (shaded, dark, noisy, coarse, flat))
@@ -74,11 +74,11 @@ def test_scanners_differ_on_the_same_patient(task):
 
 @needs_nilearn
 def test_shift_scales_the_distance_between_scanners():
-    plain = dataclasses.replace(mr.SCANNERS[0], words="")
-    for scanner in mr.SCANNERS:
+    plain = dataclasses.replace(brain_seg.SCANNERS[0], words="")
+    for scanner in brain_seg.SCANNERS:
         assert dataclasses.replace(scanner.at(0), words="") == plain and scanner.at(1) == scanner
-    image = mr.subject(64, 0.0, np.random.default_rng(3))[0]
-    shown = [mr.scanned(image, mr.SCANNERS[2].at(shift), seed=1).astype(float) for shift in (0, 0.5, 1)]
+    image = brain_seg.subject(64, 0.0, np.random.default_rng(3))[0]
+    shown = [brain_seg.scanned(image, brain_seg.SCANNERS[2].at(shift), seed=1).astype(float) for shift in (0, 0.5, 1)]
     assert 1 < abs(shown[1] - shown[0]).mean() < abs(shown[2] - shown[0]).mean()
 
 

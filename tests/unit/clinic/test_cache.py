@@ -19,15 +19,16 @@ import torch
 
 import fairflare
 from cases import each
-from fairflare.app.cli import main
-from fairflare.app.runs import execute
+from fairflare.cli.main import main
 from fairflare.core.imports import imports, module_files
+from fairflare.datasets import brain_seg, digits, fundus_phantom, ich_phantom
 from fairflare.datasets.ich_phantom import IchPhantom
-from fairflare.datasets.simulated import cache, fundus, kept_files, mr, numerals, phantom
+from fairflare.datasets.simulated import cache
 from fairflare.engine import audit
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
 from fairflare.flare import simulate
+from fairflare.studies.runs import execute
 
 TASKS = {
     "ich-phantom": {"images": 72, "n_sites": 3, "corrupted": 1, "size": 32, "test_images": 20, "site_test_images": 8},
@@ -35,7 +36,7 @@ TASKS = {
     "fundus-phantom": {"images": 60, "n_sites": 2, "size": 32, "site_test_images": 6},
     "digits": {"images_per_site": 24, "test_images": 20, "site_test_images": 8},
 }
-DRAWERS = ((phantom, "render"), (mr, "subject"), (fundus, "eye"), (numerals, "draw"))
+DRAWERS = ((ich_phantom, "render"), (brain_seg, "subject"), (fundus_phantom, "eye"), (digits, "drawn_digit"))
 ICH = "ich-phantom"
 
 
@@ -114,7 +115,7 @@ def test_the_code_is_that_of_all_that_renders(monkeypatch):
     original = cache.Path.read_bytes
     monkeypatch.setattr(cache.Path, "read_bytes", lambda path: read.append(path.name) or original(path) + b"#")
     assert cache._code(type(_task())) != before
-    assert {"phantom.py", "anatomy.py", "corruptions.py", "partition.py", "seeds.py", "ich_phantom.py"} <= set(read)
+    assert {"anatomy.py", "corruptions.py", "partition.py", "seeds.py", "ich_phantom.py"} <= set(read)
     cache._code.cache_clear()
 
 
@@ -131,10 +132,12 @@ def test_each_file_that_renders_counts_and_no_other(monkeypatch):
         return cache._code(type(_task()))
 
     plain = code()
-    for name in ("ich_phantom.py", "phantom.py", "anatomy.py", "corruptions.py", "more_images.py", "free_rider.py",
-                 "partition.py", "seeds.py", "base.py", "cache.py", "kept_files.py"):  # fmt: skip
+    for name in ("ich_phantom.py", "anatomy.py", "corruptions.py", "partition.py", "seeds.py", "base.py", "cache.py"):
         assert code(name) != plain, name
-    assert code("mr.py", "fundus.py", "numerals.py", "support2.py", "loop.py", "cli.py", "networks.py") == plain
+    assert (
+        code("brain_seg.py", "fundus_phantom.py", "digits.py", "support2.py", "loop.py", "cli.py", "networks.py")
+        == plain
+    )
     cache._code.cache_clear()
 
 
@@ -271,7 +274,7 @@ def test_the_oldest_go_when_there_are_too_many(folder, monkeypatch):
     task = _task()
     task.site_data("site-1")
     (first,) = folder.iterdir()
-    monkeypatch.setattr(kept_files, "LARGEST", int(2.5 * first.stat().st_size))
+    monkeypatch.setattr(cache, "LARGEST", int(2.5 * first.stat().st_size))
     task.site_data("site-2")
     for age, path in ((900, first), (600, max(folder.iterdir(), key=lambda path: path != first))):
         os.utime(path, (time.time() - age,) * 2)
@@ -301,7 +304,7 @@ def test_files_of_other_names_stay_whatever_their_age(folder, monkeypatch):
     for path in links:
         path.symlink_to(strangers[0])
         os.utime(path, (0, 0), follow_symlinks=False)
-    monkeypatch.setattr(kept_files, "LARGEST", int(2.1 * first.stat().st_size))
+    monkeypatch.setattr(cache, "LARGEST", int(2.1 * first.stat().st_size))
     for site in ("site-2", "site-3"):
         task.site_data(site)
     assert all(path.read_bytes() == b"years of work" * 1000 for path in (*strangers, *links))
@@ -310,14 +313,14 @@ def test_files_of_other_names_stay_whatever_their_age(folder, monkeypatch):
 
 def _render(counter):
     """The bits, in a process of its own; a line in ``counter`` for every image that is drawn."""
-    draw = phantom.render
+    draw = ich_phantom.render
 
     def counted(*args):
         with counter.open("a") as file:
             file.write("x\n")
         return draw(*args)
 
-    phantom.render = counted
+    ich_phantom.render = counted
     return _bits(_task().site_data("site-1"))
 
 
@@ -354,7 +357,7 @@ def _held(folder):
 
 
 def test_nobody_waits_for_ever(folder, drawn, monkeypatch):
-    monkeypatch.setattr(kept_files, "LONGEST_WAIT", 0.2)
+    monkeypatch.setattr(cache, "LONGEST_WAIT", 0.2)
     with _held(folder):
         _task().site_data("site-1")
     assert drawn and len(list(folder.glob("*.rendered"))) == 1
@@ -365,7 +368,7 @@ def test_nobody_waits_for_the_dead(folder, drawn):
         os.kill(child.pid, signal.SIGKILL)
         started = time.monotonic()
         _task().site_data("site-1")
-        assert time.monotonic() - started < kept_files.LONGEST_WAIT / 10
+        assert time.monotonic() - started < cache.LONGEST_WAIT / 10
     assert drawn and [path.suffix for path in folder.iterdir()] == [".rendered"]
 
 
@@ -381,15 +384,15 @@ def test_a_lock_is_put_through_no_link(folder, tmp_path):
 @each("shape", [(), (0, 3), (2, 3, 4)])
 def test_tensors_of_every_kind_and_shape(kind, shape, tmp_path):
     tensors = {"a": (torch.rand(shape) * 200).to(kind), "b": torch.arange(6).reshape(2, 3).T}
-    kept_files.keep(tmp_path / f"x-{'0' * 40}.rendered", "key", tensors)
-    found = kept_files.read(tmp_path / f"x-{'0' * 40}.rendered", "key")
+    cache.keep(tmp_path / f"x-{'0' * 40}.rendered", "key", tensors)
+    found = cache.read(tmp_path / f"x-{'0' * 40}.rendered", "key")
     assert list(found) == ["a", "b"] and all(torch.equal(found[k], tensors[k]) for k in tensors)
     assert all(found[k].dtype == tensors[k].dtype and found[k].shape == tensors[k].shape for k in tensors)
-    assert kept_files.read(tmp_path / f"x-{'0' * 40}.rendered", "another") is None
+    assert cache.read(tmp_path / f"x-{'0' * 40}.rendered", "another") is None
 
 
 def test_what_is_no_plain_tensor_of_these_kinds_is_not_kept(tmp_path):
-    kept_files.keep(tmp_path / f"x-{'0' * 40}.rendered", "key", {"a": torch.zeros(2, dtype=torch.complex64)})
+    cache.keep(tmp_path / f"x-{'0' * 40}.rendered", "key", {"a": torch.zeros(2, dtype=torch.complex64)})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -439,7 +442,7 @@ def test_a_comparison_renders_once(capsys, folder, tmp_path, drawn):
 def test_no_cache_on_every_command_that_renders(folder, monkeypatch, capsys):
     """Whatever the command says of its arguments, nothing is kept within it, and the variable is as before."""
     seen = []
-    monkeypatch.setattr("fairflare.app.runs.resume", lambda *a, **k: seen.append(cache.folder()) or {})
+    monkeypatch.setattr("fairflare.studies.runs.resume", lambda *a, **k: seen.append(cache.folder()) or {})
     with pytest.raises(SystemExit):
         main(["resume", "run", "--no-cache", "--json"])
     assert seen == [None] and cache.folder() == folder

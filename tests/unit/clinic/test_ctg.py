@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.ctg import CLASSES, MEASURED, ONE_HOT, Ctg
@@ -305,7 +305,7 @@ def test_bad_options(options, message):
 
 def run(capsys, out, *arguments):
     with pytest.raises(SystemExit) as stop:
-        main(["run", "fedufo", "--rounds", "2", "--json", "--out", str(out), *arguments])
+        main(["run", "fedufo", "--rounds", "2", "--no-solo", "--json", "--out", str(out), *arguments])
     streams = capsys.readouterr()
     assert stop.value.code == 0, streams.err
     evaluation = next(entry for entry in verify(out / "audit.jsonl") if entry["event"] == "evaluation")

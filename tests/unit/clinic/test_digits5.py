@@ -10,12 +10,12 @@ import torch
 
 from cases import each
 from digit_tree import SIZES, drawn, label_of, write_fedbn, write_files
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.digits5 import DOMAINS, Digits5
-from fairflare.datasets.kinds.cropping import CroppedData
+from fairflare.datasets.kinds.domains import CroppedData
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
 from fairflare.tasks.kinds.classes import CLASSES
@@ -213,7 +213,18 @@ def test_evaluation_reports_its_metrics(task):
 def test_one_command_trains_on_all_domains(task, tmp_path, capsys):
     options = [a for pair in ("n_sites=4", "share=0.1", "limit=12", "epochs=1") for a in ("--set", pair)]
     code, out, err = call(
-        capsys, "run", "fedheal", "--task", "digits5", *options, "--rounds", "1", "--out", tmp_path / "run", "--json"
+        capsys,
+        "run",
+        "fedheal",
+        "--task",
+        "digits5",
+        *options,
+        "--rounds",
+        "1",
+        "--no-solo",
+        "--out",
+        tmp_path / "run",
+        "--json",
     )
     assert code == 0, err
     sites = json.loads(out)["report"]["sites"]

@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.fundus import DOMAINS, Fundus
-from fairflare.engine.setup.tasks import TASKS, load
+from fairflare.engine.setup.tasks import every, load
 from fairflare.tasks.kinds.masks import PAPER
 
 N_TRAIN, N_TEST = 10, 4
@@ -204,15 +204,15 @@ def test_bad_options(options, message):
 
 
 def test_the_papers_settings():
-    task, preset = load("fundus", "paper"), TASKS["fundus"].presets["paper"]
+    task, preset = load("fundus", "paper"), every()["fundus"].presets["paper"]
     assert (task.size, task.model, task.norm, task.val_fraction) == (384, "unet", "batch", 0.2)
-    assert preset.training == PAPER and list(TASKS["fundus"].presets) == ["small", "paper"]
+    assert preset.training == PAPER and list(every()["fundus"].presets) == ["small", "paper"]
     assert load("fundus").network()(torch.zeros(1, 3, 64, 64)).shape == (1, 2, 64, 64)
 
 
 def test_photographs_train_with_one_command(dofe, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FAIRFLARE_DATA", str(dofe))
-    run = ("--task", "fundus", "--set", "size=32", "--rounds", "2", "--out", tmp_path / "run", "--json")
+    run = ("--task", "fundus", "--set", "size=32", "--rounds", "2", "--no-solo", "--out", tmp_path / "run", "--json")
     code, out, err = call(capsys, "run", "fedavg", *run)
     assert code == 0, err
     report = json.loads(out)["report"]

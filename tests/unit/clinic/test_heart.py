@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fairflare.app.describe import task_rows
-from fairflare.app.study import arms
 from fairflare.core.errors import UserError
 from fairflare.core.types import Need, Training
 from fairflare.data.grouping import Grouping
+from fairflare.datasets import heart
 from fairflare.datasets.heart import GAPS, NUMBERS, Heart
-from fairflare.datasets.readers import heart
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
-from fairflare.engine.setup.tasks import TASKS, load
+from fairflare.engine.setup.tasks import every, load
 from fairflare.networks import builtin as networks
 from fairflare.report.write import write_report
+from fairflare.studies.describe import task_rows
+from fairflare.studies.study import arms
 from fairflare.tasks.preflight import preflight
 
 SITES = ["Cleveland", "Hungary", "Switzerland", "VA"]
@@ -150,7 +150,7 @@ def test_the_logistic_model_is_a_sigmoid_with_binary_cross_entropy():
 
 
 def test_flambys_training():
-    assert TASKS["heart"].presets["flamby"].training == Training(
+    assert every()["heart"].presets["flamby"].training == Training(
         rounds=15, batch_size=4, optimizer="sgd", lr=1e-3, momentum=0.0, weight_decay=0.0, local_steps=100
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import CODES
 from fairflare.datasets.isic2019 import METADATA, Isic2019
@@ -192,7 +192,19 @@ def test_a_run_with_groups_from_the_command_line(root, tmp_path, capsys):
     write_metadata(root, [(name, "50", "", "", ("male", "female")[i % 2]) for i, name in enumerate(ids(root))])
     values = {**TINY, "limit": 10, "group_by": "sex", "min_count": 1}
     settings = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-    run = ("run", "fedavg", "--task", "isic2019", *settings, "--rounds", "1", "--out", tmp_path / "r", "--json")
+    run = (
+        "run",
+        "fedavg",
+        "--task",
+        "isic2019",
+        *settings,
+        "--rounds",
+        "1",
+        "--no-solo",
+        "--out",
+        tmp_path / "r",
+        "--json",
+    )
     with pytest.raises(SystemExit) as stop:
         main([str(a) for a in run])
     streams = capsys.readouterr()

@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.app.study import arms
 from fairflare.core.errors import UserError
 from fairflare.core.types import Need
-from fairflare.datasets.readers import trial
+from fairflare.datasets import ist
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.tasks import load
 from fairflare.report.write import write_report
+from fairflare.studies.study import arms
+from fairflare.tasks.metrics import auc
 from fairflare.tasks.preflight import preflight
-from fairflare.tasks.scores import auc
 
 AFTERWARDS = ("ID14", "FDEAD", "OCCODE", "DIED", "TD")
 PREDICTED = ("EXPDD14", "EXPDD6", "EXPDDD")
@@ -40,10 +40,10 @@ def hash_of_splits(task):
 
 
 def test_the_file_is_whole():
-    table = trial.table()
+    table = ist.table_of()
     assert len(table) == 29 and {len(cells) for cells in table.values()} == {19_435}
-    assert len(set(table["HOSPNUM"])) == 466 and set(table["COUNTRY"]) == set(trial.COUNTRIES)
-    assert len(trial.COUNTRIES) == len(set(trial.COUNTRIES.values())) == 36
+    assert len(set(table["HOSPNUM"])) == 466 and set(table["COUNTRY"]) == set(ist.COUNTRY_NAMES)
+    assert len(ist.COUNTRY_NAMES) == len(set(ist.COUNTRY_NAMES.values())) == 36
     assert collections.Counter(table["OCCODE"]) == {"1": 4241, "2": 7884, "3": 3864, "4": 3296, "0": 97, "9": 53}
     assert table["DIED"].count("1") == 4370
     sizes = collections.Counter(table["HOSPNUM"])
@@ -60,16 +60,16 @@ def test_the_file_is_the_one_whose_hash_the_readme_has():
 
 
 def test_outcomes():
-    known = trial.outcome("dependent-or-dead")
+    known = ist.outcomes("dependent-or-dead")
     assert [(known == value).sum() for value in (1, 0, -1)] == [4241 + 7884, 3864 + 3296, 97 + 53]
-    assert [(trial.outcome("death") == value).sum() for value in (1, 0)] == [4370, 15_065]
+    assert [(ist.outcomes("death") == value).sum() for value in (1, 0)] == [4370, 15_065]
 
 
 def test_every_value_is_known():
-    for name, values in trial.CATEGORIES.items():
-        assert set(trial.column(name)) <= {*values, "", "H" if name == "RXHEP" else ""}
-    for name, (mean, sd) in trial.NUMBERS.items():
-        found = trial.column(name).astype(float)
+    for name, values in ist.CATEGORIES.items():
+        assert set(ist.column_of(name)) <= {*values, "", "H" if name == "RXHEP" else ""}
+    for name, (mean, sd) in ist.NUMBERS.items():
+        found = ist.column_of(name).astype(float)
         assert abs(found.mean() - mean) < 1 and abs(found.std() - sd) < 1
 
 
@@ -78,34 +78,34 @@ def test_what_was_not_known_at_randomisation_is_no_feature(column):
     with pytest.raises(UserError, match="features: expected columns known at randomisation .* got "):
         load("ist", features=f"AGE,{column}")
     with pytest.raises(UserError, match="features: expected columns known at randomisation"):
-        trial.features(["AGE", column])
+        ist.features_of(["AGE", column])
     assert column not in load("ist").columns()
 
 
 def test_a_planted_outcome_changes_no_feature(monkeypatch):
     """With the trial's predictions in the file, and other outcomes, every feature is what it was."""
-    before = trial.features()
-    cells = dict(trial.table())
+    before = ist.features_of()
+    cells = dict(ist.table_of())
     for name in (*AFTERWARDS, *PREDICTED):
         cells[name] = tuple("1" for _ in cells["AGE"])
-    monkeypatch.setattr(trial, "table", lambda: cells)
-    assert all(np.array_equal(one, two) for one, two in zip(before, trial.features()))
+    monkeypatch.setattr(ist, "table_of", lambda: cells)
+    assert all(np.array_equal(one, two) for one, two in zip(before, ist.features_of()))
     with pytest.raises(UserError, match="got 'EXPDD14'"):
-        trial.features(["AGE", "EXPDD14"])
+        ist.features_of(["AGE", "EXPDD14"])
 
 
 def test_no_feature_alone_predicts_death():
-    died = trial.outcome("death") == 1
-    for column in np.hstack(trial.features()).T:
+    died = ist.outcomes("death") == 1
+    for column in np.hstack(ist.features_of()).T:
         assert 0.25 < auc(column, died) < 0.75
 
 
 def test_features():
-    numbers, flags = trial.features()
+    numbers, flags = ist.features_of()
     assert numbers.shape == (19_435, 3) and flags.shape == (19_435, 32) and set(np.unique(flags)) == {0.0, 1.0}
-    _, heparin = trial.features(["RXHEP"])
+    _, heparin = ist.features_of(["RXHEP"])
     assert heparin.sum(0).tolist() == [4861, 4611 + 245]
-    assert trial.features(["AGE"])[1].shape == (19_435, 0) and trial.features(["SEX"])[0].shape == (19_435, 0)
+    assert ist.features_of(["AGE"])[1].shape == (19_435, 0) and ist.features_of(["SEX"])[0].shape == (19_435, 0)
     task = load("ist", features="AGE, SEX")
     assert task.network()(task.site_data("UK").splits["test"].inputs).shape[1] == 2
 
@@ -113,8 +113,8 @@ def test_features():
 def test_seventeen_countries():
     task = load("ist", "countries")
     sizes = {site: sum(map(len, task.rows(site).values())) for site in task.sites()}
-    assert len(sizes) == 17 and max(sizes, key=sizes.get) == "UK" and trial.table()["COUNTRY"].count("UK") == 6257
-    assert sizes["UK"] == (trial.outcome("dependent-or-dead")[trial.column("COUNTRY") == "UK"] >= 0).sum()
+    assert len(sizes) == 17 and max(sizes, key=sizes.get) == "UK" and ist.table_of()["COUNTRY"].count("UK") == 6257
+    assert sizes["UK"] == (ist.outcomes("dependent-or-dead")[ist.column_of("COUNTRY") == "UK"] >= 0).sum()
     uk, sweden = (torch.cat([s.targets for s in task.site_data(site).splits.values()]) for site in ("UK", "Sweden"))
     assert abs(float(uk.double().mean()) - 0.792) < 0.01 and abs(float(sweden.double().mean()) - 0.417) < 0.01
     known_of_all = load("ist", "countries", outcome="death")
@@ -130,7 +130,7 @@ def test_every_hospital():
     rows = np.concatenate([part for site in task.sites() for part in task.rows(site).values()])
     assert sorted(rows) == list(range(19_435))
     countries = {
-        site: {trial.COUNTRIES[trial.table()["COUNTRY"][row]] for row in task.rows(site)["train"]}
+        site: {ist.COUNTRY_NAMES[ist.table_of()["COUNTRY"][row]] for row in task.rows(site)["train"]}
         for site in task.sites()
     }
     assert all(countries[site] == {kind} for site, kind in task.sites().items())
@@ -165,9 +165,9 @@ def test_a_hospital_of_one_patient_can_train():
 
 def test_scaling():
     shared, site = (load("ist", scaling=scaling) for scaling in ("shared", "site"))
-    raw = trial.column("AGE").astype(float)
+    raw = ist.column_of("AGE").astype(float)
     rows = shared.rows("India")["test"]
-    at = list(trial.NUMBERS).index("AGE")
+    at = list(ist.NUMBERS).index("AGE")
     np.testing.assert_allclose(shared.site_data("India").splits["test"].inputs[:, at], (raw[rows] - 72) / 12, atol=1e-5)
     own = site.site_data("India").splits["train"].inputs[:, at]
     assert own.mean().abs() < 1e-5 and (own.std(correction=0) - 1).abs() < 1e-4
@@ -183,7 +183,7 @@ def test_groups_and_their_crossings():
     assert set(task.attributes) == set(data.attributes("test")) == {"sex", "age", "consciousness", "stroke"}
     grouping = task.grouping("sex+age")
     assert len(grouping.names) == 6 and data.grouped(grouping).group_counts.sum() == data.size("train")
-    ages = trial.column("AGE").astype(float)[task.rows("Italy")["train"]]
+    ages = ist.column_of("AGE").astype(float)[task.rows("Italy")["train"]]
     bands = data.attributes("train")["age"]
     assert bands.count("up to 65") == (ages <= 65).sum() and bands.count("over 75") == (ages > 75).sum()
 

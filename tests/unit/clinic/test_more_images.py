@@ -9,7 +9,7 @@ import torch
 
 from cases import each
 from fairflare.core.errors import UserError
-from fairflare.datasets.simulated import more_images
+from fairflare.datasets.kinds import partition
 from fairflare.engine.setup.tasks import load
 
 SMALL = {
@@ -78,10 +78,10 @@ def test_classes_are_as_frequent_as_in_the_share():
 
 def test_skewed_digits_keep_their_skew():
     task = load("digits", alpha=0.3, site_test_images=300)
-    from fairflare.datasets.simulated import numerals
+    from fairflare.datasets import digits
 
     for site in list(task.sites())[2:6]:
-        rows, labels = task.rows(site), numerals.labels(task.domain(site))
+        rows, labels = task.rows(site), digits.classes_of(task.domain(site))
         own = dataclasses.replace(task, site_test_images=0).rows(site)
         beside = np.setdiff1d(rows["test"], own["test"])
         shares = np.bincount(labels[np.concatenate(list(own.values()))], minlength=10) / 400
@@ -91,9 +91,9 @@ def test_skewed_digits_keep_their_skew():
 
 def test_alike_takes_no_class_that_a_site_lacks():
     spare, classes = np.arange(12), np.array([0, 1, 2] * 4)
-    taken = more_images.alike(spare, classes, np.array([0, 0, 1]))
+    taken = partition.alike(spare, classes, np.array([0, 0, 1]))
     assert np.bincount(classes[taken], minlength=3).tolist() == [4, 2, 0]
-    assert len(more_images.alike(spare[:0], classes[:0], np.array([0]))) == 0
+    assert len(partition.alike(spare[:0], classes[:0], np.array([0]))) == 0
 
 
 @each("name", SMALL)

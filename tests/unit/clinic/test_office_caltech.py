@@ -12,14 +12,14 @@ import torch
 from PIL import Image
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.findings import CODES
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Split, TensorData
-from fairflare.datasets.kinds import flipping
-from fairflare.datasets.kinds.flipping import FlippedData
+from fairflare.datasets.kinds import domains
+from fairflare.datasets.kinds.domains import FlippedData
 from fairflare.datasets.office_caltech import DOMAINS, FOLDER, OfficeCaltech, dealt
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
@@ -213,7 +213,7 @@ def test_half_of_the_training_images_are_mirrored():
 
 def test_a_flip_is_drawn_on_the_cpu_and_done_where_the_images_are():
     images = torch.rand(6, 3, 4, 4)
-    there = flipping.flipped(images.to("meta"), torch.Generator().manual_seed(0))
+    there = domains.flipped(images.to("meta"), torch.Generator().manual_seed(0))
     assert there.device.type == "meta" and there.shape == images.shape
 
 
@@ -252,7 +252,7 @@ def test_one_command_trains_on_all_domains(task, tmp_path, capsys):
     code, out, err = call(
         capsys,
         *("run", "fedavg", "--task", "office-caltech", *options),
-        *("--rounds", "1", "--out", tmp_path / "run", "--json"),
+        *("--rounds", "1", "--no-solo", "--out", tmp_path / "run", "--json"),
     )
     assert code == 0, err
     sites = json.loads(out)["report"]["sites"]

@@ -6,13 +6,13 @@ import importlib
 import pytest
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import MissingData
 from fairflare.datasets.kinds.on_disk import OnDisk
-from fairflare.engine.setup.tasks import TASKS, load
+from fairflare.engine.setup.tasks import every, load
 from fairflare.tasks.base import DATA_FOLDER
 
-LOADERS = {name: cls for name, cls in TASKS.items() if issubclass(cls, OnDisk)}
+LOADERS = {name: cls for name, cls in every().items() if issubclass(cls, OnDisk)}
 NAMED = {
     *("rsna-ich", "isic2019", "prostate", "fundus", "digits5", "office-caltech"),
     *("covid-brazil", "ctg", "support", "seer-prostate"),

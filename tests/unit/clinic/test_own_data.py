@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.data.readers.datalist import read_datalist
 from fairflare.data.readers.pictures import Reader
@@ -31,7 +31,9 @@ def call(capsys, *arguments):
 def test_a_folder_of_images_and_masks_trains_with_one_command(method, tmp_path, capsys):
     data = write_images(tmp_path / "data", masks=True)
     own = ("--datalists", data, "--kind", "segmentation", "--classes", "lesion", "--set", "size=32")
-    code, out, err = call(capsys, "run", method, *own, "--rounds", "2", "--out", tmp_path / "run", "--json")
+    code, out, err = call(
+        capsys, "run", method, *own, "--rounds", "2", "--no-solo", "--out", tmp_path / "run", "--json"
+    )
     assert code == 0, err
     report = json.loads(out)["report"]
     assert set(report["sites"]) == set(SITES) and report["fairness"]["metric"] == "dice"
@@ -43,7 +45,9 @@ def test_images_with_classes_and_an_attribute(tmp_path, capsys):
     data = write_images(tmp_path / "data", masks=False)
     own = ("--datalists", data, "--kind", "classification", "--classes", "well,ill", "--set", "size=32")
     grouped = ("--set", "attribute_values=sex=f|m", "--set", "group_by=label+sex", "--set", "min_count=1")
-    code, out, err = call(capsys, "run", "fedufo", *own, *grouped, "--rounds", "2", "--out", tmp_path / "r", "--json")
+    code, out, err = call(
+        capsys, "run", "fedufo", *own, *grouped, "--rounds", "2", "--no-solo", "--out", tmp_path / "r", "--json"
+    )
     assert code == 0, err
     evaluation = next(e for e in verify(tmp_path / "r" / "audit.jsonl") if e["event"] == "evaluation")
     groups = evaluation["sites"]["north"]["groups"]["test"]
@@ -54,7 +58,9 @@ def test_a_table_with_a_sensitive_column(tmp_path, capsys):
     data = write_tables(tmp_path / "data")
     own = ("--datalists", data, "--kind", "tabular", "--classes", "lived,died", "--set", "label=outcome")
     columns = ("--set", "features=age,score", "--set", "attribute_values=sex=f|m", "--set", "group_by=label+sex")
-    code, out, err = call(capsys, "run", "fedufo", *own, *columns, "--rounds", "6", "--out", tmp_path / "r", "--json")
+    code, out, err = call(
+        capsys, "run", "fedufo", *own, *columns, "--rounds", "6", "--no-solo", "--out", tmp_path / "r", "--json"
+    )
     assert code == 0, err
     report = json.loads(out)["report"]
     assert report["fairness"]["mean"] > 0.6 and all(row["n_test"] == 16 for row in report["sites"].values())
@@ -287,7 +293,9 @@ def test_a_folder_of_site_configurations_serves_several_sites_on_one_machine(tmp
     monkeypatch.setenv("FAIRFLARE_SITE_CONFIG", str(configs))
     own = ("--kind", "classification", "--classes", "2", "--set", "size=32")
     names = ("--set", "site_names=east,north")
-    code, out, err = call(capsys, "run", "fedavg", *own, *names, "--rounds", "1", "--out", tmp_path / "r", "--json")
+    code, out, err = call(
+        capsys, "run", "fedavg", *own, *names, "--rounds", "1", "--no-solo", "--out", tmp_path / "r", "--json"
+    )
     assert code == 0, err
     assert set(json.loads(out)["report"]["sites"]) == {"east", "north"}
     with_third = ("--set", "site_names=east,north,nobody")

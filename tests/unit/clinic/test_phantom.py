@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fairflare.core.errors import UserError
-from fairflare.datasets.simulated import anatomy, phantom
+from fairflare.datasets import ich_phantom
+from fairflare.datasets.simulated import anatomy
 
 needs_nilearn = pytest.mark.skipif(find_spec("nilearn") is None, reason="needs the demo extra (nilearn)")
 N = 30
@@ -20,7 +21,7 @@ def bleeds(name, seeds=range(N)):
         rng = np.random.default_rng(seed)
         head = anatomy.patient(96, rng)
         ventricle = head.ventricle + rng.uniform(0, 2.5)
-        blood, _ = phantom.BLEEDS[phantom.CLASSES.index(name)](head, ventricle, rng)
+        blood, _ = ich_phantom.BLEEDS[ich_phantom.CLASSES.index(name)](head, ventricle, rng)
         yield head, ventricle, blood > 0.5
 
 
@@ -32,7 +33,7 @@ def area(mask):
 @pytest.mark.parametrize("name", ["epidural", "subdural"])
 def test_blood_under_the_skull_stays_there(name):
     for head, _, blood in bleeds(name):
-        assert blood.any() and head.depth[blood].min() > -phantom.GAP - 2
+        assert blood.any() and head.depth[blood].min() > -ich_phantom.GAP - 2
         assert head.depth[blood].max() < (24 if name == "epidural" else 12)
         assert len(set(np.sign(head.x[blood]))) == 1  # on one side of the midline
 
@@ -73,7 +74,7 @@ def test_subarachnoid_blood_is_in_sulci():
 @needs_nilearn
 @pytest.mark.parametrize("label", range(5))
 def test_an_image_is_a_function_of_its_seed(label):
-    one, two, other = (phantom.render(label, 48, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    one, two, other = (ich_phantom.render(label, 48, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert one.dtype == np.uint8 and one.shape == (48, 48)
     assert (one == two).all() and (one != other).any()
 
@@ -81,7 +82,7 @@ def test_an_image_is_a_function_of_its_seed(label):
 @needs_nilearn
 @pytest.mark.parametrize("size", [48, 224])
 def test_a_head_in_air_with_a_skull(size):
-    image = phantom.render(1, size, np.random.default_rng(3))
+    image = ich_phantom.render(1, size, np.random.default_rng(3))
     corner = image[: size // 12, : size // 12]
     brain = image[size // 2 - size // 10 : size // 2 + size // 10, size // 4 : size // 3]
     assert corner.mean() < 12 and image.max() > 240 and 70 < np.median(brain) < 140
@@ -97,6 +98,6 @@ def test_without_nilearn_the_user_is_told_what_to_install(monkeypatch):
 
 
 def test_class_shares():
-    assert sum(phantom.SHARES) == pytest.approx(1)
-    assert len(phantom.SHARES) == len(phantom.CLASSES) == len(phantom.BLEEDS)
-    assert list(phantom.CLASSES) == sorted(phantom.CLASSES)
+    assert sum(ich_phantom.SHARES) == pytest.approx(1)
+    assert len(ich_phantom.SHARES) == len(ich_phantom.CLASSES) == len(ich_phantom.BLEEDS)
+    assert list(ich_phantom.CLASSES) == sorted(ich_phantom.CLASSES)

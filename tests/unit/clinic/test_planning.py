@@ -12,17 +12,16 @@ import torch
 from PIL import Image
 
 from cases import each
-from fairflare.app.arguments import plan_pairs
-from fairflare.app.fingerprints import plan_of_files, write_fingerprint
+from fairflare.cli.options import plan_pairs
+from fairflare.cli.preflight import plan_of_files, write_fingerprint
 from fairflare.core.errors import UserError
 from fairflare.core.training import Training
-from fairflare.data.linear_or_network import network_gain
-from fairflare.data.table_fingerprint import TableFingerprint
+from fairflare.data.table_columns import TableFingerprint
 from fairflare.data.tensors import Split
 from fairflare.engine.setup import plans, tasks
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.tasks.fingerprint import Fingerprint, fingerprint
+from fairflare.tasks.fingerprint import Fingerprint, fingerprint, network_gain
 from fairflare.tasks.planning import cautions, plan
 
 

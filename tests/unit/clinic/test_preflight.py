@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fairflare.app import console
-from fairflare.app.cli import main
-from fairflare.app.preflight import Question, check, check_site
+from fairflare.cli import console
+from fairflare.cli.main import main
+from fairflare.cli.preflight import Question, check, check_site
 from fairflare.core.errors import UserError
 from fairflare.core.findings import CODES, Finding, accepted_codes, merged
 from fairflare.data.readers.datalist import read_datalist

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fairflare.app.cli import main
-from fairflare.app.prepare import prepare
+from fairflare.cli.main import main
+from fairflare.cli.prepare import prepare
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader

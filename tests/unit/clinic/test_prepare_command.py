@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from quality_tree import write_tree
 
 ICH = dict(n_sites=4, corrupted=1, alpha=20.0, size=32, limit=15)

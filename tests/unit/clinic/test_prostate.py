@@ -13,13 +13,13 @@ import torch
 from PIL import Image
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
+from fairflare.datasets import prostate
 from fairflare.datasets.prostate import FED_CE, SAML, GreyMaskReader, Prostate
-from fairflare.datasets.readers import volumes
-from fairflare.engine.setup.tasks import TASKS, load
+from fairflare.engine.setup.tasks import every, load
 from fairflare.tasks.preflight import preflight
 
 EDGE, DEPTH, CASES = 32, 5, 6
@@ -139,8 +139,8 @@ def test_the_network_gets_z_scores_and_merged_zones(saml):
 
 def test_a_volume_is_opened_once(saml, monkeypatch):
     opened = []
-    real = volumes.standardised
-    monkeypatch.setattr(volumes, "standardised", lambda path: (opened.append(path.name), real(path))[1])
+    real = prostate.standardised
+    monkeypatch.setattr(prostate, "standardised", lambda path: (opened.append(path.name), real(path))[1])
     data = Prostate(size=32).local_data("HK", SiteConfig(data_root=str(saml), cache_rate=0.0))
     assert not opened
     for seed in (0, 1):
@@ -234,7 +234,7 @@ def test_too_few_cases(saml, tmp_path):
 
 
 def test_the_papers_settings():
-    paper, fedce = (TASKS["prostate"].presets[name] for name in ("paper", "paper-fedce"))
+    paper, fedce = (every()["prostate"].presets[name] for name in ("paper", "paper-fedce"))
     assert paper.training == Training(
         rounds=200,
         batch_size=8,
@@ -285,7 +285,7 @@ def test_unknown_site(saml):
 def test_volumes_train_with_one_command(method, saml, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FAIRFLARE_DATA", str(saml))
     settings = ("--set", "size=32", "--set", "val_fraction=0.34", "--set", "test_fraction=0.34")
-    run = ("--task", "prostate", *settings, "--rounds", "2", "--out", tmp_path / "run", "--json")
+    run = ("--task", "prostate", *settings, "--rounds", "2", "--no-solo", "--out", tmp_path / "run", "--json")
     code, out, err = call(capsys, "run", method, *run)
     assert code == 0, err
     report = json.loads(out)["report"]

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
+from fairflare.datasets import covid_brazil
 from fairflare.datasets.covid_brazil import CovidBrazil
 from fairflare.datasets.ctg import Ctg
-from fairflare.datasets.readers import covid
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.tasks import load
-from fairflare.tasks.scores import auc
+from fairflare.tasks.metrics import auc
 
 
 def folder_with(file, monkeypatch):
@@ -30,7 +30,7 @@ def folder_with(file, monkeypatch):
 
 @pytest.fixture
 def covid_table(monkeypatch):
-    return covid.read(folder_with(covid.FILE, monkeypatch).resolve() / covid.FILE)
+    return covid_brazil.read_patients(folder_with(covid_brazil.FILE, monkeypatch).resolve() / covid_brazil.FILE)
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def test_the_covid_table(covid_table):
 
 def test_codes_stand_for_what_they_are_called(covid_table):
     """Most patients of the South are white and most of the North are not, as the census has it."""
-    white = covid_table.race == covid.RACES.index("white")
-    share = {name: white[covid_table.region == k].mean() for k, name in enumerate(covid.REGIONS)}
+    white = covid_table.race == covid_brazil.RACES.index("white")
+    share = {name: white[covid_table.region == k].mean() for k, name in enumerate(covid_brazil.REGIONS)}
     assert share["South"] > 0.9 and share["North"] < 0.15
 
 
@@ -70,7 +70,7 @@ def test_regions_and_shares_are_whole(preset, covid_table):
 
 def test_no_clean_feature_alone_predicts_the_outcome(covid_table):
     died = covid_table.died == 1
-    for column in (covid_table.age, *covid.clean_flags(covid_table).T):
+    for column in (covid_table.age, *covid_brazil.clean_flags(covid_table).T):
         assert 0.4 < auc(column, died) < 0.75
 
 
@@ -84,7 +84,7 @@ def test_what_the_covid_table_lets_one_predict(covid_table):
         model = LogisticRegression(max_iter=1000).fit(x, covid_table.died)
         return model.score(x, covid_table.died), auc(model.decision_function(x), covid_table.died == 1)
 
-    clean = np.column_stack((covid_table.age, covid.clean_flags(covid_table)))
+    clean = np.column_stack((covid_table.age, covid_brazil.clean_flags(covid_table)))
     accuracy, area = fit(clean)
     assert 0.72 < accuracy < 0.75 and 0.79 < area < 0.82
     assert abs(fit(np.column_stack((clean, covid_table.days)))[1] - area) < 0.01
@@ -119,7 +119,7 @@ def test_no_measured_column_alone_gives_the_label_away(ctg_table):
 
 def test_a_run_on_the_ctg_table(ctg_table, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["run", "fedufo", "--task", "ctg", "--rounds", "2", "--json", "--out", str(tmp_path / "run")])
+        main(["run", "fedufo", "--task", "ctg", "--rounds", "2", "--no-solo", "--json", "--out", str(tmp_path / "run")])
     streams = capsys.readouterr()
     assert stop.value.code == 0, streams.err
     report = json.loads(streams.out)["report"]

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.findings import CODES
 from fairflare.datasets.kinds import quality
-from fairflare.datasets.readers.quality_tables import read_partition
+from fairflare.datasets.kinds.quality import read_partition
 from fairflare.datasets.rsna_ich import RsnaIch
 from fairflare.datasets.simulated import corruptions
 from fairflare.engine.setup.tasks import load
@@ -342,7 +342,19 @@ def call(capsys, *arguments):
 
 def test_a_run_from_the_command_line(root, tmp_path, capsys):
     settings = [word for key, value in {**TINY, "limit": 10}.items() for word in ("--set", f"{key}={value}")]
-    run = ("run", "fedavg", "--task", "rsna-ich", *settings, "--rounds", "1", "--out", tmp_path / "r", "--json")
+    run = (
+        "run",
+        "fedavg",
+        "--task",
+        "rsna-ich",
+        *settings,
+        "--rounds",
+        "1",
+        "--no-solo",
+        "--out",
+        tmp_path / "r",
+        "--json",
+    )
     code, out, err = call(capsys, *run)
     assert code == 0, err
     report = json.loads(out)["report"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
-from fairflare.tasks import scores
+from fairflare.tasks import metrics
 from fairflare.tasks.kinds.classes import CLASSES, RISKS, TWO_CLASSES
 
 
@@ -79,14 +79,14 @@ def test_loss_keeps_double_precision():
 
 
 def test_auc_counts_ties_half():
-    assert scores.auc(np.array([0.1, 0.5, 0.5, 0.9]), np.array([False, True, False, True])) == (1 + 1 + 1 + 0.5) / 4
+    assert metrics.auc(np.array([0.1, 0.5, 0.5, 0.9]), np.array([False, True, False, True])) == (1 + 1 + 1 + 0.5) / 4
 
 
 def test_auc_agrees_with_scikit_learn_with_many_and_with_few_ties():
     draw = np.random.default_rng(0)
     for n, decimals in ((2, 3), (7, 1), (60, 1), (60, 2), (400, 1), (400, 6)):
         values, positive = draw.random(n).round(decimals), np.arange(n) % 3 == 0
-        assert scores.auc(values, positive) == pytest.approx(sk.roc_auc_score(positive, values), abs=1e-14)
+        assert metrics.auc(values, positive) == pytest.approx(sk.roc_auc_score(positive, values), abs=1e-14)
 
 
 def test_all_pairs_at_once_are_the_aucs_one_by_one_to_the_last_bit():
@@ -98,7 +98,7 @@ def test_all_pairs_at_once_are_the_aucs_one_by_one_to_the_last_bit():
         )
         p, y = logits.double().softmax(1).numpy(), y.numpy()
         pairs = [
-            scores.auc(p[rows, c], y[rows] == c)
+            metrics.auc(p[rows, c], y[rows] == c)
             for a, b in combinations(np.unique(y), 2)
             for rows in [(y == a) | (y == b)]
             for c in (a, b)
@@ -106,7 +106,7 @@ def test_all_pairs_at_once_are_the_aucs_one_by_one_to_the_last_bit():
         found = evaluated(logits, torch.from_numpy(y))
         if pairs:
             assert found["auc_ovo"] == float(np.mean(pairs))
-            assert found["auc_ovr"] == float(np.mean([scores.auc(p[:, c], y == c) for c in np.unique(y)]))
+            assert found["auc_ovr"] == float(np.mean([metrics.auc(p[:, c], y == c) for c in np.unique(y)]))
 
 
 def test_risk_metrics_by_hand():

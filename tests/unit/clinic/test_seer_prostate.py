@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.seer_prostate import CATEGORIES, LABEL, NUMBERS, RACE, SEX, SeerProstate, _ranks
@@ -271,7 +271,20 @@ def test_bad_options(options, message):
 
 def test_a_run(folder, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["run", "fedufo", "--task", "seer-prostate", "--rounds", "2", "--json", "--out", str(tmp_path / "r")])
+        main(
+            [
+                "run",
+                "fedufo",
+                "--task",
+                "seer-prostate",
+                "--rounds",
+                "2",
+                "--no-solo",
+                "--json",
+                "--out",
+                str(tmp_path / "r"),
+            ]
+        )
     streams = capsys.readouterr()
     assert stop.value.code == 0, streams.err
     report = json.loads(streams.out)["report"]

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets.readers import cohort
+from fairflare.datasets import support2
 from fairflare.datasets.support import CATEGORIES, NUMBERS, PAPER_NUMBERS, Support
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.tasks import load
@@ -67,7 +67,7 @@ def folder(shared, monkeypatch):
 def test_what_is_known_without_the_file(monkeypatch):
     monkeypatch.delenv("FAIRFLARE_DATA", raising=False)
     assert list(load("support").sites().values()) == ["label skew, alpha 0.1"] * 2
-    assert list(load("support", "dzclass").sites().values()) == list(cohort.DISEASE_CLASSES)
+    assert list(load("support", "dzclass").sites().values()) == list(support2.DISEASE_CLASSES)
     assert load("support").network()(torch.zeros(3, 28)).shape == (3, 2)
     assert load("support").grouping("label+black").names[1] == "survived, black"
     with pytest.raises(MissingData):  # the file decides how many columns there are
@@ -97,7 +97,7 @@ def test_sites_by_disease_class_with_and_without_skew(folder):
     for task, per_class in ((load("support", "dzclass"), 1), (skewed, 2)):
         for k, site in enumerate(task.sites()):
             rows = np.concatenate(list(task.rows(site).values()))
-            assert set(dzclass[rows]) == {cohort.DISEASE_CLASSES[k // per_class]}
+            assert set(dzclass[rows]) == {support2.DISEASE_CLASSES[k // per_class]}
 
 
 def test_the_same_twice_and_another_with_another_seed(folder):
@@ -281,7 +281,21 @@ def test_bad_options(options, message):
 def test_a_run(folder, tmp_path, capsys):
     grouped = ("--set", "group_by=label+black", "--set", "min_count=1")
     with pytest.raises(SystemExit) as stop:
-        main(["run", "fedufo", "--task", "support", "--rounds", "2", *grouped, "--json", "--out", str(tmp_path / "r")])
+        main(
+            [
+                "run",
+                "fedufo",
+                "--task",
+                "support",
+                "--rounds",
+                "2",
+                "--no-solo",
+                *grouped,
+                "--json",
+                "--out",
+                str(tmp_path / "r"),
+            ]
+        )
     streams = capsys.readouterr()
     assert stop.value.code == 0, streams.err
     report = json.loads(streams.out)["report"]

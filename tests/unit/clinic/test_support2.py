@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tabular task: the cohort is whole, nothing leaks, and a site uses nobody's statistics but its own."""
+"""The tabular task: the support2 is whole, nothing leaks, and a site uses nobody's statistics but its own."""
 
 import dataclasses
 import gzip
@@ -12,7 +12,7 @@ import torch
 from cases import each
 from fairflare.core.errors import UserError
 from fairflare.data.inputs import Scaling
-from fairflare.datasets.readers import cohort
+from fairflare.datasets import support2
 from fairflare.datasets.support2 import Support2, table_of
 from fairflare.engine.setup.tasks import load
 
@@ -24,39 +24,39 @@ PRESETS = list(Support2.presets)
 
 
 def test_the_cohort_is_whole():
-    table = cohort.table()
+    table = support2.cells_of()
     assert len(table) == 30 and {len(cells) for cells in table.values()} == {9105}
     assert sum(map(int, table["hospdead"])) == 2360 and sum(map(int, table["death"])) == 6201
     assert table["race"].count("black") == 1391 and table["race"].count("") == 42
-    assert sorted(map(table["dzclass"].count, cohort.DISEASE_CLASSES)) == [596, 1420, 2862, 4227]
+    assert sorted(map(table["dzclass"].count, support2.DISEASE_CLASSES)) == [596, 1420, 2862, 4227]
 
 
 def test_nothing_that_tells_the_outcome_is_there():
-    assert not LEAKS & set(cohort.table())
-    used = set(cohort.NUMBERS) | set(cohort.CATEGORIES)
+    assert not LEAKS & set(support2.cells_of())
+    used = set(support2.NUMBERS) | set(support2.CATEGORIES)
     assert not used & {"hospdead", "death", "dzclass"} and len(used) == 27
 
 
 def test_no_feature_alone_predicts_the_outcome():
     """A leak like the length of stay would."""
-    from fairflare.tasks.scores import auc
+    from fairflare.tasks.metrics import auc
 
-    died = cohort.outcome("hospital_death") == 1
-    for column in cohort.numbers().T:
+    died = support2.outcomes("hospital_death") == 1
+    for column in support2.numbers_of().T:
         known = ~np.isnan(column)
         value = auc(column[known], died[known])
         assert 0.25 < value < 0.75
 
 
 def test_every_category_of_the_table_is_known():
-    for name, values in cohort.CATEGORIES.items():
-        assert set(cohort.table()[name]) - {""} == set(values)
+    for name, values in support2.CATEGORIES.items():
+        assert set(support2.cells_of()[name]) - {""} == set(values)
 
 
 def test_missing_category_is_a_row_of_zeros():
     start = 2
-    race = cohort.flags()[:, start : start + 5]
-    missing = np.array(cohort.table()["race"]) == ""
+    race = support2.flags_of()[:, start : start + 5]
+    missing = np.array(support2.cells_of()["race"]) == ""
     assert (race[missing] == 0).all() and (race[~missing].sum(1) == 1).all()
 
 
@@ -90,10 +90,10 @@ def test_another_seed_splits_otherwise():
 
 def test_natural_sites_are_disease_classes():
     task = Support2()
-    assert task.sites() == {f"site-{k}": c for k, c in enumerate(cohort.DISEASE_CLASSES, 1)}
+    assert task.sites() == {f"site-{k}": c for k, c in enumerate(support2.DISEASE_CLASSES, 1)}
     for site, name in task.sites().items():
         rows = np.concatenate(list(task.rows(site).values()))
-        assert {cohort.table()["dzclass"][i] for i in rows} == {name}
+        assert {support2.cells_of()["dzclass"][i] for i in rows} == {name}
 
 
 def test_dirichlet_sites_have_both_outcomes_in_all_splits():
@@ -104,7 +104,7 @@ def test_dirichlet_sites_have_both_outcomes_in_all_splits():
 
 def test_label_skew_within_disease_classes():
     task = Support2(sites_by="dzclass+dirichlet", n_sites=12, alpha=0.5)
-    died, dzclass = cohort.outcome(task.label), np.array(cohort.table()["dzclass"])
+    died, dzclass = support2.outcomes(task.label), np.array(support2.cells_of()["dzclass"])
     rows = [np.concatenate(list(task.rows(site).values())) for site in task.sites()]
     assert sorted(np.concatenate(rows)) == list(range(9105))
     for members, kind in zip(rows, task.sites().values()):
@@ -130,7 +130,7 @@ def test_fractions():
 
 def test_numbers_are_scaled_by_the_sites_training_rows():
     data = Support2().site_data("site-3")
-    train, test = (data.splits[s].inputs[:, : len(cohort.NUMBERS)] for s in ("train", "test"))
+    train, test = (data.splits[s].inputs[:, : len(support2.NUMBERS)] for s in ("train", "test"))
     assert train.mean(0).abs().max() < 1e-5 and (train.std(0, correction=0) - 1).abs().max() < 1e-4
     assert test.mean(0).abs().max() > 0.02  # scaled by others' statistics
     assert torch.isfinite(test).all()
@@ -138,9 +138,9 @@ def test_numbers_are_scaled_by_the_sites_training_rows():
 
 def test_gaps_are_filled_with_the_sites_training_median():
     task = Support2()
-    column = cohort.NUMBERS.index("alb")
+    column = support2.NUMBERS.index("alb")
     rows, data = task.rows("site-2"), task.site_data("site-2")
-    raw = cohort.numbers()[:, column]
+    raw = support2.numbers_of()[:, column]
     median = np.nanmedian(raw[rows["train"]])
     filled = np.where(np.isnan(raw[rows["train"]]), median, raw[rows["train"]])
     expected = (median - filled.mean()) / filled.std()
@@ -153,7 +153,7 @@ def test_gaps_are_filled_with_the_sites_training_median():
 def test_test_patients_do_not_move_the_statistics(monkeypatch):
     task = Support2()
     before, test = (task.site_data("site-4").splits[name].inputs for name in ("train", "test"))
-    changed = cohort.numbers().copy()
+    changed = support2.numbers_of().copy()
     changed[task.rows("site-4")["test"]] = 1e6
     changed[task.rows("site-1")["train"]] = 1e6
     other = dataclasses.replace(table_of(task.label), numbers=changed)
@@ -175,13 +175,13 @@ def test_attributes_follow_their_patients():
     for split in ("train", "val", "test"):
         attributes = data.attributes(split)
         assert set(attributes) == set(task.attributes) == {"race", "sex"}
-        assert list(attributes["race"]) == [cohort.table()["race"][i] for i in rows[split]]
+        assert list(attributes["race"]) == [support2.cells_of()["race"][i] for i in rows[split]]
 
 
 def test_labels():
     for label, column in (("hospital_death", "hospdead"), ("death", "death")):
         task = Support2(label=label)
-        expected = [int(cohort.table()[column][i]) for i in task.rows("site-1")["val"]]
+        expected = [int(support2.cells_of()[column][i]) for i in task.rows("site-1")["val"]]
         assert task.site_data("site-1").splits["val"].targets.tolist() == expected
     assert task.classes == ("survived", "died")
 

@@ -15,8 +15,8 @@ import torch
 from fairflare.core.errors import UserError
 from fairflare.data.grouping import Grouping
 from fairflare.engine.setup.config import make_config
-from fairflare.engine.setup.tasks import TASKS, load
-from fairflare.tasks.dice import dice_loss
+from fairflare.engine.setup.tasks import every, load
+from fairflare.tasks.kinds.masks import dice_loss
 
 SMALL = {
     "brain-seg": dict(n_sites=2, images=48, size=32),
@@ -55,7 +55,7 @@ def over(cases, more="", drawn=True):
     return pytest.mark.parametrize(("name", more) if more else ("name",), marked)
 
 
-@over([(name, preset) for name in IMAGES for preset in (*TASKS[name].presets, None)], "preset", drawn=False)
+@over([(name, preset) for name in IMAGES for preset in (*every()[name].presets, None)], "preset", drawn=False)
 def test_every_patient_is_in_one_split_of_one_site(name, preset):
     task = load(name, preset, site_test_images=0) if preset else small(name)
     rows = [r for site in task.sites() for r in task.rows(site).values()]

@@ -15,15 +15,15 @@ from fairflare.engine.messages import Instruction
 from fairflare.engine.setup.assembly import build_site
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.engine.setup.tasks import TASKS, load
+from fairflare.engine.setup.tasks import every, load
 from fairflare.tasks.base import Task
 from fairflare.tasks.kinds.own import OwnData
 
-ALL = [(name, preset) for name, cls in TASKS.items() for preset in cls.presets]
+ALL = [(name, preset) for name, cls in every().items() for preset in cls.presets]
 
 
 def test_the_tasks_are_found():
-    assert {"ich-phantom", "support2"} <= set(TASKS) and list(TASKS) == sorted(TASKS)
+    assert {"ich-phantom", "support2"} <= set(every()) and list(every()) == sorted(every())
 
 
 @each("name, preset", ALL)
@@ -53,7 +53,7 @@ def test_overrides_from_the_command_line():
 
 
 def test_the_papers_settings():
-    task, preset = load("ich-phantom", "paper"), TASKS["ich-phantom"].presets["paper"]
+    task, preset = load("ich-phantom", "paper"), every()["ich-phantom"].presets["paper"]
     assert (task.n_sites, task.corrupted, task.severity, task.alpha, task.data_seed) == (20, 4, 3, 1.0, 2024)
     assert (task.size, task.model, task.augment) == (224, "resnet18", True)
     assert preset.training == Training(
@@ -87,7 +87,7 @@ def test_importing_the_tasks_is_cheap():
 
 
 def test_a_metric_that_nobody_has_declared_is_named_before_a_run(monkeypatch):
-    monkeypatch.setattr(TASKS["support2"], "metrics", ("accuracy", "acuracy"))
+    monkeypatch.setattr(every()["support2"], "metrics", ("accuracy", "acuracy"))
     with pytest.raises(UserError, match="task support2: unknown metric 'acuracy'; did you mean accuracy"):
         load("support2")
 

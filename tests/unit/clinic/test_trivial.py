@@ -8,7 +8,7 @@ import torch
 
 from fairflare.data.tensors import Split, TensorData
 from fairflare.engine.setup import tasks
-from fairflare.tasks.baselines import trivial_results
+from fairflare.tasks.kind import trivial_results
 from fairflare.tasks.kinds.masks import constant_mask
 
 CLASSES = tasks.load("classification", None, labels="2")

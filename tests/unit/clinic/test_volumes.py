@@ -7,8 +7,8 @@ import pytest
 
 from cases import each
 from fairflare.core.errors import DataError
-from fairflare.datasets.kinds.masks_on_disk import dealt
-from fairflare.datasets.readers import volumes
+from fairflare.datasets import prostate
+from fairflare.datasets.kinds.on_disk import dealt
 
 EDGE, DEPTH = 32, 5
 
@@ -33,7 +33,7 @@ def test_pairs_are_found_in_any_letter_case(tmp_path):
         "notes.txt",
     ):
         (tmp_path / name).write_bytes(b"")
-    assert [(c.name, c.image.name, c.label.name) for c in volumes.cases(tmp_path)] == [
+    assert [(c.name, c.image.name, c.label.name) for c in prostate.cases_in(tmp_path)] == [
         ("case02", "case02.nii.gz", "Case02_segmentation.nii.gz"),
         ("case10", "Case10.nii", "case10_SEGMENTATION.nii.gz"),
     ]
@@ -43,11 +43,11 @@ def test_extreme_values_are_cut(tmp_path):
     image = np.zeros((40, 40, 10), np.float32)
     image[:2, :8], image[30, 30, 5] = 100, 1e9  # one in a hundred, and one voxel that counts for nothing
     save(image, tmp_path / "i.nii.gz")
-    stored = volumes.standardised(tmp_path / "i.nii.gz")
+    stored = prostate.standardised(tmp_path / "i.nii.gz")
     assert stored.shape == (10, 40, 40) and stored.max() == 255 == stored[5, 30, 30] and stored[0, 0, 0] == 255
     assert abs(int(np.median(stored)) - round((5 - 0.1) / 10 * 255)) <= 1
     save(np.full((8, 8, 2), 7, np.int16), tmp_path / "flat.nii")
-    assert set(np.unique(volumes.standardised(tmp_path / "flat.nii"))) == {128}
+    assert set(np.unique(prostate.standardised(tmp_path / "flat.nii"))) == {128}
 
 
 def broken_volumes(folder):
@@ -89,10 +89,10 @@ def test_broken_volumes_are_named_in_one_line(k, tmp_path):
     save(label, tmp_path / "Case00_Segmentation.nii.gz")
     spoil, message = list(broken_volumes(tmp_path))[k]
     spoil()
-    reader = volumes.SliceReader(32, 1, {"prostate": (1,)})
+    reader = prostate.SliceReader(32, 1, {"prostate": (1,)})
     with pytest.raises(DataError, match=f"{tmp_path.name}/{message}") as caught:
-        for case in volumes.cases(tmp_path):
-            for item in volumes.slices_of(case, foreground=True):
+        for case in prostate.cases_in(tmp_path):
+            for item in prostate.slices_of(case, foreground=True):
                 reader(item)
     assert "\n" not in str(caught.value)
 

@@ -12,7 +12,7 @@ from sklearn import metrics
 
 from external_data import OWN, cells, evaluation, numbers_of, recomputed, same_figures, write_hospital
 from fairflare.core.errors import UserError
-from fairflare.inference.refit import cross_fitted
+from fairflare.inference.external import cross_fitted
 from model_use import call, reported, rows, run
 from own_folder import write_images, write_tables
 
@@ -296,19 +296,26 @@ def test_results_lie_in_the_runs_folder_and_are_its_own(table_run, hospital, cap
     assert code == 2 and "--force" in err
     assert call(capsys, "evaluate", table_run, hospital, "--force")[0] == 0
     assert call(capsys, "verify", table_run)[0] == 0
-    from fairflare.app.folders import strangers
+    from fairflare.studies.folders import strangers
 
     assert strangers(table_run) == []
     shutil.rmtree(table_run / "evaluation-harbour")
 
 
 def test_the_simulators_sites_say_the_same(table_run, tmp_path, capsys):
-    """The same numbers, through the filters that every answer of a site passes; the folder is a run's."""
+    """The same numbers, through the filters that every answer of a site passes; the folder is a run's.
+
+    Nobody is asked for a training split: the tables have none.
+    """
     for k, name in enumerate(("harbour", "hill")):
-        write_hospital(tmp_path / "new" / f"{name}.csv", seed=k)
+        table = tmp_path / "new" / f"{name}.csv"
+        write_hospital(table, seed=k)
+        head, *rows = table.read_text().splitlines()
+        table.write_text("\n".join([f"{head},split", *(f"{row},test" for row in rows)]) + "\n")
     content, _ = evaluated(capsys, table_run, tmp_path / "new", out=tmp_path / "here")
     far, _ = evaluated(capsys, table_run, tmp_path / "new", "--env", "sim", out=tmp_path / "sim")
     assert far == content and list(far["sites"]) == ["harbour", "hill"]
+    assert all(far["sites"][table.stem]["n"] == len(cells(table)) for table in (tmp_path / "new").iterdir())
     entries = [json.loads(line) for line in (tmp_path / "sim" / "audit.jsonl").read_text().splitlines()]
     assert [one["event"] for one in entries] == ["start", "evaluation", "finish", "report"]
     assert entries[0]["rounds"] == 0 and entries[0]["model_sha256"] == entries[2]["model_sha256"]
@@ -318,18 +325,12 @@ def test_the_simulators_sites_say_the_same(table_run, tmp_path, capsys):
     assert "PAT-" not in log and str(tmp_path) not in log
 
 
-def test_a_job_asks_for_no_training_split_and_stops_at_too_few(table_run, tmp_path, capsys):
+def test_a_job_stops_at_too_few(table_run, tmp_path, capsys):
     write_hospital(tmp_path / "new" / "harbour.csv", n=60)
     write_hospital(tmp_path / "new" / "hill.csv", n=7)
     out = tmp_path / "sim"
     code, _, err = call(capsys, "evaluate", table_run, tmp_path / "new", "--env", "sim", "--out", out)
     assert code == 1 and "hill: test: few_examples" in err
-    only_tests = tmp_path / "tests" / "harbour.csv"
-    only_tests.parent.mkdir()
-    lines = (tmp_path / "new" / "harbour.csv").read_text().splitlines()
-    only_tests.write_text("\n".join([f"{lines[0]},split", *(f"{line},test" for line in lines[1:])]) + "\n")
-    content, _ = evaluated(capsys, table_run, only_tests.parent, "--env", "sim", out=tmp_path / "again")
-    assert content["sites"]["harbour"]["n"] == 60
 
 
 def test_the_exported_job_carries_the_model_and_no_path(table_run, tables, hospital, tmp_path, capsys):
@@ -352,8 +353,7 @@ def test_the_exported_job_carries_the_model_and_no_path(table_run, tables, hospi
 
 
 def test_an_evaluation_holds_nothing_that_goes_with_training():
-    from fairflare.engine.setup.config import RunConfig, make_config
-    from fairflare.engine.setup.external import evaluation_of
+    from fairflare.engine.setup.config import RunConfig, evaluation_of, make_config
     from fairflare.engine.setup.parts import build_parts
 
     first = make_config("ditto", "heart:full", values={"best_by": "mean", "solo": True})

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.datasets.readers import heart
+from fairflare.datasets import heart
 from fairflare.engine.files import read_tensors
 from fairflare.inference.bundle import COPIED, copied
 from model_use import call, reported, rows, run_bundle, write_patients

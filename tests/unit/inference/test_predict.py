@@ -13,12 +13,12 @@ from PIL import Image
 
 from fairflare.core.errors import UserError
 from fairflare.data.readers.geometry import geometry_of
-from fairflare.data.readers.masks import pixel_values, restored
-from fairflare.datasets.readers import heart
+from fairflare.datasets import heart
 from fairflare.inference import atomic_output as whole
+from fairflare.inference.apply import pixel_values, restored
 from fairflare.inference.atomic_output import whole_folder
 from fairflare.inference.loaded_run import open_run
-from fairflare.inference.sources import images_of
+from fairflare.inference.predict import images_of
 from model_use import call, reported, rows, run, write_patients
 from own_folder import picture
 

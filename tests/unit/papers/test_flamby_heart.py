@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fairflare.app.cli import main
+from fairflare.cli.main import main
 from fairflare.papers import flamby
-from fairflare.papers.published import read
+from fairflare.papers.tabulate import published_numbers
 
 CLOSE = 0.02
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
@@ -16,14 +16,14 @@ SITES = ("Cleveland", "Hungary", "Switzerland", "VA")
 
 
 def test_every_cell_of_the_table_has_its_published_number():
-    printed, source = read("flamby_heart")
+    printed, source = published_numbers("flamby_heart")
     assert set(printed) == {(row.key, f"site.{site}") for row in flamby.ROWS for site in SITES}
     assert "FLamby" in source and flamby.SEEDS == (42, 43, 44, 45, 46)
 
 
 def close(path):
     """Whether every cell of a written table is; the largest difference."""
-    printed, _ = read("flamby_heart")
+    printed, _ = published_numbers("flamby_heart")
     found = {(row["row"], row["column"]): row for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines())}
     assert found.keys() == printed.keys()
     assert all(float(found[cell]["published"]) == expected for cell, expected in printed.items())

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fairflare.app import cli, paper, paper_plan
-from fairflare.app.paper import make_exhibit
-from fairflare.app.paper_list import index_lines, paper_rows, preset_pairs
-from fairflare.app.paper_plan import Choices
+from fairflare.cli import main as cli
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.papers.declaration import Block, Column, Data, Exhibit, Row, Table
 from fairflare.report.write import verify_run
+from fairflare.studies import paper
+from fairflare.studies.paper import Choices, make_exhibit
+from fairflare.studies.paper_list import index_lines, paper_rows, preset_pairs
 
 OWN = Data("own", "Patients of four hospitals", "covid-brazil:regions", ("covid_brazil.csv",), "support2", "SUPPORT2")
 COLUMNS = (
@@ -33,7 +33,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 from test_paper_command import CHOICES, TOY, make_exhibit
-from fairflare.app import paper
+from fairflare.studies import paper
 from pathlib import Path
 first, done = paper.run_once, []
 def run(config, folder, **more):
@@ -73,7 +73,7 @@ def test_a_table_is_written_in_every_form(made):
 
 def test_tables_share_their_runs(made, monkeypatch):
     folder, _ = made
-    monkeypatch.setattr("fairflare.app.runs.execute", lambda *args, **more: pytest.fail("a run was made again"))
+    monkeypatch.setattr("fairflare.studies.runs.execute", lambda *args, **more: pytest.fail("a run was made again"))
     found = make_exhibit(Exhibit("toy-figure", "The same", (CURVE,)), folder, CHOICES, workers=1)
     assert found["runs"] == 4 and [file for file in found["files"] if file.endswith(".svg")]
     svg = (folder / "papers" / "toy-figure-1.svg").read_text()
@@ -107,12 +107,10 @@ def test_a_run_that_fails_is_named_and_leaves_the_others(tmp_path, monkeypatch):
 
 def test_the_users_copy_comes_first(monkeypatch, tmp_path):
     monkeypatch.setenv("FAIRFLARE_DATA", str(tmp_path))
-    assert not paper_plan.is_here(OWN, "support2")
+    assert not paper.is_here(OWN, "support2")
     (tmp_path / "covid_brazil.csv").touch()
-    assert paper_plan.is_here(OWN, "support2") and not paper_plan.is_here(
-        OWN, OWN.task
-    )  # which reads the file, and it is empty
-    plan = paper_plan.Plan(TOY, Choices(stand_in=True))
+    assert paper.is_here(OWN, "support2") and not paper.is_here(OWN, OWN.task)  # which reads the file, and it is empty
+    plan = paper.Plan(TOY, Choices(stand_in=True))
     assert [place.stands_in for place in plan.places[0]] == [True]
 
 
@@ -120,11 +118,11 @@ def test_data_sets_with_nothing_of_their_own_are_left_out_and_said(monkeypatch):
     monkeypatch.delenv("FAIRFLARE_DATA", raising=False)
     twin = Data("twin", "Another set", "ctg:small", ("CTG.xls",), "support2", "SUPPORT2")
     blocks = (Block(OWN, COLUMNS), Block(twin, COLUMNS))
-    plan = paper_plan.Plan(Exhibit("toy-2", "Two", (Table("2", "Two", ROWS, blocks),)), CHOICES)
+    plan = paper.Plan(Exhibit("toy-2", "Two", (Table("2", "Two", ROWS, blocks),)), CHOICES)
     assert len(plan.places[0]) == 1 and "Another set is not here" in plan.tables[0].note
     alone = Data("none", "A set", "ctg:small", ("CTG.xls",))
     with pytest.raises(UserError, match=r"CTG\.xls"):
-        paper_plan.Plan(Exhibit("toy-3", "None", (Table("3", "None", ROWS, (Block(alone, COLUMNS),)),)), CHOICES)
+        paper.Plan(Exhibit("toy-3", "None", (Table("3", "None", ROWS, (Block(alone, COLUMNS),)),)), CHOICES)
 
 
 def test_the_list_is_eighty_columns_wide_and_says_time_and_data(tmp_path):
@@ -135,13 +133,6 @@ def test_the_list_is_eighty_columns_wide_and_says_time_and_data(tmp_path):
     assert "fedheal-5" in done.output and "stands for it" in done.output
     listed = json.loads(CliRunner().invoke(cli.cli, ["paper", "--json", "--out", str(tmp_path)]).output)
     assert [row["name"] for row in listed] == [row["name"] for row in rows]
-
-
-def test_the_list_imports_no_torch():
-    code = "import sys; from fairflare.app.paper_list import paper_rows, show_papers; from pathlib import Path; "
-    code += "show_papers(paper_rows(Path('.'))); sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_page_has_every_name():

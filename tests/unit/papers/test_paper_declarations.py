@@ -6,14 +6,14 @@ import inspect
 import pytest
 
 from cases import each
-from fairflare.app.arguments import folder_name, split_method
-from fairflare.app.catalogue import method_rows, task_rows
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
-from fairflare.papers import published
 from fairflare.papers.index import PAPERS, exhibits, named
 from fairflare.papers.measures import MEASURES
-from fairflare.report.table_model import KEY
+from fairflare.papers.tabulate import published_numbers
+from fairflare.report.table_files import KEY
+from fairflare.studies.describe import method_rows, task_rows
+from fairflare.studies.labels import folder_name, split_method
 
 TABLES = [
     pytest.param(exhibit, table, id=f"{exhibit.name}-{table.key}")
@@ -59,7 +59,7 @@ def test_a_tables_form_is_whole(exhibit, table):
             assert set(column.given) <= set(arguments[2:]), column
             assert column.given.get("than", "") in ("", *table.references)
             assert column.measure not in ("like-left-out", "drops", "shares") or table.left_out
-    assert not table.published or published.read(table.published)[0]
+    assert not table.published or published_numbers(table.published)[0]
 
 
 @each(("exhibit", "table"), TABLES)

@@ -7,15 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from fairflare.app.paper_pictures import BINS, STEPS, _around, densities
-from fairflare.app.paper_plan import Choices, Plan
 from fairflare.core.errors import UserError
 from fairflare.papers.declaration import Block, Column, Data, Exhibit, Row, Table
 from fairflare.papers.drawing import drawn, standalone
-from fairflare.report.table_model import Cell
-from fairflare.report.table_model import Column as ShownColumn
-from fairflare.report.table_model import Row as ShownRow
-from fairflare.report.table_model import Table as Shown
+from fairflare.report.table_files import Cell
+from fairflare.report.table_files import Column as ShownColumn
+from fairflare.report.table_files import Row as ShownRow
+from fairflare.report.table_files import Table as Shown
+from fairflare.studies.paper import BINS, STEPS, Choices, Plan, _around, densities
 from fairflare.tasks.base import TestSet
 
 OWN = Data("own", "Patients", "covid-brazil:regions", ("covid_brazil.csv",), "support2", "SUPPORT2")

@@ -12,8 +12,8 @@ from fairflare.engine.clinical import View
 from fairflare.engine.clinical_site import ClinicalAtSite
 from fairflare.functional import calibration as maths
 from fairflare.report.clinical import clinical_section
-from fairflare.report.clinical_figures import site_figures
-from fairflare.report.clinical_quantities import clinical_quantities
+from fairflare.report.figures import clinical_figures as site_figures
+from fairflare.report.quantities import clinical_quantities
 
 SEXES = View(cells=("female", "male"), of_group=(0, 1))
 ABOUT = {"classes": ["alive", "dead"], "clinical": {"event": "dead", "threshold": 0.5}}

@@ -11,18 +11,17 @@ import re
 import pytest
 
 from fairflare.core.errors import UserError
-from fairflare.report.compare import compare
+from fairflare.report.compare import compare, dominated_by, last_rounds
 from fairflare.report.compare_tables import MOST_PAIRS, RELATED, WHOLE, comparison_tables, main_table, statistics
-from fairflare.report.details import last_rounds
+from fairflare.report.compare_tables import comparison_csv as quantities_as_csv
+from fairflare.report.compare_tables import comparison_markdown as as_markdown
 from fairflare.report.fairness import client_std, gini, variance
+from fairflare.report.figures import front_figure
 from fairflare.report.groups import demographic_parity
 from fairflare.report.page import render_compare
-from fairflare.report.pareto import dominated_by, front_figure
 from fairflare.report.quantities import QUANTITIES, better_higher, costs, domain_values, run_row
 from fairflare.report.sentences import differences
 from fairflare.report.table_files import as_csv, as_latex
-from fairflare.report.tables import as_csv as quantities_as_csv
-from fairflare.report.tables import as_markdown
 from golden import folder as golden_folder
 
 LAST5 = json.loads((golden_folder() / "metrics.json").read_text())["fedism_last5"]

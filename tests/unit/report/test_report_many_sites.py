@@ -5,12 +5,13 @@ import copy
 import re
 
 import pytest
+from matplotlib.figure import Figure
 
 from fairflare.report import figures
 from fairflare.report import sentences as words
-from fairflare.report.marks import MANY, _quantile
 from fairflare.report.sentences import MOST_NAMED
 from fairflare.report.summary import summarise
+from fairflare.report.svg import MANY, band
 
 
 @pytest.fixture
@@ -54,5 +55,7 @@ def test_many_sites_without_a_result_are_counted():
 
 
 def test_quantiles_are_values_that_there_are():
-    assert _quantile([1.0, 2.0, 3.0, 4.0, 5.0], 0.25) == 2.0 and _quantile([7.0], 0.95) == 7.0
-    assert _quantile([], 0.5) != _quantile([], 0.5), "a gap"
+    axes = Figure().subplots()
+    band(axes, [1, 2, 3], [[5.0, 1.0, 4.0, 2.0, 3.0], [None, 7.0], [None]])
+    for filled, ends in zip(axes.collections, ({1.0, 5.0, 7.0}, {2.0, 4.0, 7.0})):
+        assert {float(y) for path in filled.get_paths() for _, y in path.vertices} == ends, "and a gap"

@@ -3,8 +3,8 @@
 
 import pytest
 
-from fairflare.report.numbers import number_table
 from fairflare.report.page import render_run
+from fairflare.report.rows import number_table
 from fairflare.report.summary import summarise
 from fairflare.report.values import MISSING
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from fairflare.report.schema import last_rounds
+from fairflare.report.summary import last_rounds
 
 
 def scored(number, clean, noisy):

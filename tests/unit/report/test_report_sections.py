@@ -16,9 +16,8 @@ import pytest
 
 from fairflare.core.notes import Note
 from fairflare.report import sentences as words
-from fairflare.report.note_tables import noted
-from fairflare.report.schema import report_json
-from fairflare.report.summary import summarise
+from fairflare.report.note_figures import noted
+from fairflare.report.summary import report_json, summarise
 
 
 def section(inputs, name):

@@ -15,8 +15,22 @@ from html.parser import HTMLParser
 import pytest
 
 from fairflare.report.fairness import mean_ci
-from fairflare.report.table_files import ENDINGS, as_csv, as_html, as_latex, as_markdown, latex, markdown, write_tables
-from fairflare.report.table_model import Cell, Column, Form, Row, Table, headings, with_best
+from fairflare.report.table_files import (
+    ENDINGS,
+    Cell,
+    Column,
+    Form,
+    Row,
+    Table,
+    as_csv,
+    as_html,
+    as_latex,
+    as_markdown,
+    latex,
+    markdown,
+    with_best,
+    write_tables,
+)
 
 NASTY = "<script>alert(1)</script> | 50 % of $x_1$ & \\input{/etc/passwd} #1 ~ ^ `code` [a](b)"
 COLUMNS = (
@@ -192,5 +206,5 @@ def test_a_table_that_cannot_be_is_refused(table, change):
 
 def test_headings_join_neighbours_only():
     columns = [Column("a", "a", "x"), Column("b", "b", "x"), Column("c", "c"), Column("d", "d", "x")]
-    assert headings(columns) == [("x", 2), ("", 1), ("x", 1)]
-    assert headings([Column("a", "a")]) == [] and latex("a\x00b") == "ab"
+    assert Table("t", "t", columns, []).headings() == [("x", 2), ("", 1), ("x", 1)]
+    assert Table("t", "t", [Column("a", "a")], []).headings() == [] and latex("a\x00b") == "ab"

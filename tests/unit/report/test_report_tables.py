@@ -8,9 +8,13 @@ import sys
 
 import pytest
 
-from fairflare.app import cli
+from fairflare.cli import main as cli
 from fairflare.report.compare import compare
-from fairflare.report.tables import COLUMNS, STATISTICS, as_csv, as_markdown, machine
+from fairflare.report.compare_tables import CSV_COLUMNS as COLUMNS
+from fairflare.report.compare_tables import STATISTICS
+from fairflare.report.compare_tables import comparison_csv as as_csv
+from fairflare.report.compare_tables import comparison_markdown as as_markdown
+from fairflare.report.table_files import machine
 
 
 @pytest.fixture
@@ -64,7 +68,7 @@ def test_compare_writes_its_tables(tmp_path, monkeypatch, capsys):
 
 def test_tables_replace_nobodys_files(tmp_path, monkeypatch, capsys):
     (tmp_path / "compare.md").write_text("mine")
-    monkeypatch.setattr("fairflare.app.comparison.compare_all", lambda *args, **kwargs: pytest.fail("it ran"))
+    monkeypatch.setattr("fairflare.studies.comparison.compare_all", lambda *args, **kwargs: pytest.fail("it ran"))
     with pytest.raises(SystemExit) as end:
         cli.main(["compare", "fedavg", "--task", "support2", "--tables", str(tmp_path)])
     told = capsys.readouterr().err

@@ -4,8 +4,8 @@
 import pytest
 
 from fairflare.core.metric import described, named
-from fairflare.report import metrics
 from fairflare.report import sentences as words
+from fairflare.report import values as metrics
 from fairflare.report.compare import compare
 from fairflare.report.summary import summarise
 

@@ -56,7 +56,6 @@ class Frame:
 
 
 def file_of(source: Path | Frame) -> Path:
-    """The file that a slice lies in."""
     return source.path if isinstance(source, Frame) else source
 
 
@@ -85,8 +84,6 @@ def read_datalist(
     """Split ("train", "val", "test") -> items in the list's order, without those that have no label.
 
     Args:
-        path: the JSON file.
-        root: the data root.
         masks: whether labels are paths of masks.
         classes: their names; a label is one of them, or its place from 0. Ignored for masks.
         links: whether a symbolic link in the data root may lead out of it.
@@ -127,14 +124,7 @@ def read_lists(path: Path) -> dict[str, list[Any]]:
 
 
 def checked_items(
-    file: str,
-    key: str,
-    entries: Sequence[Any],
-    root: Path,
-    *,
-    masks: bool,
-    classes: Sequence[str],
-    links: bool = False,
+    file: str, key: str, entries: Sequence[Any], root: Path, *, masks: bool, classes: Sequence[str], links: bool = False
 ) -> tuple[list[Item], list[DataError]]:
     """The good entries of one list, and what is wrong with every other."""
     items, errors = [], []

@@ -84,7 +84,6 @@ def _header(path: Path, pydicom: Any) -> Any:
 
 
 def frames_in(found: Any) -> int:
-    """How many slices a header says that there are."""
     return int(found.get("NumberOfFrames") or 1)
 
 
@@ -95,8 +94,6 @@ def read(path: Path, frame: int | None = None, *, window: str = "", mask: bool =
     are to be shown. Grey values are rescaled; colours come as RGB on 0 to 255, from palettes too.
 
     Args:
-        path: the file.
-        frame: see above.
         window: "file" applies the file's own VOI LUT or its first window.
         mask: values are those of structures: neither turned round nor windowed.
 

@@ -56,7 +56,6 @@ def _key(path: str) -> tuple[tuple[str, ...], str]:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file of this name is read as an image."""
     return name.lower().endswith(IMAGES)
 
 

@@ -79,8 +79,6 @@ def read(path: Path, frame: int | None = None, *, window: str = "") -> Stored:
     """One slice along the last axis, number ``frame`` from 0; of a file with one slice it need not be named.
 
     Args:
-        path: a .nii or .nii.gz file.
-        frame: see above.
         window: "file" scales by the header's cal_min and cal_max.
 
     Raises:

@@ -51,12 +51,10 @@ class Feature:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it is made of."""
         return (self.column, self.since) if self.since else (self.column,)
 
     @property
     def is_text(self) -> bool:
-        """Whether the column is compared as text."""
         return self.other or any(isinstance(value, str) for value in self.values)
 
     @property
@@ -89,14 +87,7 @@ def stacked(features: Sequence[Feature], arrays: Arrays, n: int) -> np.ndarray:
 
 
 def parsed(file: str, columns: Columns, features: Sequence[Feature], gaps: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """The columns that ``features`` are made of; DataError on a cell that is no number where one is needed.
-
-    Args:
-        file: the table's name, for the message.
-        columns: all cells.
-        features: what is made of them.
-        gaps: words that stand for a missing number.
-    """
+    """The columns that ``features`` are made of; DataError on a cell that is no number where one is needed."""
     text = {one.column for one in features if one.is_text}
     words = {one.column: {*one.values, *one.no} for one in features if one.no}
     levels = {one.column: set(one.values) for one in features if one.other}

@@ -287,7 +287,6 @@ def _with_points(path: Path, rows: Iterable[tuple[str, list[str]]]) -> Iterator[
 
 
 def _says(cells: Sequence[str], decimal: re.Pattern[str], thousands: re.Pattern[str]) -> bool:
-    """Whether a cell can only be a number with these decimals."""
     return any(decimal.fullmatch(cell) and not thousands.fullmatch(cell) for cell in cells)
 
 

@@ -14,15 +14,14 @@ from torch import nn
 
 from fairflare.core.seeds import derive
 from fairflare.core.validation import Images
-from fairflare.data.checks import expect, expect_choices, expect_pixels, site_index
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
-from fairflare.datasets.simulated import more_images
+from fairflare.datasets.kinds import partition
+from fairflare.datasets.kinds.partition import REMARK, with_one_image
 from fairflare.datasets.simulated.cache import kept_splits
-from fairflare.datasets.simulated.free_rider import REMARK, with_one_image
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import RENDERING, SPLIT, Task
+from fairflare.tasks.base import RENDERING, SPLIT, Task, expect, expect_choices, expect_pixels, site_index
 from fairflare.tasks.kinds.masks import MASKS
 
 SMALLEST_SITE = 16
@@ -88,7 +87,7 @@ class DeviceShift(Task):
         expect("n_sites", 2 <= self.n_sites <= len(self.devices), f"2..{len(self.devices)}", self.n_sites)
         least = int(np.ceil(SMALLEST_SITE / min(self._shares())))
         expect("images", self.images >= least, f"at least {least} for {self.n_sites} sites", self.images)
-        more_images.check(self.site_test_images)
+        partition.check_site_tests(self.site_test_images)
         expect("size", 32 <= self.size <= 512 and self.size % 16 == 0, "a multiple of 16 in 32..512", self.size)
         expect_pixels(self.images + self.n_sites * self.site_test_images, self.size)
         expect("shift", 0 <= self.shift <= 1, "a number in [0, 1]", self.shift)
@@ -100,28 +99,23 @@ class DeviceShift(Task):
         """What ``device`` makes of patient ``i``: uint8 (channels, size, size), and the masks uint8 (C, size, size)."""
 
     def sites(self) -> dict[str, str]:
-        """The device of each site, and which one is the free rider."""
         words = [device.words for device in self.devices[: self.n_sites]]
         if self.free_rider:
             words[self.free_rider - 1] += f"; {REMARK}"
         return {f"site-{k}": kind for k, kind in enumerate(words, start=1)}
 
     def network(self) -> nn.Module:
-        """Images (N, channels, size, size) -> logits (N, C, size, size)."""
         return networks.build(self.model, len(self.mean), len(self.classes), norm=self.norm)
 
     def image_inputs(self) -> ImageInputs:
-        """Files as the images are drawn: 8 bits, as many channels as ``mean`` has."""
         values: dict[str, tuple[int, ...]] = {name: (k,) for k, name in enumerate(self.classes, start=1)}
         reader = Reader(self.size, len(self.mean), values)
         return ImageInputs(reader, tuple(self.mean), tuple(self.std))
 
     def drawn(self) -> tuple[str, ...]:
-        """The patients and their images; how many a site has is fixed."""
         return SPLIT, RENDERING
 
     def site_data(self, site: str) -> TensorData:
-        """The site's images and masks, rendered now or before, see ``simulated.cache``."""
         k, rows = site_index(site, self.sites()), self.rows(site)
         if k == self.free_rider - 1:
             rows = with_one_image(rows)
@@ -140,7 +134,7 @@ class DeviceShift(Task):
         shuffled = np.random.default_rng(derive(self.data_seed, self.name, "split", k)).permutation(members)
         n_val, n_test = (round(share * len(members)) for share in self.held_out)
         val, test, train = np.split(shuffled, (n_val, n_val + n_test))
-        test = more_images.with_more(np.sort(test), k, self.site_test_images)
+        test = partition.with_more(np.sort(test), k, self.site_test_images)
         return {"train": np.sort(train), "val": np.sort(val), "test": test}
 
     def _shares(self) -> np.ndarray:

@@ -1,12 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sites dealt over domains (kinds of images): each domain in turn at as many sites."""
+"""Sites dealt over domains (kinds of images): each domain in turn at as many sites; and how FedHEAL moves and flips
+their training images."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import ClassVar
 
-from fairflare.data.checks import site_index
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairflare.core.errors import DataError
+from fairflare.core.execution import moved
+from fairflare.core.seeds import derive
+from fairflare.core.types import Batch
+from fairflare.data.readers.geometry import NATURAL
+from fairflare.data.tensors import TensorData, normalised
+from fairflare.tasks.base import site_index
 
 
 class OverDomains:
@@ -27,15 +40,79 @@ class OverDomains:
         return self.n_sites // len(self.domain_names)
 
     def sites(self) -> dict[str, str]:
-        """The domain of each site, with the label skew if there is one."""
         skew = f"; label skew, alpha {self.alpha:g}" if self.alpha else ""
         kinds = [domain + skew for domain in self.domain_names for _ in range(self._per_domain)]
         return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
 
     def domains(self) -> dict[str, str]:
-        """What each site holds."""
         return {site: self.domain(site) for site in self.sites()}
 
     def domain(self, site: str) -> str:
-        """The one of ``domain_names`` that ``site`` holds."""
         return self.domain_names[site_index(site, self.sites()) // self._per_domain]
+
+
+def images_in(folders: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
+    """The PNG and JPEG files of ``folders``, in each of them by name.
+
+    Args:
+        folders: class k is the k-th.
+
+    Returns:
+        Paths (N,) of dtype object, and int64 (N,) classes.
+
+    Raises:
+        DataError: "missing_file": a folder without an image.
+    """
+    found = [sorted(p for p in folder.iterdir() if p.suffix.lower() in NATURAL) for folder in folders]
+    for folder, paths in zip(folders, found):
+        if not paths:
+            raise DataError("missing_file", f"{folder}: expected {', '.join(NATURAL)} images, found none")
+    labels = np.repeat(np.arange(len(folders)), [len(paths) for paths in found])
+    return np.array([path for paths in found for path in paths], dtype=object), labels
+
+
+PAD = 4
+"""Black pixels around an image before a piece of its own size is cut out."""
+
+
+class CroppedData(TensorData):
+    """``TensorData`` of colour images, each of which is moved by -4..4 pixels along either axis in training."""
+
+    def training(self, batch_size: int, seed: int) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(derive(seed, "crop"))
+        black = normalised(torch.zeros(1, 3, 1, 1, device=self.device), self.mean, self.std)
+        for batch in super().training(batch_size, seed):
+            yield batch._replace(inputs=cropped(batch.inputs, black, generator))
+
+
+def cropped(images: Tensor, fill: Tensor, generator: torch.Generator) -> Tensor:
+    """Each image of (N, C, H, W) moved at random by up to ``PAD`` pixels along either axis.
+
+    Args:
+        images: float32.
+        fill: (1, C, 1, 1), the colour beyond an image's border.
+        generator: of the 2 N offsets.
+    """
+    (n, _, height, width), device = images.shape, images.device
+    # Where nothing is padded the images keep their bits: adding and taking away ``fill`` would not see to that.
+    inside = F.pad(torch.ones(1, 1, height, width, device=device), (PAD,) * 4).bool()
+    canvas = torch.where(inside, F.pad(images, (PAD,) * 4), fill)
+    y, x = moved(torch.randint(2 * PAD + 1, (2, n, 1), generator=generator), device)
+    rows, columns = y + torch.arange(height, device=device), x + torch.arange(width, device=device)
+    which = torch.arange(n, device=device)[:, None, None]
+    return canvas[which, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+class FlippedData(TensorData):
+    """``TensorData`` of images with a class each, half of which are mirrored left to right in training."""
+
+    def training(self, batch_size: int, seed: int) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(derive(seed, "flip"))
+        for batch in super().training(batch_size, seed):
+            yield batch._replace(inputs=flipped(batch.inputs, generator))
+
+
+def flipped(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Each image of (N, C, H, W) mirrored left to right with probability 1/2."""
+    chosen = moved(torch.rand(len(images), generator=generator) < 0.5, images.device)
+    return torch.where(chosen.view(-1, 1, 1, 1), images.flip(-1), images)

@@ -4,21 +4,27 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
-from fairflare.core.errors import MissingData, UserError
-from fairflare.data.checks import expect
+import numpy as np
+from torch import nn
+
+from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
-from fairflare.tasks.base import DATA_FOLDER, Task, TestSet
+from fairflare.networks import own as own_network
+from fairflare.tasks.base import DATA_FOLDER, OPEN_SPLIT, Task, TestSet, expect, expect_choices
 from fairflare.tasks.images import image_data, resolved, test_set
+from fairflare.tasks.kinds.masks import MASKS
 
 
 class OnDisk(Task):
@@ -38,7 +44,6 @@ class OnDisk(Task):
 
     @classmethod
     def tree(cls) -> str:
-        """The indented lines of the module's docstring."""
         lines = (sys.modules[cls.__module__].__doc__ or "").splitlines()
         return "\n".join(line for line in lines if line.startswith("    "))
 
@@ -78,34 +83,133 @@ class ImagesOnDisk(OnDisk):
         return {}
 
     def site_data(self, site: str) -> TensorData:
-        """The site's images below the folder that ``FAIRFLARE_DATA`` names."""
         return self.local_data(site, None)
 
     def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
-        """The site's images; none is read yet."""
         expect("site", site in self.sites(), f"one of {', '.join(self.sites())}", site)
         items = {split: self.limited(part) for split, part in self.items(self.root(own), site).items()}
         reader, mean, std, kind = self.reader(), self.mean, self.std, self.data_kind
         return image_data(items, self, reader, own=own, augment=self.augment, mean=mean, std=std, kind=kind)
 
     def image_inputs(self) -> ImageInputs:
-        """The reader and the scaling of the sites' images."""
         reader = self.reader()
         return ImageInputs(reader, *resolved(reader, self.mean, self.std))
 
     def check_data(self) -> None:
-        """Look for every site's files, without opening images."""
         for site in self.sites():
             if not self.items(self.root(), site).get("train"):
                 raise UserError(f"task {self.name}: {site} has no training images in {self.root()}")
 
     def test_sets(self) -> tuple[TestSet, ...]:
-        """The shared test sets, read now."""
         return tuple(
             test_set(name, corrupted, self.limited(items), self.reader(), self.mean, self.std)
             for name, (corrupted, items) in self.shared_items(self.root()).items()
         )
 
     def limited(self, items: Sequence[Item]) -> Sequence[Item]:
-        """The first ``limit`` of ``items``."""
         return items if self.limit is None else items[: self.limit]
+
+
+class Arrays(pickle.Unpickler):
+    """Looks up what an array of numbers is made with, under NumPy's names before and since version 2."""
+
+    MODULES = ("numpy.core.", "numpy._core.")
+    FUNCTIONS: tuple[str, ...] = ("multiarray._reconstruct", "numeric._frombuffer")
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What the file's name stands for; UnpicklingError for all that is no part of an array of numbers."""
+        dotted = f"{module}.{name}"
+        if dotted == "numpy.dtype":
+            return _number_type
+        if dotted == "_codecs.encode":  # how the second protocol writes bytes
+            return _latin1
+        if dotted == "numpy.ndarray" or dotted in [a + b for a in self.MODULES for b in self.FUNCTIONS]:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {dotted}, which is no part of an array of numbers")
+
+
+def _number_type(code: object, *options: bool) -> np.dtype:
+    if not isinstance(code, str) or np.dtype(code).kind not in "biuf":
+        raise pickle.UnpicklingError("it holds an array of something else than numbers")
+    return np.dtype(code, *options)
+
+
+def _latin1(text: str, *_: object) -> bytes:
+    return text.encode("latin1")
+
+
+LARGEST_SHARE = 0.4
+"""Of a site's images in its validation or test split."""
+
+
+@dataclass(frozen=True)
+class MasksOnDisk(ImagesOnDisk):
+    """Segmentation of a published data set; a concrete task says which images and masks are whose.
+
+    Args:
+        size: edge in pixels that images and masks are resampled to, a multiple of 16 in 32..1024.
+        model: "small-unet", "unet" (the papers'), or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
+        norm: "instance", "group" or "batch" (the papers'); a class of yours has its own.
+        augment: random rotation, shift and flip of training images, masks with them.
+        val_fraction: share in the validation split where the data set does not say, in (0, 0.4].
+        test_fraction: share in the test split where the data set does not say, in (0, 0.4].
+        limit: the most images of each split, at least 2; None: all.
+        data_seed: of the splits that the data set leaves open; 0..2**32-1.
+    """
+
+    kind = MASKS
+    channels: ClassVar[int]
+    """Of the images: 1 or 3."""
+
+    size: int = 64
+    model: str = "small-unet"
+    norm: Literal["instance", "group", "batch"] = "instance"
+    augment: bool = False
+    val_fraction: float = 0.2
+    test_fraction: float = 0.2
+    limit: int | None = None
+    data_seed: int = 2024
+
+    def __post_init__(self) -> None:
+        expect_choices(self)
+        expect("size", 32 <= self.size <= 1024 and self.size % 16 == 0, "a multiple of 16 in 32..1024", self.size)
+        own_network.check_model(self.model, ("small-unet", "unet"))
+        for key in ("val_fraction", "test_fraction"):
+            share = getattr(self, key)
+            expect(key, 0 < share <= LARGEST_SHARE, f"a number in (0, {LARGEST_SHARE}]", share)
+        expect("limit", self.limit is None or self.limit >= 2, "at least 2, or none", self.limit)
+        expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
+
+    def drawn(self) -> tuple[str, ...]:
+        return (OPEN_SPLIT,)
+
+    def network(self) -> nn.Module:
+        edges = (self.size, self.size)
+        return own_network.build(self.model, (self.channels, *edges), (len(self.classes), *edges), norm=self.norm)
+
+
+def dealt(names: Collection[str], val: float, test: float, seed: int) -> dict[str, list[str]]:
+    """Split -> which of ``names`` it gets, sorted; a function of the names and the seed alone.
+
+    Args:
+        names: of cases or files.
+        val: share for "val"; at least one name unless it is 0.
+        test: share for "test"; likewise.
+        seed: >= 0.
+    """
+    ordered = sorted(names)
+    n_val, n_test = (max(1, round(share * len(ordered))) if share else 0 for share in (val, test))
+    shuffled = [ordered[i] for i in np.random.default_rng(seed).permutation(len(ordered))]
+    parts = {"train": shuffled[n_val + n_test :], "val": shuffled[:n_val], "test": shuffled[n_val : n_val + n_test]}
+    return {split: sorted(part) for split, part in parts.items()}
+
+
+def complete(site: str, splits: Mapping[str, Sequence[Item]]) -> Mapping[str, Sequence[Item]]:
+    """``splits``; DataError unless there are two images to train on and one in every other split."""
+    if len(splits["train"]) < 2:
+        text = f"{site}: training: expected at least 2 images, got {len(splits['train'])}"
+        raise DataError("few_examples", text)
+    for split, name in (("val", "validation"), ("test", "testing")):
+        if not splits[split]:
+            raise DataError("empty_split", f"{site}: {name}: expected an image, got none")
+    return splits

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which site holds which example, decided from the labels and a seed alone."""
+"""Which site holds which example, decided from the labels and a seed alone.
+
+Beside its share a simulated site may have further test images: they cost rendering, and never an image to train on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from fairflare.core.errors import UserError
+from fairflare.tasks.base import expect
 
 ATTEMPTS = 200
 
@@ -83,3 +87,50 @@ def redrawn(
         f"no split of {len(labels)} examples over {n_sites} sites with at least {minimum} each in {ATTEMPTS} draws; "
         "use fewer sites, more examples or a larger alpha"
     )
+
+
+MOST_SITE_TESTS = 100_000
+"""Test images of one site."""
+FIRST_BESIDE = 10**9
+"""Number of the first image that is in nobody's share."""
+
+
+def check_site_tests(wanted: int) -> None:
+    """Raise UserError unless ``wanted`` is a number of test images."""
+    expect("site_test_images", 0 <= wanted <= MOST_SITE_TESTS, f"0..{MOST_SITE_TESTS}", wanted)
+
+
+def with_more(test: np.ndarray, k: int, wanted: int) -> np.ndarray:
+    """The numbers of a site's own test images and, behind them, of as many others as make ``wanted``.
+
+    Args:
+        test: sorted numbers of the images that its share has for testing.
+        k: the site's index; no two sites have a number in common.
+        wanted: test images of the site at least.
+    """
+    return np.concatenate((test, FIRST_BESIDE + k * MOST_SITE_TESTS + np.arange(max(0, wanted - len(test)))))
+
+
+def labels_of(own: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Classes (n,) of further images, as frequent as among a site's ``own``; the first ones are the same for any n."""
+    return own[rng.integers(0, len(own), size=n)]
+
+
+def alike(spare: np.ndarray, classes: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """As many of ``spare`` as can be taken with classes as frequent as among a site's own images, in their order."""
+    shares = np.bincount(own, minlength=classes.max(initial=0) + 1) / len(own)
+    there = np.bincount(classes, minlength=len(shares))
+    most = min((there[c] / shares[c] for c in np.flatnonzero(shares)), default=0)
+    place = np.empty(len(spare), dtype=np.int64)  # of each image among those of its class
+    for c in np.unique(classes):
+        place[classes == c] = np.arange((classes == c).sum())
+    return spare[place < np.floor(most * shares)[classes]]
+
+
+REMARK = "repeats one image"
+"""Added to what a report says of the site."""
+
+
+def with_one_image(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """``rows`` with as many training rows as before, all of them the first; validation and test rows as they are."""
+    return {**rows, "train": np.full_like(rows["train"], rows["train"][0])}

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks on one table of patients, dealt out to sites: natural groups, label-skewed shares, or shares of each group."""
+"""Tasks on one table of patients.
+
+They are dealt out to sites by natural groups, label-skewed shares, or such shares of each group (``TableTask``); or the
+sites are real centres, and who is where and in which split is fixed once for all (``CentreTask``).
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,18 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
+import torch
 from torch import nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
-from fairflare.data.checks import expect, expect_choices, site_index
 from fairflare.data.inputs import Scaling
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.tensors import TensorData
+from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
-from fairflare.datasets.kinds.rows import split_of
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import PARTITION, SPLIT, Task
+from fairflare.tasks.base import PARTITION, SPLIT, Task, expect, expect_choices, site_index
+from fairflare.tasks.kinds.classes import RISKS
 
 DIRICHLET = "dirichlet"
 SPLITS = ("test", "val", "train")
@@ -31,22 +35,40 @@ DEALING = ("alpha", "n_sites", "sites_by", "data_seed")
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """What the sites of a task share out; equal only to itself, so that it can be a key.
+class Patients:
+    """The patients of all sites; equal only to itself, so that it can be a key.
 
     Attributes:
         labels: int64 (N,), classes.
-        numbers: float64 (N, n), nan where missing; each site fills and scales them with its own training patients.
+        numbers: float64 (N, n), nan where missing; filled and scaled as the task says.
         plain: float32 (N, m), taken as they are.
         attributes: sensitive attribute -> N values, "" where unknown.
-        groups: int64 (N,), the natural group of each patient, where there are any.
-        cases: int64 (N,), equal for rows that belong together and stay in one split of one site; None: each by itself.
     """
 
     labels: np.ndarray
     numbers: np.ndarray
     plain: np.ndarray
     attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def n_features(self) -> int:
+        return self.numbers.shape[1] + self.plain.shape[1]
+
+    def split(self, rows: np.ndarray, scaled: Scaling) -> Split:
+        inputs = torch.cat((scaled(self.numbers[rows]), torch.from_numpy(self.plain[rows])), dim=1)
+        attributes = {name: [values[i] for i in rows] for name, values in self.attributes.items()}
+        return Split(inputs, torch.from_numpy(self.labels[rows]), attributes)
+
+
+@dataclass(frozen=True, eq=False)
+class Table(Patients):
+    """Patients that the sites of a task share out.
+
+    Attributes:
+        groups: int64 (N,), the natural group of each patient, where there are any.
+        cases: int64 (N,), equal for rows that belong together and stay in one split of one site; None: each by itself.
+    """
+
     groups: np.ndarray | None = None
     cases: np.ndarray | None = None
 
@@ -112,7 +134,6 @@ class TableTask(Task):
         """Columns of ``numbers`` and ``plain`` together."""
 
     def sites(self) -> dict[str, str]:
-        """The natural group of each site, how skewed the split is, or both; known without the table."""
         skew = f"label skew, alpha {self.alpha:g}"
         if self.sites_by == DIRICHLET:
             kinds = [skew] * self.n_sites
@@ -123,26 +144,21 @@ class TableTask(Task):
         return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
 
     def network(self) -> nn.Module:
-        """Features (N, F) -> logits (N, classes)."""
         return networks.build(self.model, self.n_features(), len(self.classes))
 
     def drawn(self) -> tuple[str, ...]:
-        """The splits; who is at which site, unless the sites are natural groups."""
         return (SPLIT,) if self.sites_by == self.natural else (PARTITION, SPLIT)
 
     def check_data(self) -> None:
-        """Read the table."""
         self.table()
 
     def site_data(self, site: str) -> TensorData:
-        """The site's patients, with their sensitive attributes."""
         return self.local_data(site, None)
 
     def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
-        """The site's patients out of the table that lies where ``own`` says."""
         table, rows = self.table(own), self.rows(site, own)
         scaled = Scaling.of(table.numbers[rows["train"]])
-        splits = {name: split_of(table, chosen, scaled) for name, chosen in rows.items()}
+        splits = {name: table.split(chosen, scaled) for name, chosen in rows.items()}
         data = TensorData.of(splits, n_classes=len(self.classes))
         data.scaling = scaled
         return data
@@ -166,7 +182,7 @@ class TableTask(Task):
             everyone = np.sort(np.concatenate(list(rows.values())))
             held_out = everyone[np.isin(everyone, pool)]
             scaled = Scaling.of(table.numbers[rows["train"]])
-            splits = {name: split_of(table, held_out if name == "test" else rows[name], scaled) for name in SPLITS}
+            splits = {name: table.split(held_out if name == "test" else rows[name], scaled) for name in SPLITS}
             found[site] = TensorData.of(splits, n_classes=len(self.classes))
         return found
 
@@ -243,3 +259,83 @@ def _dealt(task: TableTask, table: Table, rows: np.ndarray, n_sites: int, seed: 
         minimum=task.smallest_site,
         minimum_per_class=task.smallest_class,
     )
+
+
+TEST_SHARE, VAL_SHARE = 0.3, 0.1
+"""Shares of a site's patients in its test and validation splits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Centres(Patients):
+    """Patients of real centres, with their splits.
+
+    Attributes:
+        rows: site -> split -> its patients' places, sorted; each is in one split of one site at most.
+        kinds: site -> what it is, in words.
+    """
+
+    rows: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
+
+
+class CentreData(TensorData):
+    """The patients of one centre, which may have treated a single one."""
+
+    least: ClassVar[int] = 1
+
+
+class CentreTask(Task):
+    """Binary risk from a table whose sites are real centres; a concrete task is a frozen dataclass with ``model``.
+
+    No seed draws anything: there is no ``data_seed``, and ``compare`` repeats initial model and order alone.
+    """
+
+    headline = "auc"
+    quick = True
+    kind = RISKS
+    small_sites: ClassVar[bool] = True
+    simulated = "nothing"
+
+    model: str
+
+    def __post_init__(self) -> None:
+        expect_choices(self)
+
+    @abstractmethod
+    def centres(self) -> Centres:
+        """All patients; the same object for the same options."""
+
+    @abstractmethod
+    def scaled_by(self, train: np.ndarray) -> Scaling:
+        """How a site with the training numbers ``train`` (n, columns) prepares numbers."""
+
+    def sites(self) -> dict[str, str]:
+        return dict(self.centres().kinds)
+
+    def network(self) -> nn.Module:
+        return networks.build(self.model, self.centres().n_features, len(self.classes))
+
+    def rows(self, site: str) -> dict[str, np.ndarray]:
+        """Split -> places of the site's patients in the table."""
+        site_index(site, self.centres().rows)
+        return dict(self.centres().rows[site])
+
+    def site_data(self, site: str) -> TensorData:
+        table, rows = self.centres(), self.rows(site)
+        scaled = self.scaled_by(table.numbers[rows["train"]])
+        splits = {name: table.split(chosen, scaled) for name, chosen in rows.items()}
+        data = CentreData.of(splits, n_classes=len(self.classes))
+        data.scaling = scaled
+        return data
+
+
+def fixed_split(rows: np.ndarray, task: str, site: str) -> dict[str, np.ndarray]:
+    """Split -> those of a site's ``rows`` in it, sorted: 60, 10 and 30 per cent, the same for ever.
+
+    The shares of test and validation are rounded, so that the one patient of a site of one is for training. Outcomes
+    play no part: a patient is in the same split whatever is predicted.
+    """
+    rng = np.random.default_rng(derive(0, task, "natural split", site))
+    n_test, n_val = round(TEST_SHARE * len(rows)), round(VAL_SHARE * len(rows))
+    test, val, train = np.split(rng.permutation(rows), (n_test, n_test + n_val))
+    return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}

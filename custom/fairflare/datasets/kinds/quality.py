@@ -6,11 +6,13 @@ Facts on the folders, tables and seeds come from the authors' repository (github
 
 from __future__ import annotations
 
+import csv
 import math
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from PIL import Image
@@ -19,15 +21,121 @@ from torch import nn
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
-from fairflare.data.checks import expect, expect_choices, site_index
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.kinds.on_disk import ImagesOnDisk
+from fairflare.datasets.kinds.on_disk import Arrays, ImagesOnDisk
 from fairflare.datasets.kinds.partition import dirichlet_with_corrupted, redrawn
-from fairflare.datasets.readers.quality_tables import SMALLEST_SITE, Table, read_partition, read_table
 from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import SPLIT, Preset
+from fairflare.tasks.base import SPLIT, Preset, expect, expect_choices, site_index
+
+SMALLEST_SITE = 24
+"""Images that every site has at least."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """What ``train.csv`` or ``test.csv`` lists, row by row.
+
+    Attributes:
+        ids: N names of images without suffix.
+        labels: int64 (N,).
+        attributes: of each image, as text.
+        groups: int64 (N,): images with the same number show the same lesion and stay in one split.
+    """
+
+    ids: Sequence[str]
+    labels: np.ndarray
+    attributes: Sequence[dict[str, str]]
+    groups: np.ndarray
+
+
+def read_table(path: Path, n_classes: int) -> tuple[list[str], np.ndarray]:
+    """Names and classes of the images that a CSV file with the columns ``id`` and ``class`` lists.
+
+    Raises:
+        DataError: "unreadable", "column", "entry" (a name is no plain file name, or there twice), "label" or
+            "few_examples".
+    """
+    rows = read_rows(path, ("id", "class"))
+    seen: set[str] = set()
+    for line, row in enumerate(rows, start=2):
+        name, label, where = row["id"], row["class"], f"{path.name}: line {line}"
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            raise DataError("entry", f"{where}: id: expected the name of an image, got {name!r}")
+        if name in seen:
+            raise DataError("entry", f"{where}: id: expected each image once, got {name!r} again")
+        seen.add(name)
+        if not (label.isascii() and label.isdigit() and int(label) < n_classes):
+            raise DataError(
+                "label", f"{where}: class: expected a whole number from 0 to {n_classes - 1}, got {label!r}"
+            )
+    if not rows:
+        raise DataError("few_examples", f"{path.name}: expected rows, found none")
+    return [row["id"] for row in rows], np.array([int(row["class"]) for row in rows], dtype=np.int64)
+
+
+def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a CSV file that has ``columns``, cells as stripped text; DataError where it is none."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = list(csv.reader(file))
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError("unreadable", f"{path.name}: cannot be read as a table ({type(error).__name__})") from None
+    header = [cell.strip() for cell in lines[0]] if lines else []
+    for column in columns:
+        if column not in header:
+            raise DataError("column", f"{path.name}: expected a column {column!r}, got {', '.join(header) or 'none'}")
+    rows = [line for line in lines[1:] if line]
+    for row in rows:
+        if len(row) != len(header):
+            raise DataError("entry", f"{path.name}: expected {len(header)} cells in a row, got {','.join(row)!r}")
+    return [dict(zip(header, map(str.strip, row))) for row in rows]
+
+
+def read_partition(path: Path, n_sites: int, n_rows: int) -> list[np.ndarray]:
+    """Each site's rows from a dictionary {0..K-1: row numbers} that NumPy has pickled; nothing else in it is made.
+
+    Raises:
+        DataError: it is no such dictionary, does not hold every row once, or leaves a site too few.
+    """
+    try:
+        found = _pickled(path)
+        parts = [np.array(list(found[k]), dtype=np.int64) for k in range(n_sites)]
+    except Exception as error:  # unpickling raises whatever the file makes it
+        expected = f"expected a dictionary of the rows of {n_sites} sites"
+        raise DataError("entry", f"{path.name}: {expected} ({type(error).__name__})") from None
+    if len(found) != n_sites or not np.array_equal(np.sort(np.concatenate(parts)), np.arange(n_rows)):
+        raise DataError("entry", f"{path.name}: expected each of {n_rows} rows once, at {n_sites} sites")
+    fewest = min(map(len, parts))
+    if fewest < SMALLEST_SITE:
+        raise DataError("few_examples", f"{path.name}: expected at least {SMALLEST_SITE} rows a site, got {fewest}")
+    return parts
+
+
+def _pickled(path: Path) -> dict[int, Any]:
+    """What ``np.save`` made of a dictionary; only sets, arrays and numbers are looked up: a job may ask for it."""
+    with path.open("rb") as file:
+        version = np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = header(file)
+        if shape != () or not dtype.hasobject:
+            raise ValueError("no dictionary")
+        return _Rows(file).load().item()
+
+
+class _Rows(Arrays):
+    """Sets of numbers, in the one object array that holds the dictionary."""
+
+    FUNCTIONS: tuple[str, ...] = (*Arrays.FUNCTIONS, "multiarray.scalar")
+
+    def find_class(self, module: str, name: str) -> Any:
+        """As for an array of numbers, and sets, ranges and the type of objects, of which the dictionary is one."""
+        plain = {"set": set, "range": range, "xrange": range}
+        if module in ("builtins", "__builtin__") and name in plain:
+            return plain[name]
+        return np.dtype if (module, name) == ("numpy", "dtype") else super().find_class(module, name)
+
 
 SITES_SEED = 2024
 """Of the split over sites; the papers'."""
@@ -113,22 +221,18 @@ class QualityShift(ImagesOnDisk):
             expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
 
     def sites(self) -> dict[str, str]:
-        """ "clean", or the corruption and its severity for the last sites."""
         poor = f"{self.corruption}, severity {self.severity}"
         kinds = ["clean"] * (self.n_sites - self.corrupted) + [poor] * self.corrupted
         return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
 
     def network(self) -> nn.Module:
-        """Images (N, 3, size, size) -> logits (N, classes)."""
         options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
         return networks.build(self.model, len(self.mean), len(self.classes), **options)
 
     def drawn(self) -> tuple[str, ...]:
-        """What a site sets aside; the split over sites is the papers', or the file's."""
         return (SPLIT,)
 
     def reader(self) -> Reader:
-        """Three channels, as the papers open them."""
         return Reader(self.size, len(self.mean))
 
     def table_sets(self) -> dict[str, str]:
@@ -136,12 +240,10 @@ class QualityShift(ImagesOnDisk):
         return {"clean": "clean", "corrupted": f"{self.corruption} {self.severity}"}
 
     def check_data(self) -> None:
-        """Look for every site's images and the shared ones."""
         super().check_data()
         self.shared_items(self.root())
 
     def items(self, root: Path, site: str) -> Mapping[str, Sequence[Item]]:
-        """The site's images: from ``train/clean``, or from the folder of the corrupted variant."""
         if self.is_clean(site):
             return self.clean_items(root, site)
         if self.lacks_corrupted(root):
@@ -155,7 +257,6 @@ class QualityShift(ImagesOnDisk):
         return self._items_in(root, site, self.needed(root / self.folder / "train" / "clean"))
 
     def shared_items(self, root: Path) -> Mapping[str, tuple[bool, Sequence[Item]]]:
-        """The images of ``test.csv``, clean and at those severities whose folders are there; none is at a site."""
         folders = {"clean": self.needed(root / self.folder / "test" / "clean")}
         every = {f"{self.corruption} {s}": self.test_folder(root, s) for s in SEVERITIES}
         folders |= {name: folder for name, folder in every.items() if folder.is_dir()}
@@ -187,7 +288,6 @@ class QualityShift(ImagesOnDisk):
         return self.corrupted > 0 and not self.variant(root).is_dir()
 
     def lacks_corrupted_tests(self, root: Path) -> bool:
-        """Whether no corrupted test set is there."""
         return not any(self.test_folder(root, s).is_dir() for s in SEVERITIES)
 
     def site_corrupted(
@@ -232,7 +332,6 @@ class QualityShift(ImagesOnDisk):
         return [{}] * len(ids), np.arange(len(ids))
 
     def _members(self, root: Path, table: Table) -> list[np.ndarray]:
-        """Each site's rows of ``train.csv``."""
         if self.partition == "file":
             name = f"dict_users_noniid_dir{float(self.alpha)}_CorruptedNum{self.corrupted}.npy"
             places = [root / self.folder / name, root / self.folder / "partitions" / name]

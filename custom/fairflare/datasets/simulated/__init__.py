@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is drawn rather than read: anatomy, bleeds, cameras, digits and poor image quality."""
+"""What simulated data sets share: the anatomy, poor image quality, and rendered data on disk."""

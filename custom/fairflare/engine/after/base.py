@@ -27,7 +27,6 @@ ROUNDING = 1e-6
 
 
 def plain(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as they are, outputs in double precision."""
     return outputs.double(), targets
 
 
@@ -47,7 +46,6 @@ class Cases:
 
     @property
     def n(self) -> int:
-        """How many, whatever the model makes of them."""
         return len(self.targets)
 
     @property
@@ -58,14 +56,7 @@ class Cases:
 
 @dataclass(frozen=True)
 class Shape:
-    """What server and sites know alike of a task.
-
-    Attributes:
-        classes: their number.
-        has_classes: whether every case has one class.
-        groups: names of the run's groups.
-        has_masks: whether every case has masks.
-    """
+    """What server and sites know alike of a task."""
 
     classes: int
     has_classes: bool
@@ -143,10 +134,7 @@ class AfterStep(ABC):
         """Metric -> (N,) value of each case, nan where it has none.
 
         Args:
-            cases: of the test split.
-            stage: one of ``stages``.
             fits: group's index -> what holds for its cases; -1: for all others.
-            shape: of the task.
         """
 
     def changed(self, cases: Cases, fits: Mapping[int, Fit], shape: Shape) -> Array | None:
@@ -166,7 +154,6 @@ class AfterStep(ABC):
         """The numbers that a site may send of what came of it.
 
         Args:
-            shape: of the task.
             secure: whether the run has secure sums: then a site's own parameters stay there.
         """
         found = [self._number(f"shared.{name}", bounds) for name, bounds in self.parameters.items()]
@@ -193,7 +180,6 @@ class AfterStep(ABC):
 
         Args:
             rows: (rows, length) sums.
-            shape: of the task.
             shared: row's name -> what ``shared`` makes of it, where that is known.
         """
         names = self.rows(shape)
@@ -210,17 +196,10 @@ class AfterStep(ABC):
         return ("", *shape.groups) if self.by == "group" else ("",)
 
     def terms(self, shape: Shape) -> int:
-        """Numbers that a site sums up."""
         return len(self.rows(shape)) * self.length(shape)
 
     def checked(self, sums: object, shape: Shape, most: float) -> list[float]:
-        """The sums of one site, as they may be added; raises ValueError.
-
-        Args:
-            sums: anything.
-            shape: of the task.
-            most: the most calibration cases that the site can have.
-        """
+        """The sums of one site, as they may be added; raises ValueError."""
         expected = self.terms(shape)
         if not isinstance(sums, (list, tuple)) or len(sums) != expected or any(type(v) is not float for v in sums):
             raise ValueError(f"expected {expected} sums")
@@ -240,5 +219,4 @@ Level = Annotated[float, Range(0.001, 0.5)]
 
 
 def fit_of(fits: Mapping[int, Fit], member: int) -> Fit:
-    """What holds for a case of a group: the group's fit, or that of all others."""
     return fits.get(member) or fits.get(-1, {})

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from fairflare.core.validation import Range
 from fairflare.engine.after.base import ROUNDING, AfterStep, Array, Cases, Chosen, Fit, Level, Shape, fit_of
-from fairflare.functional.conformal import Score, class_scores, counted
-from fairflare.functional.risk_control import fewest, monotone, shrunk_threshold, threshold
+from fairflare.functional.conformal import Score, class_scores, counted, fewest, monotone, shrunk_threshold, threshold
 
 STEPS = 200
 GRID = np.linspace(0.0, 1.0, STEPS + 1)
@@ -51,7 +50,6 @@ class Conformal(AfterStep):
     shrinkage: Annotated[float, Range(0, 1e9)] = 19.0
 
     def missing(self, shape: Shape) -> str:
-        """Two classes for "missed", class labels for "sets"."""
         if not shape.has_classes and not shape.has_masks:
             return "conformal needs class labels or masks, and this task has neither"
         if shape.has_masks:
@@ -62,7 +60,6 @@ class Conformal(AfterStep):
 
     @property
     def needs(self) -> int:
-        """n + 1 >= 1 / alpha."""
         return fewest(self.alpha)
 
     def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,17 +71,14 @@ class Conformal(AfterStep):
         return torch.from_numpy(np.stack(curves)), present.cpu()
 
     def length(self, shape: Shape) -> int:
-        """The number of cases, and the summed loss at each lambda."""
         return 1 + len(GRID)
 
     def sums(self, cases: Cases, chosen: Chosen, shape: Shape) -> Array:
-        """Over the cases that can lose something: with "missed" those of the class, or with a structure."""
         losses, _ = self._curves(cases, shape)
         used = chosen & self.counts(cases, shape)
         return np.concatenate([[float(used.sum())], losses[used].sum(axis=0)])
 
     def counts(self, cases: Cases, shape: Shape) -> Chosen:
-        """With "missed" the cases of the class, or with a structure."""
         targets = cases.targets.numpy()
         if shape.has_masks:
             return np.asarray(targets.astype(bool))
@@ -96,7 +90,6 @@ class Conformal(AfterStep):
         return bool(falls and (row[1:] <= row[0] + ROUNDING).all())
 
     def shared(self, total: Array, shape: Shape) -> Fit:
-        """The threshold of the pooled risk; none with fewer cases than the level needs."""
         n = total[0]
         if n < fewest(self.alpha):
             return {}
@@ -120,7 +113,6 @@ class Conformal(AfterStep):
         return {"threshold": found}, remark
 
     def threshold(self, fit: Fit) -> float | None:
-        """1 - lambda with "missed" and two classes: who is flagged has at least this risk."""
         return 1.0 - fit["threshold"] if self.loss == "missed" and "threshold" in fit else None
 
     def values(self, cases: Cases, stage: str, fits: Mapping[int, Fit], shape: Shape) -> dict[str, Array]:

@@ -13,22 +13,7 @@ import numpy.typing as npt
 from fairflare.core.types import LARGEST_LOSS
 from fairflare.core.validation import Range
 from fairflare.engine.after.base import AfterStep, Array, Cases, Chosen, Fit, Shape, fit_of
-from fairflare.functional.recalibration import (
-    BEYOND,
-    LEAST_FOR_SLOPE,
-    LEAST_PER_CLASS,
-    STEEPEST,
-    Line,
-    binned,
-    fitted_to_bins,
-    in_blocks,
-    least_on_grid,
-    limited,
-    losses_at,
-    possible_losses,
-    recalibrated,
-    temperature,
-)
+from fairflare.functional import recalibration as maths
 
 FAR = 6.0
 """Largest logit that a line takes in full."""
@@ -57,9 +42,9 @@ class Recalibrate(AfterStep):
 
     stages: ClassVar[tuple[str, ...]] = ("before", "shared", "own")
     parameters: ClassVar[Mapping[str, tuple[float, float, str]]] = {
-        "intercept": (-STEEPEST, STEEPEST, "intercept on the logit"),
-        "slope": (-STEEPEST, STEEPEST, "slope on the logit"),
-        "temperature": (1 / STEEPEST, STEEPEST, "temperature"),
+        "intercept": (-maths.STEEPEST, maths.STEEPEST, "intercept on the logit"),
+        "slope": (-maths.STEEPEST, maths.STEEPEST, "slope on the logit"),
+        "temperature": (1 / maths.STEEPEST, maths.STEEPEST, "temperature"),
     }
     metrics: ClassVar[Mapping[str, tuple[float, float, str]]] = {
         "brier": (0.0, 2.0, "Brier score, of the second class where there are two"),
@@ -71,13 +56,11 @@ class Recalibrate(AfterStep):
     slope: bool = True
 
     def missing(self, shape: Shape) -> str:
-        """Probabilities of classes."""
         if shape.has_masks:
             return "recalibrate needs class labels, and this task has masks; use conformal"
         return "" if shape.has_classes else "recalibrate needs class labels, which this task has not"
 
     def length(self, shape: Shape) -> int:
-        """1 + 2 x 24 with two classes, 1 + 41 with more."""
         return 1 + (2 * BINS if shape.classes == 2 else len(TEMPERATURES))
 
     def sums(self, cases: Cases, chosen: Chosen, shape: Shape) -> Array:
@@ -85,11 +68,10 @@ class Recalibrate(AfterStep):
         scores, labels = _numpy(cases, chosen)
         n = [float(len(labels))]
         if shape.classes == 2:
-            return np.concatenate([n, *binned(_logit(scores), labels.astype(float), EDGES)])
-        return np.concatenate([n, np.maximum(losses_at(_gaps(scores, 0.0), labels, TEMPERATURES), 0.0)])
+            return np.concatenate([n, *maths.binned(_logit(scores), labels.astype(float), EDGES)])
+        return np.concatenate([n, np.maximum(maths.losses_at(_gaps(scores, 0.0), labels, TEMPERATURES), 0.0)])
 
     def kinds(self, cases: Cases, shape: Shape) -> tuple[Chosen, ...]:
-        """With two classes each of them."""
         if shape.classes != 2:
             return super().kinds(cases, shape)
         ones = np.asarray(cases.targets.numpy() == 1)
@@ -100,13 +82,13 @@ class Recalibrate(AfterStep):
         if shape.classes != 2:
             return row
         cases, positives = row[1 : 1 + BINS], row[1 + BINS :]
-        ones, others = in_blocks(positives, least), in_blocks(cases - positives, least)
+        ones, others = maths.in_blocks(positives, least), maths.in_blocks(cases - positives, least)
         return np.concatenate([row[:1], ones + others, ones])
 
     def proper(self, row: Array, shape: Shape) -> bool:
         """Bins hold every case once, and no more positives than cases; losses are such as cases can have."""
         if shape.classes != 2:
-            return possible_losses(row[1:], TEMPERATURES, row[0], shape.classes, GAP)
+            return maths.possible_losses(row[1:], TEMPERATURES, row[0], shape.classes, GAP)
         cases, positives = row[1 : 1 + BINS], row[1 + BINS :]
         whole = bool((row == np.floor(row)).all())
         return whole and float(cases.sum()) == row[0] and bool((positives <= cases).all())
@@ -116,15 +98,15 @@ class Recalibrate(AfterStep):
         if total[0] < 1:
             return {}
         if shape.classes != 2:
-            return {"temperature": least_on_grid(total[1:], TEMPERATURES)}
+            return {"temperature": maths.least_on_grid(total[1:], TEMPERATURES)}
         cases, positives = total[1 : 1 + BINS], total[1 + BINS :]
         least = min(float(positives.sum()), float(cases.sum() - positives.sum()))
         if least < 1:
             return {}  # one class alone has no finite line
-        sloped = self.slope and total[0] >= LEAST_FOR_SLOPE and least >= LEAST_PER_CLASS
-        line = fitted_to_bins(cases, positives, EDGES, slope=sloped)
+        sloped = self.slope and total[0] >= maths.LEAST_FOR_SLOPE and least >= maths.LEAST_PER_CLASS
+        line = maths.fitted_to_bins(cases, positives, EDGES, slope=sloped)
         if line.slope <= 0:
-            line = fitted_to_bins(cases, positives, EDGES)
+            line = maths.fitted_to_bins(cases, positives, EDGES)
         return {"intercept": line.intercept, "slope": line.slope}
 
     def own(self, cases: Cases, chosen: Chosen, total: Array, shape: Shape) -> tuple[Fit, str]:
@@ -134,10 +116,10 @@ class Recalibrate(AfterStep):
             return of_all, "no calibration cases" if of_all else "no calibration cases of both classes anywhere"
         scores, labels = _numpy(cases, chosen)
         if shape.classes != 2:
-            return {"temperature": temperature(_gaps(scores), labels, self.penalty, of_all["temperature"])}, ""
-        towards = Line(of_all["intercept"], of_all["slope"])
-        line, why = recalibrated(
-            limited(_logit(scores), FAR), labels.astype(float), towards, self.penalty, slope=self.slope
+            return {"temperature": maths.temperature(_gaps(scores), labels, self.penalty, of_all["temperature"])}, ""
+        towards = maths.Line(of_all["intercept"], of_all["slope"])
+        line, why = maths.recalibrated(
+            maths.limited(_logit(scores), FAR), labels.astype(float), towards, self.penalty, slope=self.slope
         )
         remark = f"slope: {why}" if self.slope and why else ""
         return {"intercept": line.intercept, "slope": line.slope}, remark
@@ -161,7 +143,6 @@ class Recalibrate(AfterStep):
         return {"brier": brier, "calibration": probabilities[rows, top] - truth[rows, top], "log_loss": loss}
 
     def changed(self, cases: Cases, fits: Mapping[int, Fit], shape: Shape) -> Array:
-        """(N, C) of the recalibrated outputs."""
         return self.probabilities(cases.outputs.numpy(), cases.members.numpy(), fits, shape)
 
     def probabilities(self, scores: Array, members: Array, fits: Mapping[int, Fit], shape: Shape) -> Array:
@@ -172,7 +153,7 @@ class Recalibrate(AfterStep):
             if not fit:
                 continue
             if shape.classes == 2:
-                z = fit["intercept"] + fit["slope"] * limited(_logit(scores[rows]), FAR)
+                z = fit["intercept"] + fit["slope"] * maths.limited(_logit(scores[rows]), FAR)
                 moved[rows] = np.stack([np.zeros_like(z), z], axis=1)
             else:
                 moved[rows] = _gaps(scores[rows]) / fit["temperature"]
@@ -184,9 +165,9 @@ def _logit(scores: Array) -> Array:
     return np.asarray(scores[:, 1] - scores[:, 0])
 
 
-def _gaps(scores: Array, beyond: float = BEYOND) -> Array:
+def _gaps(scores: Array, beyond: float = maths.BEYOND) -> Array:
     """How far each class's log probability is below the largest, limited."""
-    return limited(scores - scores.max(axis=1, keepdims=True), GAP, beyond)
+    return maths.limited(scores - scores.max(axis=1, keepdims=True), GAP, beyond)
 
 
 def _numpy(cases: Cases, chosen: Chosen) -> tuple[Array, npt.NDArray[np.int64]]:

@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's part of the step after the last round: two exchanges, and what the log says of them."""
+"""The server's part of what follows the last round: the step after it, and what joining gives each site."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from fairflare.core.schema import Answer, Instruction
-from fairflare.core.types import MOST_EXAMPLES, Round, StateDict
+from fairflare.core.types import MOST_EXAMPLES, Number, Round, StateDict
 from fairflare.engine.after.base import AfterStep, Shape
 from fairflare.engine.aggregation.base import Aggregation
-from fairflare.engine.checks import Refused, Rejection, check_tag, checked_numbers, first_good, left_out, silent
+from fairflare.engine.benefit.measured import DRAWS, HIGH, LEVEL, LOW, ROUNDS, N
+from fairflare.engine.checks import Refused, Rejection, checked_numbers, first_good, left_out, silent
 from fairflare.engine.clinical import CLINICAL, NOTHING, View
-from fairflare.engine.messages import Transport
+from fairflare.engine.messages import Declared, SiteModels, Transport
+from fairflare.engine.straggler_policy import LATE, EarlyEnd
 
 TIMES = 10
 """So many times the training examples that it declared a site may have calibration or test cases."""
@@ -26,12 +28,7 @@ class After:
     """Sums the sites' calibration cases, tells them the sums, and takes what came of it.
 
     Attributes:
-        name: of the step.
-        step: what is done.
-        shape: of the task.
-        secure: whether the run has secure sums.
         remark: what a reader must know of the calibration cases.
-        view: what sites say of calibration and decisions after the step.
     """
 
     name: str
@@ -42,23 +39,10 @@ class After:
     view: View = NOTHING
 
     def run(
-        self,
-        transport: Transport,
-        aggregation: Aggregation,
-        models: Mapping[str, StateDict],
-        round: Round,
-        declared: Mapping[str, int],
+        self, transport: Transport, aggregation: Aggregation, models: SiteModels, round: Round, declared: Declared
     ) -> tuple[dict[str, Any], list[Rejection]]:
-        """What the log says of the step, and the rejections.
-
-        Args:
-            transport: reaches the sites.
-            aggregation: sums in the clear or in secret.
-            models: site -> the model that it is to be done for.
-            round: the run's last one.
-            declared: site -> training examples that it declared.
-        """
-        check = {site: _most(declared.get(site)) for site in models}
+        """What the log says of the step, and the rejections."""
+        check = {site: TIMES * declared[site] if site in declared else MOST_EXAMPLES for site in models}
 
         def checked(answer: Answer) -> list[float]:
             try:
@@ -89,12 +73,11 @@ class After:
         known = self.step.reports(self.shape, secure=self.secure)
 
         def check(answer: Answer) -> tuple[dict[str, float], dict[str, float]]:
-            check_tag(answer, round.number)
             numbers, many = checked_numbers(answer.adjusted, known), most.get(answer.site, MOST_EXAMPLES)
             self._check_counts(numbers, many)
             return numbers, self.view.checked(answer.clinical, numbers.get("n", many), as_binned=False)
 
-        found, refused, _ = first_good(answers, check)
+        found, refused, _ = first_good(answers, check, round.number)
         clinical = {site: found[site][1] for site in sorted(found) if found[site][1]}
         return {site: found[site][0] for site in sorted(found)}, clinical, left_out(refused, found)
 
@@ -114,5 +97,70 @@ class After:
             raise Refused("count_mismatch", f"n: expected whole numbers of at most {most}, and of parts no more in all")
 
 
-def _most(declared: int | None) -> int:
-    return MOST_EXAMPLES if declared is None else TIMES * declared
+@dataclass(frozen=True)
+class Benefit:
+    """Asks every site to train alone, and what the federation's model gives it beyond that."""
+
+    numbers: tuple[Number, ...]
+    trainer: str
+    metrics: tuple[str, ...] = ()
+    group_metrics: tuple[str, ...] = ()
+    early_end: EarlyEnd = field(default_factory=EarlyEnd)
+
+    def run(
+        self, transport: Transport, first: StateDict, models: SiteModels, round: Round, declared: Declared
+    ) -> tuple[dict[str, Any], list[Rejection]]:
+        """What the log says, and the rejections."""
+        ready, rejections = self._trained(transport, first, list(models), round)
+        asked = {site: Instruction("benefit", round, models[site]) for site in ready}
+        answers = list(transport.exchange(asked)) if asked else []
+        most = {site: TIMES * declared[site] for site in declared}
+
+        def check(answer: Answer) -> dict[str, float]:
+            return self._checked(answer, round, most.get(answer.site, MOST_EXAMPLES))
+
+        found, refused, _ = first_good(answers, check, round.number)
+        about = {"metrics": list(self.metrics), "group_metrics": list(self.group_metrics)}
+        content = {"trainer": self.trainer, "draws": DRAWS, "level": LEVEL, **about}
+        sites = {site: found[site] for site in sorted(found)}
+        return {**content, "sites": sites}, rejections + left_out(refused, found) + self._missing(asked, answers, round)
+
+    def _trained(
+        self, transport: Transport, first: StateDict, sites: Sequence[str], round: Round
+    ) -> tuple[list[str], list[Rejection]]:
+        """The sites whose own model is done; one that needs longer is asked again while it gets on."""
+        done, rejections, waiting = dict.fromkeys(sites, 0.0), list[Rejection](), sorted(sites)
+        while waiting:
+            asked = {site: Instruction("solo", round, first) for site in waiting}
+            answers = list(transport.exchange(asked))
+            found, refused, _ = first_good(answers, lambda one: self._checked(one, round, MOST_EXAMPLES), round.number)
+            rejections += left_out(refused, found) + self._missing(asked, answers, round)
+            rounds = {site: numbers.get(ROUNDS, 0.0) for site, numbers in found.items()}
+            stuck = [site for site in sorted(rounds) if rounds[site] <= done[site]]
+            rejections += [Rejection(site, "no_progress", "trains alone and gets no further") for site in stuck]
+            done |= rounds
+            waiting = [site for site in sorted(rounds) if site not in stuck and rounds[site] < round.total]
+        left = {rejection.site for rejection in rejections}
+        return [site for site in sorted(sites) if site not in left], rejections
+
+    def _missing(self, asked: Mapping[str, Instruction], answers: Sequence[Answer], round: Round) -> list[Rejection]:
+        """The rejections of sites of which nothing came: late where the exchange ended without them."""
+        rules = {one.task: self.early_end.of(one.task, round.total) for one in asked.values()}
+        late = {site for rule in rules.values() for site in rule.late(asked, answers)}
+        ended = f"the question ended with the answers of {len(asked) - len(late)} of {len(asked)} sites"
+        missing = silent(asked, answers)
+        return [Rejection(one.site, LATE, ended) if one.site in late else one for one in missing]
+
+    def _checked(self, answer: Answer, round: Round, most: int) -> dict[str, float]:
+        numbers = checked_numbers(answer.benefit, self.numbers)
+        counts = {name: value for name, value in numbers.items() if name.partition("/")[0] in (N, ROUNDS)}
+        sizes = [value for name, value in counts.items() if name.startswith(f"{N}/")]
+        if any(value != int(value) for value in counts.values()) or counts.get(ROUNDS, 0.0) > round.total:
+            raise Refused("count_mismatch", f"{N}, {ROUNDS}: expected whole numbers")
+        if counts.get(N, 0.0) > most or sum(sizes) > counts.get(N, 0.0):
+            raise Refused("count_mismatch", f"{N}: expected at most {most}, and of groups no more in all")
+        for name, low in numbers.items():
+            kind, _, rest = name.partition(".")
+            if kind == LOW and not low <= numbers.get(f"{HIGH}.{rest}", -2.0):
+                raise Refused("scalar_range", f"scalar {name!r}: expected the lower end of an interval")
+        return numbers

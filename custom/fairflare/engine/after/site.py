@@ -29,8 +29,6 @@ class AfterAtSite:
     """Computes a site's sums and what follows for it.
 
     Attributes:
-        step: what is done.
-        shape: of the task.
         min_count: the fewest cases whose sums leave the site; None: none leave.
         path: where what was fitted is kept; None: nowhere.
         secure: whether the run has secure sums: then the site's own parameters stay here.
@@ -52,13 +50,7 @@ class AfterAtSite:
         return [float(value) for value in np.concatenate(rows)]
 
     def adjust(self, total: Sequence[float], cases_of: CasesOf, model: str) -> dict[str, float]:
-        """Fit, keep what was fitted in the site's file, and return what may leave.
-
-        Args:
-            total: the sums over all sites.
-            cases_of: a split -> its cases under the model.
-            model: hash of the model, for the file.
-        """
+        """Fit, keep what was fitted in the site's file, and return what may leave."""
         rows = np.asarray(total, dtype=np.float64).reshape(-1, self.step.length(self.shape))
         names = self.step.rows(self.shape)
         shared = {name: dict(self.step.shared(row, self.shape)) for name, row in zip(names, rows, strict=True)}
@@ -72,11 +64,7 @@ class AfterAtSite:
         return found | self._results(cases_of("test"), {"own": fits, "shared": {-1: shared[""]}})
 
     def changes(self, cases: Cases) -> tuple[Array | None, float | None]:
-        """What ``adjust`` came to: (N, C) probabilities of class labels, and the site's threshold; None: as before.
-
-        Args:
-            cases: with the outputs of the same model.
-        """
+        """What ``adjust`` came to: (N, C) probabilities of class labels, and the site's threshold; None: as before."""
         if not self.shape.has_classes or not any(self._in_use.values()):
             return None, None
         own = self._in_use.get(-1, {}) if self.step.by == "site" else {}
@@ -123,7 +111,6 @@ class AfterAtSite:
         return row if self.secure else self.step.coarse(row, self.shape, self.min_count or 1)
 
     def _fits(self, own: Fit, shared: Mapping[str, Fit]) -> dict[int, Fit]:
-        """Group's index -> what holds for its cases: by site one for all of them."""
         if self.step.by == "site":
             return {-1: own}
         return {-1: shared[""], **{g: shared[name] for g, name in enumerate(self.shape.groups)}}

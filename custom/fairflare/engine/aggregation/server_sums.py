@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
+from fairflare.aggregators.base import added_whole
 from fairflare.core.lazy_tensors import Stored, gathered
 from fairflare.core.schema import Answer, Instruction, Spec, TaskName, answer_fields
 from fairflare.core.types import Reply, Round, StateDict
-from fairflare.engine.aggregation.base import Total
+from fairflare.engine.aggregation.base import CheckSums, Combined, Total, Trained
 from fairflare.engine.checks import (
     Refused,
     Rejection,
-    check_tag,
     checked_count,
     checked_metrics,
     first_good,
@@ -25,8 +27,9 @@ from fairflare.engine.checks import (
     short,
     silent,
 )
-from fairflare.engine.gate import reply_of
-from fairflare.engine.messages import Transport
+from fairflare.engine.gate import Verdict, reply_of
+from fairflare.engine.messages import Declared, SiteModels, Transport
+from fairflare.engine.norms import SUM, norms_of
 from fairflare.privacy.secure_sum.keys import PROOF
 from fairflare.privacy.secure_sum.pairwise import combine_updates, passed_on
 from fairflare.privacy.secure_sum.protocol import ATTEMPTS, Sealed, SumRefused
@@ -61,9 +64,7 @@ class ServerSums:
         combine: makes of {site: its sealed numbers} what is sent to every site.
         vouched: (site, statement) -> whether the statement is the site's own.
         sizes: how many bytes a site's sealed numbers may have.
-        least: sites that a sum must have.
         statements: site -> what it stated in preflight.
-        ring: how updates are written as whole numbers.
     """
 
     combine: Callable[[Mapping[str, bytes]], Any]
@@ -74,7 +75,6 @@ class ServerSums:
     ring: Ring = field(default_factory=Ring)
 
     def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
-        """Take the statements of answers to "preflight"; the rejections of sites without a good one."""
         refused = []
         for answer in answers:
             if answer.error:
@@ -87,17 +87,14 @@ class ServerSums:
         return refused
 
     def round(
-        self,
-        transport: Transport,
-        answers: Sequence[Answer],
-        round: Round,
-        declared: Mapping[str, int],
-        model: StateDict,
+        self, transport: Transport, answers: Sequence[Answer], round: Round, declared: Declared, model: StateDict
     ) -> Summed:
         """Sum what the sites have whose ``answers`` say that they have trained."""
-        ready, refused, _ = first_good(answers, lambda answer: self._check_ready(answer, round, declared))
+        ready, refused, _ = first_good(answers, lambda answer: self._check_ready(answer, declared), round.number)
         rejections = left_out(refused, ready)
-        sealed, roster, lost, _ = self._ask(transport, "sum", sorted(ready), round, self._sealed, {})
+        sealed, roster, lost, _ = self._ask(
+            transport, "sum", sorted(ready), round, partial(_sealed, sizes=self.sizes), {}
+        )
         rejections += lost
         total = _added(lambda: self.combine({site: sealed[site] for site in roster}), roster, rejections)
         if total is None:
@@ -116,23 +113,13 @@ class ServerSums:
             return Summed(None, [], rejections, last)
         return Summed(added, [weighed[site][0] for site in roster], rejections, last)
 
-    def numbers(self, transport: Transport, models: Mapping[str, StateDict], round: Round, terms: int) -> Total:
-        """Numbers of every site (``terms`` each) that masks hide, whatever scheme the rounds have: of all, or of none.
-
-        Args:
-            transport: reaches the sites.
-            models: site -> the model that the numbers are about, one object for all.
-            round: the run's last one.
-            terms: numbers of a site.
-        """
-        sizes = masked_sizes(terms)
+    def numbers(self, transport: Transport, models: SiteModels, round: Round, terms: int) -> Total:
+        """Numbers of every site (``terms`` each) that masks hide, whatever the rounds' scheme: of all, or of none."""
         roster = sorted(site for site in models if site in self.statements)
         rejections = [Rejection(site, "key", "its key for secure sums is not known") for site in models.keys() - roster]
         model = next(iter(models.values()), NOTHING)
 
-        def check(answer: Answer) -> bytes:
-            return _sealed_bytes(answer, sizes)
-
+        check = partial(_sealed, sizes=masked_sizes(terms))
         sealed, roster, lost, _ = self._ask(transport, "calibrate", roster, round, check, {}, model, attempts=1)
         rejections += lost
         total = _added(lambda: passed_on({site: sealed[site] for site in roster}), roster, rejections)
@@ -161,7 +148,7 @@ class ServerSums:
             sealed = {**content, "attempt": attempt, "statements": {site: self.statements[site] for site in roster}}
             asked = {site: Instruction(task, round, model or NOTHING, sealed=sealed) for site in roster}
             answers = list(transport.exchange(asked))
-            found, refused, _ = first_good(answers, lambda answer: _tagged(answer, round, check))
+            found, refused, _ = first_good(answers, check, round.number)
             rejections += left_out(refused, found) + silent(asked, answers)
             if len(found) == len(roster):
                 return found, roster, rejections, answers
@@ -170,8 +157,7 @@ class ServerSums:
         why = few if len(roster) < self.least else "sites were silent, and the others are not asked again"
         return {}, [], rejections + [Rejection(site, "sum", why) for site in roster], answers
 
-    def _check_ready(self, answer: Answer, round: Round, declared: Mapping[str, int]) -> bool:
-        check_tag(answer, round.number)
+    def _check_ready(self, answer: Answer, declared: Declared) -> bool:
         _check_counts(answer, declared.get(answer.site))
         fields = answer_fields().items()
         if any(spec.secure in ("masked", "hidden") and _holds(spec, getattr(answer, name)) for name, spec in fields):
@@ -180,24 +166,16 @@ class ServerSums:
             raise Refused("key", "its key for secure sums is not known")
         return True
 
-    def _sealed(self, answer: Answer) -> bytes:
-        return _sealed_bytes(answer, self.sizes)
-
 
 NOTHING: StateDict = {}
 """One object: sites that are sent the same share a message."""
 
 
-def _sealed_bytes(answer: Answer, sizes: range) -> bytes:
+def _sealed(answer: Answer, sizes: range) -> bytes:
     sealed = answer.sealed.get("sum") if isinstance(answer.sealed, Mapping) else None
     if not isinstance(sealed, bytes) or len(sealed) not in sizes:
         raise Refused("malformed", "sum: expected sealed numbers")
     return sealed
-
-
-def _tagged(answer: Answer, round: Round, check: Callable[[Answer], T]) -> T:
-    check_tag(answer, round.number)
-    return check(answer)
 
 
 def _added(add: Callable[[], T], roster: Sequence[str], rejections: list[Rejection]) -> T | None:
@@ -229,7 +207,6 @@ def _masked(
 
 
 def _check_counts(answer: Answer, declared: int | None) -> dict[str, int]:
-    """The measured counts of an answer, which leave in the clear."""
     return {
         name: checked_count(getattr(answer, name), declared if spec.declared else None, name, spec)
         for name, spec in answer_fields().items()
@@ -252,3 +229,37 @@ def _whole_tensor(key: str, value: Any, like: torch.Tensor, dtype: torch.dtype) 
     if tuple(value.shape) != tuple(like.shape):
         raise Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(value.shape)}")
     return value if isinstance(value, Stored) else value.cpu()
+
+
+@dataclass(frozen=True)
+class Secure:
+    """The sites weigh their updates themselves, and the server learns their sum; a site's part is ``SiteSums``."""
+
+    sums: ServerSums
+
+    def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
+        return self.sums.learn(answers)
+
+    def combine(self, trained: Trained) -> Combined:
+        standing, gate = trained.standing, trained.gate
+        model = gate.shared(standing.model)
+        summed = self.sums.round(trained.transport, trained.answers, trained.round, standing.declared, model)
+        exchanged = time.monotonic()
+        trained.missed([r.site for r in summed.rejections if r.code == "no_answer"])
+        verdict = _verdict(summed, trained)
+        trained.require_quorum(verdict)
+        assert summed.total is not None  # without a sum nobody is accepted, and that is no quorum
+        return Combined(verdict, added_whole(standing.model, summed.total, standing.state), summed.answers, exchanged)
+
+    def total(self, transport: Transport, models: SiteModels, round: Round, check: CheckSums, terms: int) -> Total:
+        return self.sums.numbers(transport, models, round, terms)
+
+
+def _verdict(summed: Summed, trained: Trained) -> Verdict:
+    """What the gate makes of a sum: whose fault a wrong one is cannot be seen, so it is everyone's."""
+    rejections, gate, standing = summed.rejections + trained.rejections, trained.gate, trained.standing
+    if summed.total is None:
+        return Verdict(summed.replies, rejections, {})
+    if reason := gate.implausible(summed.total, standing.model, standing.history):
+        return Verdict([], rejections + [Rejection(r.site, "sum", reason) for r in summed.replies], {})
+    return Verdict(summed.replies, rejections, {}, {SUM: norms_of(summed.total, gate.trainable)})

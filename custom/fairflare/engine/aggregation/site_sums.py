@@ -27,13 +27,9 @@ class SiteSums:
 
     Args:
         rule: computes terms and weight from the site's own numbers.
-        scheme: seals the terms.
-        keys: mask the update.
         memory: the site's; the rule's number is kept in it from round to round.
         scalars: the probes' numbers with their ranges, which nobody else can check.
-        least: sites that a sum must have.
         federation: its id, the same at all sites of a run.
-        ring: how updates are written as whole numbers.
     """
 
     goes_back: ClassVar[bool] = False
@@ -64,12 +60,10 @@ class SiteSums:
         self._weighted: Answer | None = None
 
     def statement(self) -> Sealed:
-        """What the other sites need to know of this one."""
         return self._keys.statement()
 
     @property
     def tasks(self) -> Mapping[str, Callable[[Instruction], Answer]]:
-        """The exchanges that follow "train"."""
         return {"sum": self.seal, "weigh": self.weigh}
 
     def trained(self, answer: Answer, instruction: Instruction) -> Answer:
@@ -144,15 +138,12 @@ class SiteSums:
         return {"sealed": self._counts.seal(sums, order)}
 
     def total(self, instruction: Instruction, terms: int) -> list[float]:
-        """Everyone's sums, added up here."""
         return self._counts.open(instruction.sealed["sums"], terms)
 
     def masks(self, answer: Answer) -> bool:
-        """Every update, whatever it is an answer to."""
         return answer.update is not None
 
     def final(self, answer: Answer) -> Answer:
-        """The answer with its update masked, as whole numbers; raises SumRefused."""
         if not self.masks(answer):
             return answer
         return dataclasses.replace(answer, update=self.mask(answer.update), update_kind=MASKED)

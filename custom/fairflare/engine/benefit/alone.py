@@ -30,8 +30,6 @@ class Alone:
     """The site's own model, and how far it is trained; it survives a kill where there is a file.
 
     Attributes:
-        trainer: how the site trains by itself.
-        rounds: T.
         path: of the site's memory, beside which its files lie; None: nothing is kept.
         seconds: how long one call of ``advance`` may take, at least one round's time; a later call goes on.
     """
@@ -45,12 +43,7 @@ class Alone:
     done: int = field(default=0, init=False)
 
     def advance(self, first: StateDict, train: Callable[[Instruction], Answer]) -> int:
-        """Train on from where the site stands, and return the number of rounds that it has done.
-
-        Args:
-            first: w^0, which every call brings.
-            train: does a round of plain training, with ``trainer`` and ``memory``.
-        """
+        """Train on from where the site stands, and return the number of rounds that it has done."""
         began = kept = time.monotonic()
         self._begin(first)
         before = self.done

@@ -24,7 +24,6 @@ FEDERATED, SOLO = "federated", "solo"
 """The model that the site uses after the federation, and the one that it has trained alone."""
 LOW, HIGH = "low", "high"
 """The ends of the interval of federated minus solo."""
-KINDS = (FEDERATED, SOLO, LOW, HIGH)
 N, ROUNDS = "n", "rounds"
 
 
@@ -34,14 +33,7 @@ def reports(
     groups: Sequence[str],
     range_of: Callable[[str], tuple[float, float]] = lambda metric: (0.0, 1.0),
 ) -> tuple[Number, ...]:
-    """The numbers that a site may send.
-
-    Args:
-        metrics: those of the task.
-        group_metrics: those that groups have too.
-        groups: names of the run's groups.
-        range_of: a metric's name -> its range.
-    """
+    """The numbers that a site may send."""
     found = [
         Number(ROUNDS, 0.0, float(MOST_STEPS), "rounds that the site has trained alone so far"),
         Number(N, 0.0, float(MOST_EXAMPLES), "cases of the test split"),
@@ -73,7 +65,6 @@ class Pair:
 
     @property
     def n(self) -> int:
-        """Cases."""
         return len(self.federated[1])
 
     @property
@@ -96,12 +87,7 @@ def measured(
     """What may leave of a pair: see ``reports``.
 
     Args:
-        pair: the predictions.
-        scoring: the task's.
-        groups: names of the groups that the cases' members are indices of.
         min_count: the fewest cases of a group, or of the split, whose numbers leave; None: no group's do.
-        seed: the run's.
-        site: its name.
     """
     if not pair.n or pair.n < (min_count or 1):
         return {}

@@ -1,51 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds a federation's two sides from a ``RunConfig``; every transport starts here, so they cannot differ."""
+"""Builds a federation's server from a ``RunConfig``; every transport starts here, so they cannot differ."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from fairflare.core import registry
-from fairflare.core.metric import Metric
+from fairflare.core.execution import default_device
+from fairflare.core.metric import Metric, described, finite
+from fairflare.core.types import PERSONAL, Batch, StateDict
 from fairflare.core.versions import versions
+from fairflare.engine.after.base import AfterStep
+from fairflare.engine.after.server import After, Benefit
+from fairflare.engine.aggregation.base import Aggregation, Plain
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.best import Choice
-from fairflare.engine.clinical import View
+from fairflare.engine.clinical import NOTHING, View
+from fairflare.engine.evaluation import predict
 from fairflare.engine.files import AUDIT, CONFIG, MOST_JSON, read_bytes
 from fairflare.engine.gate import Gate
 from fairflare.engine.loop import Federation, Observer
 from fairflare.engine.messages import Transport
-from fairflare.engine.scoring import LAST, Beside
-from fairflare.engine.setup import clinical, tasks
-from fairflare.engine.setup.about import about
-from fairflare.engine.setup.at_server import after_at_server, benefit_at_server, server_part
-from fairflare.engine.setup.at_site import allowed, build_site, leaves
-from fairflare.engine.setup.chosen import composed_title
-from fairflare.engine.setup.config import RunConfig, site_of_client
+from fairflare.engine.scoring import LAST, Beside, Score
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.at_site import (
+    PLAIN,
+    benefit_reports,
+    build_site,
+    leaves,
+    shape_of,
+    summed,
+    view_of,
+)
+from fairflare.engine.setup.config import RunConfig, composed_title, site_of_client
 from fairflare.engine.setup.config_checks import refuse_pooling
-from fairflare.engine.setup.initial import keep
-from fairflare.engine.setup.parts import Parts
-from fairflare.engine.setup.scored import is_scored, scorer
+from fairflare.engine.setup.parts import Parts, keep
+from fairflare.engine.setup.site_parts import step_of
 from fairflare.engine.state import save_json
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.networks.builtin import normalisation
-from fairflare.privacy.secure_sum.schemes import Credentials
+from fairflare.privacy.secure_sum.protocol import LEAST
+from fairflare.privacy.secure_sum.schemes import NONE, Credentials, combiner, sealed_sizes
+from fairflare.tasks.base import Task, TestSet
 from fairflare.tasks.own.script import Script
 
-__all__ = [
-    "CONFIG",
-    "Credentials",
-    "allowed",
-    "build_federation",
-    "build_site",
-    "choice_of",
-    "leaves",
-    "save_config",
-    "site_names",
-]
+__all__ = ["CONFIG", "Credentials", "build_federation", "build_site", "leaves", "save_config", "site_names"]
 
 BESIDE = {"local": Beside.NOTHING, "sim": Beside.EVALUATION, "flare": Beside.ROUNDS}
 """Where the federation runs -> what its sites may do while the server scores."""
@@ -65,7 +71,7 @@ def build_federation(
         refuse_pooling(parts.selector, f"a FLARE job ({env})")
     if not _has_begun(folder):
         save_config(config, parts, folder, env)
-    view = clinical.view_of(config, parts)
+    view = view_of(config, parts)
     return Federation(
         rule=parts.rule,
         aggregation=server_part(config, parts, credentials or Credentials()),
@@ -89,7 +95,7 @@ def build_federation(
         seed=config.seed,
         early_end=EarlyEnd(config.min_responses, config.grace),
         after=after_at_server(config, parts, view),
-        choice=choice_of(config, parts.task.metric(parts.task.headline)),
+        choice=_choice(config, parts.task.metric(parts.task.headline)),
         benefit=benefit_at_server(config, parts),
     )
 
@@ -123,33 +129,25 @@ def _gate(config: RunConfig, parts: Parts, view: View) -> Gate:
     )
 
 
-def choice_of(config: RunConfig, headline: Metric) -> Choice:
+def _choice(config: RunConfig, metric: Metric) -> Choice:
     """How the run chooses its best model."""
     shown = config.headline == "best"
-    better = headline.higher_is_better
-    return Choice(config.best_by, config.best_weight, headline.name, better, config.min_sites, shown)
+    return Choice(config.best_by, config.best_weight, metric.name, metric.higher_is_better, config.min_sites, shown)
 
 
 def save_config(config: RunConfig, parts: Parts, folder: Path, env: str) -> None:
     """Write ``config.json``: the run's configuration and what a reader should know beside it; first given weights."""
     keep(config.init_from, folder)
-    method = registry.get_method(config.method)
+    method, task = registry.get_method(config.method), parts.task
+    script = f", script {task.module}.py" if isinstance(task, Script) else ""
     described = {
         "about": about(config, parts),
-        "title": _title(config, parts),
+        "title": composed_title(method, config.parts) + script,
         "paper": str(method.paper),
         "probes": list(registry.probes_of(method, config.trainer)),
         "normalisation": normalisation(parts.network),
     }
     save_json(folder / CONFIG, {**config.to_json(), **described, "env": env, "versions": versions()})
-
-
-def _title(config: RunConfig, parts: Parts) -> str:
-    """The method and the parts that are not its own, or the script that trains in their place."""
-    method = registry.get_method(config.method)
-    if isinstance(parts.task, Script):
-        return f"{composed_title(method, config.parts)}, script {parts.task.module}.py"
-    return composed_title(method, config.parts)
 
 
 def _has_begun(folder: Path) -> bool:
@@ -160,3 +158,153 @@ def _has_begun(folder: Path) -> bool:
 def site_names(config: RunConfig) -> list[str]:
     """The run's sites, in the task's order."""
     return list(site_of_client(config, tasks.load(config.task, config.preset, **config.options)))
+
+
+TRAINED = "the model was trained on these cases: it fits them better than new ones, and no guarantee holds"
+MEASURED = "parts of the method measured on these cases in every round: they are not quite new to the model"
+OWN = "fitted to the model that each site uses, which is its own"
+NEW = "the method's parts did not use these cases; whether anyone chose settings by them this log cannot know"
+
+
+def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregation:
+    if config.secure_sum == NONE:
+        return Plain()
+    from fairflare.engine.aggregation.server_sums import Secure, ServerSums
+    from fairflare.privacy.secure_sum.keys import verified
+    from fairflare.privacy.secure_sum.ring import Ring
+
+    context = config.sha256()
+    sums = ServerSums(
+        combine=combiner(config.secure_sum, own),
+        vouched=lambda site, said: verified(context, site, said, own.identity),
+        sizes=sealed_sizes(config.secure_sum, summed(parts.rule).n_terms),
+        least=max(config.min_sites, LEAST),
+        ring=Ring(config.mask_bits, parts.trainable),
+    )
+    return Secure(sums)
+
+
+def after_at_server(config: RunConfig, parts: Parts, view: View) -> After | None:
+    """The step after the last round; ``view``: what sites say of calibration and decisions."""
+    step = step_of(config)
+    if step is None:
+        return None
+    return After(config.after, step, shape_of(config, parts), config.secure_sum != NONE, _remark(step, parts), view)
+
+
+def trains_alone(trainer: str) -> str:
+    """Id of the trainer with which a site trains by itself: the run's own where that exchanges nothing else."""
+    return trainer if registry.get_trainer(trainer)().is_alone else PLAIN
+
+
+def benefit_at_server(config: RunConfig, parts: Parts) -> Benefit | None:
+    """What joining gives each site; None where the run does not ask."""
+    if not config.solo:
+        return None
+    task, ends = parts.task, EarlyEnd(config.min_responses, config.grace)
+    return Benefit(benefit_reports(parts), trains_alone(config.trainer), task.measures, task.group_measures, ends)
+
+
+def _remark(step: AfterStep, parts: Parts) -> str:
+    """What a reader must know of the calibration cases, and of whose model they are."""
+    measured = any(need.split == step.split for need in parts.needs)
+    cases = TRAINED if step.split == "train" else MEASURED if measured else NEW
+    return f"{cases}; {OWN}" if parts.has_personal or parts.rule.counts_own else cases
+
+
+SHARED = "shared"
+
+
+def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
+    """The key "about" of ``config.json``, as JSON values.
+
+    Args:
+        config: the run.
+        parts: the objects that it names.
+
+    Returns:
+        counted: "personal" where the results are those of the sites' own models, else absent; used: where sites are
+        shown models of their own, "personal" if these are the ones that they use, else "shared"; title, real,
+        simulated, drawn, classes, headline and primary endpoint of the task; sites: name -> description, in its order;
+        domains (where a task has any): name -> domain; table_sets: "clean" and "corrupted" -> the shared test sets of
+        the papers' tables; groups: names, in order; clinical (where cases have one class): event, the class whose risk
+        is looked at (None: that the likeliest is right) and threshold; group_metric: what a group's value is; metrics:
+        name -> label, meaning, chance, higher_is_better; numbers: name -> meaning of what sites report beside the
+        update.
+    """
+    task, view = parts.task, view_of(config, parts)
+    described_sites = zip(config.clients or task.sites(), task.sites().values(), strict=True)
+    domains = dict(zip(config.clients or task.domains(), task.domains().values(), strict=False))
+    own = {"counted": PERSONAL} if parts.counts_own else {}
+    clinical = {}
+    if view is not NOTHING:
+        event = None if view.event is None else task.classes[view.event]
+        clinical = {"clinical": {"event": event, "threshold": view.threshold}}
+    if parts.has_personal or parts.rule.own_models:
+        own["used"] = PERSONAL if parts.has_personal or parts.counts_own else SHARED
+    return {
+        **own,
+        "title": task.title,
+        "real": task.real,
+        "simulated": task.simulated,
+        "drawn": list(task.drawn()),
+        "classes": list(task.classes),
+        "headline": task.headline,
+        "primary": task.primary,
+        "sites": dict(described_sites),
+        **({"domains": domains} if domains else {}),
+        "table_sets": task.table_sets(),
+        "groups": list(parts.grouping.names),
+        **clinical,
+        "group_metric": task.kind.score or task.headline,
+        "metrics": described(map(task.metric, _shown(parts)), len(task.classes)),
+        "numbers": {
+            number.name: number.meaning for anchored in (False, True) for number in parts.scalars(anchored=anchored)
+        },
+    }
+
+
+def _shown(parts: Parts) -> tuple[str, ...]:
+    """The metrics that a report says in words; every format that was written before knows what accuracy is."""
+    task = parts.task
+    return tuple(dict.fromkeys((*parts.metrics, task.headline, task.kind.score or "accuracy", "accuracy")))
+
+
+def is_scored(parts: Parts) -> bool:
+    """Whether there are shared test sets, and one model that the sites use."""
+    return parts.task.has_test_sets and not parts.counts_own
+
+
+def scorer(parts: Parts, batch_size: int) -> Score:
+    """Scores models on the task's shared test sets, which are built at the first call and kept.
+
+    A model that is not the final one only on those of the papers' tables, which are of the last rounds' mean.
+    """
+    # Without the initial model, which nobody needs once the run has begun.
+    task, network, shared = parts.task, parts.network, parts.trainer.shared_batches
+    found: list[TestSet] = []
+    tabled = set(task.table_sets().values())
+
+    def score(model: StateDict, final: bool, before_batch: Callable[[], None]) -> dict[str, Any]:
+        found.extend(() if found else task.test_sets())
+        device = default_device()
+        network.to(device).load_state_dict(model)
+        del model  # as large as the network
+        return {
+            test.name: {
+                "corrupted": test.corrupted,
+                "n": len(test.targets),
+                "metrics": _scored(task, network, shared(partial(test.batches, batch_size)), device, before_batch),
+            }
+            for test in found
+            if final or test.name in tabled
+        }
+
+    return score
+
+
+def _scored(
+    task: Task, network: nn.Module, batches: Iterator[Batch], device: torch.device, before_batch: Callable[[], None]
+) -> dict[str, float]:
+    found = predict(network, batches, device, task.condense, before_batch)
+    return finite(task.evaluate(*found[:2]))

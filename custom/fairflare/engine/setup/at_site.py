@@ -6,52 +6,44 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from fairflare.core.errors import DataError
+from fairflare.aggregators.base import Rule, SummedRule
+from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import Execution, default_device, keep_freed_memory, shared_gpu
 from fairflare.core.findings import Finding
-from fairflare.core.types import Number, SiteData, Training
-from fairflare.data.described import described
+from fairflare.core.types import MOST_EXAMPLES, Number, SiteData, Training
+from fairflare.data.grouping import LABEL, Grouping
 from fairflare.data.site_config import SiteConfig, find_site_config, stricter
+from fairflare.data.tensors import described
+from fairflare.engine.after.base import Shape
+from fairflare.engine.after.site import AfterAtSite, after_file
+from fairflare.engine.aggregation.base import PlainAtSite, SitePart
 from fairflare.engine.benefit.alone import SHARE, Alone
 from fairflare.engine.benefit.measured import reports
 from fairflare.engine.choices import NO_CHOICE
-from fairflare.engine.memory import SiteMemory
-from fairflare.engine.query_budget import Asked, asked_file
-from fairflare.engine.setup import after, clinical
+from fairflare.engine.clinical import NOTHING, View
+from fairflare.engine.clinical_site import ClinicalAtSite
+from fairflare.engine.memory import Asked, SiteMemory, asked_file
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.run_config import RunConfig, site_of_client
-from fairflare.engine.setup.secure_sums import site_part, summed
-from fairflare.engine.setup.site_parts import Parts
+from fairflare.engine.setup.site_parts import Parts, shape, step_of
 from fairflare.engine.site import Site
 from fairflare.privacy.egress import Egress
-from fairflare.privacy.secure_sum.schemes import NONE, Credentials, sealed_sizes
-from fairflare.tasks import external
-from fairflare.tasks.baselines import trivial_results
-from fairflare.tasks.external import constant_results
+from fairflare.privacy.secure_sum.schemes import NONE, Credentials, masked_sizes, number_scheme, sealed_sizes
+from fairflare.tasks.base import Task
+from fairflare.tasks.kind import trivial_results
 from fairflare.tasks.preflight import preflight
 from fairflare.trainers.base import Trainer
 from fairflare.trainers.sgd import PlainTrainer
 
+BINARY = 2
 PLAIN = "sgd"
 """The trainer of a site alone where the run's own exchanges more than models."""
-
-
-def allowed(parts: Parts, secure_sum: str) -> Egress:
-    """What of that a method's parts and its task say."""
-    secret = secure_sum != NONE
-    return Egress(
-        model=parts.shared,
-        scalars=() if secret else parts.scalars(anchored=False) + parts.scalars(anchored=True),
-        metrics=parts.metrics,
-        groups=parts.grouping.names,
-        sealed=sealed_sizes(secure_sum, summed(parts.rule).n_terms) if secret else range(0),
-        personal=parts.has_personal,
-        tensors={} if secret else parts.sent_tensors,
-    )
 
 
 def leaves(config: RunConfig, parts: Parts, min_count: int | None, own: SiteConfig | None = None) -> Egress:
@@ -61,11 +53,36 @@ def leaves(config: RunConfig, parts: Parts, min_count: int | None, own: SiteConf
         config: the run.
         parts: its objects.
         min_count: the fewest patients whose numbers leave; None: none do.
-        own: the site's own configuration.
+        own: the site's own configuration, if it has one.
     """
-    egress = after.may_leave(config, parts, allowed(parts, config.secure_sum))
-    least = min_count if own is None or own.clinical else None
-    return clinical.may_leave(config, parts, benefit_may_leave(config, parts, egress), least)
+    secret, step = config.secure_sum != NONE, step_of(config)
+    egress = Egress(
+        model=parts.shared,
+        scalars=() if secret else parts.scalars(anchored=False) + parts.scalars(anchored=True),
+        metrics=parts.metrics,
+        groups=parts.grouping.names,
+        sealed=sealed_sizes(config.secure_sum, summed(parts.rule).n_terms) if secret else range(0),
+        personal=parts.has_personal,
+        tensors={} if secret else parts.sent_tensors,
+        benefit=benefit_reports(parts) if config.solo else (),
+        clinical=_clinical_check(view_of(config, parts), min_count) if own is None or own.clinical else None,
+    )
+    if step is None:
+        return egress
+    shape = shape_of(config, parts)
+    return dataclasses.replace(
+        egress,
+        sums=lambda sums: step.checked(sums, shape, MOST_EXAMPLES),
+        adjusted=step.reports(shape, secure=secret),
+        sealed_sums=masked_sizes(step.terms(shape)) if secret else range(0),
+    )
+
+
+def _clinical_check(view: View, min_count: int | None) -> Callable[[Any, bool], Any] | None:
+    """What raises unless given numbers of calibration and decisions that may leave; None: none may."""
+    if view is NOTHING or min_count is None:
+        return None
+    return lambda value, as_binned: view.checked(value, MOST_EXAMPLES, min_count, as_binned=as_binned)
 
 
 def build_site(
@@ -112,16 +129,12 @@ def build_site(
         min_count=min_count,
         memory=kept,
         egress=leaves(config, parts, min_count, own),
-        clinical=clinical.at_site(config, parts, min_count, name) if own is None or own.clinical else None,
-        after=after.at_site(config, parts, min_count, memory),
+        clinical=clinical_at_site(config, parts, min_count, name) if own is None or own.clinical else None,
+        after=after_at_site(config, parts, min_count, memory),
         keeps_best=config.best_by != NO_CHOICE,
         alone=benefit_at_site(config, parts, memory),
         asked=Asked(None if memory is None else asked_file(memory)),
-        trivial=partial(
-            constant_results if config.evaluation else trivial_results,
-            parts.task,
-            min_count=min_count if config.secure_sum == NONE else None,
-        ),
+        trivial=partial(_untrained(config), parts.task, min_count=min_count if config.secure_sum == NONE else None),
         look=partial(_look, config, parts, known.get(name, name), own, min_count, execution.device),
         tell=tell,
         describe=(lambda data: {}) if config.evaluation else described,
@@ -141,10 +154,21 @@ def _look(
 ) -> tuple[list[Finding], SiteData | None]:
     """What preflight finds in the data of the task's ``site``, and the data on ``device`` where they can be used."""
     if config.evaluation:
+        from fairflare.tasks import external
+
         found, data = external.look(parts.task, site, own, parts.grouping, min_count)
     else:
         found, data = preflight(parts.task, site, own, parts.grouping, min_count, parts.needs, config.accept)
     return found, data.on(device) if data is not None else None
+
+
+def _untrained(config: RunConfig) -> Callable[..., dict[str, dict[str, float]]]:
+    """What scores the answer that needs no network."""
+    if config.evaluation:
+        from fairflare.tasks.external import constant_results
+
+        return constant_results
+    return trivial_results
 
 
 def _execution(own: SiteConfig | None, training: Training, place: int) -> Execution:
@@ -166,25 +190,99 @@ def _execution(own: SiteConfig | None, training: Training, place: int) -> Execut
 
 
 def benefit_at_site(config: RunConfig, parts: Parts, memory: Path | None) -> Alone | None:
-    """How a site trains alone for what joining gives it; None where the run does not ask.
-
-    Args:
-        config: the run.
-        parts: its objects.
-        memory: the file in which the site keeps its memory; None keeps the model in the process.
-    """
+    """How a site trains alone for what joining gives it; None where the run does not ask."""
     if not config.solo:
         return None
     trainer: Trainer = parts.trainer if parts.trainer.is_alone else PlainTrainer()
     return Alone(trainer, config.training["rounds"], memory, SHARE * config.task_timeout)
 
 
-def benefit_may_leave(config: RunConfig, parts: Parts, egress: Egress) -> Egress:
-    """``egress`` with what a site says of its benefit."""
-    return dataclasses.replace(egress, benefit=benefit_reports(parts)) if config.solo else egress
-
-
 def benefit_reports(parts: Parts) -> tuple[Number, ...]:
-    """The numbers that a site may report of its benefit."""
     task = parts.task
     return reports(task.measures, task.group_measures, parts.grouping.names, lambda name: task.metric(name).range)
+
+
+def shape_of(config: RunConfig, parts: Parts) -> Shape:
+    """What server and sites know alike of the run's task.
+
+    Nobody is calibrated among those of whom it came true: recalibration has no use for groups by label.
+    """
+    by_label = config.after == "recalibrate" and LABEL in config.group_by.split("+")
+    return shape(parts.task, () if by_label else parts.grouping.names)
+
+
+def after_at_site(config: RunConfig, parts: Parts, min_count: int | None, memory: Path | None) -> AfterAtSite | None:
+    """A site's side of the step after the last round; None: there is none."""
+    step = step_of(config)
+    if step is None:
+        return None
+    path = None if memory is None else after_file(memory)
+    return AfterAtSite(step, shape_of(config, parts), min_count, path, config.secure_sum != NONE)
+
+
+def view_of(config: RunConfig, parts: Parts) -> View:
+    """What server and sites know alike; ``NOTHING`` where cases have no single class."""
+    task = parts.task
+    if not task.kind.has_classes or len(task.classes) < BINARY:
+        return NOTHING
+    names, of_group = _cells(parts.grouping)
+    threshold = task.threshold if config.threshold is None else config.threshold
+    return View(event_of(task), threshold, names, of_group, config.secure_sum != NONE)
+
+
+def event_of(task: Task) -> int | None:
+    """Index of the class whose risk is looked at: that which the task names, of two the second; None: no one class."""
+    if task.class_of_interest:
+        return task.classes.index(task.class_of_interest)
+    return 1 if len(task.classes) == BINARY else None
+
+
+def clinical_at_site(config: RunConfig, parts: Parts, min_count: int | None, name: str) -> ClinicalAtSite | None:
+    """What the site says of calibration and decisions; None: nothing."""
+    view = view_of(config, parts)
+    return None if view is NOTHING else ClinicalAtSite(view, min_count, config.seed, name)
+
+
+def _cells(grouping: Grouping) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Names of the groups without the label, which nobody knows of a new patient, and each group's place in them."""
+    kept = [place for place, key in enumerate(grouping.keys) if key != LABEL]
+    if not kept:
+        return (), ()
+    names = list(product(*(grouping.values[place] for place in kept)))
+    index = {name: number for number, name in enumerate(names)}
+    of_group = tuple(index[tuple(cell[place] for place in kept)] for cell in product(*grouping.values))
+    return tuple(", ".join(name) for name in names), of_group
+
+
+def summed(rule: Rule) -> SummedRule:
+    """The rule, whose weights follow from sums over the sites; raises UserError for any other."""
+    if not isinstance(rule, SummedRule):
+        raise UserError(f"secure_sum: {type(rule).__name__} weighs by more than sums over the sites")
+    return rule
+
+
+def site_part(config: RunConfig, parts: Parts, name: str, kept: SiteMemory, own: Credentials) -> SitePart:
+    if config.secure_sum == NONE:
+        return PlainAtSite()
+    from fairflare.engine.aggregation.site_sums import SiteSums
+    from fairflare.privacy.secure_sum.graph import graph_of
+    from fairflare.privacy.secure_sum.keys import PairwiseKeys
+    from fairflare.privacy.secure_sum.ring import Ring
+
+    graph = graph_of(config.mask_neighbours, len(parts.task.sites()) - bool(config.leave_out))
+    keys = PairwiseKeys(name, config.sha256(), own.identity, graph)
+    scheme = number_scheme(config.secure_sum, keys, own)
+    scalars = parts.scalars(anchored=False)
+    ring = Ring(config.mask_bits, parts.trainable)
+    return SiteSums(summed(parts.rule), scheme, keys, kept, scalars, config.min_sites, config.federation, ring)
+
+
+def new_credentials(config: RunConfig) -> tuple[Credentials, Credentials]:
+    """The sites' and the server's for a run on one machine."""
+    if config.secure_sum != "ckks":
+        return Credentials(), Credentials()
+    from fairflare.privacy.secure_sum.ckks import new_contexts
+
+    at_site, at_server = new_contexts()
+    # Not lambdas: the sites' go to processes that may have been spawned.
+    return Credentials(ckks=partial(bytes, at_site)), Credentials(ckks=partial(bytes, at_server))

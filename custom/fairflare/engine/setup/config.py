@@ -5,28 +5,41 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
 from fairflare.core.findings import accepted_codes
-from fairflare.core.settings import Given, Owners, bare, owner_of
+from fairflare.core.registry import Method
+from fairflare.core.settings import Given, Owners, bare, owned, owner_of
 from fairflare.core.types import Round, Training
+from fairflare.data.grouping import LABEL
+from fairflare.data.grouping import NONE as UNGROUPED
+from fairflare.engine.choices import NO_CHOICE
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.after import NO_STEP, STEPS, step_class
-from fairflare.engine.setup.chosen import PART_KEYS, Chosen, chosen_parts, taken
 from fairflare.engine.setup.config_checks import checked_config
-from fairflare.engine.setup.initial import named
-from fairflare.engine.setup.method_parts import part, reference_of
-from fairflare.engine.setup.plans import NOTHING, plan_for
+from fairflare.engine.setup.method_parts import (
+    NO_STEP,
+    PART_KEYS,
+    STEPS,
+    declared,
+    defaults_of,
+    method_parts,
+    part,
+    reference_of,
+    step_class,
+)
+from fairflare.engine.setup.parts import named
 from fairflare.engine.setup.run_config import RUN_KEYS, RunConfig, site_of_client
+from fairflare.engine.setup.site_parts import without_weights
+from fairflare.engine.setup.tasks import known
 from fairflare.participation.base import Selector
 from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.schemes import NONE
 from fairflare.tasks.base import Preset, Task
 from fairflare.tasks.kinds.own import OwnData
-from fairflare.tasks.own.tabular import Tabular
-from fairflare.tasks.planning import AGAIN
+from fairflare.tasks.own.script import Script
 
 __all__ = ["PART_KEYS", "RUN_KEYS", "RunConfig", "checked_config", "make_config", "site_of_client", "with_step"]
 
@@ -68,10 +81,10 @@ def make_config(
     given = _given(owners, layers, rounds, sites)
     used = preset or next(iter(task_class.presets))
     found = _found(chosen, owners, classes, task_class.presets[used], given)
-    filled = {owner: _filled(owners, owner, cls, found) for owner, cls in classes.items()}
+    filled = {owner: _made(cls, _checked(owners, owner, found)) for owner, cls in classes.items()}
     built, training, run = _data_and_training(owners, found, task_class, used, planned=not preset)
     made = {owner: part(classes[owner], filled[owner]) for owner in ("rule", "trainer", "select")}
-    own = _values(given, "run")
+    own = owned({full: one.value for full, one in given.items()}, "run")
     run = {} if made["rule"].own_models or not made["trainer"].is_shared or own.get("secure_sum", NONE) != NONE else run
     return checked_config(
         RunConfig(
@@ -83,7 +96,7 @@ def make_config(
             options=dataclasses.asdict(built),
             training=training,
             after=step,
-            after_settings=_filled(owners, "after", after, given) if after else {},
+            after_settings=_made(after, _checked(owners, "after", given)) if after else {},
             code=user_code.fingerprints(),
             seed=validation.parsed(RunConfig, "seed", seed),
             **_run_choices(built, made["select"], _chosen_round(run, own) | own),
@@ -124,11 +137,18 @@ def _data_and_training(
     A user who names a preset has said how to train; otherwise a plan that was made of their data counts.
     """
     options, trained = (_checked(owners, owner, found) for owner in ("task", "train"))
+    usual = dataclasses.asdict(cls.presets[preset].training)
+    if not issubclass(cls, OwnData):
+        return tasks.load(cls.name, preset, **options), _made(Training, usual | trained), {}
+    from fairflare.engine.setup.plans import NOTHING, plan_for  # and with it what reads images and tables
+    from fairflare.tasks.own.tabular import Tabular
+    from fairflare.tasks.planning import AGAIN
+
     learned = plan_for(cls.name, options) if planned or cls is Tabular else NOTHING
     chosen = learned if planned else NOTHING
     built = tasks.load(cls.name, preset, **{**chosen.values("task", options), **options, **learned.agreed(options)})
-    base = dataclasses.asdict(cls.presets[preset].training) | chosen.values("train", {*trained, *options})
-    if planned and issubclass(cls, OwnData) and "run.init_from" in found:
+    base = usual | chosen.values("train", {*trained, *options})
+    if planned and "run.init_from" in found:
         base["lr"] *= AGAIN
     return built, _made(Training, base | trained), chosen.values("run", ())
 
@@ -147,10 +167,6 @@ def with_step(config: RunConfig, step: str, values: Mapping[str, Any]) -> RunCon
     owners = Owners({"after": after})
     settings = _made(after, _checked(owners, "after", owners.resolved(values)))
     return checked_config(dataclasses.replace(config, after=step, after_settings=settings))
-
-
-def _values(given: Mapping[str, Given], owner: str) -> dict[str, Any]:
-    return {bare(full): one.value for full, one in given.items() if owner_of(full) == owner}
 
 
 def _wants_reference(given: Mapping[str, Given]) -> bool:
@@ -178,15 +194,196 @@ def _run_choices(built: Task, selector: Selector, values: Mapping[str, Any]) -> 
     return {key: validation.parsed(RunConfig, key, value) for key, value in chosen.items()}
 
 
-def _filled(owners: Owners, owner: str, cls: type, found: Mapping[str, Given]) -> dict[str, Any]:
-    """Every setting of one owner: what was found for it, defaults for the rest."""
-    return _made(cls, _checked(owners, owner, found))
-
-
 def _made(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting of one owner: what was found for it, defaults for the rest."""
     return dataclasses.asdict(part(cls, values))
 
 
 def _checked(owners: Owners, owner: str, found: Mapping[str, Given]) -> dict[str, Any]:
     """Own name -> checked value of what was found for one owner."""
     return {bare(full): owners.checked(full, given) for full, given in found.items() if owner_of(full) == owner}
+
+
+RULE = "rule"
+"""The one that makes another method of it: the rule's own, with the first one's other parts."""
+OWNERS = {"trainer": "trainer", "selector": "select", "server_optimizer": "server"}
+"""Kind of part -> the owner of its settings."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What was chosen.
+
+    Attributes:
+        method: whose rule and probes they are.
+        ids: kind of ``PART_KEYS`` -> id.
+        lenders: a method that other parts are of -> the owners of settings that it has lent its defaults.
+    """
+
+    method: Method
+    ids: Mapping[str, str]
+    lenders: tuple[tuple[Method, frozenset[str]], ...]
+
+    def defaults(self, owners: Owners) -> dict[str, Given]:
+        """Full name -> default, of what the methods say that the parts are of."""
+        found = defaults_of(self.method, owners)
+        for lender, lent in self.lenders:
+            found |= {full: one for full, one in declared(lender, owners).items() if owner_of(full) in lent}
+        return found
+
+
+def chosen_parts(method: str, layers: list[dict[str, Any]]) -> Chosen:
+    """The parts of a run of ``method``; the choices are taken out of ``layers``, the last of which wins.
+
+    ``rule=fedheal`` with the method moon is the method fedheal with the trainer moon. As a trainer a method's id will
+    do too: its trainer, with the settings that the method gives it.
+
+    Args:
+        method: its id.
+        layers: settings by any name; "rule", "trainer", "selector" and "server_optimizer", also with "run.", are ids.
+
+    Raises:
+        UserError: there is no such method, rule or trainer, or a part is given twice in one layer.
+    """
+    first = registry.get_method(method)
+    rule, given = taken(RULE, layers), {kind: taken(kind, layers) for kind in PART_KEYS}
+    home = first if rule in (None, first.rule) else _home(str(rule))
+    ids = {kind: getattr(first, kind) if one is None else one for kind, one in given.items()}
+    lenders = []
+    if home is not first:
+        lenders.append((first, frozenset(owner for kind, owner in OWNERS.items() if given[kind] is None)))
+    if given["trainer"] is not None and (lender := registry.methods().get(ids["trainer"])):
+        if ids["trainer"] not in registry.trainers():
+            ids["trainer"] = lender.trainer
+        if lender.trainer == ids["trainer"]:
+            lenders.append((lender, frozenset({OWNERS["trainer"]})))
+    return Chosen(home, ids, tuple(lenders))
+
+
+def composed_title(method: Method, ids: Mapping[str, str]) -> str:
+    """The method's title, with the parts that are not its own: "FedHEAL, trainer moon"."""
+    others = (kind for kind in PART_KEYS if ids[kind] != getattr(method, kind))
+    return ", ".join([method.title, *(f"{kind.replace('_', ' ')} {ids[kind]}" for kind in others)])
+
+
+def _home(rule: str) -> Method:
+    """The method that a rule is the rule of: of its own name, or the first that has it."""
+    registry.get_rule(rule)
+    found = sorted((one for one in registry.methods().values() if one.rule == rule), key=lambda one: one.id != rule)
+    if not found:
+        raise UserError(f"rule {rule}: expected a rule that a method has")
+    return found[0]
+
+
+def taken(kind: str, layers: list[dict[str, Any]]) -> str | None:
+    """Takes the id that was given for a kind of part out of ``layers``; the last one wins, None: none was given."""
+    found = None
+    for layer in layers:
+        keys = [key for key in (kind, f"run.{kind}") if key in layer]
+        if len(keys) > 1:
+            raise UserError(f"run.{kind}: is given twice, as {keys[0]} and as {keys[1]}")
+        found = str(layer.pop(keys[0])) if keys else found
+    return found
+
+
+def asks_by_itself(config: RunConfig) -> bool:
+    """Whether a run on this machine says what joining gives where no setting decides.
+
+    It does in the clear, on tables and on a user's own data: a site alone takes the run's local steps once more,
+    without its scoring, exchanges and probes, and so less than the run.
+    """
+    task = tasks.load(config.task, config.preset, **config.options)
+    own = isinstance(task, OwnData) and not isinstance(task, Script)
+    if not (task.quick or own) or config.secure_sum != NONE:
+        return False
+    return can_ask(config)
+
+
+def can_ask(config: RunConfig) -> bool:
+    """Whether a run can say what joining gives: not one that is itself what others are held against."""
+    parts = method_parts(registry.get_method(config.method), config.settings, **config.parts)
+    chosen = config.headline == "best" and not parts.trainer.is_shared
+    return not (parts.rule.alone or parts.selector.pools or chosen)
+
+
+def words(config: RunConfig) -> str:
+    """What it costs that sites also train alone without being asked to, for whoever starts the run; "" on tables."""
+    if not config.solo or tasks.load(config.task, config.preset, **config.options).quick:
+        return ""
+    rounds = config.training["rounds"]
+    cost = f"{rounds} rounds without exchange, up to as long as the run itself"
+    return f"each site also trains alone: {cost} (--no-solo leaves it out)"
+
+
+def with_benefit(config: RunConfig, solo: bool) -> RunConfig:
+    """``config`` with the question or without it; raises UserError where no site could answer it."""
+    return config if solo == config.solo else checked_config(replace(config, solo=solo))
+
+
+EVALUATED_AS = "fedavg"
+"""The method of a run that only evaluates: nothing is trained, and the model is one for all."""
+NO_MATTER = ["outsized"]
+"""What preflight finds that an evaluation accepts: how many cases a site has weighs nothing there."""
+
+
+def evaluation_of(
+    config: RunConfig,
+    task: Task,
+    sites: Sequence[str],
+    *,
+    datalists: str = "",
+    group_by: str = "",
+    min_count: int | None = None,
+    init_from: str = "",
+) -> RunConfig:
+    """What server and sites are told: the run's task and inputs, one exchange, everything labelled for testing.
+
+    Args:
+        config: of the run that has made the model.
+        task: of the same.
+        sites: names of those that evaluate it; ignored by a task that brings its data, whose sites they are.
+        datalists: a folder with the lists of all of them on this machine; empty: each has its own.
+        group_by: the groups of patients; empty: by what the run knows of them beside the label.
+        min_count: the fewest patients whose numbers leave; None: the run's.
+        init_from: SHA-256 of the model's tensors; empty: it is loaded by other means.
+
+    Raises:
+        UserError: the task has no such groups, or the sites' names cannot be any.
+    """
+    options = without_weights(config.options)
+    own = issubclass(known(config.task), OwnData)
+    if own:
+        options |= {"datalists": datalists, "site_names": ",".join(sites)}
+    names = {"site_names": ",".join(sites)} if own else {}
+    base = make_config(
+        EVALUATED_AS, f"{config.task}:{config.preset}", values={f"task.{k}": v for k, v in names.items()}
+    )
+    return checked_config(
+        dataclasses.replace(
+            base,
+            options=options,
+            training={**config.training, "rounds": 1},
+            seed=config.seed,
+            threads=config.threads,
+            group_by=group_by or patients_by(config, task),
+            min_count=config.min_count if min_count is None else min_count,
+            min_sites=1,
+            task_timeout=config.task_timeout,
+            threshold=config.threshold,
+            accept=NO_MATTER,
+            code=config.code,
+            init_from=init_from,
+            solo=False,
+            best_by=NO_CHOICE,
+            best_weight=0.5,
+            headline="final",
+            evaluation=True,
+        )
+    )
+
+
+def patients_by(config: RunConfig, task: Task) -> str:
+    """The attributes that the run groups by, without the label; where it names none, all that the task has."""
+    named = [key.strip() for key in config.group_by.split("+")]
+    kept = [key for key in named if key not in (LABEL, UNGROUPED)] or list(task.attributes)
+    return "+".join(kept) or UNGROUPED

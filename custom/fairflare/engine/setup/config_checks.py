@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a run's configuration is one that can be built: everything in it is known and fits together."""
+"""Whether a run's configuration can be built: everything in it is known and fits together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fairflare.aggregators.base import Rule, SummedRule
+from fairflare.aggregators.bounds import Bounds, Combining
 from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
 from fairflare.core.schema import HIDDEN_METRICS
-from fairflare.core.settings import Owners, bare
+from fairflare.core.settings import Owners, bare, exactly_the_keys
 from fairflare.core.types import Offer, Round, TensorSpec, Training
 from fairflare.core.validation import SITE, expected
 from fairflare.data.grouping import LABEL
@@ -19,23 +20,22 @@ from fairflare.engine.choices import NO_CHOICE
 from fairflare.engine.files import SUFFIX
 from fairflare.engine.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.after import NO_STEP, shape, step_class
-from fairflare.engine.setup.composition import refuse_bounds, refuse_misfits, refuse_sums
-from fairflare.engine.setup.formats import exactly_the_keys
-from fairflare.engine.setup.method_parts import method_parts, part
+from fairflare.engine.setup.method_parts import NO_STEP, MethodParts, method_parts, part, step_class
+from fairflare.engine.setup.site_parts import shape
 from fairflare.participation.base import Selector
 from fairflare.privacy.secure_sum.ckks import MOST_Q
 from fairflare.privacy.secure_sum.graph import AUTO, graph_of
 from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.ring import WIDTHS
 from fairflare.privacy.secure_sum.schemes import NONE, check_scheme
+from fairflare.probes.base import Probe
 from fairflare.tasks.base import Task
 from fairflare.tasks.kinds.own import OwnData
 from fairflare.tasks.own.script import Script
 from fairflare.trainers.base import Trainer
 
 if TYPE_CHECKING:
-    from fairflare.engine.setup.config import RunConfig
+    from fairflare.engine.setup.run_config import RunConfig
 
 
 def checked_config(config: RunConfig) -> RunConfig:
@@ -50,19 +50,20 @@ def checked_config(config: RunConfig) -> RunConfig:
     cls = tasks.known(config.task)
     options = _exactly("options", dict.fromkeys(registry.parameters(cls), cls), config.options)
     task = tasks.load(config.task, config.preset, **options)
+    names = config.clients or list(task.sites())
     _check_sites(config, list(task.sites()))
-    _check_selector(config, made.selector, config.clients or list(task.sites()))
+    _check_selector(config, made.selector, names)
     if isinstance(task, OwnData):
         refuse_pooling(made.selector, f"task {config.task}, whose data belong to the sites")
-    _check_early_end(config, made.selector, config.clients or list(task.sites()))
+    _check_early_end(config, made.selector, names)
     after_settings = _check_after(config, task)
     if config.solo:
-        _check_solo(config, made.rule, made.selector, config.clients or list(task.sites()))
+        _check_solo(config, made.rule, made.selector, names)
     if isinstance(task, Script):
         _check_script(config, made.trainer)
     if config.evaluation:
         _check_evaluation(config)
-    _check_bounds(config, made.rule)
+    _check_bounds(config, made.rule, made.trainer)
     _check_best(config, made.rule, made.trainer, task.headline)
     for module in config.code:
         expected("code", module.isidentifier() and module != user_code.PACKAGE, "names of modules", module)
@@ -72,11 +73,9 @@ def checked_config(config: RunConfig) -> RunConfig:
         expected("mask_neighbours", config.mask_neighbours == AUTO, "auto without secure_sum", config.mask_neighbours)
         expected("mask_bits", config.mask_bits == WIDTHS[0], f"{WIDTHS[0]} without secure_sum", config.mask_bits)
     else:
-        _check_sums(config, made.rule, len(task.sites()))
-        _refuse_tensors_in_sums(config.method, (made.trainer, *made.probes))
-        refuse_sums(config.method, made.trainer)
-    refuse_bounds(config.bounds, config.parts["trainer"], made.trainer)
-    refuse_misfits({"method": config.method, "rule": entry.rule, **config.parts}, made.rule, made.trainer)
+        _check_sums(config, made, len(task.sites()) - bool(config.leave_out))
+    if reason := misfit({"method": config.method, "rule": entry.rule, **config.parts}, made.rule, made.trainer):
+        raise UserError(reason)
     return dataclasses.replace(
         config, settings=settings, training=training, options=options, after_settings=after_settings
     )
@@ -104,7 +103,7 @@ def _check_evaluation(config: RunConfig) -> None:
     expected("rounds", config.training["rounds"] == 1, "1 in an evaluation", config.training["rounds"])
 
 
-def _check_bounds(config: RunConfig, rule: Rule) -> None:
+def _check_bounds(config: RunConfig, rule: Rule, trainer: Trainer) -> None:
     """Raise UserError where updates cannot be clipped, or weights capped, as the run asks."""
     try:
         bounds = config.bounds
@@ -116,6 +115,11 @@ def _check_bounds(config: RunConfig, rule: Rule) -> None:
         raise UserError("cap_weights: needs single weights, which stay at the sites with secure sums")
     if reason := bounds.uncappable(rule):
         raise UserError(f"cap_weights: {reason}")
+    if trainer.collects and bounds != Bounds():
+        key = "clip_updates" if bounds.clip else "cap_weights"
+        raise UserError(
+            f"{key}: does not bound what the server half of trainer {config.trainer} takes up; leave it out"
+        )
 
 
 def _check_best(config: RunConfig, rule: Rule, trainer: Trainer, headline: str) -> None:
@@ -193,13 +197,6 @@ def _check_sites(config: RunConfig, sites: list[str]) -> None:
         expected("leave_out", config.leave_out in (clients or sites), f"a site of task {config.task}", config.leave_out)
 
 
-def _refuse_tensors_in_sums(method: str, parts: Iterable[Any]) -> None:
-    """Raise UserError where a part sends or receives tensors: no secure sum hides them."""
-    for piece in parts:
-        if names := [spec.name for spec in (*piece.sends, *piece.receives) if isinstance(spec, TensorSpec)]:
-            raise UserError(f"secure_sum: {method} sends tensors ({names[0]}) beside the model, which it does not hide")
-
-
 def _check_selector(config: RunConfig, selector: Selector, names: list[str]) -> None:
     """Raise UserError where a round cannot have the sites that it needs."""
     training = [name for name in names if name != config.leave_out]
@@ -228,8 +225,9 @@ def _check_early_end(config: RunConfig, selector: Selector, names: list[str]) ->
     expected("min_responses", least <= config.min_responses <= asked, words, config.min_responses)
 
 
-def _check_sums(config: RunConfig, rule: Any, n_sites: int) -> None:
-    """Raise UserError where there can be no secure sums."""
+def _check_sums(config: RunConfig, made: MethodParts, n_sites: int) -> None:
+    """Raise UserError where there can be no secure sums over ``n_sites`` sites that train."""
+    rule, neighbours = made.rule, config.mask_neighbours
     check_scheme(config.secure_sum)
     expected("mask_bits", config.mask_bits in WIDTHS, "64 or 32", config.mask_bits)
     if not isinstance(rule, SummedRule):
@@ -240,25 +238,73 @@ def _check_sums(config: RunConfig, rule: Any, n_sites: int) -> None:
         raise UserError(f"secure_sum: {reason}")
     if config.secure_sum == "ckks" and (q := getattr(rule, "q", 0)) > MOST_Q:
         raise UserError(f"secure_sum: ckks rounds numbers too far apart: expected q of at most {MOST_Q}, got {q:g}")
-    _check_neighbours(config.mask_neighbours, n_sites - bool(config.leave_out))
-    if n_sites - bool(config.leave_out) < LEAST:
+    if neighbours.isdigit():  # fewer are not safe
+        least = graph_of(AUTO, n_sites).degree(n_sites)
+        words = f"auto, all or {least} to {n_sites - 1} with {n_sites} sites that train"
+        expected("mask_neighbours", least <= int(neighbours) < n_sites, words, neighbours)
+    if n_sites < LEAST:
         raise UserError(f"secure_sum: expected at least {LEAST} sites that train, got {n_sites}")
     if config.min_sites < LEAST:
         raise UserError(f"min_sites: expected at least {LEAST} with secure_sum, got {config.min_sites}")
-
-
-def _check_neighbours(found: str, n_sites: int) -> None:
-    """Raise UserError where sites would have fewer neighbours than are safe, or more than there are."""
-    if found.isdigit():
-        least = graph_of(AUTO, n_sites).degree(n_sites)
-        words = f"auto, all or {least} to {n_sites - 1} with {n_sites} sites that train"
-        expected("mask_neighbours", least <= int(found) < n_sites, words, found)
+    pieces: tuple[Trainer | Probe, ...] = (made.trainer, *made.probes)
+    for piece in pieces:
+        if names := [spec.name for spec in (*piece.sends, *piece.receives) if isinstance(spec, TensorSpec)]:
+            raise UserError(
+                f"secure_sum: {config.method} sends tensors ({names[0]}) beside the model, which it does not hide"
+            )
+    if made.trainer.has_server_half:
+        raise UserError(f"secure_sum: the server half of {config.method}'s trainer needs more than sums over the sites")
 
 
 def _refuse_what_is_missing(method: str, parts: list[Any], training: Mapping[str, Any], offer: Offer) -> None:
     if training["logit_tau"] and not offer.has_classes:
         raise UserError(f"logit_tau: task {offer.task} has no class labels to adjust logits by; set logit_tau=0")
     for piece in parts:
-        missing = piece.missing(offer)
-        if missing:
+        if missing := piece.missing(offer):
             raise UserError(f"{method} on task {offer.task}: {missing}")
+
+
+AVERAGING = "fedavg"
+"""The rule that is as good as any where all updates are zero."""
+NO_SERVER_STEP = "none"
+
+
+def misfit(ids: Mapping[str, str], rule: Rule, trainer: Trainer) -> str:
+    """Why the parts of a method do not go together, in one line; empty where they do.
+
+    Args:
+        ids: "method", "rule", "trainer" and "server_optimizer" -> their ids.
+        rule: the object of that id.
+        trainer: the object of that id.
+    """
+    method, steps = ids["method"], ids["server_optimizer"] != NO_SERVER_STEP
+    by, under = f"trainer {ids['trainer']}", f"rule {ids['rule']}"
+    unheeded = [name for name in rule.heeded if name not in trainer.heeds]
+    reasons = (
+        (
+            rule.own_models and steps,
+            f"server_optimizer: expected none, for {method} gives sites models of their own",
+        ),
+        (bool(unheeded), f"{under}: expected a trainer that heeds its orders ({', '.join(unheeded)}), got {by}"),
+        (
+            rule.alone and (trainer.has_server_half or bool(trainer.receives)),
+            f"{under}: expected a trainer that exchanges nothing, since every site is alone, got {by}",
+        ),
+        (
+            rule.own_models and trainer.corrects,
+            f"{by}: corrects the shared model at the server, but {under} gives sites models of their own",
+        ),
+        (
+            isinstance(rule, Combining) and trainer.collects,
+            f"{by}: its server half takes up what every site sends, so that {under} would protect from nobody",
+        ),
+        (
+            not trainer.shares_model and ids["rule"] != AVERAGING,
+            f"{by}: leaves the models at the sites, so that {under} has no updates to weigh",
+        ),
+        (
+            not trainer.shares_model and steps,
+            f"{by}: leaves the models at the sites, so that server optimizer {ids['server_optimizer']} never moves",
+        ),
+    )
+    return next((words for holds, words in reasons if holds), "")

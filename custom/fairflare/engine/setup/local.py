@@ -1,32 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole federation on one machine, in one process or with worker processes."""
+"""A whole federation on one machine, in one process or with worker processes, while it runs and once it has ended."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.findings import Finding
 from fairflare.core.types import Round, SiteData, StateDict
+from fairflare.core.versions import all_versions
 from fairflare.core.workers import start_method
 from fairflare.data.centralised import pooled
 from fairflare.data.tensors import TensorData
+from fairflare.engine.aggregation.base import Aggregation
+from fairflare.engine.entries import by_site
 from fairflare.engine.files import SUFFIX
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.in_workers import InWorkers
 from fairflare.engine.loop import Observer
 from fairflare.engine.memory import forget
-from fairflare.engine.messages import Transport
-from fairflare.engine.setup.assembly import build_federation
-from fairflare.engine.setup.at_site import build_site
+from fairflare.engine.messages import Instruction, Transport
+from fairflare.engine.preflight import inspect_preflight, refusal
+from fairflare.engine.setup.assembly import after_at_server, benefit_at_server, build_federation, server_part
+from fairflare.engine.setup.at_site import build_site, new_credentials, view_of
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
-from fairflare.engine.setup.secure_sums import new_credentials
 from fairflare.engine.site import Site
-from fairflare.engine.vmap_sites import Stacked
 from fairflare.privacy.secure_sum.schemes import Credentials
 
 T = TypeVar("T")
@@ -72,13 +77,7 @@ class LocalSites:
     """
 
     def __init__(self, config: RunConfig, folder: Path, parts: Parts, workers: int = 1) -> None:
-        """
-        Args:
-            config: the run.
-            folder: where the sites keep their memories.
-            parts: those of ``config``.
-            workers: processes that the sites are spread over; 1: none beside this one, as for a stacked run.
-        """
+        """``workers``: processes that the sites are spread over; 1: none beside this one, as for a stacked run."""
         self.on_site: Callable[[str], None] = lambda name: None
         self.tell: Callable[[str, Finding], None] = lambda name, finding: None
         at_site, self.at_server = new_credentials(config)
@@ -87,8 +86,12 @@ class LocalSites:
         build = partial(local_sites, config, folder, at_site, parts if workers == 1 or method == "fork" else None)
         back = (lambda name: self.on_site(name), lambda name, finding: self.tell(name, finding))
         self.transport: Transport
-        if workers == 1:
-            self.transport = (Stacked if config.stacked else InProcess)(build(names, *back))
+        if config.stacked:
+            from fairflare.engine.in_process import Stacked
+
+            self.transport = Stacked(build(names, *back))
+        elif workers == 1:
+            self.transport = InProcess(build(names, *back))
         else:
             self.transport = InWorkers(names, workers, build, method, config.threads, *back)
 
@@ -109,17 +112,7 @@ def local_sites(
     on_site: Callable[[str], None],
     tell: Callable[[str, Finding], None],
 ) -> dict[str, Site]:
-    """Those sites of a run on this machine that live in one process; see ``run_local``.
-
-    Args:
-        config: the run.
-        folder: its own.
-        credentials: the sites'.
-        parts: those of ``config``; None builds them, in a process that has none.
-        names: the sites.
-        on_site: called with each site before its data are read.
-        tell: called with what preflight finds at each site.
-    """
+    """The sites ``names`` of a run, which live in one process; it builds ``parts`` where it is given none."""
     parts, sites = parts or build_parts(config, at_site=True), {}
     known = site_of_client(config, parts.task)
     training = [name for name in known if name != config.leave_out]
@@ -147,3 +140,80 @@ def _pooled(
 def _announced(look: Callable[[], T], announce: Callable[[], None]) -> T:
     announce()
     return look()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a run that has ended left.
+
+    Attributes:
+        model: its final model.
+        models: site -> a model of its own, if the rule gave it one.
+        declared: site -> training examples that it declared.
+        first: hash of the model that it began with.
+    """
+
+    model: StateDict
+    models: Mapping[str, StateDict]
+    declared: Mapping[str, int]
+    first: str = ""
+
+
+def step_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, Any]:
+    """What the log says of the step that ``config`` names; the sites keep what they fit in the run's ``folder``.
+
+    Raises:
+        UserError: the sites have personal models, which are theirs and not in the folder's model.
+        RunFailed: a site's data have errors.
+    """
+    parts = build_parts(config, at_site=True)
+    after = after_at_server(config, parts, view_of(config, parts))
+    assert after is not None  # the configuration names one
+    with _sites_of(config, folder, parts, ended, f"--set after={config.after}") as (transport, aggregation):
+        own = parts.rule.in_use(ended.model, ended.models, transport.sites())
+        found, rejections = after.run(transport, aggregation, own, _last(config), ended.declared)
+    return {**found, "rejected": by_site(rejections)}
+
+
+def benefit_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, Any]:
+    """What the log says of what joining gave each site, which trains alone now; its model stays in ``folder``.
+
+    Raises:
+        UserError: the sites have personal models, or this machine makes another initial model than the run's.
+        RunFailed: a site's data have errors.
+    """
+    parts = build_parts(config)
+    question = benefit_at_server(config, parts)
+    assert question is not None  # the configuration asks
+    if model_hash(parts.model) != ended.first:
+        raise UserError("solo: this machine makes another initial model than the run began with; run it with --solo")
+    first = {key: value.clone() for key, value in parts.model.items()}
+    with _sites_of(config, folder, parts, ended, "--solo") as (transport, _):
+        training = [site for site in transport.sites() if site != config.leave_out]
+        own = parts.rule.in_use(ended.model, ended.models, training)
+        found, rejections = question.run(transport, first, own, _last(config), ended.declared)
+    return {**found, "rejected": by_site(rejections)}
+
+
+@contextlib.contextmanager
+def _sites_of(
+    config: RunConfig, folder: Path, parts: Parts, ended: Ended, instead: str
+) -> Iterator[tuple[Transport, Aggregation]]:
+    """The run's sites, which have passed preflight anew and forget afterwards what they were asked."""
+    if parts.has_personal:
+        raise UserError(f"{config.method}: keeps personal models at the sites; run it with {instead}")
+    parts.task.check_data()
+    forget(folder / SITES, site_of_client(config, parts.task))  # whose folder it is may take any number of steps
+    with LocalSites(config, folder, parts) as sites:
+        aggregation = server_part(config, parts, sites.at_server)
+        asked = {site: Instruction("preflight", _last(config), {}) for site in sites.transport.sites()}
+        answers = list(sites.transport.exchange(asked))
+        statements, refused = inspect_preflight(answers, all_versions(), ended.declared, config.accept)
+        if reason := refusal(statements, refused + aggregation.learn(answers)):
+            raise RunFailed(reason)
+        yield sites.transport, aggregation
+    forget(folder / SITES, asked)
+
+
+def _last(config: RunConfig) -> Round:
+    return Round(config.training["rounds"], config.training["rounds"])

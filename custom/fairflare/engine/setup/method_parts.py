@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A method's parts from its settings."""
+"""The parts of a run by name, from their settings: those of a method, and the step after the last round."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairflare.aggregators.base import Rule
 from fairflare.core import registry
@@ -17,6 +17,14 @@ from fairflare.participation.base import Selector
 from fairflare.probes.base import Probe
 from fairflare.server_optimizers.base import ServerOptimizer
 from fairflare.trainers.base import Trainer
+
+if TYPE_CHECKING:
+    from fairflare.engine.after.base import AfterStep
+
+PART_KEYS = ("trainer", "selector", "server_optimizer")
+"""The parts of a method that a user may replace."""
+NO_STEP = "none"
+STEPS = (NO_STEP, "recalibrate", "conformal")
 
 
 @dataclass(frozen=True)
@@ -47,15 +55,9 @@ def default_parts(method: str | Method, values: Mapping[str, Any] | None = None)
 
 
 def method_parts(entry: Method, settings: Mapping[str, Any], **ids: str) -> MethodParts:
-    """A method's parts from settings by full name; what is not among them is at its default.
+    """A method's parts from settings by full name, or with their defaults; raises UserError for a value that is unfit.
 
-    Args:
-        entry: the method.
-        settings: full name -> value.
-        ids: trainer, selector and server_optimizer, where they are not the method's own.
-
-    Raises:
-        UserError: a value does not fit.
+    ``ids`` are those of trainer, selector and server_optimizer, where they are not the method's own.
     """
     made = {owner: part(cls, owned(settings, owner)) for owner, cls in registry.owners(entry, **ids).items()}
     probes = tuple(one for owner, one in made.items() if owner.startswith(f"{PROBE}."))
@@ -94,3 +96,16 @@ def part(cls: type, settings: Mapping[str, Any]) -> Any:
 
 def _declared(declared: Owners, values: Mapping[str, Any], owners: Owners) -> dict[str, Given]:
     return {full: given for full, given in declared.resolved(values).items() if full in owners.full}
+
+
+def step_class(name: str) -> type[AfterStep] | None:
+    """The class of a step; None for "none"."""
+    if name == "recalibrate":
+        from fairflare.engine.after.recalibrate import Recalibrate
+
+        return Recalibrate
+    if name == "conformal":
+        from fairflare.engine.after.conformal import Conformal
+
+        return Conformal
+    return None

@@ -10,49 +10,29 @@ from collections.abc import Mapping
 from typing import Annotated, Any, cast, get_args
 
 from fairflare.aggregators.bounds import At, Bounds
-from fairflare.core import validation
+from fairflare.core import registry, validation
 from fairflare.core.errors import UserError
 from fairflare.core.findings import ACCEPTABLE
-from fairflare.core.settings import flat, nested
-from fairflare.core.validation import CLIENT, FEDERATION, SHA256, Entries, Range, Seed, Sites, Text, expected
+from fairflare.core.settings import Owners, bare, exactly_the_keys, flat, nested
+from fairflare.core.validation import (
+    CLIENT,
+    FEDERATION,
+    SHA256,
+    Entries,
+    Range,
+    Seed,
+    Sites,
+    Text,
+    expected,
+)
 from fairflare.engine.choices import BY, NO_CHOICE, RATIO
-from fairflare.engine.setup.after import NO_STEP, STEPS
-from fairflare.engine.setup.chosen import PART_KEYS
 from fairflare.engine.setup.config_checks import checked_config
-from fairflare.engine.setup.formats import exactly_the_keys, from_format_1, in_format_1, with_later, without_later
+from fairflare.engine.setup.method_parts import NO_STEP, PART_KEYS, STEPS
 from fairflare.privacy.secure_sum.graph import AUTO, NEIGHBOURS
 from fairflare.privacy.secure_sum.schemes import SCHEMES
 from fairflare.tasks.base import Task
 
 FORMAT = 2
-RUN_KEYS = (
-    "min_sites",
-    "threads",
-    "group_by",
-    "min_count",
-    "leave_out",
-    "clients",
-    "federation",
-    "task_timeout",
-    "stacked",
-    "min_responses",
-    "grace",
-    "secure_sum",
-    "mask_neighbours",
-    "mask_bits",
-    "max_norm_ratio",
-    "threshold",
-    "clip_updates",
-    "clip_at",
-    "clip_memory",
-    "cap_weights",
-    "best_by",
-    "best_weight",
-    "headline",
-    "accept",
-    "solo",
-    "init_from",
-)
 NO_CHOICES = ("federation", "task_timeout")
 """Keys that may differ between a job and the one that continues it."""
 
@@ -116,7 +96,7 @@ class RunConfig:
         solo: whether each site also trains alone, and says how much better the federation's model serves it, see
             ``engine.benefit``.
         threshold: the risk from which on a patient counts as flagged in the report; None: the task's, .5 mostly.
-        init_from: SHA-256 of the tensors that the initial model starts from, see ``engine.setup.initial``; "": none.
+        init_from: SHA-256 of the tensors that the initial model starts from, see ``engine.setup.parts``; "": none.
         evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
         format: of ``config.json``; a run that was begun in an old format keeps it, and with it its hash.
@@ -211,6 +191,92 @@ class RunConfig:
         return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
 
 
+BESIDE = {"method", "settings", "task", "preset", "options", "training", "seed", "code", "format", "evaluation"}
+"""Fields that are no settings of a run, but what it is made of."""
+RUN_KEYS = tuple(
+    field.name
+    for field in dataclasses.fields(RunConfig)
+    if field.name not in {*BESIDE, *PART_KEYS, "after", "after_settings"}
+)
+"""Settings of the run, whose owner is "run"; a step after the last round is chosen with its own."""
+
+
 def site_of_client(config: RunConfig, task: Task) -> dict[str, str]:
     """FLARE client -> the task's site that it takes, in the task's order."""
     return dict(zip(config.clients or task.sites(), task.sites(), strict=True))
+
+
+SINCE = {"selector": "all", "server_optimizer": "none"}
+"""What format 2 says in addition, with what holds for a run in format 1."""
+
+LATER: Mapping[str, Any] = {
+    "mask_neighbours": "auto",
+    "mask_bits": 64,
+    "min_responses": None,
+    "grace": 0.0,
+    "stacked": False,
+    "clip_updates": 0.0,
+    "clip_at": "median",
+    "clip_memory": 0.0,
+    "cap_weights": 1.0,
+    "after": "none",
+    "after_settings": {},
+    "best_by": "none",
+    "best_weight": 0.5,
+    "headline": "final",
+    "solo": False,
+    "threshold": None,
+    "init_from": "",
+    "evaluation": False,
+}
+LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None, "fewest_steps": None, "most_steps": None}
+LATER_IN_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "heart": {"reference": False, "scaling": "centre"},
+    "classification": {"window": "percentiles"},
+    "segmentation": {"window": "percentiles"},
+}
+"""Keys, settings of training and, by task, options that came after format 2, with what holds where a file does not name
+them: they are then not written either, so that a run which was begun without them keeps its hash."""
+
+
+def without_later(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's content as a file has it: of what came later only what says something."""
+    options = LATER_IN_OPTIONS.get(content["task"], {})
+    found = {"training": _but(LATER_IN_TRAINING, content["training"]), "options": _but(options, content["options"])}
+    return {**_but(LATER, content), **found}
+
+
+def with_later(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's content in which nothing that came later is missing."""
+    training, options, task = (content.get(key) for key in ("training", "options", "task"))
+    found = {"training": {**LATER_IN_TRAINING, **training}} if isinstance(training, Mapping) else {}
+    if isinstance(options, Mapping) and isinstance(task, str):
+        found["options"] = {**LATER_IN_OPTIONS.get(task, {}), **options}
+    return {**LATER, **content, **found}
+
+
+def _but(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in defaults or value != defaults[key]}
+
+
+def from_format_1(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The same content in the keys of format 2; its ``format`` stays 1.
+
+    Raises:
+        UserError: an unknown method or trainer, or settings that are not those of its parts.
+    """
+    if unknown := sorted(set(content) & {*SINCE, *LATER}):
+        raise UserError(f"config: unknown key {unknown[0]!r} in format 1")
+    method, trainer, settings = (content.get(key) for key in ("method", "trainer", "settings"))
+    if isinstance(method, str) and isinstance(trainer, str) and isinstance(settings, Mapping):
+        owners = Owners(registry.owners(registry.get_method(method), trainer, **SINCE))
+        exactly_the_keys("settings", settings, dict.fromkeys(map(bare, owners.full)))
+        settings = {full: settings[bare(full)] for full in owners.full}
+    found = {"settings": settings} if "settings" in content else {}
+    return {**content, **SINCE, **found}
+
+
+def in_format_1(content: Mapping[str, Any]) -> dict[str, Any]:
+    """``content`` of a run that was read in format 1, as it stood there."""
+    settings = {bare(full): value for full, value in content["settings"].items()}
+    return {**{key: value for key, value in content.items() if key not in SINCE}, "settings": settings}

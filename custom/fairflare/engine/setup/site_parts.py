@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -19,20 +19,20 @@ from fairflare.core.seeds import forget_seeds, seed_everything
 from fairflare.core.slots import Slot, slots_of
 from fairflare.core.types import Need, Number, Outline, StateDict
 from fairflare.data.grouping import Grouping
+from fairflare.engine.after.base import AfterStep, Shape
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.method_parts import method_parts
-from fairflare.engine.setup.run_config import RunConfig
-from fairflare.participation.all import All
-from fairflare.participation.base import Selector
+from fairflare.engine.setup.method_parts import method_parts, part, step_class
+from fairflare.participation.base import All, Selector
 from fairflare.probes.base import Probe
-from fairflare.server_optimizers.base import ServerOptimizer
-from fairflare.server_optimizers.none import Add
+from fairflare.server_optimizers.base import Add, ServerOptimizer
 from fairflare.tasks.base import Task
 from fairflare.tasks.own.script import Script
 from fairflare.trainers.base import Trainer
 
 if TYPE_CHECKING:
-    from fairflare.engine.setup.initial import Origin
+    from fairflare.engine.setup.parts import Origin
+    from fairflare.engine.setup.run_config import RunConfig
+
 
 Begin = Callable[[nn.Module, Trainer], "Origin | None"]
 
@@ -162,16 +162,10 @@ def without_weights(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chosen_probes(rule: Rule, probes: Sequence[Probe], outline: Outline, trainer: Trainer) -> tuple[Probe, ...]:
-    """The probes that report something the rule or the trainer's server half uses.
-
-    Args:
-        rule: the server's.
-        probes: the method's.
-        outline: of the run.
-        trainer: the sites', which may send numbers and tensors itself.
+    """Those of a method's ``probes`` that report something the rule or the trainer's server half uses.
 
     Raises:
-        UserError: something that the rule wants is reported by none.
+        UserError: something that the rule wants is reported by none, nor sent by the trainer.
     """
     sent = [spec.name for spec in trainer.sends]
     reported = {probe: {s.name for s in probe.scalars(outline)} | {s.name for s in probe.sends} for probe in probes}
@@ -183,3 +177,14 @@ def chosen_probes(rule: Rule, probes: Sequence[Probe], outline: Outline, trainer
     return tuple(
         p for p in probes if isinstance(p, own) or any(n in used or n.partition("/")[0] in used for n in reported[p])
     )
+
+
+def step_of(config: RunConfig) -> AfterStep | None:
+    """The run's step; None: there is none."""
+    cls = step_class(config.after)
+    return None if cls is None else cast("AfterStep", part(cls, config.after_settings))
+
+
+def shape(task: Task, groups: tuple[str, ...]) -> Shape:
+    """What server and sites know alike of a task whose sites tell ``groups`` apart."""
+    return Shape(len(task.classes), task.kind.has_classes, groups, task.kind.has_masks)

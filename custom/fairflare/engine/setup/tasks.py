@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import inspect
 import pkgutil
 from collections.abc import Iterator, Mapping
+from functools import cache
 from types import ModuleType
 from typing import TypeVar
 
@@ -20,13 +20,11 @@ from fairflare.core.validation import shown
 from fairflare.tasks.base import Task
 
 T = TypeVar("T")
-ROOMS = ("fairflare.tasks.own", "fairflare.datasets")
+ROOMS = ("tasks/own", "datasets")
 ALIASES = {"sites": "n_sites"}
 """Short option names, as the command line has them."""
-
-
-def _discover() -> dict[str, type[Task]]:
-    return dict(sorted((cls.name, cls) for module in _modules() for cls in _in(module)))
+ADDED: dict[str, type[Task]] = {}
+"""Name -> a task that a script adds to those of files, for as long as its process lasts."""
 
 
 def _in(module: ModuleType) -> Iterator[type[Task]]:
@@ -34,19 +32,14 @@ def _in(module: ModuleType) -> Iterator[type[Task]]:
     return (cls for cls in own if issubclass(cls, Task) and not inspect.isabstract(cls))
 
 
-def _modules() -> Iterator[ModuleType]:
+@cache
+def _modules() -> tuple[ModuleType, ...]:
     """A job for a hospital's own data carries no published or simulated data sets."""
-    for room in ROOMS:
-        if importlib.util.find_spec(room) is None:
-            continue
-        package = importlib.import_module(room)
-        for info in pkgutil.iter_modules(package.__path__):
-            if not info.ispkg:
-                yield importlib.import_module(f"{room}.{info.name}")
-
-
-TASKS: dict[str, type[Task]] = _discover()
-"""Name -> class of the package's own tasks, sorted."""
+    names = [f"fairflare.{room.replace('/', '.')}" for room in ROOMS if (plugins.PACKAGE / room).is_dir()]
+    found = ((name, pkgutil.iter_modules(importlib.import_module(name).__path__)) for name in names)
+    return tuple(
+        importlib.import_module(f"{name}.{info.name}") for name, infos in found for info in infos if not info.ispkg
+    )
 
 
 def every() -> dict[str, type[Task]]:
@@ -56,7 +49,7 @@ def every() -> dict[str, type[Task]]:
         UserError: a plugin's task has a name that is no text, or another task's.
     """
     registry.methods()
-    found = dict(TASKS)
+    found = {cls.name: cls for module in _modules() for cls in _in(module)} | ADDED
     for module in plugins.modules():
         for cls in _in(module):
             name = getattr(cls, "name", None)
@@ -100,6 +93,12 @@ def _check_metrics(task: Task) -> None:
 
 def known(name: str) -> type[Task]:
     """The class of the task ``name``; raises UserError that lists the known ones."""
+    if name in ADDED:
+        return ADDED[name]
+    if home := plugins.declared_in(plugins.TASK, ROOMS, "name", name):
+        found = {cls.name: cls for cls in _in(importlib.import_module(home))}
+        if name in found:
+            return found[name]
     return _known("task", name, every())
 
 

@@ -30,8 +30,6 @@ class CheckedSums:
     """A site's half for numbers.
 
     Args:
-        encrypted: sums by CKKS.
-        masked: sums by masks.
         secret: TenSEAL's context with the secret key, the same bytes at all sites.
     """
 

@@ -29,9 +29,6 @@ DEGREE, MODULI, SCALE = 8192, [60, 40, 40], 2.0**40
 class EncryptedSums:
     """A site's half for numbers.
 
-    Args:
-        context: TenSEAL's context with the secret key, serialized.
-
     Raises:
         UserError: TenSEAL is not installed, or the context has no secret key.
     """

@@ -44,7 +44,6 @@ class Stream:
         self._encryptor = Cipher(algorithms.AES(secret[:16]), modes.CTR(secret[16:])).encryptor()
 
     def read(self, size: int) -> bytes:
-        """The next ``size`` bytes."""
         return self._encryptor.update(bytes(size))
 
     def read_into(self, buffer: bytearray, size: int) -> None:
@@ -53,7 +52,6 @@ class Stream:
 
 
 def new_buffer() -> bytearray:
-    """Room for one block of a stream."""
     return bytearray(BLOCK + _SPARE)
 
 
@@ -61,7 +59,6 @@ class PairwiseKeys:
     """One site's key pair, new with every job, and what follows from it with every other site's.
 
     Args:
-        site: its name.
         context: names the run; streams of two runs have nothing in common.
         identity: signs this site's key and checks the others'.
         graph: which sites mask each other's updates; all of them where there is none.

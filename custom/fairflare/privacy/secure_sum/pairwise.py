@@ -38,7 +38,6 @@ class MaskedSums:
 
     @property
     def site(self) -> str:
-        """Whose numbers these are."""
         return self._keys.site
 
     def seal(self, values: Sequence[float], order: SumOrder) -> Sealed:
@@ -113,9 +112,7 @@ def mask_update(
     Works block by block: beside the result nothing larger than ``BLOCK`` is held.
 
     Args:
-        keys: the site's.
         update: p_k D_k.
-        order: of the sum.
         scales: how entries are written, see ``Ring.scales``; by default all with 64 bits.
         weight: p_k.
 

@@ -30,7 +30,6 @@ class SumOrder:
     """What the server asks a site to take part in.
 
     Attributes:
-        round: number of the round.
         attempt: 0, and 1 more each time that a site failed to answer and the rest were asked again.
         statements: site -> what it said of itself in preflight, see ``PairwiseKeys.statement``.
         bound: ``fingerprint`` of everything else that the site was sent and that must be the same at all sites of the
@@ -118,7 +117,6 @@ class Rosters:
     A second sum in a round is for the case that a site fell silent, so it must have fewer sites than the first.
 
     Args:
-        site: its name.
         least: sites that a sum must have, at least ``LEAST``.
     """
 

@@ -47,7 +47,6 @@ class Scale:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of masked entries."""
         return torch.int64 if self.bits == 64 else torch.int32
 
     @property
@@ -73,7 +72,6 @@ class Ring:
 
     Attributes:
         bits: 64, or 32 for the parameters.
-        parameters: names of the model's trainable entries.
     """
 
     bits: int = 64

@@ -9,8 +9,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from fairflare.core.errors import UserError
-from fairflare.privacy.secure_sum import checked, ckks
-from fairflare.privacy.secure_sum import pairwise as masks
 from fairflare.privacy.secure_sum.keys import TAG, PairwiseKeys
 from fairflare.privacy.secure_sum.protocol import LEAST, Identity, NoIdentity, NumberScheme
 
@@ -27,7 +25,6 @@ class Credentials:
     """What a server or a site has been given beforehand.
 
     Attributes:
-        identity: its certificate, to sign with and to check others by.
         ckks: reads TenSEAL's context, the sites' with the secret key, the server's without.
     """
 
@@ -54,12 +51,16 @@ def sealed_sizes(name: str, terms: int) -> range:
 
 def masked_sizes(terms: int) -> range:
     """How many bytes ``terms`` numbers may have that masks hide."""
-    numbers = terms * masks.SIZE
+    from fairflare.privacy.secure_sum.pairwise import SIZE
+
+    numbers = terms * SIZE
     return range(numbers + TAG * (LEAST - 1), numbers + TAG * MOST, TAG)
 
 
 def number_scheme(name: str, keys: PairwiseKeys, credentials: Credentials) -> NumberScheme:
-    """A site's half."""
+    from fairflare.privacy.secure_sum import checked, ckks
+    from fairflare.privacy.secure_sum import pairwise as masks
+
     check_scheme(name)
     masked = masks.MaskedSums(keys)
     if name != "ckks":
@@ -70,6 +71,9 @@ def number_scheme(name: str, keys: PairwiseKeys, credentials: Credentials) -> Nu
 
 def combiner(name: str, credentials: Credentials) -> Callable[[Mapping[str, bytes]], Any]:
     """What the server makes of {site: its sealed numbers} and tells every site."""
+    from fairflare.privacy.secure_sum import checked
+    from fairflare.privacy.secure_sum import pairwise as masks
+
     check_scheme(name)
     if name != "ckks":
         return masks.passed_on

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from fairflare.core.objectives import Objective, local_objective
 from fairflare.core.types import SiteData
 from fairflare.functional.resampling import Array
-from fairflare.tasks import scores
+from fairflare.tasks import metrics
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ class ClassCases(Cases):
 
     @property
     def n_classes(self) -> int:
-        """C."""
         return self.outputs.shape[1]
 
     @cached_property
@@ -71,7 +70,7 @@ class ClassCases(Cases):
     @cached_property
     def confusion(self) -> npt.NDArray[np.int64]:
         """(C, C): row = true class, column = predicted class."""
-        return scores.confusion(self.logits.argmax(1).numpy(), self.targets.numpy(), self.n_classes)
+        return metrics.confusion(self.logits.argmax(1).numpy(), self.targets.numpy(), self.n_classes)
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -81,8 +80,8 @@ class ClassCases(Cases):
 
     @cached_property
     def wins(self) -> Array:
-        """See ``scores.wins``."""
-        return scores.wins(self.probabilities.numpy(), self.targets.numpy())
+        """See ``metrics.wins``."""
+        return metrics.wins(self.probabilities.numpy(), self.targets.numpy())
 
 
 @dataclass(frozen=True)
@@ -99,19 +98,15 @@ class Classes(TaskKind):
     targets: ClassVar[str] = "classes (N,)"
 
     def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
-        """See ``local_objective``."""
         return local_objective(class_counts, logit_tau)
 
     def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> ClassCases:
-        """See ``ClassCases``."""
         return ClassCases(outputs.detach().cpu(), targets.cpu(), tuple(classes))
 
     def loss(self, cases: ClassCases) -> float:
-        """Mean cross-entropy."""
         return float(F.cross_entropy(cases.logits, cases.targets))
 
     def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
-        """The likeliest class, and the probability of each."""
         return named_classes(outputs.double().softmax(1).numpy(), classes)
 
     def baseline(self, task: Task, data: SiteData) -> Baseline:

@@ -1,24 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segmentation: every case has masks, trained by soft Dice and scored by hard Dice; no class labels."""
+"""Segmentation: every case has masks, trained by soft Dice and scored by hard Dice; no class labels.
+
+A channel of an example whose true mask is empty scores 1 when nothing is predicted there and 0 otherwise, in the metric
+and nearly so in the loss.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairflare.core.metric import Metric
 from fairflare.core.objectives import Objective
 from fairflare.core.types import SiteData, Training
-from fairflare.tasks import dice
 from fairflare.tasks.kind import Baseline, Cases, TaskKind
 
 if TYPE_CHECKING:
     from fairflare.tasks.base import Task
+
+SMOOTH = 1e-5
+"""Added to both sides of the soft ratio, in squared pixels of nothing: MONAI's default, far below one pixel."""
+
+
+def dice_loss(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+    """1 - (2 sum(p t) + s) / (sum p + sum t + s) of p = sigmoid(logits), averaged over channels (``monai``'s DiceLoss).
+
+    Args:
+        logits: (N, C, H, W).
+        targets: (N, C, H, W) masks of 0 and 1, any dtype; channels may overlap.
+        reduction: "mean" over examples, or "none".
+
+    Returns:
+        A scalar, or (N,) with "none", each in [0, 1].
+    """
+    if reduction not in ("mean", "none"):
+        raise ValueError(f"reduction: expected mean or none, got {reduction!r}")
+    losses = _monai_loss()(logits, targets.to(logits.dtype)).flatten(1).mean(1)
+    return losses.mean() if reduction == "mean" else losses
+
+
+def condensed(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The pixel sums from which ``hard_dice`` and ``soft_loss`` follow, in place of full-size outputs.
+
+    Args:
+        logits: (N, C, H, W); a pixel is predicted where its logit is > 0, that is where p > 1/2.
+        targets: (N, C, H, W) masks of 0 and 1.
+
+    Returns:
+        float64 (N, C, 4): predicted and true, predicted, sum of p t, sum of p (both nan where a logit is not finite).
+        float64 (N, C): true pixels.
+    """
+    truth, predicted = targets > 0.5, logits > 0
+    share = logits.sigmoid().masked_fill(~logits.isfinite(), float("nan"))
+    parts = (predicted & truth, predicted, share * truth, share)
+    sums = torch.stack([part.flatten(2).sum(2, dtype=torch.float64) for part in parts], dim=2)
+    return sums, truth.flatten(2).sum(2, dtype=torch.float64)
+
+
+def hard_dice(sums: Tensor, truth: Tensor) -> Tensor:
+    """2 |A and B| / (|A| + |B|) per example and channel, 1 where both masks are empty.
+
+    Args:
+        sums: (N, C, 4) of ``condensed``.
+        truth: (N, C) of ``condensed``.
+
+    Returns:
+        float64 (N, C) in [0, 1].
+    """
+    both, size = sums[..., 0], sums[..., 1] + truth
+    return torch.where(size > 0, 2 * both / size.clamp(min=1), torch.ones_like(size))
+
+
+def soft_loss(sums: Tensor, truth: Tensor) -> Tensor:
+    """``dice_loss`` per example from the sums of ``condensed``: float64 (N,), nan where a logit was not finite."""
+    return (1 - (2 * sums[..., 2] + SMOOTH) / (sums[..., 3] + truth + SMOOTH)).mean(1)
+
+
+@cache
+def _monai_loss() -> nn.Module:
+    from monai.losses import DiceLoss  # takes seconds to import
+
+    return DiceLoss(sigmoid=True, reduction="none", smooth_nr=SMOOTH, smooth_dr=SMOOTH)
+
 
 SMALL = Training(rounds=12, epochs=2, batch_size=8, optimizer="adam", lr=5e-3, weight_decay=1e-4, adam_beta2=0.99)
 """For a small U-Net on a laptop."""
@@ -39,17 +107,16 @@ STRUCTURE = "dice_"
 
 @dataclass(frozen=True)
 class MaskCases(Cases):
-    """The sums of ``dice.condensed`` and, of each structure, the true pixels."""
+    """The sums of ``condensed`` and, of each structure, the true pixels."""
 
     @property
     def finite(self) -> bool:
-        """Whether all logits were."""
-        return bool(dice.soft_loss(self.outputs, self.targets).mean().isfinite())
+        return bool(soft_loss(self.outputs, self.targets).mean().isfinite())
 
     @cached_property
     def dice(self) -> Tensor:
-        """float64 (N, C): see ``dice.hard_dice``."""
-        return dice.hard_dice(self.outputs, self.targets)
+        """float64 (N, C): see ``hard_dice``."""
+        return hard_dice(self.outputs, self.targets)
 
     @cached_property
     def means(self) -> Tensor:
@@ -71,28 +138,23 @@ class Segmentation(TaskKind):
     targets: ClassVar[str] = "masks (N, C, H, W)"
 
     def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
-        """``dice.dice_loss``, whatever the arguments: masks have no class prior to adjust logits by."""
-        return dice.dice_loss
+        """``dice_loss``, whatever the arguments: masks have no class prior to adjust logits by."""
+        return dice_loss
 
     def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``dice.condensed``."""
-        return dice.condensed(outputs, targets)
+        return condensed(outputs, targets)
 
     def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> MaskCases:
-        """See ``MaskCases``."""
         return MaskCases(outputs.cpu(), targets.cpu(), tuple(classes))
 
     def loss(self, cases: MaskCases) -> float:
-        """Mean of ``dice.soft_loss``."""
-        return float(dice.soft_loss(cases.outputs, cases.targets).mean())
+        return float(soft_loss(cases.outputs, cases.targets).mean())
 
     def names(self, classes: Sequence[str]) -> tuple[str, ...]:
-        """The mean Dice, and each structure's."""
         first, *others = super().names(classes)
         return (first, *(f"{STRUCTURE}{name}" for name in classes), *others)
 
     def metric(self, name: str) -> Metric:
-        """Of "dice_NAME": the mean Dice of structure NAME alone."""
         if not name.startswith(STRUCTURE):
             return super().metric(name)
         return Metric(name, value=partial(_of_structure, name.removeprefix(STRUCTURE)), kind=self.name)

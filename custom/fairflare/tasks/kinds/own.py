@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fairflare.core.errors import DataError, UserError
-from fairflare.core.user_code import check_name
-from fairflare.data.checks import expect
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairflare.core.errors import DataError, FairFlareError, UserError
+from fairflare.core.user_code import check_name, load_object
+from fairflare.data.readers.files import FileSplit
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
-from fairflare.tasks.base import Task
-from fairflare.tasks.own_data_set import built_data
+from fairflare.tasks.base import Task, expect
 
 PREFIX = "client_"
 """Datalists are often called client_<SITE>.json."""
@@ -34,7 +38,7 @@ class OwnData(Task):
     A concrete task is a frozen dataclass with the fields datalists (a folder with one list per site on this machine,
     for trying things out), site_names (separated by commas), labels (a number of classes, or their names separated by
     commas), attribute_values ("sex=female|male; race=black|white") and build_data (module.function of the user's own,
-    see ``own_data_set``, in place of lists; empty: none).
+    see ``built_data``, in place of lists; empty: none).
     """
 
     real = "everything: the sites' own files"
@@ -61,7 +65,6 @@ class OwnData(Task):
 
     @property
     def numbered(self) -> bool:
-        """Whether ``labels`` is the number of classes rather than their names."""
         text = self.labels.strip()
         return text.isascii() and text.isdigit()
 
@@ -76,20 +79,16 @@ class OwnData(Task):
         return found
 
     def sites(self) -> dict[str, str]:
-        """The sites of ``site_names``."""
         return dict.fromkeys(self._names(), "own data")
 
     def check_data(self) -> None:
-        """Every site's list is there, where this machine is to have them all."""
         for site in self.sites() if self.datalists and not self.build_data else ():
             self._list_of(site)
 
     def site_data(self, site: str) -> TensorData:
-        """The site's examples, from the folder of all sites' lists."""
         return self.local_data(site, None)
 
     def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
-        """The site's examples, where its own configuration says they are; no image is read yet."""
         own = self.located(site, own)
         if self.build_data:
             return built_data(self, self.build_data, own)
@@ -193,6 +192,77 @@ def _texts(found: Any) -> list[str]:
 
 
 def sites_in(folder: Path, suffixes: Sequence[str]) -> list[str]:
-    """Names of the sites that have a list in ``folder``, sorted."""
     lists = [path for path in folder.iterdir() if path.suffix in suffixes and path.stem != DESCRIPTION]
     return sorted({path.stem.removeprefix(PREFIX) for path in lists if not path.name.startswith(".")})
+
+
+KEYS = ("image", "input")
+
+
+def built_data(task: Task, function: str, own: SiteConfig) -> TensorData:
+    """The data that a user's own ``function`` ("module.name") builds for the site of ``own``, which it is called with.
+
+    It returns three data sets: training, validation and test. A data set has a length and gives, for a number, a pair
+    (input, label) or a mapping with the keys "image" (or "input"), "label" and, where the task has them, attributes
+    such as "sex". An input is an array or tensor of floats (C, H, W) or (features,) and goes into the network as it is;
+    a label is a class number or a mask (structures, H, W) of 0 and 1. The training set may transform at random: torch,
+    NumPy and ``random`` are seeded before each round. Every example of a task with class labels is read once for its
+    class.
+
+    Raises:
+        UserError: the function cannot or must not be imported.
+        DataError: "build_data": it failed or returned something else; "label": a class that the task lacks.
+    """
+    build = load_object(function, "build_data", inspect.isfunction, "a function")
+    try:
+        found = build(own)
+        sets = dict(zip(("train", "val", "test"), found, strict=True))
+        lengths = {split: len(data) for split, data in sets.items()}
+    except FairFlareError:
+        raise
+    except Exception as error:  # user's code runs here
+        text = f"{function}: expected (training, validation, test), each with a length; {type(error).__name__}: {error}"
+        raise DataError("build_data", text) from error
+    splits = {split: _split(task, function, split, data, lengths[split]) for split, data in sets.items()}
+    return TensorData.of(splits, n_classes=task.kind.n_classes(task.classes))
+
+
+def _split(task: Task, function: str, split: str, data: Any, n: int) -> FileSplit:
+    def read(row: int) -> tuple[Tensor, Tensor]:
+        return _example(task, f"{function}: {split}[{row}]", data[row])[:2]
+
+    labels: list[int] = []
+    columns: dict[str, list[str]] = {name: [] for name in task.attributes}
+    for row in range(n) if task.kind.has_classes or columns else ():
+        _, target, attributes = _example(task, f"{function}: {split}[{row}]", data[row])
+        if task.kind.has_classes:
+            labels.append(int(target))
+        for name, values in columns.items():
+            values.append(str(attributes.get(name, "")))
+    # Its transforms may be random, so nothing is kept and one thread reads.
+    return FileSplit(range(n), read, torch.tensor(labels, dtype=torch.int64), columns, cache_rate=0.0)
+
+
+def _example(task: Task, where: str, found: Any) -> tuple[Tensor, Tensor, Mapping[str, Any]]:
+    attributes: Mapping[str, Any] = {}
+    try:
+        if isinstance(found, Mapping):
+            attributes = found
+            found = next(found[key] for key in KEYS if key in found), found["label"]
+        image, label = found
+        inputs = torch.as_tensor(np.asarray(image), dtype=torch.float32)
+        target = torch.as_tensor(np.asarray(label))
+    except Exception as error:  # whatever the user's data set gives
+        text = f'{where}: expected (input, label) or {{"image": ..., "label": ...}}; {type(error).__name__}: {error}'
+        raise DataError("build_data", text) from error
+    if not torch.isfinite(inputs).all():
+        raise DataError("nonfinite", f"{where}: expected finite numbers in the input")
+    if task.kind.has_masks:
+        if target.dim() != 3 or len(target) != len(task.classes):
+            expected = f"a mask ({len(task.classes)}, H, W)"
+            raise DataError("shape", f"{where}: label: expected {expected}, got shape {tuple(target.shape)}")
+        return inputs, target.to(torch.uint8), attributes
+    if target.dim() or target.is_floating_point() or not 0 <= int(target) < len(task.classes):
+        whole = f"a whole number from 0 to {len(task.classes) - 1}"
+        raise DataError("label", f"{where}: label: expected {whole}, got {label!r}")
+    return inputs, target.to(torch.int64), attributes

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 
 from fairflare.core.errors import UserError
-from fairflare.data.checks import expect
+from fairflare.core.validation import Names
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.datalist import read_datalist
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.readers.stored import ends_of
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
-from fairflare.tasks.base import TestSet
+from fairflare.tasks.base import TestSet, expect
 from fairflare.tasks.images import image_data, resolved, test_set
 from fairflare.tasks.kinds.own import OwnData, read_description
 
@@ -25,22 +26,47 @@ SHARED = "shared"
 """Folder beside the sites' lists that holds shared test sets, each a datalist whose images are under "testing"."""
 
 
+@dataclass(frozen=True)
 class OwnImages(OwnData):
-    """A task on images of one size."""
+    """A task on 2D images of one size, from datalists as ``data.readers.datalist`` describes them.
 
-    size: int
-    channels: int
-    mean: str
-    std: str
-    window: str
-    augment: bool
+    Args:
+        datalists: folder with one datalist per site on this machine; paths in them are relative to it.
+        site_names: the sites; filled from the folder.
+        labels: number of classes, or their names.
+        attribute_values: sensitive attributes and their values.
+        size: edge in pixels that images are resampled to, 16..1024.
+        mean: of each channel on [0, 1], separated by commas; 0.5 when empty.
+        std: of each channel; 0.25 when empty.
+        window: what values without a natural range (DICOM, NIfTI) are scaled by: "CENTRE,WIDTH" in the files' own units
+            (Hounsfield units for CT), "file" (each file's own window) or "percentiles" (of each image); empty:
+            -1000 to 1000 for Hounsfield units, else percentiles.
+        channels: 1 (grey) or 3.
+        build_data: "module.function" that builds a site's data in place of lists, see ``tasks.kinds.own``.
+        model: a network of the package, or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
+        norm: the network's normalisation; a class of yours has its own.
+        augment: random rotation, shift and flip of training images.
+    """
+
+    datalists: str = ""
+    site_names: Names = ""
+    labels: Names = "2"
+    attribute_values: str = ""
+    size: int = 64
+    mean: str = ""
+    std: str = ""
+    window: str = ""
+    channels: int = 3
+    build_data: str = ""
+    model: str = ""
+    norm: str = ""
+    augment: bool = False
 
     @abstractmethod
     def reader(self) -> Reader:
         """How an item becomes tensors."""
 
     def read(self, own: SiteConfig) -> TensorData:
-        """The images of the site's datalist."""
         root = Path(own.data_root)
         found = read_datalist(
             root / own.datalist, root, masks=self.kind.has_masks, classes=self.classes, links=own.links
@@ -49,14 +75,12 @@ class OwnImages(OwnData):
         return image_data(found, self, self.reader(), own=own, augment=self.augment, mean=mean, std=std)
 
     def image_inputs(self) -> ImageInputs | None:
-        """The reader and the scaling of the sites' images; none where ``build_data`` makes the inputs."""
         if self.build_data:
             return None
         reader = self.reader()
         return ImageInputs(reader, *resolved(reader, *self._scaling()))
 
     def test_sets(self) -> tuple[TestSet, ...]:
-        """The shared test sets that ``fairflare prepare`` put beside the sites' lists, read now."""
         if not self.has_test_sets:
             return ()
         folder = Path(self.datalists) / SHARED
@@ -70,11 +94,9 @@ class OwnImages(OwnData):
 
     @property
     def has_test_sets(self) -> bool:
-        """Whether there is a folder of them."""
         return bool(self.datalists) and (Path(self.datalists) / SHARED).is_dir()
 
     def table_sets(self) -> dict[str, str]:
-        """What ``dataset.json`` says of them."""
         return dict(read_description(Path(self.datalists)).get("table_sets", {})) if self.datalists else {}
 
     def _scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -9,34 +9,19 @@ from typing import Literal
 from torch import nn
 
 from fairflare.core.types import Training
-from fairflare.core.validation import Names
-from fairflare.data.checks import expect, expect_choices
 from fairflare.data.readers.pictures import Reader
 from fairflare.networks import own as own_network
-from fairflare.tasks.base import Preset
+from fairflare.tasks.base import Preset, expect, expect_choices
 from fairflare.tasks.kinds.own_images import OwnImages
 
 
 @dataclass(frozen=True)
 class Classification(OwnImages):
-    """2D images with one class each, from datalists as ``data.readers.datalist`` describes them.
+    """2D images with one class each, as the options of ``OwnImages`` and those below say.
 
     Args:
-        datalists: folder with one datalist per site on this machine; paths in them are relative to it.
-        site_names: the sites; filled from the folder.
-        labels: number of classes, or their names.
-        attribute_values: sensitive attributes and their values.
-        size: edge in pixels that images are resampled to, 16..1024.
-        channels: 1 (grey) or 3.
-        build_data: "module.function" that builds a site's data in place of lists, see ``tasks.own_data_set``.
-        mean: of each channel on [0, 1], separated by commas; 0.5 when empty.
-        std: of each channel; 0.25 when empty.
-        window: what values without a natural range (DICOM, NIfTI) are scaled by: "CENTRE,WIDTH" in the files' own units
-            (Hounsfield units for CT), "file" (each file's own window) or "percentiles" (of each image); empty:
-            -1000 to 1000 for Hounsfield units, else percentiles.
         model: "small-cnn", "resnet18", or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
         norm: "group", "instance" or "batch" (the papers'); a class of yours has its own.
-        augment: random rotation, shift and flip of training images.
         pretrained_weights: path of a state dict for resnet18, on the server's machine.
     """
 
@@ -56,19 +41,8 @@ class Classification(OwnImages):
         ),
     }
 
-    datalists: str = ""
-    site_names: Names = ""
-    labels: Names = "2"
-    attribute_values: str = ""
-    size: int = 64
-    mean: str = ""
-    std: str = ""
-    window: str = ""
-    channels: int = 3
-    build_data: str = ""
     model: str = "small-cnn"
     norm: Literal["group", "instance", "batch"] = "group"
-    augment: bool = False
     pretrained_weights: str | None = None
 
     def __post_init__(self) -> None:
@@ -81,11 +55,9 @@ class Classification(OwnImages):
             expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
 
     def network(self) -> nn.Module:
-        """Images (N, channels, size, size) -> logits (N, classes)."""
         options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
         shape = (self.channels, self.size, self.size)
         return own_network.build(self.model, shape, (len(self.classes),), norm=self.norm, **options)
 
     def reader(self) -> Reader:
-        """Images with their class."""
         return Reader(self.size, self.channels, window=self.window)

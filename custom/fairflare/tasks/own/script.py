@@ -13,11 +13,10 @@ from fairflare.core.imports import imports
 from fairflare.core.types import Training
 from fairflare.core.user_code import check_name, declared_file, load_object
 from fairflare.core.validation import Names
-from fairflare.data.checks import expect
 from fairflare.data.grouping import NONE
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
-from fairflare.tasks.base import Preset
+from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.own import OwnData
 
 CLIENT = "fairflare.client"
@@ -44,7 +43,7 @@ class Script(OwnData):
     simulated = "nothing"
     suffixes = ("",)
     presets = {
-        "default": Preset("how it trains is the script's; these numbers are told to it", {}, Training(rounds=10)),
+        "default": Preset("how it trains is the script's; these numbers are told to it", {}, Training(rounds=10))
     }
 
     datalists: str = ""
@@ -65,7 +64,6 @@ class Script(OwnData):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names from ``scores``."""
         return tuple(name.strip() for name in self.scores.split(","))
 
     @property
@@ -75,12 +73,10 @@ class Script(OwnData):
 
     @property
     def default_grouping(self) -> str:
-        """None: a script says what it knows of groups when it is asked to."""
         return NONE
 
     @property
     def module(self) -> str:
-        """The script's module."""
         return self.script.rpartition(".")[0]
 
     def network(self) -> nn.Module:
@@ -101,7 +97,6 @@ class Script(OwnData):
         return network
 
     def check_data(self) -> None:
-        """Every site has its folder, where this machine is to have them all."""
         for site in self.sites() if self.datalists else ():
             if not (Path(self.datalists) / site).is_dir():
                 raise UserError(f"site {site}: expected a folder {site} in {self.datalists}, found none")
@@ -115,11 +110,9 @@ class Script(OwnData):
         raise DataError("no_datalist", f"site {site}: expected a site configuration with data_root")
 
     def read(self, own: SiteConfig) -> TensorData:
-        """Not for this package to do; raises DataError."""
         raise DataError("data", f"site {own.site}: its data are read by its script alone")
 
     def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """Nothing: the script scores its model."""
         return {}
 
 

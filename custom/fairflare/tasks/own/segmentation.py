@@ -10,10 +10,9 @@ from torch import nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import Names
-from fairflare.data.checks import expect, expect_choices
 from fairflare.data.readers.pictures import Reader
 from fairflare.networks import own as own_network
-from fairflare.tasks.base import Preset
+from fairflare.tasks.base import Preset, expect, expect_choices
 from fairflare.tasks.kinds.masks import MASKS, PAPER, SMALL
 from fairflare.tasks.kinds.own_images import OwnImages
 
@@ -24,38 +23,24 @@ MULTIPLE = 16
 
 @dataclass(frozen=True)
 class Segmentation(OwnImages):
-    """2D images with masks, from datalists as ``data.readers.datalist`` describes them; structures may overlap.
+    """2D images with masks, as the options of ``OwnImages`` and those below say; structures may overlap.
 
     Args:
-        datalists: folder with one datalist per site on this machine; paths in them are relative to it.
-        site_names: the sites; filled from the folder.
         labels: the structures: their number, or their names.
-        mask_values: structure -> pixel values in the mask files, "disc=128|0; cup=0; background=255"; the background is
-            0 unless given. Empty: 1 for the first structure, 2 for the second ..., and 1 or 255 for a single one.
-        attribute_values: sensitive attributes and their values.
         size: edge in pixels that images and masks are resampled to, 16..1024; the package's networks fill an edge that
             is no multiple of 16 up to one with zeros, inside, and cut their output back.
-        channels: 1 (grey) or 3.
-        build_data: "module.function" that builds a site's data in place of lists, see ``tasks.own_data_set``.
-        mean: of each channel on [0, 1], separated by commas; 0.5 when empty.
-        std: of each channel; 0.25 when empty.
-        window: what values without a natural range (DICOM, NIfTI) are scaled by: "CENTRE,WIDTH" in the files' own units
-            (Hounsfield units for CT), "file" (each file's own window) or "percentiles" (of each image); empty:
-            -1000 to 1000 for Hounsfield units, else percentiles.
         model: "small-unet", "unet" (the papers'), or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
         norm: "instance", "group" or "batch" (the papers'); a class of yours has its own.
         augment: random rotation, shift and flip of training images, masks with them.
+        mask_values: structure -> pixel values in the mask files, "disc=128|0; cup=0; background=255"; the background is
+            0 unless given. Empty: 1 for the first structure, 2 for the second ..., and 1 or 255 for a single one.
     """
 
     name = "segmentation"
     title = "Segmentation of your own images"
     kind = MASKS
     presets = {
-        "small": Preset(
-            "64 pixels and a small U-Net; minutes on a laptop",
-            {},
-            SMALL,
-        ),
+        "small": Preset("64 pixels and a small U-Net; minutes on a laptop", {}, SMALL),
         "paper": Preset(
             "384 pixels and the papers' U-Net, as Fed-LWR trains; for a GPU",
             {"size": 384, "model": "unet", "norm": "batch"},
@@ -63,20 +48,11 @@ class Segmentation(OwnImages):
         ),
     }
 
-    datalists: str = ""
-    site_names: Names = ""
     labels: Names = "1"
-    mask_values: str = ""
-    attribute_values: str = ""
-    size: int = 64
-    mean: str = ""
-    std: str = ""
-    window: str = ""
     channels: int = 1
-    build_data: str = ""
     model: str = "small-unet"
     norm: Literal["instance", "group", "batch"] = "instance"
-    augment: bool = False
+    mask_values: str = ""
 
     def __post_init__(self) -> None:
         expect_choices(self)
@@ -105,11 +81,9 @@ class Segmentation(OwnImages):
         return {name: found[name] for name in self.classes}, background
 
     def network(self) -> nn.Module:
-        """Images (N, channels, size, size) -> logits (N, structures, size, size)."""
         edges = (self.size, self.size)
         shapes = (self.channels, *edges), (len(self.classes), *edges)
         return own_network.build(self.model, *shapes, norm=self.norm, padding=-self.size % MULTIPLE)
 
     def reader(self) -> Reader:
-        """Images with their masks."""
         return Reader(self.size, self.channels, *self.values(), self.window)

@@ -16,12 +16,12 @@ from fairflare.core.order import some
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
 from fairflare.core.validation import Names, Text, shown
-from fairflare.data.checks import expect, expect_choices
 from fairflare.data.inputs import Scaling, TableInputs
 from fairflare.data.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.table_columns import (
     Column,
+    TableFingerprint,
     as_scaling,
     as_text,
     features_of,
@@ -29,11 +29,11 @@ from fairflare.data.table_columns import (
     open_levels,
     read_columns,
     read_scaling,
+    table_fingerprint,
 )
-from fairflare.data.table_fingerprint import TableFingerprint, table_fingerprint
 from fairflare.data.tensors import Split, TensorData
 from fairflare.networks import own as own_network
-from fairflare.tasks.base import OPEN_SPLIT, Preset
+from fairflare.tasks.base import OPEN_SPLIT, Preset, expect, expect_choices
 from fairflare.tasks.kinds.own import OwnData
 
 SPLIT = "split"
@@ -68,7 +68,7 @@ class Tabular(OwnData):
         attribute_values: columns of sensitive attributes and their values; they are no features unless named there too.
         test_fraction: share of the rows in the test split, in (0, .5].
         val_fraction: share of the remaining ones in the validation split, in (0, .5].
-        build_data: "module.function" that builds a site's data in place of a table, see ``tasks.own_data_set``; its
+        build_data: "module.function" that builds a site's data in place of a table, see ``tasks.kinds.own``; its
             inputs then have as many numbers as ``features`` has names.
         model: "mlp" (64 hidden units), "linear", or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
         data_seed: of the split; >= 0.
@@ -117,14 +117,12 @@ class Tabular(OwnData):
         object.__setattr__(self, "scaling", as_scaling(scaling) if self.scaling and scaling else self.scaling)
 
     def network(self) -> nn.Module:
-        """Features (N, F) -> logits (N, classes)."""
         expect("features", bool(self._features()), "columns of the table, separated by commas", self.features)
         inputs = self.table_inputs()
         n = len(self._features()) if inputs is None else len(inputs.numbers) + len(inputs.plain)
         return own_network.build(self.model, (n,), (len(self.classes),))
 
     def read(self, own: SiteConfig) -> TensorData:
-        """The table's rows, scaled."""
         expect("features", bool(self._features()), "columns of the table, separated by commas", self.features)
         table, columns, rows, labels = self._table(own)
         prepared = self._inputs()
@@ -140,7 +138,6 @@ class Tabular(OwnData):
         return data
 
     def table_inputs(self) -> TableInputs | None:
-        """The columns of ``features``; none where ``build_data`` makes the inputs."""
         return None if self.build_data else self._inputs()
 
     @property
@@ -160,7 +157,6 @@ class Tabular(OwnData):
         return len(train), found
 
     def unlabelled(self, own: SiteConfig) -> int:
-        """How many rows of the site's table have no label."""
         table = Path(own.data_root) / own.datalist
         if not table.is_file():
             return 0
@@ -168,7 +164,6 @@ class Tabular(OwnData):
         return int((found[self.label] == "").sum()) if self.label in found.columns else 0
 
     def drawn(self) -> tuple[str, ...]:
-        """The split, where a table has no column that says it."""
         return (OPEN_SPLIT,)
 
     def _features(self) -> list[str]:
@@ -178,7 +173,6 @@ class Tabular(OwnData):
         return read_columns(self.columns, self._features())
 
     def _needed(self) -> tuple[str, ...]:
-        """The columns that features are made of."""
         since = [one.since for one in self._read_columns().values() if one.since]
         return tuple(dict.fromkeys((*self._features(), *since)))
 

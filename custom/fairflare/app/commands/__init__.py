@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The commands of the command line, a file each: thin, and importing what is heavy where it is used."""

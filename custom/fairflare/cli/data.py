@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands on data before a run: ``init``, ``preflight``, ``prepare``, ``fingerprint`` and ``plan``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairflare.cli.options import (
+    PATH,
+    AnyPath,
+    accept_option,
+    as_json,
+    own_data,
+    own_names,
+    own_pairs,
+    set_option,
+    without_option,
+)
+from fairflare.core.errors import RunFailed, UserError
+from fairflare.studies.labels import parse_pairs
+from fairflare.tasks.forms import FORMS
+
+if TYPE_CHECKING:
+    from fairflare.import_data.proposal import Reading
+    from fairflare.studies.display import Counter
+
+LEVEL = "LEVEL"
+LISTS = ("classes", "groups", "categories", "leave_out", "keep", "without", "missing")
+FEW = 3
+"""Sites with errors that are named with the flags that leave them out."""
+
+
+@click.command()
+@click.argument("folder", type=PATH)
+@click.option("--kind", type=click.Choice([*FORMS]), help="What the data are, where it cannot be found out.")
+@click.option("--classes", default="", metavar="A,B,C", help="Names of the classes or structures, in order.")
+@click.option("--label", default="", metavar=LEVEL, help="The column or folder of the label.")
+@click.option("--site", default="", metavar=LEVEL, help="The column or folder of the site; none: all are one site.")
+@click.option("--patient", default="", metavar=LEVEL, help="That of the patient; none: each example is one.")
+@click.option("--groups", default="", metavar="A,B", help="Columns or DICOM headers by which patients are grouped.")
+@click.option("--categories", default="", metavar="A,B", help="Columns of numbers that are codes of categories.")
+@click.option("--leave-out", default="", metavar="A,B", help="Columns that are no predictors.")
+@click.option("--keep", default="", metavar="A,B", help="Predictors that are known before the outcome all the same.")
+@click.option("--missing", default="", metavar="A,B", help="Cells that stand for a missing value, as 999 or -9.")
+@click.option("--since", default="", metavar="COLUMN", help="The column of dates that other dates are counted from.")
+@click.option("--slices", type=click.IntRange(1, 1000), metavar="N", help="Take every Nth slice of volumes.")
+@click.option("--window", default="", metavar="C,W", help="Centre and width of the grey values; file: each file's own.")
+@click.option("--without", default="", metavar="A,B", help="Sites that are left out.")
+@click.option("--new-splits", is_flag=True, help="Draw splits also where the folder has them.")
+@click.option("--yes", is_flag=True, help="Write without asking; what can be read in two ways is refused.")
+@click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
+@as_json
+def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) -> None:
+    """Look at FOLDER (or a table), the images or tables of one site or of several, and write lists that a run reads.
+
+    Images with masks beside them or in a folder of their own, a folder for each class, DICOM archives, the Decathlon's
+    dataset.json, a table that names images or their patients, or tables of patients. The outer folder is the site, the
+    inner one the class, where names say so; where data can be read in two ways somebody at a terminal is asked, and a
+    script gets both readings with the flags that decide. No patient is in two splits. What is found is shown first. All
+    files go to FOLDER/fairflare; nothing else is changed.
+
+    A LEVEL is a column of a table, folder1 (the outermost folder), folder2 ..., name (the beginning of the files'
+    names) or a keyword of DICOM headers such as PatientID.
+    """
+    from fairflare.cli import console
+    from fairflare.studies.display import Counter
+
+    with Counter("looking at the data") as counter:
+        from fairflare.import_data.detect import look
+        from fairflare.import_data.preview import lines, summary
+        from fairflare.import_data.proposal import Choices, refuse
+        from fairflare.import_data.write import contents, refuse_existing, write
+
+        root = folder.parent if folder.is_file() else folder
+        asks = sys.stdin.isatty() and not as_json and not yes
+        if not dry_run:
+            refuse_existing(root)
+            if not yes and not asks:
+                raise UserError("init: expected --yes or --dry-run where nobody can be asked")
+        given |= {key: _names(given[key]) for key in LISTS} | {"kind": given["kind"] or ""}
+        given |= {"slices": given["slices"] or 0, "ask": partial(_ask, counter) if asks else refuse}
+        chosen = Choices(**given)
+        proposal = look(folder, chosen, counter.saw)
+        files = contents(root, proposal.found, bool(proposal.links))
+    if as_json:
+        console.dump(summary(root, proposal, files))
+    else:
+        console.say("\n".join(lines(root, proposal, files)))
+    if dry_run or (not yes and not click.confirm("write them?", default=True)):
+        return
+    written = write(root, files)
+    if not as_json:
+        named = shlex.quote(str(root))
+        console.say(f"written: {written}\nnext:\n  fairflare preflight {named}\n  fairflare run fedavg --data {named}")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    import csv
+
+    return tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), ()) if name.strip())
+
+
+def _ask(counter: Counter, what: str, readings: Sequence[Reading]) -> int:
+    """The reading that somebody at the terminal chooses."""
+    from fairflare.cli import console
+
+    with counter.aside():
+        console.say(f"{what}:")
+        for number, one in enumerate(readings, start=1):
+            console.say(f"  {number}  {one.words}  ({one.flags})")
+        return int(click.prompt("which is right?", type=click.IntRange(1, len(readings)))) - 1
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.option("--kind", type=click.Choice([*FORMS]), help="What the data are, where `fairflare init` has not said it.")
+@click.option("--task", metavar="T[:PRESET]", help="Another task that reads files, e.g. prostate:paper.")
+@click.option("--classes", metavar="N", help="Classes or structures: a number, or names A,B,C.")
+@click.option("--site", metavar="NAME", help="The site's name in the task; the configuration file's by default.")
+@click.option("--method", metavar="METHOD", help="The method that the data are for: what only it needs is an error.")
+@accept_option
+@without_option
+@set_option
+@as_json
+def preflight(
+    path: Path,
+    kind: str | None,
+    task: str | None,
+    classes: str | None,
+    site: str | None,
+    method: str | None,
+    accept: tuple[str, ...],
+    without: tuple[str, ...],
+    pairs: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Look for what is wrong with the data at PATH; exit code 1 when a run would be refused.
+
+    PATH is a site's configuration file, a folder of such files, or the folder of all sites that `fairflare init` has
+    seen. One line per site and kind of problem. Run it at the hospital: its lines may name files. With --json it prints
+    what may leave a site: no counts but the bands they lie in.
+    """
+    from fairflare.cli import console
+    from fairflare.core.findings import accepted_codes
+    from fairflare.core.order import some
+    from fairflare.studies.display import Counter
+
+    if kind and task:
+        raise UserError("preflight: expected either --kind or --task")
+    values, accepted = own_names(parse_pairs(pairs), "task", "run"), accepted_codes(list(accept))
+    with Counter("looking at the data") as counter:
+        from fairflare.cli.preflight import Question, check, leaving
+
+        asked = Question(kind or task or "", classes, values, site, method, accepted, without)
+        found = check(path, asked, counter.saw)
+    if as_json:
+        shown: dict[str, Any] = {site: leaving(path, site, one) for site, one in found.items()}
+        console.dump(shown if path.is_dir() else next(iter(shown.values())))
+    else:
+        console.findings(found, path.is_dir())
+    if broken := [site for site, one in found.items() if any(f.level == "error" for f in one)]:
+        where = f" at {some(broken)}" if path.is_dir() else ""
+        other = len(broken) < len(found) and len(broken) <= FEW
+        these = "it" if len(broken) == 1 else "them"
+        left = f"; without {these}: {' '.join(f'--without {one}' for one in broken)}" if other else ""
+        raise RunFailed(f"preflight: the data{where} have errors, no run can start{left}")
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("source", type=AnyPath(path_type=Path, exists=True, file_okay=False))
+@click.argument("dest", type=PATH)
+@set_option
+@as_json
+def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...], as_json: bool) -> None:
+    """Write DATASET, which lies below SOURCE, to DEST as images of one size with a datalist per site.
+
+    DATASET is a task that reads images from disk, e.g. rsna-ich or prostate:paper; --set changes its options. Corrupted
+    images that it lacks are made, once and seeded. Nothing is downloaded.
+    """
+    from fairflare.cli import console
+    from fairflare.cli.prepare import prepare_dataset
+    from fairflare.studies.display import Counter
+
+    with Counter(f"preparing {dataset}") as counter:
+        found = prepare_dataset(dataset, source, dest, own_names(parse_pairs(pairs), "task"), counter.saw)
+    console.dump(found) if as_json else console.prepared(found, dest)
+
+
+@click.command()
+@click.argument("site_config", type=PATH)
+@click.option("--kind", type=click.Choice([*FORMS]), required=True, help="What the data are.")
+@click.option("--classes", metavar="N", required=True, help="Classes or structures: a number, or names A,B,C.")
+@click.option("--site", metavar="NAME", help="The site's name in the federation; the file's by default.")
+@click.option("--out", type=PATH, metavar="FILE", help="Where it goes; <SITE>.fingerprint.json by default.")
+@set_option
+def fingerprint(
+    site_config: Path, kind: str, classes: str, site: str | None, out: Path | None, pairs: tuple[str, ...]
+) -> None:
+    """Write what a site's training data look like, to be passed on to whoever makes the federation's plan.
+
+    Run it at the hospital and read the file before it leaves: it holds the number of training examples and, from
+    min_count images on, medians of height, width and pixel spacing, whether images have colours, mean and spread of
+    their pixels.
+    """
+    from fairflare.cli import console
+    from fairflare.cli.preflight import write_fingerprint
+
+    values = own_names(parse_pairs(pairs), "task")
+    console.say(f"fingerprint: {write_fingerprint(site_config, kind, classes, values, site, out)}")
+
+
+@click.command()
+@click.argument("sources", type=PATH, nargs=-1, required=True, metavar="DIR|FILE...")
+@click.option("--kind", type=click.Choice([*FORMS]), help="What the data in DIR are.")
+@click.option("--classes", metavar="N", help="Classes or structures of DIR: a number, or names A,B,C.")
+@click.option("--out", type=PATH, metavar="FILE", help="Also write the plan, for --plan of run, compare and export.")
+@set_option
+@as_json
+def plan(
+    sources: tuple[Path, ...],
+    kind: str | None,
+    classes: str | None,
+    out: Path | None,
+    pairs: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Which defaults the data ask for, each with its reason: of DIR with every site's list, or of fingerprints.
+
+    `fairflare run --datalists DIR` uses the same plan by itself.
+    """
+    from fairflare.cli import console
+    from fairflare.cli.preflight import plan_of_files, plan_of_folder
+    from fairflare.engine.setup.plans import write_plan
+
+    if sources[0].is_dir():
+        task, own = own_data(None, sources[0], kind, classes)
+        found = plan_of_folder(sources, task, own_names(parse_pairs(own_pairs(own, pairs)), "task"))
+    else:
+        found = plan_of_files(sources)
+    if out:
+        write_plan(found, out)
+    console.dump(found.to_json()) if as_json else console.say("\n".join([*map(str, found.choices), *found.cautions]))

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands on a folder that is there: of a run, of an earlier version, of an exported job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fairflare.cli.options import PATH, as_json, set_option
+from fairflare.studies.labels import parse_pairs
+
+IN_PROGRESS = 3
+"""Exit code of ``verify`` while a run goes on."""
+
+
+@click.command()
+@click.argument("folder", type=PATH)
+@click.option("--site", "sites", multiple=True, metavar="NAME", help="The page for this hospital instead; repeatable.")
+@click.option("--sites", "every", is_flag=True, help="The pages for all hospitals instead.")
+@click.option("--out", type=PATH, metavar="DIR", help="Where these pages are written; FOLDER/editions by default.")
+@as_json
+def report(folder: Path, sites: tuple[str, ...], every: bool, out: Path | None, as_json: bool) -> None:
+    """(Re)write report.html and report.json of the run in FOLDER.
+
+    With --site or --sites: a page and a JSON file for one hospital, or for each, which name no other hospital and give
+    no number of a single one, to be passed on to its people.
+    """
+    from fairflare.cli import console, results
+    from fairflare.studies import display
+    from fairflare.studies.runs import report_again, report_editions
+
+    if sites and every:
+        raise click.UsageError("--site and --sites: expected one of them")
+    if out and not (sites or every):
+        raise click.UsageError("--out: only with --site or --sites")
+    if sites or every:
+        found, where = report_editions(folder, sites, out)
+        console.dump(found) if as_json else results.editions(found, where)
+        return
+    with display.busy("scoring the final model"):
+        summary = report_again(folder)
+    console.dump(summary) if as_json else results.run_result(summary, folder)
+
+
+@click.command()
+@click.argument("folder", type=PATH)
+@click.option("--head", default="", metavar="HASH", help="A head that was kept: the log must hold that line.")
+@as_json
+def verify(folder: Path, head: str, as_json: bool) -> None:
+    """Check that audit log, model, checkpoint, configuration and reports of the run in FOLDER fit together.
+
+    Says what is absent: "not ended" of a run that was cut short, "no report". Exits with 1 when a completed run lacks
+    its report, and with 3 while another command is at work in FOLDER and not all is there: of a run that goes on only
+    log, configuration and checkpoint can be checked.
+    """
+    from fairflare.cli import console
+    from fairflare.core.errors import UserError
+    from fairflare.engine.lock import at_work
+    from fairflare.engine.log_lines import events
+    from fairflare.report.write import absent, verified_run
+    from fairflare.studies.earlier import as_converted
+
+    worker = at_work(folder)
+    try:
+        with as_converted(folder) as place:
+            run_history, entries = verified_run(place, head)
+    except UserError:
+        if not (worker := worker or at_work(folder)):  # which may have ended, or begun, in the meantime
+            raise
+        _in_progress(folder, head, worker, as_json)
+        return
+    happened, lacks = events(entries), absent(folder, run_history)
+    if lacks and worker:
+        _in_progress(folder, head, worker, as_json)
+        return
+    whole = not (run_history.completed and lacks)
+    head, status = happened[-1]["hash"], run_history.finish.get("status")
+    if as_json:
+        found = {"entries": len(happened), "head": head, "verified": whole, "in_progress": False}
+        console.dump({**found, "ended": bool(run_history.finish), "status": status, "absent": lacks})
+    else:
+        words = "verified" if whole else "NOT verified"
+        console.say("; ".join([f"{words}: {len(happened)} entries, chain head {head}", *lacks]))
+    if not whole:
+        click.get_current_context().exit(1)
+
+
+def _in_progress(folder: Path, head: str, worker: str, as_json: bool) -> None:
+    """Say what holds so far of a run in which ``worker`` is at work, and exit with ``IN_PROGRESS``."""
+    from fairflare.cli import console
+    from fairflare.engine.log_lines import events
+    from fairflare.report.write import absent, verified_so_far
+
+    found: dict[str, Any] = {"entries": 0, "head": "", "verified": False, "in_progress": True}
+    words, ended, status, lacks = "no line of its log is written yet", False, None, ["not ended", "no report"]
+    if so_far := verified_so_far(folder, head):
+        run_history, entries = so_far
+        happened, ended, status = events(entries), bool(run_history.finish), run_history.finish.get("status")
+        found |= {"entries": len(happened), "head": happened[-1]["hash"]}
+        lacks = absent(folder, run_history)
+        done, total = run_history.standing.round, run_history.start["rounds"]
+        words = f"round {done} of {total}, {len(happened)} entries fit together so far, chain head {found['head']}"
+    if as_json:
+        console.dump({**found, "ended": ended, "status": status, "absent": lacks})
+    else:
+        console.say(f"in progress ({worker}), not verified yet: {words}; verify again once it has ended")
+    click.get_current_context().exit(IN_PROGRESS)
+
+
+@click.command()
+@click.argument("folder", type=PATH)
+@click.option("--once", is_flag=True, help="Print how far it is and end, as where the output is redirected.")
+@click.option(
+    "--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, help="Seconds between looks."
+)
+def watch(folder: Path, once: bool, every: float) -> None:
+    """Follow the run in FOLDER: each site's score and weight over the rounds, and who is away.
+
+    Reads the audit log and changes nothing; Ctrl-C ends the display, not the run.
+    """
+    from fairflare.cli.live_view import watch as follow
+
+    follow(folder, once=once, every=every)
+
+
+@click.command()
+@click.argument("folder", type=PATH)
+@click.option("--step", type=click.Choice(("recalibrate", "conformal", "solo")), required=True, help="What is done.")
+@set_option
+@as_json
+def after(folder: Path, step: str, pairs: tuple[str, ...], as_json: bool) -> None:
+    """Recalibrate the model of the finished run in FOLDER, or set thresholds, for each site or group.
+
+    With --step solo each site trains alone and says what joining gave it.
+
+    The sites' data must be on this machine; a deployed run takes the step itself, with --set after=STEP or --solo. The
+    model stays as it is; the report shows what came of it, and each site keeps its own in sites/SITE.after.json, or
+    the model that it trained alone in sites/SITE.solo.safetensors.
+    """
+    from fairflare.cli import console, results
+    from fairflare.studies.after import take_step
+
+    found = take_step(folder, step, parse_pairs(pairs))
+    console.dump({"folder": str(folder), "report": found}) if as_json else results.run_result(found, folder)
+
+
+@click.command()
+@click.argument("folders", type=PATH, nargs=-1, required=True, metavar="FOLDER...")
+@as_json
+def convert(folders: tuple[Path, ...], as_json: bool) -> None:
+    """Make this version's files of the weights and checkpoints that an earlier version left in FOLDER.
+
+    FOLDER is a run's, or a federation's in a site's or server's workspace (fairflare_state/ID). Files named *.pt become
+    *.safetensors with the same contents, bit for bit, and go. Earlier versions wrote pickles, which no other command
+    reads: they are read as data, and nothing in them is executed.
+    """
+    from fairflare.cli import console
+    from fairflare.studies.earlier import convert
+
+    done = {str(folder): convert(folder) for folder in folders}
+    if as_json:
+        console.dump(done)
+        return
+    for folder, names in done.items():
+        console.say(f"{folder}: {', '.join(names) or 'nothing to convert'}")
+
+
+@click.command()
+@click.argument("job", type=PATH)
+@as_json
+@click.pass_context
+def inspect(context: click.Context, job: Path, as_json: bool) -> None:
+    """What the exported JOB runs at a hospital: entry point, files and lines, what is read, what leaves, where it is
+    checked.
+
+    Nothing of the job is imported. Exits with 1 where its files are not those that MANIFEST.json lists
+    (docs/audit-a-job.md).
+    """
+    from fairflare.cli import console
+    from fairflare.cli.jobs import inspected, lines
+
+    found = inspected(job)
+    console.dump(found) if as_json else console.say("\n".join(lines(found)))
+    if any(found[side].get("matches", True) is not True for side in ("site", "server")):
+        context.exit(1)

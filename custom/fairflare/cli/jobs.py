@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exported FLARE jobs: written whole or not at all, replaced only where all of it is an export's own; and what a
+hospital's reviewer must know of one, read from its folder: nothing of the job is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fairflare
+from fairflare import __version__
+from fairflare.core import manifest
+from fairflare.core.errors import FairFlareError, UserError
+from fairflare.core.schema import answer_fields
+from fairflare.core.validation import JOB_NAME, shown
+from fairflare.core.versions import PACKAGE, package_files, package_sha256
+from fairflare.data.site_config import FILES as SITE_FILES
+from fairflare.engine.files import read_json
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.method_parts import NO_STEP
+from fairflare.engine.setup.parts import build_parts
+from fairflare.flare.paths import SITES, STATE
+from fairflare.flare.paths import shown as shown_braces
+from fairflare.flare.policy_file import FILES as POLICY_FILES
+from fairflare.flare.policy_file import Policy
+from fairflare.flare.run_files import LOCAL_FINDINGS, LOCAL_LOG, SITE_CONTEXT
+from fairflare.flare.site_policy import EXECUTOR, check_app
+from fairflare.flare.staging import APPS, SIDES
+from fairflare.inference.atomic_output import replaced
+from fairflare.privacy.secure_sum.schemes import NONE
+from fairflare.studies import display
+from fairflare.studies.describe import leaving_rows
+from fairflare.studies.folders import check_path, content
+
+T = TypeVar("T")
+SERVER_APPS = ("app_server", "app")
+"""The server's app, in an export of this version and of the first."""
+APP = r"app(_server|_sites)?"
+CODE = rf"{APP}/custom/fairflare"
+JOB_FILES = (
+    rf"meta\.json|{APP}/MANIFEST\.json|{APP}/config/(config_fed_(server|client)\.json|initial\.(safetensors|pt))"
+    rf"|{CODE}/.+\.(py|pyc|j2)|{CODE}/(py\.typed|left_out\.json|app/catalogue\.json|(datasets|papers)/data/[^/]+)"
+)
+"""What an export writes, below the job's folder."""
+CHECKS = {
+    "flare/site_policy.py": "before anything is built: code against MANIFEST.json, configuration, classes, policy file",
+    "engine/incoming_checks.py": "what the server sends, before the site works with it",
+    "privacy/egress.py": "the allow-list: every field of an answer has a name, a kind and a range, or nothing leaves",
+    "privacy/counts.py": "groups below min_count: their numbers stay",
+    "flare/egress.py": "the same list as the job's last filter, after the site's own filters",
+    "engine/gate.py": "at the server: every answer again, before it is added to anything",
+}
+"""File of the package -> what is checked there, in the order in which it happens."""
+WIDTH = 110
+
+
+def export_job(
+    config: RunConfig, out: Path, *, name: str | None, simulation: bool, force: bool, preinstalled: bool = False
+) -> None:
+    """Write the FLARE job folder ``out``; it appears whole or not at all."""
+    from fairflare.flare.recipe import FairRecipe, job_name
+
+    if name is not None and not JOB_NAME.fullmatch(name):
+        raise UserError(f"--name: expected letters, digits, ., - and _, at most 64, got {shown(name)}")
+    check_path(out)
+    if config.init_from and (origin := build_parts(config).origin):
+        for line in origin.lines():
+            display.note(line)
+    name = name or job_name(config)
+    with replaced(out, lambda: _refuse_other_than_job(out, force), name) as folder, _quiet():
+        FairRecipe(config, name=name, simulation=simulation, preinstalled=preinstalled).export(str(folder))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Within: FLARE's chatter and its warnings about recipe arguments stay away from the terminal."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _refuse_other_than_job(out: Path, force: bool) -> None:
+    if not content(out):
+        return
+    if not force:
+        raise UserError(f"--out {out}: exists; give another folder, or --force to replace it")
+    if not is_job(out):
+        raise UserError(f"--out {out}: holds no exported job of fairflare, so --force does not replace it")
+    if alien := job_strangers(out):
+        raise UserError(f"--out {out}: holds {alien[0]!r}, which is not fairflare's; nothing was changed")
+
+
+def server_config(folder: Path) -> Path:
+    """The server's configuration in a job's ``folder``."""
+    found = [folder / app / "config" / "config_fed_server.json" for app in SERVER_APPS]
+    return next((path for path in found if path.is_file()), found[0])
+
+
+def is_job(folder: Path) -> bool:
+    """Whether ``folder`` holds an exported job."""
+    server = server_config(folder)
+    try:
+        return (folder / "meta.json").is_file() and "fairflare.flare.controller" in json.dumps(read_json(server))
+    except UserError:
+        return False
+
+
+def job_strangers(folder: Path) -> list[str]:
+    """Names below the job's ``folder`` that its export has not written, sorted; UserError if it did not write this."""
+    code = map(re.escape, _job_code(server_config(folder)))
+    own = re.compile("|".join((JOB_FILES, *(rf"{APP}/custom/{name}(\.py|/.+)" for name in code))))
+    files = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    names = {path: path.relative_to(folder).as_posix() for path in files}
+    return [name for path, name in names.items() if path.is_symlink() or not own.fullmatch(name)]
+
+
+def _job_code(path: Path) -> list[str]:
+    """The names of the modules of the user's own that an exported job says that it brings."""
+    found: list[str] = []
+    for flow in _as(list, read_json(path).get("workflows"), path, "workflows"):
+        arguments = _as(dict, _as(dict, flow, path, "a workflow").get("args"), path, "args")
+        found += _as(dict, _as(dict, arguments.get("config"), path, "config").get("code"), path, "code")  # name -> hash
+    return found
+
+
+def _as(kind: type[T], value: Any, path: Path, key: str) -> T:
+    """``value``, or an empty ``kind`` for None; raises UserError for another type than an export writes."""
+    if value is not None and not isinstance(value, kind):
+        raise UserError(f"{path}: {key}: expected a {kind.__name__}, got a {type(value).__name__}; nothing was changed")
+    return kind() if value is None else value
+
+
+def inspected(folder: Path) -> dict[str, Any]:
+    """What there is to say of the job in ``folder``, as JSON values.
+
+    Raises:
+        UserError: it is no job that ``fairflare export`` wrote, in one line.
+    """
+    if not (folder / "meta.json").is_file():
+        raise UserError(f"{folder}: expected a job's folder, with meta.json in it")
+    apps = {side: folder / app for side, app in APPS.items()}
+    if not all(app.is_dir() for app in apps.values()):
+        raise UserError(f"{folder}: expected {' and '.join(APPS.values())}, as an export of this version has them")
+    content = _run_of(apps["site"])
+    meta = read_json(folder / "meta.json")
+    config, refusal = _config(content, apps["site"])
+    return {
+        "job": str(meta.get("name", "")),
+        "method": str(content.get("method", "")),
+        "task": str(content.get("task", "")),
+        "sites": _sites(meta),
+        "site": _code(apps["site"]),
+        "server": _code(apps["server"]),
+        "policy": refusal or "accepted",
+        "reads": list(_reads(config)),
+        "leaves": list(_leaves(config)),
+        "checked": dict(CHECKS),
+    }
+
+
+def _run_of(app: Path) -> dict[str, Any]:
+    """The run's configuration, as the executor of a site is given it."""
+    path = app / "config" / SIDES["site"]
+    try:
+        (entry,) = read_json(path)["executors"]
+        content = entry["executor"]["args"]["config"]
+        if entry["executor"]["path"] == EXECUTOR and isinstance(content, dict):
+            return content
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise UserError(f"{path}: expected one executor, {EXECUTOR}, with a run's configuration")
+
+
+def _config(content: Mapping[str, Any], app: Path) -> tuple[RunConfig | None, str]:
+    """The configuration where this version can read it, and why a site without rules of its own would refuse it."""
+    try:
+        check_app(app, Policy(), [app / manifest.CUSTOM])
+        refusal = ""
+    except (FairFlareError, ValueError) as error:
+        refusal = f"refused: {' '.join(str(error).split())[:300]}"
+    try:
+        return RunConfig.from_json(shown_braces(content)), refusal
+    except UserError:  # e.g. a method that the job itself brings
+        return None, refusal
+
+
+def _sites(meta: Mapping[str, Any]) -> list[str]:
+    deployed = meta.get("deploy_map")
+    names = deployed.get(APPS["site"]) if isinstance(deployed, dict) else None
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _code(app: Path) -> dict[str, Any]:
+    """What one side is sent: where running begins, files and lines by package, and whether they are as listed."""
+    if not (app / manifest.CUSTOM).is_dir():
+        entry = EXECUTOR if app.name == APPS["site"] else ""
+        return {"brings_code": False, "entry_point": entry, "files": 0, "lines": 0}
+    try:
+        found = manifest.read_manifest(app)
+        here = {name: manifest.entry_of(path) for name, path in manifest.code_of(app)}
+        wrong = manifest.mismatch(app, found)
+    except UserError as error:
+        raise UserError(f"{app}: {error}") from None
+    lines = {name: entry["lines"] or 0 for name, entry in here.items()}
+    own = {name: count for name, count in lines.items() if not name.startswith("fairflare/")}
+    return {
+        "brings_code": True,
+        "entry_point": found["entry_point"],
+        "components": found["components"],
+        "files": len(lines),
+        "lines": sum(lines.values()),
+        "packages": _by_package(lines),
+        "own_files": own,
+        "matches": wrong or True,
+        "package": found["package"],
+        "other_than_installed": _other_than_installed(here),
+    }
+
+
+def _by_package(lines: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Package of fairflare -> its files and lines, the largest first."""
+    found: dict[str, dict[str, int]] = {}
+    for name, count in lines.items():
+        top, *rest = name.split("/")
+        if top == "fairflare":
+            entry = found.setdefault(rest[0] if len(rest) > 1 else "fairflare", {"files": 0, "lines": 0})
+            entry["files"] += 1
+            entry["lines"] += count
+    return dict(sorted(found.items(), key=lambda item: -item[1]["lines"]))
+
+
+def _other_than_installed(here: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The job's files of fairflare that differ from, or are not in, the package that this command runs from."""
+    installed = package_files(Path(fairflare.__file__).parent)
+    known = {f"fairflare/{name}": path for name, path in installed.items()}
+    return [
+        name
+        for name, entry in here.items()
+        if name.startswith("fairflare/")
+        and (name not in known or manifest.entry_of(known[name])["sha256"] != entry["sha256"])
+    ]
+
+
+def _reads(config: RunConfig | None) -> Iterator[str]:
+    """What the executor opens at a site."""
+    yield f"local/{SITE_FILES[0]}: where the data are and what the site allows"
+    yield f"local/{POLICY_FILES[0]}: the site's rules for jobs, if it has the SitePolicy"
+    if config is None or tasks.known(config.task).__module__.startswith("fairflare.tasks."):
+        yield "the list or table that the site file names, and the files in it, below data_root"
+    else:
+        yield f"the data of task {config.task}, which are published or simulated: none of the hospital's own"
+    yield f"{STATE}/FEDERATION/{SITES}/: its own memory of the run; {LOCAL_LOG} and {LOCAL_FINDINGS} it writes"
+    if config is not None and config.secure_sum != NONE:
+        yield "the certificate and key of its startup kit, for secure sums"
+    if config is not None and config.secure_sum == "ckks":
+        yield f"{SITE_CONTEXT}, the sites' key for sums"
+
+
+def _leaves(config: RunConfig | None) -> Iterator[dict[str, str]]:
+    """The fields of the site's answers in this run, and the numbers of the method's parts."""
+    secure = config is not None and config.secure_sum != NONE
+    asked = {"preflight", "train", "compare", "evaluate"} | ({"sum", "weigh"} if secure else set())
+    asked |= {"calibrate", "adjust"} if config is None or config.after != NO_STEP else set()
+    asked |= {"solo", "benefit"} if config is None or config.solo else set()
+    for name, spec in answer_fields().items():
+        exchanges = [task for task in sorted(asked) if spec.travels(task, secure=secure)]
+        if exchanges and spec.carried not in ("transport", "params_type"):
+            yield {"name": name, "meaning": spec.meaning, "exchanges": ", ".join(exchanges)}
+    if config is not None:
+        when = "hidden by secure sums" if secure else "train"
+        for row in (row for row in leaving_rows() if row["method"] == config.method):
+            yield {"name": row["number"], "meaning": f"{row['meaning']} ({row['range']})", "exchanges": when}
+
+
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """The same for people, on one screen."""
+    site, server = found["site"], found["server"]
+    yield f"job {found['job']}: {found['method']} on {found['task']}, sites {', '.join(found['sites']) or 'unnamed'}"
+    yield from _wrapped("entry point", f"{site['entry_point']}; the server's is {server['entry_point'] or 'installed'}")
+    if site["brings_code"]:
+        yield from _wrapped(
+            "at a site", f"{site['files']} files, {site['lines']:,} lines ({server['lines']:,} at the server)"
+        )
+        parts = (f"{name} {one['files']}/{one['lines']:,}" for name, one in site["packages"].items())
+        yield from _wrapped("files/lines", ", ".join(parts))
+        own = ", ".join(f"{shown(name)[1:-1]} ({count} lines)" for name, count in site["own_files"].items())
+        yield from _wrapped("user's own", own or "none")
+        yield from _wrapped("hashes", "; ".join(_hashes(site, server)))
+    else:
+        yield from _wrapped("at a site", "no code: the site runs the package that it has installed")
+    yield from _wrapped("site policy", f"{found['policy']} (without a policy file)")
+    yield from _wrapped("is read", *found["reads"])
+    yield from _wrapped("leaves", *(f"{one['name']}: {one['meaning']}" for one in found["leaves"]))
+    yield from _wrapped("is checked", *(f"{file}: {what}" for file, what in found["checked"].items()))
+
+
+def _hashes(site: Mapping[str, Any], server: Mapping[str, Any]) -> Iterator[str]:
+    """Whether the files are as listed, and the same as installed here."""
+    for name, side in (("site", site), ("server", server)):
+        if side["matches"] is not True:
+            yield f"{name}: {side['matches']}"
+    if site["matches"] is True and server["matches"] is True:
+        yield f"all files are as {manifest.NAME} lists them"
+    other = site["other_than_installed"]
+    here = f"fairflare {__version__} installed here"
+    yield f"the site's are those of {here}" if not other else f"{len(other)} differ from {here}: {other[0]}"
+    same = "the same as here" if site["package"]["sha256"] == package_sha256() else "another than here"
+    yield f"{PACKAGE} {site['package']['sha256'][:16]}..., {same}"
+
+
+def _wrapped(title: str, *texts: str) -> Iterator[str]:
+    """Texts below each other beside a title."""
+    for text in texts:
+        yield from textwrap.wrap(text, WIDTH, initial_indent=f"{title:<12} ", subsequent_indent=" " * 15)
+        title = ""

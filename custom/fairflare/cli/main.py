@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: thin. Errors are one line; exit code 2 for a user's mistake, 1 for a failed run."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from fairflare import __version__
+from fairflare.core.errors import FairFlareError, MissingData, UserError
+from fairflare.core.processes import ends_by_signal, how_it_ended
+from fairflare.core.validation import CONTROL, shown
+from fairflare.studies.waiting import starting
+
+LONGEST = 1500
+"""Characters of the line."""
+MISTAKES = {errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+MISTAKES |= {errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.EPERM, errno.EROFS}
+"""Refusals of the system that another argument would not meet; a full disk, say, is a failed run."""
+COMMANDS = {
+    "after": "folders",
+    "compare": "studies",
+    "contribution": "studies",
+    "convert": "folders",
+    "describe": "about",
+    "evaluate": "model",
+    "export": "run",
+    "export-model": "model",
+    "fingerprint": "data",
+    "init": "data",
+    "inspect": "folders",
+    "list": "about",
+    "new": "about",
+    "paper": "studies",
+    "plan": "data",
+    "predict": "model",
+    "preflight": "data",
+    "prepare": "data",
+    "report": "folders",
+    "resume": "run",
+    "riders": "studies",
+    "run": "run",
+    "search": "studies",
+    "tasks": "about",
+    "verify": "folders",
+    "watch": "folders",
+}
+"""Command -> the module in ``app.commands`` that has it, which is imported when the command is asked for."""
+
+
+def explained(error: BaseException) -> int:
+    """Say what ``error`` means on stderr.
+
+    Returns:
+        The exit code: 2 for a user's mistake, 1 for a failed run, 130 for Ctrl-C, another for a signal. With
+        ``FAIRFLARE_DEBUG`` an error that nobody has foreseen is raised again, so that its traceback shows.
+    """
+    if isinstance(error, click.ClickException):
+        return _complain(error.format_message(), 2)
+    if isinstance(error, FairFlareError):
+        code = _complain(str(error), error.exit_code)
+        if isinstance(error, MissingData):
+            click.echo(error.tree, err=True)
+        return code
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        if isinstance(error.__cause__, EOFError):  # click takes the end of a file for an abort
+            return _complain("a file ends too early", 2)
+        return _complain(*how_it_ended(error))
+    if os.environ.get("FAIRFLARE_DEBUG"):
+        raise error
+    return _unforeseen(error)
+
+
+def _unforeseen(error: BaseException) -> int:
+    """What no command has put into words: the system's refusals, and mistakes of this package."""
+    if isinstance(error, OSError) and error.strerror:
+        names = [name for name in (error.filename, error.filename2) if isinstance(name, (str, bytes, os.PathLike))]
+        where = "".join(f"{shown(os.fsdecode(name))}: " for name in names)
+        return _complain(f"{where}{error.strerror}", 2 if error.errno in MISTAKES else 1)
+    if isinstance(error, MemoryError):
+        return _complain("not enough memory", 1)
+    return _complain(f"internal error: {type(error).__name__}: {error} (FAIRFLARE_DEBUG=1 shows where)", 1)
+
+
+def _complain(text: str, code: int) -> int:
+    """One line, whatever a message quotes: no control characters, and not longer than a screen."""
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
+    click.echo(f"fairflare: {line if len(line) <= LONGEST else line[:LONGEST] + ' ...'}", err=True)
+    return code
+
+
+class Commands(click.Group):
+    """``COMMANDS``, each with the whole first sentence of its help, which click cuts to what is left of one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"fairflare.cli.{COMMANDS[name]}")
+        return next(one for one in vars(module).values() if isinstance(one, click.Command) and one.name == name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, first_sentence(one)) for name, one in found.items() if one])
+
+
+def first_sentence(command: click.Command) -> str:
+    """The first paragraph of a command's help, in one line."""
+    return " ".join((command.help or "").partition("\n\n")[0].split())
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="fairflare")
+def cli() -> None:
+    """Fair federated learning for hospitals, as NVIDIA FLARE jobs."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the console script."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        for word in given:
+            if CONTROL.search(word):
+                raise UserError(f"expected arguments that are text without control characters, got {shown(word)}")
+        command = shlex.join(["fairflare", *(_without_folders(word) for word in given)])
+        with starting(given), ends_by_signal():
+            code = cli.main(given, standalone_mode=False, obj=command) or 0
+    except click.exceptions.NoArgsIsHelpError as help:
+        click.echo(help.format_message())
+        code = 0
+    except (KeyboardInterrupt, Exception) as error:
+        code = explained(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _without_folders(word: str) -> str:
+    """An absolute path as its last part, since result files that keep the command are shared."""
+    key, equals, value = word.rpartition("=")
+    return f"{key}{equals}{Path(value).name}" if Path(value).is_absolute() else word
+
+
+if __name__ == "__main__":
+    main()

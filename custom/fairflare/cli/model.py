@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that use the model of a run: ``predict``, ``evaluate`` and ``export-model``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairflare.cli.options import PATH, as_json, run_options
+from fairflare.core.errors import UserError
+
+if TYPE_CHECKING:
+    from fairflare.engine.setup.config import RunConfig
+    from fairflare.inference.loaded_run import Opened
+
+site_option = click.option("--site", default="", metavar="NAME", help="Whose model, scaling and thresholds are used.")
+site_files_option = click.option(
+    "--site-files", type=PATH, metavar="DIR", help="Where the site keeps its own files; RUN/sites by default."
+)
+which_option = click.option(
+    "--which",
+    type=click.Choice(("final", "best")),
+    callback=lambda ctx, param, value: value or "",
+    help="The last round's model, or the one chosen on validation data; by default that whose results the run shows.",
+)
+plain_option = click.option("--plain", is_flag=True, help="Neither recalibration nor thresholds.")
+code_option = click.option("--code", type=PATH, multiple=True, metavar="FILE", help="Your own file that RUN needs.")
+SPLITS = ("all", "test", "val")
+REFIT = ("intercept", "slope")
+FORMATS = ("bundle", "torchscript", "onnx", "state-dict")
+
+
+@click.command()
+@click.argument("run", type=PATH)
+@click.argument("inputs", type=PATH, nargs=-1, required=True, metavar="FILES|DIR|CSV")
+@which_option
+@site_option
+@site_files_option
+@plain_option
+@code_option
+@click.option("--out", type=PATH, metavar="DIR", help="Where results go; RUN-predictions here by default.")
+@click.option("--force", is_flag=True, help="Replace --out if it holds earlier predictions.")
+@as_json
+def predict(
+    run: Path,
+    inputs: tuple[Path, ...],
+    code: tuple[Path, ...],
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+    **how: Any,
+) -> None:
+    """Predict images or the rows of a table with the model of the run in the folder RUN.
+
+    Inputs are prepared as the training's were; no training data are needed. Classes and probabilities go to
+    DIR/predictions.csv, masks to DIR/masks in the size, spacing and affine of their image. Lines on the screen name
+    what is unlike the training. docs/using-a-model.md
+    """
+    from fairflare.cli import console
+    from fairflare.core import user_code
+    from fairflare.inference.atomic_output import check, whole_folder
+    from fairflare.inference.loaded_run import open_run
+    from fairflare.inference.predict import about, predict
+    from fairflare.report.values import plural
+    from fairflare.studies import display
+
+    user_code.use(code)
+    folder = out or Path(f"{run.resolve().name}-predictions")
+    check(folder, "predictions", force)
+    opened = open_run(run, **how)
+    with whole_folder(folder, "predictions", force=force) as scratch, display.busy("predicting"):
+        found = predict(opened, inputs, scratch)
+    for line in found.unlike:
+        display.note(line)
+    if as_json:
+        console.dump({"folder": str(folder), **about(opened), "cases": len(found.rows), "unlike": found.unlike})
+        return
+    whose = f"the {opened.whose} model" + (f" of {opened.site}" if opened.whose != "shared" else "")
+    adjusted = f", {opened.adjustment.words} of {opened.site}" if opened.adjustment else ""
+    console.say(f"{plural(len(found.rows), 'case')} by {whose}{adjusted}\nresults: {folder}")
+
+
+@click.command()
+@click.argument("run", type=PATH)
+@click.argument("data", type=PATH, required=False)
+@click.option("--name", default="", metavar="NAME", help="What the hospital is called, or which of several is meant.")
+@click.option(
+    "--split",
+    type=click.Choice(SPLITS),
+    default="all",
+    show_default=True,
+    help="Which labelled cases; test is what a hospital that trained may be asked for.",
+)
+@click.option("--label", default="", metavar="COLUMN", help="A table's column with the label; the run's by default.")
+@click.option("--group-by", default="", metavar="A+B", help="Groups of patients; what the run knows by default.")
+@click.option("--min-count", type=click.IntRange(1), metavar="N", help="No number of fewer patients; the run's.")
+@click.option("--site", default="", metavar="NAME", help="Whose model of RUN, where its sites have their own.")
+@click.option("--own", type=PATH, metavar="RUN2", help="The hospital's own model: another run, on the same cases.")
+@click.option("--own-site", default="", metavar="NAME", help="Whose model of RUN2, where its sites have their own.")
+@click.option(
+    "--recalibrate",
+    type=click.Choice(REFIT),
+    is_flag=False,
+    flag_value="slope",
+    callback=lambda ctx, param, value: value or "",
+    help="Also with an intercept (and slope) fitted to the other half of the patients.",
+)
+@which_option
+@site_files_option
+@code_option
+@click.option("--sites", default="", metavar="A,B", help="A job's sites, each with labelled data of its own.")
+@click.option("--export", "job", type=PATH, metavar="JOBDIR", help="Write the FLARE job that evaluates, and no more.")
+@run_options
+@click.option("--out", type=PATH, metavar="DIR", help="Where results go; RUN/evaluation-NAME by default.")
+@click.option("--force", is_flag=True, help="Replace --out if it holds an earlier evaluation.")
+@as_json
+def evaluate(
+    run: Path,
+    data: Path | None,
+    name: str,
+    site: str,
+    own: Path | None,
+    own_site: str,
+    which: str,
+    site_files: Path | None,
+    code: tuple[Path, ...],
+    sites: str,
+    out: Path | None,
+    as_json: bool,
+    env: str,
+    job: Path | None,
+    deployment: dict[str, Any] | None,
+    force: bool,
+    **asked: Any,
+) -> None:
+    """Evaluate the model of the run in RUN on labelled data of a hospital that did not train it.
+
+    DATA is a folder that `fairflare init` has written lists for, a folder of lists, one hospital's configuration, one
+    list, or one table with the label. Discrimination, calibration and groups of patients, with intervals, go to
+    DIR/evaluation.json and DIR/evaluation.html.
+
+    With --env poc or prod, or as the job that --export writes, the model goes to --sites A,B, which hold DATA of their
+    own: what leaves them is what leaves a site after a training run's last round. docs/using-a-model.md
+    """
+    from fairflare.cli import evaluation
+    from fairflare.core import user_code
+    from fairflare.inference.atomic_output import whole_folder
+    from fairflare.inference.external import ALL, Asked
+    from fairflare.inference.external import evaluate as evaluated
+    from fairflare.inference.hospitals import hospitals, refuse_trained
+    from fairflare.inference.loaded_run import open_run
+    from fairflare.studies import display
+    from fairflare.studies.folders import EVALUATION
+
+    user_code.use(code)
+    with display.busy("reading the run"):
+        opened = open_run(run, site, which=which, site_files=None if own else site_files, plain=True)
+        other = open_run(own, own_site, site_files=site_files, plain=True) if own else None
+    everything = asked["split"] == ALL
+    if job or env != "local":
+        choices = {"name": name, "site": site, "split": not everything, "label": asked["label"]}
+        choices |= {"own": own, "recalibrate": asked["recalibrate"]}
+        if given := [key for key, value in choices.items() if value]:
+            raise UserError(f"--{given[0]}: is for data in this process, not for a job")
+        if data is None and env == "sim":
+            raise UserError("DATA: expected a folder with the lists of all sites with --env sim")
+        config = evaluation.job_config(opened, sites, data, {key: asked[key] for key in ("group_by", "min_count")})
+        _run_job(opened, config, job, env, deployment, out or run / f"{EVALUATION}{env}", force, as_json)
+        return
+    if data is None:
+        raise UserError("DATA: expected a hospital's labelled data")
+    found = hospitals(opened, data, name)
+    if everything:
+        refuse_trained(opened, found)
+    folder = out or run / f"{EVALUATION}{name or (next(iter(found)) if len(found) == 1 else data.resolve().name)}"
+    with whole_folder(folder, "evaluation", force=force) as scratch, display.busy("evaluating"):
+        content, remarks = evaluated(opened, found, Asked(**asked, own=other))
+        evaluation.write(content, scratch)
+    for line in remarks:
+        display.note(line)
+    _told(content, folder, as_json)
+
+
+def _run_job(
+    opened: Opened,
+    config: RunConfig,
+    job: Path | None,
+    env: str,
+    deployment: dict[str, Any] | None,
+    folder: Path,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write the job, or run it and tell what came of it."""
+    from fairflare.cli import console, evaluation
+    from fairflare.cli.jobs import export_job
+    from fairflare.studies.runs import execute, execute_deployed
+
+    if job is not None:
+        export_job(config, job, name=f"evaluate_{config.task}".replace("-", "_"), simulation=False, force=force)
+        console.say(f"job folder: {job}\nsubmit it:  nvflare job submit -j {job}")
+        return
+    if deployment:
+        execute_deployed(config, folder, force=force, **deployment)
+    else:
+        execute(config, folder, env=env, force=force)
+    _told(evaluation.of_job(opened, config, folder), folder, as_json)
+
+
+def _told(content: dict[str, Any], folder: Path, as_json: bool) -> None:
+    from fairflare.cli import console, evaluation
+
+    console.dump({"folder": str(folder), "evaluation": content}) if as_json else evaluation.show(content, folder)
+
+
+@click.command("export-model")
+@click.argument("run", type=PATH)
+@click.option("--format", "form", type=click.Choice(FORMATS), required=True, help="What is written.")
+@which_option
+@site_option
+@site_files_option
+@plain_option
+@code_option
+@click.option("--out", type=PATH, metavar="DIR", help="Where it goes; RUN-FORMAT here by default.")
+@click.option("--force", is_flag=True, help="Replace --out if it holds an earlier export.")
+@as_json
+def export_model(
+    run: Path, form: str, code: tuple[Path, ...], out: Path | None, force: bool, as_json: bool, **how: Any
+) -> None:
+    """Write the model of the run in the folder RUN for other programs, with its preprocessing and a model card.
+
+    bundle runs with `python -m monai.bundle run`; torchscript and onnx take batches of any size; state-dict holds the
+    network's entries alone. torchscript and onnx are compared with the run's own model first. docs/using-a-model.md
+    """
+    from fairflare.cli import console
+    from fairflare.core import user_code
+    from fairflare.inference.atomic_output import check, whole_folder
+    from fairflare.inference.export import export_model
+    from fairflare.inference.loaded_run import open_run
+    from fairflare.inference.predict import about
+    from fairflare.studies import display
+
+    user_code.use(code)
+    folder = out or Path(f"{run.resolve().name}-{form}")
+    check(folder, "model", force)
+    opened = open_run(run, **how)
+    with whole_folder(folder, "model", force=force) as scratch, display.busy(f"writing {form}"):
+        remarks = export_model(opened, form, scratch)
+    for line in remarks:
+        display.note(line)
+    if as_json:
+        console.dump({"folder": str(folder), "format": form, **about(opened), "remarks": remarks})
+    else:
+        console.say(f"{form} of the {opened.whose} model: {folder}")

@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options that several commands share, and what their texts mean."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairflare.core import user_code
+from fairflare.core.errors import UserError
+from fairflare.core.suggest import unlisted
+from fairflare.core.validation import SITE, shown
+from fairflare.studies.labels import CACHE, at_most, environment, parse_pairs
+from fairflare.studies.waiting import started
+from fairflare.tasks.forms import FORMS
+
+if TYPE_CHECKING:
+    from fairflare.engine.setup.config import RunConfig
+
+DAY = 86400.0
+LONGEST_WAIT = 30 * DAY
+MOST_WORKERS = 1024
+
+
+class AnyPath(click.Path):
+    """A path that the system can look up; whether it is there, and what it is, is the command's to say."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.fspath(value):
+            self.fail("expected a path, got none", param, ctx)
+        try:
+            os.stat(value)
+        except OSError as error:
+            if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+                self.fail(f"{shown(os.fspath(value))}: {error.strerror}", param, ctx)
+        except ValueError:
+            self.fail(f"{shown(os.fspath(value))}: is no path", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = AnyPath(path_type=Path)
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
+rounds_option = click.option("--rounds", type=int, metavar="N", help="Communication rounds; the preset's by default.")
+sites_option = click.option("--sites", type=int, metavar="K", help="Number of sites; the preset's by default.")
+set_option = click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A parameter; repeat for more.")
+accept_option = click.option(
+    "--accept", multiple=True, metavar="CODE", help="Preflight's errors of this code are warnings; repeat for more."
+)
+without_option = click.option(
+    "--without", multiple=True, metavar="SITE", help="A site of your own data that is left out; repeat for more."
+)
+weights_option = click.option(
+    "--init-from",
+    "--pretrained-weights",
+    "init_from",
+    type=AnyPath(path_type=str),
+    metavar="RUN|FILE|BUNDLE",
+    help="Weights to start from: an earlier run's, a state dict or a MONAI bundle's; a line says what fits.",
+)
+env_option = click.option(
+    "--env", type=click.Choice(["local", "sim"]), default="local", show_default=True, help="Where the federation runs."
+)
+threads_option = click.option(
+    "--sim-threads", type=int, metavar="N", help="Simulator threads; one per site by default."
+)
+
+
+class Workers(click.ParamType):
+    """A number of worker processes; None for "auto", as without the option."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        text = str(value)
+        if text == "auto":
+            return None
+        if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= MOST_WORKERS):
+            self.fail(f"expected a number from 1 to {MOST_WORKERS} or auto, got {shown(text)}", param, ctx)
+        return int(text)
+
+
+workers_option = click.option(
+    "--workers",
+    type=Workers(),
+    metavar="N|auto",
+    envvar="FAIRFLARE_WORKERS",
+    show_envvar=True,
+    help="Processes that compute side by side in --env local, by default as many as are of use (auto).",
+)
+
+
+def spread_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Where a command's runs take place: ``workers`` is a number, None or a ``parallel.Cluster``."""
+
+    @workers_option
+    @click.option(
+        "--backend",
+        type=click.Choice(["processes", "dask"]),
+        default="processes",
+        show_default=True,
+        help="Where runs are made: in processes of this machine, or on the machines of a Dask cluster.",
+    )
+    @click.option("--scheduler", metavar="ADDRESS", help="Of --backend dask, e.g. tls://10.0.0.5:8786.")
+    @functools.wraps(command)
+    def with_spread(*, workers: int | None, backend: str, scheduler: str | None, **others: Any) -> None:
+        if (backend == "dask") != bool(scheduler):
+            raise UserError("--backend dask and --scheduler ADDRESS: go together")
+        if scheduler:
+            source = click.get_current_context().get_parameter_source("workers")
+            if workers is not None and source is click.core.ParameterSource.COMMANDLINE:
+                raise UserError("--workers: counts processes of this machine; with --backend dask the cluster's count")
+            from fairflare.studies.parallel import Cluster
+
+            return command(workers=Cluster(scheduler), **others)
+        return command(workers=workers, **others)
+
+    return with_spread
+
+
+force_option = click.option("--force", is_flag=True, help="Replace --out if it holds an earlier run.")
+out_option = click.option("--out", type=PATH, metavar="DIR", help="Where results go.")
+
+
+def cache_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Whether simulated data that were rendered before are used again, and new ones kept."""
+
+    @click.option("--no-cache", is_flag=True, help="Render simulated data anew, and keep none of them.")
+    @functools.wraps(command)
+    def with_cache(*, no_cache: bool, **others: Any) -> None:
+        with environment({CACHE: "off"} if no_cache else {}):
+            command(**others)
+
+    return with_cache
+
+
+def task_option(command: Callable[..., None]) -> Callable[..., None]:
+    """What is learnt, from which data: a task, or a folder of datalists, which becomes a task and settings."""
+
+    @click.option("--task", metavar="T[:PRESET]", help="Task and preset; see `fairflare tasks`.")
+    @click.option("--datalists", "--data", type=PATH, metavar="DIR", help="Your own data, after `fairflare init DIR`.")
+    @click.option("--kind", type=click.Choice([*FORMS]), help="What --datalists are of.")
+    @click.option("--classes", metavar="N", help="Classes or structures of --datalists: a number, or names A,B,C.")
+    @click.option(
+        "--code",
+        type=PATH,
+        multiple=True,
+        metavar="FILE",
+        help="Your own .py file or package that the run needs, for a network or build_data; repeat for more.",
+    )
+    @click.option(
+        "--script", type=PATH, metavar="FILE", help="Your own training loop, on fairflare.client; FLARE runs it."
+    )
+    @without_option
+    @click.option("--plan", type=PATH, metavar="FILE", help="Defaults that `fairflare plan` made of fingerprints.")
+    @functools.wraps(command)
+    def with_task(
+        *, script: Path | None, plan: Path | None, without: tuple[str, ...], pairs: tuple[str, ...], **others: Any
+    ) -> None:
+        code: tuple[Path, ...] = others.pop("code")
+        user_code.use((*code, *([script] if script else [])))
+        told = {key: others.pop(key) for key in ("task", "datalists", "kind", "classes")}
+        if script:
+            if told["task"] or told["kind"] or plan:
+                raise UserError("--script: goes with --data DIR, without --task, --kind and --plan")
+            chosen, own = own_script(script, told["datalists"], told["classes"])
+        else:
+            chosen, own = own_data(**told)
+            own = (*own, *plan_pairs(plan, chosen, pairs))
+        command(task=chosen, pairs=without_sites(own_pairs(own, pairs), without), **others)
+
+    return with_task
+
+
+def parts_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Parts in place of the method's own and the step after the last round: the same as ``--set`` with its kind."""
+
+    @click.option("--trainer", metavar="ID", help="Another trainer than METHOD's, or another method's: scaffold.")
+    @click.option("--rule", metavar="ID", help="Another rule: moon --rule fedheal is fedheal --trainer moon.")
+    @click.option("--selector", metavar="ID", help="Another selector; see `fairflare list --parts`.")
+    @click.option("--server-optimizer", metavar="ID", help="Another server optimizer.")
+    @click.option("--after", metavar="STEP", help="After the last round: recalibrate or conformal; see docs/after.md.")
+    @functools.wraps(command)
+    def with_parts(*, pairs: tuple[str, ...], **others: Any) -> None:
+        named = {kind: others.pop(kind) for kind in ("trainer", "rule", "selector", "server_optimizer", "after")}
+        command(pairs=(*pairs, *(f"{kind}={id}" for kind, id in named.items() if id is not None)), **others)
+
+    return with_parts
+
+
+def run_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Where one run takes place; the command gets ``env``, and ``deployment`` where that is a running federation."""
+
+    @click.option(
+        "--env",
+        type=click.Choice(["local", "sim", "poc", "prod"]),
+        default="local",
+        show_default=True,
+        help="Where the federation runs; poc and prod are one that is up.",
+    )
+    @click.option("--kit", type=PATH, metavar="DIR", help="Who submits: a user's startup kit.")
+    @click.option("--preinstalled", is_flag=True, help="The sites have this package: the job brings no code.")
+    @click.option(
+        "--wait", type=click.FloatRange(1, LONGEST_WAIT), metavar="S", help="Seconds until the job must be over; a day."
+    )
+    @functools.wraps(command)
+    def with_env(*, env: str, kit: Path | None, preinstalled: bool, wait: float | None, **others: Any) -> None:
+        if wait is not None and math.isnan(wait):
+            raise UserError("--wait: expected a number of seconds, got nan")
+        chosen = {"--kit": kit, "--preinstalled": preinstalled, "--wait": wait}
+        given = [name for name, value in chosen.items() if value]
+        if env in ("local", "sim"):
+            if given:
+                raise UserError(f"{given[0]}: expected --env poc or --env prod, got --env {env}")
+            return command(env=env, deployment=None, **others)
+        if others.get("sim_threads") is not None:
+            raise UserError(f"--sim-threads: expected --env sim, got --env {env}")
+        if (others.get("workers") or 1) > 1:
+            raise UserError(f"--workers: expected --env local, got --env {env}")
+        deployment = {"env": env, "kit": kit, "preinstalled": preinstalled, "timeout": wait or DAY}
+        return command(env=env, deployment=deployment, **others)
+
+    return with_env
+
+
+def say_reasons(config: RunConfig) -> None:
+    """Why a run on a user's own data has the defaults it has, a line each; UserError where no run can be made of it."""
+    if not config.options.get("datalists"):
+        return
+    from fairflare.engine.setup.parts import build_parts
+    from fairflare.engine.setup.plans import reasons
+    from fairflare.studies import display
+
+    if lines := reasons(config):
+        build_parts(config)  # before anything is shown: what is wrong with it is the user's to mend
+    for line in lines:
+        display.note(line)
+
+
+def choices_options(command: Callable[..., None]) -> Callable[..., None]:
+    """On what METHOD is run, and how: the command gets ``task``, and ``choices`` as ``make_config`` takes them."""
+
+    @task_option
+    @rounds_option
+    @sites_option
+    @parts_option
+    @set_option
+    @accept_option
+    @weights_option
+    @functools.wraps(command)
+    def with_choices(*, pairs: tuple[str, ...], accept: tuple[str, ...], init_from: str | None, **others: Any) -> None:
+        pairs = (*pairs, f"accept={','.join(accept)}") if accept else pairs
+        choices = {key: others.pop(key) for key in ("rounds", "sites")}
+        command(choices={**choices, "values": parse_pairs(pairs, init_from)}, **others)
+
+    return with_choices
+
+
+def config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """METHOD and everything that makes one run of it; the command gets them as ``config``."""
+
+    @click.argument("method")
+    @choices_options
+    @click.option(
+        "--seed",
+        type=int,
+        default=0,
+        show_default=True,
+        help="Seeds the initial model and all local work; the data have --set data_seed=N.",
+    )
+    @functools.wraps(command)
+    def with_config(*, method: str, task: str, seed: int, choices: dict[str, Any], **others: Any) -> None:
+        from fairflare.engine.setup.config import make_config
+
+        config = make_config(method, task, seed=seed, **choices)
+        say_reasons(config)
+        started()  # processes may be forked from here on
+        command(config=config, **others)
+
+    return with_config
+
+
+def own_data(
+    task: str | None, datalists: Path | None, kind: str | None, classes: str | None
+) -> tuple[str, tuple[str, ...]]:
+    """The task and the settings that ``--task`` or ``--datalists DIR --kind K --classes N`` stand for.
+
+    A folder that ``fairflare prepare`` wrote says itself what kind of data it holds. Raises UserError where neither is
+    given, or the folder holds no lists.
+    """
+    from fairflare.engine.setup import tasks
+    from fairflare.tasks.kinds.own import OwnData, folder_of_lists, read_description, sites_in
+
+    if datalists is None:
+        if task is None and kind is not None and classes is not None:
+            return kind, (f"labels={classes}",)  # every site has its own configuration
+        if task is None:
+            raise UserError("--task: expected a task, or your own data: --datalists DIR --kind K --classes N")
+        if kind or classes:
+            raise UserError("--kind and --classes: go with --datalists DIR")
+        return task, ()
+    shown_as, datalists = datalists, folder_of_lists(datalists)
+    described = read_description(datalists)
+    chosen, classes = task or kind or described.get("kind"), classes or ",".join(described.get("classes", ()))
+    if chosen is None or chosen.partition(":")[0] not in FORMS:
+        text = f"--datalists: expected --kind {' or '.join(FORMS)} with it, got {chosen or 'none'}"
+        raise UserError(text if chosen else f"{text} (`fairflare init {shown_as}` finds out)")
+    kind_of_data = tasks.known(chosen.partition(":")[0])
+    assert issubclass(kind_of_data, OwnData)  # as every one of FORMS is
+    suffixes = kind_of_data.suffixes
+    names = sites_in(datalists, suffixes) if datalists.is_dir() else []
+    if not names:
+        lists = f"expected a folder with a <SITE>{suffixes[0]} per site"
+        hint = f"; `fairflare init {shown_as}` writes them" if datalists.is_dir() else ""
+        raise UserError(f"--datalists {shown_as}: {lists}{hint}")
+    pairs: tuple[str, ...] = (f"datalists={datalists.resolve()}", f"site_names={','.join(names)}")
+    pairs += tuple(f"{key}={value}" for key, value in described.get("options", {}).items())
+    return chosen, pairs + ((f"labels={classes}",) if classes else ())
+
+
+def own_script(script: Path, data: Path | None, classes: str | None) -> tuple[str, tuple[str, ...]]:
+    """The task and the settings that ``--script FILE --data DIR --classes N`` stand for: a site per folder in DIR.
+
+    Without ``--data`` the sites are named with ``--set site_names``, and each has its own site file. Raises UserError
+    where no folder is in DIR.
+    """
+    pairs: tuple[str, ...] = (f"script={script.stem}.network",)
+    if data is not None:
+        names = sorted(path.name for path in data.iterdir() if path.is_dir()) if data.is_dir() else []
+        names = [name for name in names if SITE.fullmatch(name)]
+        if not names:
+            raise UserError(f"--data {data}: expected a folder with a folder per site")
+        pairs += (f"datalists={data.resolve()}", f"site_names={','.join(names)}")
+    return "script", pairs + ((f"labels={classes}",) if classes else ())
+
+
+def own_pairs(pairs: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:
+    """``pairs`` of a folder of datalists and on top of them those that the user has ``given``, which win."""
+    keys = {pair.partition("=")[0].strip().removeprefix("task.") for pair in given}
+    return tuple(pair for pair in pairs if pair.partition("=")[0] not in keys) + given
+
+
+def without_sites(pairs: tuple[str, ...], left_out: Sequence[str]) -> tuple[str, ...]:
+    """``pairs`` whose ``site_names`` lack those that are left out; UserError where one is unknown or none is left."""
+    if not left_out:
+        return pairs
+    given = {pair.partition("=")[0].strip().removeprefix("task."): pair for pair in pairs}
+    if "site_names" not in given:
+        raise UserError("--without: goes with your own data, --data DIR, or with --set site_names=A,B")
+    pair = given["site_names"]
+    names = [name.strip() for name in pair.partition("=")[2].split(",")]
+    for one in left_out:
+        if one not in names:
+            raise UserError(f"--without: {unlisted('site', one, names)}")
+    rest = ",".join(name for name in names if name not in left_out)
+    if not rest:
+        raise UserError("--without: no site would be left")
+    return tuple(f"{one.partition('=')[0]}={rest}" if one is pair else one for one in pairs)
+
+
+def plan_pairs(plan: Path | None, task: str, given: tuple[str, ...]) -> tuple[str, ...]:
+    """The settings of a plan's file, but for those that the user has ``given`` or that mean nothing beside them."""
+    if plan is None:
+        return ()
+    from fairflare.engine.setup.plans import BESIDE, read_plan
+
+    kind, values = read_plan(plan)
+    if task.partition(":")[0] != kind:
+        raise UserError(f"--plan {plan.name}: is of {kind} data, expected {task.partition(':')[0]}")
+    keys = {pair.partition("=")[0].strip().rpartition(".")[2] for pair in given}
+    off = {name for key in keys for name in (key, *BESIDE.get(key, ()))}
+    own = {name.rpartition(".")[2]: value for name, value in values.items()}
+    return tuple(f"{name}={value}" for name, value in own.items() if name not in off)
+
+
+def own_names(values: Mapping[str, Any], *owners: str) -> dict[str, Any]:
+    """{"task.size": 32, "labels": 3} -> {"size": 32, "labels": 3}, for commands that know these owners alone."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        owner, _, name = key.rpartition(".")
+        bare = name if owner in owners else key
+        if bare in found:
+            raise UserError(f"--set: {shown(bare)} is given twice")
+        found[bare] = value
+    return found
+
+
+def parse_seeds(text: str) -> list[int]:
+    """ "0,1,2" -> [0, 1, 2]; raises UserError on anything else."""
+    try:
+        at_most("--seeds", text.count(",") + 1)
+        seeds = [int(s) for s in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds: expected whole numbers such as 0,1,2, got {shown(text)}") from None
+    if min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds: expected different numbers of at least 0, got {shown(text)}")
+    return seeds
+
+
+def parse_pareto(text: str) -> tuple[str, str]:
+    """ "mean,worst" -> ("mean", "worst"); raises UserError, before anything runs, on anything but two quantities."""
+    from fairflare.report.quantities import QUANTITIES
+
+    found = tuple(part.strip() for part in text.split(","))
+    if len(found) != 2 or not set(found) <= set(QUANTITIES):
+        raise UserError(f"--pareto: expected two of {', '.join(QUANTITIES)}, got {shown(text)}")
+    return found[0], found[1]

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is looked at of sites' data before a run: for what is wrong with them, and for defaults that fit them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fairflare.core.errors import UserError
+from fairflare.core.execution import Execution, default_device, memory_findings
+from fairflare.core.findings import Finding, packed, unpacked
+from fairflare.core.order import in_order
+from fairflare.core.types import Need
+from fairflare.data.site_config import SiteConfig, read_site_config
+from fairflare.data.tensors import TensorData
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.method_parts import default_parts
+from fairflare.engine.setup.plans import FORMAT, Plan, plan_for, plan_of, read_fingerprint
+from fairflare.engine.state import save_json
+from fairflare.tasks.base import Task
+from fairflare.tasks.fingerprint import Fingerprint, file_name, fingerprint
+from fairflare.tasks.kinds.own import OwnData, folder_of_lists, read_description
+from fairflare.tasks.preflight import preflight
+
+CONFIGURATIONS = (".yaml", ".yml")
+"""Of a folder with a configuration for each site; where there are lists or tables too, these are meant."""
+LISTS = (".json", ".csv", ".parquet")
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the data are for.
+
+    Attributes:
+        task: "classification", "segmentation", "tabular" or another task that reads files, as "name" or "name:preset";
+            empty: what the folder of the lists says of itself.
+        classes: number or names of the classes or structures of the first three.
+        values: options of the task, and "group_by".
+        site: the site's name in the task; the file's when None.
+        method: id of the method that the data are for; None: whatever only some methods need is a warning.
+        accepted: codes of errors that stop nothing.
+        without: sites of a folder with all sites' lists that are not looked at.
+    """
+
+    task: str = ""
+    classes: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    site: str | None = None
+    method: str | None = None
+    accepted: Collection[str] = ()
+    without: Sequence[str] = ()
+
+
+def check(path: Path, asked: Question, tell: Tell = lambda part, done, total: None) -> dict[str, list[Finding]]:
+    """Site -> findings on its data, sites in natural order.
+
+    Args:
+        path: a site's configuration, a folder of configurations, or the folder of all sites' data and lists.
+        asked: what the data are for.
+        tell: called now and then with a site, how many of its files have been read, and how many there are.
+    """
+    if not path.is_dir():
+        return {asked.site or path.stem: check_site(path, asked, tell)}
+    if asked.site is not None:
+        raise UserError("--site: goes with one site's configuration, not with a folder of all sites")
+    files = {one.stem: one for one in path.iterdir() if one.suffix in CONFIGURATIONS}
+    if files and folder_of_lists(path) == path and not any(one.suffix in LISTS for one in path.iterdir()):
+        return {site: check_site(files[site], asked, tell) for site in in_order(files)}
+    return _check_lists(path, asked, tell)
+
+
+def check_site(path: Path, asked: Question, tell: Tell = lambda part, done, total: None) -> list[Finding]:
+    """Findings on the data of the site whose configuration is ``path``, and whether its GPU holds a batch.
+
+    Raises:
+        UserError: the configuration or an option cannot be read; whatever is wrong with the data is a finding.
+    """
+    own = read_site_config(path)
+    described = read_description(Path(own.data_root, own.datalist).parent) if own.data_root and own.datalist else {}
+    built, preset = _task(asked, described)
+    if not own.data_root and not getattr(built, "build_data", ""):
+        raise UserError(f"site configuration {path.name}: expected data_root, got none")
+    return _findings(built, preset, asked.site or path.stem, own, asked, tell)
+
+
+def _check_lists(folder: Path, asked: Question, tell: Tell) -> dict[str, list[Finding]]:
+    from fairflare.cli.options import own_data, without_sites
+
+    described = read_description(folder_of_lists(folder))
+    if not asked.task and not described:
+        raise UserError(f"preflight: nothing says what {folder} holds; `fairflare init {folder}` finds out, or --kind")
+    kind, pairs = own_data(None, folder, asked.task or None, asked.classes or ",".join(described.get("classes", ())))
+    given = dict(pair.split("=", 1) for pair in without_sites(pairs, asked.without))
+    built, preset = _task(asked, {"kind": kind, "options": given})
+    return {site: _findings(built, preset, site, None, asked, tell) for site in in_order(built.sites())}
+
+
+def _task(asked: Question, described: Mapping[str, Any]) -> tuple[Task, str | None]:
+    """The task that ``asked`` names, or what a folder says of itself, and its preset."""
+    if asked.classes is not None and "labels" in asked.values:
+        raise UserError("--classes: is what --set labels=... says as well; expected one of them")
+    chosen = asked.task or described.get("kind", "")
+    if not chosen:
+        raise UserError("preflight: expected --kind or --task; `fairflare init DIR` writes down what a folder holds")
+    name, _, preset = chosen.partition(":")
+    options: dict[str, Any] = {}
+    if name == described.get("kind"):
+        options |= {"labels": ",".join(described["classes"])} if described.get("classes") else {}
+        options |= described.get("options", {})
+    options |= {key: value for key, value in asked.values.items() if key != "group_by"}
+    if asked.classes:
+        options["labels"] = asked.classes
+    return tasks.load(name, preset or None, **options), preset or None
+
+
+def _findings(
+    built: Task, preset: str | None, site: str, own: SiteConfig | None, asked: Question, tell: Tell
+) -> list[Finding]:
+    grouping = built.grouping(str(asked.values.get("group_by", built.default_grouping)))
+    needs = needs_of(asked.method) if asked.method else ()
+    limits = own or SiteConfig()
+    found, data = preflight(built, site, own, grouping, limits.min_count, needs, asked.accepted, partial(tell, site))
+    if data is not None:
+        batch_size = limits.batch_size or built.presets[preset or next(iter(built.presets))].training.batch_size
+        found += _of_gpu(built, data, limits, batch_size)
+    return found
+
+
+def needs_of(method: str) -> tuple[Need, ...]:
+    """What a method with its default parameters needs of a site's data; UserError where there is no such method."""
+    made = default_parts(method)
+    parts: tuple[Any, ...] = (made.rule, made.trainer, *made.probes)
+    return tuple(need for part in parts for need in part.needs)
+
+
+def leaving(path: Path, site: str, found: Sequence[Finding]) -> list[dict[str, str]]:
+    """What of the findings leaves the ``site`` that ``path`` is the configuration of, or one of, and no more."""
+    files = [path] if not path.is_dir() else [path / f"{site}{suffix}" for suffix in CONFIGURATIONS]
+    least = next((read_site_config(file).min_count for file in files if file.is_file()), SiteConfig().min_count)
+    return [finding.public for finding in unpacked(packed(found, least))]
+
+
+def _of_gpu(task: Task, data: TensorData, own: SiteConfig, batch_size: int) -> list[Finding]:
+    execution = Execution(default_device(own.gpu), "auto")
+    if not execution.on_gpu:
+        return []
+    network = task.network()
+    execution.place(network)
+    batch = next(iter(data.on(execution.device).training(batch_size, 0)))
+    objective = task.objective(data.class_counts.to(execution.device), 0.0)
+    return memory_findings(execution, network, batch, objective)
+
+
+def write_fingerprint(
+    site_config: Path, kind: str, classes: str, values: Mapping[str, Any], site: str | None, out: Path | None
+) -> Path:
+    """Write the fingerprint of the site whose configuration is in ``site_config``; returns the file."""
+    own, name = read_site_config(site_config), site or site_config.stem
+    task = tasks.load(kind, None, **{**values, "labels": classes})
+    assert isinstance(task, OwnData)  # as every kind is
+    found = fingerprint(task, name, own, own.min_count)
+    if found is None:
+        raise UserError(f"site {name}: its data cannot be read; `fairflare preflight` says why")
+    path = out or Path(file_name(name))
+    save_json(path, {"format": FORMAT, "kind": kind, "site": name, "fingerprint": found.to_json()})
+    return path
+
+
+def plan_of_folder(sources: Sequence[Path], task: str, values: Mapping[str, Any]) -> Plan:
+    """The plan for the data of a folder with every site's list; UserError where nothing can be read."""
+    if len(sources) > 1:
+        raise UserError(f"plan: expected one folder, or files of `fairflare fingerprint`, got {len(sources)}")
+    found = plan_for(task.partition(":")[0], values)
+    if not found.choices:
+        raise UserError(f"{sources[0]}: no site's data can be read; `fairflare preflight` says why")
+    return found
+
+
+def plan_of_files(sources: Sequence[Path]) -> Plan:
+    """The plan for the sites whose fingerprints are in files; UserError for one that is none, twins and other kinds."""
+    prints: dict[str, Fingerprint] = {}
+    kinds = set()
+    for path in sources:
+        kind, site, found = read_fingerprint(path)
+        kinds.add(kind)
+        if site in prints:
+            raise UserError(f"{path.name}: is a second fingerprint of site {site}")
+        prints[site] = found
+    if len(kinds) > 1:
+        raise UserError(f"plan: expected fingerprints of one kind of data, got {' and '.join(sorted(kinds))}")
+    return plan_of(kinds.pop(), prints)

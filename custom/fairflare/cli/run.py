@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that make one run, or the job of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairflare.cli.options import (
+    PATH,
+    as_json,
+    cache_option,
+    config_options,
+    force_option,
+    out_option,
+    run_options,
+    threads_option,
+    workers_option,
+)
+from fairflare.cli.run_file import OF_A_RUN, RunCommand
+from fairflare.core.errors import UserError
+
+if TYPE_CHECKING:
+    from fairflare.engine.setup.config import RunConfig
+
+
+@click.command(cls=RunCommand)
+@config_options
+@click.option(
+    "--solo/--no-solo",
+    default=None,
+    help="Each site also trains alone, and says what joining gives it; by default on tables and your own data.",
+)
+@click.option("--pooled", is_flag=True, help="Beside it one model on all sites' data, where these may be pooled.")
+@run_options
+@threads_option
+@workers_option
+@cache_option
+@out_option
+@force_option
+@as_json
+def run(
+    config: RunConfig,
+    solo: bool | None,
+    pooled: bool,
+    env: str,
+    deployment: dict[str, Any] | None,
+    out: Path | None,
+    as_json: bool,
+    **how: Any,
+) -> None:
+    """Run one federation of METHOD and write its report.
+
+    METHOD may be a YAML file whose keys are these options: docs/python.md. What is given beside it wins.
+
+    With --pooled DIR holds a folder for this run and one for the pooled one, with their comparison, site by site; the
+    same command goes on with what is missing.
+    """
+    from fairflare.cli import console
+    from fairflare.studies.runs import default_folder, execute, execute_deployed
+
+    folder = out or default_folder(config)
+    config = with_solo(config, solo, env)
+    if pooled:
+        if deployment:
+            raise UserError(f"--pooled: expected --env local or --env sim, got --env {env}")
+        from fairflare.cli import results
+        from fairflare.studies.comparison import compare_all
+        from fairflare.studies.study import with_references
+
+        folder = out or folder.with_name(f"{folder.name}-with-pooled")
+        comparison = compare_all(with_references(config, ["pooled"]), folder, env=env, **how)
+        console.dump(comparison) if as_json else results.comparison(comparison, folder)
+        return
+    if deployment:
+        summary = execute_deployed(config, folder, force=how["force"], **deployment)
+    else:
+        summary = execute(config, folder, env=env, **how)
+    from fairflare.cli import results  # and with it the report's modules, which no run waits for
+
+    console.dump({"folder": str(folder), "report": summary}) if as_json else results.run_result(summary, folder)
+
+
+def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
+    """``config`` with what ``--solo`` or ``--no-solo`` says, else with ``--set solo=...``, else as it goes by itself.
+
+    ``solo``: None where neither was given. A deployed federation has to be asked.
+    """
+    from fairflare.engine.setup.config import asks_by_itself, with_benefit
+
+    if solo is None:
+        given = {pair.partition("=")[0].strip() for pair in click.get_current_context().params["pairs"]}
+        by_itself = env in ("local", "sim") and asks_by_itself(config)
+        solo = config.solo if given & {"solo", "run.solo"} else by_itself
+    return with_benefit(config, solo)
+
+
+@click.command()
+@click.argument("folder", type=PATH)
+@threads_option
+@cache_option
+@workers_option
+@as_json
+def resume(folder: Path, as_json: bool, **how: Any) -> None:
+    """Continue the interrupted or failed run in FOLDER after its last finished round."""
+    from fairflare.cli import console, results
+    from fairflare.studies.runs import resume as resume_run
+
+    summary = resume_run(folder, **how)
+    console.dump({"folder": str(folder), "report": summary}) if as_json else results.run_result(summary, folder)
+
+
+@click.command(cls=RunCommand, skips=OF_A_RUN)
+@config_options
+@click.option("--out", type=PATH, required=True, metavar="DIR", help="The job folder to write.")
+@click.option("--name", help="The job's name; made of method and task by default.")
+@click.option("--solo/--no-solo", default=None, help="Each site also trains alone, and says what joining gives it.")
+@click.option("--simulation", is_flag=True, help="Short polling intervals, for the simulator only.")
+@click.option("--preinstalled", is_flag=True, help="Without code, for sites that have this package.")
+@force_option
+def export(config: RunConfig, out: Path, solo: bool | None, **how: Any) -> None:
+    """Write a deployable FLARE job folder: meta.json, and an app each for server and sites with what of this package
+    they run, see `fairflare inspect`.
+
+    METHOD may be a YAML file as `fairflare run` takes it, whose keys on where and how it runs are left aside.
+    """
+    from fairflare.cli import console
+    from fairflare.cli.jobs import export_job
+    from fairflare.engine.setup.config import with_benefit
+
+    config = with_benefit(config, config.solo if solo is None else solo)
+    export_job(config, out, **how)
+    console.say(f"job folder: {out}\nsubmit it:  nvflare job submit -j {out}")

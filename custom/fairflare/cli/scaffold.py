@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``fairflare new``: a plugin of one file that works, its test and its card, to be changed by whoever asked for it."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+
+from fairflare.core import registry
+from fairflare.core.errors import UserError
+from fairflare.core.validation import shown
+from fairflare.engine.state import save_text
+
+KINDS = ("rule", "trainer", "probe")
+NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+LONGEST = 40
+TEMPLATES = Path(__file__).parent / "templates"
+CARDS: Mapping[str, Mapping[str, str]] = {
+    "rule": {
+        "purpose": "Sites where the model does worse count for more.",
+        "formula": "`p_k = n_k F_k^power / sum_j n_j F_j^power`, with F_k the received model's loss at site k.",
+        "cost": "That of FedAvg, and one forward pass for the loss.",
+        "parameter": "power",
+        "default": "1.0",
+        "meaning": "0..10; 0 is FedAvg",
+        "advice": "A large power lets one site with a large loss decide alone.",
+    },
+    "trainer": {
+        "purpose": "A few hard examples cannot throw a site's model far.",
+        "formula": "`g min(1, longest / ||g||_2)` takes the place of the gradient g of every step.",
+        "cost": "That of FedAvg.",
+        "parameter": "longest",
+        "default": "1.0",
+        "meaning": "the largest L2 norm of a gradient, > 0; infinity is plain training",
+        "advice": "Choose it near the usual norm of a gradient: a smaller one is a smaller learning rate.",
+    },
+    "probe": {
+        "purpose": "The server learns how well the received model does on each site's validation data.",
+        "formula": "The mean loss over the validation split, in evaluation mode; none where a site has none.",
+        "cost": "That of FedAvg, and one forward pass over the validation split.",
+        "parameter": "batch_size",
+        "default": "64",
+        "meaning": "examples per forward pass; changes memory and rounding only",
+        "advice": "A probe runs when a rule wants its numbers (`wanted`) or uses them (`useful`).",
+    },
+}
+
+
+def write_part(kind: str, name: str, folder: Path) -> list[Path]:
+    """Write the plugin ``name``, its test and its card into ``folder``, which is made if need be; return the files.
+
+    Raises:
+        UserError: the name cannot be an id and a module, is taken, or a file of that name is there; nothing is written.
+    """
+    module = _checked(kind, name)
+    texts = _texts(kind, name, module)
+    paths = {folder / file: text for file, text in texts.items()}
+    for path in paths:
+        if path.exists() or path.is_symlink():
+            raise UserError(f"new: {path}: is there already; nothing was written")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in paths.items():
+        save_text(path, text)
+    return list(paths)
+
+
+def _checked(kind: str, name: str) -> str:
+    """The module of a new part; UserError where the name does not fit or is taken."""
+    module = name.replace("-", "_")
+    if not NAME.fullmatch(name) or len(name) > LONGEST or keyword.iskeyword(module):
+        words = f"lower-case words of letters and digits joined by hyphens, at most {LONGEST} characters"
+        raise UserError(f"new: expected a name of {words}, got {shown(name)}")
+    for taken, known in ((kind, list(registry.parts(kind))), ("method", list(registry.methods()))):
+        if name in known:
+            raise UserError(f"new: there is a {taken} {name!r} already; known: {', '.join(known)}")
+    return module
+
+
+def _texts(kind: str, name: str, module: str) -> dict[str, str]:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    files = {f"{module}.py": f"{kind}.py.j2", f"test_{module}.py": "test.py.j2", f"{name}.md": "card.md.j2"}
+    words = name.split("-")
+    values = {
+        **CARDS[kind],
+        "kind": kind,
+        "id": name,
+        "module": module,
+        "name": "".join(word.capitalize() for word in words),
+        "title": " ".join(words).capitalize(),
+        "number": f"{module}_loss",
+        "probe": "loss" if "loss" in registry.parts("probe") else "group-loss",
+        "card": f"{name}.md",
+        "year": date.today().year,
+    }
+    # Not HTML: these are Python and Markdown, and the one value that comes from outside is a checked name.
+    made = Environment(loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True)
+    return {file: made.get_template(template).render(values).rstrip("\n") + "\n" for file, template in files.items()}

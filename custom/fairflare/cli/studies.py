@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that make many runs: compare, contribution, riders, search and paper."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fairflare.cli.options import (
+    PATH,
+    as_json,
+    cache_option,
+    choices_options,
+    env_option,
+    force_option,
+    out_option,
+    parse_pareto,
+    parse_seeds,
+    rounds_option,
+    say_reasons,
+    set_option,
+    spread_options,
+    threads_option,
+)
+from fairflare.studies.labels import comparison_name, folder_name, on_grid, parse_pairs
+
+if TYPE_CHECKING:
+    from fairflare.studies.parallel import Workers
+
+
+@click.command()
+@click.argument("methods", nargs=-1, required=True, metavar="METHOD METHOD...")
+@choices_options
+@click.option("--seeds", default="0", show_default=True, metavar="0,1,2", help="Seeds, matched across methods.")
+@click.option(
+    "--grid", multiple=True, metavar="KEY=A,B,C", help="Every METHOD that has KEY, at each value; repeatable."
+)
+@click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
+@env_option
+@threads_option
+@spread_options
+@cache_option
+@out_option
+@click.option("--tables", type=PATH, metavar="DIR", help="Also write CSV, Markdown, LaTeX and JSON here.")
+@click.option(
+    "--pareto",
+    default="mean,worst",
+    show_default=True,
+    metavar="X,Y",
+    help="Two quantities; dominated methods are marked.",
+)
+@click.option(
+    "--resample",
+    type=click.IntRange(0, 10_000),
+    default=0,
+    metavar="N",
+    help="Also intervals over seeds and, N times for each, over resampled test patients; 200 will do.",
+)
+@click.option(
+    "--test-on",
+    multiple=True,
+    metavar="KEY=VALUE,...",
+    help="Also score the final models on the test patients as these options of the task deal them; repeatable.",
+)
+@click.option("--solo", is_flag=True, help="Each site also says what joining gives it, against a model trained alone.")
+@click.option("--shared", is_flag=True, help="The shared model's results, also where sites use models of their own.")
+@force_option
+@as_json
+@click.pass_obj
+def compare(
+    command: str | None,
+    methods: tuple[str, ...],
+    task: str,
+    choices: dict[str, Any],
+    seeds: str,
+    grid: tuple[str, ...],
+    fixed_data: bool,
+    env: str,
+    out: Path | None,
+    tables: Path | None,
+    pareto: str,
+    resample: int,
+    test_on: tuple[str, ...],
+    solo: bool,
+    as_json: bool,
+    **how: Any,
+) -> None:
+    """Run methods on the same data, the same initial models and matched seeds, and compare them.
+
+    Each seed draws the data anew where a task draws them (not with --fixed-data or --set data_seed=N). A METHOD may
+    carry settings of its own: fedism-plus:state=L,q=1. --grid sweeps them: --grid radius=0,0.1,1 --grid beta=0,0.5,1
+    runs fedufo nine times and fedavg once. Finished runs found in --out are reused. docs/comparing.md says what each
+    number means; --test-on alpha=1 is FedUFO's training with one skew and testing with another.
+    """
+    from fairflare.cli import console, results
+    from fairflare.engine.setup.config import can_ask, with_benefit
+    from fairflare.studies import comparison
+    from fairflare.studies.study import arms
+
+    common = {**choices, "fixed_data": fixed_data}
+    configs = arms(on_grid(methods, grid), task, parse_seeds(seeds), **common)
+    say_reasons(configs[0][1])
+    if solo:
+        configs = [(name, with_benefit(config, can_ask(config))) for name, config in configs]
+    folder = out or Path("runs") / comparison_name(task, {**common, "env": env, **({"solo": True} if solo else {})})
+    front, options = parse_pareto(pareto), comparison.parse_options(test_on)
+    for one in options:
+        comparison.check_elsewhere(configs[0][1], one)
+    if tables:
+        comparison.check_tables(tables)
+    again = partial(comparison.look_again, resamples=resample, options=options)
+    found = comparison.compare_all(configs, folder, env=env, pareto=front, again=again, **how)
+    if tables:
+        comparison.write_comparison(found, tables, command or "fairflare compare")
+    console.dump(found) if as_json else results.comparison(found, folder)
+
+
+@click.command()
+@click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
+@choices_options
+@click.option("--seeds", "--seed", default="0", show_default=True, metavar="0,1,2", help="Each with data of its own.")
+@click.option("--shapley", is_flag=True, help="Also train coalitions: all up to 6 sites, else those of drawn orders.")
+@click.option(
+    "--permutations",
+    type=click.IntRange(2, 1000),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Orders in which more than 6 sites join.",
+)
+@click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
+@spread_options
+@cache_option
+@out_option
+@force_option
+@as_json
+def contribution(
+    methods: tuple[str, ...],
+    task: str,
+    choices: dict[str, Any],
+    seeds: str,
+    shapley: bool,
+    permutations: int,
+    fixed_data: bool,
+    out: Path | None,
+    as_json: bool,
+    **how: Any,
+) -> None:
+    """Measure each site's contribution: METHOD once with all sites and once without each of them.
+
+    With several seeds each site's drop has an interval and a p value. Every further METHOD is run with all
+    sites, and its weights are compared with what sites contribute, as those of the first one are. Finished runs found
+    in --out are reused, so that an interrupted measurement goes on where it stopped.
+    """
+    from fairflare.cli import console, results
+    from fairflare.studies.contribution import Question, measure_contribution
+
+    chosen, others = tuple(parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
+    found = Question(methods[0], task, chosen, others, shapley, permutations, fixed_data, choices)
+    which = f"seed{chosen[0]}" if len(chosen) == 1 else "seeds"
+    name = f"contribution-{folder_name(methods[0])}-{task.replace(':', '-')}-{which}"
+    folder = out or Path("runs") / name
+    result = measure_contribution(found, folder, **how)
+    console.dump(result) if as_json else results.contribution(result, folder)
+
+
+@click.command()
+@click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
+@choices_options
+@click.option("--seeds", default="0", show_default=True, metavar="0,1,2", help="Each with data and a rider of its own.")
+@click.option("--kinds", default="zeros,noise,stale,copied", show_default=True, metavar="A,B", help="Also: repeated.")
+@click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
+@spread_options
+@cache_option
+@out_option
+@force_option
+@as_json
+def riders(
+    methods: tuple[str, ...],
+    task: str,
+    choices: dict[str, Any],
+    seeds: str,
+    kinds: str,
+    fixed_data: bool,
+    out: Path | None,
+    as_json: bool,
+    **how: Any,
+) -> None:
+    """Simulate free riders under each METHOD: who finds them, and who is accused instead.
+
+    One site, another for each seed, sends zeros, noise, the last global step, another site's update, or trains with one
+    image again and again. Detectors see what the server sees. docs/comparing.md says what each of them marks.
+    """
+    from fairflare.cli import console, results
+    from fairflare.studies.contribution import Question
+    from fairflare.studies.free_riders import measure_riders
+
+    others = tuple(on_grid(methods, ())[1:])
+    question = Question(methods[0], task, tuple(parse_seeds(seeds)), others, fixed_data=fixed_data, choices=choices)
+    folder = out or Path("runs") / comparison_name(task, {**choices, "fixed_data": fixed_data}, "riders")
+    wanted = [kind.strip() for kind in kinds.split(",")]
+    found = measure_riders(question, wanted, folder, **how)
+    console.dump(found) if as_json else results.riders(found, folder)
+
+
+@click.command()
+@click.argument("method")
+@choices_options
+@click.option("--over", multiple=True, metavar="KEY=LOW..HIGH[:log]", help="A setting to search; or KEY=A,B,C. Repeat.")
+@click.option(
+    "--objective",
+    type=click.Choice(["mean", "worst", "trade-off"]),
+    default="mean",
+    show_default=True,
+    help="What is made best, of the headline metric on the sites' validation splits.",
+)
+@click.option("--weight", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Of the trade-off.")
+@click.option("--trials", type=click.IntRange(1, 10_000), default=20, show_default=True, metavar="N", help="In all.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of every trial's run, and of the search.")
+@spread_options
+@cache_option
+@out_option
+@as_json
+def search(
+    method: str,
+    task: str,
+    choices: dict[str, Any],
+    over: tuple[str, ...],
+    objective: str,
+    weight: float,
+    trials: int,
+    seed: int,
+    workers: Workers | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Search METHOD's settings with Optuna: trials see no test example, the best is tested once at the end.
+
+    The score is mean, worst site, or mean - w (mean - worst) of the final model on the sites' own validation splits.
+    The same command goes on where it was stopped; a larger --trials adds to it.
+    """
+    from fairflare.cli import console
+    from fairflare.studies.search import Search, parse_over, run_search
+
+    choices = {**choices, "seed": seed}
+    wanted = Search(method, task, parse_over(over), objective, weight, trials, choices)
+    told_apart = {**choices, "over": list(over), "by": (method, objective, weight)}
+    folder = out or Path("runs") / comparison_name(task, told_apart, "search")
+    found = run_search(wanted, folder, workers=workers)
+    if as_json:
+        console.dump(found)
+        return
+    best, test = found["best"], found["test"]
+    settings = ", ".join(f"{key}={value}" for key, value in best["values"].items())
+    console.say(f"best of {len(found['trials'])} trials: {settings}")
+    console.say(f"validation: {found['objective']} {found['metric']} {best['score']:.4f}")
+    console.say(f"test, once: mean {test['mean']:.4f}, worst site ({test['worst_site']}) {test['worst']:.4f}")
+    console.say(f"run it:     {found['command']}")
+    console.say(f"page:       {folder / 'search.html'}")
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--seeds", metavar="0,1,2", help="Seeds; the table's own by default.")
+@rounds_option
+@click.option(
+    "--preset", "presets", multiple=True, metavar="T:PRESET", help="Another preset of task T; repeat for more."
+)
+@click.option("--data", multiple=True, metavar="KEY", help="Only this data set of a table of several; repeatable.")
+@click.option("--stand-in", is_flag=True, help="Measure on the embedded tasks, whatever data are there.")
+@set_option
+@spread_options
+@cache_option
+@click.option("--out", type=PATH, default=Path("runs"), show_default=True, metavar="DIR", help="Where the runs go.")
+@as_json
+@click.pass_obj
+def paper(
+    command: str | None,
+    name: str | None,
+    seeds: str | None,
+    rounds: int | None,
+    presets: tuple[str, ...],
+    data: tuple[str, ...],
+    stand_in: bool,
+    pairs: tuple[str, ...],
+    workers: Workers | None,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Make table or figure NAME of a paper, e.g. fedheal-5; without NAME, list them all with time and data.
+
+    The paper's data are read from the folder that FAIRFLARE_DATA names; where they are not there, an embedded task
+    stands for them, and the caption says so. Runs lie in --out as those of compare; what is finished is reused, and
+    the same command goes on after an interruption. Tables are written to --out/papers as Markdown, CSV, LaTeX, HTML
+    and JSON, figures as SVG beside them.
+    """
+    from fairflare.cli import console
+    from fairflare.studies.paper_list import paper_rows, preset_pairs
+
+    if name is None:
+        rows = paper_rows(out)
+        console.dump(rows) if as_json else console.papers(rows)
+        return
+    from fairflare.papers.index import named
+    from fairflare.studies.paper import Choices, make_exhibit
+
+    chosen = Choices(
+        seeds=tuple(parse_seeds(seeds)) if seeds is not None else None,
+        rounds=rounds,
+        values=parse_pairs(pairs),
+        presets=preset_pairs(presets),
+        stand_in=stand_in,
+        data=data,
+    )
+    found = make_exhibit(named(name), out, chosen, command=command or f"fairflare paper {name}", workers=workers)
+    console.dump(found) if as_json else console.exhibit(found)

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a folder holds, whatever its layout: lists come before tables, tables before names and folders.
+
+Lists are the Decathlon's ``dataset.json``, and others of the same form named by site.
+
+Splits go by patient: nobody is in two, classes are spread evenly, and the same folder gives the same splits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fairflare.core.errors import UserError
+from fairflare.core.order import natural, some
+from fairflare.core.suggest import unlisted
+from fairflare.core.validation import shown
+from fairflare.data.readers.datalist import read_lists
+from fairflare.data.readers.naming import is_image
+from fairflare.import_data import masks
+from fairflare.import_data.folders import images_in_folders, level_table, patients_of
+from fairflare.import_data.labels import check_outcome, check_sites_agree, group_columns, grouped_by
+from fairflare.import_data.masks import check_sites, pixels, with_slices
+from fairflare.import_data.proposal import (
+    SPLITS,
+    Choices,
+    Example,
+    Files,
+    Found,
+    Tell,
+    check_texts,
+    class_names,
+    is_missing,
+    nothing,
+    root_name,
+    site_name,
+    walk,
+)
+from fairflare.import_data.tables import examples_in_tables, tables_in
+from fairflare.tasks.kinds.own import DESCRIPTION, PREFIX
+
+PATIENT_KEYS = "patient_id patient subject_id subject case_id PatientID patientID patientId"
+PATIENTS = tuple(PATIENT_KEYS.split())
+KNOWN = ("image", "label", "frame", *PATIENTS)
+
+
+def lists_in(root: Path) -> dict[str, Path]:
+    """Site -> its list: ``<site>/dataset.json``, ``<site>.json``, or a ``dataset.json`` of one site."""
+    found = {
+        site_name(path.parent.name): path
+        for path in sorted(root.glob(f"*/{DESCRIPTION}.json"), key=lambda path: natural(path.parent.name))
+        if _is_list(path) and not path.parent.name.startswith(".")
+    }
+    for path in sorted(root.glob("*.json"), key=lambda path: natural(path.name)):
+        if _is_list(path):
+            name = root_name(root) if path.stem == DESCRIPTION else site_name(path.stem.removeprefix(PREFIX))
+            found.setdefault(name, path)
+    return found
+
+
+def _is_list(path: Path) -> bool:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and isinstance(content.get("training"), list) and "kind" not in content
+
+
+def images_in_lists(files: Files, lists: Mapping[str, Path], chosen: Choices) -> Found:
+    """What the lists say.
+
+    Raises:
+        UserError: a list is of another form, or no entry has a label.
+    """
+    examples: list[Example] = []
+    gone: list[str] = []
+    unlabelled = 0
+    named: dict[int, str] = {}
+    for site, path in lists.items():
+        named |= _structures(path)
+        for split, entries in read_lists(path).items():
+            for number, entry in enumerate(entries):
+                example = _example(files.root, path, site, split, entry, f"{path.name}: {split}[{number}]")
+                unlabelled += not example.label
+                if example.label and not (files.root / example.image).is_file():
+                    gone.append(example.image)
+                elif example.label:
+                    examples.append(example)
+    if not examples:
+        raise UserError(f"init: no entry of {next(iter(lists.values())).name} has a label and a file that is there")
+    examples = _grouped(examples, chosen)
+    notes: tuple[str, ...] = (f"{unlabelled} entries have no label and are left out",) if unlabelled else ()
+    notes += (f"{len(gone)} images of the lists are not there and left out, e.g. {gone[0]}",) if gone else ()
+    return _of(files, examples, named, chosen, notes)
+
+
+def _grouped(examples: Sequence[Example], chosen: Choices) -> list[Example]:
+    """With the keys alone by which patients may be grouped: a run's configuration lists their values, and may leave.
+
+    Any other key may be a name or a number of a patient.
+    """
+    columns = tuple(dict.fromkeys(key for one in examples for key in one.about))
+    table = pd.DataFrame(
+        [{name: one.about.get(name, "").strip() for name in columns} for one in examples], dtype=object
+    )
+    groups = grouped_by(table, group_columns(table, [], chosen.groups)) if columns else [{} for _ in examples]
+    return [replace(one, about=about) for one, about in zip(examples, groups, strict=True)]
+
+
+def _of(
+    files: Files, examples: Sequence[Example], named: Mapping[int, str], chosen: Choices, notes: tuple[str, ...]
+) -> Found:
+    whence = "patient_id of the lists" if any(one.patient for one in examples) and chosen.patient != "none" else ""
+    if not whence and chosen.patient != "none":
+        levels = level_table(files, [one.image for one in examples], chosen)
+        patients, whence = patients_of(levels, [one.site for one in examples], "", chosen)
+        examples = [replace(one, patient=patient) for one, patient in zip(examples, patients, strict=True)]
+    if all(is_image(one.label) for one in examples):
+        missing = [one for one in examples if not (files.root / one.label).is_file()]
+        if missing:
+            text = f"{len(missing)} masks of the lists are not there and their images left out"
+            notes += (f"{text}, e.g. {missing[0].label}",)
+            examples = [one for one in examples if one not in missing]
+        classes, options = masks.structures(files.root, [one.label for one in examples], chosen.classes, named)
+        return Found("segmentation", "datalists with masks", examples, classes, options, whence, notes)
+    check_outcome("label", [one.label for one in examples], chosen)
+    names = class_names((one.label for one in examples), chosen.classes)
+    return Found("classification", "datalists with classes", examples, names, {}, whence, notes)
+
+
+def _structures(path: Path) -> dict[int, str]:
+    """Pixel value -> name, from the Decathlon's "labels" without the background."""
+    labels = json.loads(path.read_text(encoding="utf-8")).get("labels", {})
+    if not isinstance(labels, dict):
+        return {}
+    pairs = [(key, name) if str(key).isdigit() else (name, key) for key, name in labels.items()]  # nnU-Net: name first
+    return {int(value): str(name) for value, name in pairs if str(value).isdigit() and int(value)}
+
+
+def _example(root: Path, path: Path, site: str, split: str, entry: Any, where: str) -> Example:
+    if not isinstance(entry, dict) or not isinstance(entry.get("image"), str):
+        raise UserError(f'init: {where}: expected {{"image": ..., "label": ...}}')
+    label = entry.get("label")
+    text = "" if label is None or is_missing(str(label)) else str(label)
+    if is_image(text):
+        text = _relative(root, path, text)
+    patient = next((str(entry[key]) for key in PATIENTS if entry.get(key) is not None), "")
+    others = {key: value for key, value in entry.items() if key not in KNOWN}
+    about = {key: str(value) for key, value in others.items() if isinstance(value, (str, int, float))}
+    # The Decathlon's training list is all there is to divide: its test images have no labels.
+    split = "" if path.stem == DESCRIPTION and split == SPLITS[0] else split
+    frame = entry.get("frame")
+    if frame is not None and (type(frame) is not int or frame < 0):
+        raise UserError(f"init: {where}: frame: expected a whole number from 0, got {frame!r}")
+    return Example(site, _relative(root, path, entry["image"]), text, split, patient, about, frame=frame)
+
+
+def _relative(root: Path, path: Path, text: str) -> str:
+    found = Path(os.path.normpath(path.parent.relative_to(root) / text)).as_posix()
+    if found.startswith("..") or Path(text).is_absolute():
+        raise UserError(f"init: {path.name}: expected paths inside {root}, got {shown(text)}")
+    return found
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What is to be written.
+
+    Attributes:
+        found: what the folder holds, every example in a split.
+        splits: in words, where the splits are from.
+        links: images that are symbolic links whose files lie outside of the folder.
+    """
+
+    found: Found
+    splits: tuple[str, ...]
+    links: tuple[str, ...]
+
+
+def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
+    """Look at ``root`` and read one image of each site, all masks' values and all tables; ``tell`` how far it is.
+
+    Raises:
+        UserError: nothing can be made of it, in one line that says why.
+    """
+    files = walk(root, tell)
+    found = _found(files, chosen)
+    check_texts(found)
+    if chosen.kind and found.kind != chosen.kind:
+        raise UserError(f"--kind: expected {found.kind}, which is what {root} holds, got {chosen.kind}")
+    if not found.examples:
+        raise UserError(f"init: nothing in {root} has a label")
+    for site in chosen.without:
+        if site not in found.sites:
+            raise UserError(f"--without: {unlisted('site', site, found.sites)}")
+    if chosen.without:
+        found = replace(found, examples=[one for one in found.examples if one.site not in chosen.without])
+    if found.form.masks:
+        check_sites(files.root, {site: [one.label for one in found.of(site)] for site in found.sites})
+    else:
+        check_sites_agree(found.examples, chosen)
+    found = with_slices(files, found, chosen)
+    notes = found.notes + _linked(root)
+    if files.others:
+        notes += (f"{len(files.others)} images of other formats are not read, e.g. {files.others[0]}",)
+    if files.dead:
+        notes += (f"{len(files.dead)} symbolic links lead nowhere and are left out, e.g. {files.dead[0]}",)
+    if chosen.window and found.form.table:
+        raise UserError("--window: goes with images, got a table")
+    if chosen.window:
+        found = replace(found, options={**found.options, "window": chosen.window})
+    if chosen.patient == "none":
+        found = replace(found, patients="", examples=[replace(one, patient="") for one in found.examples])
+    notes += _shared_ids(found)
+    divided, splits = with_splits(replace(found, notes=notes), chosen.new_splits)
+    for site in divided.sites:
+        one = divided.of(site)[0]
+        if one.image:
+            pixels(root, one.image, one.frame)
+    used = {path for one in divided.examples for path in (one.image, one.label)}
+    return Proposal(divided, splits, tuple(path for path in files.links_out if path in used))
+
+
+def _shared_ids(found: Found) -> tuple[str, ...]:
+    """What to say where the same patient stands at several sites."""
+    sites: dict[str, set[str]] = {}
+    for one in found.examples:
+        if one.patient:
+            sites.setdefault(patient_key(one.patient), set()).add(one.site)
+    shared = sum(len(own) > 1 for own in sites.values())
+    text = f"{shared} names of patients stand at several sites and are taken for different people there"
+    return (text,) if shared else ()
+
+
+def _linked(root: Path) -> tuple[str, ...]:
+    """What to say of lists and tables whose content comes from outside of ``root``, by a symbolic link."""
+    if root.is_file():
+        return ()
+    home, read = root.resolve(), list(lists_in(root).values()) or tables_in(root)
+    out = [path.relative_to(root).as_posix() for path in read if not path.resolve().is_relative_to(home)]
+    if not out:
+        return ()
+    which = f"{len(out)} of {len(read)} lists or tables are symbolic links out of {root}, e.g. {out[0]}"
+    return (f"{which}: what they hold is copied into the folder",)
+
+
+def _found(files: Files, chosen: Choices) -> Found:
+    if files.root.is_file():
+        return examples_in_tables(files, tables_in(files.root), chosen)
+    if lists := lists_in(files.root):
+        return images_in_lists(files, lists, chosen)
+    if paths := tables_in(files.root):
+        return examples_in_tables(files, paths, chosen)
+    return images_in_folders(files, chosen)
+
+
+SHARES = {"training": 0.6, "validation": 0.15, "testing": 0.25}
+FOLDS = 20
+"""Most parts that patients are dealt into; splits are made of whole parts."""
+
+
+def with_splits(found: Found, anew: bool) -> tuple[Found, tuple[str, ...]]:
+    """``found`` with every example in a split, and in words what was drawn.
+
+    What the layout says stands unless ``anew``; a split that a site lacks is drawn from its training examples.
+
+    Raises:
+        UserError: the layout has a patient in two splits, or a site has too few patients to divide.
+    """
+    examples: list[Example] = []
+    drawn: list[str] = []
+    for site in found.sites:
+        own = [replace(one, split="") for one in found.of(site)] if anew else found.of(site)
+        _check_apart(site, own, found.patients)
+        missing = [split for split in SPLITS[1:] if not any(one.split == split for one in own)]
+        loose = [k for k, one in enumerate(own) if not one.split or (missing and one.split == SPLITS[0])]
+        if loose:
+            drawn.append(site)
+            settled = {patient_key(one.patient): one.split for one in own if one.split in SPLITS[1:] and one.patient}
+            splits = [SPLITS[0], *missing]
+            for k, split in zip(loose, _drawn(site, [own[k] for k in loose], splits, not found.form.masks)):
+                own[k] = replace(own[k], split=settled.get(patient_key(own[k].patient), split))
+        examples += own
+    kept = [site for site in found.sites if site not in drawn]
+    words: tuple[str, ...] = (
+        (f"drawn by {'patient' if found.patients else 'example'} at {some(drawn)}",) if drawn else ()
+    )
+    words += (f"as they are at {some(kept)}",) if kept else ()
+    return replace(found, examples=examples), words
+
+
+def patient_key(patient: str) -> str:
+    """``patient`` as spellings of one agree: without case, spaces and leading zeros."""
+    plain = "".join(patient.casefold().split())
+    return plain.lstrip("0") or plain[:1] if plain.isdigit() else plain
+
+
+def _check_apart(site: str, own: Sequence[Example], whence: str) -> None:
+    splits: dict[str, set[str]] = defaultdict(set)
+    images: dict[tuple[str, int | None], set[str]] = defaultdict(set)
+    for one in own:
+        if one.patient and one.split:
+            splits[patient_key(one.patient)].add(one.split)
+        if one.image and one.split:
+            images[one.image, one.frame].add(one.split)
+    if twice := [image for (image, _), where in images.items() if len(where) > 1]:
+        raise UserError(
+            f"init: {site}: {len(twice)} images are in two splits, e.g. {twice[0]}; --new-splits draws them anew"
+        )
+    if both := [patient for patient, where in splits.items() if len(where) > 1]:
+        text = f"{len(both)} patients are in two splits, by {whence}; --new-splits draws them anew"
+        raise UserError(f"init: {site}: {text}, --patient COLUMN or none says who they are")
+
+
+def _drawn(site: str, loose: Sequence[Example], splits: Sequence[str], labelled: bool) -> list[str]:
+    """The split of each example: folds of patients, stratified by class, are dealt to the splits by their shares."""
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+
+    if len(splits) == 1:
+        return [splits[0]] * len(loose)
+    # Examples without a patient are patients of their own; slices of one file belong together.
+    names = [patient_key(one.patient) or f"\0{one.image or number}" for number, one in enumerate(loose)]
+    patients = np.unique(names, return_inverse=True)[1]
+    n = int(patients.max()) + 1
+    if n < len(splits):
+        raise UserError(
+            f"init: {site}: expected at least {len(splits)} patients or examples to divide, got {n} "
+            f"(--without {site} leaves it out)"
+        )
+    labels = np.unique([one.label if labelled else "" for one in loose], return_inverse=True)[1]
+    most = max(Counter(labels.tolist()).values())
+    k = max(len(splits), min(FOLDS, n, most))
+    plain = n == len(loose)  # grouping costs time that grows with the patients
+    if most < k:  # no class can be spread over the folds
+        labels = np.zeros_like(labels)
+    folds = (StratifiedKFold if plain else StratifiedGroupKFold)(k, shuffle=True, random_state=0)
+    fold_of = np.empty(len(loose), dtype=int)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a class with fewer patients than folds: spread as far as it goes
+        for number, (_, rows) in enumerate(folds.split(labels, labels, patients)):
+            fold_of[rows] = number
+    # A fold may be empty where patients have many examples each.
+    order = [number for number in range(k) if (fold_of == number).any()]
+    if len(order) < len(splits):
+        raise UserError(f"init: {site}: expected patients for {len(splits)} splits, got {len(order)} parts of them")
+    sizes = _sizes([SHARES[split] for split in splits], len(order))[1:]
+    where = dict.fromkeys(order, splits[0])
+    taken = iter(order)
+    for split, size in zip(splits[1:], sizes):
+        where |= {next(taken): split for _ in range(size)}
+    return [where[number] for number in fold_of.tolist()]
+
+
+def _sizes(shares: Sequence[float], n: int) -> list[int]:
+    """``n`` parts by ``shares``, at least one each, the largest remainders first."""
+    exact = [share / sum(shares) * n for share in shares]
+    sizes = [max(1, int(value)) for value in exact]
+    while sum(sizes) > n:
+        sizes[sizes.index(max(sizes))] -= 1
+    for k in sorted(range(len(sizes)), key=lambda k: sizes[k] - exact[k])[: n - sum(sizes)]:
+        sizes[k] += 1
+    return sizes

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images in folders: masks beside them, or a folder for each class; sites, patients and splits by folders, names and
+DICOM headers, of which nothing is meant to leave a site."""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fairflare.core.errors import UserError
+from fairflare.core.order import in_order, some
+from fairflare.core.suggest import unlisted
+from fairflare.data.readers import naming
+from fairflare.data.readers.dicom import DEFERRED, is_dicom, pydicom_quietly
+from fairflare.data.readers.naming import stem
+from fairflare.import_data import masks
+from fairflare.import_data.labels import HEADERS as HEADERS_OF
+from fairflare.import_data.labels import group_columns, grouped_by
+from fairflare.import_data.levels import FOLDER, Roles, roles
+from fairflare.import_data.proposal import (
+    Choices,
+    Files,
+    Found,
+    Reading,
+    as_examples,
+    class_names,
+    root_name,
+    site_name,
+    site_names,
+)
+from fairflare.import_data.words import COUNTED, mostly, says_class, split_word
+from fairflare.tasks.forms import IMAGES, MASKED_IMAGES
+
+KEYWORDS = (
+    "PatientID",
+    "StudyInstanceUID",
+    "SeriesInstanceUID",
+    "PatientSex",
+    "PatientAge",
+    "Manufacturer",
+    "ManufacturerModelName",
+    "StationName",
+    "InstitutionName",
+    "Modality",
+    "PhotometricInterpretation",
+)
+"""Those that patients, groups and series are known from."""
+NO_TEXT = ("SQ", "OB", "OW", "OF", "OD", "OL", "OV", "UN", "OB or OW")
+"""Kinds of attributes that are no cell of a table."""
+LONGEST = 1024
+"""Characters of a cell."""
+THREADS = 8
+OFTEN = 100
+"""Files after which it is told how many have been read."""
+
+
+def headers(
+    paths: Sequence[Path],
+    keywords: Sequence[str] = KEYWORDS,
+    tell: Callable[[str, int], None] = lambda part, done: None,
+) -> pd.DataFrame:
+    """A row for each of ``paths``, which are its index, and a column of text for each of ``keywords``.
+
+    A cell is "" where the file is no DICOM or does not say; several values are joined by a backslash, as DICOM does.
+    Pixels are not read.
+
+    Args:
+        keywords: of DICOM's dictionary.
+        tell: called now and then with what is counted, and how many there are so far.
+
+    Raises:
+        UserError: a keyword is none of the DICOM dictionary's, or its values are no text.
+    """
+    for keyword in keywords:
+        _check(keyword)
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+        rows = []
+        for row in pool.map(lambda path: _row(path, keywords), paths):
+            rows.append(row)
+            if len(rows) % OFTEN == 0:
+                tell("headers", len(rows))
+    return pd.DataFrame(rows, index=pd.Index(list(paths), dtype=object), columns=list(keywords), dtype=object)
+
+
+def _check(keyword: str) -> None:
+    from pydicom.datadict import dictionary_VR, keyword_dict, tag_for_keyword
+
+    tag = tag_for_keyword(keyword)
+    if tag is None:
+        raise UserError(
+            unlisted("DICOM keyword", keyword, keyword_dict, "expected one such as PatientID or StationName")
+        )
+    if dictionary_VR(tag) in NO_TEXT:
+        raise UserError(f"DICOM keyword {keyword}: expected one whose values are text or numbers")
+
+
+def _row(path: Path, keywords: Sequence[str]) -> list[str]:
+    if not is_dicom(path):
+        return [""] * len(keywords)
+    pydicom = pydicom_quietly()
+    try:
+        found = pydicom.dcmread(path, stop_before_pixels=True, defer_size=DEFERRED, specific_tags=list(keywords))
+        return [_cell(found.get(keyword)) for keyword in keywords]
+    except Exception:  # pydicom raises whatever it meets; who reads the pixels says what is wrong
+        return [""] * len(keywords)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    several = isinstance(value, (list, tuple)) or type(value).__name__ == "MultiValue"
+    text = "\\".join(str(one) for one in value) if several else str(value)
+    return text.strip().strip("\0")[:LONGEST]
+
+
+PARTS = re.compile(r"[_. ()-]+")
+"""What stands between the parts of a file's name."""
+NAME = "name"
+"""The level of the part of files' names that says the patient."""
+LEAST_PATIENTS = 5
+"""Of a site: fewer beginnings of names are series or scanners rather than patients."""
+LARGEST_SHARE = 1 / 3
+"""Of a site's images that one patient may have, where names alone say who it is."""
+OTHER_DEPTH = 0.1
+"""Share of the images that may lie at another depth of folders than the others."""
+PATIENT_HEADERS = ("PatientID", "StudyInstanceUID")
+SPLIT = "@split"
+DECATHLON = {"imagestr": "training", "imagesval": "validation", "imagests": "testing"}
+
+
+def images_in_folders(files: Files, chosen: Choices) -> Found:
+    """What ``files`` without any list or table say by their names, folders and headers.
+
+    Raises:
+        UserError: there are no images, nothing says their class and no mask lies beside them, or what is there may be
+            read in two ways and nobody can be asked.
+    """
+    if not files.images:
+        others = f"; {len(files.others)} of other formats, e.g. {files.others[0]}" if files.others else ""
+        raise UserError(f"init: {files.root} holds no image that can be read, no table and no datalist{others}")
+    paired, alone = naming.pairs(files.images)
+    with_masks = chosen.kind != IMAGES.name and any(paired.values())
+    if not with_masks and chosen.kind == MASKED_IMAGES.name:
+        text = "expected masks beside the images (x_mask.png) or in a folder of their own (masks/x.png)"
+        raise UserError(f"init: {text}, found none")
+    if with_masks and not chosen.kind and _masks_or_classes(paired, chosen):
+        with_masks = False
+    if with_masks:
+        return _segmentation(files, paired, alone, chosen)
+    return _classification(files, [path for path in files.images if not naming.is_mask(path)] or files.images, chosen)
+
+
+def _masks_or_classes(paired: Mapping[str, str], chosen: Choices) -> bool:
+    """Whether images with masks, in folders that are called like classes, are taken for images of classes."""
+    last = {folders[-1] for path in paired if (folders := _plain_folders(path))}
+    if chosen.classes or len(last) < 2 or not mostly([says_class(name) for name in last]):
+        return False
+    readings = [
+        Reading("the masks are the labels", "--kind segmentation"),
+        Reading(f"the folders {some(in_order(last), 3)} are the classes", "--kind classification"),
+    ]
+    return bool(chosen.ask("images have masks and lie in folders that are called like classes", readings))
+
+
+def _segmentation(files: Files, paired: Mapping[str, str], alone: Sequence[str], chosen: Choices) -> Found:
+    images = [path for path, mask in paired.items() if mask]
+    table = level_table(files, images, chosen)
+    role = roles(_of_levels(table), chosen, labelled=False)
+    sites = _sites(files, table, role, chosen)
+    patients, whence = patients_of(table, sites, role.patient, chosen)
+    masks_of = [paired[path] for path in images]
+    examples = as_examples(sites, images, masks_of, table[SPLIT], patients, abouts(table, chosen))
+    if not examples:
+        raise UserError("init: expected masks beside the images, found none")
+    classes, options = masks.structures(files.root, [one.label for one in examples], chosen.classes, {})
+    without = [path for path, mask in paired.items() if not mask]
+    notes = _note(without, "have no mask and are left out") + _note(alone, "are masks without an image")
+    layout = "images, with masks beside them or in a folder of their own"
+    return Found("segmentation", layout, examples, classes, options, whence, notes)
+
+
+def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Found:
+    table = level_table(files, images, chosen)
+    depths = Counter(len(_plain_folders(path)) for path in images)
+    usual = depths.most_common(1)[0][0]
+    odd = [path for path in images if len(_plain_folders(path)) != usual]
+    if not usual and chosen.label in ("", "none"):
+        text = "expected a folder for each class, masks beside the images, a table or a datalist"
+        raise UserError(f"init: {len(images)} images and nothing that says their labels; {text}")
+    if len(odd) > OTHER_DEPTH * len(images):
+        text = f"{usual} folders deep, but {len(odd)} of {len(images)} are not, e.g. {odd[0]}"
+        raise UserError(f"init: expected all images in as many folders; most are {text}")
+    inside = table[~table["image"].isin(odd)].reset_index(drop=True)
+    role = roles(_of_levels(inside), chosen, labelled=True)
+    if not role.label:
+        text = "expected a folder for each class, masks beside the images, a table or a datalist"
+        raise UserError(f"init: {len(images)} images and nothing that says their labels; {text}")
+    sites = _sites(files, inside, role, chosen)
+    patients, whence = patients_of(inside, sites, role.patient, chosen)
+    classes = class_names(inside[role.label], chosen.classes)
+    parts = (inside[name] for name in ("image", role.label, SPLIT))
+    examples = as_examples(sites, *parts, patients, abouts(inside, chosen))
+    notes = _note(odd, "lie at another depth than the others and are left out")
+    layout = "images in a folder for each class"
+    return Found("classification", f"{layout}; {_how(inside, role)}", examples, classes, {}, whence, notes)
+
+
+def _how(table: pd.DataFrame, role: Roles) -> str:
+    of_site = f"{role.site} is the hospital" if role.site else "all of one hospital"
+    return f"{of_site}, {role.label} the class"
+
+
+def level_table(files: Files, images: Sequence[str], chosen: Choices) -> pd.DataFrame:
+    """One row per image: its path, "folder1" (outermost) ..., its split where a folder says it, DICOM headers, "name".
+
+    Headers are read where an image is DICOM: those that say the patient, and those that ``chosen`` names.
+    """
+    folders = [_plain_folders(path) for path in images]
+    deepest = max(map(len, folders), default=0)
+    content: dict[str, list[str]] = {"image": list(images), SPLIT: [_split(path) for path in images]}
+    content |= {f"{FOLDER}{k + 1}": [own[k] if k < len(own) else "" for own in folders] for k in range(deepest)}
+    if any(found := _patients_in([stem(path) for path in images], chosen)):
+        content[NAME] = found
+    table = pd.DataFrame(content, dtype=object)
+    known = {HEADERS_OF.get(name, name): name for name in (*chosen.levels.values(), *chosen.groups)}
+    own = [path for path in images if path in files.dicom]
+    if own:
+        wanted = dict.fromkeys([*PATIENT_HEADERS, *(level for level in known if level not in table.columns)])
+        head = headers([files.root / path for path in own], list(wanted), files.tell)
+        head.index = pd.Index(own)
+        head = head.rename(columns={header: name for header, name in known.items() if header in wanted})
+        table = table.join(head.reindex(images).fillna("").reset_index(drop=True))
+    return table
+
+
+def _patients_in(stems: Sequence[str], chosen: Choices) -> list[str]:
+    """The part of each name that may be the patient: with a digit, no number of a picture, and the same for several.
+
+    Raises:
+        UserError: two parts may be, and nobody can be asked.
+    """
+    parts = [[part for part in PARTS.split(name) if part] for name in stems]
+    fits: dict[int, list[str]] = {}
+    for place in range(max((len(own) for own in parts), default=0)):
+        found = [own[place] if len(own) > max(place, 1) and _may_be_patient(own, place) else "" for own in parts]
+        filled = [part for part in found if part]
+        if 2 * len(filled) >= len(found) and len(set(filled)) < len(filled) and len(set(filled)) >= LEAST_PATIENTS:
+            fits[place] = found
+    if len(fits) > 1 and chosen.patient == "":
+        first, other = (fits[place] for place in list(fits)[:2])
+        if all(len(set(found)) > 1 for found in (first, other)) and not _nests(first, other):
+            readings = [
+                Reading(f"the first part, {some(in_order(filter(None, first)), 3)}", "--patient name"),
+                Reading(
+                    f"another part, as {some(in_order(filter(None, other)), 3)}", "rename the files, or --patient none"
+                ),
+            ]
+            if chosen.ask("two parts of the files' names may be the patient", readings):
+                return other
+    return next(iter(fits.values()), [""] * len(stems))
+
+
+def _may_be_patient(parts: Sequence[str], place: int) -> bool:
+    """Whether part number ``place`` has a digit and is no number of a picture, no date and no last plain number."""
+    part = parts[place].lower()
+    word = part.rstrip("0123456789")
+    last_number = place > 0 and place == len(parts) - 1 and part.isdigit()
+    return (
+        any(sign.isdigit() for sign in part)
+        and (word not in COUNTED or (place == 0 and len(word) == 1))
+        and not last_number
+    )
+
+
+def _nests(first: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether each value of ``other`` goes with one of ``first`` alone, as a study with its patient."""
+    pairs = {(a, b) for a, b in zip(first, other, strict=True) if a and b}
+    return len(pairs) == len({b for _, b in pairs})
+
+
+def _of_levels(table: pd.DataFrame) -> pd.DataFrame:
+    return table.drop(columns=["image", SPLIT])
+
+
+def _plain_folders(path: str) -> tuple[str, ...]:
+    """The folders of an image that may say site, class or patient."""
+    return tuple(unicodedata.normalize("NFC", name) for name in naming.folders_of(path) if not split_word(name))
+
+
+def _split(path: str) -> str:
+    words = [word for name in naming.folders_of(path) if (word := split_word(name))]
+    words += [found for part in path.lower().split("/")[:-1] if (found := DECATHLON.get(part))]
+    return words[0] if words else ""
+
+
+def _sites(files: Files, table: pd.DataFrame, role: Roles, chosen: Choices) -> list[str]:
+    """The site of each image; one that no level says is called by the one folder that all lie in, or by the root."""
+    if role.site:
+        if empty := int((table[role.site] == "").sum()):
+            raise UserError(f"--site {role.site}: expected a value for every image, {empty} have none")
+        names = site_names(table[role.site].unique())
+        return [names[name] for name in table[role.site]]
+    outer = f"{FOLDER}1"
+    alone = outer in table.columns and table[outer].nunique() == 1 and role.label != outer and chosen.site != "none"
+    name = site_name(str(table[outer].iloc[0])) if alone else root_name(files.root)
+    return [name] * len(table)
+
+
+def patients_of(table: pd.DataFrame, sites: Sequence[str], level: str, chosen: Choices) -> tuple[list[str], str]:
+    """The patient of each image, "" where unknown, and in words where that is known from; "" where nothing says it.
+
+    A level that the user names comes first, then a DICOM header (unless all files have the same, as after
+    anonymisation), then a folder, then the beginning of the files' names.
+    """
+    none = [""] * len(table)
+    if chosen.patient == "none":
+        return none, ""
+    if chosen.patient:
+        return list(table[chosen.patient]), chosen.patient
+    others = [name for name in (level, NAME, PATIENT_HEADERS[1]) if name in table.columns]
+    for header in PATIENT_HEADERS:
+        found = table[header] if header in table.columns else pd.Series(dtype=object)
+        # After anonymisation all files of a site may have the same, or some of them none: the study tells them apart.
+        known = found.groupby(list(sites)).nunique() if len(found) else found
+        whole = len(found) > 0 and bool((found != "").all())
+        same = not whole or bool((known <= 1).all())
+        each = found.nunique() == len(table) and any(table[name].nunique() < len(table) for name in others)
+        if not same and not each:
+            return list(found), f"the DICOM header {header}"
+    dicom = [name for name in PATIENT_HEADERS if name in table.columns and (table[name] != "").any()]
+    if dicom and (table[dicom] == "").all(axis=1).any():
+        n = int((table[dicom] == "").all(axis=1).sum())
+        raise UserError(
+            f"init: {n} of {len(table)} images have no DICOM header that says the patient; --patient none or LEVEL"
+        )
+    if level:
+        return list(table[level]), "their folders"
+    if NAME in table.columns and _are_patients(table[NAME], sites):
+        return list(table[NAME]), "the beginning of the files' names"
+    return none, ""
+
+
+def _are_patients(names: pd.Series, sites: Sequence[str]) -> bool:
+    """Whether the beginnings of names repeat as patients do: several at each site, none with most of its images."""
+    if 2 * (names != "").sum() < len(names) or not names[names != ""].duplicated().any():
+        return False
+    fits = []
+    for _, own in names.groupby(list(sites)):
+        counts = own[own != ""].value_counts()
+        fits.append(len(counts) >= LEAST_PATIENTS and counts.iloc[0] <= max(LARGEST_SHARE * len(own), 2))
+    return mostly(fits)
+
+
+def abouts(table: pd.DataFrame, chosen: Choices) -> list[dict[str, str]]:
+    """By which patients are grouped: the levels of ``chosen.groups``; ages as bands."""
+    wanted = [name for name in table.columns if name in chosen.groups]
+    return grouped_by(table, group_columns(table[wanted], wanted, chosen.groups))
+
+
+def _note(paths: Sequence[str], says: str) -> tuple[str, ...]:
+    return (f"{len(paths)} images {says}, e.g. {paths[0]}",) if paths else ()

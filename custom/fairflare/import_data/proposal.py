@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``fairflare init`` makes of a folder, whatever its layout, before splits are drawn and files written.
+
+What can be read in two ways is asked where somebody is at a terminal; a script gets one line with both readings and
+their flags.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fairflare.core.errors import UserError
+from fairflare.core.order import in_order, natural
+from fairflare.core.validation import CONTROL, shown
+from fairflare.data.readers.geometry import form_of, looks_like_image
+from fairflare.data.readers.naming import is_image
+from fairflare.data.readers.tables import MISSING, SUFFIXES
+from fairflare.tasks.forms import FORMS, DataForm
+from fairflare.tasks.kinds.own import INSIDE
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read the data: in words, and the flags of ``fairflare init`` that decide for it."""
+
+    words: str
+    flags: str
+
+
+Ask = Callable[[str, Sequence[Reading]], int]
+"""What is unclear and the readings -> the number of the one that holds."""
+
+
+def refuse(what: str, readings: Sequence[Reading]) -> int:
+    """Raise UserError with all readings and what decides for each, as nobody is there to choose."""
+    ways = "; or ".join(f"{one.words} ({one.flags})" for one in readings)
+    raise UserError(f"init: {what}: either {ways}")
+
+
+SPLITS = ("training", "validation", "testing")
+SPLIT_WORDS = {
+    "training": ("train", "training", "tr", "trn"),
+    "validation": ("val", "valid", "validation", "dev", "tuning"),
+    "testing": ("test", "testing", "ts", "tst", "holdout"),
+}
+SPLIT_OF = {word: split for split, words in SPLIT_WORDS.items() for word in words}
+NO_VALUE = frozenset({*MISSING} - {"none", "-"}) | {"<na>", "#n/a"}
+"""Cells, in lower case, that say nothing."""
+MOST_CLASSES = 50
+"""More different labels than these are no classes but a number or a text."""
+LONGEST_SITE = 60
+
+
+@dataclass(frozen=True)
+class Example:
+    """One image or one row of a table.
+
+    Attributes:
+        site: the site's name.
+        image: its path relative to the folder; empty: a row.
+        label: a class's name, or the path of a mask; empty: none.
+        split: one of ``SPLITS``, or empty where the layout does not say.
+        patient: whose it is; empty: unknown.
+        about: attributes of the patient.
+        cells: a row's features.
+        frame: which slice of a file of several, from 0; None: the file is one slice.
+    """
+
+    site: str
+    image: str = ""
+    label: str = ""
+    split: str = ""
+    patient: str = ""
+    about: Mapping[str, str] = field(default_factory=dict)
+    cells: Mapping[str, str] = field(default_factory=dict)
+    frame: int | None = None
+
+
+def as_examples(*columns: Iterable[Any]) -> list[Example]:
+    """One for each row of ``columns``, which are ``Example``'s in their order."""
+    return [Example(*one) for one in zip(*columns, strict=True)]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a folder holds.
+
+    Attributes:
+        kind: the name of their form, see ``tasks.forms``.
+        layout: in words.
+        examples: all that have a label.
+        classes: of the labels, or the structures.
+        options: of the task, beside classes.
+        patients: where they are known from, in words; empty: every example is taken for a patient.
+        notes: what is worth knowing, a line each.
+        suspects: features that may be known only after the outcome, a line each.
+    """
+
+    kind: str
+    layout: str
+    examples: Sequence[Example]
+    classes: tuple[str, ...]
+    options: Mapping[str, str] = field(default_factory=dict)
+    patients: str = ""
+    notes: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
+
+    @property
+    def form(self) -> DataForm:
+        return FORMS[self.kind]
+
+    @cached_property
+    def _by_site(self) -> dict[str, list[Example]]:
+        found: dict[str, list[Example]] = {}
+        for one in self.examples:
+            found.setdefault(one.site, []).append(one)
+        return found
+
+    @property
+    def sites(self) -> list[str]:
+        return in_order(self._by_site)
+
+    def of(self, site: str) -> list[Example]:
+        return list(self._by_site[site])
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the user says of the data; empty where it is to be found out.
+
+    A level is a table's column, a folder ("folder1" is the outermost), "name" (the beginning of the files' names) or a
+    keyword of DICOM headers ("PatientID").
+
+    Attributes:
+        kind: see ``Found``.
+        classes: names of the classes or structures, in order.
+        label: the level of the label.
+        site: the level of the site; "none": one site.
+        patient: the level of the patient; "none": every example is one.
+        groups: levels by which patients are grouped, beside those with usual names.
+        categories: columns of numbers that are codes of categories.
+        keep: features that are taken though they may be known only after the outcome.
+        leave_out: columns that are no features.
+        missing: cells that stand for a missing value, as 999 or -9.
+        since: the column of dates from which other dates count; empty: dates are left out.
+        slices: every how many slices of a volume one is taken; 0: volumes are refused.
+        window: CENTRE,WIDTH or "file", see ``data.readers.pictures``.
+        without: sites that are left out.
+        new_splits: draw splits also where the layout has them.
+        ask: what decides between two readings; refuses by default.
+    """
+
+    kind: str = ""
+    classes: tuple[str, ...] = ()
+    label: str = ""
+    site: str = ""
+    patient: str = ""
+    groups: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    leave_out: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    since: str = ""
+    slices: int = 0
+    window: str = ""
+    without: tuple[str, ...] = ()
+    new_splits: bool = False
+    ask: Ask = refuse
+
+    @property
+    def levels(self) -> dict[str, str]:
+        """Flag -> the level that it names, of every flag that names one."""
+        named = {"--label": self.label, "--site": self.site, "--patient": self.patient, "--since": self.since}
+        return {flag: name for flag, name in named.items() if name and name != "none"}
+
+
+def is_missing(text: str) -> bool:
+    return text.strip().lower() in NO_VALUE
+
+
+def class_names(labels: Iterable[str], chosen: Sequence[str]) -> tuple[str, ...]:
+    """The classes of ``labels`` in natural order, or as ``chosen``.
+
+    Raises:
+        UserError: fewer than two, too many to be classes, a comma in a name, or a label that is not among ``chosen``.
+    """
+    counts = Counter(labels)
+    names = in_order(counts)
+    if chosen:
+        strange = [name for name in names if name not in chosen]
+        if strange:
+            raise UserError(f"--classes: expected the labels of the data, which have {shown(strange[0])} too")
+        return tuple(chosen)
+    if len(names) > MOST_CLASSES:
+        raise UserError(f"init: {len(names)} different labels, such as {shown(names[0])}, are no classes")
+    if len(names) < 2:
+        got = shown(names[0]) if names else "none"
+        raise UserError(f"init: expected labels of two classes or more, got {got} (--classes A,B names them)")
+    if odd := [name for name in names if "," in name]:
+        raise UserError(f"init: expected class names without commas, got {shown(odd[0])}")
+    return tuple(names)
+
+
+def site_name(text: str) -> str:
+    """``text`` as a site may be called: it names files."""
+    text = unicodedata.normalize("NFC", text)
+    plain = re.sub(r"[^\w .-]", "-", text.strip())[:LONGEST_SITE].strip(" .-_")
+    return plain or "site"
+
+
+def site_names(texts: Iterable[str]) -> dict[str, str]:
+    """Every text -> the site's name; UserError where two different ones would have the same."""
+    found: dict[str, str] = {}
+    seen: dict[str, str] = {}
+    for text in in_order(texts):
+        name = site_name(text)
+        plain = unicodedata.normalize("NFC", text.strip())
+        if seen.setdefault(name, plain) != plain:
+            raise UserError(
+                f"init: sites {shown(seen[name])} and {shown(text)} would both be called {name!r}: rename one"
+            )
+        found[text] = name
+    return found
+
+
+def check_sites(names: Iterable[str]) -> None:
+    """Raise UserError where two sites' names differ by upper and lower case alone, or one is no site's."""
+    seen: dict[str, str] = {}
+    for name in in_order(names):
+        if name.lower() in ("dataset", "shared", "sites"):
+            raise UserError(f"init: a site cannot be called {name!r}; rename its folder or column")
+        if name.lower() in seen:
+            raise UserError(f"init: sites {seen[name.lower()]!r} and {name!r} differ by upper and lower case alone")
+        seen[name.lower()] = name
+
+
+def check_texts(found: Found) -> None:
+    """Raise UserError where a name or a value holds control characters, or bytes that are no text."""
+    texts = {text for one in found.examples for text in (one.image, one.label, one.patient, *one.about.values())}
+    texts |= {cell for one in found.examples for cell in one.cells.values()}
+    texts |= {*found.classes, *found.options.values(), *(key for one in found.examples for key in one.about)}
+    names = {text for one in found.examples for text in (one.image, one.label, one.site, one.patient)}
+    if odd := next((text for text in sorted({*names, *found.classes}) if re.search(r"[\n\r\t]", text)), ""):
+        raise UserError(f"init: expected names without line ends and tabs, got {shown(odd)}")
+    if odd := next((text for text in sorted(texts) if CONTROL.search(text)), ""):
+        raise UserError(f"init: expected names and values without control characters, got {shown(odd)}")
+
+
+def root_name(root: Path) -> str:
+    return site_name(root.resolve().name or "site")
+
+
+OTHERS = (".tif", ".tiff", ".bmp", ".gif", ".webp", ".mha", ".mhd", ".nrrd", ".npy", ".npz", ".h5")
+"""Images that are not read."""
+MOST_FILES = 1_000_000
+OFTEN = 200
+"""Files after which it is told how many there are."""
+Tell = Callable[[str, int], None]
+"""Told what is counted, and how many there are by now."""
+
+
+def nothing(part: str, done: int) -> None:
+    """Nobody waits."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """What lies below a folder, as paths relative to it, in natural order.
+
+    Attributes:
+        root: the folder, or a table's file.
+        images: those that can be read.
+        others: images of other formats.
+        links_out: images whose file lies outside of ``root``, by a symbolic link.
+        dead: links whose file is gone.
+        dicom: of ``images``, those in DICOM format, whatever their names.
+        tell: called now and then by what reads many of them.
+    """
+
+    root: Path
+    images: tuple[str, ...]
+    others: tuple[str, ...]
+    links_out: tuple[str, ...]
+    dead: tuple[str, ...]
+    dicom: frozenset[str] = frozenset()
+    tell: Tell = nothing
+
+
+def walk(root: Path, tell: Tell = nothing) -> Files:
+    """Look at every file below ``root``, through links to folders too; hidden ones are passed over.
+
+    Args:
+        root: the folder, or a table.
+
+    Raises:
+        UserError: ``root`` is no folder, cannot be read, or holds more files than anyone means.
+    """
+    if root.is_file() and root.suffix.lower() in SUFFIXES:
+        return Files(root, (), (), (), (), tell=tell)
+    if not root.is_dir():
+        kinds = ", ".join(SUFFIXES)
+        raise UserError(f"init: expected a folder, or a table ({kinds}), got {root}")
+    home = root.resolve()
+    found: dict[str, list[str]] = {"images": [], "others": [], "links_out": [], "dead": [], "dicom": []}
+    seen, count = set(), 0
+    for folder, folders, names in os.walk(root, followlinks=True, onerror=_refuse):
+        real = os.path.realpath(folder)
+        plain = [name for name in folders if not name.startswith((".", "__")) and name != INSIDE]
+        folders[:] = sorted(plain) if real not in seen else []
+        if real in seen:
+            continue
+        seen.add(real)
+        count += len(names)
+        if count > MOST_FILES:
+            raise UserError(f"init: expected at most {MOST_FILES} files below {root}")
+        for number, name in enumerate(names, start=count - len(names)):
+            if number % OFTEN == 0:
+                tell("files", number)
+            _sort(Path(folder, name), root, home, found)
+    dicom = frozenset(found.pop("dicom"))
+    ordered = {key: tuple(sorted(paths, key=natural)) for key, paths in found.items()}
+    return Files(root, **ordered, dicom=dicom, tell=tell)
+
+
+def _sort(path: Path, root: Path, home: Path, found: dict[str, list[str]]) -> None:
+    if path.name.startswith("."):
+        return
+    text = path.relative_to(root).as_posix()
+    if is_image(path.name) or (_names_no_format(path) and looks_like_image(path)):
+        if not path.is_file():
+            found["dead"].append(text)
+            return
+        found["images"].append(text)
+        if form_of(path) == "dicom":
+            found["dicom"].append(text)
+        if not path.resolve().is_relative_to(home):
+            found["links_out"].append(text)
+    elif path.name.lower().endswith(OTHERS):
+        found["others"].append(text)
+
+
+def _names_no_format(path: Path) -> bool:
+    """Whether a file's name has no ending, or a number for one, as in archives."""
+    return path.suffix == "" or path.suffix[1:].isdigit()
+
+
+def _refuse(error: OSError) -> None:
+    raise UserError(f"init: {error.filename}: cannot be read ({error.strerror})")

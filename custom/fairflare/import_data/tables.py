@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables: rows that name images, rows that name patients of images, or rows that are the examples.
+
+The tables of a folder are read as one, with what their names and folders say of sites and splits.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+import pandas as pd
+
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.order import in_order, natural, some
+from fairflare.core.validation import shown
+from fairflare.data.readers import naming
+from fairflare.data.readers.naming import stem
+from fairflare.data.readers.tables import SUFFIXES, read_table
+from fairflare.import_data import masks
+from fairflare.import_data.columns import as_options, predictors
+from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
+from fairflare.import_data.labels import bare, check_outcome, group_columns, grouped_by, same_numbers
+from fairflare.import_data.levels import FOLDER, is_patient_level, roles
+from fairflare.import_data.proposal import (
+    Choices,
+    Files,
+    Found,
+    Reading,
+    as_examples,
+    class_names,
+    is_missing,
+    root_name,
+    site_name,
+    site_names,
+)
+from fairflare.import_data.words import split_word
+from fairflare.tasks.forms import IMAGES, MASKED_IMAGES, ROWS
+
+KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
+"""A text beside images is seldom a table; one that is named is read."""
+HOME, SITE, SPLIT = "@home", "@site", "@split"
+"""Columns beside a table's own: the folder it lies in, and what its name says."""
+
+
+def tables_in(root: Path) -> list[Path]:
+    """Tables in ``root``, or else in its folders, in natural order; ``root`` itself where it is one."""
+    if root.is_file():
+        return [root]
+    for pattern in ("*", "*/*"):
+        paths = [p for p in root.glob(pattern) if p.suffix.lower() in KINDS and not p.name.startswith((".", "~$"))]
+        paths = [path for path in paths if path.is_file() and not path.parent.name.startswith(".")]
+        paths = [path for path in paths if pattern == "*" or path.parent.name != "fairflare"]
+        if paths:
+            return sorted(paths, key=lambda path: natural(str(path)))
+    return []
+
+
+def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
+    """All rows; tables called by sites or lying in their folders have a site, those called by splits a split."""
+    base = root if root.is_dir() else root.parent
+    named = _named(base, paths)
+    found: list[pd.DataFrame] = []
+    for path, (site, split) in zip(paths, named, strict=True):
+        try:
+            table = read_table(path)
+        except DataError as error:
+            raise UserError(f"init: {error}") from None
+        if table.empty:
+            raise UserError(f"init: {path.name}: expected rows, got none")
+        if found and set(table.columns) != set(found[0].columns) - {HOME, SITE, SPLIT}:
+            odd = sorted(set(table.columns) ^ (set(found[0].columns) - {HOME, SITE, SPLIT}))
+            raise UserError(f"init: {path.name}: expected the columns of {paths[0].name}; differs in {some(odd, 3)}")
+        table = table.map(lambda cell: "" if cell in chosen.missing else unicodedata.normalize("NFC", cell))
+        home = path.parent.relative_to(base).as_posix()
+        found.append(table.assign(**{HOME: home, SITE: site, SPLIT: split}))
+    return pd.concat(found, ignore_index=True)
+
+
+def _named(base: Path, paths: Sequence[Path]) -> list[tuple[str, str]]:
+    """The site and the split that each table's name and folder say; "" where they say none.
+
+    Raises:
+        UserError: some names are splits and others are not, or two tables differ in their endings alone.
+    """
+    stems = [path.stem for path in paths]
+    if twins := [name for name, n in Counter(str(path.with_suffix("")) for path in paths).items() if n > 1]:
+        raise UserError(f"init: {Path(twins[0]).name} is there in two formats: leave one of them")
+    parts = [_split_in(stem) for stem in stems]
+    nested = paths[0].parent != base
+    if nested:
+        above = [path.parent.name for path in paths]
+        splits = [split_word(name) for name in above]
+        if all(splits):
+            return [(site_name(stem), split) for stem, split in zip(stems, splits, strict=True)]
+        return [(site_name(name), split_word(stem)) for name, stem in zip(above, stems, strict=True)]
+    if len(paths) == 1:
+        return [("", split_word(stems[0]))]
+    with_split = [bool(split) for _, split in parts]
+    if all(with_split):
+        return [(site_name(rest) if rest else "", split) for rest, split in parts]
+    if any(with_split):
+        odd = next(path.name for path, has in zip(paths, with_split, strict=True) if not has)
+        other = next(path.name for path, has in zip(paths, with_split, strict=True) if has)
+        raise UserError(
+            f"init: {other} is named by a split and {odd} is not: expected tables named by sites or by splits"
+        )
+    return [(site_name(stem), "") for stem in stems]
+
+
+def _split_in(stem: str) -> tuple[str, str]:
+    """ "charite_train" -> ("charite", "training"); ("", split) of a split's name alone; (stem, "") of another."""
+    if word := split_word(stem):
+        return "", word
+    match = re.fullmatch(r"(.+)[_\-. ]([^_\-. ]+)", stem)
+    if match and (word := split_word(match[2])):
+        return match[1], word
+    match = re.fullmatch(r"([^_\-. ]+)[_\-. ](.+)", stem)
+    if match and (word := split_word(match[1])):
+        return match[2], word
+    return stem, ""
+
+
+WORDS = {
+    "site": """site hospital centre center institution institute clinic client facility siteid hospitalid centerid
+        centreid hospitalname sitename krankenhaus klinik""",
+    "patient": "patientid patient subjectid subject pid participantid participant personid mrn caseid",
+    "split": "split subset partition fold set",
+    "label": "label class diagnosis outcome target disease dx finding category y died death mortality",
+}
+NAMES = {role: words.split() for role, words in WORDS.items()}
+"""What a column is for, by its name in lower case without signs."""
+OF_SITES = ("site", "zentrum", "center", "centre", "hospital", "klinik", "clinic", "standort")
+"""Ends of columns' names that say the hospital."""
+PERSON = re.compile(r"patient|subject|participant|pseudonym|proband|teilnehmer|paciente|患者")
+"""What names of columns hold that say who it is."""
+IDENTITY = "pid mrn recordid record caseid caseno fallnummer fallnr hadmid eid nhsnumber patid patnr"
+IDENTIFIERS = frozenset(IDENTITY.split())
+OF_FILES = re.compile(r"image|file|path|scan|picture|bild|datei|png|dicom|mask|img")
+NOT_PERSON = ("age", "sex", "gender", "type", "weight", "height", "group", "class", "status", "position")
+COPIES = 0.05
+"""Share of rows that may be exact copies of others."""
+HALF = 0.5
+
+
+def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> Found:
+    """What the tables say of images, of their patients, or by themselves.
+
+    Raises:
+        UserError: a table cannot be read, tables differ in their columns, no column is the label, or what is there may
+            be read in two ways and nobody can be asked.
+    """
+    table = rows_of(files.root, paths, chosen)
+    own = [name for name in table.columns if not name.startswith("@")]
+    index = _index(files)
+    image = _column_of_files(table, own, index, masks=False)
+    if image:
+        return _images(files, table, own, image, index, chosen)
+    if files.images and chosen.kind != ROWS.name:
+        if key := _column_of_patients(files, table, own):
+            return _patients(files, table, own, key, chosen)
+        readings = [
+            Reading("its rows are the examples", "--kind tabular"),
+            Reading("the images are the examples and the table is not read", "--kind classification or segmentation"),
+        ]
+        if chosen.kind or chosen.ask(f"{paths[0].name} names none of the {len(files.images)} images", readings):
+            return images_in_folders(files, chosen)
+    return _rows(files, table, own, chosen)
+
+
+def _role(role: str, table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> str:
+    """The column of a role, "" where there is none.
+
+    Raises:
+        UserError: the user names one that is not there, or several may be meant and nobody can be asked.
+    """
+    given = getattr(chosen, role, "")
+    if given == "none":
+        return ""
+    if given:
+        if given not in columns:
+            raise UserError(f"--{role}: expected a column among {some(columns, 12)}, got {shown(given)}")
+        return str(given)
+    fits = [name for word in NAMES[role] for name in columns if bare(name) == word]
+    if role == "patient":
+        fits = [name for name in columns if is_patient_column(name)]
+    if role == "site" and not fits:
+        fits = [name for name in columns if bare(name).endswith(OF_SITES)]
+    if role == "split" and not fits:
+        fits = [name for name in columns if table[name].map(lambda cell: bool(split_word(cell))).all()]
+    fits = [name for name in fits if role == "label" or table[name].nunique() > 1] or fits[:1]
+    if len(fits) < 2 or role == "split":
+        return fits[0] if fits else ""
+    # Columns that say the same, as a hospital's name and its number, are one.
+    different = [name for name in fits if table.groupby([fits[0], name]).ngroups > table[fits[0]].nunique()]
+    if role == "site" and not different:
+        return fits[0]
+    fits = [fits[0], *different] if different else [max(fits, key=lambda name: table[name].nunique())]
+    if len(fits) == 1:
+        return fits[0]
+    readings = [Reading(f"{name} ({some(in_order(table[name].unique()), 3)})", f"--{role} {name}") for name in fits]
+    return fits[chosen.ask(f"{len(fits)} columns may be the {role}", readings)]
+
+
+def is_patient_column(name: str) -> bool:
+    """Whether a column's name says that it holds the patient's."""
+    plain = bare(name)
+    return plain in IDENTIFIERS or (bool(PERSON.search(plain)) and not plain.endswith(NOT_PERSON))
+
+
+def _label(table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> str:
+    label = _role("label", table, columns, chosen)
+    if not label:
+        raise UserError(f"init: --label COLUMN says which; the table has: {some(columns, 12)}")
+    return label
+
+
+def _index(files: Files) -> dict[str, str]:
+    """A path, its name, or its name without suffix -> the path; names that several images have are left out."""
+    found: dict[str, str] = {}
+    for short in (lambda path: PurePosixPath(path).name, stem):
+        counts = Counter(short(path) for path in files.images)
+        found |= {short(path): path for path in files.images if counts[short(path)] == 1}
+    return found | {path: path for path in files.images}
+
+
+def _places(table: pd.DataFrame, name: str, index: Mapping[str, str]) -> list[str]:
+    """The image that each cell names, "" where none: relative to the table, to the folder of all, or by its name."""
+    found = []
+    for cell, home in zip(table[name], table[HOME], strict=True):
+        text = cell.replace("\\", "/").removeprefix("./")
+        near = f"{home}/{text}" if home != "." else text
+        hit = index.get(near) or index.get(text) or index.get(PurePosixPath(text).name, "") if text else ""
+        found.append(hit)
+    return found
+
+
+def _column_of_files(table: pd.DataFrame, columns: Sequence[str], index: Mapping[str, str], *, masks: bool) -> str:
+    """The column most of whose cells name images (or masks); the first of equals."""
+    best, most = "", (False, 0.0, 0.0)
+    for name in columns if index else ():
+        filled = table[name][~table[name].map(is_missing)]
+        hits = sum(bool(path) and naming.is_mask(path) == masks for path in _places(table, name, index))
+        if len(filled) and hits / len(filled) > HALF:
+            # Ages may be names of files, too: a column of files says so, or has none twice.
+            rank = (bool(OF_FILES.search(bare(name))), filled.nunique() / len(filled), hits / len(filled))
+            if rank > most:
+                best, most = name, rank
+    return best
+
+
+def _column_of_patients(files: Files, table: pd.DataFrame, columns: Sequence[str]) -> str:
+    """The column whose cells are names of folders of images or beginnings of their names: BIDS' participants.tsv."""
+    known = {part for path in files.images for part in PurePosixPath(path).parts[:-1]}
+    known |= {name for name in level_table(files, files.images, Choices()).get(NAME, ()) if name}
+    for name in columns:
+        cells = table[name][~table[name].map(is_missing)]
+        if len(cells) and cells.is_unique and cells.isin(known).mean() > HALF:
+            return name
+    return ""
+
+
+def _level_of(levels: pd.DataFrame, rows: Mapping[str, int], key: str) -> str:
+    """The one level of folders or names that explains most images; a folder's name must stand for one folder alone."""
+    hits = {name: float(levels[name].isin(rows).mean()) for name in levels.columns if name not in ("image", SPLIT)}
+    level = max(hits, key=lambda name: hits[name])
+    near = [name for name in hits if name != level and hits[name] > HALF * hits[level] and name != NAME]
+    if near:
+        raise UserError(
+            f"init: {key} names folders of {level} and of {near[0]}: expected one level; rename one of them"
+        )
+    if level.startswith(FOLDER):
+        above = levels["image"].map(lambda path: path.split("/"))
+        whole = [
+            tuple(parts[: parts.index(name)]) if name in parts else () for parts, name in zip(above, levels[level])
+        ]
+        per = pd.Series(whole).groupby(levels[level].to_numpy()).nunique()
+        twice = [name for name in per.index[per > 1] if name in rows]
+        if twice:
+            raise UserError(f"init: {key} {shown(twice[0])} names several folders: expected one folder for each row")
+    return level
+
+
+def _patients(files: Files, table: pd.DataFrame, columns: Sequence[str], key: str, chosen: Choices) -> Found:
+    rows = {cell: k for k, cell in enumerate(table[key])}
+    images = [path for path in files.images if not naming.is_mask(path)]
+    levels = level_table(files, images, Choices())
+    level = _level_of(levels, rows, key)
+    where = [rows.get(name, -1) for name in levels[level]]
+    kept = [k for k, row in enumerate(where) if row >= 0]
+    joined = table.iloc[[where[k] for k in kept]].reset_index(drop=True).assign(**{HOME: "."})
+    image = "@image"
+    joined[image] = [images[k] for k in kept]
+    patient = chosen.patient or key
+    found = _images(files, joined, columns, image, {path: path for path in images}, replace(chosen, patient=patient))
+    lost = len(images) - len(kept)
+    note = (f"{lost} images are of nobody in the table and are left out",) if lost else ()
+    return replace(found, notes=(*found.notes, *note))
+
+
+def _sites(files: Files, table: pd.DataFrame, column: str, chosen: Choices) -> list[str]:
+    if column:
+        if empty := int(table[column].map(is_missing).sum()):
+            raise UserError(f"init: {column}: expected the site of every row, {empty} have none")
+        names = site_names(table[column].unique())
+        return [names[cell] for cell in table[column]]
+    root = site_name(files.root.stem) if files.root.is_file() else root_name(files.root)
+    return [site or root for site in (table[SITE] if chosen.site != "none" else [""] * len(table))]
+
+
+def _splits(table: pd.DataFrame, column: str) -> list[str]:
+    if not column:
+        return list(table[SPLIT])
+    words = {cell: split_word(cell) for cell in table[column].unique()}
+    if odd := [cell for cell, word in words.items() if not word and not is_missing(cell)]:
+        raise UserError(f"init: {column}: expected training, validation or testing, got {shown(odd[0])}")
+    return [words[cell] for cell in table[column]]
+
+
+def _roles(table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> dict[str, str]:
+    found = {name: _role(name, table, columns, chosen) for name in ("site", "patient", "split")}
+    split = found["split"]
+    if split and not any(split_word(cell) for cell in table[split].unique()):
+        found["split"] = ""
+    return found
+
+
+def _images(
+    files: Files, table: pd.DataFrame, columns: Sequence[str], image: str, index: Mapping[str, str], chosen: Choices
+) -> Found:
+    role = _roles(table, columns, chosen)
+    mask = "" if chosen.kind == IMAGES.name else _column_of_files(table, columns, index, masks=True)
+    label, beside = mask or chosen.label, {}
+    if not label:
+        beside = naming.pairs(files.images)[0] if chosen.kind != IMAGES.name else {}
+        if not any(beside.values()):
+            label = _label(table, columns, chosen)
+    if label and label not in columns:
+        raise UserError(f"--label: expected a column; the table has: {some(columns, 12)}, got {shown(label)}")
+    paths = _places(table, image, index)
+    texts = _places(table, mask, index) if mask else table[label] if label else [beside.get(path, "") for path in paths]
+    there = pd.Series([bool(path) for path in paths])
+    labelled = pd.Series([not is_missing(text) for text in texts])
+    kept = table[there & labelled].reset_index(drop=True)
+    images = [path for path, keep in zip(paths, there & labelled, strict=True) if keep]
+    if not images:
+        raise UserError(f"init: no row names an image that is there and has a {label or 'mask'}")
+    labels = [text for text, keep in zip(texts, there & labelled, strict=True) if keep]
+    levels = level_table(files, images, chosen)
+    sites = _sites_of_images(files, kept, levels, role["site"], chosen)
+    _check_once(images, labels)
+    if role["patient"]:
+        patients, whence = _of_patients(kept[role["patient"]]), f"column {role['patient']}"
+    else:
+        patients, whence = patients_of(levels, sites, _folder_of_patients(levels), chosen)
+    groups = group_columns(kept[list(columns)], [image, label, *role.values()], chosen.groups)
+    examples = as_examples(sites, images, labels, _splits(kept, role["split"]), patients, grouped_by(kept, groups))
+    bare_rows, gone = (
+        int((there & ~labelled).sum()),
+        [cell for cell, keep in zip(table[image], there, strict=True) if not keep],
+    )
+    notes: tuple[str, ...] = (f"{bare_rows} rows have no label and are left out",) if bare_rows else ()
+    notes += (
+        (f"{len(gone)} rows name images that are not there and are left out, e.g. {shown(gone[0])}",) if gone else ()
+    )
+    if mask or not label:
+        names, options = masks.structures(files.root, labels, chosen.classes, {})
+        return Found("segmentation", "a table of images and masks", examples, names, options, whence, notes)
+    check_outcome(label, labels, chosen)
+    names = class_names(labels, chosen.classes)
+    return Found("classification", f"a table of images with column {label}", examples, names, {}, whence, notes)
+
+
+def _sites_of_images(
+    files: Files, table: pd.DataFrame, levels: pd.DataFrame, column: str, chosen: Choices
+) -> list[str]:
+    """The site of each row: its column's or its table's, else that of the folders in which the images lie."""
+    if column or chosen.site == "none" or (table[SITE] != "").all():
+        return _sites(files, table, column, chosen)
+    of_levels = levels.drop(columns=["image", SPLIT])
+    role = roles(of_levels, replace(chosen, site="", label="", patient="none"), labelled=False)
+    if not role.site:
+        return _sites(files, table, column, chosen)
+    names = site_names(levels[role.site].unique())
+    return [names[name] for name in levels[role.site]]
+
+
+def _of_patients(cells: pd.Series) -> list[str]:
+    """The patients of a column; UserError where some are blank: nobody can tell whose these rows are."""
+    blank = cells.map(is_missing)
+    if blank.any() and not blank.all():
+        text = f"{int(blank.sum())} of {len(cells)} rows have none"
+        raise UserError(f"init: {cells.name}: {text}: fill them in, or --patient none takes every row for a patient")
+    return ["" if empty else cell for cell, empty in zip(cells, blank, strict=True)]
+
+
+def _check_once(images: Sequence[str], labels: Sequence[str]) -> None:
+    known: dict[str, str] = {}
+    for image, label in zip(images, labels, strict=True):
+        if known.setdefault(image, label) != label:
+            raise UserError(f"init: {image} has two labels, {shown(known[image])} and {shown(label)}")
+
+
+def _check_copies(table: pd.DataFrame, columns: Sequence[str], patient: str, chosen: Choices) -> None:
+    """Refuse tables in which many rows stand twice: a copy in training and one in testing make any model look good."""
+    if patient or chosen.patient == "none":
+        return
+    copies = table.duplicated(list(columns))
+    telling = any(table[name].nunique() > HALF * (len(table) - int(copies.sum())) for name in columns)
+    if telling and copies.mean() > COPIES:
+        text = f"{int(copies.sum())} of {len(table)} rows are exact copies of others"
+        raise UserError(
+            f"init: {text}: leave them out, or --patient COLUMN keeps copies together (none: other patients)"
+        )
+
+
+def _folder_of_patients(table: pd.DataFrame) -> str:
+    """The level of folders that are patients, where no column says them."""
+    levels = [name for name in table.columns if name.startswith(FOLDER) and table[name].nunique() > 1]
+    return next((name for name in levels if is_patient_level(table, name, levels)), "")
+
+
+def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> Found:
+    if chosen.kind in (IMAGES.name, MASKED_IMAGES.name):
+        raise UserError(f"init: no column of the table names images; it has: {some(columns, 12)}")
+    label = _label(table, columns, chosen)
+    role = _roles(table, columns, chosen)
+    if chosen.since and chosen.since not in columns:
+        raise UserError(f"--since: expected a column among {some(columns, 12)}, got {shown(chosen.since)}")
+    missing = table[label].map(is_missing)
+    kept = table[~missing].reset_index(drop=True)
+    if kept.empty:
+        raise UserError(f"init: {label}: expected labels, every row has none")
+    kept[label] = same_numbers(kept[label])
+    check_outcome(label, kept[label], chosen)
+    names = class_names(kept[label], chosen.classes)
+    _check_copies(kept, columns, role["patient"], chosen)
+    sites = _sites(files, kept, role["site"], chosen)
+    taken = [label, *(name for name in role.values() if name)]
+    groups = group_columns(kept[list(columns)], taken, chosen.groups)
+    found = predictors(kept[list(columns)], kept[label], taken, pd.Series(sites), chosen)
+    cells = pd.DataFrame(found.cells).to_dict("records")
+    patients = _of_patients(kept[role["patient"]]) if role["patient"] else [""] * len(kept)
+    splits, about = _splits(kept, role["split"]), grouped_by(kept, groups)
+    examples = as_examples(sites, [""] * len(kept), kept[label], splits, patients, about, cells)
+    notes = [f"{int(missing.sum())} rows have no {label} and are left out"] if missing.any() else []
+    notes += [*found.notes, "make sure that no predictor is known only after the outcome"]
+    options = {"label": label, **as_options(found)}
+    whence = f"column {role['patient']}" if role["patient"] else ""
+    layout = f"tables with column {label}"
+    return Found("tabular", layout, examples, names, options, whence, tuple(notes), tuple(found.suspects))

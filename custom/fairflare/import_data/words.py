@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What names of folders, columns and cells say: a hospital, a class, a patient, yes or no, a time after the outcome."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Collection
+from datetime import date
+
+import pandas as pd
+
+from fairflare.import_data.proposal import SPLIT_OF
+
+BEGINNINGS = """site client hosp centre center zentrum centro institut facility krankenh chu umc nhs charite ziekenh
+    sjukhus sykehus sygehus sairaal szpital hastane nemocnic korhaz uniklin"""
+"""Words by which hospitals are called begin so."""
+PARTS = """hospital klinik clinic clinique krankenhaus spital hopital ospedale policl universit больниц клиник госпитал
+    病院 医院 병원 醫院 مستشفى โรงพยาบาล"""
+"""Parts of such words, wherever they stand."""
+STANDING = "uni ucl ucsf mgh kuh tum lmu ukb akh chuv mayo trust infirmary h va site hospital"
+ALONE = frozenset(STANDING.split())
+"""Words that are a hospital's only as a whole, but for a number."""
+STAYS = ("hospitaliz", "hospitalis")
+CLASSES = """normal abnormal benign malignant healthy sick ill diseased disease control controls case cases positive
+    negative pos neg yes no true false present absent class grade stage severity mild moderate severe none other tumor
+    tumour cancer cancerous lesion nolesion melanoma nevus naevus nevi mel nv bcc akiec ak bkl df vasc scc sk carcinoma
+    adenoma polyp pneumonia covid covid19 tuberculosis tb effusion edema oedema fracture fractured hemorrhage
+    haemorrhage bleeding bleed stroke infarct glioma meningioma pituitary notumor atelectasis cardiomegaly
+    consolidation nodule pneumothorax fibrosis emphysema hernia infiltration opacity retinopathy glaucoma drusen
+    cnv dme amd cataract nofinding finding wild mutant responder nonresponder died dead alive survived
+    lived male female birads acr kl ja nein oui non si sí gesund krank sano malade sain bright dark light"""
+"""Words by which classes are called."""
+CLASS_WORDS = frozenset(CLASSES.split())
+VIEWS = """ct mr mri us xr cr dx mg pet flair t1 t2 t1w t2w dwi axial coronal sagittal left right l r od os ap pa
+    frontal lateral"""
+"""Words by which modalities and views are called."""
+VIEW_WORDS = frozenset(VIEWS.split())
+PICTURES = "slice sl s img im image view frame f z t bild scan series ser phase visit ses v part crop"
+"""What stands before the number of a picture of somebody."""
+COUNTED = frozenset(PICTURES.split())
+MASK_TEXT = "mask masks gt groundtruth truth seg segs segmentation segmentations annotation annotations"
+MASKS = frozenset(MASK_TEXT.split())
+SPLITS = re.compile(
+    r"(train(?:ing)?s?|val(?:id(?:ation)?)?s?|test(?:ing)?s?|dev|holdout)[\W_]*(?:set|data|daten|split|cases|images|imgs)"
+)
+PATIENT = re.compile(r"(patient|pat|subject|subj|sub|case|pid|p|id|mrn)[ _-]?\d{2,}.*", re.IGNORECASE)
+NUMBERED_CLASS = re.compile(r"(class|grade|stage|label|level|type|score|kl|birads)?[ _-]?\d{1,2}", re.IGNORECASE)
+YES_WORDS = "yes y true t ja j oui o si sí s sim да 1 positive present"
+NO_WORDS = "no n false f nein non nej não nao нет 0 negative absent"
+YES, NO = frozenset(YES_WORDS.split()), frozenset(NO_WORDS.split())
+AFTER = re.compile(
+    r"(^|_)(days?|time|months?|years?|hours?|weeks?)_?(to|until|till)_|"
+    r"(^|_)(los|length_of_stay|liegedauer|verweildauer|follow_?up|survival|discharged?|entlass\w*|deceased|death|died|"
+    r"dod|tod|todes\w*|mortality|autops\w*|obdukt\w*|palliat\w*|event|outcome|censor(ed|ing)?|readmi\w*|"
+    r"post_?(op|outcome|event|discharge)\w*|hospital_days|days_in_hospital|icu_(days|stay|los)|stay_days|tte|ttd|"
+    r"time_at_risk|surv|vital_status|last_contact|last_seen)(_|$)|"
+    r"(_to_|_until_)(event|death|outcome|discharge|relapse|progression|last)"
+)
+"""Names of columns, in snake case, that say a time to the outcome or something after it."""
+
+
+_PART_OF = re.compile(r"([a-zà-ÿ])([A-Z])")
+
+
+def plain(text: str) -> str:
+    """``text`` in lower case, without accents."""
+    parts = unicodedata.normalize("NFKD", text.casefold())
+    return "".join(sign for sign in parts if not unicodedata.combining(sign))
+
+
+def _parts(name: str) -> list[str]:
+    """The words of a name: "Mayo-Clinic_2" -> mayo, clinic, 2."""
+    return [part for part in re.split(r"[\W_]+", plain(_PART_OF.sub(r"\1 \2", name))) if part]
+
+
+_BEGINNINGS = tuple(plain(word) for word in BEGINNINGS.split())
+_PARTS = tuple(plain(word) for word in PARTS.split())
+
+
+def says_site(name: str) -> bool:
+    """Whether a folder's name is that of a hospital, as far as a word says it."""
+    whole, words = plain(name), _parts(name)
+    if any(stay in whole for stay in STAYS):
+        return False
+    return (
+        any(part in whole for part in _PARTS)
+        or any(word.startswith(_BEGINNINGS) for word in words)
+        or any(word.rstrip("0123456789") in ALONE for word in words)
+    )
+
+
+def says_split(name: str) -> str:
+    """The split word in a name such as "train_set" or "Testdaten"; "" where it is another name."""
+    match = SPLITS.fullmatch(plain(name).strip())
+    return match[1] if match else ""
+
+
+def split_word(name: str) -> str:
+    """The split that a name says, "training", "validation" or "testing"; "" where it says none."""
+    return SPLIT_OF.get(name.strip().lower(), "") or SPLIT_OF.get(says_split(name).rstrip("s"), "")
+
+
+def says_view(name: str) -> bool:
+    """Whether a folder's name is that of a modality, a view or a year, and so no hospital's or patient's."""
+    words = _parts(name)
+    return bool(words) and (all(word in VIEW_WORDS for word in words) or bool(re.fullmatch(r"(19|20)\d\d", name)))
+
+
+def says_mask(name: str) -> bool:
+    """Whether a folder's name says that masks lie in it: "CT_masks", "Ground Truth"."""
+    return any(word in MASKS for word in _parts(name))
+
+
+def looks_numbered(names: Collection[str]) -> bool:
+    """Whether names are of one pattern with a number of three digits or more: TCGA_CS_4900, 1020."""
+    shapes = {re.sub(r"\d+", "#", name) for name in names}
+    return len(shapes) == 1 and all(re.search(r"\d{3,}", name) for name in names)
+
+
+def says_class(name: str) -> bool:
+    """Whether a folder's name is that of a class: a known word, or one such as "grade" with a small number."""
+    return (bool(NUMBERED_CLASS.fullmatch(name)) and not name.strip().isdigit()) or any(
+        part in CLASS_WORDS or (part.startswith("non") and part[3:] in CLASS_WORDS) for part in _parts(name)
+    )
+
+
+def says_patient(name: str) -> bool:
+    """Whether a folder's name is that of a patient: a word such as "P" or "sub-" and a number of two digits or more."""
+    return bool(PATIENT.fullmatch(name)) and not says_site(name)
+
+
+def mostly(found: Collection[bool]) -> bool:
+    """Whether at least half are true."""
+    return bool(found) and 2 * sum(found) >= len(found)
+
+
+def known_after(column: str) -> bool:
+    """Whether a column's name says that it is known only at or after the outcome."""
+    snake = "_".join(_parts(column))
+    return bool(AFTER.search(snake))
+
+
+YEAR_FIRST = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})([ T].*)?")
+YEAR_LAST = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4})([ T,].*)?")
+
+
+def of_sites(cells: pd.Series, sites: pd.Series) -> pd.Series | None:
+    """``as_iso`` for each site by itself, as one may write days first and another months; None where one is unclear."""
+    found = [as_iso(own) for _, own in cells.groupby(sites.to_numpy())]
+    known = [own for own in found if own is not None]
+    return pd.concat(known).reindex(cells.index) if len(known) == len(found) else None
+
+
+def is_date(cell: str) -> bool:
+    return bool(YEAR_FIRST.fullmatch(cell) or YEAR_LAST.fullmatch(cell))
+
+
+def as_iso(cells: pd.Series) -> pd.Series | None:
+    """``cells`` as YYYY-MM-DD, "" where empty or no day; None where nothing says if day or month comes first."""
+    last = [match for cell in cells if (match := YEAR_LAST.fullmatch(cell))]
+    if len({match[2] for match in last}) > 1:
+        return None
+    first, second = ([int(match[k]) for match in last] for k in (1, 3))
+    points = any(match[2] == "." for match in last)
+    day_first = points or max(first, default=0) > 12
+    month_first = max(second, default=0) > 12
+    if last and day_first == month_first:
+        return None
+
+    def iso(cell: str) -> str:
+        if match := YEAR_FIRST.fullmatch(cell):
+            year, month, day = int(match[1]), int(match[2]), int(match[3])
+        elif match := YEAR_LAST.fullmatch(cell):
+            one, two, year = int(match[1]), int(match[3]), int(match[4])
+            day, month = (one, two) if day_first else (two, one)
+        else:
+            return ""
+        try:
+            return date(year, month, day).isoformat() if 1800 <= year <= 2200 else ""
+        except ValueError:
+            return ""
+
+    return cells.map(iso)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partial participation: a share of the sites, drawn anew in every round, or a list; the others are only evaluated.
+
+The share is that of McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, Algorithm 1: S_t = a random set of
+max(C K, 1) sites.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from fairflare.core.registry import selector
+from fairflare.core.seeds import derive
+from fairflare.core.types import Round
+from fairflare.core.validation import Names, Range
+from fairflare.participation.base import Selector
+
+
+@selector("share")
+@dataclass(frozen=True)
+class Share(Selector):
+    """ceil(share K) of the K sites, drawn uniformly without replacement.
+
+    The draw depends on the run's seed, the round and the sites' names alone: a run that is continued selects as one
+    that was never interrupted, in process as in FLARE.
+
+    Args:
+        share: C in (0, 1]; 1 selects every site.
+    """
+
+    share: Annotated[float, Range(0, 1)] = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share must be above 0 and at most 1, got {self.share}")
+
+    def select(self, sites: Sequence[str], round: Round, seed: int, least: int) -> tuple[str, ...]:
+        """The first of the sites in an order that is drawn for this round."""
+        count = max(least, math.ceil(round_off(self.share * len(sites))))
+        drawn = sorted(sites, key=lambda site: (derive(seed, "select", round.number, site), site))
+        chosen = set(drawn[:count])
+        return tuple(site for site in sites if site in chosen)
+
+
+def round_off(count: float) -> float:
+    """``count`` without the rounding error of a product: 0.1 of 30 sites are 3 and not 4."""
+    return round(count, 9)
+
+
+@selector("list")
+@dataclass(frozen=True)
+class Named(Selector):
+    """The sites of a list, in every round.
+
+    Args:
+        sites: their names, separated by commas.
+    """
+
+    sites: Names = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in the list."""
+        return tuple(name.strip() for name in self.sites.split(",") if name.strip())
+
+    def select(self, sites: Sequence[str], round: Round, seed: int, least: int) -> tuple[str, ...]:
+        return self.ever(sites)
+
+    def ever(self, sites: Sequence[str]) -> tuple[str, ...]:
+        return tuple(site for site in sites if site in self.names)
+
+    def missing(self, sites: Sequence[str]) -> str:
+        """A list that is empty or names a site that does not train."""
+        if not self.names:
+            return f"select.sites: expected names among {', '.join(sites)}, got none"
+        unknown = next((name for name in self.names if name not in sites), "")
+        return f"select.sites: expected names among {', '.join(sites)}, got {unknown!r}" if unknown else ""

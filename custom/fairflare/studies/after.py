@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``fairflare after``: a step after the last round, or what joining gave, of a run that has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fairflare.core import registry
+from fairflare.core.errors import UserError
+from fairflare.engine.audit import AuditLog
+from fairflare.engine.files import AUDIT, BEST, CONFIG, read_json, read_model
+from fairflare.engine.history import read_final, read_standing
+from fairflare.engine.setup.config import RunConfig, with_benefit, with_step
+from fairflare.engine.setup.local import Ended, benefit_after, step_after
+from fairflare.engine.setup.method_parts import method_parts
+from fairflare.report.write import verified_run, write_report
+from fairflare.studies.folders import is_run, opened
+
+SOLO = "solo"
+"""The step that says what joining gave each site."""
+
+
+def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Take the step, add what came of it to the log, and write the report anew; returns report.json's content.
+
+    ``step`` is "recalibrate", "conformal", or "solo" for what joining gave; ``values`` are its settings by name.
+
+    Raises:
+        UserError: there is no such run, it is not complete or of other machines, or the step does not fit its task.
+        RunFailed: a site's data have errors.
+    """
+    if not folder.is_dir() or not is_run(folder):
+        raise UserError(f"{folder}: expected the folder of a run")
+    with opened(folder):
+        _finish_step(folder)
+        run_history, _ = verified_run(folder)
+        described = read_json(folder / CONFIG)
+        if described.get("env") not in ("local", "sim"):
+            asked_for = "--solo" if step == SOLO else f"--set after={step}"
+            raise UserError(f"{folder}: its sites' data are elsewhere; run it with {asked_for}")
+        config = RunConfig.from_json(described)
+        if step == SOLO and values:
+            raise UserError(f"--set {next(iter(values))}: expected none with --step solo, which trains as the run did")
+        config = with_benefit(config, True) if step == SOLO else with_step(config, step, values)
+        model, standing = read_final(folder, run_history), read_standing(folder, run_history)
+        if not run_history.completed or model is None or standing is None:
+            raise UserError(f"{folder}: the run is not complete; `fairflare resume {folder}` goes on")
+        made = method_parts(registry.get_method(config.method), config.settings, **config.parts)
+        if config.headline == "best" and made.trainer.is_shared:
+            model = read_model(folder / BEST)
+        ended = Ended(model, standing.models, standing.declared, run_history.start["model_sha256"])
+        event, taken = ("benefit", benefit_after) if step == SOLO else ("after", step_after)
+        found = taken(config, folder, ended)
+        AuditLog(folder / AUDIT).append(event, **found, model_sha256=run_history.finish["model_sha256"])
+        return write_report(folder)
+
+
+def _finish_step(folder: Path) -> None:
+    """Write the report of a step that was killed between the log's line and it."""
+    entries = AuditLog(folder / AUDIT).entries
+    if [entry["event"] for entry in entries[-1:]] in (["after"], ["benefit"]):
+        write_report(folder)

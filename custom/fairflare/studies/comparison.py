@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A comparison: a study of methods and seeds on the same data, its files, and its final models evaluated again.
+
+Resampled test patients, and other mixtures of them, need outcomes of single patients, which only a comparison has: all
+its data are on this machine. Intervals and means alone are kept. Methods whose results are those of the sites' own
+models are left out: these models stay at the sites.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairflare.core.errors import UserError
+from fairflare.core.execution import default_device
+from fairflare.core.seeds import derive
+from fairflare.core.versions import all_versions
+from fairflare.data.tensors import TensorData
+from fairflare.engine.evaluation import predict
+from fairflare.engine.files import MODEL, read_model
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.config import RunConfig, site_of_client
+from fairflare.engine.setup.parts import Parts, build_parts
+from fairflare.engine.state import save_json, save_text
+from fairflare.report.compare import PARETO, compare
+from fairflare.report.compare_tables import WHOLE, comparison_tables, main_table
+from fairflare.report.compare_tables import comparison_csv as as_csv
+from fairflare.report.compare_tables import comparison_markdown as as_markdown
+from fairflare.report.deployed_model import SHOWN
+from fairflare.report.fairness import gap, mean, mean_ci, std, worst
+from fairflare.report.page import render_compare
+from fairflare.report.paired import hierarchical
+from fairflare.report.table_files import as_csv as tables_as_csv
+from fairflare.report.table_files import as_latex
+from fairflare.studies.folders import COMPARISON, COMPARISON_PAGE, check_path, content
+from fairflare.studies.parallel import Workers
+from fairflare.studies.runs import run_once
+from fairflare.studies.study import Study
+from fairflare.tasks.base import Task
+
+Json = dict[str, Any]
+Predicted = dict[str, tuple[Tensor, Tensor]]
+"""Site -> condensed outputs and targets of its test split."""
+RESAMPLED = ("mean", "worst", "std", "gap")
+"""The quantities that resampled patients give."""
+Arms = Mapping[str, Mapping[int, tuple[RunConfig, Path]]]
+"""Label of a method -> seed -> its run's configuration and folder."""
+
+
+def compare_all(
+    configs: Sequence[tuple[str, RunConfig]],
+    folder: Path,
+    *,
+    env: str = "local",
+    workers: Workers | None = 1,
+    pareto: tuple[str, str] = PARETO,
+    again: Callable[..., dict[str, Any]] = lambda comparison, runs: comparison,
+    shared: bool = False,
+    **how: Any,
+) -> dict[str, Any]:
+    """Run every configuration into a folder of its own below ``folder`` and write compare.html and compare.json.
+
+    Runs are made by ``run_once`` with ``how``, by ``workers`` as of ``parallel.budget``. ``again`` adds what it finds
+    in them, see ``look_again``; ``pareto`` and ``shared`` are as ``compare`` takes them.
+    """
+    study, one = Study(dict(configs)), partial(run_once, env=env, **how)
+    with study.finished(folder, one, workers=workers, env=env) as reports:
+        found = [(config, folder / name, reports[name]["detail"]) for name, config in configs]
+        comparison = again(compare([detail for *_, detail in found], pareto, shared), found)
+        save_json(folder / COMPARISON, comparison)
+        save_text(folder / COMPARISON_PAGE, render_compare(comparison))
+    return comparison
+
+
+def check_tables(folder: Path) -> None:
+    """Raise UserError unless ``folder`` is new, empty or holds the tables of a comparison."""
+    check_path(folder)
+    if alien := content(folder) if not (folder / COMPARISON).is_file() else []:
+        raise UserError(f"--tables {folder}: expected a new folder or tables of a comparison, found {alien[0].name!r}")
+
+
+def write_comparison(comparison: Mapping[str, Any], folder: Path, command: str) -> None:
+    """Write a comparison to ``folder``, with the command that made it.
+
+    compare.json (everything), compare.csv (the quantities), compare.md, compare.tex, and tables.csv (every table's
+    cells: sites, metrics, domains, statistics).
+    """
+    check_tables(folder)
+    folder.mkdir(exist_ok=True)
+    save_json(folder / COMPARISON, {**comparison, "command": command})
+    save_text(folder / "compare.csv", as_csv(comparison))
+    save_text(folder / "compare.md", as_markdown(comparison, command, all_versions()))
+    tables = [main_table(comparison), *comparison_tables(comparison, most_rows=WHOLE)]
+    save_text(folder / "compare.tex", as_latex(*tables))
+    save_text(folder / "tables.csv", tables_as_csv(*tables))
+
+
+def look_again(
+    comparison: Json,
+    runs: Sequence[tuple[RunConfig, Path, Mapping[str, Any]]],
+    resamples: int = 0,
+    options: Sequence[Mapping[str, Any]] = (),
+) -> Json:
+    """The comparison with ``resampled`` where ``resamples`` are asked for, and ``elsewhere`` where ``options`` are.
+
+    ``runs``: configuration, folder and summary (the "detail" of report.json) of each run of the comparison.
+    """
+    if not resamples and not options:
+        return comparison
+    arms = _arms_of(comparison, runs)
+    comparison = resampled(comparison, arms, resamples) if resamples else comparison
+    return elsewhere(comparison, arms, options) if options else comparison
+
+
+def _arms_of(comparison: Mapping[str, Any], runs: Sequence[tuple[RunConfig, Path, Mapping[str, Any]]]) -> Arms:
+    found: dict[str, dict[int, tuple[RunConfig, Path]]] = {}
+    for method in comparison["methods"]:
+        by_seed = {
+            detail["seed"]: (config, folder)
+            for config, folder, detail in runs
+            if all(detail[key] == method[key] for key in ("method", "training"))
+            and "counted" not in detail
+            and SHOWN not in method
+        }
+        if set(comparison["seeds"]) <= set(by_seed):
+            found[method["label"]] = {seed: by_seed[seed] for seed in comparison["seeds"]}
+    return found
+
+
+def resampled(comparison: Json, arms: Arms, resamples: int) -> Json:
+    """The comparison with ``bootstrap`` in the paired differences of ``RESAMPLED``: seeds and, within a site, patients.
+
+    A verdict then needs both intervals on the same side of zero. All methods see the same resamples of a seed's
+    patients, so that these cancel in the difference. Where every seed has the same test patients, as with natural
+    splits or fixed data, all seeds see the same resamples too.
+    A method that is not among the ``arms`` gets no interval.
+    """
+    first = comparison["reference"]
+    higher = comparison["higher_is_better"]
+    crossed = _same_patients([config for found in arms.values() for config, _ in found.values()])
+    values: dict[str, dict[int, dict[str, list[float]]]] = {}
+    for label, by_seed in arms.items():
+        drawn = {seed: _quantities(*run, resamples, higher, 0 if crossed else seed) for seed, run in by_seed.items()}
+        values[label] = drawn
+    for method in comparison["methods"][1:]:
+        if first not in values or method["label"] not in values:
+            continue
+        for name in RESAMPLED:
+            own, reference = ({s: q[name] for s, q in values[label].items()} for label in (method["label"], first))
+            found = hierarchical(own, reference, crossed=crossed) | {"resamples": resamples, "crossed": crossed}
+            _add(method["versus_first"][name], found)
+    missing = [m["label"] for m in comparison["methods"] if m["label"] not in values]
+    return {**comparison, "notes": [*comparison["notes"], *_without("Resampled patients", missing)]}
+
+
+def elsewhere(comparison: Json, arms: Arms, options: Sequence[Mapping[str, Any]]) -> Json:
+    """The comparison with ``elsewhere``: the final shared models on other mixtures of the test patients.
+
+    Returns:
+        Beside what the comparison holds, "elsewhere": for each of ``options`` {"options", "methods": label -> mean,
+        worst, std, std_sample, gap (each with its interval over seeds), sites: site -> n and value by seed}.
+
+    Raises:
+        UserError: the task cannot give sites other test examples, or not by these options.
+    """
+    rows = [{"options": dict(one), "methods": {}} for one in options]
+    for label, found in arms.items():
+        for one in rows:
+            runs = [on_mixture(*run, one["options"], comparison["higher_is_better"]) for run in found.values()]
+            one["methods"][label] = {
+                **{name: mean_ci(run[name] for run in runs) for name in (*RESAMPLED, "std_sample")},
+                "runs": [{"seed": seed, **run} for seed, run in zip(found, runs, strict=True)],
+            }
+    missing = [m["label"] for m in comparison["methods"] if m["label"] not in arms]
+    notes = [*comparison["notes"], *_without("Other mixtures of patients", missing)]
+    return {**comparison, "elsewhere": rows, "notes": notes}
+
+
+def _same_patients(configs: Sequence[RunConfig]) -> bool:
+    """Whether the test patients are the same with every seed: the task draws nothing, or with one seed of its own."""
+    return all(config.options == configs[0].options for config in configs)
+
+
+def _add(paired: Json, found: Json) -> None:
+    """``found`` as "bootstrap"; where it includes zero, or lies on the other side, the verdict is withdrawn."""
+    paired["bootstrap"] = found
+    sides = [(one["low"] > 0) - (one["high"] < 0) for one in (paired, found) if one["low"] is not None]
+    if paired["verdict"] in ("better", "worse") and sides != [sides[0], sides[0]]:
+        paired["verdict"] = "cannot be told"
+
+
+def check_elsewhere(config: RunConfig, options: Mapping[str, Any]) -> None:
+    """Raise UserError, before anything runs, where the task cannot give sites test examples by ``options``."""
+    task = tasks.load(config.task, config.preset, **config.options)
+    task.check_data()
+    task.test_data_as(_other(task, config, options))
+
+
+def initial_scores(config: RunConfig) -> dict[str, float | None]:
+    """Site -> the headline metric of the run's initial model on its own test split."""
+    parts = build_parts(config)
+    parts.network.load_state_dict(parts.model)
+    names = site_of_client(config, parts.task)
+    data = {name: parts.task.site_data(site) for name, site in names.items()}
+    return {name: _score(parts.task, *_predicted(parts, config, own)) for name, own in data.items()}
+
+
+def on_mixture(config: RunConfig, folder: Path, options: Mapping[str, Any], higher: bool) -> Json:
+    """One run's final model on the test patients as ``options`` of its task give them to sites, see ``elsewhere``.
+
+    Returns:
+        mean, worst, std, std_sample, gap, and sites: site -> n and value.
+    """
+    parts = _loaded(config, folder)
+    data = parts.task.test_data_as(_other(parts.task, config, options))
+    predicted = {site: _predicted(parts, config, own) for site, own in data.items() if own.size("test")}
+    values = {site: _score(parts.task, *found) for site, found in predicted.items()}
+    sites = {site: {"n": len(found[1]), "value": values[site]} for site, found in predicted.items()}
+    return {**_summary(values, higher), "std_sample": std(values, ddof=1), "sites": sites}
+
+
+def _other(task: Task, config: RunConfig, options: Mapping[str, Any]) -> Task:
+    return tasks.load(config.task, config.preset, **{**dataclasses.asdict(task), **options})
+
+
+def _quantities(config: RunConfig, folder: Path, resamples: int, higher: bool, drawn_by: int) -> dict[str, list[float]]:
+    """Each of ``RESAMPLED`` for every resample of the patients, whose seed is ``drawn_by``; nan where undefined."""
+    parts = _loaded(config, folder)
+    names = site_of_client(config, parts.task)
+    predicted = {name: _predicted(parts, config, parts.task.site_data(site)) for name, site in names.items()}
+    found: dict[str, list[float]] = {name: [] for name in RESAMPLED}
+    for number in range(resamples):
+        values = {site: _score(parts.task, *_redrawn(drawn_by, site, number, *p)) for site, p in predicted.items()}
+        for name, value in _summary(values, higher).items():
+            found[name].append(float("nan") if value is None else value)
+    return found
+
+
+def _redrawn(seed: int, site: str, number: int, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """As many of a site's patients, with replacement; the same ones for every method."""
+    rng = np.random.default_rng(derive(seed, "resample", site, number))
+    rows = torch.from_numpy(rng.integers(0, len(targets), len(targets)))
+    return outputs[rows], targets[rows]
+
+
+def _summary(values: Mapping[str, float | None], higher: bool) -> dict[str, float | None]:
+    return {"mean": mean(values), "worst": worst(values, higher)[1], "std": std(values), "gap": gap(values)}
+
+
+def _score(task: Task, outputs: Tensor, targets: Tensor) -> float | None:
+    return task.evaluate(outputs, targets).get(task.headline) if len(targets) else None
+
+
+def _predicted(parts: Parts, config: RunConfig, data: TensorData) -> tuple[Tensor, Tensor]:
+    device = default_device()
+    prepared = parts.trainer.site_data(data.on(device))
+    batches = prepared.fixed("test", int(config.training["batch_size"]))
+    return predict(parts.network.to(device), batches, device, parts.task.condense)[:2]
+
+
+def _loaded(config: RunConfig, folder: Path) -> Parts:
+    """The run's parts, with its final model in the network."""
+    parts = build_parts(config, at_site=True)
+    parts.network.load_state_dict(read_model(folder / MODEL))
+    return parts
+
+
+def _without(what: str, labels: Sequence[str]) -> list[str]:
+    if not labels:
+        return []
+    reason = "their results are those of the sites' own models, or not every seed is there"
+    return [f"{what} are not given for {', '.join(labels)}: {reason}."]
+
+
+def parse_options(texts: Sequence[str]) -> list[dict[str, str]]:
+    """("alpha=1,n_sites=4", ...) -> options of the task; raises UserError on anything else."""
+    found = []
+    for text in texts:
+        pairs = [pair.partition("=") for pair in text.split(",")]
+        if not all(key.strip() and equals for key, equals, _ in pairs):
+            raise UserError(f"--test-on: expected KEY=VALUE,KEY=VALUE, got {text[:80]!r}")
+        found.append({key.strip().removeprefix("task."): value.strip() for key, _, value in pairs})
+    return found

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What there is, as plain rows: the command line, the docs table and the tests read these.
+
+What asks the networks or the tasks is imported where it is used: ``fairflare list`` needs neither, nor PyTorch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from typing import TYPE_CHECKING, Any
+
+from fairflare.core import registry
+from fairflare.core.declared import numbers_of, tensors_of
+from fairflare.core.registry import Method
+from fairflare.core.schema import Spec, answer_fields
+from fairflare.core.settings import Owners
+from fairflare.core.types import Cost, Number, Outline, TensorSpec
+from fairflare.engine.setup.method_parts import default_parts, defaults_of
+
+if TYPE_CHECKING:
+    from fairflare.tasks.base import Task
+
+FEDAVG = Cost(forward=1, backward=1)
+CARDS = "docs/methods"
+"""Where every method has its card, named after its id."""
+
+
+def method_rows() -> list[dict[str, Any]]:
+    """One row per method, sorted by id."""
+    return [_method_row(entry) for entry in registry.methods().values()]
+
+
+def listed_rows() -> list[dict[str, Any]]:
+    """The same without what follows from a network or a task: exchanges, what is sent and received, and needs."""
+    return [_listed_row(entry) for entry in registry.methods().values()]
+
+
+def relative_cost(entry: Method) -> float:
+    """A site's compute per round at one local epoch, relative to FedAvg; a backward pass counts as two forward ones."""
+    _, *parts = registry.parts_of(entry)
+    return sum(part.cost.in_forwards for part in parts) / FEDAVG.in_forwards
+
+
+def task_rows() -> list[dict[str, Any]]:
+    """One row per task, each with its presets."""
+    from fairflare.engine.setup import tasks
+
+    return [_task_row(name, cls) for name, cls in sorted(tasks.every().items())]
+
+
+def leaving_rows() -> list[dict[str, str]]:
+    """What a site sends in each method beside the fields of every answer: one row per number and per kind of tensors.
+
+    Of numbers per layer or per group one stands for all: "similarity/<layer>".
+    """
+    outline = _outline()
+    return [row for entry in registry.methods().values() for row in _leaving(entry, outline)]
+
+
+def _outline() -> Outline:
+    """Of a small network, with one group that stands for all."""
+    from fairflare.networks import builtin as networks
+
+    return Outline(dict(networks.build("small-unet", 1, 1).state_dict()), ("<group>",), 1)
+
+
+def _leaving(entry: Method, outline: Outline) -> list[dict[str, str]]:
+    from fairflare.engine.setup.site_parts import chosen_probes
+
+    made, rows = default_parts(entry), []
+    for piece in (made.trainer, *chosen_probes(made.rule, made.probes, outline, made.trainer)):
+        exchange = "second" if getattr(piece, "when", "") == "anchored" else "first"
+        numbers = piece.scalars(outline) if hasattr(piece, "scalars") else numbers_of(piece)
+        found: dict[str, Number | TensorSpec] = {_family(number.name): number for number in numbers}
+        found |= {f"{spec.name}/<entry>": spec for spec in tensors_of(piece)}
+        rows += [_leaving_row(entry.id, name, exchange, spec) for name, spec in found.items()]
+    return rows
+
+
+def _leaving_row(method: str, name: str, exchange: str, spec: Number | TensorSpec) -> dict[str, str]:
+    tensor = isinstance(spec, TensorSpec)
+    low, high = (-spec.bound, spec.bound) if isinstance(spec, TensorSpec) else (spec.low, spec.high)
+    return {
+        "method": method,
+        "number": name,
+        "exchange": exchange,
+        "range": f"{low:g} to {high:g}" + ", a tensor" * tensor,
+        "meaning": spec.meaning.replace("group <group>", "a group"),
+    }
+
+
+def answer_rows() -> list[dict[str, str]]:
+    """What every answer of a site may hold, whatever the method: one row per field of the schema that it fills."""
+    return [
+        {
+            "field": name,
+            "exchanges": ", ".join(spec.exchanges),
+            "range": _range(spec),
+            "secure sums": "only with them" if spec.only_secure else SECURE[spec.secure],
+            "meaning": spec.meaning,
+        }
+        for name, spec in answer_fields().items()
+        if spec.carried not in ("transport", "params_type")
+    ]
+
+
+SECURE = {
+    "plain": "in the clear",
+    "later": "in the clear, with the update",
+    "masked": "masked",
+    "hidden": "stays at the site",
+}
+"""What a table says of ``schema.Secure``."""
+
+
+def _range(spec: Spec) -> str:
+    """In words: the numbers of a field, or where their ranges come from."""
+    if math.isfinite(spec.high):
+        whole = "whole number, " if spec.kind == "count" else ""
+        return f"{whole}{spec.low:g} to {spec.high:g}" + (", at most as declared" if spec.declared else "")
+    return RANGES[spec.kind_in(spec.exchanges[-1])]
+
+
+RANGES = {
+    "round": "the round that was asked for",
+    "update": "finite; size by `max_norm_ratio`",
+    "numbers": "by the parts, below",
+    "tensors": "by the parts, below",
+    "evaluation": "by the task; 0 to 1e+06 for losses, 0 to 1 for others",
+    "sealed": "bytes of a fixed length; text of a fixed form",
+    "sums": "so many finite numbers of at least 0 as the step says, of a form that cases can have",
+    "clinical": "counts of at least the site's minimum; means by their meaning",
+    "adjusted": "by the step, [after.md](after.md)",
+    "benefit": "0 to 1, -1 to 1 for differences, [benefit.md](benefit.md)",
+}
+
+
+def answer_table() -> str:
+    """``answer_rows`` as Markdown."""
+    columns = ("field", "exchanges", "range", "secure sums", "meaning")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in answer_rows():
+        lines.append(f"| `{row['field']}` | " + " | ".join(row[column] for column in columns[1:]) + " |")
+    return "\n".join(lines)
+
+
+def leaving_table() -> str:
+    """``leaving_rows`` as Markdown."""
+    lines = ["| method | number | exchange | range | meaning |", "|---|---|---|---|---|"]
+    for row in leaving_rows():
+        lines.append(
+            f"| `{row['method']}` | `{row['number']}` | {row['exchange']} | {row['range']} | {row['meaning']} |"
+        )
+    return "\n".join(lines)
+
+
+def _family(name: str) -> str:
+    family, slash, rest = name.partition("/")
+    return f"{family}/{rest if rest.startswith('<') else '<layer>'}" if slash else name
+
+
+def _listed_row(entry: Method) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "title": entry.title,
+        "summary": entry.summary,
+        "paper": str(entry.paper),
+        "url": entry.paper.url,
+        "trainer": entry.trainer,
+        "probes": list(registry.probes_of(entry)),
+        "rule": entry.rule,
+        "selector": entry.selector,
+        "server_optimizer": entry.server_optimizer,
+        "card": f"{CARDS}/{entry.id}.md",
+        "cost": round(relative_cost(entry), 2),
+        "parameters": _parameters(entry),
+    }
+
+
+def _method_row(entry: Method) -> dict[str, Any]:
+    from fairflare.engine.setup.requirements import effort, needs_of, received_by
+
+    listed = _listed_row(entry)
+    parameters = listed.pop("parameters")
+    return {
+        **listed,
+        **effort(entry),
+        "sends": [{key: row[key] for key in row if key != "method"} for row in _leaving(entry, _outline())],
+        "receives": received_by(entry),
+        "needs": needs_of(entry),
+        "parameters": parameters,
+    }
+
+
+def _parameters(entry: Method) -> dict[str, Any]:
+    """Shortest name that works -> default, of every setting of the method's parts."""
+    classes = registry.owners(entry)
+    owners = Owners(classes, entry.shared)
+    defaults = {
+        f"{owner}.{key}": value for owner, cls in classes.items() for key, value in registry.parameters(cls).items()
+    }
+    defaults |= {full: given.value for full, given in defaults_of(entry, owners).items()}
+    return {name: defaults[targets[0]] for name, targets in owners.names().items()}
+
+
+def part_rows() -> list[dict[str, Any]]:
+    """One row per part: kind, id, summary, and own name -> default of its settings."""
+    return [
+        {"kind": kind, "id": id, "summary": _first_line(cls), "parameters": registry.parameters(cls)}
+        for kind in registry.BASES
+        for id, cls in registry.parts(kind).items()
+    ]
+
+
+def _first_line(cls: type) -> str:
+    return (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
+
+
+def _task_row(name: str, cls: type[Task]) -> dict[str, Any]:
+    from fairflare.engine.setup import tasks
+
+    built = tasks.load(name)
+    return {
+        "name": name,
+        "title": cls.title,
+        "real": cls.real,
+        "simulated": cls.simulated,
+        "classes": list(built.classes),
+        "headline": built.headline,
+        "primary": cls.primary,
+        "metrics": list(built.metrics),
+        "attributes": list(built.attributes),
+        "presets": [_preset_row(name, preset, cls) for preset in cls.presets],
+    }
+
+
+def _preset_row(name: str, preset: str, cls: type[Task]) -> dict[str, Any]:
+    from fairflare.engine.setup import tasks
+
+    built = tasks.load(name, preset)
+    return {
+        "preset": preset,
+        "summary": cls.presets[preset].summary,
+        "sites": built.sites(),
+        "options": dataclasses.asdict(built),
+        "training": dataclasses.asdict(cls.presets[preset].training),
+        "settings": dict(cls.presets[preset].settings),
+        "by_method": {method: dict(own) for method, own in cls.presets[preset].by_method.items()},
+    }

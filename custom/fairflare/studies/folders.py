@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders that commands write: opened by one command at a time, replaced only where all of it is the package's own.
+
+A run that replaces another first puts the old one into ``.fairflare.before``; after a kill the next command puts it
+back, unless the new run has begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from fairflare.core.errors import FairFlareError, UserError
+from fairflare.core.processes import end_what_is_left
+from fairflare.engine import audit
+from fairflare.engine.files import (
+    AUDIT,
+    BEST,
+    BEST_MODELS,
+    CHECKPOINT,
+    EARLIER,
+    INITIAL,
+    MODEL,
+    SUFFIX,
+    UNSCORED,
+    is_file,
+    read_json,
+)
+from fairflare.engine.lock import LOCK, SERVER_LOCK, Busy, locked
+from fairflare.engine.log_lines import events
+from fairflare.engine.setup.assembly import CONFIG
+from fairflare.engine.setup.local import SITES
+from fairflare.engine.state import HALF_WRITTEN, clear_half_written, remove_files
+from fairflare.report import EDITIONS, EVALUATION_PAGE, PAGE, REPORT
+from fairflare.report import EVALUATION as EVALUATION_RESULT
+from fairflare.report.log import EVENTS, LOG
+
+COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
+RIDER, RIDERS = "rider.json", "riders.json"
+SUMMARIES: tuple[str, ...] = (COMPARISON, COMPARISON_PAGE, CONTRIBUTION, RIDERS, "tables.csv")
+SUMMARIES += ("compare.csv", "compare.md", "compare.tex")
+SUMMARIES += tuple(f"{name}.{end}" for name in ("contribution", "riders") for end in ("csv", "md", "tex", "html"))
+FLARE_LOG = "flare_log.txt"
+EVALUATION_FILES = (EVALUATION_RESULT, EVALUATION_PAGE)
+WEIGHTS = (CHECKPOINT, MODEL, BEST, INITIAL)
+EARLIER_WEIGHTS = tuple(name.replace(SUFFIX, EARLIER) for name in WEIGHTS)
+RUN_FILES = (CONFIG, AUDIT, *WEIGHTS, *EARLIER_WEIGHTS, REPORT, PAGE, LOG, FLARE_LOG, RIDER, *EVALUATION_FILES)
+TENSORS = rf"({re.escape(SUFFIX)}|{re.escape(EARLIER)})"
+PREFLIGHT = re.compile(r"preflight_[^/]+\.txt")
+RUN_FOLDERS = {
+    SITES: re.compile(rf"[^/]+({TENSORS}(\.lock)?|\.(after|asked|inputs)\.json)"),
+    UNSCORED: re.compile(rf"\d+{TENSORS}"),
+    BEST_MODELS: re.compile(rf"\d+{TENSORS}"),
+    EDITIONS: re.compile(r"[^/]+\.(html|json)"),
+    EVENTS: re.compile(r"events\.out\.tfevents\.[^/]+"),
+    "he": re.compile(r"(client|server)_context\.tenseal"),
+}
+"""Name -> what the files in it are called."""
+EVALUATION = "evaluation-"
+"""What the name of a folder with an external validation of the run's model begins with."""
+EVALUATED = re.compile(r"(evaluation\.(json|html)|fairflare\.json)")
+BEFORE, MOVING = ".fairflare.before", ".fairflare.moving"
+"""The run that is being replaced; on its way there or back."""
+
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[None]:
+    """Within: this command alone works in the existing ``folder``; what a killed one has left in it is cleared up."""
+    with locked(folder):
+        end_what_is_left(folder)
+        _clear_half_written(folder)
+        _clear_server_lock(folder)
+        _recover(folder)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(Busy):
+                _clear_server_lock(folder)
+
+
+@contextlib.contextmanager
+def fresh_folder(folder: Path, force: bool) -> Iterator[None]:
+    """A new folder for a run. When the run fails before its first round, what was there before is back."""
+    check_path(folder)
+    with created(folder), opened(folder):
+        refuse_existing(folder, force)
+        _put_aside(folder)
+        had = (folder / BEFORE).exists()
+        try:
+            yield
+        except BaseException:
+            if not has_begun(folder) or (had and never_started(folder)):
+                _remove(folder)
+                _put_back(folder)
+            _discard(folder / BEFORE)
+            raise
+        _discard(folder / BEFORE)
+
+
+@contextlib.contextmanager
+def created(folder: Path) -> Iterator[None]:
+    """Within: ``folder`` exists; it goes again when it was made for this and stays empty."""
+    made = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot be written ({error.strerror})") from None
+    except ValueError:
+        raise UserError(f"--out {str(folder)!r}: cannot be the name of a folder") from None
+    try:
+        yield
+    finally:
+        if made:
+            with contextlib.suppress(OSError):  # it is not empty, or another command has it
+                folder.rmdir()
+
+
+def check_path(folder: Path) -> None:
+    """Raise UserError unless ``folder`` is a folder, or may become one."""
+    try:
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise UserError(f"--out {folder}: exists and is not a folder")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"--out {folder}: cannot be written ({error.strerror})") from None
+
+
+def refuse_existing(folder: Path, force: bool) -> None:
+    """Refuse what is in ``folder``: a stranger's files always, a run that has started unless ``force``."""
+    if not content(folder):
+        return
+    if alien := strangers(folder):
+        raise UserError(f"--out {folder}: exists and holds {alien[0]!r}, which is not fairflare's; nothing was changed")
+    if not is_run(folder):
+        raise UserError(f"--out {folder}: holds no run of fairflare, so --force does not replace it")
+    if force or never_started(folder):
+        return
+    if is_complete(folder):
+        raise UserError(f"--out {folder}: exists; give another folder, or --force to replace it")
+    raise UserError(
+        f"--out {folder}: exists, a run that has not ended; `fairflare resume {folder}` goes on, --force replaces it"
+    )
+
+
+def content(folder: Path) -> list[Path]:
+    """What lies in ``folder``, sorted, but for locks and what a killed command has left."""
+    if not folder.is_dir():
+        return []
+    return sorted(item for item in folder.iterdir() if item.name not in (LOCK, SERVER_LOCK, BEFORE, MOVING))
+
+
+def strangers(folder: Path) -> list[str]:
+    """Names below the run's ``folder`` that no command of this package has written, sorted."""
+    found = []
+    for item in content(folder):
+        inside = EVALUATED if item.name.startswith(EVALUATION) else RUN_FOLDERS.get(item.name)
+        if inside is not None and item.is_dir() and not item.is_symlink():
+            found += [f"{item.name}/{one.name}" for one in sorted(item.iterdir()) if not _is_own_file(one, inside)]
+        elif not _is_own_file(item, PREFLIGHT, *RUN_FILES):
+            found.append(item.name)
+    return found
+
+
+def _is_own_file(path: Path, pattern: re.Pattern[str], *names: str) -> bool:
+    half = HALF_WRITTEN.fullmatch(path.name)
+    name = half["name"] if half else path.name
+    return path.is_file() and not path.is_symlink() and (name in names or bool(pattern.fullmatch(name)))
+
+
+def is_run(folder: Path) -> bool:
+    """Whether ``folder`` holds a run that has at least been configured."""
+    try:
+        found = read_json(folder / CONFIG)
+    except UserError:
+        return False
+    return {"format", "method", "task", "settings", "training"} <= set(found)
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the run in ``folder`` came to its end, so that it is not replaced without being asked to."""
+    if not (folder / REPORT).is_file() or not (folder / PAGE).is_file():
+        return False
+    try:
+        return read_json(folder / REPORT).get("status") == "completed"
+    except UserError:
+        return False
+
+
+def never_started(folder: Path) -> bool:
+    """Whether the run there was refused before its first round, so that nothing is lost by another attempt."""
+    try:
+        return [entry["event"] for entry in events(audit.verify(folder / AUDIT, torn=True))] == ["start", "finish"]
+    except (FairFlareError, OSError, KeyError):
+        return False
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether the run's log holds at least one whole, valid line; raises UserError when it cannot be read."""
+    return is_file(folder / AUDIT) and bool(audit.first_entry(folder / AUDIT))
+
+
+def check_collection(folder: Path, is_part: Callable[[str], bool] = lambda name: True) -> None:
+    """Refuse a ``folder`` that holds anything but a comparison or a measurement, whose runs' names are ``is_part``."""
+    check_path(folder)
+    for item in content(folder):
+        if item.is_dir() and not item.is_symlink():
+            known = is_part(item.name) and (is_run(item) or not content(item) or _is_half_made(item))
+        else:
+            known = _is_own_file(item, re.compile("|".join(map(re.escape, SUMMARIES))))
+        if not known:
+            raise UserError(f"--out {folder}: holds {item.name!r}, which is no run of a comparison or measurement")
+
+
+def _is_half_made(folder: Path) -> bool:
+    """A run's folder whose command was killed before the configuration was there."""
+    return all(HALF_WRITTEN.fullmatch(item.name) for item in content(folder)) and not strangers(folder)
+
+
+def _put_aside(folder: Path) -> None:
+    """Move the run that is there into ``BEFORE``, which appears whole."""
+    old = content(folder)
+    if not old:
+        return
+    (folder / MOVING).mkdir()
+    for item in old:
+        item.rename(folder / MOVING / item.name)
+    (folder / MOVING).rename(folder / BEFORE)
+
+
+def _put_back(folder: Path) -> None:
+    """Move the run before back; what is half moved goes on where it was."""
+    if (folder / BEFORE).is_dir():
+        (folder / BEFORE).rename(folder / MOVING)
+    if (folder / MOVING).is_dir():
+        for item in (folder / MOVING).iterdir():
+            item.rename(folder / item.name)
+        (folder / MOVING).rmdir()
+
+
+def _recover(folder: Path) -> None:
+    """After a kill: the run before is back unless the new one had begun, which then goes on."""
+    if (folder / BEFORE).is_dir():
+        if has_begun(folder) and not never_started(folder):
+            _discard(folder / BEFORE)
+            return
+        _remove(folder)
+    _put_back(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Delete a run's own files, no others."""
+    for item in content(folder):
+        if item.name in RUN_FOLDERS and item.is_dir() and not item.is_symlink():
+            remove_files(item, partial(_matches, RUN_FOLDERS[item.name]))
+        elif _is_own_file(item, PREFLIGHT, *RUN_FILES):
+            item.unlink()
+
+
+def _matches(pattern: re.Pattern[str], name: str) -> bool:
+    return pattern.fullmatch(name) is not None
+
+
+def _discard(before: Path) -> None:
+    if before.is_dir() and not before.is_symlink():
+        _remove(before)
+        with contextlib.suppress(OSError):  # something else lies there and stays
+            before.rmdir()
+
+
+def _clear_server_lock(folder: Path) -> None:
+    """Remove what a killed server of a simulated run has left; raises Busy while a job's server works in ``folder``."""
+    if (folder / SERVER_LOCK).exists():
+        with locked(folder, SERVER_LOCK):
+            pass
+
+
+def _clear_half_written(folder: Path) -> None:
+    names = (*RUN_FILES, *SUMMARIES)
+    clear_half_written(folder, lambda name: name in names or bool(PREFLIGHT.fullmatch(name)))
+    clear_half_written(folder / SITES, lambda name: bool(RUN_FOLDERS[SITES].fullmatch(name)))

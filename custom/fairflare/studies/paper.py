@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A paper's table or figure: the runs that it needs, each made once, and what is written from them.
+
+Runs are ordinary run folders in the folders of ``fairflare compare``: tables share the runs that they have in common,
+with each other and with comparisons, and an interrupted command goes on with what is missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairflare.core.errors import UserError
+from fairflare.core.execution import default_device
+from fairflare.core.seeds import derive
+from fairflare.core.validation import shown
+from fairflare.engine import audit
+from fairflare.engine.files import AUDIT, MODEL, read_json, read_model
+from fairflare.engine.log_lines import events
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.state import save_text
+from fairflare.functional.landscape import filter_normalised, loss_grid
+from fairflare.papers.declaration import Data, Exhibit, Row, Table
+from fairflare.papers.drawing import drawn, standalone
+from fairflare.papers.estimate import Speed, in_words, relative_cost
+from fairflare.papers.measures import Beside, Run
+from fairflare.papers.tabulate import Used, differences, file_name, published_numbers, tabulated
+from fairflare.report.table_files import Cell, Column, Form, write_tables
+from fairflare.report.table_files import Row as ShownRow
+from fairflare.report.table_files import Table as Shown
+from fairflare.studies import display
+from fairflare.studies.comparison import on_mixture, parse_options
+from fairflare.studies.describe import listed_rows
+from fairflare.studies.folders import check_path
+from fairflare.studies.labels import comparison_name, folder_name
+from fairflare.studies.paper_list import DATA_FOLDER, FOLDER, has_files, remember, speed_of
+from fairflare.studies.parallel import Workers, budget, side_by_side
+from fairflare.studies.runs import run_once
+from fairflare.studies.study import Study, arms, facts, leaving_out
+from fairflare.tasks.base import TestSet
+
+Values = Mapping[str, Any]
+Json = dict[str, Any]
+STEPS = (-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0)
+EXAMPLES = 256
+"""Of each test set, of which the loss is taken."""
+BINS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What a user asks for beside the name: seeds, rounds and presets (task -> preset) in place of the declared ones,
+    settings of all runs, the embedded tasks whatever data are there (``stand_in``), and only some data sets."""
+
+    seeds: tuple[int, ...] | None = None
+    rounds: int | None = None
+    values: Values = dataclasses.field(default_factory=dict)
+    presets: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stand_in: bool = False
+    data: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """One block of columns and where its runs are.
+
+    Attributes:
+        data: as declared.
+        task: "name:preset" that runs; ``stands_in``: it is not the paper's data.
+        runs: row's key -> seed -> path of the run below the folder.
+        references: the same by (row's key, METHOD label).
+        without: (row's key, site) -> seed -> path.
+    """
+
+    data: Data
+    task: str
+    stands_in: bool
+    runs: dict[str, dict[int, str]] = dataclasses.field(default_factory=dict)
+    references: dict[tuple[str, str], dict[int, str]] = dataclasses.field(default_factory=dict)
+    without: dict[tuple[str, str], dict[int, str]] = dataclasses.field(default_factory=dict)
+
+
+class Plan:
+    """Every run of an exhibit, once.
+
+    Attributes:
+        configs: path below the folder -> run.
+        labels: path -> METHOD label.
+        tables: as declared, but for data sets that cannot be measured.
+        places: one list per table, one place per block.
+    """
+
+    def __init__(self, exhibit: Exhibit, choices: Choices) -> None:
+        self.configs: dict[str, RunConfig] = {}
+        self.labels: dict[str, str] = {}
+        self._choices = choices
+        known = list(dict.fromkeys(data.key for table in exhibit.tables for data in table.data))
+        if strange := [key for key in choices.data if key not in known]:
+            raise UserError(f"--data: {exhibit.name} has {', '.join(known)}, got {shown(strange[0])}")
+        self.tables = [self._measurable(table) for table in exhibit.tables if self._wanted(table)]
+        self.places = [[self._place(table, block.data) for block in table.blocks] for table in self.tables]
+
+    def _measurable(self, table: Table) -> Table:
+        """The table without the data sets that nothing stands for, or that only what stands for another stands for."""
+        found: dict[tuple[str, str], Data] = {}
+        missing: list[Data] = []
+        for data in self._wanted(table):
+            task, stands_in = self.task_of(data)
+            key = (task, str(sorted(data.other.items()))) if stands_in else (task, data.key)
+            if not task or key in found:
+                missing.append(data)
+            else:
+                found[key] = data
+        if not found:
+            needs = ", ".join(name for data in table.data for name in data.needs)
+            raise UserError(f"{table.title}: expected {needs} in the folder that {DATA_FOLDER} names")
+        left = tuple(block for block in table.blocks if block.data in found.values())
+        words = [f"{data.title} is not here, and no embedded task stands for it alone: left out." for data in missing]
+        return dataclasses.replace(table, blocks=left, note=" ".join([*words, table.note]).strip())
+
+    def _wanted(self, table: Table) -> list[Data]:
+        return [data for data in table.data if not self._choices.data or data.key in self._choices.data]
+
+    def _place(self, table: Table, data: Data) -> Place:
+        task, stands_in = self.task_of(data)
+        place = Place(data, task, stands_in)
+        for row in table.rows:
+            if not row.is_for(stands_in):
+                continue
+            place.runs[row.key] = self._arm(table, place, row, row.label_on(data))
+            for label in table.references:
+                place.references[row.key, label] = self._arm(table, place, row, label)
+            if table.left_out:
+                self._left_out(table, place, row)
+        return place
+
+    def task_of(self, data: Data) -> tuple[str, bool]:
+        """The task that a data set's runs are on, "" for none, and whether it only stands for it."""
+        task = _preset(data.task, self._choices.presets)
+        if not self._choices.stand_in and is_here(data, task):
+            return task, False
+        return _preset(data.stand_in, self._choices.presets), True
+
+    def _arm(self, table: Table, place: Place, row: Row, label: str) -> dict[int, str]:
+        """Seed -> path of the runs of one METHOD, which this asks for."""
+        seeds = self._choices.seeds or table.seeds
+        rounds = self._choices.rounds or table.rounds
+        own = place.data.other if place.stands_in else place.data.settings
+        values = {**own, **table.values, **row.values, **self._choices.values}
+        folder = comparison_name(place.task, {"rounds": rounds, "values": values})
+        found = arms([label], place.task, seeds, rounds=rounds, values=values)
+        paths = {}
+        for seed, (name, config) in zip(seeds, found, strict=True):
+            paths[seed] = self._ask(f"{folder}/{name}", config, label)
+        return paths
+
+    def _left_out(self, table: Table, place: Place, row: Row) -> None:
+        """The runs of the table's METHOD with each site left out of training in turn."""
+        full = self._arm(table, place, row, table.left_out)
+        place.references[row.key, table.left_out] = full
+        for seed, path in full.items():
+            config = self.configs[path]
+            sites = tasks.load(config.task, config.preset, **config.options).sites()
+            for site, without in leaving_out(config, list(sites)).items():
+                own = f"{path.rpartition('-seed')[0]}-without-{folder_name(site)}-seed{seed}"
+                place.without.setdefault((row.key, site), {})[seed] = self._ask(own, without, table.left_out)
+
+    def task(self, path: str) -> str:
+        """ "name:preset" of a run."""
+        return f"{self.configs[path].task}:{self.configs[path].preset}"
+
+    def _ask(self, path: str, config: RunConfig, label: str) -> str:
+        self.configs[path], self.labels[path] = config, label
+        return path
+
+
+def is_here(data: Data, task: str) -> bool:
+    """Whether the user's copy of a data set can be read; what embedded tasks read always is."""
+    if not has_files(data):
+        return False
+    name, _, preset = task.partition(":")
+    try:
+        tasks.load(name, preset or None).check_data()
+    except UserError:
+        return False
+    return True
+
+
+def _preset(task: str, presets: Mapping[str, str]) -> str:
+    name = task.partition(":")[0]
+    return f"{name}:{presets[name]}" if name in presets else task
+
+
+def make_exhibit(
+    exhibit: Exhibit, folder: Path, choices: Choices, *, command: str = "", workers: Workers | None = None
+) -> Json:
+    """Run what is missing below ``folder`` and write NAME.md, .csv, .tex, .html and .json below ``folder``/papers.
+
+    ``command`` stands in the files. Returns name, title, runs (how many), files (their paths) and tables (as in the
+    JSON file).
+    """
+    plan = Plan(exhibit, choices)
+    check_path(folder)
+    study = Study(plan.configs)
+    study.check(folder)
+    at_once = budget(workers, "local", plan.configs)
+    speed = speed_of(folder)
+    _announce(exhibit, plan, speed, side_by_side(at_once))
+    costs = {path: _seconds(plan, path, speed) for path in plan.configs}
+    with study.finished(folder, run_once, workers=at_once, seconds=costs) as reports:
+        remember(folder, [(plan.task(path), plan.labels[path], one) for path, one in reports.items()])
+    return written(exhibit, plan, folder, command)
+
+
+def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
+    """Tables and figures from the finished runs; see ``make_exhibit``."""
+    looks = _looks(plan)
+    runs = {path: _run(folder / path, config, looks.get(path, ())) for path, config in plan.configs.items()}
+    shown: list[Shown] = []
+    figures: list[str] = []
+    about = {"Command": command, **{key.capitalize(): text for key, text in facts().items()}}
+    for table, places in zip(plan.tables, plan.places, strict=True):
+        key = file_name(exhibit.name if len(exhibit.tables) == 1 else f"{exhibit.name}-{table.key}")
+        used = [_used(table, place, runs) for place in places]
+        printed, source = published_numbers(table.published) if table.published else (None, "")
+        shown.append(_pictured(table, tabulated(table, key, used, printed), plan, places, folder))
+        beside = None if table.draw else differences(table, f"{key}-differences", used)
+        shown += [beside] if beside else []
+        about |= {"Published numbers": source} if source else {}
+        figures += drawn(table, shown[-1]) if table.draw else []
+    out = folder / FOLDER
+    out.mkdir(parents=True, exist_ok=True)
+    files = write_tables(
+        out, file_name(exhibit.name), exhibit.title, shown, figures=figures, facts={k: v for k, v in about.items() if v}
+    )
+    for number, svg in enumerate(figures, 1):
+        path = out / f"{file_name(exhibit.name)}-{number}.svg"
+        save_text(path, standalone(svg))
+        files.append(path)
+    return {
+        "name": exhibit.name,
+        "title": exhibit.title,
+        "runs": len(runs),
+        "files": [str(path) for path in files],
+        "tables": [table.to_json() for table in shown],
+    }
+
+
+def _pictured(table: Table, shown: Shown, plan: Plan, places: Sequence[Place], folder: Path) -> Shown:
+    """The table itself, or what a landscape or density has in its place."""
+    if table.draw == "landscape":
+        titles = {row.key: row.title for row in table.rows}
+        found = [(titles[key], min(seeds.items())[1]) for place in places for key, seeds in place.runs.items()]
+        return landscape(table, shown, [(title, plan.configs[path], folder / path) for title, path in found])
+    if table.draw == "density":
+        options = [place.data.other if place.stands_in else place.data.settings for place in places]
+        return densities(table, shown, [(p.data.title, p.task, own) for p, own in zip(places, options)])
+    return shown
+
+
+def _looks(plan: Plan) -> dict[str, list[str]]:
+    """Path -> the options whose mixtures of test patients its final model is measured on."""
+    found: dict[str, list[str]] = {}
+    for table, places in zip(plan.tables, plan.places, strict=True):
+        for block, place in zip(table.blocks, places, strict=True):
+            options = [str(c.given["options"]) for c in block.columns if c.measure == "elsewhere"]
+            for path in (path for seeds in place.runs.values() for path in seeds.values() if options):
+                found.setdefault(path, []).extend(options)
+    return found
+
+
+def _announce(exhibit: Exhibit, plan: Plan, speed: Speed, at_once: int) -> None:
+    for places in plan.places:
+        for place in places:
+            if place.stands_in:
+                display.note(f"{place.data.title}: not here, {place.task} stands for it")
+    times = [_seconds(plan, path, speed) for path in plan.configs]
+    known = [seconds for seconds in times if seconds is not None]
+    total = None if len(known) < len(times) else sum(known) / at_once
+    display.note(f"{exhibit.name}: {len(plan.configs)} runs, {in_words(total)} if none is there yet")
+
+
+def _seconds(plan: Plan, path: str, speed: Speed) -> float | None:
+    config, label = plan.configs[path], plan.labels[path]
+    cost = relative_cost(label, {row["id"]: row for row in listed_rows()})
+    return speed.seconds(plan.task(path), label, int(config.training["rounds"]), cost)
+
+
+def _used(table: Table, place: Place, runs: Mapping[str, Run]) -> Used:
+    found = {row: {seed: runs[path] for seed, path in paths.items()} for row, paths in place.runs.items()}
+
+    def beside(row: str, seed: int) -> Beside:
+        others = {
+            label: paths[seed] for (name, label), paths in place.references.items() if name == row and seed in paths
+        }
+        references = {label: runs[path] for label, path in others.items()}
+        without = {site: runs[paths[seed]] for (name, site), paths in place.without.items() if name == row}
+        return Beside(references, without, references.get(table.left_out))
+
+    aside = {row: {seed: beside(row, seed) for seed in seeds} for row, seeds in found.items()}
+    return Used(place.data, place.task, place.stands_in, found, aside)
+
+
+def _run(folder: Path, config: RunConfig, options: Sequence[str]) -> Run:
+    from fairflare.report import REPORT
+
+    scores = {
+        entry["round"]: {name: found["metrics"] for name, found in entry["test_sets"].items()}
+        for entry in events(audit.verify(folder / AUDIT))
+        if entry["event"] == "scores"
+    }
+    report = read_json(folder / REPORT)
+    higher = bool(report["detail"]["higher_is_better"])
+    elsewhere = {one: on_mixture(config, folder, parse_options([one])[0], higher) for one in dict.fromkeys(options)}
+    return Run(report, scores, elsewhere)
+
+
+def landscape(table: Table, empty: Shown, runs: Sequence[tuple[str, RunConfig, Path]]) -> Shown:
+    """The table of a loss landscape: a group of rows per method and condition, steps down and across.
+
+    ``empty`` has key, title and caption; ``runs`` are (row's title, run, its folder), all on one task with clean and
+    corrupted test sets.
+    """
+    rows = []
+    for title, config, folder in runs:
+        parts = build_parts(config)
+        parts.network.load_state_dict(read_model(folder / MODEL))
+        wanted = parts.task.table_sets()
+        for test in (found for found in parts.task.test_sets() if found.name in wanted.values()):
+            grid = _around(parts.network, test, config.seed)
+            for step, line in zip(STEPS, grid):
+                cells = {f"step-{i}": Cell(value) for i, value in enumerate(line)}
+                group = f"{title}, {test.name}"
+                rows.append(ShownRow(f"{group} {step:g}", f"{step:g}", cells, group=group))
+    columns = tuple(Column(f"step-{i}", f"{step:g}") for i, step in enumerate(STEPS))
+    return replace(empty, columns=columns, rows=tuple(rows), stub=table.stub)
+
+
+def densities(table: Table, empty: Shown, places: Sequence[tuple[str, str, Mapping[str, str]]]) -> Shown:
+    """The table of how bright training images are: a row per site, a column per intensity, on the task's own split.
+
+    ``empty`` has key, title and caption; ``places`` are (title of the data set, "name:preset", options) each.
+    """
+    rows: list[ShownRow] = []
+    columns: dict[str, Column] = {}
+    for number, (title, named, options) in enumerate(places):
+        name, _, preset = named.partition(":")
+        known = {field.name for field in fields(tasks.known(name))}
+        # Nobody looks at the sites' further test images, which a simulated task would render.
+        fewer = {"site_test_images": 0} if "site_test_images" in known else {}
+        task = tasks.load(name, preset, **fewer, **options)
+        batches = {site: task.site_data(site).fixed("train", EXAMPLES) for site in task.sites()}
+        images = {site: torch.cat([batch.inputs.flatten() for batch in own]) for site, own in batches.items()}
+        low, high = (end([end([value.min(), value.max()]) for value in images.values()]) for end in (min, max))
+        middles = [float(low + (high - low) * (i + 0.5) / BINS) for i in range(BINS)]
+        group = title if len(places) > 1 else ""
+        names = [f"{number}.{i}" for i in range(BINS)]
+        columns |= {key: Column(key, f"{middle:.3g}", group, form=Form(4)) for key, middle in zip(names, middles)}
+        for site, value in images.items():
+            counts = torch.histc(value.float(), BINS, float(low), float(high))
+            shares = (counts / counts.sum()).tolist()
+            cells = {key: Cell(share) for key, share in zip(names, shares)}
+            rows.append(ShownRow(f"{number}.{site}", f"{site}, {task.sites()[site]}", cells, group=group))
+    return replace(empty, columns=tuple(columns.values()), rows=tuple(rows), stub=table.stub)
+
+
+def _around(network: nn.Module, test: TestSet, seed: int) -> list[list[float]]:
+    """The mean cross-entropy of the set's first examples on the plane around the network, in evaluation mode."""
+    device = default_device()
+    network.to(device).eval()
+    batch = next(test.batches(EXAMPLES)).to(device)
+    parameters = {name: value.detach() for name, value in network.named_parameters()}
+    generator = torch.Generator().manual_seed(derive(seed, "landscape"))
+    first, second = (filter_normalised(parameters, generator) for _ in range(2))
+
+    def loss(moved: dict[str, Tensor]) -> float:
+        with torch.no_grad():
+            outputs = torch.func.functional_call(network, moved, (batch.inputs,))
+            return float(nn.functional.cross_entropy(outputs, batch.targets))
+
+    return loss_grid(loss, parameters, first, second, STEPS)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``fairflare paper`` shows: all exhibits with data and time, by what runs took here; without PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairflare.core.errors import UserError
+from fairflare.core.validation import shown
+from fairflare.papers.declaration import Data, Exhibit
+from fairflare.papers.estimate import Speed, machine_factor, relative_cost, took
+from fairflare.papers.index import PAPERS
+from fairflare.studies import describe
+
+FOLDER, TIMES = "papers", "times.json"
+"""Below the folder of the runs: the folder of what is written, and what runs took."""
+Known = dict[str, dict[str, list[float]]]
+DATA_FOLDER = "FAIRFLARE_DATA"
+Rows = list[dict[str, Any]]
+
+
+def speed_of(folder: Path) -> Speed:
+    """What finished runs below ``folder`` took, and how fast this machine is."""
+    known = {task: {k: (v[0], v[1]) for k, v in found.items()} for task, found in known_times(folder).items()}
+    return Speed(machine_factor(), known)
+
+
+def known_times(folder: Path) -> Known:
+    """Task -> METHOD label -> [seconds per round, seconds beside the rounds]; {} where nothing readable is kept."""
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, IndexError):
+        found = json.loads((folder / FOLDER / TIMES).read_text(encoding="utf-8"))
+        return {
+            str(task): {str(label): [float(pair[0]), float(pair[1])] for label, pair in labels.items()}
+            for task, labels in found.items()
+        }
+    return {}
+
+
+def remember(folder: Path, reports: Iterable[tuple[str, str, Mapping[str, Any]]]) -> None:
+    """Keep what runs took: (task, METHOD label, report) each."""
+    from fairflare.engine.state import save_json
+
+    known = known_times(folder)
+    for task, label, report in reports:
+        if (found := took(report)) is not None:
+            known.setdefault(task, {})[label] = list(found)
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    save_json(folder / FOLDER / TIMES, known)
+
+
+def paper_rows(folder: Path) -> Rows:
+    """One row per exhibit: name, paper, title, runs, seconds (on all cores, None where not known), data.
+
+    Times are those of the runs in ``folder``, where there are any.
+    """
+    methods = {row["id"]: row for row in describe.listed_rows()}
+    presets = {f"{row['name']}:{p['preset']}": p for row in describe.task_rows() for p in row["presets"]}
+    speed = speed_of(folder)
+    return [_row(paper.words, exhibit, methods, presets, speed) for paper in PAPERS for exhibit in paper.exhibits]
+
+
+def preset_pairs(given: Sequence[str]) -> dict[str, str]:
+    """("digits:paper",) -> {"digits": "paper"}; raises UserError where one is not of this form, or given twice."""
+    found: dict[str, str] = {}
+    for one in given:
+        name, _, preset = one.partition(":")
+        if not name or not preset or name in found:
+            raise UserError(f"--preset: expected T:PRESET, each task once, got {shown(one)}")
+        found[name] = preset
+    return found
+
+
+def _row(
+    paper: str, exhibit: Exhibit, methods: Mapping[str, Any], presets: Mapping[str, Any], speed: Speed
+) -> dict[str, Any]:
+    from joblib import cpu_count
+
+    cores = int(cpu_count())
+    chosen = {data.key: _chosen(data) for data in _data_of(exhibit)}
+    runs = set(_runs(exhibit, chosen, presets))
+    each = [_seconds(task, label, rounds, methods, presets, speed) for task, label, _, rounds in runs]
+    known = [seconds for seconds in each if seconds is not None]
+    return {
+        "name": exhibit.name,
+        "paper": paper,
+        "title": exhibit.title,
+        "figure": exhibit.is_figure,
+        "runs": len(runs),
+        "seconds": sum(known) / cores if len(known) == len(each) else None,
+        "cores": cores,
+        "data": [
+            {"title": one.title, "task": one.task, "needs": list(one.needs)}
+            | {"here": not chosen[one.key][1], "stand_in": one.stand_in}
+            for one in _data_of(exhibit)
+        ],
+    }
+
+
+def _data_of(exhibit: Exhibit) -> list[Data]:
+    return list({data.key: data for table in exhibit.tables for data in table.data}.values())
+
+
+def _chosen(data: Data) -> tuple[str, bool]:
+    """(task that would run, whether it stands in), by what lies in the data folder."""
+    return (data.task, False) if has_files(data) or not data.stand_in else (data.stand_in, True)
+
+
+def has_files(data: Data) -> bool:
+    """Whether the user has a copy of a data set; what embedded tasks read is always there."""
+    root = os.environ.get(DATA_FOLDER)
+    return not data.needs or bool(root and all((Path(root) / name).exists() for name in data.needs))
+
+
+def _runs(
+    exhibit: Exhibit, chosen: Mapping[str, tuple[str, bool]], presets: Mapping[str, Any]
+) -> Iterable[tuple[str, str, str, int | None]]:
+    """(task, METHOD, what else distinguishes it, rounds) of every run."""
+    for table in exhibit.tables:
+        for data in table.data if table.draw != "density" else ():
+            task, stands_in = chosen[data.key]
+            fixed = dict(data.other if stands_in else data.settings) | dict(table.values)
+            for row in table.rows:
+                if not row.is_for(stands_in):
+                    continue
+                values = fixed | dict(row.values)
+                labels = [(row.label_on(data), ""), *((label, "") for label in table.references)]
+                if table.left_out:
+                    labels += [(table.left_out, site) for site in ("", *presets.get(task, {}).get("sites", ()))]
+                for label, more in labels:
+                    for seed in table.seeds:
+                        yield task, label, f"{seed} {more} {sorted(values.items())}", table.rounds
+
+
+def _seconds(
+    task: str, label: str, rounds: int | None, methods: Mapping[str, Any], presets: Mapping[str, Any], speed: Speed
+) -> float | None:
+    if task not in presets:
+        return None
+    planned = rounds or int(presets[task]["training"]["rounds"])
+    return speed.seconds(task, label, planned, relative_cost(label, methods))
+
+
+def index_lines() -> list[str]:
+    """The lines of docs/papers.md's table: name, title, data sets and what stands for them."""
+    lines = []
+    for paper in PAPERS:
+        for exhibit in paper.exhibits:
+            data = _data_of(exhibit)
+            stand_ins = dict.fromkeys(f"`{one.stand_in}`" for one in data if one.stand_in)
+            titles = "; ".join(one.title for one in data)
+            lines.append(f"| `{exhibit.name}` | {exhibit.title} | {titles} | {', '.join(stand_ins)} |")
+    return lines

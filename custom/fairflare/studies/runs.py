@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs as the command line makes them: a folder is opened, a federation runs in it, a report closes it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.markup import escape
+
+from fairflare.core import registry, user_code
+from fairflare.core.errors import FairFlareError, RunFailed, UserError
+from fairflare.core.full_disk import NO_SPACE, advice, is_full
+from fairflare.core.types import Training
+from fairflare.core.workers import check_possible, start_method, usable_cores
+from fairflare.engine import audit
+from fairflare.engine.files import AUDIT, MODEL, is_file, is_there, read_json
+from fairflare.engine.log_lines import events
+from fairflare.engine.loop import Observer
+from fairflare.engine.memory import forget
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.assembly import CONFIG, save_config
+from fairflare.engine.setup.config import RunConfig, site_of_client, words
+from fairflare.engine.setup.config_checks import asked_sites, refuse_pooling
+from fairflare.engine.setup.local import SITES, LocalSites, run_local
+from fairflare.engine.setup.method_parts import part
+from fairflare.engine.setup.parts import Parts, build_parts, find
+from fairflare.engine.straggler_policy import EarlyEnd
+from fairflare.report import EDITIONS, REPORT
+from fairflare.report.log import RunLog, TensorBoard
+from fairflare.studies import display
+from fairflare.studies.display import duration, err
+from fairflare.studies.folders import FLARE_LOG, RIDER, check_path, fresh_folder, has_begun, is_complete, is_run, opened
+from fairflare.studies.labels import CACHE, environment
+from fairflare.tasks.own.script import Script
+
+LEAST_FREE = 1 << 16
+"""Bytes below which a disk is taken to be full when the simulator has stopped."""
+
+
+def default_folder(config: RunConfig) -> Path:
+    """runs/<method>-<task>-<preset>-seed<seed>, where the method is "fedheal+moon" with a part that is not its own."""
+    return Path("runs") / f"{_composed(config)}-{config.task}-{config.preset}-seed{config.seed}"
+
+
+def execute(
+    config: RunConfig,
+    folder: Path,
+    *,
+    env: str = "local",
+    force: bool = False,
+    sim_threads: int | None = None,
+    workers: int | None = 1,
+) -> dict[str, Any]:
+    """Run ``config`` into ``folder`` and return the content of ``report.json``.
+
+    Args:
+        folder: created; refused when it exists, unless ``force`` and it holds an earlier run.
+        env: "local" or "sim".
+        sim_threads: simulator threads; as many as sites when None.
+        workers: processes that the sites are spread over, see ``workers_for``.
+
+    Raises:
+        UserError: the folder cannot be used, or the task's data are not there.
+        RunFailed: the federation stopped; the folder keeps its last good model and a report that says so.
+    """
+    env = env_of(config, env)
+    parts = build_parts(config)  # before anything is shown or started: what is wrong with it is the user's to mend
+    parts.task.check_data()
+    for caution in cautions(config, parts):
+        display.note(caution)
+    names = list(site_of_client(config, parts.task))
+    if sim_threads is not None and (env != "sim" or sim_threads < 1):
+        raise UserError(f"--sim-threads: expected at least 1 and --env sim, got {sim_threads} with --env {env}")
+    if env != "local":
+        if (workers or 1) > 1 or config.stacked:
+            key = "stacked" if config.stacked else "--workers"
+            raise UserError(f"{key}: expected --env local, got --env {env}")
+        refuse_pooling(parts.selector, f"--env {env}")
+    with fresh_folder(folder, force), _with_room(folder):
+        save_config(config, parts, folder, env)  # from here on `resume` goes on, whenever this process is killed
+        if env == "sim":
+            return _simulate(config, folder, names, sim_threads)
+        return _in_process(config, parts, folder, workers)
+
+
+def env_of(config: RunConfig, env: str) -> str:
+    """Where a run takes place that was asked for in ``env``: a script needs FLARE's processes, in place of "local"."""
+    return "sim" if config.task == Script.name and env == "local" else env
+
+
+def cautions(config: RunConfig, parts: Parts) -> list[str]:
+    """What whoever starts a run should know before it begins, one line each."""
+    early_end = EarlyEnd(config.min_responses, config.grace)
+    count = asked_sites(config, parts.selector, list(site_of_client(config, parts.task)))
+    heard = min(config.min_responses or count, count)
+    found = (parts.rule.caution(part(Training, config.training)), parts.rule.unprotected(heard), early_end.caution())
+    return [*(parts.origin.lines() if parts.origin else ()), *(caution for caution in found if caution)]
+
+
+def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None = 1) -> dict[str, Any]:
+    """Continue the run in ``folder`` after its last finished round and return the content of ``report.json``.
+
+    The final model is the one of an uninterrupted run, bit for bit.
+
+    Raises:
+        UserError: the folder holds no run, one that is complete, or one that ran on deployed sites.
+        RunFailed: as ``execute``.
+    """
+    from fairflare.report.write import check_resumable
+
+    _require_folder(folder)
+    with opened(folder), _with_room(folder):
+        if not is_run(folder):
+            raise UserError(f"{folder}: expected the folder of a run, found no {CONFIG} of one; `fairflare run` begins")
+        if is_there(folder / RIDER):
+            raise UserError(f"{folder}: a free rider is simulated in it; the same `fairflare riders` goes on")
+        described = read_json(folder / CONFIG)
+        run_history = check_resumable(folder)
+        config, env = RunConfig.from_json(described), described.get("env")
+        if run_history is not None and run_history.completed and is_file(folder / MODEL):
+            return _reported(folder, run_history.start["sites"])
+        if env not in ("local", "sim"):
+            text = "a new job continues it: the same fairflare run with --set federation=ID"
+            raise UserError(f"{folder}: ran on deployed sites; {text}")
+        find(config.init_from, folder)
+        parts = build_parts(config)
+        parts.task.check_data()
+        if env == "sim":
+            return _simulate(config, folder, list(site_of_client(config, parts.task)), sim_threads)
+        return _in_process(config, parts, folder, workers)
+
+
+def report_again(folder: Path) -> dict[str, Any]:
+    """(Re)write the report of the run in ``folder`` and return the content of ``report.json``; see ``write_report``."""
+    from fairflare.report.write import write_report
+
+    with _opened_run(folder):
+        return write_report(folder)
+
+
+def report_editions(
+    folder: Path, sites: Sequence[str], out: Path | None = None
+) -> tuple[dict[str, dict[str, Any]], Path]:
+    """Write the editions of ``sites``, or of all, and return them with the folder; see ``write_editions``."""
+    from fairflare.report.write import write_editions
+
+    where = out or folder / EDITIONS
+    _require_folder(folder)
+    check_path(where)
+    with _opened_run(folder):
+        return write_editions(folder, sites, where), where
+
+
+def run_once(
+    config: RunConfig,
+    folder: Path,
+    *,
+    env: str = "local",
+    force: bool = False,
+    sim_threads: int | None = None,
+    workers: int | None = 1,
+) -> Mapping[str, Any]:
+    """As ``execute``, but a finished run of the very same configuration is reused, and one cut short goes on."""
+    from fairflare.report.write import verify_run
+
+    env = env_of(config, env)
+    found: dict[str, Any] | None = None
+    if not force and folder.is_dir():
+        with opened(folder):  # which may bring back the run that another was about to replace
+            found = read_json(folder / CONFIG) if is_run(folder) else None
+    if found is None or found.get("env") != env or RunConfig.from_json(found) != config:
+        return execute(config, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
+    if is_complete(folder):
+        try:
+            verify_run(folder)
+        except UserError as error:
+            raise UserError(f"{folder}: is not reused: {error}") from None
+        display.note(f"{folder.name}: finished before, reused")
+        return read_json(folder / REPORT)
+    display.note(f"{folder.name}: was cut short, goes on")
+    return resume(folder, sim_threads=sim_threads, workers=workers)
+
+
+def workers_for(wanted: int | None, config: RunConfig, parts: Parts) -> int:
+    """How many processes the sites of a run on this machine are spread over.
+
+    ``wanted`` is a number, or None: as many as there are sites and cores, where they start in milliseconds; 1 elsewhere
+    and for a stacked run. Raises UserError where this system, or a stacked run, cannot have several.
+    """
+    sites = len(parts.task.sites())
+    if config.stacked:
+        if (wanted or 1) > 1:
+            raise UserError(f"--workers: expected 1 with stacked=true, which trains the sites together, got {wanted}")
+        return 1
+    if wanted is None:
+        forks = start_method(config.threads) == "fork" and config.secure_sum != "ckks"
+        return max(1, min(sites, usable_cores() // config.threads)) if forks else 1
+    if wanted > 1:
+        check_possible()
+    return min(wanted, sites)
+
+
+@contextlib.contextmanager
+def _with_room(folder: Path) -> Iterator[None]:
+    """Within: a full disk ends the run with a line that says where, and how the run goes on."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, FairFlareError) or not is_full(error):
+            raise
+        raise RunFailed(advice(error, folder, has_begun(folder))) from error
+
+
+def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | None) -> dict[str, Any]:
+    rounds, notes = config.training["rounds"], [note.to_json() for note in parts.rule.notes]
+    try:
+        # First of all: TensorBoard and the progress bar have threads, beside which no worker can be forked.
+        with contextlib.ExitStack() as stack:
+            sites = stack.enter_context(LocalSites(config, folder, parts, workers_for(workers, config, parts)))
+            board, log = stack.enter_context(contextlib.closing(TensorBoard(folder, notes))), RunLog(folder)
+            if said := words(config):
+                display.note(said)
+            shown = display.progress(title(config), rounds, len(parts.task.sites()), headline=parts.task.headline)
+            progress = stack.enter_context(shown)
+            observers: list[Observer] = [board, log, progress]
+            run_local(config, folder, observers, progress.preparing, parts, progress.found, sites)
+    except FairFlareError:
+        from fairflare.report.write import write_report
+
+        if (folder / AUDIT).exists():
+            with contextlib.suppress(FairFlareError):
+                write_report(folder)
+        raise
+    from fairflare.report.write import write_report  # no round waits for its modules
+
+    with display.busy("writing the report"):
+        return write_report(folder)
+
+
+def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: int | None) -> dict[str, Any]:
+    from fairflare.flare.simulate import run_simulator
+
+    if threads is not None and threads < len(names):
+        display.note(
+            f"{threads} threads for {len(names)} sites: FLARE starts a new process per site and task, which is slow"
+        )
+    rounds, headline = config.training["rounds"], tasks.known(config.task).headline
+    if said := words(config):
+        display.note(said)
+    with display.progress(title(config), rounds, len(names), starting=True, headline=headline) as progress:
+
+        def lost(site: str) -> None:
+            progress.lost(_without(config, folder, site, len(names)))
+
+        run_simulator(config, folder, names, threads, watch=progress.follow, lost=lost)
+    last = (events(audit.verify(folder / AUDIT, torn=True)) or [{}])[-1]
+    if last.get("event") != "finish" or last["status"] != "completed":
+        if last.get("reason") == NO_SPACE or shutil.disk_usage(folder).free < LEAST_FREE:
+            raise RunFailed(advice(None, folder, True))
+        raise RunFailed(last.get("reason") or f"the simulator stopped early; see {folder / FLARE_LOG}")
+    if not is_complete(folder):
+        raise RunFailed(f"the simulator stopped before its report; `fairflare resume {folder}` writes it")
+    forget(folder / SITES, names)  # nothing is left to continue
+    return read_json(folder / REPORT)
+
+
+def _without(config: RunConfig, folder: Path, site: str, sites: int) -> str:
+    """What a simulated run says of a site whose process has ended: how it goes on by its own rules."""
+    if config.min_responses is not None and config.min_responses < sites:
+        follows = f"rounds end without it ({config.min_responses} answers and {config.grace:g} s)"
+    else:
+        follows = f"the round waits for it for up to {duration(config.task_timeout)} (task_timeout)"
+    again = f"Ctrl-C, then `fairflare resume {folder}`, brings it back"
+    return f"{site}: its process has ended, killed or out of memory; {follows}; {again}"
+
+
+def _reported(folder: Path, sites: Sequence[str]) -> dict[str, Any]:
+    """The report of a run that was killed when only that was missing; raises UserError when it is there."""
+    from fairflare.report.write import verify_run, write_report
+
+    forget(folder / SITES, sites)
+    whole = False
+    with contextlib.suppress(UserError):
+        whole = bool(verify_run(folder)) and is_complete(folder)
+    if whole:
+        raise UserError(f"{folder}: the run is complete, there is nothing to resume")
+    with display.busy("writing the report"):
+        return write_report(folder)
+
+
+def _opened_run(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """``opened`` where there is a run; whoever reports says what is missing."""
+    _require_folder(folder)
+    return opened(folder) if is_run(folder) else contextlib.nullcontext()
+
+
+def _require_folder(folder: Path) -> None:
+    if not os.path.isdir(folder):  # False of an impossible name as well
+        raise UserError(f"{str(folder)!r}: expected the folder of a run, found no folder")
+
+
+def title(config: RunConfig) -> str:
+    return f"{_composed(config)} on {config.task}:{config.preset}, seed {config.seed}"
+
+
+def _composed(config: RunConfig) -> str:
+    method = registry.get_method(config.method)
+    return "+".join([config.method, *(id for kind, id in config.parts.items() if id != getattr(method, kind))])
+
+
+def execute_deployed(
+    config: RunConfig,
+    folder: Path,
+    *,
+    env: str,
+    kit: Path | None,
+    timeout: float,
+    preinstalled: bool = False,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Run ``config`` on a POC or a provisioned federation and return the content of ``report.json``.
+
+    Args:
+        folder: created; refused when it exists, unless ``force`` and it holds an earlier run.
+        env: "poc" or "prod".
+        kit: startup kit of the user who submits; for a POC its project admin's by default.
+        timeout: seconds until the job must be over.
+        preinstalled: the job brings no code.
+
+    Raises:
+        UserError: no such kit, no such sites, or the server refuses user or job.
+        RunFailed: the server cannot be reached, or the job failed; its text is the server's reason.
+    """
+    from fairflare.flare.deploy import find_kit, run_deployed
+    from fairflare.report.write import verify_run
+
+    find_kit(env, kit)
+    parts = build_parts(config)
+    refuse_pooling(parts.selector, f"--env {env}")
+    for caution in cautions(config, parts):
+        display.note(caution)
+    with fresh_folder(folder, force):
+        run_deployed(
+            config,
+            folder,
+            env,
+            kit,
+            timeout=timeout,
+            preinstalled=preinstalled,
+            watch=lambda text: err.print(escape(text), soft_wrap=True),
+        )
+        verify_run(folder)
+        if not (folder / REPORT).is_file():
+            raise RunFailed(f"the job came back without {REPORT}; `fairflare report {folder}` writes it")
+    return json.loads((folder / REPORT).read_text())
+
+
+@contextlib.contextmanager
+def as_before(named: Mapping[str, str | None]) -> Iterator[None]:
+    """Within: these environment variables, which name the user's own files and where rendered data are kept. After it
+    torch's threads, the random generators and the environment are as they were: a run seeds and sets them."""
+    threads = torch.get_num_threads()
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        with environment(
+            {user_code.VARIABLE: os.environ.get(user_code.VARIABLE), CACHE: os.environ.get(CACHE), **named}
+        ):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
