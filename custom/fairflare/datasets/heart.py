@@ -142,6 +142,9 @@ class Heart(CentreTask):
         assert isinstance(train, Split)
         return Split(scaled(table.numbers[table.rows[site]["train"]]), train.targets, train.attributes)
 
+    def sites(self) -> dict[str, str]:
+        return {site: words for site, (_, words) in FILES.items()}  # no split, hence no scikit-learn
+
     def centres(self) -> Centres:
         return _flamby() if self.protocol == "flamby" else _full()
 
