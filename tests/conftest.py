@@ -21,7 +21,6 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 import torch
-from jinja2 import BytecodeCache
 from matplotlib.figure import Figure
 
 torch.set_num_threads(1)
@@ -234,24 +233,3 @@ def _words_of(figure):
     for text in (*figure.texts, *texts):
         ElementTree.SubElement(svg, "text").text = "".join(filter(str.isprintable, text.get_text()))
     return ElementTree.tostring(svg)
-
-
-class Compiled(BytecodeCache):
-    """Templates that this process has compiled: a page's own filters would have each page compile them again."""
-
-    def __init__(self):
-        self.kept = {}
-
-    def load_bytecode(self, bucket):
-        if bucket.key in self.kept:
-            bucket.bytecode_from_string(self.kept[bucket.key])
-
-    def dump_bytecode(self, bucket):
-        self.kept[bucket.key] = bucket.bytecode_to_string()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def templates_are_compiled_once():
-    from fairflare.report.templates import environment
-
-    environment().bytecode_cache = Compiled()

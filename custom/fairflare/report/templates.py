@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 
 
 def rendered(name: str, filters: Mapping[str, Callable[..., Any]] | None = None, **values: Any) -> str:
-    """The template ``name`` with ``values``; the same values give the same bytes."""
-    made = environment()
-    if filters:
-        made = made.overlay()
-        made.filters = {**made.filters, **filters}
-    return made.get_template(f"{name}.html.j2").render(**values)
+    """The template ``name`` with ``values``; the same values give the same bytes.
+
+    ``filters`` are functions of a module, not made for the page: each set of them compiles its templates once.
+    """
+    return environment(tuple((filters or {}).items())).get_template(f"{name}.html.j2").render(**values)
 
 
 def drawn(figures: Iterable[str]) -> list[Markup]:
@@ -36,7 +35,7 @@ def drawn(figures: Iterable[str]) -> list[Markup]:
 
 
 @cache
-def environment() -> Environment:
+def environment(filters: tuple[tuple[str, Callable[..., Any]], ...] = ()) -> Environment:
     """Templates of this folder, with the filters that write values; an unknown name in a template is an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -51,5 +50,5 @@ def environment() -> Environment:
     )
     code: Callable[[str], Markup] = Markup("<code>{}</code>").format
     made.filters |= {"num": text, "interval": ends, "code": code}
-    made.filters |= {one.__name__: one for one in (signed, plural, stop, capital, moment, size)}
+    made.filters |= {one.__name__: one for one in (signed, plural, stop, capital, moment, size)} | dict(filters)
     return made
