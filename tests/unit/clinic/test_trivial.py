@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import pytest
+import threadpoolctl
 import torch
+from sklearn.linear_model import LogisticRegression
 
 from fairflare.data.tensors import Split, TensorData
 from fairflare.engine.setup import tasks
@@ -50,6 +52,23 @@ def test_tables_are_held_against_logistic_regression_on_the_sites_own_rows():
     assert set(found) == {"test"} and found["test"]["accuracy"] > 0.9
     alone = trivial_results(task, of(table(100, 0, 1), table(0, 1), table(40, 2)), 1)
     assert alone["test"]["balanced_accuracy"] == 0.5  # one class to train on: a constant
+
+
+def test_the_regression_computes_in_one_thread_and_leaves_the_others_as_they_were(monkeypatch):
+    fit, seen = LogisticRegression.fit, []
+
+    def threads():
+        return {pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"}
+
+    def fitted(self, *data):
+        seen.append(threads())
+        return fit(self, *data)
+
+    monkeypatch.setattr(LogisticRegression, "fit", fitted)
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        before = threads()
+        trivial_results(tasks.load("support2"), of(table(100, 0), table(0, 1), table(40, 2)), 10)
+        assert seen == [{1}] and threads() == before
 
 
 def test_a_users_own_table_is_held_against_the_shares_of_its_classes():
