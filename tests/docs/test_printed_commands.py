@@ -182,6 +182,9 @@ def test_a_printed_command_runs(one: Printed, reader, own_registry, monkeypatch,
     program, *patterns = words
     arguments = [name for word in patterns for name in (sorted(glob.glob(word)) or [word])]  # as a shell does
     assert Path(program).name == "fairflare", f"{one.page}: no test runs {shlex.join(words)}"
+    for before, place in zip(arguments, range(1, len(arguments))):  # as short as the presets are here
+        if before == "--rounds":
+            arguments[place] = str(min(3, int(arguments[place])))
     code = call(arguments)
     streams = capsys.readouterr()
     assert code == 0, streams.err[-600:]
