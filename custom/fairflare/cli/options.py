@@ -141,6 +141,11 @@ def cache_option(command: Callable[..., None]) -> Callable[..., None]:
     return with_cache
 
 
+def grid_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Where and how the runs of a command that makes several take place, and what becomes of the results."""
+    return spread_options(cache_option(out_option(force_option(as_json(command)))))
+
+
 def task_option(command: Callable[..., None]) -> Callable[..., None]:
     """What is learnt, from which data: a task, or a folder of datalists, which becomes a task and settings."""
 

@@ -16,6 +16,7 @@ from fairflare.cli.options import (
     choices_options,
     env_option,
     force_option,
+    grid_options,
     out_option,
     parse_pareto,
     parse_seeds,
@@ -132,11 +133,7 @@ def compare(
     help="Orders in which more than 6 sites join.",
 )
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
-@spread_options
-@cache_option
-@out_option
-@force_option
-@as_json
+@grid_options
 def contribution(
     methods: tuple[str, ...],
     task: str,
@@ -173,11 +170,7 @@ def contribution(
 @click.option("--seeds", default="0", show_default=True, metavar="0,1,2", help="Each with data and a rider of its own.")
 @click.option("--kinds", default="zeros,noise,stale,copied", show_default=True, metavar="A,B", help="Also: repeated.")
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
-@spread_options
-@cache_option
-@out_option
-@force_option
-@as_json
+@grid_options
 def riders(
     methods: tuple[str, ...],
     task: str,

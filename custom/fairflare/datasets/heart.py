@@ -32,6 +32,7 @@ FILES = {
     "VA": ("processed.va.data", "Veterans Affairs Medical Center, Long Beach, United States"),
 }
 """Site -> its file and what it is."""
+KINDS = {site: words for site, (_, words) in FILES.items()}
 COLUMNS = (
     "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal",
     "num",
@@ -143,7 +144,7 @@ class Heart(CentreTask):
         return Split(scaled(table.numbers[table.rows[site]["train"]]), train.targets, train.attributes)
 
     def sites(self) -> dict[str, str]:
-        return {site: words for site, (_, words) in FILES.items()}  # no split, hence no scikit-learn
+        return dict(KINDS)  # no split, hence no scikit-learn
 
     def centres(self) -> Centres:
         return _flamby() if self.protocol == "flamby" else _full()
@@ -236,8 +237,7 @@ def _made(
     rows: dict[str, dict[str, np.ndarray]],
     table: dict[str, np.ndarray],
 ) -> Centres:
-    kinds = {site: words for site, (_, words) in FILES.items()}
-    return Centres(labels, numbers, plain, _attributes(table), rows, kinds)
+    return Centres(labels, numbers, plain, _attributes(table), rows, KINDS)
 
 
 def _attributes(table: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
