@@ -133,7 +133,9 @@ def test_a_network_that_a_job_may_not_name(site, chosen, text):
     assert text in site.answer(in_options(model=chosen), "images")
 
 
-def test_networks_that_a_job_may_name(site):
+def test_networks_that_a_job_may_name(site, monkeypatch):
+    for name in ("my_net", "my_data"):  # tests of own code before this one in the same process import theirs
+        monkeypatch.delitem(sys.modules, name, raising=False)
     densenet = model(f"{NETS}.densenet.DenseNet121", spatial_dims=2, in_channels=1, out_channels=2)
     assert site.answer(in_options(model=densenet), "images") == ""
     own = in_options(model=model("my_net.Net"), build_data="my_data.build")
