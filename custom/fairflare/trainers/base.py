@@ -103,6 +103,11 @@ class Trainer(ABC):
         return any(getattr(type(self), name) is not getattr(Trainer, name) for name in SERVER_HALF)
 
     @property
+    def reads_answers(self) -> bool:
+        """Whether the server's half needs more of a round than the combined model."""
+        return any(getattr(type(self), name) is not getattr(Trainer, name) for name in SERVER_HALF if name != "correct")
+
+    @property
     def is_alone(self) -> bool:
         """Whether a site can train so by itself: it exchanges the model alone, and has no other of its own."""
         entries = type(self).personal_entries is not Trainer.personal_entries

@@ -252,7 +252,7 @@ def _check_sums(config: RunConfig, made: MethodParts, n_sites: int) -> None:
             raise UserError(
                 f"secure_sum: {config.method} sends tensors ({names[0]}) beside the model, which it does not hide"
             )
-    if made.trainer.has_server_half:
+    if made.trainer.reads_answers:
         raise UserError(f"secure_sum: the server half of {config.method}'s trainer needs more than sums over the sites")
 
 

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log-likelihoods of generalised linear models as sums over patients, and Newton's step on such sums.
+
+McCullagh and Nelder, Generalized Linear Models, 2nd ed., 1989. Everything is float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+MOST_STEPS = 50
+"""Of an intercept's own Newton iteration, which needs about five."""
+CLOSE = 1e-12
+"""Mean score of an intercept that is at its maximum."""
+SINGULAR = 1e-9
+"""Share of a coefficient's information, given the ones before it, that still tells it apart from these."""
+
+
+class Terms(NamedTuple):
+    """What a patient adds: log-likelihood, its first derivative in the linear predictor, and minus its second; (N,)."""
+
+    value: torch.Tensor
+    slope: torch.Tensor
+    curvature: torch.Tensor
+
+
+Family = Callable[["torch.Tensor", "torch.Tensor"], Terms]
+"""Linear predictors (N,) and outcomes (N,) -> terms."""
+
+
+def bernoulli(predictor: torch.Tensor, outcome: torch.Tensor) -> Terms:
+    """Outcomes 0 and 1, logit link."""
+    risk = predictor.sigmoid()
+    value = outcome * torch.nn.functional.logsigmoid(predictor) + (1 - outcome) * torch.nn.functional.logsigmoid(
+        -predictor
+    )
+    return Terms(value, outcome - risk, risk * (1 - risk))
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What one site adds to a federation's log-likelihood of p coefficients.
+
+    Attributes:
+        value: log-likelihood.
+        score: (p,) its gradient.
+        information: (p, p) minus its second derivatives.
+        examples: patients in it.
+    """
+
+    value: torch.Tensor
+    score: torch.Tensor
+    information: torch.Tensor
+    examples: int
+
+
+def sums(
+    family: Family,
+    design: torch.Tensor,
+    outcome: torch.Tensor,
+    coefficients: torch.Tensor,
+    offset: torch.Tensor | float = 0.0,
+) -> Sums:
+    """A site's sums.
+
+    Args:
+        family: of the outcome.
+        design: (N, p).
+        outcome: (N,).
+        coefficients: (p,).
+        offset: (N,) or a number, added to the linear predictor.
+    """
+    terms = family(design @ coefficients + offset, outcome)
+    information = design.T @ (terms.curvature[:, None] * design)
+    return Sums(terms.value.sum(), design.T @ terms.slope, information, len(outcome))
+
+
+def own_intercept(family: Family, predictor: torch.Tensor, outcome: torch.Tensor) -> float | None:
+    """The intercept that maximises the likelihood given the rest of the linear predictor.
+
+    Args:
+        family: of the outcome.
+        predictor: (N,), N at least 1.
+        outcome: (N,).
+
+    Returns:
+        None where no finite one does, as where all outcomes are alike.
+    """
+    intercept, step = 0.0, 0.0
+    best = float(family(predictor, outcome).value.sum())
+    for _ in range(MOST_STEPS):
+        terms = family(predictor + intercept, outcome)
+        slope, curvature = float(terms.slope.sum()), float(terms.curvature.sum())
+        if abs(slope) <= CLOSE * len(outcome):
+            return intercept
+        if curvature <= CLOSE * len(outcome):
+            return None
+        step = slope / curvature
+        while (value := float(family(predictor + intercept + step, outcome).value.sum())) < best and abs(step) > CLOSE:
+            step /= 2
+        intercept, best = intercept + step, max(best, value)
+    return intercept if abs(step) < 1e-9 else None
+
+
+def profiled(
+    family: Family, design: torch.Tensor, outcome: torch.Tensor, coefficients: torch.Tensor, intercept: float
+) -> Sums:
+    """A site's sums of the log-likelihood that is maximised over the site's own intercept.
+
+    The information is Schur's complement, so that Newton's steps and standard errors are those of the fit that has
+    every intercept as a coefficient.
+
+    Args:
+        family: of the outcome.
+        design: (N, p), without a column for the intercept.
+        outcome: (N,).
+        coefficients: (p,).
+        intercept: ``own_intercept`` at these coefficients.
+    """
+    terms = family(design @ coefficients + intercept, outcome)
+    across, total = design.T @ terms.curvature, terms.curvature.sum()
+    information = design.T @ (terms.curvature[:, None] * design) - torch.outer(across, across) / total
+    return Sums(terms.value.sum(), design.T @ terms.slope, information, len(outcome))
+
+
+def aliased(information: torch.Tensor, first: int | None = None) -> torch.Tensor:
+    """bool (p,): coefficients that follow from those before them, such as the last level of a category's indicators.
+
+    Args:
+        information: (p, p), positive semidefinite.
+        first: index that counts as before all others: an intercept, which stands at the end.
+    """
+    p = len(information)
+    order = [k for k in range(p) if k != first]
+    order = order if first is None else [first, *order]
+    left, found = information[order][:, order].clone(), torch.zeros(p, dtype=torch.bool)
+    whole = left.diagonal().clone()
+    for k in range(p):  # Gaussian elimination: what is left on the diagonal is what the ones before do not explain
+        if float(left[k, k]) <= SINGULAR * float(whole[k]) or float(whole[k]) <= 0:
+            found[order[k]] = True
+            continue
+        row = left[k] / left[k, k]
+        left[k + 1 :] -= torch.outer(left[k + 1 :, k], row)
+    return found
+
+
+def newton_step(score: torch.Tensor, information: torch.Tensor, dropped: torch.Tensor) -> torch.Tensor:
+    """(p,) the solution of ``information`` times step = ``score``; 0 where ``dropped``, see ``aliased``."""
+    kept = ~dropped
+    scale = information.diagonal()[kept].sqrt()
+    scaled = information[kept][:, kept] / torch.outer(scale, scale)
+    step = torch.zeros_like(score)
+    step[kept] = torch.linalg.solve(scaled, score[kept] / scale) / scale
+    return step
