@@ -16,6 +16,8 @@ MOST_STEPS = 50
 """Of an intercept's own Newton iteration, which needs about five."""
 CLOSE = 1e-12
 """Mean score of an intercept that is at its maximum."""
+FLAT = 1e-8
+"""Mean curvature below which the likelihood goes on rising without end."""
 SINGULAR = 1e-9
 """Share of a coefficient's information, given the ones before it, that still tells it apart from these."""
 
@@ -95,10 +97,10 @@ def own_intercept(family: Family, predictor: torch.Tensor, outcome: torch.Tensor
     for _ in range(MOST_STEPS):
         terms = family(predictor + intercept, outcome)
         slope, curvature = float(terms.slope.sum()), float(terms.curvature.sum())
+        if curvature <= FLAT * len(outcome):
+            return None
         if abs(slope) <= CLOSE * len(outcome):
             return intercept
-        if curvature <= CLOSE * len(outcome):
-            return None
         step = slope / curvature
         while (value := float(family(predictor + intercept + step, outcome).value.sum())) < best and abs(step) > CLOSE:
             step /= 2
