@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of log-likelihoods over sites, and Newton's steps on them, held against statsmodels' fit of the pooled patients."""
+"""Sums of log-likelihoods over sites, and Newton steps on them, against statsmodels' fit of the pooled patients."""
 
 import numpy as np
 import pytest

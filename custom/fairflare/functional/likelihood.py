@@ -6,10 +6,12 @@ McCullagh and Nelder, Generalized Linear Models, 2nd ed., 1989. Everything is fl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 MOST_STEPS = 50
@@ -18,6 +20,12 @@ CLOSE = 1e-12
 """Mean score of an intercept that is at its maximum."""
 FLAT = 1e-8
 """Mean curvature below which the likelihood goes on rising without end."""
+NODES = 25
+"""Of the quadrature over a site's own intercept."""
+FAR = 50.0
+"""A coefficient of a scaled feature beyond which the outcome is separated: odds of e^50 for one standard deviation."""
+SETTLED = 1e-9
+"""Largest change of a coefficient in a step that is the last one."""
 SINGULAR = 1e-9
 """Share of a coefficient's information, given the ones before it, that still tells it apart from these."""
 
@@ -45,7 +53,7 @@ def bernoulli(predictor: torch.Tensor, outcome: torch.Tensor) -> Terms:
 
 @dataclass(frozen=True)
 class Sums:
-    """What one site adds to a federation's log-likelihood of p coefficients.
+    """What one site adds to a federation's log-likelihood of p parameters.
 
     Attributes:
         value: log-likelihood.
@@ -151,10 +159,87 @@ def aliased(information: torch.Tensor, first: int | None = None) -> torch.Tensor
 
 
 def newton_step(score: torch.Tensor, information: torch.Tensor, dropped: torch.Tensor) -> torch.Tensor:
-    """(p,) the solution of ``information`` times step = ``score``; 0 where ``dropped``, see ``aliased``."""
+    """(p,) the solution of ``information`` times step = ``score``; 0 where ``dropped``, see ``aliased``.
+
+    Where the information is not positive definite its eigenvalues count with their size, so that the step goes up.
+    """
     kept = ~dropped
-    scale = information.diagonal()[kept].sqrt()
+    diagonal = information.diagonal()[kept]
+    scale = torch.where(diagonal > 0, diagonal, diagonal.abs() + 1).sqrt()
     scaled = information[kept][:, kept] / torch.outer(scale, scale)
     step = torch.zeros_like(score)
-    step[kept] = torch.linalg.solve(scaled, score[kept] / scale) / scale
+    if not bool(kept.any()):
+        return step
+    values, vectors = torch.linalg.eigh(scaled)
+    if float(values[0]) <= 0:
+        along = vectors.T @ (score[kept] / scale) / values.abs().clamp_min(SINGULAR)
+        step[kept] = vectors @ along / scale
+    else:
+        step[kept] = torch.linalg.solve(scaled, score[kept] / scale) / scale
     return step
+
+
+def marginal(
+    family: Family, design: torch.Tensor, outcome: torch.Tensor, coefficients: torch.Tensor, log_sd: float
+) -> Sums:
+    """A site's sums of the log-likelihood from which its own intercept, normal with mean 0, is integrated out.
+
+    By adaptive Gauss-Hermite quadrature (Pinheiro and Bates, J. Comput. Graph. Stat. 4, 1995); score by Fisher's
+    identity, information by Louis' formula (J. R. Stat. Soc. B 44, 1982). The last parameter is ``log_sd``.
+
+    Args:
+        family: of the outcome.
+        design: (N, p), with the shared intercept's column.
+        outcome: (N,).
+        coefficients: (p,).
+        log_sd: logarithm of the intercepts' standard deviation.
+    """
+    fixed, variance = design @ coefficients, math.exp(2 * log_sd)
+    mode = 0.0
+    for _ in range(MOST_STEPS):  # the penalty makes the curvature positive, and a full step may overshoot: halve it
+        terms = family(fixed + mode, outcome)
+        step = (float(terms.slope.sum()) - mode / variance) / (float(terms.curvature.sum()) + 1 / variance)
+        mode += max(min(step, 2.0), -2.0)
+        if abs(step) < CLOSE:
+            break
+    width = 1 / math.sqrt(float(family(fixed + mode, outcome).curvature.sum()) + 1 / variance)
+    nodes, weights = (torch.from_numpy(each) for each in np.polynomial.hermite.hermgauss(NODES))
+    own = mode + math.sqrt(2) * width * nodes
+    found = [family(fixed + b, outcome) for b in own.tolist()]
+    slope, curvature = (torch.stack([getattr(one, name) for one in found]) for name in ("slope", "curvature"))
+    whole = torch.stack([one.value.sum() for one in found]) - own.square() / (2 * variance) - log_sd
+    parts = weights.log() + nodes.square() + whole + math.log(width) - 0.5 * math.log(math.pi)
+    value = parts.logsumexp(0)
+    posterior = (parts - value).exp()
+    scores = torch.cat((slope @ design, (own.square() / variance - 1)[:, None]), dim=1)
+    score = posterior @ scores
+    information = torch.zeros(len(score), len(score), dtype=score.dtype)
+    information[:-1, :-1] = design.T @ ((posterior @ curvature)[:, None] * design)
+    information[-1, -1] = 2 * (posterior @ own.square()) / variance
+    centred = scores - score
+    return Sums(value, score, information - centred.T @ (posterior[:, None] * centred), len(outcome))
+
+
+def fitted(family: Family, design: torch.Tensor, outcome: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """One site's own estimate (p,) and its variances (p,), nan where aliased; the intercept's column stands last.
+
+    None where the likelihood has no maximum, as where one feature tells who has the outcome.
+    """
+    at = torch.zeros(design.shape[1], dtype=torch.float64)
+    best = float("-inf")
+    for _ in range(MOST_STEPS):
+        found = sums(family, design, outcome, at)
+        dropped = aliased(found.information, first=len(at) - 1)
+        if bool(dropped[-1]) or float(at.abs().max()) > FAR:
+            return None
+        step = newton_step(found.score, found.information, dropped)
+        best = max(best, float(found.value))
+        while float(sums(family, design, outcome, at + step).value) < best and float(step.abs().max()) > CLOSE:
+            step = step / 2
+        at = at + step
+        if float(step.abs().max()) < SETTLED:
+            variances = torch.full_like(at, float("nan"))
+            kept = ~dropped
+            variances[kept] = torch.linalg.inv(found.information[kept][:, kept]).diagonal()
+            return torch.where(dropped, float("nan"), at), variances
+    return None

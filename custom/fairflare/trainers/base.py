@@ -60,6 +60,13 @@ class Trainer(ABC):
     heeds: ClassVar[tuple[str, ...]] = ()
     """Families of the orders of a rule ("weight" stands for "weight/...") that the steps follow."""
 
+    model: ClassVar[str] = ""
+    """The task's option ``model`` that it needs, taken where the user names none; "": any."""
+    alone: ClassVar[str] = ""
+    """Id of the trainer of a site alone; "": itself where it exchanges the model alone, else sgd."""
+    sums_only: ClassVar[bool] = False
+    """Whether updates hold sums over patients: a rule may weigh them by numbers of the site, and do nothing else."""
+
     def train(self, work: LocalWork) -> float:
         """Train ``work.network`` in place from the model of the round; ``work.steps`` counts the optimizer steps.
 

@@ -8,15 +8,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
-from fairflare.core.errors import RunFailed
+from fairflare.core.errors import DataError
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Cost, Info, LocalWork, Paper, StateDict
+from fairflare.core.types import Batch, Cost, Info, LocalWork, Offer, Paper, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.likelihood import (
     Sums,
     aliased,
     bernoulli,
+    fitted,
+    marginal,
     newton_step,
     own_intercept,
     profiled,
@@ -24,9 +26,9 @@ from fairflare.functional.likelihood import (
 )
 from fairflare.trainers.base import ServerState, Trainer
 
-BIAS = "bias"
-LARGEST = 50.0
-"""A coefficient of a scaled feature beyond which the outcome is separated: odds of e^50 for one standard deviation."""
+BIAS, SPREAD = "bias", "log_sd"
+WORSE = 0.05
+"""Share by which the likelihood may fall before half of a step is taken back; a rule's weights move it as well."""
 
 
 @trainer("newton")
@@ -36,83 +38,100 @@ class Newton(Trainer):
 
     McCullagh and Nelder, Generalized Linear Models, 1989, section 2.5; the sums over sites are those of Wu et al.,
     "Grid Binary LOgistic REgression (GLORE)", JAMIA 19, 2012. With weights n_k / n the result is the pooled fit's;
-    other weights of a rule weigh the sites' log-likelihoods.
+    other weights of a rule weigh the mean log-likelihoods of sites.
 
     Args:
-        intercept: "shared", or "site": every site has its own, which stays there; the likelihood is maximised over it.
+        intercept: "shared"; "site": every site has its own, a fixed effect that stays there, and the likelihood is
+            maximised over it; "random": sites' own are normal about the shared one and integrated out.
         ridge: penalty ridge / 2 times the squared coefficients, subtracted from the mean log-likelihood of a patient;
             intercepts are free.
     """
 
     cost: ClassVar[Cost] = Cost(forward=1, backward=0)
+    model: ClassVar[str] = "regression"
+    alone: ClassVar[str] = "newton-alone"
+    sums_only: ClassVar[bool] = True
 
-    intercept: Literal["shared", "site"] = "shared"
+    intercept: Literal["shared", "site", "random"] = "shared"
     ridge: Annotated[float, Range(0, 1e6)] = 0.0
 
     def train(self, work: LocalWork) -> float:
-        """Fill the network's sums at the coefficients that were received; returns the mean loss there."""
-        network = work.network
+        """Fill the network's sums at the coefficients that were received; returns the mean loss there.
+
+        Raises:
+            DataError: the sums would be those of too few patients to leave the site unmasked.
+        """
         design, outcome = _patients(work)
-        weight = network.weight.detach().cpu()
-        found = self._sums(network, design, outcome, weight)
+        self._refuse_few(work, design)
+        found = self._sums(work.network, design, outcome)
         entries = {
             "score": found.score,
             "information": found.information,
             "value": found.value.reshape(1),
             "between": torch.outer(found.score, found.score),
         }
-        state = network.state_dict()
+        if work.round.number == work.round.total:
+            entries["own"] = _own_fit(design, outcome)
+        state = work.network.state_dict()
         for name, total in entries.items():
             state[name].copy_(total / found.examples)
         work.steps = 1
         return -float(found.value) / found.examples
 
-    def _sums(self, network: Any, design: torch.Tensor, outcome: torch.Tensor, weight: torch.Tensor) -> Sums:
+    def _refuse_few(self, work: LocalWork, design: torch.Tensor) -> None:
+        least = max(design.shape[1] + 2, work.min_count or 0)
+        if not work.masked and len(design) < least:
+            raise DataError(
+                "train",
+                f"exact regression: expected at least {least} training patients at a site without secure_sum, "
+                f"got {len(design)}",
+            )
+
+    def _sums(self, network: Any, design: torch.Tensor, outcome: torch.Tensor) -> Sums:
+        weight, bias = network.weight.detach().cpu(), network.bias.detach().cpu()
+        if self.intercept == "random":
+            return marginal(bernoulli, _with_ones(design), outcome, torch.cat((weight, bias)), float(network.log_sd))
         if self.intercept == "shared":
-            whole = torch.cat((design, torch.ones_like(design[:, :1])), dim=1)
-            return sums(bernoulli, whole, outcome, torch.cat((weight, network.bias.detach().cpu())))
-        alone = own_intercept(bernoulli, design @ weight, outcome)
-        p = len(weight)
-        if alone is None:  # whatever the coefficients, the site's own intercept explains its outcomes: it tells nothing
-            zero = design.new_zeros
-            return Sums(zero(()), zero(p + 1), zero(p + 1, p + 1), len(outcome))
-        network.bias.data.fill_(alone)
-        found = profiled(bernoulli, design, outcome, weight, alone)
-        score, information = design.new_zeros(p + 1), design.new_zeros(p + 1, p + 1)
-        score[:p], information[:p, :p] = found.score, found.information
-        return Sums(found.value, score, information, found.examples)
+            found = sums(bernoulli, _with_ones(design), outcome, torch.cat((weight, bias)))
+        else:
+            alone = own_intercept(bernoulli, design @ weight, outcome)
+            if alone is None:  # whatever the coefficients, the site's own intercept explains its outcomes
+                return _padded(Sums(design.new_zeros(()), *_nothing(len(weight)), len(outcome)), len(weight))
+            network.bias.data.fill_(alone)
+            found = profiled(bernoulli, design, outcome, weight, alone)
+        return _padded(found, len(weight))
 
     def correct(self, model: StateDict, combined: StateDict, state: ServerState, info: Info) -> StateDict:
-        """Newton's next coefficients, or, where the last step made the likelihood worse, half of that step.
-
-        Raises:
-            RunFailed: a coefficient has no finite estimate.
-        """
-        here = torch.cat((combined["weight"], combined[BIAS]))
-        p = len(here) - 1
-        free = p + (self.intercept == "shared")
+        """Newton's next parameters, or, where the last step made the likelihood much worse, half of that step."""
+        here = torch.cat([combined[name] for name in ("weight", BIAS, SPREAD)])
+        last, best = combined["last"], combined["best"]
         penalty = torch.full_like(here, self.ridge)
-        penalty[-1] = 0.0
+        penalty[-2:] = 0.0
         value = float(combined["value"]) - float((penalty * here.square()).sum()) / 2
-        before, reached_before = combined["best"].tolist()
-        if reached_before and value < before - 1e-12 * abs(before) and not torch.equal(here, combined["last"]):
-            there, reached = (here + combined["last"]) / 2, combined["best"]
-            last = combined["last"]
+        if float(best[1]) and value < float(best[0]) - WORSE * abs(float(best[0])) and not torch.equal(here, last):
+            there = (here + last) / 2
         else:
-            score = combined["score"] - penalty * here
-            information = combined["information"] + penalty.diag()
-            known = information[:free, :free]
-            there, last = here.clone(), here
-            there[:free] += newton_step(score[:free], known, aliased(known, first=p if free > p else None))
-            reached = torch.tensor([value, 1.0], dtype=torch.float64)
-        if float(there.abs().max()) > LARGEST:
-            raise RunFailed(_words(int(there.abs().argmax()), len(here)))
-        moved = {"weight": there[:-1].clone(), BIAS: there[-1:].clone(), "last": last.clone(), "best": reached.clone()}
-        return {key: moved.get(key, value) for key, value in combined.items()}
+            score, information = combined["score"] - penalty * here, combined["information"] + penalty.diag()
+            there = here + newton_step(score, information, self.dropped(information))
+            last, best = here, torch.tensor([value, 1.0], dtype=torch.float64)
+        moved = {"weight": there[:-2], BIAS: there[-2:-1], SPREAD: there[-1:], "last": last, "best": best}
+        return {key: moved.get(key, value).clone() for key, value in combined.items()}
+
+    def dropped(self, information: torch.Tensor) -> torch.Tensor:
+        """bool (P,): parameters that do not move, since others explain them or this fit does not have them."""
+        p = len(information) - 2
+        found = torch.ones(p + 2, dtype=torch.bool)
+        free = p if self.intercept == "site" else p + 1
+        found[:free] = aliased(information[:free, :free], first=p if free > p else None)
+        found[-1] = self.intercept != "random"
+        return found
 
     def personal_entries(self, model: StateDict) -> frozenset[str]:
         """The intercept, where every site has its own."""
         return frozenset({BIAS}) if self.intercept == "site" else frozenset()
+
+    def missing(self, offer: Offer) -> str:
+        return "" if offer.has_classes else "it needs two classes"
 
     def unsuited(self, network: torch.nn.Module) -> str:
         """It trains a ``Regression``."""
@@ -125,6 +144,32 @@ class Newton(Trainer):
         raise NotImplementedError("Newton's method has no steps on batches")
 
 
+@trainer("newton-alone")
+@dataclass(frozen=True)
+class NewtonAlone(Newton):
+    """Newton's method at one site on its own patients: what exact regression gives a site without a federation."""
+
+    alone: ClassVar[str] = ""
+    sums_only: ClassVar[bool] = False
+
+    def train(self, work: LocalWork) -> float:
+        loss = super().train(work)
+        moved = Newton.correct(self, {}, work.network.state_dict(), {}, Info(work.round))
+        if float(moved["weight"].abs().max()) <= FARTHEST:  # else its outcomes are separated: it stays where it is
+            work.network.load_state_dict(moved)
+        return loss
+
+    correct = Trainer.correct
+    personal_entries = Trainer.personal_entries
+
+    def _refuse_few(self, work: LocalWork, design: torch.Tensor) -> None:
+        """Nothing leaves the site."""
+
+
+FARTHEST = 15.0
+"""A coefficient of a scaled feature that says no more than a larger one would: odds of 3 million."""
+
+
 def _patients(work: LocalWork) -> tuple[torch.Tensor, torch.Tensor]:
     """Features float64 (N, p) and outcomes float64 (N,) of all training patients, in stored order, on the CPU."""
     batches = list(work.data.fixed("train", work.training.batch_size))
@@ -132,10 +177,31 @@ def _patients(work: LocalWork) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs.double().cpu(), targets.double().cpu()
 
 
-def _words(coefficient: int, p: int) -> str:
-    which = "the intercept" if coefficient == p - 1 else f"feature {coefficient + 1} of {p - 1}"
-    why = "has no finite coefficient; it tells who has the outcome without exception"
-    return f"{which}: {why}. Leave it out, or set a ridge"
+def _with_ones(design: torch.Tensor) -> torch.Tensor:
+    return torch.cat((design, torch.ones_like(design[:, :1])), dim=1)
+
+
+def _nothing(p: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(p, dtype=torch.float64), torch.zeros(p, p, dtype=torch.float64)
+
+
+def _padded(found: Sums, p: int) -> Sums:
+    """The sums with a place for each of the p + 2 parameters, 0 for those that they are not of."""
+    more = p + 2 - len(found.score)
+    pad = torch.nn.functional.pad
+    score, information = pad(found.score, (0, more)), pad(found.information, (0, more, 0, more))
+    return Sums(found.value, score, information, found.examples)
+
+
+def _own_fit(design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
+    """(5, p) what the site adds to the sums over sites' own fits, see ``Regression.own``."""
+    alone = fitted(bernoulli, _with_ones(design), outcome)
+    if alone is None:
+        return design.new_zeros(5, design.shape[1])
+    estimate, variance = (each[:-1] for each in alone)
+    precision = 1 / variance
+    rows = (torch.ones_like(estimate), precision, precision * estimate, precision * estimate**2, precision**2)
+    return torch.stack(rows).nan_to_num(0.0) * estimate.isfinite()
 
 
 GLORE = Paper(

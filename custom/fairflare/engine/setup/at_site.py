@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fairflare.aggregators.base import Rule, SummedRule
+from fairflare.core import registry
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import Execution, default_device, keep_freed_memory, shared_gpu
 from fairflare.core.findings import Finding
@@ -193,7 +194,10 @@ def benefit_at_site(config: RunConfig, parts: Parts, memory: Path | None) -> Alo
     """How a site trains alone for what joining gives it; None where the run does not ask."""
     if not config.solo:
         return None
-    trainer: Trainer = parts.trainer if parts.trainer.is_alone else PlainTrainer()
+    own = parts.trainer
+    trainer: Trainer = own if own.is_alone else PlainTrainer()
+    if own.alone:
+        trainer = registry.get_trainer(own.alone)(**dataclasses.asdict(own))  # type: ignore[call-overload]
     return Alone(trainer, config.training["rounds"], memory, SHARE * config.task_timeout)
 
 
