@@ -78,7 +78,7 @@ class RowMeans(SmallData):
 
     def _rows(self, split: SplitName, rows: Tensor) -> Batch:
         found = super()._rows(split, rows)
-        return dataclasses.replace(found, inputs=found.inputs.mean((1, 2)))
+        return found._replace(inputs=found.inputs.mean((1, 2)))
 
 
 def example_of(trainer: Trainer) -> tuple[nn.Module, SmallData]:

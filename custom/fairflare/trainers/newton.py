@@ -11,7 +11,7 @@ import torch
 from fairflare.core.errors import DataError
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Cost, Info, LocalWork, Offer, Paper, StateDict
+from fairflare.core.types import Batch, Info, LocalWork, Offer, Paper, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.likelihood import (
     Sums,
@@ -26,7 +26,7 @@ from fairflare.functional.likelihood import (
 )
 from fairflare.trainers.base import ServerState, Trainer
 
-BIAS, SPREAD = "bias", "log_sd"
+BIAS, SPREAD, OWN = "bias", "log_sd", "own_fit"
 WORSE = 0.05
 """Share by which the likelihood may fall before half of a step is taken back; a rule's weights move it as well."""
 
@@ -47,7 +47,6 @@ class Newton(Trainer):
             intercepts are free.
     """
 
-    cost: ClassVar[Cost] = Cost(forward=1, backward=0)
     model: ClassVar[str] = "regression"
     alone: ClassVar[str] = "newton-alone"
     sums_only: ClassVar[bool] = True
@@ -69,14 +68,20 @@ class Newton(Trainer):
             "information": found.information,
             "value": found.value.reshape(1),
             "between": torch.outer(found.score, found.score),
+            "own": self._own_fit(work, design, outcome),
         }
-        if work.round.number == work.round.total:
-            entries["own"] = _own_fit(design, outcome)
         state = work.network.state_dict()
         for name, total in entries.items():
             state[name].copy_(total / found.examples)
         work.steps = 1
         return -float(found.value) / found.examples
+
+    def _own_fit(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
+        """What the site's own fit adds, see ``Regression.own``; it is made once in a run."""
+        if OWN not in work.memory:
+            work.memory[OWN] = _own_sums(design, outcome)
+        kept: torch.Tensor = work.memory[OWN]
+        return kept
 
     def _refuse_few(self, work: LocalWork, design: torch.Tensor) -> None:
         least = max(design.shape[1] + 2, work.min_count or 0)
@@ -165,6 +170,9 @@ class NewtonAlone(Newton):
     def _refuse_few(self, work: LocalWork, design: torch.Tensor) -> None:
         """Nothing leaves the site."""
 
+    def _own_fit(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(work.network.own)  # type: ignore[arg-type]
+
 
 FARTHEST = 15.0
 """A coefficient of a scaled feature that says no more than a larger one would: odds of 3 million."""
@@ -172,9 +180,12 @@ FARTHEST = 15.0
 
 def _patients(work: LocalWork) -> tuple[torch.Tensor, torch.Tensor]:
     """Features float64 (N, p) and outcomes float64 (N,) of all training patients, in stored order, on the CPU."""
-    batches = list(work.data.fixed("train", work.training.batch_size))
-    inputs, targets = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("inputs", "targets"))
-    return inputs.double().cpu(), targets.double().cpu()
+    inputs, targets = [], []
+    for batch in work.data.fixed("train", work.training.batch_size):
+        work.stop_if_aborted()
+        inputs.append(batch.inputs.double().cpu())
+        targets.append(batch.targets.double().cpu())
+    return torch.cat(inputs), torch.cat(targets)
 
 
 def _with_ones(design: torch.Tensor) -> torch.Tensor:
@@ -193,7 +204,7 @@ def _padded(found: Sums, p: int) -> Sums:
     return Sums(found.value, score, information, found.examples)
 
 
-def _own_fit(design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
+def _own_sums(design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
     """(5, p) what the site adds to the sums over sites' own fits, see ``Regression.own``."""
     alone = fitted(bernoulli, _with_ones(design), outcome)
     if alone is None:
