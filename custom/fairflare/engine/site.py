@@ -420,7 +420,6 @@ class Site:
             headline=self.scoring.headline,
             groups=self.groups,
             min_count=self.min_count,
-            masked=not isinstance(self.aggregation, PlainAtSite),
         )
 
     def _measure(self, work: LocalWork, when: str) -> dict[str, float]:

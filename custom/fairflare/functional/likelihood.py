@@ -26,8 +26,8 @@ FAR = 50.0
 """A coefficient of a scaled feature beyond which the outcome is separated: odds of e^50 for one standard deviation."""
 SETTLED = 1e-9
 """Largest change of a coefficient in a step that is the last one."""
-SINGULAR = 1e-9
-"""Share of a coefficient's information, given the ones before it, that still tells it apart from these."""
+SINGULAR = 1e-7
+"""Share of a coefficient's information, given the ones before, that tells it apart from these; masks round at 1e-9."""
 
 
 class Terms(NamedTuple):

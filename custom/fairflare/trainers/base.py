@@ -67,6 +67,18 @@ class Trainer(ABC):
     sums_only: ClassVar[bool] = False
     """Whether updates hold sums over patients: a rule may weigh them by numbers of the site, and do nothing else."""
 
+    few: ClassVar[str] = ""
+    """Why ``fewest`` is more than any example, in words."""
+
+    def fewest(self, model: StateDict, min_count: int | None) -> int:
+        """The fewest training examples of a site whose update may leave it unmasked.
+
+        Args:
+            model: a state dict of which names and shapes count.
+            min_count: the fewest patients of a group whose numbers may leave the site; None: none leave.
+        """
+        return 0
+
     def train(self, work: LocalWork) -> float:
         """Train ``work.network`` in place from the model of the round; ``work.steps`` counts the optimizer steps.
 

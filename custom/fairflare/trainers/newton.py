@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
-from fairflare.core.errors import DataError
 from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
 from fairflare.core.types import Batch, Info, LocalWork, Offer, Paper, StateDict
@@ -50,18 +49,14 @@ class Newton(Trainer):
     model: ClassVar[str] = "regression"
     alone: ClassVar[str] = "newton-alone"
     sums_only: ClassVar[bool] = True
+    few: ClassVar[str] = "sums over fewer patients could be solved for single ones"
 
     intercept: Literal["shared", "site", "random"] = "shared"
     ridge: Annotated[float, Range(0, 1e6)] = 0.0
 
     def train(self, work: LocalWork) -> float:
-        """Fill the network's sums at the coefficients that were received; returns the mean loss there.
-
-        Raises:
-            DataError: the sums would be those of too few patients to leave the site unmasked.
-        """
+        """Fill the network's sums at the coefficients that were received; returns the mean loss there."""
         design, outcome = _patients(work)
-        self._refuse_few(work, design)
         found = self._sums(work.network, design, outcome)
         entries = {
             "score": found.score,
@@ -83,14 +78,9 @@ class Newton(Trainer):
         kept: torch.Tensor = work.memory[OWN]
         return kept
 
-    def _refuse_few(self, work: LocalWork, design: torch.Tensor) -> None:
-        least = max(design.shape[1] + 2, work.min_count or 0)
-        if not work.masked and len(design) < least:
-            raise DataError(
-                "train",
-                f"exact regression: expected at least {least} training patients at a site without secure_sum, "
-                f"got {len(design)}",
-            )
+    def fewest(self, model: StateDict, min_count: int | None) -> int:
+        """Sums over fewer patients than there are parameters could be solved for these."""
+        return max(len(model["score"]), min_count or 0)
 
     def _sums(self, network: Any, design: torch.Tensor, outcome: torch.Tensor) -> Sums:
         weight, bias = network.weight.detach().cpu(), network.bias.detach().cpu()
@@ -167,8 +157,9 @@ class NewtonAlone(Newton):
     correct = Trainer.correct
     personal_entries = Trainer.personal_entries
 
-    def _refuse_few(self, work: LocalWork, design: torch.Tensor) -> None:
-        """Nothing leaves the site."""
+    def fewest(self, model: StateDict, min_count: int | None) -> int:
+        """Nothing of it leaves but means of models."""
+        return 0
 
     def _own_fit(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(work.network.own)  # type: ignore[arg-type]

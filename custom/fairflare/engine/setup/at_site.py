@@ -160,6 +160,11 @@ def _look(
         found, data = external.look(parts.task, site, own, parts.grouping, min_count)
     else:
         found, data = preflight(parts.task, site, own, parts.grouping, min_count, parts.needs, config.accept)
+        if data is not None and config.secure_sum == NONE:
+            n, least = data.size("train"), parts.trainer.fewest(parts.model, min_count)
+            if n < least:
+                text = f"{n} examples, at least {least} are needed: {parts.trainer.few} (or run with secure_sum)"
+                return [Finding("error", "few_examples", "train", n, text), *found], None
     return found, data.on(device) if data is not None else None
 
 
