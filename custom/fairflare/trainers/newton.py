@@ -26,6 +26,8 @@ from fairflare.functional.likelihood import (
 from fairflare.trainers.base import ServerState, Trainer
 
 BIAS, SPREAD, OWN = "bias", "log_sd", "own_fit"
+SETTLING = 3
+"""Rounds before the intercepts' spread moves: far from the maximum it would be thrown about."""
 WORSE = 0.05
 """Share by which the likelihood may fall before half of a step is taken back; a rule's weights move it as well."""
 
@@ -85,7 +87,9 @@ class Newton(Trainer):
     def _sums(self, network: Any, design: torch.Tensor, outcome: torch.Tensor) -> Sums:
         weight, bias = network.weight.detach().cpu(), network.bias.detach().cpu()
         if self.intercept == "random":
-            return marginal(bernoulli, _with_ones(design), outcome, torch.cat((weight, bias)), float(network.log_sd))
+            return marginal(
+                bernoulli, _with_ones(design), outcome, torch.cat((weight, bias)), float(network.log_sd.detach())
+            )
         if self.intercept == "shared":
             found = sums(bernoulli, _with_ones(design), outcome, torch.cat((weight, bias)))
         else:
@@ -107,7 +111,9 @@ class Newton(Trainer):
             there = (here + last) / 2
         else:
             score, information = combined["score"] - penalty * here, combined["information"] + penalty.diag()
-            there = here + newton_step(score, information, self.dropped(information))
+            dropped = self.dropped(information)
+            dropped[-1] |= info.round.number <= SETTLING
+            there = here + newton_step(score, information, dropped)
             last, best = here, torch.tensor([value, 1.0], dtype=torch.float64)
         moved = {"weight": there[:-2], BIAS: there[-2:-1], SPREAD: there[-1:], "last": last, "best": best}
         return {key: moved.get(key, value).clone() for key, value in combined.items()}
