@@ -34,7 +34,7 @@ CODES = {
     "mask_values": "a mask has pixel values of no structure",
     "missing_file": "a file that the datalist names is not there",
     "missing_key": "an entry of the datalist lacks a key",
-    "missing_labels": "labels of several at once are missing for some examples, or say the same of all",
+    "missing_labels": "some examples do not say each of several labels",
     "no_label": "examples without a label are left out",
     "no_min_count": "min_count is not set, so no number of a group leaves",
     "no_datalist": "there is no datalist",
@@ -51,6 +51,7 @@ CODES = {
     "small_group": "a group is below min_count; its numbers stay at the site",
     "split": "the split column has an unknown value",
     "unreadable": "a file cannot be read",
+    "unseen_label": "a label of several at once is the same for all examples of a split, or said by none",
     "versions": "a version differs from the server's",
 }
 """Code -> what it says; nothing else that preflight finds may leave a site."""

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 def distances(cases: ClassCases) -> Array:
     """(N,) how many classes the likeliest class is away from the true one."""
-    return np.abs(cases.probabilities.argmax(1) - cases.labels).astype(np.float64)
+    return np.abs(cases.probabilities.numpy().argmax(1) - cases.labels).astype(np.float64)
 
 
 def weighted_kappa(cases: ClassCases, counts: Array) -> Array:
     """(B,) Cohen's kappa with quadratic weights (Psychological Bulletin 70, 1968); nan where all are of one class."""
-    predicted, true = cases.probabilities.argmax(1).astype(np.float64), cases.labels.astype(np.float64)
+    predicted, true = cases.probabilities.numpy().argmax(1).astype(np.float64), cases.labels.astype(np.float64)
     mp, mt = weighted_mean(predicted, counts), weighted_mean(true, counts)
     spread = weighted_mean(predicted**2, counts) - mp**2 + weighted_mean(true**2, counts) - mt**2 + (mp - mt) ** 2
     found: Array = np.full(len(counts), np.nan)

@@ -162,15 +162,18 @@ class Labels(TaskKind):
         return torch.tensor(found)
 
     def remarks(self, targets: Tensor, classes: Sequence[str]) -> Iterator[tuple[str, str]]:
+        gaps, alike = [], []
         for name, column in zip(classes, targets.T, strict=True):
             told = column[~torch.isnan(column)]
             n, missing = len(told), len(column) - len(told)
-            if n and 0 < float(told.sum()) < n:
-                if missing:
-                    yield "missing_labels", f"{name}: {missing} of {len(column)} examples do not say it"
-                continue
-            seen = "no example says it" if not n else f"all {n} examples that say it are alike"
-            yield "missing_labels", f"{name}: {seen}: it has no metric of its own here"
+            if not n or float(told.min()) == float(told.max()):
+                alike.append(f"{name} ({'nobody says it' if not n else f'{n} alike'})")
+            elif missing:
+                gaps.append(f"{name} ({missing} of {len(column)})")
+        if alike:
+            yield "unseen_label", f"labels without cases of both kinds have no metric here: {some(alike, 8)}"
+        if gaps:
+            yield "missing_labels", f"labels that some examples do not say, which count nowhere: {some(gaps, 8)}"
 
     def enough(self, metric: Metric, targets: Tensor, least: int, classes: Sequence[str]) -> bool:
         """Of every label that the metric is of, as many cases with it and without it, or none of one kind."""
