@@ -162,6 +162,10 @@ class TaskKind(ABC):
         """The answer to beat, from the site's training examples; None: there is none."""
         return None
 
+    def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
+        """Gradient boosting on the site's training rows; None where inputs are none, or the kind does not say."""
+        return None
+
     def counts(self, targets: Tensor, classes: Sequence[str]) -> list[int]:
         """The cases of each kind, from which the metrics of a ``counted`` baseline follow; by default the classes'."""
         return torch.bincount(targets, minlength=len(classes)).tolist()

@@ -317,6 +317,8 @@ def words(config: RunConfig) -> str:
 
 def with_benefit(config: RunConfig, solo: bool) -> RunConfig:
     """``config`` with the question or without it; raises UserError where no site could answer it."""
+    if config.trees and not solo:
+        raise UserError("trees: expected --solo with it, which says what joining gives")
     return config if solo == config.solo else checked_config(replace(config, solo=solo))
 
 

@@ -24,7 +24,7 @@ from fairflare.core.validation import shown
 from fairflare.data.readers.table_features import LARGEST, as_numbers
 from fairflare.functional.resampling import Array
 from fairflare.tasks import metrics_regression  # noqa: F401  (a job carries the metrics with the kind)
-from fairflare.tasks.kind import Baseline, Cases, TaskKind
+from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
 
 if TYPE_CHECKING:
     from fairflare.tasks.base import Task
@@ -209,6 +209,17 @@ class Amounts(TaskKind):
     def _constant(self, targets: Tensor) -> float:
         return float(targets.mean())
 
+    def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
+        from fairflare.tasks.kinds import trees
+
+        found = trees.rows(data)
+        return found and self._grown(*found)
+
+    def _grown(self, x: np.ndarray, y: np.ndarray) -> Answers:
+        from fairflare.tasks.kinds import trees
+
+        return trees.of_amounts(x, y)
+
 
 @dataclass(frozen=True)
 class Counts(Amounts):
@@ -256,6 +267,12 @@ class Counts(Amounts):
     def _constant(self, targets: Tensor) -> float:
         counts, exposures = _counts(targets)
         return math.log(max(float(counts.sum() / exposures.sum()), 1e-9))
+
+    def _grown(self, x: np.ndarray, y: np.ndarray) -> Answers:
+        from fairflare.tasks.kinds import trees
+
+        counts, exposures = (y, None) if y.ndim == 1 else (y[:, 0], y[:, 1])
+        return trees.of_amounts(x, counts, exposures, counts=True)
 
 
 @cache

@@ -27,7 +27,7 @@ from fairflare.core.validation import expected as expect
 from fairflare.core.validation import shown
 from fairflare.functional.resampling import Array
 from fairflare.tasks import metrics_multilabel
-from fairflare.tasks.kind import Baseline, Cases, TaskKind
+from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
 
 if TYPE_CHECKING:
     from fairflare.tasks.base import Task
@@ -214,6 +214,25 @@ class Labels(TaskKind):
         shares = targets.nanmean(0).nan_to_num(HALF).clamp(SURE, 1 - SURE)
         logits = shares.logit().float()
         return Baseline(lambda inputs: logits.expand(len(inputs), -1), counted=True)
+
+    def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
+        """One model for each label, on the rows that say it; even odds where none does."""
+        from fairflare.tasks.kinds import trees
+
+        found = trees.rows(data)
+        if found is None:
+            return None
+        x, y = found
+        grown = []
+        for column in y.T:
+            known = ~np.isnan(column)
+            grown.append(trees.of_classes(x[known], column[known].astype(np.int64), 2) if known.any() else None)
+
+        def answers(inputs: Tensor) -> Tensor:
+            each = [one(inputs) if one else torch.zeros(len(inputs), 2) for one in grown]
+            return torch.stack([log[:, 1] - log[:, 0] for log in each], dim=1)
+
+        return answers
 
     def counts(self, targets: Tensor, classes: Sequence[str]) -> list[int]:
         """Of each label, the cases without it, and with it."""
