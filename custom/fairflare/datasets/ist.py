@@ -182,7 +182,7 @@ class Ist(CentreTask):
     outcome: Literal["dependent-or-dead", "death"] = "dependent-or-dead"
     features: str = ""
     scaling: Literal["shared", "site"] = "shared"
-    model: Literal["logistic", "linear", "mlp"] = "logistic"
+    model: Literal["logistic", "linear", "mlp", "regression"] = "logistic"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairflare.core.errors import UserError
+from fairflare.networks.regression import Regression
 
 NARROWEST = 1e-3
 """Between two cut points of ``Ordered``."""
@@ -171,6 +172,13 @@ class Ordered(nn.Module):
         return torch.cat((ends[0], inner, ends[1]), dim=1)
 
 
+def regression(features: int, classes: int = 2) -> Regression:
+    """``Regression``; raises UserError unless there are two classes."""
+    if classes != 2:
+        raise UserError(f"network: regression is for 2 classes, got {classes}")
+    return Regression(features)
+
+
 class UNet(nn.Module):
     """U-Net (Ronneberger et al., MICCAI 2015, arXiv:1505.04597) with normalised convolutions and 2x2 up-convolutions.
 
@@ -258,6 +266,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "linear": linear,
     "logistic": logistic,
+    "regression": regression,
     "unet": unet,
     "small-unet": small_unet,
 }
