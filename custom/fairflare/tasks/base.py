@@ -189,7 +189,7 @@ class Task(ABC):
         return self.site_data(site)
 
     @property
-    def outcome(self) -> tuple[str, ...]:
+    def outcome_columns(self) -> tuple[str, ...]:
         """The columns of a table that hold what is predicted; the option ``label``, where there is one."""
         return (str(getattr(self, "label", "label")),)
 

@@ -86,7 +86,7 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
     if not path.is_file():
         raise DataError("no_datalist", f"table {path.name}: expected a file, found none in {path.parent}")
     cells = read_table(path)
-    outcome = (label or task.outcome[0], *task.outcome[1:])
+    outcome = (label or task.outcome_columns[0], *task.outcome_columns[1:])
     label = outcome[0]
     for name in (*outcome, *table.columns):
         if name not in cells.columns:

@@ -108,23 +108,23 @@ class CountCases(AmountCases):
         return found
 
 
-def squared_error(outputs: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
-    """(y - f)^2 of outputs f (N, 1) and targets y (N,)."""
-    each = (outputs[:, 0] - targets) ** 2
+def squared_error(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+    """(y - f)^2 of outputs f (N, 1), called so as every objective does, and targets y (N,)."""
+    each = (logits[:, 0] - targets) ** 2
     return each.mean() if reduction == "mean" else each
 
 
-def poisson_deviance(outputs: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+def poisson_deviance(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
     """2 (y log(y / m) - y + m) of counts y and what is expected, m = e exp(f) (McCullagh and Nelder, 1989, 2.3).
 
     Args:
-        outputs: f (N, 1), logarithms of rates per unit of exposure.
+        logits: f (N, 1), logarithms of rates per unit of exposure.
         targets: y (N,), or y and exposures e > 0 as (N, 2).
         reduction: "mean" over cases, or "none".
     """
     counts, exposures = _counts(targets)
     saturated = torch.xlogy(counts, counts) - counts
-    each = 2 * (saturated - counts * (outputs[:, 0] + exposures.log()) + _expected(outputs, targets))
+    each = 2 * (saturated - counts * (logits[:, 0] + exposures.log()) + _expected(logits, targets))
     return each.mean() if reduction == "mean" else each
 
 

@@ -57,9 +57,10 @@ class Classification(OwnImages):
             expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
 
     def network(self) -> nn.Module:
-        weights = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
         shape, (outputs, options) = (self.channels, self.size, self.size), self.kind.head(self.classes)
-        return own_network.build(self.model, shape, (outputs,), norm=self.norm, **weights, **options)
+        if self.model == "resnet18":
+            options["pretrained_weights"] = self.pretrained_weights
+        return own_network.build(self.model, shape, (outputs,), norm=self.norm, **options)
 
     def reader(self) -> Reader:
         return Reader(self.size, self.channels, window=self.window)

@@ -46,8 +46,8 @@ class MultiLabel(Tabular):
         return kind_of(self.classes, self.nothing, self.thresholds)
 
     @property
-    def outcome(self) -> tuple[str, ...]:
+    def outcome_columns(self) -> tuple[str, ...]:
         return (self.label,) if self.label else self.classes
 
     def _targets(self, file: str, columns: dict[str, list[str]]) -> Tensor:
-        return self.kind.of_cells(file, columns, self.outcome, self.classes)
+        return self.kind.of_cells(file, columns, self.outcome_columns, self.classes)

@@ -49,8 +49,8 @@ class Regression(Tabular):
         return self.kind.headline
 
     @property
-    def outcome(self) -> tuple[str, ...]:
+    def outcome_columns(self) -> tuple[str, ...]:
         return (self.label, self.exposure) if self.exposure else (self.label,)
 
     def _targets(self, file: str, columns: dict[str, list[str]]) -> Tensor:
-        return self.kind.of_cells(file, columns, self.outcome, self.classes)
+        return self.kind.of_cells(file, columns, self.outcome_columns, self.classes)

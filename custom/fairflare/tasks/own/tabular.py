@@ -110,7 +110,7 @@ class Tabular(OwnData):
         for key in ("test_fraction", "val_fraction"):
             expect(key, 0 < getattr(self, key) <= 0.5, "a number in (0, 0.5]", getattr(self, key))
         expect("data_seed", self.data_seed >= 0, "at least 0", self.data_seed)
-        for name in self.outcome:
+        for name in self.outcome_columns:
             expect("features", name not in self._features(), f"no {name!r}, which is the label", self.features)
         columns = self._read_columns()
         numbers, _ = features_of(self._features(), columns)
@@ -170,7 +170,11 @@ class Tabular(OwnData):
         if not table.is_file():
             return 0
         found = read_table(table)
-        return self.kind.known(found, self.outcome).count(False) if {*self.outcome} <= {*found.columns} else 0
+        return (
+            self.kind.known(found, self.outcome_columns).count(False)
+            if {*self.outcome_columns} <= {*found.columns}
+            else 0
+        )
 
     def drawn(self) -> tuple[str, ...]:
         return (OPEN_SPLIT,)
@@ -213,11 +217,11 @@ class Tabular(OwnData):
 
     def _columns(self, path: Path) -> dict[str, list[str]]:
         table = read_table(path)
-        for name in (*self.outcome, *self._needed(), *self.attributes):
+        for name in (*self.outcome_columns, *self._needed(), *self.attributes):
             if name not in table.columns:
                 known = some([name[:100] for name in table.columns], 12)
                 raise DataError("column", f"table {path.name}: expected a column {name!r}; it has: {known}")
-        table = table[self.kind.known(table, self.outcome)]
+        table = table[self.kind.known(table, self.outcome_columns)]
         if len(table) < FEWEST:
             text = f"table {path.name}: expected at least {FEWEST} rows with a label, got {len(table)}"
             raise DataError("few_examples", text)
@@ -225,7 +229,7 @@ class Tabular(OwnData):
 
     def _rows(self, file: str, columns: dict[str, list[str]]) -> dict[str, np.ndarray]:
         """Split -> row numbers, sorted."""
-        n = len(columns[self.outcome[0]])
+        n = len(columns[self.outcome_columns[0]])
         if SPLIT in columns:
             strange = sorted(set(columns[SPLIT]) - set(SPLITS))
             if strange:
