@@ -3,6 +3,7 @@
 
 import json
 import math
+import re
 import warnings
 
 import numpy as np
@@ -241,6 +242,22 @@ def test_the_scale_is_agreed_from_training_rows_alone(tmp_path):
     assert torch.allclose(data * spread + mean, task.site_data("north").splits["test"].targets.double(), atol=1e-4)
     again = fingerprint(scaled, "north", None, 10).outcome
     assert again == pytest.approx(found["north"].outcome, rel=1e-6)
+
+
+def test_a_run_trains_on_the_agreed_scale_also_beside_a_preset_or_from_a_plans_file(tmp_path, capsys):
+    root = outcome_tables.write(tmp_path / "data")
+    own = ["--datalists", root, "--classes", "volume", "--set", "label=volume", "--set", f"features={FEATURES}"]
+    code, out, error = call(capsys, "plan", root, *own[2:], "--kind", "regression", "--out", tmp_path / "plan.json")
+    assert code == 0 and "outcome_scale" in out, error
+    scales = []
+    ways = (["--kind", "regression"], ["--task", "regression:default"], ["--kind", "regression", "--plan", "plan.json"])
+    for k, way in enumerate(ways):
+        way = [tmp_path / one if one == "plan.json" else one for one in way]
+        run = ["run", "fedavg", "--datalists", root, *own[4:], "--set", "labels=volume", *way, "--rounds", "1"]
+        code, _, error = call(capsys, *run, *(own[2:4] if "--kind" in way else ()), "--out", tmp_path / f"{k}")
+        assert code == 0, error
+        scales.append(re.search(r'"outcome_scale": "([^"]+)"', (tmp_path / f"{k}" / "config.json").read_text())[1])
+    assert len(set(scales)) == 1
 
 
 @each("outcome", [[5.0, 0.0], [math.inf, 1.0], ["a", 1.0], [1.0, 1.0, 1.0]])

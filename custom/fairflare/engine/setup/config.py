@@ -146,7 +146,8 @@ def _data_and_training(
     from fairflare.tasks.own.tabular import Tabular
     from fairflare.tasks.planning import AGAIN
 
-    learned = plan_for(cls.name, options) if planned or cls is Tabular else NOTHING
+    agree = issubclass(cls, Tabular) or "outcome_scale" in registry.parameters(cls)
+    learned = plan_for(cls.name, options) if planned or agree else NOTHING
     chosen = learned if planned else NOTHING
     built = tasks.load(cls.name, preset, **{**chosen.values("task", options), **options, **learned.agreed(options)})
     base = usual | chosen.values("train", {*trained, *options})

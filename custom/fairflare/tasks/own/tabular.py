@@ -170,11 +170,8 @@ class Tabular(OwnData):
         if not table.is_file():
             return 0
         found = read_table(table)
-        return (
-            self.kind.known(found, self.outcome_columns).count(False)
-            if {*self.outcome_columns} <= {*found.columns}
-            else 0
-        )
+        there = {*self.outcome_columns} <= {*found.columns}
+        return self.kind.known(found, self.outcome_columns).count(False) if there else 0
 
     def drawn(self) -> tuple[str, ...]:
         return (OPEN_SPLIT,)
