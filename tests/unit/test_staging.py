@@ -25,6 +25,12 @@ OWN = {
     "tabular": {"site_names": "a,b", "labels": "2"},
     "classification": {"site_names": "a,b", "labels": "2", "channels": 1, "size": 32},
     "segmentation": {"site_names": "a,b", "labels": "lesion", "channels": 1, "size": 32},
+    "regression": {"site_names": "a,b", "labels": "stay"},
+    "multilabel": {"site_names": "a,b", "labels": "edema,mass"},
+    "ordinal": {"site_names": "a,b", "labels": "low,middle,high"},
+    "image-regression": {"site_names": "a,b", "labels": "volume", "channels": 1, "size": 32},
+    "image-multilabel": {"site_names": "a,b", "labels": "edema,mass", "channels": 1, "size": 32},
+    "image-ordinal": {"site_names": "a,b", "labels": "low,middle,high", "channels": 1, "size": 32},
     "script": {"site_names": "a,b", "script": "train.network", "labels": "2"},
 }
 SITE = ["fairflare.flare.executor.FairExecutor", "fairflare.flare.egress.EgressFilter"]
@@ -87,6 +93,18 @@ def test_a_site_is_sent_no_server():
     assert not names & {"flare/controller.py", "aggregators/bounded.py"}
     assert {"flare/script.py", "flare/script_side.py"} <= {p.as_posix() for p in at_site("fedavg", "script")} - names
     assert "data/readers/pictures.py" not in names, "a run on tables reads no images"
+
+
+def test_a_job_carries_its_own_kind_of_task_and_no_other():
+    """A run on classes is sent no line of what other outcomes need."""
+    kinds = {"tabular": (), "regression": ("amounts",), "multilabel": ("labels",), "ordinal": ("grades",)}
+    every = {f"tasks/kinds/{name}.py" for own in kinds.values() for name in own}
+    for task, own in kinds.items():
+        names = {path.as_posix() for path in at_site("fedavg", task)}
+        assert names & every == {f"tasks/kinds/{name}.py" for name in own}, task
+        homes = {f"tasks/metrics_{task}.py"} if own else set()
+        assert {name for name in names if name.startswith("tasks/metrics_")} == homes, task
+        assert "data/readers/pictures.py" not in names, task
 
 
 def test_every_task_brings_its_own_module_and_no_other_data_set():

@@ -49,6 +49,7 @@ FEW = 3
 @click.option("--leave-out", default="", metavar="A,B", help="Columns that are no predictors.")
 @click.option("--keep", default="", metavar="A,B", help="Predictors that are known before the outcome all the same.")
 @click.option("--missing", default="", metavar="A,B", help="Cells that stand for a missing value, as 999 or -9.")
+@click.option("--exposure", default="", metavar="COLUMN", help="Of a count: the column that it grows with.")
 @click.option("--since", default="", metavar="COLUMN", help="The column of dates that other dates are counted from.")
 @click.option("--slices", type=click.IntRange(1, 1000), metavar="N", help="Take every Nth slice of volumes.")
 @click.option("--window", default="", metavar="C,W", help="Centre and width of the grey values; file: each file's own.")

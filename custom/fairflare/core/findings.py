@@ -34,12 +34,14 @@ CODES = {
     "mask_values": "a mask has pixel values of no structure",
     "missing_file": "a file that the datalist names is not there",
     "missing_key": "an entry of the datalist lacks a key",
+    "missing_labels": "some examples do not say each of several labels",
     "no_label": "examples without a label are left out",
     "no_min_count": "min_count is not set, so no number of a group leaves",
     "no_datalist": "there is no datalist",
     "nonfinite": "an input is not finite",
     "not_2d": "an image is not one 2D slice, or a file of several without the slice that is meant",
     "number": "a cell that should hold a number does not",
+    "one_outcome": "all outcomes of a split are the same",
     "one_class": "a split has examples of one class only",
     "outsized": "the site declares many times more examples than the others",
     "patient_overlap": "a patient is in two splits",
@@ -49,6 +51,7 @@ CODES = {
     "small_group": "a group is below min_count; its numbers stay at the site",
     "split": "the split column has an unknown value",
     "unreadable": "a file cannot be read",
+    "unseen_label": "a label of several at once is the same for all examples of a split, or said by none",
     "versions": "a version differs from the server's",
 }
 """Code -> what it says; nothing else that preflight finds may leave a site."""

@@ -28,8 +28,9 @@ from fairflare.data.readers.datalist import read_lists
 from fairflare.data.readers.naming import is_image
 from fairflare.import_data import masks
 from fairflare.import_data.folders import images_in_folders, level_table, patients_of
-from fairflare.import_data.labels import check_outcome, check_sites_agree, group_columns, grouped_by
+from fairflare.import_data.labels import check_sites_agree, group_columns, grouped_by
 from fairflare.import_data.masks import check_sites, pixels, with_slices
+from fairflare.import_data.outcomes import outcome_of
 from fairflare.import_data.proposal import (
     SPLITS,
     Choices,
@@ -38,7 +39,6 @@ from fairflare.import_data.proposal import (
     Found,
     Tell,
     check_texts,
-    class_names,
     is_missing,
     nothing,
     root_name,
@@ -132,9 +132,11 @@ def _of(
             examples = [one for one in examples if one not in missing]
         classes, options = masks.structures(files.root, [one.label for one in examples], chosen.classes, named)
         return Found("segmentation", "datalists with masks", examples, classes, options, whence, notes)
-    check_outcome("label", [one.label for one in examples], chosen)
-    names = class_names((one.label for one in examples), chosen.classes)
-    return Found("classification", "datalists with classes", examples, names, {}, whence, notes)
+    outcome = outcome_of("label", [one.label for one in examples], chosen, table=False)
+    examples = [replace(one, label=label) for one, label in zip(examples, outcome.labels, strict=True)]
+    layout, notes = f"datalists with {outcome.kind} labels", (*notes, *outcome.notes)
+    layout = "datalists with classes" if outcome.kind == "classification" else layout
+    return Found(outcome.kind, layout, examples, outcome.classes, outcome.options, whence, notes)
 
 
 def _structures(path: Path) -> dict[int, str]:
@@ -206,7 +208,7 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
         found = replace(found, examples=[one for one in found.examples if one.site not in chosen.without])
     if found.form.masks:
         check_sites(files.root, {site: [one.label for one in found.of(site)] for site in found.sites})
-    else:
+    elif found.form.classes:
         check_sites_agree(found.examples, chosen)
     found = with_slices(files, found, chosen)
     notes = found.notes + _linked(root)

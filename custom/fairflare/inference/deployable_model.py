@@ -13,6 +13,7 @@ from fairflare.core.errors import UserError
 from fairflare.data.readers.stored import in_words
 from fairflare.engine.after.recalibrate import FAR, GAP, Recalibrate
 from fairflare.functional.recalibration import BEYOND
+from fairflare.inference import modules
 from fairflare.inference.loaded_run import Opened
 from fairflare.inference.modules import Line, Pixels, Rows, Sigmoid, Softmax, Temperature, Whole
 from fairflare.trainers.base import Trainer
@@ -89,7 +90,8 @@ def _before(opened: Opened) -> tuple[nn.Module, dict[str, Any], Tensor, str, lis
 def _after(opened: Opened) -> tuple[nn.Module, dict[str, Any], str, list[str]]:
     task, adjustment = opened.task, opened.adjustment
     if not task.kind.has_classes and not task.kind.has_masks:
-        return *IDENTITY, f"the network's own: {task.kind.outputs}", []
+        name, given, _, words = task.kind.exported(task.classes)
+        return *(_made(getattr(modules, name), **given) if name else IDENTITY), words, []
     if task.kind.has_masks:
         said = []
         if adjustment is not None and adjustment.flags and -1 in adjustment.fits:

@@ -81,7 +81,8 @@ def _same_classes(opened: Opened, described: Mapping[str, Any], data: Path) -> N
         return
     kind, task, form = described["kind"], opened.config.task, FORMS.get(described["kind"])
     tables, masks = opened.task.table_inputs() is not None, opened.task.kind.has_masks
-    if form is None or (form.table, form.masks) != (tables, masks):
+    other = task in FORMS and form is not None and FORMS[task].classes != form.classes
+    if form is None or (form.table, form.masks) != (tables, masks) or other:
         raise UserError(f"{data}: holds data of kind {shown(kind)}, expected what task {task} takes")
     theirs, ours = described["classes"], list(opened.task.classes)
     named = not getattr(opened.task, "numbered", False)

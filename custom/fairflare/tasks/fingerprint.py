@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fairflare.core import validation
 from fairflare.core.errors import DataError, UserError
@@ -25,7 +27,7 @@ from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Looked, looked_at
 from fairflare.data.readers.stored import HIGH, LOW
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.table_columns import TableFingerprint, agreed
+from fairflare.data.table_columns import SILENT, TableFingerprint, agreed
 from fairflare.data.tensors import Split
 from fairflare.tasks.kinds.own import OwnData
 from fairflare.tasks.kinds.own_images import OwnImages
@@ -90,7 +92,7 @@ PERCENTILES = 100
 """Of values that are measured."""
 
 
-LATER = {"values", "table", "classes", "network_gain"}
+LATER = {"values", "table", "classes", "network_gain", "outcome"}
 """Keys that a fingerprint may lack."""
 
 
@@ -111,6 +113,7 @@ class Fingerprint:
             None of other images, and where the task names a window.
         table: what of a table's columns may leave.
         classes: that a label tells apart; 1 where examples have masks.
+        outcome: mean and spread of the training outcomes, where they are amounts.
         network_gain: by how much a small network's log loss on validation rows is below logistic regression's; below
             0 it is above.
     """
@@ -126,6 +129,7 @@ class Fingerprint:
     table: TableFingerprint | None = None
     classes: Annotated[int, Range(1, 1000)] = 2
     network_gain: Annotated[float, Range(-1e3, 1e3)] | None = None
+    outcome: Annotated[list[float], Entries(2)] | None = None
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
@@ -134,6 +138,10 @@ class Fingerprint:
                 raise ValueError(f"{name}: expected numbers in [0, 1], got {found}")
         if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
             raise ValueError("std: expected as many numbers as mean has")
+        if (outcome := self.outcome) is not None and not (
+            len(outcome) == 2 and all(map(math.isfinite, outcome)) and abs(outcome[0]) < SILENT > outcome[1] > 0
+        ):
+            raise ValueError(f"outcome: expected a finite mean and a spread above 0, got {outcome}")
         if (values := self.values) is not None and not (
             len(values) == PERCENTILES
             and -LARGEST <= values[0] < values[-1] <= LARGEST
@@ -179,8 +187,11 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
         if isinstance(task, Tabular) and not task.build_data:
             here = task.located(site, own)
             n, table = task.fingerprint(here, min_count)
-            gain = None if table is None or here.secure_sum else _gain(task, site, here, table, min_count or 0)
-            return Fingerprint(n, table=table, classes=len(task.classes), network_gain=gain) if n else None
+            fits = task.kind.has_classes and table is not None and not here.secure_sum
+            gain = _gain(task, site, here, table, min_count or 0) if table is not None and fits else None
+            found = Fingerprint(n, table=table, classes=task.kind.n_classes(task.classes) or 1, network_gain=gain)
+            return replace(found, outcome=_outcome(task, task.targets(here), here, min_count)) if n else None
+        here = task.located(site, own)
         splits = task.local_data(site, own).splits
     except (DataError, UserError, ValueError):
         return None
@@ -188,10 +199,19 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
     classes = task.kind.n_classes(task.classes) or 1
     if not isinstance(task, OwnImages) or task.build_data:
         return Fingerprint(len(train), classes=classes)
-    looks = _looks([item for item in getattr(train, "items", ()) if isinstance(item, Item)], task.window)
+    items = [item for item in getattr(train, "items", ()) if isinstance(item, Item)]
+    looks = _looks(items, task.window)
     if min_count is None or len(looks) < min_count:
         return Fingerprint(len(train), classes=classes)
-    return replace(_of_images(len(train), looks), classes=classes)
+    labels = torch.tensor([item.label for item in items if isinstance(item.label, float)])
+    return replace(_of_images(len(train), looks), classes=classes, outcome=_outcome(task, labels, here, min_count))
+
+
+def _outcome(task: OwnData, targets: Tensor, own: SiteConfig, min_count: int | None) -> list[float] | None:
+    """Mean and spread of the training outcomes, where their kind has them and they may leave."""
+    if min_count is None or own.secure_sum or len(targets) < max(min_count, 1):
+        return None
+    return task.kind.summary(targets)
 
 
 def _gain(task: Tabular, site: str, own: SiteConfig, table: TableFingerprint, least: int) -> float | None:

@@ -99,24 +99,38 @@ class Choice:
 
 def plan(kind: str, prints: Prints) -> list[Choice]:
     """The settings that the sites' fingerprints ask for; [] for a kind of data without rules, or no fingerprints."""
-    if kind not in EFFORTS or not prints:
+    if kind not in FORMS or not prints:
         return []
-    if FORMS[kind].table:
+    form = FORMS[kind]
+    effort = EFFORTS.get(kind) or EFFORTS["tabular" if form.table else "classification"]
+    if form.table and kind in EFFORTS:
         own, linear = _of_table(prints)
-        effort = LINEAR if linear else EFFORTS[kind]
+        effort = LINEAR if linear else effort
+    elif form.table:  # nobody has measured whether a linear model is enough: the preset's network stays
+        own = [Choice(*one) for one in agreed(_tables(prints))]
     else:
-        own, effort = (
-            [choice for choice in (_channels(prints), _size(prints), *_scaling(prints)) if choice],
-            EFFORTS[kind],
-        )
+        own = [choice for choice in (_channels(prints), _size(prints), *_scaling(prints)) if choice]
     return [
         *own,
+        *_outcome(prints),
         *_effort(effort, prints, kind),
         Choice("run.best_by", "mean", "many rounds fit training data better than they predict others"),
         Choice(
             "run.headline", "best", "results are of the round that is best on validation data, and so is what predicts"
         ),
     ]
+
+
+def _outcome(prints: Prints) -> list[Choice]:
+    """The scale of an amount: mean and spread over the training examples of all sites that tell theirs."""
+    known = [(one.n_train, *one.outcome) for one in prints.values() if one.outcome]
+    total = sum(n for n, _, _ in known)
+    if not known:
+        return []
+    mean = math.fsum(n * m for n, m, _ in known) / total
+    spread = math.sqrt(math.fsum(n * (s**2 + (m - mean) ** 2) for n, m, s in known) / total)
+    reason = f"mean and spread of the outcome over the training examples of {_sites(len(known))}"
+    return [Choice("task.outcome_scale", f"{mean:.9g},{spread:.9g}", reason)]
 
 
 def cautions(prints: Prints) -> list[str]:

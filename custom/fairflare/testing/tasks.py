@@ -18,7 +18,10 @@ from fairflare.engine.setup import tasks
 from fairflare.functional.resampling import resamples
 from fairflare.tasks.base import Task
 from fairflare.tasks.kind import Cases, interval_of, resampled, value_of
+from fairflare.tasks.kinds.amounts import Counts
 from fairflare.tasks.kinds.classes import CLASSES
+from fairflare.tasks.kinds.grades import GRADES
+from fairflare.tasks.kinds.labels import Labels
 from fairflare.tasks.kinds.masks import MASKS
 from fairflare.testing.parts import is_json
 
@@ -106,7 +109,7 @@ def check_metric(name: str, cases: Cases | None = None) -> None:
 
     Args:
         name: the metric's.
-        cases: in place of made-up ones; a metric of another kind than classes and masks needs them.
+        cases: in place of made-up ones; a metric of a kind that is not the package's needs them.
 
     Raises:
         AssertionError: something does not hold, and which.
@@ -132,6 +135,15 @@ def _made_up(one: Metric) -> Cases | None:
     if one.kind == MASKS.name:
         masks = torch.rand(CASES, 2, 8, 8, generator=draw) > 0.5
         return MASKS.cases(*MASKS.condense(torch.randn(masks.shape, generator=draw), masks), ("a", "b"))
+    logits, grades = torch.randn(CASES, 3, generator=draw).round(decimals=1), torch.randint(3, (CASES,), generator=draw)
+    if one.kind == GRADES.name:
+        return GRADES.cases(logits, grades, ("a", "b", "c"))
+    if one.kind == Counts().name:
+        return Counts().cases(logits[:, :1], grades.float(), ("a",))
+    if one.kind == Labels().name:
+        known = torch.rand(CASES, 3, generator=draw) > 0.2
+        truth = (torch.randn(CASES, 3, generator=draw) > 0).float()
+        return Labels().cases(logits, truth.where(known, torch.nan), ("a", "b", "c"))
     return None
 
 

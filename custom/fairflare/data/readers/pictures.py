@@ -58,7 +58,7 @@ class Reader:
         image = self._image(found)
         if self.values is None:
             return image, torch.tensor(item.label)
-        if isinstance(item.label, int):
+        if isinstance(item.label, (int, float, tuple)):
             raise DataError("entry", f"{_named(item.image)}: expected a mask, got the class {item.label}")
         mask = _slice(_mask_of(item.image, item.label), mask=True).pixels[0]
         if mask.shape != found.pixels.shape[1:]:

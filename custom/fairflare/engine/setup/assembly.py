@@ -203,7 +203,9 @@ def benefit_at_server(config: RunConfig, parts: Parts) -> Benefit | None:
     if not config.solo:
         return None
     task, ends = parts.task, EarlyEnd(config.min_responses, config.grace)
-    return Benefit(benefit_reports(parts), trains_alone(config.trainer), task.measures, task.group_measures, ends)
+    return Benefit(
+        benefit_reports(config, parts), trains_alone(config.trainer), task.measures, task.group_measures, ends
+    )
 
 
 def _remark(step: AfterStep, parts: Parts) -> str:

@@ -65,7 +65,7 @@ def leaves(config: RunConfig, parts: Parts, min_count: int | None, own: SiteConf
         sealed=sealed_sizes(config.secure_sum, summed(parts.rule).n_terms) if secret else range(0),
         personal=parts.has_personal,
         tensors={} if secret else parts.sent_tensors,
-        benefit=benefit_reports(parts) if config.solo else (),
+        benefit=benefit_reports(config, parts) if config.solo else (),
         clinical=_clinical_check(view_of(config, parts), min_count) if own is None or own.clinical else None,
     )
     if step is None:
@@ -134,6 +134,7 @@ def build_site(
         after=after_at_site(config, parts, min_count, memory),
         keeps_best=config.best_by != NO_CHOICE,
         alone=benefit_at_site(config, parts, memory),
+        trees=partial(parts.task.kind.trees, classes=parts.task.classes) if config.trees else lambda data: None,
         asked=Asked(None if memory is None else asked_file(memory)),
         trivial=partial(_untrained(config), parts.task, min_count=min_count if config.secure_sum == NONE else None),
         look=partial(_look, config, parts, known.get(name, name), own, min_count, execution.device),
@@ -206,9 +207,9 @@ def benefit_at_site(config: RunConfig, parts: Parts, memory: Path | None) -> Alo
     return Alone(trainer, config.training["rounds"], memory, SHARE * config.task_timeout)
 
 
-def benefit_reports(parts: Parts) -> tuple[Number, ...]:
-    task = parts.task
-    return reports(task.measures, task.group_measures, parts.grouping.names, lambda name: task.metric(name).range)
+def benefit_reports(config: RunConfig, parts: Parts) -> tuple[Number, ...]:
+    task, names = parts.task, parts.grouping.names
+    return reports(task.measures, task.group_measures, names, lambda name: task.metric(name).range, trees=config.trees)
 
 
 def shape_of(config: RunConfig, parts: Parts) -> Shape:

@@ -95,6 +95,7 @@ class RunConfig:
         headline: whose results the report shows first: those of the "final" or of the "best" model.
         solo: whether each site also trains alone, and says how much better the federation's model serves it, see
             ``engine.benefit``.
+        trees: whether ``solo`` holds the model against gradient boosting on each site's own rows, too.
         threshold: the risk from which on a patient counts as flagged in the report; None: the task's, .5 mostly.
         init_from: SHA-256 of the tensors that the initial model starts from, see ``engine.setup.parts``; "": none.
         evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
@@ -138,6 +139,7 @@ class RunConfig:
     best_weight: Annotated[float, Range(0, 1)] = 0.5
     headline: Annotated[str, Text(pattern="final|best", words="final or best")] = "final"
     solo: bool = False
+    trees: bool = False
     threshold: Annotated[float, Range(0.001, 0.999)] | None = None
     init_from: Annotated[str, Text(pattern=f"({SHA256.pattern})?", words="a run, a file of weights or a bundle")] = ""
     evaluation: bool = False
@@ -225,6 +227,7 @@ LATER: Mapping[str, Any] = {
     "best_weight": 0.5,
     "headline": "final",
     "solo": False,
+    "trees": False,
     "threshold": None,
     "init_from": "",
     "evaluation": False,

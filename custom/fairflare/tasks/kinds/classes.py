@@ -119,6 +119,12 @@ class Classes(TaskKind):
         shares = data.class_counts.double().cpu().clamp(min=math.exp(-SURE)).log().float()
         return Baseline(lambda inputs: shares.expand(len(inputs), -1), counted=True)
 
+    def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
+        from fairflare.tasks.kinds import trees
+
+        found = trees.rows(data)
+        return found and trees.of_classes(*found, len(classes))
+
 
 CLASSES = Classes()
 TWO_CLASSES = Classes(metrics=("accuracy", "balanced_accuracy", "macro_f1", "auc"))

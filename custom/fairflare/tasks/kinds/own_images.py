@@ -68,9 +68,7 @@ class OwnImages(OwnData):
 
     def read(self, own: SiteConfig) -> TensorData:
         root = Path(own.data_root)
-        found = read_datalist(
-            root / own.datalist, root, masks=self.kind.has_masks, classes=self.classes, links=own.links
-        )
+        found = read_datalist(root / own.datalist, root, **self.kind.lists(self.classes), links=own.links)
         mean, std = self._scaling()
         return image_data(found, self, self.reader(), own=own, augment=self.augment, mean=mean, std=std)
 
@@ -84,9 +82,9 @@ class OwnImages(OwnData):
         if not self.has_test_sets:
             return ()
         folder = Path(self.datalists) / SHARED
-        found, masks = [], self.kind.has_masks
+        found = []
         for name, about in read_description(folder.parent)["shared"].items():
-            lists = read_datalist(folder / f"{name}.json", folder, masks=masks, classes=self.classes)
+            lists = read_datalist(folder / f"{name}.json", folder, **self.kind.lists(self.classes))
             found.append(
                 test_set(about["name"], bool(about["corrupted"]), lists["test"], self.reader(), *self._scaling())
             )
