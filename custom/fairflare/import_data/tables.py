@@ -22,7 +22,7 @@ from fairflare.data.readers import naming
 from fairflare.data.readers.naming import stem
 from fairflare.data.readers.tables import SUFFIXES, read_table
 from fairflare.import_data import masks
-from fairflare.import_data.columns import as_options, predictors
+from fairflare.import_data.columns import Predictors, as_options, predictors
 from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
 from fairflare.import_data.labels import bare, check_outcome, group_columns, grouped_by, same_numbers
 from fairflare.import_data.levels import FOLDER, is_patient_level, roles
@@ -38,8 +38,9 @@ from fairflare.import_data.proposal import (
     site_name,
     site_names,
 )
+from fairflare.import_data.times import asked_columns, checked_times
 from fairflare.import_data.words import split_word
-from fairflare.tasks.forms import IMAGES, MASKED_IMAGES, ROWS
+from fairflare.tasks.forms import FORMS, IMAGES, MASKED_IMAGES
 
 KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
 """A text beside images is seldom a table; one that is named is read."""
@@ -160,7 +161,7 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
     image = _column_of_files(table, own, index, masks=False)
     if image:
         return _images(files, table, own, image, index, chosen)
-    if files.images and chosen.kind != ROWS.name:
+    if files.images and not (FORMS[chosen.kind].table if chosen.kind else chosen.time):
         if key := _column_of_patients(files, table, own):
             return _patients(files, table, own, key, chosen)
         readings = [
@@ -427,7 +428,11 @@ def _folder_of_patients(table: pd.DataFrame) -> str:
 def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> Found:
     if chosen.kind in (IMAGES.name, MASKED_IMAGES.name):
         raise UserError(f"init: no column of the table names images; it has: {some(columns, 12)}")
-    label = _label(table, columns, chosen)
+    named = _role("label", table, columns, chosen) if not chosen.event else ""
+    time, event = asked_columns(table, columns, chosen, bool(named))
+    if time:
+        return _times(files, table, columns, time, event, chosen)
+    label = named or _label(table, columns, chosen)
     role = _roles(table, columns, chosen)
     if chosen.since and chosen.since not in columns:
         raise UserError(f"--since: expected a column among {some(columns, 12)}, got {shown(chosen.since)}")
@@ -443,13 +448,49 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
     taken = [label, *(name for name in role.values() if name)]
     groups = group_columns(kept[list(columns)], taken, chosen.groups)
     found = predictors(kept[list(columns)], kept[label], taken, pd.Series(sites), chosen)
+    made = Found("tabular", f"tables with column {label}", [], names, {"label": label})
+    return _with_rows(made, kept, sites, role, groups, found, int(missing.sum()))
+
+
+def _with_rows(
+    made: Found,
+    kept: pd.DataFrame,
+    sites: list[str],
+    role: Mapping[str, str],
+    groups: Sequence[str],
+    found: Predictors,
+    missing: int,
+) -> Found:
+    """``made`` with the rows ``kept`` of a table as its examples; ``missing`` ones have no label."""
+    label = made.options["label"]
     cells = pd.DataFrame(found.cells).to_dict("records")
     patients = _of_patients(kept[role["patient"]]) if role["patient"] else [""] * len(kept)
     splits, about = _splits(kept, role["split"]), grouped_by(kept, groups)
     examples = as_examples(sites, [""] * len(kept), kept[label], splits, patients, about, cells)
-    notes = [f"{int(missing.sum())} rows have no {label} and are left out"] if missing.any() else []
-    notes += [*found.notes, "make sure that no predictor is known only after the outcome"]
-    options = {"label": label, **as_options(found)}
+    notes = [f"{missing} rows have no {label} and are left out"] if missing else []
+    notes += [*made.notes, *found.notes, "make sure that no predictor is known only after the outcome"]
     whence = f"column {role['patient']}" if role["patient"] else ""
-    layout = f"tables with column {label}"
-    return Found("tabular", layout, examples, names, options, whence, tuple(notes), tuple(found.suspects))
+    options = {**made.options, **as_options(found)}
+    suspects = tuple(found.suspects)
+    return replace(made, examples=examples, options=options, patients=whence, notes=tuple(notes), suspects=suspects)
+
+
+def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], time: str, event: str, chosen: Choices) -> Found:
+    """Rows of which a time to an event is known; one without either column's entry is left out."""
+    role = _roles(table, columns, replace(chosen, label=""))
+    missing = table[event].map(is_missing) | table[time].map(is_missing)
+    kept = table[~missing].reset_index(drop=True)
+    if kept.empty:
+        raise UserError(f"init: {event}: expected events, every row has none")
+    sites = _sites(files, kept, role["site"], chosen)
+    kept = checked_times(kept, time, event, sites)
+    _check_copies(kept, columns, role["patient"], chosen)
+    taken = [event, time, *(name for name in role.values() if name)]
+    groups = group_columns(kept[list(columns)], taken, chosen.groups)
+    found = predictors(kept[list(columns)], kept[event], taken, pd.Series(sites), chosen)
+    found.cells[time] = kept[time]
+    happened = int((kept[event] == "1").sum())
+    notes = (f"{happened} of {len(kept)} rows have an event; survival until {chosen.horizons} is asked for",)
+    options = {"label": event, "time": time, "horizons": chosen.horizons}
+    made = Found("survival", f"tables with times ({time}) and events ({event})", [], (), options, notes=notes)
+    return _with_rows(made, kept, sites, role, groups, found, int(missing.sum()))

@@ -260,7 +260,7 @@ def _metadata(opened: Opened, whole: WholeModel) -> dict[str, Any]:
     pred = {
         "type": "probabilities" if kind.has_masks or kind.has_classes else "numbers",
         "format": kind.name,
-        "num_channels": len(opened.task.classes),
+        "num_channels": getattr(opened.task, "n_outputs", len(opened.task.classes)),
         "spatial_shape": shape[1:] if kind.has_masks else [],
         "dtype": "float32",
         "value_range": [0, 1],

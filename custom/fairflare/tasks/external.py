@@ -25,7 +25,8 @@ from fairflare.privacy.counts import released
 from fairflare.tasks.base import Task
 from fairflare.tasks.images import image_data
 from fairflare.tasks.kinds.own import OwnData
-from fairflare.tasks.preflight import finding_of
+from fairflare.tasks.own.tabular import Tabular
+from fairflare.tasks.preflight import finding_of, without_events
 
 PATIENTS = ("patient_id", "patient")
 """Columns, or keys of a list's entries, that say which patient a case is of."""
@@ -87,7 +88,8 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
     if not path.is_file():
         raise DataError("no_datalist", f"table {path.name}: expected a file, found none in {path.parent}")
     cells, label = read_table(path), label or str(getattr(task, "label", LABEL))
-    for name in (label, *table.columns):
+    others = task.outcome_columns[1:] if isinstance(task, Tabular) else ()
+    for name in (label, *others, *table.columns):
         if name not in cells.columns:
             known = ", ".join(map(str, cells.columns))[:200]
             raise DataError("column", f"table {path.name}: expected a column {name!r}; it has: {known}")
@@ -100,12 +102,19 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
     inputs = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
     given = table.attributes(columns)
     attributes = {key: list(given.get(key, [""] * len(cells))) for key in task.attributes}
-    test = Split(inputs, _classes(task, path.name, label, columns[label]), attributes)
+    test = Split(inputs, _targets(task, path.name, label, columns), attributes)
     nothing = Split(inputs[:0], test.targets[:0], {name: () for name in attributes})
     made = Labelled.of({"train": nothing, "val": nothing, "test": test}, len(task.classes))
     made.scaling = scaling
     made.patients = next((columns[key] for key in PATIENTS if key in columns), ())
     return made
+
+
+def _targets(task: Task, file: str, label: str, columns: dict[str, list[str]]) -> Tensor:
+    """Classes, or what else a task of one's own tables reads from its columns."""
+    if isinstance(task, Tabular) and not task.kind.has_classes:
+        return task.targets_of(file, {**columns, task.label: columns[label]})
+    return _classes(task, file, label, columns[label])
 
 
 def _classes(task: Task, file: str, label: str, cells: Sequence[str]) -> Tensor:
@@ -167,6 +176,8 @@ def preflight(data: TensorData, task: Task, min_count: int | None) -> tuple[list
     if n < max(min_count or 0, 1):
         text = f"{n} labelled cases: expected at least {max(min_count or 0, 1)}, the fewest whose numbers may leave"
         found.append(Finding("error", "few_examples" if n else "empty_split", "test", n, text))
+    elif task.kind.has_times and isinstance(split, Split):
+        found += without_events("test", split.targets)
     elif task.kind.has_classes and len(torch.unique(split.labels)) == 1:
         text = f"all {n} labelled cases are of one class: how well classes are told apart is not defined"
         found.append(Finding("warning", "one_class", "test", n, text))

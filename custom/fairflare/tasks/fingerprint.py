@@ -179,8 +179,9 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
         if isinstance(task, Tabular) and not task.build_data:
             here = task.located(site, own)
             n, table = task.fingerprint(here, min_count)
-            gain = None if table is None or here.secure_sum else _gain(task, site, here, table, min_count or 0)
-            return Fingerprint(n, table=table, classes=len(task.classes), network_gain=gain) if n else None
+            plain = table is None or here.secure_sum or not task.kind.has_classes
+            gain = None if plain else _gain(task, site, here, table, min_count or 0)
+            return Fingerprint(n, table=table, classes=len(task.classes) or 1, network_gain=gain) if n else None
         splits = task.local_data(site, own).splits
     except (DataError, UserError, ValueError):
         return None

@@ -28,4 +28,5 @@ class DataForm:
 IMAGES = DataForm("classification")
 MASKED_IMAGES = DataForm("segmentation", masks=True)
 ROWS = DataForm("tabular", example="row", listed="table", table=True)
-FORMS = {one.name: one for one in (IMAGES, MASKED_IMAGES, ROWS)}
+TIMES = DataForm("survival", example="row", listed="table", table=True)
+FORMS = {one.name: one for one in (IMAGES, MASKED_IMAGES, ROWS, TIMES)}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package's metrics, each an object: see ``core.metric``.
 
-Those of classes take ``tasks.kinds.classes.ClassCases``, those of masks ``tasks.kinds.masks.MaskCases``. Nothing here
-imports PyTorch, so that a report can ask for a label.
+Those of classes take ``tasks.kinds.classes.ClassCases``, those of masks ``tasks.kinds.masks.MaskCases``; those of times
+are in ``survival_metrics``. Nothing here imports PyTorch, so that a report can ask for a label.
 """
 
 from __future__ import annotations
@@ -15,6 +15,14 @@ import numpy as np
 from fairflare.core.metric import LARGEST_LOSS, Metric
 from fairflare.functional import intervals
 from fairflare.functional.resampling import weighted_auc, weighted_recall
+from fairflare.tasks.survival_metrics import (  # noqa: F401  (a metric is found by being here)
+    CONCORDANT,
+    HARRELL_C,
+    INTEGRATED_BRIER,
+    RESTRICTED_MEAN,
+    SURVIVAL_CALIBRATION,
+    UNO_C,
+)
 
 if TYPE_CHECKING:
     from fairflare.tasks.kinds.classes import ClassCases

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import SPLIT_NAMES, Finding, accept, worst_first
@@ -20,7 +21,7 @@ from fairflare.data.grouping import Grouping
 from fairflare.data.readers.datalist import NO_LABEL, SPLITS, Item, checked_items, read_lists
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.tensors import TensorData
+from fairflare.data.tensors import Split, TensorData
 from fairflare.tasks.base import Task
 from fairflare.tasks.kinds.own import OwnData
 
@@ -68,6 +69,8 @@ def preflight(
             if not _broken(found) and isinstance(task, OwnData):
                 found += accept(_of_sizes(data, classes, (*FEWEST, *needs)), accepted)
                 found += _of_groups(data, grouping, min_count)
+                if task.kind.has_times:
+                    found += accept(_of_events(data), accepted)
             elif not _broken(found) and task.small_sites:
                 found += [one for one in accept(_of_sizes(data, classes, needs), accepted) if one.level != "warning"]
     except (DataError, MissingData, ValueError) as error:
@@ -150,6 +153,19 @@ def _of_sizes(data: TensorData, classes: Sequence[str], needs: Sequence[Need]) -
             reasons = [ONE_ANSWER if need in FEWEST else need.reason for need in asked if need.both_classes]
             text = f"all {n} examples are of one class" + (f": {reasons[-1]}" if reasons else "")
             yield Finding("error" if reasons else "warning", "one_class", split, n, text)
+
+
+def _of_events(data: TensorData) -> Iterator[Finding]:
+    for name, split in data.splits.items():
+        if isinstance(split, Split):
+            yield from without_events(name, split.targets)
+
+
+def without_events(split: str, targets: Tensor) -> Iterator[Finding]:
+    """What to say of times and events (N, 2) without an event: nothing can be trained or compared."""
+    if n := len(targets) * int(not targets[:, 1].any()):
+        text = f"expected an event among the {n} examples, got none: all are censored"
+        yield Finding("error" if split == "train" else "warning", "one_class", split, n, text)
 
 
 def _of_groups(data: TensorData, grouping: Grouping, least: int | None) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -40,6 +40,9 @@ from fairflare.tasks.kind import trivial_results
 from fairflare.tasks.preflight import preflight
 from fairflare.trainers.base import Trainer
 from fairflare.trainers.sgd import PlainTrainer
+
+if TYPE_CHECKING:
+    from fairflare.engine.curves import CurvesAtSite
 
 BINARY = 2
 PLAIN = "sgd"
@@ -221,8 +224,14 @@ def after_at_site(config: RunConfig, parts: Parts, min_count: int | None, memory
 
 
 def view_of(config: RunConfig, parts: Parts) -> View:
-    """What server and sites know alike; ``NOTHING`` where cases have no single class."""
+    """What server and sites know alike; ``NOTHING`` where cases have no single class and are no times."""
     task = parts.task
+    if task.kind.has_times:
+        from fairflare.engine.curves import Curves  # runs on classes or masks need none
+        from fairflare.tasks.kinds.survival import Survival
+
+        assert isinstance(task.kind, Survival)  # as has_times says
+        return Curves(None, 0.5, *_cells(parts.grouping), config.secure_sum != NONE, task.kind.ends)
     if not task.kind.has_classes or len(task.classes) < BINARY:
         return NOTHING
     names, of_group = _cells(parts.grouping)
@@ -237,9 +246,17 @@ def event_of(task: Task) -> int | None:
     return 1 if len(task.classes) == BINARY else None
 
 
-def clinical_at_site(config: RunConfig, parts: Parts, min_count: int | None, name: str) -> ClinicalAtSite | None:
-    """What the site says of calibration and decisions; None: nothing."""
+def clinical_at_site(
+    config: RunConfig, parts: Parts, min_count: int | None, name: str
+) -> ClinicalAtSite | CurvesAtSite | None:
+    """What the site says of calibration and decisions, or of curves; None: nothing."""
     view = view_of(config, parts)
+    if parts.task.kind.has_times:
+        from fairflare.engine.curves import Curves, CurvesAtSite
+        from fairflare.tasks.kinds.survival import Survival
+
+        assert isinstance(view, Curves) and isinstance(parts.task.kind, Survival)
+        return CurvesAtSite(view, parts.task.kind, min_count)
     return None if view is NOTHING else ClinicalAtSite(view, min_count, config.seed, name)
 
 

@@ -144,7 +144,7 @@ def _data_and_training(
     from fairflare.tasks.own.tabular import Tabular
     from fairflare.tasks.planning import AGAIN
 
-    learned = plan_for(cls.name, options) if planned or cls is Tabular else NOTHING
+    learned = plan_for(cls.name, options) if planned or issubclass(cls, Tabular) else NOTHING
     chosen = learned if planned else NOTHING
     built = tasks.load(cls.name, preset, **{**chosen.values("task", options), **options, **learned.agreed(options)})
     base = usual | chosen.values("train", {*trained, *options})

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -78,6 +78,8 @@ class Tabular(OwnData):
     title = "Classification of your own table"
     headline = "balanced_accuracy"
     quick = True
+    fewest: ClassVar[int] = 2
+    """Classes that there are at least."""
     suffixes = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
     presets = {
         "default": Preset(
@@ -103,7 +105,7 @@ class Tabular(OwnData):
 
     def __post_init__(self) -> None:
         expect_choices(self)
-        self._check_own(fewest=2)
+        self._check_own(self.fewest)
         own_network.check_model(self.model, ("mlp", "linear"))
         for key in ("test_fraction", "val_fraction"):
             expect(key, 0 < getattr(self, key) <= 0.5, "a number in (0, 0.5]", getattr(self, key))
@@ -120,7 +122,12 @@ class Tabular(OwnData):
         expect("features", bool(self._features()), "columns of the table, separated by commas", self.features)
         inputs = self.table_inputs()
         n = len(self._features()) if inputs is None else len(inputs.numbers) + len(inputs.plain)
-        return own_network.build(self.model, (n,), (len(self.classes),))
+        return own_network.build(self.model, (n,), (self.n_outputs,))
+
+    @property
+    def n_outputs(self) -> int:
+        """Of the network."""
+        return len(self.classes)
 
     def read(self, own: SiteConfig) -> TensorData:
         expect("features", bool(self._features()), "columns of the table, separated by commas", self.features)
@@ -139,6 +146,11 @@ class Tabular(OwnData):
 
     def table_inputs(self) -> TableInputs | None:
         return None if self.build_data else self._inputs()
+
+    @property
+    def outcome_columns(self) -> tuple[str, ...]:
+        """Columns that say what is to be predicted, that without which a row is left out first."""
+        return (self.label,)
 
     @property
     def lacks_levels(self) -> bool:
@@ -200,11 +212,11 @@ class Tabular(OwnData):
         if not table.is_file():
             raise DataError("no_datalist", f"table {table.name}: expected a file, found none in {table.parent}")
         columns = self._columns(table)
-        return table, columns, self._rows(table.name, columns), self._labels(table.name, columns[self.label])
+        return table, columns, self._rows(table.name, columns), self.targets_of(table.name, columns)
 
     def _columns(self, path: Path) -> dict[str, list[str]]:
         table = read_table(path)
-        for name in (self.label, *self._needed(), *self.attributes):
+        for name in (*self.outcome_columns, *self._needed(), *self.attributes):
             if name not in table.columns:
                 known = some([name[:100] for name in table.columns], 12)
                 raise DataError("column", f"table {path.name}: expected a column {name!r}; it has: {known}")
@@ -228,6 +240,10 @@ class Tabular(OwnData):
         n_val = round(self.val_fraction * (n - n_test))
         test, val, train = np.split(shuffled, (n_test, n_test + n_val))
         return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
+
+    def targets_of(self, file: str, columns: dict[str, list[str]]) -> Tensor:
+        """What is to be predicted of each row of a file; raises DataError for a cell that does not say it."""
+        return self._labels(file, columns[self.label])
 
     def _labels(self, file: str, cells: list[str]) -> Tensor:
         names = [str(k) for k in range(len(self.classes))] if self.numbered else list(self.classes)
