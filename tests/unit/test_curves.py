@@ -4,9 +4,9 @@
 import numpy as np
 import pytest
 import torch
-from cases import each
 from lifelines import KaplanMeierFitter
 
+from cases import each
 from fairflare.engine.after.base import Cases
 from fairflare.engine.checks import Refused
 from fairflare.engine.curves import Curves, CurvesAtSite
@@ -25,7 +25,7 @@ def drawn(seed, n=200, women=0.5, unknown=0.0):
 
 
 def told(cases, least=10, view=VIEW, kind=None):
-    return CurvesAtSite(view, kind or Hazards(ends=ENDS), least).of_model(cases)
+    return CurvesAtSite(view, least, kind=kind or Hazards(ends=ENDS)).of_model(cases)
 
 
 def steps_of(found, where=""):

@@ -5,9 +5,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from cases import each
 from lifelines import CoxPHFitter
 
+from cases import each
 from fairflare.tasks.kinds.survival import Cox, Hazards, efron_loss, hazard_loss, intervals_of
 
 ENDS = (1.0, 2.0, 3.0)

@@ -13,7 +13,7 @@ from cases import each
 from fairflare.functional import survival as maths
 from fairflare.tasks.kind import value_of
 from fairflare.tasks.kinds.survival import Cox, Hazards
-from fairflare.tasks.metrics import (
+from fairflare.tasks.survival_metrics import (
     CONCORDANT,
     HARRELL_C,
     INTEGRATED_BRIER,

@@ -102,7 +102,7 @@ def test_new_patients_get_survival_and_others_a_test(run, hospitals, tmp_path):
     with (tmp_path / "answers" / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
     curves = np.array([[float(row[f"survival_{24 * k / 10:g}"]) for k in range(1, 11)] for row in rows])
-    assert len(rows) == 12 and (np.diff(curves) < 0).all() and ((0 < curves) & (curves < 1)).all()
+    assert len(rows) == 12 and (np.diff(curves) < 0).all() and ((curves > 0) & (curves < 1)).all()
     labelled = write(tmp_path / "East" / "East.csv", rows_of(7))
     call("evaluate", run, labelled, "--out", tmp_path / "judged")
     assert "C-index" in next((tmp_path / "judged").rglob("*.html")).read_text()

@@ -8,6 +8,7 @@ plugins (``core.plugins``). Importing this file imports no NumPy and no PyTorch.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 OWN = "fairflare.tasks.metrics"
 """The module of the package's own metrics."""
+OF_TIMES = "fairflare.tasks.survival_metrics"
+"""That of its metrics of times to an event, which a job on other tasks does not carry."""
 LARGEST_LOSS = 1e6
 """The largest loss that a site may report."""
 LOSSES = ("loss", "train_loss")
@@ -168,7 +171,8 @@ def _largest(name: str) -> float:
 
 @lru_cache(maxsize=4)
 def _found(modules: tuple[ModuleType, ...]) -> dict[str, Metric]:
-    own = {one.name: one for one in _in(importlib.import_module(OWN))}
+    names = [OWN, *([OF_TIMES] if importlib.util.find_spec(OF_TIMES) else [])]
+    own = {one.name: one for name in names for one in _in(importlib.import_module(name))}
     found, where = dict(own), dict.fromkeys(own, OWN)
     for module in modules:
         for one in _in(module):

@@ -18,10 +18,10 @@ from fairflare.core.types import MOST_EXAMPLES, Number
 from fairflare.engine.after.base import Cases, Chosen
 from fairflare.engine.checks import Refused, checked_numbers
 from fairflare.engine.clinical import DIGITS, Numbers, View
+from fairflare.engine.clinical_site import ClinicalAtSite
 from fairflare.functional import survival as maths
 from fairflare.functional.resampling import Array
 from fairflare.privacy.counts import released
-from fairflare.tasks.kinds.survival import Survival
 
 LEFT, OBSERVED, EXPECTED = "left", "observed", "expected"
 """Before the number of a step: patients that remain, Kaplan and Meier's survival, and the mean predicted one."""
@@ -78,17 +78,15 @@ class Curves(View):
 
 
 @dataclass(frozen=True)
-class CurvesAtSite:
+class CurvesAtSite(ClinicalAtSite):
     """A site's part.
 
     Attributes:
-        kind: the task's, which says what an output predicts.
-        min_count: the fewest patients whose numbers leave the site; None: none leave.
+        kind: the task's, a ``tasks.kinds.survival.Survival``, which says what an output predicts.
     """
 
     view: Curves
-    kind: Survival
-    min_count: int | None = 10
+    kind: Any = None
 
     def of_model(self, cases: Cases) -> Numbers:
         least = max(self.min_count or 0, 1)

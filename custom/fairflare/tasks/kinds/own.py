@@ -115,6 +115,15 @@ class OwnData(Task):
         """How many rows of a table have no label; the entries of a datalist are counted as they are read."""
         return 0
 
+    @property
+    def outcome_columns(self) -> tuple[str, ...]:
+        """Columns that say what is to be predicted of a row, that without which it is left out first."""
+        return ()
+
+    def targets_of(self, file: str, columns: dict[str, list[str]]) -> Tensor:
+        """What is to be predicted of each row of a file; raises DataError for a cell that does not say it."""
+        raise DataError("data", f"{file}: task {self.name}: its examples are no rows of a table")
+
     @abstractmethod
     def read(self, own: SiteConfig) -> TensorData:
         """The examples that the list of ``own`` names; its paths are relative to the data root."""

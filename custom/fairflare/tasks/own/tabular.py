@@ -149,7 +149,6 @@ class Tabular(OwnData):
 
     @property
     def outcome_columns(self) -> tuple[str, ...]:
-        """Columns that say what is to be predicted, that without which a row is left out first."""
         return (self.label,)
 
     @property
@@ -242,7 +241,6 @@ class Tabular(OwnData):
         return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
 
     def targets_of(self, file: str, columns: dict[str, list[str]]) -> Tensor:
-        """What is to be predicted of each row of a file; raises DataError for a cell that does not say it."""
         return self._labels(file, columns[self.label])
 
     def _labels(self, file: str, cells: list[str]) -> Tensor:
