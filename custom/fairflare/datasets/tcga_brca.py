@@ -51,7 +51,7 @@ FLAMBY = Training(rounds=5, batch_size=8, optimizer="sgd", lr=0.1, momentum=0.0,
 class TcgaBrca(CentreTask, OnDisk):
     """Overall survival from 39 covariates, all of 0 and 1 but the age (Liu et al., Cell 173, 2018; FLamby's table).
 
-    The split is FLamby's, which has no validation patients. 13 patients have a time of 0 and stay: they are in the risk
+    The split is FLamby's, which has no validation patients. 12 patients have a time of 0 and stay: they are in the risk
     sets of time 0 alone.
 
     Args:
