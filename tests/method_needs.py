@@ -9,6 +9,7 @@ OTHERS = {
     "fedproc": (TABLE, {"model": "mlp"}),
     "fedproto": (TABLE, {"model": "mlp"}),
     "scaffold": (TABLE, SGD),
+    "glm": (TABLE, {"model": "regression"}),
     "fedrdn": (IMAGES, {}),
     "fedbn": (IMAGES, {"model": "small-cnn-bn"}),
     "silobn": (IMAGES, {"model": "small-cnn-bn"}),

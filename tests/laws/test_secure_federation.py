@@ -510,7 +510,7 @@ def test_encrypted_sums_end_in_the_same_model(tmp_path):
 
 
 REFUSED = [
-    ("fedavg", {"secure_sum": "masks"}, "fedavg weighs by more than sums"),
+    ("fedfv", {"secure_sum": "masks"}, "fedfv weighs by more than sums"),
     ("fedce", {"secure_sum": "masks"}, "fedce weighs by more than sums"),
     ("fedism-plus", {"secure_sum": "maskz"}, "expected one of none, masks, ckks, got 'maskz'"),
     ("fedism-plus", {"secure_sum": "masks", "variant": "reference"}, "variant=reference"),

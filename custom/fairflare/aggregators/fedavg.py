@@ -3,23 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fairflare.aggregators.base import State, WeighingRule, example_shares, uniform
+from fairflare.aggregators.base import State, SummedRule, example_shares, uniform
 from fairflare.core.registry import method, rule
 from fairflare.core.types import Info, Paper, Reply, Weights
 
 
 @rule("fedavg")
 @dataclass(frozen=True)
-class FedAvg(WeighingRule):
+class FedAvg(SummedRule):
     """p_k = n_k / n (McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, Algorithm 1).
 
     Args:
         weighting: "examples" for n_k / n; "uniform" for 1 / K.
     """
+
+    n_terms = 1
 
     weighting: Literal["examples", "uniform"] = "examples"
 
@@ -27,6 +29,14 @@ class FedAvg(WeighingRule):
         if self.weighting == "uniform":
             return uniform([r.site for r in replies]), state
         return example_shares(replies), state
+
+    def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:
+        """n_k, or 1."""
+        return (float(n_examples) if self.weighting == "examples" else 1.0,)
+
+    def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
+        """Its share of the sum; nothing is kept that matters."""
+        return terms[0] / max(sums[0], terms[0]), 0.0
 
 
 method(

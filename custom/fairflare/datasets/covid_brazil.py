@@ -225,7 +225,7 @@ class CovidBrazil(TableTask, OnDisk):
     features: Literal["clean", "paper"] = "clean"
     test_fraction: float = 0.2
     val_fraction: float = 0.15
-    model: Literal["mlp", "linear"] = "mlp"
+    model: Literal["mlp", "linear", "regression"] = "mlp"
     data_seed: int = 2024
 
     def n_features(self) -> int:

@@ -95,7 +95,7 @@ class Ctg(TableTask, OnDisk):
     alpha: float = 10_000.0
     test_fraction: float = 0.2
     val_fraction: float = 0.15
-    model: Literal["mlp", "linear"] = "mlp"
+    model: Literal["mlp", "linear", "regression"] = "mlp"
     limit: int | None = None
     data_seed: int = 2024
 

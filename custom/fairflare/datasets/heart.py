@@ -115,7 +115,7 @@ class Heart(CentreTask):
     }
 
     protocol: Literal["flamby", "full"] = "flamby"
-    model: Literal["logistic", "linear", "mlp"] = "logistic"
+    model: Literal["logistic", "linear", "mlp", "regression"] = "logistic"
     reference: bool = False
     scaling: Literal["centre", "pooled"] = "centre"
 

@@ -185,7 +185,7 @@ class Ist(CentreTask):
     outcome: Literal["dependent-or-dead", "death"] = "dependent-or-dead"
     features: str = ""
     scaling: Literal["shared", "site"] = "shared"
-    model: Literal["logistic", "linear", "mlp"] = "logistic"
+    model: Literal["logistic", "linear", "mlp", "regression"] = "logistic"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -226,9 +226,8 @@ DAYS = (7.0, 14.0, 30.0, 60.0, 90.0, 120.0, 150.0, 180.0)
 class IstSurvival(CentreTask):
     """Days from randomisation to death in the same trial, censored at the end of each patient's follow-up.
 
-    Sites, splits and features are those of ``ist`` by country. Two patients without a time are left out; a time of 0 counts in
-    the first interval. Little is known after six months:
-    the curves end there.
+    Sites, splits and features are those of ``ist`` by country. Two patients without a time are left out; a time of 0
+    counts in the first interval. Little is known after six months: the curves end there.
 
     Args:
         least: patients that a country has at least; others take no part.

@@ -100,7 +100,7 @@ class Support(TableTask, OnDisk):
     alpha: float = 0.1
     test_fraction: float = 0.2
     val_fraction: float = 0.15
-    model: Literal["mlp", "linear"] = "mlp"
+    model: Literal["mlp", "linear", "regression"] = "mlp"
     limit: int | None = None
     data_seed: int = 2024
 

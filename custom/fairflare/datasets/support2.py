@@ -124,7 +124,7 @@ class Support2(TableTask):
     alpha: float = 5.0
     test_fraction: float = 0.2
     val_fraction: float = 0.15
-    model: Literal["mlp", "linear"] = "mlp"
+    model: Literal["mlp", "linear", "regression"] = "mlp"
     data_seed: int = 2024
 
     def n_features(self) -> int:

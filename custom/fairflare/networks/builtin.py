@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairflare.core.errors import UserError
+from fairflare.networks.regression import Regression
 
 Norm = Literal["batch", "instance", "group"]
 NORMALISATIONS: dict[str, Callable[[int], nn.Module]] = {
@@ -141,6 +142,13 @@ def logistic(features: int, classes: int = 2) -> Logistic:
     return Logistic(features)
 
 
+def regression(features: int, classes: int = 2) -> Regression:
+    """``Regression``; raises UserError unless there are two classes."""
+    if classes != 2:
+        raise UserError(f"network: regression is for 2 classes, got {classes}")
+    return Regression(features)
+
+
 class UNet(nn.Module):
     """U-Net (Ronneberger et al., MICCAI 2015, arXiv:1505.04597) with normalised convolutions and 2x2 up-convolutions.
 
@@ -228,6 +236,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "linear": linear,
     "logistic": logistic,
+    "regression": regression,
     "unet": unet,
     "small-unet": small_unet,
 }

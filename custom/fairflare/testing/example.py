@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from fairflare.core.seeds import derive, seed_everything
 from fairflare.core.types import Batch, LocalWork, Outline, Round, SplitName, StateDict, TensorSpec, Training
+from fairflare.networks.regression import Regression
+from fairflare.trainers.base import Trainer
 
 GROUPS = ("a", "b")
 SIZES: Mapping[SplitName, int] = {"train": 25, "val": 12, "test": 12}
@@ -71,6 +73,21 @@ def small_network() -> nn.Module:
         )
 
 
+class RowMeans(SmallData):
+    """The means of the rows of ``SmallData``'s images, which a regression takes as they are."""
+
+    def _rows(self, split: SplitName, rows: Tensor) -> Batch:
+        found = super()._rows(split, rows)
+        return found._replace(inputs=found.inputs.mean((1, 2)))
+
+
+def example_of(trainer: Trainer) -> tuple[nn.Module, SmallData]:
+    """The small network and its data, or, for a trainer that only suits a regression, a regression and its table."""
+    if trainer.model == "regression":
+        return Regression(8), RowMeans()
+    return small_network(), SmallData()
+
+
 def copied(network: nn.Module) -> StateDict:
     """The network's state dict, of tensors of its own."""
     return {name: value.detach().clone() for name, value in network.state_dict().items()}
@@ -90,6 +107,7 @@ def work_of_round(
     receives: Iterable[TensorSpec] = (),
     min_count: int | None = 5,
     training: Training = TRAINING,
+    example: tuple[nn.Module, SmallData] | None = None,
 ) -> LocalWork:
     """The site's round ``t``, with torch seeded as a site seeds it.
 
@@ -101,8 +119,10 @@ def work_of_round(
         receives: tensors that come beside the model; their values are made up.
         min_count: of a group whose numbers may leave.
         training: local training settings.
+        example: network and data; the small ones when None.
     """
-    network, data, seed = small_network(), SmallData(), derive(5, "train", "site-1", t)
+    network, data = example or (small_network(), SmallData())
+    seed = derive(5, "train", "site-1", t)
     received = {name: value.clone() for name, value in (model or network.state_dict()).items()}
     network.load_state_dict(received)
     seed_everything(seed)

@@ -15,7 +15,7 @@ import torch
 from fairflare.core import registry
 from fairflare.core.types import Info, Reply, Round, StateDict, TensorSpec, Training
 from fairflare.engine.state import Checkpoint, load_checkpoint, save_checkpoint
-from fairflare.testing.example import copied, made_up, outline, small_network
+from fairflare.testing.example import copied, example_of, made_up, outline
 from fairflare.testing.parts import tensors_fit
 from fairflare.trainers.base import ServerState, Trainer
 
@@ -30,7 +30,8 @@ def check_server_half(id: str, trainer: Trainer, training: Training) -> None:
     sent is declared and finite; the corrected model has the model's entries, finite, and its counters; the state
     survives a checkpoint; a site may be away in a round.
     """
-    model, state = copied(small_network()), dict[str, Any]()
+    network = example_of(trainer)[0]
+    model, state = copied(network), dict[str, Any]()
     for number, sites in enumerate(ROUNDS, start=1):
         info = Info(Round(number, len(ROUNDS)), lr=training.lr, known_sites=3, steps=dict.fromkeys(sites, 2))
         for site in sites:
@@ -81,7 +82,7 @@ def _reply(trainer: Trainer, model: StateDict, site: str, number: int) -> Reply:
         update,
         10 * number,
         scalars={spec.name: spec.low + min(1.0, spec.high - spec.low) * 0.5 for spec in numbers},
-        trainable=frozenset(name for name, _ in small_network().named_parameters()),
+        trainable=frozenset(name for name, _ in example_of(trainer)[0].named_parameters()),
         tensors={spec.name: {key: value / number for key, value in made_up(spec).items()} for spec in sent},
     )
 

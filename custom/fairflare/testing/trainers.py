@@ -19,7 +19,7 @@ from fairflare.core import registry
 from fairflare.core.slots import flat
 from fairflare.core.types import LocalWork, TensorSpec, Training
 from fairflare.engine.memory import SiteMemory
-from fairflare.testing.example import TRAINING, SmallData, copied, small_network, work_of_round
+from fairflare.testing.example import TRAINING, SmallData, copied, example_of, work_of_round
 from fairflare.testing.parts import equal, is_json, numbers_fit, tensors_fit
 from fairflare.testing.server_half import check_server_half
 from fairflare.trainers.base import Trainer
@@ -48,7 +48,10 @@ class Case:
 
     def work(self, t: int, memory: dict[str, Any] | None = None) -> LocalWork:
         """The site's round ``t`` before it trains."""
-        work = work_of_round(t, memory=memory, orders=self.orders, receives=self.receives, training=self.training)
+        example, receives = example_of(self.trainer), self.receives
+        work = work_of_round(
+            t, memory=memory, orders=self.orders, receives=receives, training=self.training, example=example
+        )
         work.data = self.trainer.site_data(work.data)
         return work
 
@@ -86,13 +89,13 @@ def check_trainer(
 
 def training_moves_the_model(case: Case) -> None:
     """After a round the weights are finite, of the same shapes, and some of them, or of the personal model, changed."""
-    work, before = case.round(1), copied(small_network())
+    work, before = case.round(1), copied(example_of(case.trainer)[0])
     after = copied(work.network)
     shapes = [{name: value.shape for name, value in model.items()} for model in (before, after)]
     assert shapes[0] == shapes[1], f"{case.id}: the model has other entries"
     assert all(bool(v.isfinite().all()) for v in after.values()), f"{case.id}: the model is not finite"
     trained = (after, work.personal) if case.trainer.keeps_personal_model else (after,)
-    names = [name for name, _ in work.network.named_parameters()]
+    names = list(after) if case.trainer.sums_only else [name for name, _ in work.network.named_parameters()]
     moved = [
         name for model in trained for name in names if not torch.equal(before[name], model.get(name, before[name]))
     ]
@@ -131,7 +134,7 @@ def steps_are_counted(case: Case) -> None:
     """``work.steps`` is the number of batches of all epochs, or of local steps; ``work.scratch`` is left empty."""
     work = case.round(1)
     epochs = case.training.epochs * len(list(SmallData().training(case.training.batch_size, 0)))
-    expected = case.training.local_steps or epochs
+    expected = 1 if case.trainer.model == "regression" else case.training.local_steps or epochs
     assert work.steps == expected, f"{case.id}: counts {work.steps} steps, expected {expected}"
     assert not work.scratch, f"{case.id}: left {sorted(work.scratch)} in work.scratch"
 
@@ -149,7 +152,7 @@ def memory_survives_a_restart(case: Case) -> None:
 
 def personal_parts_are_whole(case: Case) -> None:
     """Personal entries are entries of the model, and a personal model has all of them and differs from the shared."""
-    trainer, model = case.trainer, copied(small_network())
+    trainer, model = case.trainer, copied(example_of(case.trainer)[0])
     entries = trainer.personal_entries(model)
     assert entries <= set(model), f"{case.id}: personal entries {sorted(entries - set(model))} are none of the model's"
     assert entries != set(model), f"{case.id}: all entries are personal, so that sites share nothing"

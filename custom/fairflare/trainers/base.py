@@ -60,6 +60,25 @@ class Trainer(ABC):
     heeds: ClassVar[tuple[str, ...]] = ()
     """Families of the orders of a rule ("weight" stands for "weight/...") that the steps follow."""
 
+    model: ClassVar[str] = ""
+    """The task's option ``model`` that it needs, taken where the user names none; "": any."""
+    alone: ClassVar[str] = ""
+    """Id of the trainer of a site alone; "": itself where it exchanges the model alone, else sgd."""
+    sums_only: ClassVar[bool] = False
+    """Whether updates hold sums over patients: a rule may weigh them by numbers of the site, and do nothing else."""
+
+    few: ClassVar[str] = ""
+    """Why ``fewest`` is more than any example, in words."""
+
+    def fewest(self, model: StateDict, min_count: int | None) -> int:
+        """The fewest training examples of a site whose update may leave it unmasked.
+
+        Args:
+            model: a state dict of which names and shapes count.
+            min_count: the fewest patients of a group whose numbers may leave the site; None: none leave.
+        """
+        return 0
+
     def train(self, work: LocalWork) -> float:
         """Train ``work.network`` in place from the model of the round; ``work.steps`` counts the optimizer steps.
 
@@ -101,6 +120,11 @@ class Trainer(ABC):
     def has_server_half(self) -> bool:
         """Whether the server keeps or sends anything for this trainer."""
         return any(getattr(type(self), name) is not getattr(Trainer, name) for name in SERVER_HALF)
+
+    @property
+    def reads_answers(self) -> bool:
+        """Whether the server's half needs more of a round than the combined model."""
+        return any(getattr(type(self), name) is not getattr(Trainer, name) for name in SERVER_HALF if name != "correct")
 
     @property
     def is_alone(self) -> bool:

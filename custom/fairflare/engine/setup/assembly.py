@@ -194,7 +194,8 @@ def after_at_server(config: RunConfig, parts: Parts, view: View) -> After | None
 
 def trains_alone(trainer: str) -> str:
     """Id of the trainer with which a site trains by itself: the run's own where that exchanges nothing else."""
-    return trainer if registry.get_trainer(trainer)().is_alone else PLAIN
+    own = registry.get_trainer(trainer)
+    return own.alone or (trainer if own().is_alone else PLAIN)
 
 
 def benefit_at_server(config: RunConfig, parts: Parts) -> Benefit | None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fairflare.aggregators.base import Rule, SummedRule
+from fairflare.core import registry
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import Execution, default_device, keep_freed_memory, shared_gpu
 from fairflare.core.findings import Finding
@@ -161,6 +162,11 @@ def _look(
         found, data = external.look(parts.task, site, own, parts.grouping, min_count)
     else:
         found, data = preflight(parts.task, site, own, parts.grouping, min_count, parts.needs, config.accept)
+        if data is not None and config.secure_sum == NONE:
+            n, least = data.size("train"), parts.trainer.fewest(parts.model, min_count)
+            if n < least:
+                text = f"{n} examples, at least {least} are needed: {parts.trainer.few} (or run with secure_sum)"
+                return [Finding("error", "few_examples", "train", n, text), *found], None
     return found, data.on(device) if data is not None else None
 
 
@@ -195,7 +201,10 @@ def benefit_at_site(config: RunConfig, parts: Parts, memory: Path | None) -> Alo
     """How a site trains alone for what joining gives it; None where the run does not ask."""
     if not config.solo:
         return None
-    trainer: Trainer = parts.trainer if parts.trainer.is_alone else PlainTrainer()
+    own = parts.trainer
+    trainer: Trainer = own if own.is_alone else PlainTrainer()
+    if own.alone:
+        trainer = registry.get_trainer(own.alone)(**dataclasses.asdict(own))  # type: ignore[call-overload]
     return Alone(trainer, config.training["rounds"], memory, SHARE * config.task_timeout)
 
 

@@ -82,6 +82,8 @@ def make_config(
     used = preset or next(iter(task_class.presets))
     found = _found(chosen, owners, classes, task_class.presets[used], given)
     filled = {owner: _made(cls, _checked(owners, owner, found)) for owner, cls in classes.items()}
+    if (model := registry.get_trainer(chosen.ids["trainer"]).model) and "model" in registry.parameters(task_class):
+        found = {"task.model": Given("model", model)} | found
     built, training, run = _data_and_training(owners, found, task_class, used, planned=not preset)
     made = {owner: part(classes[owner], filled[owner]) for owner in ("rule", "trainer", "select")}
     own = owned({full: one.value for full, one in given.items()}, "run")

@@ -115,6 +115,11 @@ def _check_bounds(config: RunConfig, rule: Rule, trainer: Trainer) -> None:
         raise UserError("cap_weights: needs single weights, which stay at the sites with secure sums")
     if reason := bounds.uncappable(rule):
         raise UserError(f"cap_weights: {reason}")
+    if trainer.sums_only and bounds != Bounds():
+        raise UserError(
+            f"{'clip_updates' if bounds.clip else 'cap_weights'}: expected none, since trainer "
+            f"{config.trainer} sends sums over patients"
+        )
     if trainer.collects and bounds != Bounds():
         key = "clip_updates" if bounds.clip else "cap_weights"
         raise UserError(
@@ -252,7 +257,7 @@ def _check_sums(config: RunConfig, made: MethodParts, n_sites: int) -> None:
             raise UserError(
                 f"secure_sum: {config.method} sends tensors ({names[0]}) beside the model, which it does not hide"
             )
-    if made.trainer.has_server_half:
+    if made.trainer.reads_answers:
         raise UserError(f"secure_sum: the server half of {config.method}'s trainer needs more than sums over the sites")
 
 
@@ -297,6 +302,14 @@ def misfit(ids: Mapping[str, str], rule: Rule, trainer: Trainer) -> str:
         (
             isinstance(rule, Combining) and trainer.collects,
             f"{by}: its server half takes up what every site sends, so that {under} would protect from nobody",
+        ),
+        (
+            trainer.sums_only and not isinstance(rule, SummedRule),
+            f"{under}: expected a rule that weighs sites by numbers of their own, since {by} sends sums, got {method}",
+        ),
+        (
+            trainer.sums_only and steps,
+            f"{by}: sends sums and not a step, so that server optimizer {ids['server_optimizer']} has none to scale",
         ),
         (
             not trainer.shares_model and ids["rule"] != AVERAGING,

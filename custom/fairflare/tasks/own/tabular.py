@@ -106,7 +106,7 @@ class Tabular(OwnData):
     def __post_init__(self) -> None:
         expect_choices(self)
         self._check_own(self.fewest)
-        own_network.check_model(self.model, ("mlp", "linear"))
+        own_network.check_model(self.model, ("mlp", "linear", "regression"))
         for key in ("test_fraction", "val_fraction"):
             expect(key, 0 < getattr(self, key) <= 0.5, "a number in (0, 0.5]", getattr(self, key))
         expect("data_seed", self.data_seed >= 0, "at least 0", self.data_seed)

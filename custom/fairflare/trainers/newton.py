@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact regression: sites send sums of the log-likelihood's derivatives, the server makes Newton's step on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+
+from fairflare.core.objectives import Objective
+from fairflare.core.registry import method, trainer
+from fairflare.core.types import Batch, Info, LocalWork, Offer, Paper, StateDict
+from fairflare.core.validation import Range
+from fairflare.functional.likelihood import (
+    Sums,
+    aliased,
+    bernoulli,
+    fitted,
+    marginal,
+    newton_step,
+    own_intercept,
+    profiled,
+    sums,
+)
+from fairflare.trainers.base import ServerState, Trainer
+
+BIAS, SPREAD, OWN = "bias", "log_sd", "own_fit"
+SETTLING = 3
+"""Rounds before the intercepts' spread moves: far from the maximum it would be thrown about."""
+WORSE = 0.05
+"""Share by which the likelihood may fall before half of a step is taken back; a rule's weights move it as well."""
+
+
+@trainer("newton")
+@dataclass(frozen=True)
+class Newton(Trainer):
+    """Newton's method (iteratively reweighted least squares) on the federation's log-likelihood.
+
+    McCullagh and Nelder, Generalized Linear Models, 1989, section 2.5; the sums over sites are those of Wu et al.,
+    "Grid Binary LOgistic REgression (GLORE)", JAMIA 19, 2012. With weights n_k / n the result is the pooled fit's;
+    other weights of a rule weigh the mean log-likelihoods of sites.
+
+    Args:
+        intercept: "shared"; "site": every site has its own, a fixed effect that stays there, and the likelihood is
+            maximised over it; "random": sites' own are normal about the shared one and integrated out.
+        ridge: penalty ridge / 2 times the squared coefficients, subtracted from the mean log-likelihood of a patient;
+            intercepts are free.
+    """
+
+    model: ClassVar[str] = "regression"
+    alone: ClassVar[str] = "newton-alone"
+    sums_only: ClassVar[bool] = True
+    few: ClassVar[str] = "sums over fewer patients could be solved for single ones"
+
+    intercept: Literal["shared", "site", "random"] = "shared"
+    ridge: Annotated[float, Range(0, 1e6)] = 0.0
+
+    def train(self, work: LocalWork) -> float:
+        """Fill the network's sums at the coefficients that were received; returns the mean loss there."""
+        design, outcome = _patients(work)
+        found = self._sums(work.network, design, outcome)
+        entries = {
+            "score": found.score,
+            "information": found.information,
+            "value": found.value.reshape(1),
+            "between": torch.outer(found.score, found.score),
+            "own": self._own_fit(work, design, outcome),
+        }
+        state = work.network.state_dict()
+        for name, total in entries.items():
+            state[name].copy_(total / found.examples)
+        work.steps = 1
+        return -float(found.value) / found.examples
+
+    def _own_fit(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
+        """What the site's own fit adds, see ``Regression.own``; it is made once in a run."""
+        if OWN not in work.memory:
+            work.memory[OWN] = _own_sums(design, outcome)
+        kept: torch.Tensor = work.memory[OWN]
+        return kept
+
+    def fewest(self, model: StateDict, min_count: int | None) -> int:
+        """Sums over fewer patients than there are parameters could be solved for these."""
+        return max(len(model["score"]), min_count or 0)
+
+    def _sums(self, network: Any, design: torch.Tensor, outcome: torch.Tensor) -> Sums:
+        weight, bias = network.weight.detach().cpu(), network.bias.detach().cpu()
+        if self.intercept == "random":
+            return marginal(
+                bernoulli, _with_ones(design), outcome, torch.cat((weight, bias)), float(network.log_sd.detach())
+            )
+        if self.intercept == "shared":
+            found = sums(bernoulli, _with_ones(design), outcome, torch.cat((weight, bias)))
+        else:
+            alone = own_intercept(bernoulli, design @ weight, outcome)
+            if alone is None:  # whatever the coefficients, the site's own intercept explains its outcomes
+                return _padded(Sums(design.new_zeros(()), *_nothing(len(weight)), len(outcome)), len(weight))
+            network.bias.data.fill_(alone)
+            found = profiled(bernoulli, design, outcome, weight, alone)
+        return _padded(found, len(weight))
+
+    def correct(self, model: StateDict, combined: StateDict, state: ServerState, info: Info) -> StateDict:
+        """Newton's next parameters, or, where the last step made the likelihood much worse, half of that step."""
+        here = torch.cat([combined[name] for name in ("weight", BIAS, SPREAD)])
+        last, best = combined["last"], combined["best"]
+        penalty = torch.full_like(here, self.ridge)
+        penalty[-2:] = 0.0
+        value = float(combined["value"]) - float((penalty * here.square()).sum()) / 2
+        if float(best[1]) and value < float(best[0]) - WORSE * abs(float(best[0])) and not torch.equal(here, last):
+            there = (here + last) / 2
+        else:
+            score, information = combined["score"] - penalty * here, combined["information"] + penalty.diag()
+            dropped = self.dropped(information)
+            dropped[-1] |= info.round.number <= SETTLING
+            there = here + newton_step(score, information, dropped)
+            last, best = here, torch.tensor([value, 1.0], dtype=torch.float64)
+        moved = {"weight": there[:-2], BIAS: there[-2:-1], SPREAD: there[-1:], "last": last, "best": best}
+        return {key: moved.get(key, value).clone() for key, value in combined.items()}
+
+    def dropped(self, information: torch.Tensor) -> torch.Tensor:
+        """bool (P,): parameters that do not move, since others explain them or this fit does not have them."""
+        p = len(information) - 2
+        found = torch.ones(p + 2, dtype=torch.bool)
+        free = p if self.intercept == "site" else p + 1
+        found[:free] = aliased(information[:free, :free], first=p if free > p else None)
+        found[-1] = self.intercept != "random"
+        return found
+
+    def personal_entries(self, model: StateDict) -> frozenset[str]:
+        """The intercept, where every site has its own."""
+        return frozenset({BIAS}) if self.intercept == "site" else frozenset()
+
+    def missing(self, offer: Offer) -> str:
+        return "" if offer.has_classes else "it needs two classes"
+
+    def unsuited(self, network: torch.nn.Module) -> str:
+        """It trains a ``Regression``."""
+        fits = {"weight", BIAS, "score", "information"} <= set(network.state_dict())
+        return "" if fits else "it needs model=regression"
+
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
+        raise NotImplementedError("Newton's method has no steps on batches")
+
+
+@trainer("newton-alone")
+@dataclass(frozen=True)
+class NewtonAlone(Newton):
+    """Newton's method at one site on its own patients: what exact regression gives a site without a federation."""
+
+    alone: ClassVar[str] = ""
+    sums_only: ClassVar[bool] = False
+
+    def train(self, work: LocalWork) -> float:
+        loss = super().train(work)
+        moved = Newton.correct(self, {}, work.network.state_dict(), {}, Info(work.round))
+        if float(moved["weight"].abs().max()) <= FARTHEST:  # else its outcomes are separated: it stays where it is
+            work.network.load_state_dict(moved)
+        return loss
+
+    correct = Trainer.correct
+    personal_entries = Trainer.personal_entries
+
+    def fewest(self, model: StateDict, min_count: int | None) -> int:
+        """Nothing of it leaves but means of models."""
+        return 0
+
+    def _own_fit(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(work.network.own)  # type: ignore[arg-type]
+
+
+FARTHEST = 15.0
+"""A coefficient of a scaled feature that says no more than a larger one would: odds of 3 million."""
+
+
+def _patients(work: LocalWork) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features float64 (N, p) and outcomes float64 (N,) of all training patients, in stored order, on the CPU."""
+    inputs, targets = [], []
+    for batch in work.data.fixed("train", work.training.batch_size):
+        work.stop_if_aborted()
+        inputs.append(batch.inputs.double().cpu())
+        targets.append(batch.targets.double().cpu())
+    return torch.cat(inputs), torch.cat(targets)
+
+
+def _with_ones(design: torch.Tensor) -> torch.Tensor:
+    return torch.cat((design, torch.ones_like(design[:, :1])), dim=1)
+
+
+def _nothing(p: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(p, dtype=torch.float64), torch.zeros(p, p, dtype=torch.float64)
+
+
+def _padded(found: Sums, p: int) -> Sums:
+    """The sums with a place for each of the p + 2 parameters, 0 for those that they are not of."""
+    more = p + 2 - len(found.score)
+    pad = torch.nn.functional.pad
+    score, information = pad(found.score, (0, more)), pad(found.information, (0, more, 0, more))
+    return Sums(found.value, score, information, found.examples)
+
+
+def _own_sums(design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
+    """(5, p) what the site adds to the sums over sites' own fits, see ``Regression.own``."""
+    alone = fitted(bernoulli, _with_ones(design), outcome)
+    if alone is None:
+        return design.new_zeros(5, design.shape[1])
+    estimate, variance = (each[:-1] for each in alone)
+    precision = 1 / variance
+    rows = (torch.ones_like(estimate), precision, precision * estimate, precision * estimate**2, precision**2)
+    return torch.stack(rows).nan_to_num(0.0) * estimate.isfinite()
+
+
+GLORE = Paper(
+    authors="Wu et al.",
+    title="Grid Binary LOgistic REgression (GLORE): building shared models without sharing data",
+    venue="JAMIA",
+    year=2012,
+    url="https://doi.org/10.1136/amiajnl-2012-000862",
+)
+
+method(
+    "glm",
+    title="Exact regression",
+    summary="Logistic regression by Newton's method on sums from the sites: the fit that pooled patients would give.",
+    rule="fedavg",
+    trainer="newton",
+    paper=GLORE,
+)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of exact regression on real patients against statsmodels' fit of the pooled ones, in the clear and masked."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, optimize
+
+from fairflare.core.errors import RunFailed, UserError
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import run_local
+from fairflare.functional.likelihood import aliased
+
+sm = pytest.importorskip("statsmodels.api")
+ROUNDS = 8
+
+
+def run(folder, task, **values):
+    config = make_config("glm", task, rounds=ROUNDS, values=values)
+    return config, run_local(config, folder)
+
+
+def patients(config):
+    """Per site: features (N, p) and outcomes (N,) of its training patients, as its trainer reads them."""
+    task = tasks.load(config.task, config.preset, **config.options)
+    read = [list(task.site_data(site).fixed("train", 4096)) for site in task.sites()]
+    return [
+        (torch.cat([b.inputs for b in one]).double().numpy(), torch.cat([b.targets for b in one]).double().numpy())
+        for one in read
+    ]
+
+
+def pooled(sites, dropped, own):
+    """statsmodels' fit with the features that are not dropped; intercepts stand first."""
+    n = [len(y) for _, y in sites]
+    lead = np.repeat(np.eye(len(n)), n, axis=0) if own else np.ones((sum(n), 1))
+    x, y = (np.concatenate(each) for each in zip(*sites))
+    fit = sm.GLM(y, np.c_[lead, x[:, ~dropped]], family=sm.families.Binomial()).fit(tol=1e-14, maxiter=100)
+    return fit.params[lead.shape[1] :], fit.bse[lead.shape[1] :], fit.llf
+
+
+def compared(folder, task, own, tolerance, **values):
+    config, model = run(folder, task, intercept="site" if own else "shared", **values)
+    sites = patients(config)
+    n, p = sum(len(y) for _, y in sites), len(model["weight"])
+    free = p if own else p + 1
+    information = model["information"][:free, :free]
+    dropped = aliased(information, first=None if own else p).numpy()
+    coefficients, errors, value = pooled(sites, dropped[:p], own)
+    kept = information.numpy()[np.ix_(~dropped, ~dropped)] * n
+    found = np.sqrt(np.diag(np.linalg.inv(kept)))[: len(errors)]
+    assert np.abs(model["weight"].numpy()[~dropped[:p]] - coefficients).max() < tolerance
+    assert np.abs(found - errors).max() < tolerance
+    assert float(model["value"]) * n == pytest.approx(value, abs=tolerance * n)
+    return model, dropped
+
+
+CASES = [("ist", False), ("ist", True), ("heart", False)]
+
+
+@pytest.mark.parametrize("task, own", CASES)
+def test_equals_the_pooled_fit(tmp_path, task, own):
+    compared(tmp_path, task, own, 1e-8)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_equals_the_pooled_fit_under_secure_sums(tmp_path, own):
+    compared(tmp_path, "ist", own, 1e-6, secure_sum="masks")
+
+
+@pytest.mark.parametrize("own, secure", [(False, "none"), (True, "none"), (True, "masks")])
+def test_a_feature_that_follows_from_others_is_left_out(tmp_path, monkeypatch, own, secure):
+    shared = Path(__file__).parents[3] / "shared" / "data"
+    folder = next(
+        (f for f in (os.environ.get("FAIRFLARE_DATA"), shared) if f and Path(f, "covid_brazil.csv").is_file()), None
+    )
+    if folder is None:
+        pytest.skip("needs covid_brazil.csv in the folder that FAIRFLARE_DATA names")
+    monkeypatch.setenv("FAIRFLARE_DATA", str(folder))
+    model, dropped = compared(tmp_path, "covid-brazil", own, 1e-8 if secure == "none" else 1e-6, secure_sum=secure)
+    assert dropped.sum() == 1 and model["weight"][int(dropped.argmax())] == 0
+
+
+def test_random_intercepts_equal_the_pooled_maximum(tmp_path):
+    config, model = run(tmp_path, "ist", intercept="random")
+    sites = patients(config)
+
+    def minus_log_likelihood(at):
+        weight, bias, log_sd = at[:-2], at[-2], at[-1]
+
+        def one(x, y):
+            eta = x @ weight + bias
+
+            def log_density(b):
+                return np.sum(y * (eta + b) - np.logaddexp(0, eta + b)) - (b / np.exp(log_sd)) ** 2 / 2 - log_sd
+
+            top = optimize.minimize_scalar(lambda b: -log_density(b), bounds=(-8, 8), method="bounded")
+            area, _ = integrate.quad(lambda b: np.exp(log_density(b) + top.fun), -10, 10, points=[top.x], epsabs=1e-12)
+            return np.log(area) - top.fun - np.log(2 * np.pi) / 2
+
+        return -sum(one(x, y) for x, y in sites)
+
+    at = torch.cat([model[name] for name in ("weight", "bias", "log_sd")]).numpy()
+    n, top = sum(len(y) for _, y in sites), -minus_log_likelihood(at)
+    assert top / n == pytest.approx(float(model["value"]), abs=1e-9) and np.exp(at[-1]) > 0.1
+    information = model["information"].numpy() * n
+    for k in (0, 7, 20, 35, 36):  # the maximum and its curvature along single parameters, by the quadrature of others
+        error, along = np.sqrt(1 / information[k, k]), np.eye(len(at))[k]
+        up, down = (-minus_log_likelihood(at + sign * error * along) for sign in (1, -1))
+        assert up < top and down < top
+        assert abs(up - down) / 2 < 0.01 and up + down - 2 * top == pytest.approx(-1, abs=0.05)
+
+
+def test_a_site_of_few_patients_needs_secure_sums(tmp_path):
+    with pytest.raises(RunFailed, match="few_examples"):
+        run(tmp_path, "ist:hospitals")
+
+
+REFUSED = [
+    ({"rule": "fedheal"}, "rule fedheal: expected a rule that weighs sites by numbers of their own"),
+    ({"rule": "median"}, "rule median: expected a rule that weighs sites by numbers of their own"),
+    ({"server_optimizer": "adam"}, "sends sums and not a step"),
+    ({"clip_updates": "2"}, "clip_updates: expected none"),
+    ({"cap_weights": "0.4"}, "cap_weights: expected none"),
+    ({"model": "mlp"}, "it needs model=regression"),
+]
+
+
+@pytest.mark.parametrize("values, words", REFUSED, ids=str)
+def test_what_does_not_go_with_sums_is_refused_in_one_line(tmp_path, values, words):
+    with pytest.raises(UserError, match=words) as error:
+        run(tmp_path, "heart", **values)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("rule", ["qffl", "fedism"])
+def test_a_fairness_rule_weighs_the_sums(tmp_path, rule):
+    config = make_config("glm", "heart", rounds=12, values={"rule": rule})
+    folders = tmp_path / "weighed", tmp_path / "plain"
+    for folder in folders:
+        folder.mkdir()
+    model, plain = run_local(config, folders[0]), run_local(make_config("glm", "heart", rounds=ROUNDS), folders[1])
+    assert torch.isfinite(model["weight"]).all() and float(model["weight"].abs().max()) < 5
+    assert float((model["weight"] - plain["weight"]).abs().max()) > 1e-3
