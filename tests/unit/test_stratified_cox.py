@@ -8,8 +8,13 @@ import torch
 from lifelines import CoxPHFitter
 
 from cases import each
+from fairflare.engine.setup import tasks
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import run_local
+from fairflare.engine.site import Site
 from fairflare.functional import partial_likelihood as maths
 
+ROUNDS = 8
 EXACT = {"precision": 1e-14, "r_precision": 1e-14}
 
 
@@ -90,3 +95,56 @@ def test_breslows_hazard_is_lifelines():
     known = fitted.baseline_cumulative_hazard_["baseline cumulative hazard"]
     expected = [float(known[known.index <= end].iloc[-1]) for end in ends]
     assert maths.baseline(times, events, risks, ends) == pytest.approx(expected, rel=1e-8)
+
+
+def run(folder, **values):
+    """Exact regression on the times of a stroke trial: 17 countries, days with ties; the model, and who trained."""
+    folder.mkdir(parents=True)
+    given = {"output": "cox", **values}
+    config = make_config("glm", "ist-survival", rounds=ROUNDS, values=given)
+    return config, run_local(config, folder)
+
+
+@pytest.fixture(scope="module")
+def countries():
+    task = tasks.load("ist-survival", output="cox")
+    splits = [task.site_data(site).splits["train"] for site in task.sites()]
+    return [(s.inputs.double().numpy(), *s.targets.double().numpy().T) for s in splits]
+
+
+@each("secure", [("none", 1e-8), ("masks", 1e-6)])
+def test_a_run_is_the_pooled_fit(secure, countries, tmp_path):
+    kind, close = secure
+    _, model = run(tmp_path / kind, secure_sum=kind)
+    fitted, n = pooled(countries), sum(len(times) for _, times, _ in countries)
+    assert model["weight"].numpy() == pytest.approx(fitted.params_.to_numpy(), abs=close)
+    assert float(model["value"]) * n == pytest.approx(fitted.log_likelihood_, abs=close * n)
+    p = len(model["weight"])
+    errors = torch.linalg.inv(model["information"][:p, :p] * n).diagonal().sqrt().numpy()
+    assert errors == pytest.approx(fitted.standard_errors_.to_numpy(), abs=close)
+
+
+def test_no_message_of_a_run_holds_a_time(countries, tmp_path, monkeypatch):
+    """Every answer of every site is looked through: all that has the size of its patients, and every number."""
+    told = []
+    handle = Site.handle
+
+    def noted(self, instruction):
+        answer = handle(self, instruction)
+        told.append((self.name, answer))
+        return answer
+
+    monkeypatch.setattr(Site, "handle", noted)
+    run(tmp_path / "run", solo=False)
+    task = tasks.load("ist-survival", output="cox")
+    sizes = {site: len(one[1]) for site, one in zip(task.sites(), countries, strict=True)}
+    days = {float(t) for _, times, _ in countries for t in np.unique(times)}
+    trained = 0
+    for site, answer in told:
+        for tensor in (*(answer.update or {}).values(), *(answer.tensors or {}).values()):
+            assert sizes[site] not in tensor.shape
+            trained += 1
+            assert not (days - {0.0, 1.0}) & set(tensor.flatten().tolist())
+        for name, value in (answer.clinical or {}).items():  # of agreed times alone: counts and shares
+            assert name.startswith(("n", "left", "observed")) and (value == round(value) or 0 < value < 1), name
+    assert trained

@@ -232,7 +232,7 @@ class IstSurvival(CentreTask):
     Args:
         least: patients that a country has at least; others take no part.
         output: "hazards": that of each interval up to 180 days; "cox": one log risk.
-        model: "linear" or "mlp" (64 hidden units).
+        model: "linear", "mlp" (64 hidden units), or with output=cox "regression", see the method ``glm``.
     """
 
     name = "ist-survival"
@@ -246,7 +246,7 @@ class IstSurvival(CentreTask):
 
     least: Annotated[int, Range(1, 10_000)] = 200
     output: Literal["hazards", "cox"] = "hazards"
-    model: Literal["linear", "mlp"] = "linear"
+    model: Literal["linear", "mlp", "regression"] = "linear"
 
     @property
     def kind(self) -> Survival:  # type: ignore[override]  # depends on an option

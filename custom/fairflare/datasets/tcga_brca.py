@@ -55,7 +55,7 @@ class TcgaBrca(CentreTask, OnDisk):
     sets of time 0 alone.
 
     Args:
-        model: "linear", one log risk, FLamby's.
+        model: "linear", one log risk, FLamby's; "regression": see the method ``glm``.
         scaling: "none", FLamby's: the age in years; "age": less 58 and by 13, which are constants of the task.
         reference: as in FLamby's code the run's seed itself draws the initial model, as torch draws it after
             ``manual_seed``.
@@ -71,7 +71,7 @@ class TcgaBrca(CentreTask, OnDisk):
     attributes = {"race": ("asian", "black", "white"), "age": AGES}
     presets = {"flamby": Preset("FLamby's protocol: linear Cox, batches of 8; seconds, on files you bring", {}, FLAMBY)}
 
-    model: Literal["linear"] = "linear"
+    model: Literal["linear", "regression"] = "linear"
     scaling: Literal["none", "age"] = "none"
     reference: bool = False
 
