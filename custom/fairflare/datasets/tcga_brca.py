@@ -65,7 +65,7 @@ class TcgaBrca(CentreTask, OnDisk):
     title = "Survival of breast cancer in six regions (FLamby's Fed-TCGA-BRCA)"
     real = "1,088 patients of The Cancer Genome Atlas, a table that you bring (FLamby's, or the GDC's)"
     classes = ()
-    kind = Cox(ends=YEARS)
+    kind = Cox(ends=YEARS)  # type: ignore[assignment]  # the base class names one of classes
     headline = "harrell_c"
     primary = "C-index of the worst region"
     attributes = {"race": ("asian", "black", "white"), "age": AGES}

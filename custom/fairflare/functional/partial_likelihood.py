@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import torch
 
-from fairflare.functional.resampling import Array
+if TYPE_CHECKING:  # what lists methods imports no NumPy
+    from fairflare.functional.resampling import Array
 
 
 def partial_likelihood(
@@ -31,7 +34,8 @@ def partial_likelihood(
     order = np.argsort(-times.numpy(), kind="stable")
     _, starts = np.unique(-times.numpy()[order], return_index=True)
     p = x.shape[1]
-    at_risk, top = (0.0, np.zeros(p), np.zeros((p, p))), -np.inf
+    at_risk: tuple[Any, ...] = (0.0, np.zeros(p), np.zeros((p, p)))
+    top = -np.inf
     value, score, information = 0.0, np.zeros(p), np.zeros((p, p))
     for rows in np.split(order, starts[1:]) if len(order) else ():
         highest = max(top, float(risk[rows].max()))  # sums are kept in units of the largest weight so far
@@ -41,7 +45,7 @@ def partial_likelihood(
         tied = rows[died[rows]]
         if not len(tied):
             continue
-        of_tied = _moments(x[tied], np.exp(risk[tied] - top))
+        of_tied: tuple[Any, ...] = _moments(x[tied], np.exp(risk[tied] - top))
         value += float(risk[tied].sum())
         score += x[tied].sum(axis=0)
         for place in range(len(tied)):

@@ -96,7 +96,8 @@ def concordance(times: Array, events: Array, risks: Array, counts: Array, weight
     before = np.concatenate((np.zeros((len(first), 1)), first[:, order].cumsum(axis=1)), axis=1)
     pairs = before[:, np.searchsorted(ranks[order], ranks)]
     won, all_of = ((counts * part).sum(axis=1) for part in (outranked(ranks, risks, first), pairs))
-    return np.divide(won, all_of, out=np.full(len(won), np.nan), where=all_of > 0)
+    found: Array = np.divide(won, all_of, out=np.full(len(won), np.nan), where=all_of > 0)
+    return found
 
 
 def concordant_share(times: Array, events: Array, risks: Array) -> Array:
@@ -107,7 +108,8 @@ def concordant_share(times: Array, events: Array, risks: Array) -> Array:
     # Of equal risks each pair counts half: twice that is the number of pairs.
     same = np.zeros_like(risks)
     pairs = 2 * (outranked(ranks, same, died) + died * outranked(turned, same, ones))
-    return np.divide(won, pairs, out=np.full_like(won, 0.5), where=pairs > 0)[0]
+    found: Array = np.divide(won, pairs, out=np.full_like(won, 0.5), where=pairs > 0)[0]
+    return found
 
 
 def uno_weights(times: Array, events: Array, counts: Array, horizon: float) -> Array:

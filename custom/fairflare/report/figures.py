@@ -315,7 +315,8 @@ def _curves(place: int, site: str, rows: Sequence[Json]) -> str:
             if row["group"]:
                 continue
             known = [step for step in row["steps"] if step["low"] is not None]
-            axes.vlines(*([step[key] for step in known] for key in ("time", "low", "high")), color=color, linewidth=1)
+            when, low, high = ([step[key] for step in known] for key in ("time", "low", "high"))
+            axes.vlines(when, low, high, color=color, linewidth=1)
             if row["steps"][0]["expected"] is not None:
                 expected = [step["expected"] for step in row["steps"]]
                 axes.plot(x[1:], expected, color=BLUE, linestyle=DASHES, marker="o", markersize=4, label="predicted")

@@ -179,8 +179,8 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
         if isinstance(task, Tabular) and not task.build_data:
             here = task.located(site, own)
             n, table = task.fingerprint(here, min_count)
-            plain = table is None or here.secure_sum or not task.kind.has_classes
-            gain = None if plain else _gain(task, site, here, table, min_count or 0)
+            told = task.kind.has_classes and not here.secure_sum
+            gain = _gain(task, site, here, table, min_count or 0) if table is not None and told else None
             return Fingerprint(n, table=table, classes=len(task.classes) or 1, network_gain=gain) if n else None
         splits = task.local_data(site, own).splits
     except (DataError, UserError, ValueError):

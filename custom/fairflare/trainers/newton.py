@@ -94,7 +94,9 @@ class Newton(Trainer):
     def _sums(self, network: Any, design: torch.Tensor, outcome: torch.Tensor) -> Sums:
         weight, bias = network.weight.detach().cpu(), network.bias.detach().cpu()
         if outcome.dim() > 1:
-            return _padded(Sums(*partial_likelihood(design, *outcome.T, weight), len(outcome)), len(weight))
+            return _padded(
+                Sums(*partial_likelihood(design, outcome[:, 0], outcome[:, 1], weight), len(outcome)), len(weight)
+            )
         if self.intercept == "random":
             return marginal(
                 bernoulli, _with_ones(design), outcome, torch.cat((weight, bias)), float(network.log_sd.detach())
@@ -201,7 +203,7 @@ def _own_cox(design: torch.Tensor, outcome: torch.Tensor) -> tuple[torch.Tensor,
     """One site's own Cox estimate (p,) and its variances, nan where aliased; None where there is no maximum."""
     at = torch.zeros(design.shape[1], dtype=torch.float64)
     for _ in range(MOST_STEPS):
-        _, score, information = partial_likelihood(design, *outcome.T, at)
+        _, score, information = partial_likelihood(design, outcome[:, 0], outcome[:, 1], at)
         dropped = aliased(information)
         step = newton_step(score, information, dropped)
         at = at + step
