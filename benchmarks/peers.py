@@ -9,7 +9,7 @@ divided by the rounds between: start and end of a run do not count. CPU time is 
 frameworks take turns. Flower needs ``pip install 'fairflare[peers]'``, or ``--flower`` names the Python of an
 environment that has it; without it its line is left out.
 
-``--toy`` runs two sites once, at a size that says nothing about speed.
+``--toy`` runs two sites once, ours in process, at a size that says nothing about speed.
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ def frameworks(options: argparse.Namespace) -> dict[str, Callable[[int, str], li
     pairs = [word for key, value in values(options).items() for word in ("--set", f"{key}={value}")]
     run = [sys.executable, "-m", "fairflare", "run", "fedavg", "--task", "ich-phantom:small", "--sites", sites, *pairs]
     recipe, flower = str(SCRIPTS / "flare_recipe.py"), str(SCRIPTS / "flower_app.py")
+    env = "local" if options.toy else "sim"
     found: dict[str, Callable[[int, str], list[str]]] = {
-        OURS: lambda rounds, folder: [*run, "--rounds", str(rounds), "--env", "sim", "--out", f"{folder}/run"],
+        OURS: lambda rounds, folder: [*run, "--rounds", str(rounds), "--env", env, "--out", f"{folder}/run"],
         FLARE: lambda rounds, folder: [sys.executable, recipe, str(rounds), sites, f"{folder}/run"],
     }
     if not options.toy:

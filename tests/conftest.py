@@ -14,6 +14,7 @@ os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from xml.etree import ElementTree
@@ -30,29 +31,31 @@ os.fsync = lambda file: None  # a process that is killed loses nothing that it h
 os.environ.setdefault("FAIRFLARE_WORKERS", "1")  # tests replace what sites do; test_workers.py has workers
 CACHE = "FAIRFLARE_CACHE"
 COSTS = {  # CPU seconds of a file's tests and of what they start, roughly; a file that is not here costs less than five
+    "test_benchmarks": 90,
+    "test_random_kills": 90,
+    "test_printed_commands": 85,
+    "test_product": 80,
     "test_simulator": 60,
-    "test_plugins_sim": 55,
     "test_own_data_sim": 50,
-    "test_benchmarks": 50,
-    "test_printed_commands": 50,
-    "test_random_kills": 45,
+    "test_plugins_sim": 45,
     "test_distribution": 45,
-    "test_personal_flare": 45,
     "test_run_ends": 40,
+    "test_personal_flare": 38,
     "test_heartbeat": 35,
     "test_stock_recipe": 35,
     "test_random_kills_sim": 33,
     "test_run_life": 30,
     "test_jobs": 30,
     "test_recipe_helpers": 30,
-    "test_resume": 30,
     "test_init": 30,
     "test_evaluate": 30,
     "test_faults": 30,
     "test_secure_federation": 28,
+    "test_flamby_heart": 27,
     "test_notebooks": 25,
     "test_report_section_pages": 24,
     "test_task_contract": 23,
+    "test_resume": 20,
     "test_privacy_filters": 20,
     "test_new": 20,
     "test_bits": 20,
@@ -72,8 +75,11 @@ COSTS = {  # CPU seconds of a file's tests and of what they start, roughly; a fi
     "test_architecture": 6,
     "test_personal_runs": 5,
 }
-DEPLOYED = ("poc", "filters", "faults", "provisioned", "relay")
-"""The files test_deploy_*, in the order in which they come, before all others; the first three share a federation."""
+DEPLOYED = {"poc": "poc", "filters": "poc", "faults": "poc", "provisioned": "hospitals", "relay": "hospitals"}
+"""The files test_deploy_*, in the order in which they come, before all others: file -> group, which one worker runs.
+
+Those of "poc" share a federation. Both groups mostly wait for FLARE; meanwhile a third worker computes.
+"""
 
 
 def pytest_addoption(parser):
@@ -132,10 +138,19 @@ def pytest_unconfigure(config):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def variables_of_a_file():
-    """What a file's tests put into the environment, as a command does with ``--code``, is gone for the next file's."""
-    before = dict(os.environ)
+def process_of_a_file(tmp_path_factory):
+    """What a file's tests leave in their process is gone for the next file's.
+
+    That is: variables, as a command sets with ``--code``; modules that the tests wrote; the folder; torch's threads.
+    """
+    before, modules, here = dict(os.environ), set(sys.modules), os.getcwd()
     yield
+    os.chdir(here)
+    torch.set_num_threads(1)
+    written = str(tmp_path_factory.getbasetemp())
+    for name in sys.modules.keys() - modules:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(written):
+            del sys.modules[name]
     for name in [name for name in os.environ if name.startswith("FAIRFLARE_") and name not in before]:
         del os.environ[name]
     os.environ.update({name: value for name, value in before.items() if name.startswith("FAIRFLARE_")})
@@ -157,13 +172,13 @@ MANY, SECONDS = 20, 30
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Where tests run side by side (``-n``), a file stays on one worker; so do the files that share a federation."""
+    """Where tests run side by side (``-n``), a file stays on one worker, and so does a group of ``DEPLOYED``."""
     from xdist.scheduler import LoadFileScheduling
 
     class Files(LoadFileScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
-            return "poc" if _deployed(file) in DEPLOYED[:3] else file
+            return DEPLOYED.get(_deployed(file), file)
 
     config.option.loadscopereorder = False
     return Files(config, log)
@@ -182,7 +197,7 @@ def pytest_collection_modifyitems(items):
 
 def _cost(file):
     if name := _deployed(file):
-        return 1000 - DEPLOYED.index(name)
+        return 1000 - list(DEPLOYED).index(name)
     return COSTS.get(os.path.basename(file).removesuffix(".py"), 0)
 
 

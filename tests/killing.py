@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A child process that runs the command line and is killed (SIGKILL) at a named point of round 2.
-
-python killing.py POINT ARGUMENTS...
-"""
+"""A process that is killed (SIGKILL) at a named point of round 2; a plugin, for the point that KILLING_POINT names."""
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 from fairflare.engine import loop, state
@@ -80,9 +76,3 @@ POINTS = {
 
 if os.environ.get("KILLING_POINT") and not Path(os.environ["KILLING_MARKER"]).exists():
     POINTS[os.environ["KILLING_POINT"]]()
-
-if __name__ == "__main__":
-    from fairflare.cli.main import main
-
-    POINTS[sys.argv[1]]()
-    main(sys.argv[2:])

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every command that README and docs print runs as printed, here or in the test that is named for it.
 
-Only the sizes behind the names differ: presets train two rounds on few images, so that a page takes seconds.
+Only the sizes behind the names differ: presets train two rounds on few images, so that a page takes seconds. FLARE's
+simulator, which tests/flare starts, is one process here.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from cases import each
 from external_data import write_hospital
 from fairflare.cli import main as cli
 from fairflare.core import plugins, registry, user_code
+from fairflare.engine.benefit import measured
 from fairflare.engine.loop import Federation
 from fairflare.engine.setup import tasks
 from fairflare.tasks import planning
@@ -31,7 +33,7 @@ from own_folder import SITES, write_class_folders, write_images, write_tables
 from quality_tree import write_tree
 
 SMALL = {"images_per_site": 60, "test_images": 20, "site_test_images": 20}
-IMAGES = {"ich-phantom": 240, "brain-seg": 160}
+FEWER = {"ich-phantom": {"images": 240}, "brain-seg": {"images": 160, "size": 32}, "ist": {"least": 100}}
 ELSEWHERE = {
     r"make demo(-imaging)?": "tests/docs/test_printed_commands.py::test_make_runs_what_it_says",
     r"make test": "tests/docs/test_printed_commands.py::test_make_runs_what_it_says",
@@ -122,7 +124,8 @@ def world(tmp_path_factory):
 
 
 def shrink(patch):
-    """Every preset trains two rounds, on few images; so does what a user's own data ask for."""
+    """Every preset trains two rounds, on few images; so does what a user's own data ask for. Resamples are few, too."""
+    patch.setattr(measured, "DRAWS", 100)
     short = {"rounds": 2, "most_rounds": 2, "fewest_steps": 2}
     efforts = {kind: dataclasses.replace(effort, **short) for kind, effort in planning.EFFORTS.items()}
     patch.setattr(planning, "EFFORTS", efforts)
@@ -131,11 +134,11 @@ def shrink(patch):
         kind = type(tasks.load(name))
         known = {field.name for field in dataclasses.fields(kind)}
         few = {key: value for key, value in SMALL.items() if key in known}
-        few |= {"images": IMAGES[name]} if name in IMAGES else {}
+        few |= FEWER.get(name, {})
         presets = {
             key: dataclasses.replace(
                 preset,
-                options={**preset.options, **(few if key in ("small", "default") else {})},
+                options={**preset.options, **(few if key in ("small", "default", "hospitals") else {})},
                 training=dataclasses.replace(preset.training, rounds=min(2, preset.training.rounds)),
             )
             for key, preset in kind.presets.items()
@@ -185,6 +188,8 @@ def test_a_printed_command_runs(one: Printed, reader, own_registry, monkeypatch,
     for before, place in zip(arguments, range(1, len(arguments))):  # as short as the presets are here
         if before == "--rounds":
             arguments[place] = str(min(3, int(arguments[place])))
+        if (before, arguments[place]) == ("--env", "sim"):  # whose processes are those of tests/flare
+            arguments[place] = "local"
     code = call(arguments)
     streams = capsys.readouterr()
     assert code == 0, streams.err[-600:]

@@ -18,6 +18,7 @@ import pytest
 
 from fairflare.cli.main import main
 from fairflare.engine.in_process import InProcess
+from fairflare.flare.deploy import Server, find_kit
 from fairflare.report.write import verify_run
 
 ROOT = Path(__file__).parents[2]
@@ -124,6 +125,15 @@ class Federation:
         """Role -> the process of one kit's owner: "daemon", "service" or "job"."""
         return {_role(process): process for process in processes().running(str(self.kits / name))}
 
+    def connected(self, kit):
+        """The sites that the server has, as it tells the owner of ``kit``; no process is started for the question."""
+        with Server(*find_kit("prod", self.kits / kit)) as server:
+            return server.connected()
+
+    def registrations(self, name):
+        """How often a site has told its log that the server knows it."""
+        return (self.kits / name / "log.txt").read_text().count("Successfully registered client")
+
     def states(self):
         """The server's state folders, one per federation that a job has begun."""
         return set(self.kits.glob("localhost/fairflare_state/*"))
@@ -182,12 +192,12 @@ def in_process(folder, *run):
     return check_run(folder)[-1]["model_sha256"]
 
 
-def without(folder, site, away, *run):
-    """The model's hash of a run in this process in which ``site`` is not reached in the rounds ``away``."""
+def without(folder, away, *run):
+    """The model's hash of a run in this process in which sites are not reached in their rounds of ``away``."""
     exchange = InProcess.exchange
 
     def some(self, instructions):
-        return exchange(self, {s: i for s, i in instructions.items() if s != site or i.round.number not in away})
+        return exchange(self, {s: i for s, i in instructions.items() if i.round.number not in away.get(s, ())})
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(InProcess, "exchange", some)

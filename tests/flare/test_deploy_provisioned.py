@@ -65,24 +65,18 @@ def last_line(done):
     return done.stderr.strip().splitlines()[-1]
 
 
-def test_a_job_that_brings_its_code_and_finds_each_hospitals_data(three, tmp_path):
-    own = ["--datalists", three.tables, "--kind", "tabular", "--classes", "lived,died", "--rounds", "2"]
-    own += [part for pair in COLUMNS for part in ("--set", pair)]
-    expected = in_process(tmp_path / "local", "fedufo", *own)
-    prod(three, LEAD, "fedufo", *own, out=tmp_path / "run")
+def test_secure_sums_of_own_data_with_keys_that_the_hospitals_certificates_sign(three, tmp_path):
+    """A job that brings its code and finds each hospital's data."""
+    own = ["--datalists", three.tables, "--kind", "tabular", "--classes", "lived,died", "--rounds", "2", "--solo"]
+    own += [part for pair in (*COLUMNS, "secure_sum=masks") for part in ("--set", pair)]
+    expected = in_process(tmp_path / "local", "fedism-plus", *own)
+    prod(three, LEAD, "fedism-plus", *own, out=tmp_path / "run")
     entries = check_run(tmp_path / "run", expected)
     assert entries[0]["sites"] == list(HOSPITALS)
     for file in (p for p in (tmp_path / "run").iterdir() if p.suffix in (".json", ".jsonl", ".html", ".txt")):
         assert str(three.tables) not in file.read_text(), (
             f"{file.name}: a hospital's path left it, or came with the job"
         )
-
-
-def test_secure_sums_with_keys_that_the_hospitals_certificates_sign(three, tmp_path):
-    secret = [*SUPPORT2, "--set", "secure_sum=masks", "--solo"]
-    expected = in_process(tmp_path / "local", "fedism-plus", *secret)
-    prod(three, LEAD, "fedism-plus", *secret, out=tmp_path / "run")
-    entries = check_run(tmp_path / "run", expected)
     assert all(
         not e["weights"] and not any(a["scalars"] for a in e["accepted"].values()) for e in entries if "weights" in e
     )

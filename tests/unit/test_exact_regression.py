@@ -13,9 +13,12 @@ from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
-from fairflare.functional.likelihood import aliased
+from fairflare.functional.likelihood import aliased, bernoulli, newton_step, own_intercept, profiled
+from fairflare.report.coefficients import heterogeneity
+from fairflare.report.write import write_report
 
 sm = pytest.importorskip("statsmodels.api")
+combine_effects = pytest.importorskip("statsmodels.stats.meta_analysis").combine_effects
 ROUNDS = 8
 
 
@@ -146,3 +149,53 @@ def test_a_fairness_rule_weighs_the_sums(tmp_path, rule):
     model, plain = run_local(config, folders[0]), run_local(make_config("glm", "heart", rounds=ROUNDS), folders[1])
     assert torch.isfinite(model["weight"]).all() and float(model["weight"].abs().max()) < 5
     assert float((model["weight"] - plain["weight"]).abs().max()) > 1e-3
+
+
+def test_the_report_names_coefficients_errors_and_how_far_sites_differ(tmp_path):
+    config, model = run(tmp_path, "ist")
+    section = write_report(tmp_path)["detail"]["coefficients"]
+    rows = {row["name"]: row for row in section["rows"]}
+    sites = patients(config)
+    x, y = (np.concatenate(each) for each in zip(*sites))
+    clusters = np.repeat(np.arange(len(sites)), [len(one) for _, one in sites])
+    wanted = sm.GLM(y, np.c_[np.ones(len(y)), x], family=sm.families.Binomial())
+    plain = wanted.fit(tol=1e-14)
+    robust = wanted.fit(tol=1e-14, cov_type="cluster", cov_kwds={"groups": clusters, "use_correction": False})
+    k = len(sites)
+    found = np.array([[row["estimate"], row["error"], row["robust_error"]] for row in section["rows"]]).T
+    assert np.allclose(found, [plain.params, plain.bse, robust.bse * np.sqrt(k / (k - 1))], rtol=1e-6, atol=1e-9)
+    assert [row["p"] for row in section["rows"]] == pytest.approx(plain.pvalues.tolist(), abs=1e-9)
+    assert "AGE" in rows and "RCONSC = D" in rows and section["log_likelihood"] == pytest.approx(plain.llf)
+
+    own = [sm.GLM(b, np.c_[np.ones(len(b)), a[:, :1]], family=sm.families.Binomial()).fit() for a, b in sites]
+    estimate, error = (np.array([getattr(one, name)[1] for one in own]) for name in ("params", "bse"))
+    w = 1 / error**2
+    pooled_effect = combine_effects(estimate, error**2, method_re="dl")
+    made = heterogeneity(np.array([np.full(k, 1.0), w, w * estimate, w * estimate**2, w**2]).sum(1))
+    assert made["q"] == pytest.approx(pooled_effect.q) and made["tau"] ** 2 == pytest.approx(pooled_effect.tau2)
+    assert made["i2"] == pytest.approx(max(pooled_effect.i2, 0))
+    assert "<h2>Coefficients</h2>" in (tmp_path / "report.html").read_text()
+
+
+def test_what_has_no_estimate_is_named(tmp_path):
+    run(tmp_path, "heart:full")
+    rows = write_report(tmp_path)["detail"]["coefficients"]["rows"]
+    notes = [row["note"] for row in rows]
+    assert sum("left out" in note for note in notes) == 8 and sum("still moves" in note for note in notes) >= 1
+
+
+def test_an_intercept_for_each_of_466_hospitals():
+    """The sums alone, without a run, whose small hospitals need secure sums."""
+    task = tasks.load("ist", "hospitals")
+    config = make_config("glm", "ist:hospitals", values={"secure_sum": "masks"})
+    sites = [one for one in patients(config) if len(set(one[1])) == 2]
+    assert len(task.sites()) == 466
+    beta = torch.zeros(sites[0][0].shape[1], dtype=torch.float64)
+    for _ in range(ROUNDS):
+        parts = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in sites]
+        found = [profiled(bernoulli, x, y, beta, own_intercept(bernoulli, x @ beta, y)) for x, y in parts]
+        score, information = sum(one.score for one in found), sum(one.information for one in found)
+        beta = beta + newton_step(score, information, aliased(information))
+    coefficients, errors, _ = pooled(sites, np.zeros(len(beta), dtype=bool), own=True)
+    assert np.abs(beta.numpy() - coefficients).max() < 1e-8
+    assert np.abs(torch.linalg.inv(information).diagonal().sqrt().numpy() - errors).max() < 1e-8

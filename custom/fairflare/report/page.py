@@ -42,6 +42,7 @@ COLUMNS = {
 
 def render_run(summary: Json) -> str:
     from fairflare.report import figures
+    from fairflare.report.coefficients import forest
     from fairflare.report.note_figures import noted
     from fairflare.report.rows import number_table
 
@@ -58,6 +59,7 @@ def render_run(summary: Json) -> str:
         benefit_figures=drawn(figures.benefit_figures(summary)),
         clinical_figures=drawn(figures.clinical_figures(summary.get("clinical") or {"rows": [], "stages": []})),
         curve_figures=drawn(figures.curve_figures(summary.get("curves") or {"rows": []})),
+        coefficient_figures=drawn([forest(summary["coefficients"])] if "coefficients" in summary else []),
         personal_figures=drawn([figures.personal_points(summary)]),
         measured=number_table(summary["numbers"]),
         noted={**notes, "figures": drawn(notes["figures"])},

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
+from fairflare.core.types import StateDict
 from fairflare.engine import audit
 from fairflare.engine.best import Choice, check_files, check_line, of_line
 from fairflare.engine.choices import BY, NO_CHOICE
@@ -35,9 +36,10 @@ from fairflare.engine.log_lines import alike, events
 from fairflare.engine.model_files import Unscored
 from fairflare.engine.state import json_text, load_checkpoint, save_text
 from fairflare.report import PAGE, REPORT
+from fairflare.report.coefficients import coefficient_section
 from fairflare.report.page import render_edition, render_run
 from fairflare.report.summary import counted_trail, report_json, summarise
-from fairflare.report.values import higher_is_better
+from fairflare.report.values import higher_is_better, json_value
 
 
 def write_report(folder: Path) -> dict[str, Any]:
@@ -55,9 +57,11 @@ def write_report(folder: Path) -> dict[str, Any]:
     log = audit.AuditLog(folder / AUDIT)
     run_history, entries = read_history(log.entries), events(log.entries)
     config = _described(_checked_config(folder, run_history))
-    model_sha256 = _logged_model(folder, run_history)
+    model, model_sha256 = _logged_model(folder, run_history)
     with _made_of_the_log("report"):
         summary = summarise(_without_paths(config), entries)
+        if found := coefficient_section(model or {}, config, summary["sites"]):
+            summary["coefficients"] = json_value(found)
         report = report_json(summary, entries)
         texts = {REPORT: json_text(report), PAGE: render_run(summary)}
     about = {"status": report["status"], "reason": report["reason"], "model_sha256": model_sha256}
@@ -270,17 +274,18 @@ def _checked_config(folder: Path, run_history: RunHistory) -> dict[str, Any]:
     return read_json(folder / CONFIG)
 
 
-def _logged_model(folder: Path, run_history: RunHistory) -> str:
-    """Hash of the folder's model: ``model.safetensors`` of a run that ended, else that of the last checkpoint.
+def _logged_model(folder: Path, run_history: RunHistory) -> tuple[StateDict | None, str]:
+    """The folder's model and its hash: ``model.safetensors`` of a run that ended, else that of the last checkpoint.
 
-    Of a run of an earlier version, whose files of tensors no report reads, it is what the log says.
+    Of a run of an earlier version, whose files of tensors no report reads: None, and what the log says.
     """
     if is_earlier(folder / CHECKPOINT):
-        return str(run_history.finish["model_sha256"] if run_history.finish else run_history.standing.model)
+        return None, str(run_history.finish["model_sha256"] if run_history.finish else run_history.standing.model)
     standing, final = read_standing(folder, run_history), read_final(folder, run_history)
     if final is None and standing is None:
         raise UserError(f"{folder}: no round was finished, so there is no model")
-    return model_hash(final or standing.model)  # type: ignore[union-attr]  # one of them is there
+    model = final or standing.model  # type: ignore[union-attr]  # one of them is there
+    return model, model_hash(model)
 
 
 def _check_head(entries: Sequence[Mapping[str, Any]], head: str) -> None:

@@ -50,6 +50,15 @@ class Feature:
     since: str = ""
 
     @property
+    def words(self) -> str:
+        """Its name for a reader: "stage = II", "days from admission to surgery", "weight missing"."""
+        if self.since:
+            return f"days from {self.since} to {self.column}"
+        if self.missing or self.other:
+            return f"{self.column} {'missing' if self.missing else 'otherwise'}"
+        return f"{self.column} = {' or '.join(map(str, self.values))}" if self.values else self.column
+
+    @property
     def columns(self) -> tuple[str, ...]:
         return (self.column, self.since) if self.since else (self.column,)
 

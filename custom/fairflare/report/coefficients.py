@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The section of an exact regression: coefficients with their errors, and how far hospitals differ in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from fairflare.report.svg import BLUE, DARK, GREY, inline, legend, point
+from fairflare.report.values import plural
+
+Json = dict[str, Any]
+LEVEL = 0.95
+MOVES = 1e-4
+"""Change of a coefficient in the last round, in standard errors, from which it has not settled."""
+MOST_DRAWN = 60
+INTERCEPT = "(intercept)"
+
+
+def coefficient_section(model: Mapping[str, Any], config: Mapping[str, Any], sites: Sequence[Json]) -> Json | None:
+    """Of a run of exact regression: its table; None of any other.
+
+    Args:
+        model: state dict of the run's model, see ``networks.regression.Regression``.
+        config: the run's config.json.
+        sites: rows of ``rows.site_rows``; only ``n_examples`` is read.
+
+    Returns:
+        intercept, ridge, patients, sites, log_likelihood, log_sd (None unless intercepts are random) and rows: name,
+        note ("" or why there is no estimate), estimate, error, low, high, p (Wald), odds, odds_low, odds_high,
+        robust_error (sandwich clustered by site, with K / (K - 1)), and of sites' own fits: fits, q, q_p, i2, tau,
+        next_low and next_high (prediction interval of another site's coefficient, t with fits - 2 degrees).
+    """
+    names = (config.get("about") or {}).get("features")
+    if not names or "information" not in model:
+        return None
+    settings = config.get("settings") or {}
+    own_settings = settings.get("trainer") or {}
+    intercept, weighting = own_settings.get("intercept"), (settings.get("rule") or {}).get("weighting", "")
+    counts = [row["n_examples"] for row in sites if row["n_examples"]]
+    n, p = sum(counts), len(names)
+    arrays = {key: np.asarray(model[key], dtype=np.float64) for key in ("weight", "bias", "last", "information")}
+    at = np.append(arrays["weight"], arrays["bias"])
+    free = p if intercept == "site" else p + 1
+    moved = np.abs(at - arrays["last"][: p + 1])[:free]
+    errors, robust, kept = _errors(model, n, free, len(counts), random=intercept == "random")
+    if weighting != "examples":  # the information is that of a weighted likelihood, which has no such errors
+        errors, robust = np.full(free, np.nan), np.full(free, np.nan)
+    own = np.asarray(model["own"], dtype=np.float64) * n if weighting == "examples" else np.zeros((5, p))
+    rows = []
+    for k in [*([p] if free > p else []), *range(p)]:
+        row = _row(at[k], errors[k], robust[k])
+        row |= {"name": INTERCEPT if k == p else names[k], "note": ""}
+        if not kept[k]:
+            row |= {"note": "follows from others: left out"} | dict.fromkeys(ESTIMATE)
+        elif moved[k] > MOVES * (errors[k] if errors[k] > 0 else 1):
+            row |= {"note": "still moves: a feature may tell the outcome without exception; set a ridge, or train on"}
+        rows.append(row | (heterogeneity(own[:, k]) if k < p else NO_FITS))
+    random = intercept == "random"
+    return {
+        "intercept": intercept,
+        "ridge": own_settings.get("ridge"),
+        "patients": n,
+        "sites": len(counts),
+        "level": LEVEL,
+        "log_likelihood": float(model["value"][0]) * n,
+        "between_sd": math.exp(float(model["log_sd"][0])) if random else None,
+        "rows": rows,
+    }
+
+
+ESTIMATE = ("estimate", "error", "low", "high", "p", "odds", "odds_low", "odds_high", "robust_error")
+NO_FITS = dict.fromkeys(("fits", "q", "q_p", "i2", "tau", "next_low", "next_high"))
+
+
+def _errors(
+    model: Mapping[str, Any], n: int, free: int, sites: int, *, random: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Standard errors (free,), those of the sandwich by site, and which parameters were estimated."""
+    from fairflare.functional.likelihood import aliased
+
+    information = model["information"].double()
+    kept = ~aliased(information[:free, :free], first=free - 1 if free == len(information) - 1 else None).numpy()
+    used = np.append(kept, random) if free == len(information) - 1 else kept
+    where = np.flatnonzero(used)
+    inverse = np.linalg.pinv(information.numpy()[np.ix_(where, where)] * n, hermitian=True)
+    between = model["between"].double().numpy()[np.ix_(where, where)] * n
+    sandwich = inverse @ between @ inverse * sites / max(sites - 1, 1)
+    found = np.full((2, len(used)), np.nan)
+    found[0, where], found[1, where] = (np.sqrt(np.diag(each).clip(0)) for each in (inverse, sandwich))
+    return found[0, :free], found[1, :free], kept
+
+
+def _row(estimate: float, error: float, robust: float) -> Json:
+    row: Json = {"estimate": float(estimate), "odds": _exp(estimate), **dict.fromkeys(ESTIMATE[1:5] + ESTIMATE[6:])}
+    if not math.isfinite(error) or error <= 0:
+        return row
+    reach = NormalDist().inv_cdf((1 + LEVEL) / 2) * error
+    low, high = float(estimate - reach), float(estimate + reach)
+    p = 2 * NormalDist().cdf(-abs(estimate) / error)
+    ends = {"low": low, "high": high, "odds_low": _exp(low), "odds_high": _exp(high)}
+    return row | ends | {"error": float(error), "p": p, "robust_error": float(robust)}
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(max(value, -700.0), 700.0))
+
+
+def heterogeneity(sums: np.ndarray) -> Json:
+    """How far sites' own estimates of one coefficient differ, from sums over the sites that have one.
+
+    Cochran's Q and I^2 (Higgins and Thompson, Stat. Med. 21, 2002), tau by DerSimonian and Laird (Control. Clin. Trials
+    7, 1986), and the prediction interval of another site's coefficient (Higgins et al., J. R. Stat. Soc. A 172, 2009).
+
+    Args:
+        sums: (5,) of 1, w, w b, w b^2 and w^2, where w is one over the variance of b.
+    """
+    from scipy.stats import chi2, t
+
+    fits, w, wb, wbb, ww = map(float, sums)
+    k = round(fits)
+    if k < 3 or w <= 0:
+        return NO_FITS | {"fits": k}
+    mean, degrees = wb / w, k - 1
+    q = max(wbb - wb * mean, 0.0)
+    spread = max(q - degrees, 0.0) / (w - ww / w) if w > ww / w else 0.0
+    variance = 1 / w + spread * ww / w**2  # of the mean with these weights, where sites differ by ``spread``
+    reach = float(t.ppf((1 + LEVEL) / 2, k - 2)) * math.sqrt(spread + variance)
+    return {
+        "fits": k,
+        "q": q,
+        "q_p": float(chi2.sf(q, degrees)),
+        "i2": max(0.0, 1 - degrees / q) if q > 0 else 0.0,
+        "tau": math.sqrt(spread),
+        "next_low": mean - reach,
+        "next_high": mean + reach,
+    }
+
+
+@inline("coefficients")
+def forest(figure: Any, section: Json) -> str | None:
+    """Estimates with their intervals, the prediction interval of another site's in grey behind."""
+    rows = [row for row in section["rows"] if row["error"] is not None and not row["note"]]
+    if not rows or len(rows) > MOST_DRAWN:
+        return None
+    figure.set_figheight(1.7 + 0.24 * len(rows))
+    axes = figure.subplots()
+    axes.axvline(0, color=DARK, linewidth=1)
+    for y, row in enumerate(rows):
+        if row["next_low"] is not None:
+            label = "another hospital, prediction" if y == 1 else None
+            axes.plot([row["next_low"], row["next_high"]], [y, y], color=GREY, linewidth=5, alpha=0.35, label=label)
+        where = {"mean": row["estimate"], "low": row["low"], "high": row["high"]}
+        point(axes, where, y, fmt="o", color=BLUE, markersize=4, label="estimate" if y == 0 else None)
+    reach = 1.4 * max(abs(row[end]) for row in rows for end in ("low", "high"))
+    axes.set_xlim(-reach, reach)  # predictions from a few small sites would press everything else together
+    axes.set_yticks(range(len(rows)), [row["name"][:28] for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+    legend(figure, axes, "log odds ratio (95 % interval)", columns=2)
+    return f"Coefficients of {plural(section['patients'], 'patient')} at {plural(section['sites'], 'site')}"
