@@ -8,6 +8,7 @@ plugins (``core.plugins``). Importing this file imports no NumPy and no PyTorch.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 import pkgutil
 import sys

@@ -43,7 +43,10 @@ def summary(root: Path, proposal: Proposal, files: Mapping[str, str]) -> dict[st
 
 def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]:
     found = proposal.found
-    shown = [*_entry("found", f"{found.layout} ({found.kind})"), *_entry("classes", _classes(found))]
+    shown = [
+        *_entry("found", f"{found.layout} ({found.kind})"),
+        *(_entry("classes", _classes(found)) if found.classes else []),
+    ]
     if found.form.classes and len(found.classes) == 2:
         turned = ",".join(reversed(found.classes))
         shown += _entry("risk", f"of {found.classes[1]}, the second class (--classes {turned}: of the other)")

@@ -154,6 +154,9 @@ class Choices:
         missing: cells that stand for a missing value, as 999 or -9.
         exposure: the column that a count grows with.
         since: the column of dates from which other dates count; empty: dates are left out.
+        time: the column of times to an event, or to the end of the observation.
+        event: the column that says whether there was one.
+        horizons: times until which survival is asked for, as text; see ``tasks.own.survival``.
         slices: every how many slices of a volume one is taken; 0: volumes are refused.
         window: CENTRE,WIDTH or "file", see ``data.readers.pictures``.
         without: sites that are left out.
@@ -173,6 +176,9 @@ class Choices:
     missing: tuple[str, ...] = ()
     exposure: str = ""
     since: str = ""
+    time: str = ""
+    event: str = ""
+    horizons: str = ""
     slices: int = 0
     window: str = ""
     without: tuple[str, ...] = ()
@@ -183,6 +189,7 @@ class Choices:
     def levels(self) -> dict[str, str]:
         """Flag -> the level that it names, of every flag that names one."""
         named = {"--label": self.label, "--site": self.site, "--patient": self.patient, "--since": self.since}
+        named |= {"--time": self.time, "--event": self.event}
         return {flag: name for flag, name in named.items() if name and name != "none"}
 
 

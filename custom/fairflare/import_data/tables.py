@@ -22,7 +22,7 @@ from fairflare.data.readers import naming
 from fairflare.data.readers.naming import stem
 from fairflare.data.readers.tables import SUFFIXES, read_table
 from fairflare.import_data import masks
-from fairflare.import_data.columns import as_options, predictors
+from fairflare.import_data.columns import Predictors, as_options, predictors
 from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
 from fairflare.import_data.labels import bare, group_columns, grouped_by, same_numbers
 from fairflare.import_data.levels import FOLDER, is_patient_level, roles
@@ -38,6 +38,7 @@ from fairflare.import_data.proposal import (
     site_name,
     site_names,
 )
+from fairflare.import_data.times import asked_columns, checked_times
 from fairflare.import_data.words import split_word
 from fairflare.tasks.forms import FORMS
 
@@ -160,7 +161,7 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
     image = _column_of_files(table, own, index, masks=False)
     if image:
         return _images(files, table, own, image, index, chosen)
-    if files.images and not (chosen.kind and FORMS[chosen.kind].table):
+    if files.images and not (FORMS[chosen.kind].table if chosen.kind else chosen.time):
         if key := _column_of_patients(files, table, own):
             return _patients(files, table, own, key, chosen)
         readings = [
@@ -444,7 +445,11 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
     if chosen.kind and not FORMS[chosen.kind].table:
         raise UserError(f"init: no column of the table names images; it has: {some(columns, 12)}")
     several = columns_of_labels(chosen, columns)
-    label = several[0] if several else _label(table, columns, chosen)
+    named = _role("label", table, columns, chosen) if not (chosen.event or several) else ""
+    time, event = ("", "") if several else asked_columns(table, columns, chosen, bool(named))
+    if time:
+        return _times(files, table, columns, time, event, chosen)
+    label = several[0] if several else named or _label(table, columns, chosen)
     role = _roles(table, columns, chosen)
     if chosen.since and chosen.since not in columns:
         raise UserError(f"--since: expected a column among {some(columns, 12)}, got {shown(chosen.since)}")
@@ -463,15 +468,15 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
     found = predictors(kept[list(columns)], outcome.of_levels, taken, pd.Series(sites), chosen)
     cells = pd.DataFrame({**found.cells, **spent}).to_dict("records")
     cells = [{**own, **_said(told)} for own, told in zip(cells, outcome.told or [{}] * len(cells), strict=True)]
-    patients = _of_patients(kept[role["patient"]]) if role["patient"] else [""] * len(kept)
-    splits, about = _splits(kept, role["split"]), grouped_by(kept, groups)
-    examples = as_examples(sites, [""] * len(kept), outcome.labels, splits, patients, about, cells)
-    notes = [f"{int(missing.sum())} rows have no {label} and are left out"] if missing.any() else []
-    notes += [*outcome.notes, *found.notes, "make sure that no predictor is known only after the outcome"]
-    options = {"label": "" if several else label, **exposure, **outcome.options, **as_options(found)}
-    whence = f"column {role['patient']}" if role["patient"] else ""
+    notes = (*_left_out(label, missing), *outcome.notes)
+    options = {"label": "" if several else label, **exposure, **outcome.options}
     layout = f"tables with column {', '.join(several) or label}"
-    return Found(outcome.kind, layout, examples, outcome.classes, options, whence, tuple(notes), tuple(found.suspects))
+    made = Found(outcome.kind, layout, [], outcome.classes, options, notes=notes)
+    return _with_rows(made, kept, sites, role, groups, found, outcome.labels, cells)
+
+
+def _left_out(label: str, missing: pd.Series) -> tuple[str, ...]:
+    return (f"{int(missing.sum())} rows have no {label} and are left out",) if missing.any() else ()
 
 
 def _said(told: Mapping[str, int | None]) -> dict[str, str]:
@@ -488,3 +493,52 @@ def _exposure(
         text = f"a column among {some(columns, 12)}, with --kind regression"
         raise UserError(f"--exposure: expected {text}, got {shown(chosen.exposure)}")
     return {"amount": "count", "exposure": chosen.exposure}, {chosen.exposure: table[chosen.exposure]}
+
+
+def _with_rows(
+    made: Found,
+    kept: pd.DataFrame,
+    sites: list[str],
+    role: Mapping[str, str],
+    groups: Sequence[str],
+    found: Predictors,
+    labels: Sequence[Any],
+    cells: list[dict[str, Any]],
+) -> Found:
+    """``made`` with the rows ``kept`` of a table as its examples, which have the ``labels`` and further ``cells``."""
+    patients = _of_patients(kept[role["patient"]]) if role["patient"] else [""] * len(kept)
+    splits, about = _splits(kept, role["split"]), grouped_by(kept, groups)
+    return replace(
+        made,
+        examples=as_examples(sites, [""] * len(kept), labels, splits, patients, about, cells),
+        options={**made.options, **as_options(found)},
+        patients=f"column {role['patient']}" if role["patient"] else "",
+        notes=(*made.notes, *found.notes, "make sure that no predictor is known only after the outcome"),
+        suspects=tuple(found.suspects),
+    )
+
+
+def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], time: str, event: str, chosen: Choices) -> Found:
+    """Rows of which a time to an event is known; one without either column's entry is left out."""
+    role = _roles(table, columns, replace(chosen, label=""))
+    missing = table[event].map(is_missing) | table[time].map(is_missing)
+    kept = table[~missing].reset_index(drop=True)
+    if kept.empty:
+        raise UserError(f"init: {event}: expected events, every row has none")
+    sites = _sites(files, kept, role["site"], chosen)
+    kept = checked_times(kept, time, event, sites)
+    _check_copies(kept, columns, role["patient"], chosen)
+    taken = [event, time, *(name for name in role.values() if name)]
+    groups = group_columns(kept[list(columns)], taken, chosen.groups)
+    found = predictors(kept[list(columns)], kept[event], taken, pd.Series(sites), chosen)
+    found.cells[time] = kept[time]
+    happened = int((kept[event] == "1").sum())
+    left = _left_out(event, missing)
+    notes = (
+        *left,
+        f"{happened} of {len(kept)} rows have an event; survival until {chosen.horizons} is asked for",
+    )
+    options = {"label": event, "time": time, "horizons": chosen.horizons}
+    made = Found("survival", f"tables with times ({time}) and events ({event})", [], (), options, notes=notes)
+    cells = pd.DataFrame(found.cells).to_dict("records")
+    return _with_rows(made, kept, sites, role, groups, found, kept[event], cells)

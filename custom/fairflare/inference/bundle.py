@@ -265,7 +265,7 @@ def _metadata(opened: Opened, whole: WholeModel) -> dict[str, Any]:
     pred = {
         "type": "numbers" if plain else "probabilities",
         "format": kind.name,
-        "num_channels": len(names),
+        "num_channels": len(names) or opened.task.kind.head(opened.task.classes)[0],
         "spatial_shape": shape[1:] if kind.has_masks else [],
         "dtype": "float32",
         "value_range": [] if plain else [0, 1],

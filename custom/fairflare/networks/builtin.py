@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairflare.core.errors import UserError
-from fairflare.networks.regression import Regression
+from fairflare.networks.regression import CoxRegression, Regression
 
 NARROWEST = 1e-3
 """Between two cut points of ``Ordered``."""
@@ -173,10 +173,10 @@ class Ordered(nn.Module):
 
 
 def regression(features: int, classes: int = 2) -> Regression:
-    """``Regression``; raises UserError unless there are two classes."""
-    if classes != 2:
-        raise UserError(f"network: regression is for 2 classes, got {classes}")
-    return Regression(features)
+    """``Regression`` of two classes, of one output (a log risk) ``CoxRegression``; raises UserError for others."""
+    if classes not in (1, 2):
+        raise UserError(f"network: regression is for 2 classes, or for one log risk (output=cox), got {classes}")
+    return Regression(features) if classes > 1 else CoxRegression(features)
 
 
 class UNet(nn.Module):

@@ -46,3 +46,14 @@ class Regression(nn.Module):
         """(N, features) -> (N, 2)."""
         logit = (x.double() @ self.weight + self.bias).to(torch.float32)
         return torch.stack((torch.zeros_like(logit), logit), dim=1)
+
+
+class CoxRegression(Regression):
+    """Cox's model in float64: (N, features) -> log risk float32 (N, 1).
+
+    A hospital's baseline hazard cancels in its partial likelihood: the intercept and its place in the sums stay 0.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, features) -> (N, 1)."""
+        return (x.double() @ self.weight).to(torch.float32)[:, None]

@@ -30,7 +30,8 @@ def coefficient_section(model: Mapping[str, Any], config: Mapping[str, Any], sit
         sites: rows of ``rows.site_rows``; only ``n_examples`` is read.
 
     Returns:
-        intercept, ridge, patients, sites, log_likelihood, log_sd (None unless intercepts are random) and rows: name,
+        intercept ("baseline": each site has its own hazard), ratio ("odds" or "hazard"), ridge, patients, sites,
+        log_likelihood, log_sd (None unless intercepts are random) and rows: name,
         note ("" or why there is no estimate), estimate, error, low, high, p (Wald), odds, odds_low, odds_high,
         robust_error (sandwich clustered by site, with K / (K - 1)), and of sites' own fits: fits, q, q_p, i2, tau,
         next_low and next_high (prediction interval of another site's coefficient, t with fits - 2 degrees).
@@ -41,11 +42,13 @@ def coefficient_section(model: Mapping[str, Any], config: Mapping[str, Any], sit
     settings = config.get("settings") or {}
     own_settings = settings.get("trainer") or {}
     intercept, weighting = own_settings.get("intercept"), (settings.get("rule") or {}).get("weighting", "")
+    if of_times := "curves" in (config.get("about") or {}):
+        intercept = "baseline"
     counts = [row["n_examples"] for row in sites if row["n_examples"]]
     n, p = sum(counts), len(names)
     arrays = {key: np.asarray(model[key], dtype=np.float64) for key in ("weight", "bias", "last", "information")}
     at = np.append(arrays["weight"], arrays["bias"])
-    free = p if intercept == "site" else p + 1
+    free = p if intercept in ("site", "baseline") else p + 1
     moved = np.abs(at - arrays["last"][: p + 1])[:free]
     errors, robust, kept = _errors(model, n, free, len(counts), random=intercept == "random")
     if weighting != "examples":  # the information is that of a weighted likelihood, which has no such errors
@@ -63,6 +66,7 @@ def coefficient_section(model: Mapping[str, Any], config: Mapping[str, Any], sit
     random = intercept == "random"
     return {
         "intercept": intercept,
+        "ratio": "hazard" if of_times else "odds",
         "ridge": own_settings.get("ridge"),
         "patients": n,
         "sites": len(counts),
@@ -161,5 +165,5 @@ def forest(figure: Any, section: Json) -> str | None:
     axes.set_yticks(range(len(rows)), [row["name"][:28] for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
-    legend(figure, axes, "log odds ratio (95 % interval)", columns=2)
+    legend(figure, axes, f"log {section['ratio']} ratio (95 % interval)", columns=2)
     return f"Coefficients of {plural(section['patients'], 'patient')} at {plural(section['sites'], 'site')}"

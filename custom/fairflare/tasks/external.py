@@ -25,7 +25,7 @@ from fairflare.privacy.counts import released
 from fairflare.tasks.base import Task
 from fairflare.tasks.images import image_data
 from fairflare.tasks.kinds.own import OwnData
-from fairflare.tasks.preflight import finding_of
+from fairflare.tasks.preflight import finding_of, without_events
 
 PATIENTS = ("patient_id", "patient")
 """Columns, or keys of a list's entries, that say which patient a case is of."""
@@ -173,6 +173,8 @@ def preflight(data: TensorData, task: Task, min_count: int | None) -> tuple[list
     if n < max(min_count or 0, 1):
         text = f"{n} labelled cases: expected at least {max(min_count or 0, 1)}, the fewest whose numbers may leave"
         found.append(Finding("error", "few_examples" if n else "empty_split", "test", n, text))
+    elif task.kind.has_times and isinstance(split, Split):
+        found += without_events("test", split.targets)
     elif task.kind.has_classes and len(torch.unique(split.labels)) == 1:
         text = f"all {n} labelled cases are of one class: how well classes are told apart is not defined"
         found.append(Finding("warning", "one_class", "test", n, text))

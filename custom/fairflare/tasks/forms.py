@@ -36,6 +36,7 @@ FINDINGS = DataForm("multilabel", example="row", listed="table", table=True, cla
 IMAGE_FINDINGS = DataForm("image-multilabel", classes=False)
 GRADES = DataForm("ordinal", example="row", listed="table", table=True)
 IMAGE_GRADES = DataForm("image-ordinal")
+TIMES = DataForm("survival", example="row", listed="table", table=True, classes=False)
 FORMS = {
     one.name: one
     for one in (
@@ -48,5 +49,6 @@ FORMS = {
         IMAGE_AMOUNTS,
         IMAGE_FINDINGS,
         IMAGE_GRADES,
+        TIMES,
     )
 }

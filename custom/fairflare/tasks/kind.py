@@ -84,6 +84,8 @@ class TaskKind(ABC):
     """Whether each case has one class, int64 in 0..C-1, and its output is C logits."""
     has_masks: ClassVar[bool] = False
     """Whether targets are masks (N, C, ...) of one channel per structure, and outputs their logits."""
+    has_times: ClassVar[bool] = False
+    """Whether targets are times and events (N, 2): then the kind is a ``kinds.survival.Survival``."""
     outputs: ClassVar[str]
     """What the network gives for N cases, in words."""
     targets: ClassVar[str]

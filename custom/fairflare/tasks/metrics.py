@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package's metrics, each an object: see ``core.metric``.
 
-Those of classes take ``tasks.kinds.classes.ClassCases``, those of masks ``tasks.kinds.masks.MaskCases``. Nothing here
-imports PyTorch, so that a report can ask for a label.
+Those of classes take ``tasks.kinds.classes.ClassCases``, those of masks ``tasks.kinds.masks.MaskCases``; those of times
+are in ``metrics_survival``. Nothing here imports PyTorch, so that a report can ask for a label.
 """
 
 from __future__ import annotations

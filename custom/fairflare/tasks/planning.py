@@ -69,6 +69,7 @@ EFFORTS: Mapping[str, Effort] = {
     "segmentation": Effort(4, 4, 8, 300, 12, 40, 12, 120),
     "classification": Effort(4, 4, 16, 800, 20, 40, 20, 240),
     "tabular": Effort(4, 8, 32, 400, 20, 40, 12, 240),
+    "survival": Effort(4, 8, 32, 400, 20, 40, 12, 240),
 }
 """Kind of data -> how long it is trained on."""
 LINEAR = Effort(4, 8, 64, 320, 40, 40, 8, 240)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import SPLIT_NAMES, Finding, accept, worst_first
@@ -69,6 +70,8 @@ def preflight(
                 found += accept(_of_sizes(data, classes, (*FEWEST, *needs)), accepted)
                 found += _of_targets(data, task)
                 found += _of_groups(data, grouping, min_count)
+                if task.kind.has_times:
+                    found += accept(_of_events(data), accepted)
             elif not _broken(found) and task.small_sites:
                 found += [one for one in accept(_of_sizes(data, classes, needs), accepted) if one.level != "warning"]
     except (DataError, MissingData, ValueError) as error:
@@ -161,6 +164,19 @@ def _of_targets(data: TensorData, task: Task) -> Iterator[Finding]:
         targets = one.targets if isinstance(one, Split) else torch.tensor(labels)
         for code, text in task.kind.remarks(targets, task.classes) if len(targets) else ():
             yield Finding("warning", code, split, len(targets), text)
+
+
+def _of_events(data: TensorData) -> Iterator[Finding]:
+    for name, split in data.splits.items():
+        if isinstance(split, Split):
+            yield from without_events(name, split.targets)
+
+
+def without_events(split: str, targets: Tensor) -> Iterator[Finding]:
+    """What to say of times and events (N, 2) without an event: nothing can be trained or compared."""
+    if n := len(targets) * int(not targets[:, 1].any()):
+        text = f"expected an event among the {n} examples, got none: all are censored"
+        yield Finding("error" if split == "train" else "warning", "one_class", split, n, text)
 
 
 def _of_groups(data: TensorData, grouping: Grouping, least: int | None) -> Iterator[Finding]:

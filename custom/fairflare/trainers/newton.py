@@ -13,6 +13,8 @@ from fairflare.core.registry import method, trainer
 from fairflare.core.types import Batch, Info, LocalWork, Offer, Paper, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.likelihood import (
+    MOST_STEPS,
+    SETTLED,
     Sums,
     aliased,
     bernoulli,
@@ -23,9 +25,12 @@ from fairflare.functional.likelihood import (
     profiled,
     sums,
 )
+from fairflare.functional.partial_likelihood import partial_likelihood
 from fairflare.trainers.base import ServerState, Trainer
 
 BIAS, SPREAD, OWN = "bias", "log_sd", "own_fit"
+HARRELL = "harrell_c"
+"""What a task of times reports."""
 SETTLING = 3
 """Rounds before the intercepts' spread moves: far from the maximum it would be thrown about."""
 WORSE = 0.05
@@ -39,11 +44,13 @@ class Newton(Trainer):
 
     McCullagh and Nelder, Generalized Linear Models, 1989, section 2.5; the sums over sites are those of Wu et al.,
     "Grid Binary LOgistic REgression (GLORE)", JAMIA 19, 2012. With weights n_k / n the result is the pooled fit's;
-    other weights of a rule weigh the mean log-likelihoods of sites.
+    other weights of a rule weigh the mean log-likelihoods of sites. Of times to an event it is Cox's model stratified
+    by hospital, from each one's partial likelihood: its baseline hazard, and every time, stays there.
 
     Args:
         intercept: "shared"; "site": every site has its own, a fixed effect that stays there, and the likelihood is
-            maximised over it; "random": sites' own are normal about the shared one and integrated out.
+            maximised over it; "random": sites' own are normal about the shared one and integrated out. Cox's model has
+            none, whatever is said here.
         ridge: penalty ridge / 2 times the squared coefficients, subtracted from the mean log-likelihood of a patient;
             intercepts are free.
     """
@@ -86,6 +93,10 @@ class Newton(Trainer):
 
     def _sums(self, network: Any, design: torch.Tensor, outcome: torch.Tensor) -> Sums:
         weight, bias = network.weight.detach().cpu(), network.bias.detach().cpu()
+        if outcome.dim() > 1:
+            return _padded(
+                Sums(*partial_likelihood(design, outcome[:, 0], outcome[:, 1], weight), len(outcome)), len(weight)
+            )
         if self.intercept == "random":
             return marginal(
                 bernoulli, _with_ones(design), outcome, torch.cat((weight, bias)), float(network.log_sd.detach())
@@ -132,7 +143,7 @@ class Newton(Trainer):
         return frozenset({BIAS}) if self.intercept == "site" else frozenset()
 
     def missing(self, offer: Offer) -> str:
-        return "" if offer.has_classes else "it needs two classes"
+        return "" if offer.has_classes or HARRELL in offer.metrics else "it needs two classes, or times to an event"
 
     def unsuited(self, network: torch.nn.Module) -> str:
         """It trains a ``Regression``."""
@@ -176,13 +187,33 @@ FARTHEST = 15.0
 
 
 def _patients(work: LocalWork) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features float64 (N, p) and outcomes float64 (N,) of all training patients, in stored order, on the CPU."""
+    """Features float64 (N, p) and outcomes float64 (N,), or times and events (N, 2), of all training patients.
+
+    In stored order, on the CPU.
+    """
     inputs, targets = [], []
     for batch in work.data.fixed("train", work.training.batch_size):
         work.stop_if_aborted()
         inputs.append(batch.inputs.double().cpu())
         targets.append(batch.targets.double().cpu())
     return torch.cat(inputs), torch.cat(targets)
+
+
+def _own_cox(design: torch.Tensor, outcome: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """One site's own Cox estimate (p,) and its variances, nan where aliased; None where there is no maximum."""
+    at = torch.zeros(design.shape[1], dtype=torch.float64)
+    for _ in range(MOST_STEPS):
+        _, score, information = partial_likelihood(design, outcome[:, 0], outcome[:, 1], at)
+        dropped = aliased(information)
+        step = newton_step(score, information, dropped)
+        at = at + step
+        if float(at.abs().max()) > FARTHEST or bool(dropped.all()):
+            return None
+        if float(step.abs().max()) < SETTLED:
+            variances, kept = torch.full_like(at, float("nan")), ~dropped
+            variances[kept] = torch.linalg.inv(information[kept][:, kept]).diagonal()
+            return torch.where(dropped, float("nan"), at), variances
+    return None
 
 
 def _with_ones(design: torch.Tensor) -> torch.Tensor:
@@ -203,10 +234,11 @@ def _padded(found: Sums, p: int) -> Sums:
 
 def _own_sums(design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
     """(5, p) what the site adds to the sums over sites' own fits, see ``Regression.own``."""
-    alone = fitted(bernoulli, _with_ones(design), outcome)
+    cox = outcome.dim() > 1
+    alone = _own_cox(design, outcome) if cox else fitted(bernoulli, _with_ones(design), outcome)
     if alone is None:
         return design.new_zeros(5, design.shape[1])
-    estimate, variance = (each[:-1] for each in alone)
+    estimate, variance = alone if cox else (each[:-1] for each in alone)
     precision = 1 / variance
     rows = (torch.ones_like(estimate), precision, precision * estimate, precision * estimate**2, precision**2)
     return torch.stack(rows).nan_to_num(0.0) * estimate.isfinite()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -43,6 +44,7 @@ from fairflare.trainers.base import Trainer
 from fairflare.trainers.sgd import PlainTrainer
 
 BINARY = 2
+CURVES = "fairflare.engine.curves"
 PLAIN = "sgd"
 """The trainer of a site alone where the run's own exchanges more than models."""
 
@@ -231,13 +233,22 @@ def after_at_site(config: RunConfig, parts: Parts, min_count: int | None, memory
 
 
 def view_of(config: RunConfig, parts: Parts) -> View:
-    """What server and sites know alike; ``NOTHING`` where cases have no single class."""
+    """What server and sites know alike; ``NOTHING`` where cases have no single class and are no times."""
     task = parts.task
+    if task.kind.has_times:
+        ends = task.kind.ends  # type: ignore[attr-defined]  # of a kind of times
+        made: View = _curves().Curves(None, 0.5, *_cells(parts.grouping), config.secure_sum != NONE, ends)
+        return made
     if not task.kind.has_classes or len(task.classes) < BINARY:
         return NOTHING
     names, of_group = _cells(parts.grouping)
     threshold = task.threshold if config.threshold is None else config.threshold
     return View(event_of(task), threshold, names, of_group, config.secure_sum != NONE)
+
+
+def _curves() -> Any:
+    """The module, by a name that no reader of imports follows: jobs on classes or masks do not carry it."""
+    return importlib.import_module(CURVES)
 
 
 def event_of(task: Task) -> int | None:
@@ -248,8 +259,11 @@ def event_of(task: Task) -> int | None:
 
 
 def clinical_at_site(config: RunConfig, parts: Parts, min_count: int | None, name: str) -> ClinicalAtSite | None:
-    """What the site says of calibration and decisions; None: nothing."""
+    """What the site says of calibration and decisions, or of curves; None: nothing."""
     view = view_of(config, parts)
+    if parts.task.kind.has_times:
+        made: ClinicalAtSite = _curves().CurvesAtSite(view, min_count, kind=parts.task.kind)
+        return made
     return None if view is NOTHING else ClinicalAtSite(view, min_count, config.seed, name)
 
 

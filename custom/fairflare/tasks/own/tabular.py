@@ -78,6 +78,8 @@ class Tabular(OwnData):
     title = "Classification of your own table"
     headline = "balanced_accuracy"
     quick = True
+    fewest: ClassVar[int] = 2
+    """Classes that there are at least."""
     suffixes = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
     fewest: ClassVar[int] = 2
     """Of the names in ``labels``."""
@@ -143,6 +145,10 @@ class Tabular(OwnData):
 
     def table_inputs(self) -> TableInputs | None:
         return None if self.build_data else self._inputs()
+
+    @property
+    def outcome_columns(self) -> tuple[str, ...]:
+        return (self.label,)
 
     @property
     def lacks_levels(self) -> bool:
