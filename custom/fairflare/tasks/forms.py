@@ -16,6 +16,7 @@ class DataForm:
         listed: what says which examples there are.
         masks: whether a label is a file with a mask.
         table: whether an example is the row of a table.
+        volumes: whether an image is a whole volume.
     """
 
     name: str
@@ -23,9 +24,12 @@ class DataForm:
     listed: str = "datalist"
     masks: bool = False
     table: bool = False
+    volumes: bool = False
 
 
 IMAGES = DataForm("classification")
 MASKED_IMAGES = DataForm("segmentation", masks=True)
 ROWS = DataForm("tabular", example="row", listed="table", table=True)
-FORMS = {one.name: one for one in (IMAGES, MASKED_IMAGES, ROWS)}
+VOLUMES = DataForm("volume-classification", example="volume", volumes=True)
+MASKED_VOLUMES = DataForm("volume-segmentation", example="volume", masks=True, volumes=True)
+FORMS = {one.name: one for one in (IMAGES, MASKED_IMAGES, ROWS, VOLUMES, MASKED_VOLUMES)}
