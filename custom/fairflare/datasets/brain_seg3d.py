@@ -60,8 +60,8 @@ class BrainSeg3D(DeviceShift):
         size: voxels along an edge, 32..128, a multiple of 16; 48 of them are 4.5 mm each.
         patch: voxels along an edge of the patches that training is on, a multiple of 4, at most ``size``.
         patches: of each training volume in an epoch.
-        model: "small-unet3d", "unet3d" (whose patches are a multiple of 16), or "small-unet-slices", which sees one
-            axial slice at a time.
+        model: "small-unet3d", "unet3d" (whose patches are a multiple of 16), or "small-unet-slices", whose
+            convolutions see one axial slice.
     """
 
     name = "brain-seg3d"

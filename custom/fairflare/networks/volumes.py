@@ -13,10 +13,10 @@ from fairflare.networks import own
 
 NORMS: Mapping[str, Any] = {
     "instance": ["instance", {"affine": True}],
-    "group": ["group", {"num_groups": 4}],
+    "group": ["group", {"num_groups": 1}],
     "batch": "batch",
 }
-"""Name -> MONAI's argument."""
+"""Name -> MONAI's argument; a U-Net of MONAI's normalises its last layer, too, which may have a single channel."""
 SMALL, USUAL = [8, 16, 32], [16, 32, 64, 128, 256]
 UNETS: Mapping[str, Mapping[str, Any]] = {
     "small-unet3d": {"channels": SMALL, "strides": [2, 2], "num_res_units": 1},
@@ -24,7 +24,7 @@ UNETS: Mapping[str, Mapping[str, Any]] = {
     "small-unet-slices": {"channels": SMALL, "strides": [[2, 2, 1]] * 2, "kernel_size": [3, 3, 1],
                           "up_kernel_size": [3, 3, 1], "num_res_units": 1},
 }  # fmt: skip
-"""U-Nets of about 36,000 and 4.8 million parameters; the third sees one axial slice at a time."""
+"""U-Nets of about 36,000 and 4.8 million parameters; the convolutions of the third see one axial slice."""
 DENSENETS: Mapping[str, Mapping[str, Any]] = {
     "small-densenet3d": {"init_features": 16, "growth_rate": 8, "block_config": [2, 2, 2]},
     "densenet121-3d": {"init_features": 64, "growth_rate": 32, "block_config": [6, 12, 24, 16]},

@@ -47,6 +47,11 @@ class Reader:
     background: Sequence[int] = (0,)
     window: str = ""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Pixels of an image along its axes."""
+        return self.size, self.size
+
     def __call__(self, item: Item) -> tuple[Tensor, Tensor]:
         """uint8 (channels, size, size), and int64 () or uint8 (structures, size, size) of 0 and 1.
 

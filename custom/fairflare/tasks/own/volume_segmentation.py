@@ -37,7 +37,8 @@ class VolumeSegmentation(OwnVolumes):
         patch: voxels along each axis of a patch, at most those of the volumes.
         patches: of each training volume in an epoch.
         tolerance: millimetres that outlines may differ by for surface Dice.
-        model: "small-unet3d", "unet3d", "small-unet-slices" (one axial slice at a time), or a class, MONAI's or yours.
+        model: "small-unet3d", "unet3d", "small-unet-slices" (convolutions of one axial slice), or a class,
+            MONAI's or yours.
         norm: "instance", "group" or "batch"; a class has its own.
         mask_values: structure -> values in the mask files, "liver=1; tumour=2|3"; the background is 0 unless given.
             Empty: 1 for the first structure, 2 for the second ..., and 1 or 255 for a single one.
