@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -26,6 +27,8 @@ from fairflare.tasks.own.volume_segmentation import LARGE, SMALL
 
 LEAST, LARGEST = 32, 128
 """Voxels along an edge."""
+FAST = dataclasses.replace(SMALL, lr=1e-2)
+"""At 0.005 the ventricles, 2 in 1,000 voxels, are found in none of 12 rounds."""
 
 
 def subject(size: int, proton: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -72,7 +75,7 @@ class BrainSeg3D(DeviceShift):
     classes = CHANNELS
     primary = "Dice score of the worst site"
     presets = {
-        "small": Preset("3 sites with a scanner each, 48 voxels along an edge; minutes on a laptop", {}, SMALL),
+        "small": Preset("3 sites with a scanner each, 48 voxels along an edge; minutes on a laptop", {}, FAST),
         "large": Preset(
             "6 sites, 96 voxels along an edge and a U-Net of 4.8 million parameters; for a GPU",
             {"n_sites": 6, "images": 300, "size": 96, "patch": 64, "model": "unet3d"},
@@ -91,7 +94,7 @@ class BrainSeg3D(DeviceShift):
     site_test_images: Images = 10
     size: int = 48
     patch: int = 32
-    patches: Annotated[int, Range(1, 64)] = 1
+    patches: Annotated[int, Range(1, 64)] = 4
     model: Literal["small-unet3d", "unet3d", "small-unet-slices"] = "small-unet3d"  # type: ignore[assignment]
 
     def __post_init__(self) -> None:

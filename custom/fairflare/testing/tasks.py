@@ -20,6 +20,7 @@ from fairflare.tasks.base import Task
 from fairflare.tasks.kind import Cases, interval_of, resampled, value_of
 from fairflare.tasks.kinds.classes import CLASSES
 from fairflare.tasks.kinds.masks import MASKS
+from fairflare.tasks.kinds.volume_masks import VOLUME_MASKS
 from fairflare.testing.parts import is_json
 
 CASES, BATCH = 40, 8
@@ -132,6 +133,9 @@ def _made_up(one: Metric) -> Cases | None:
     if one.kind == MASKS.name:
         masks = torch.rand(CASES, 2, 8, 8, generator=draw) > 0.5
         return MASKS.cases(*MASKS.condense(torch.randn(masks.shape, generator=draw), masks), ("a", "b"))
+    if one.kind == VOLUME_MASKS.name:
+        masks = torch.rand(CASES // 4, 2, 6, 6, 6, generator=draw) > 0.5
+        return VOLUME_MASKS.cases(*VOLUME_MASKS.condense(torch.randn(masks.shape, generator=draw), masks), ("a", "b"))
     return None
 
 
