@@ -45,7 +45,9 @@ def test_the_papers_methods_run_on_volumes(method, tmp_path):
     for entry in found:
         assert len(entry["accepted"]) == 3 and not entry["rejected"]
         assert sum(entry["weights"].values()) == pytest.approx(1)
-    asked = {"fedism-plus": "sharpness", "fedlwr": "similarity", "fedufo": "loss", "fedce": "minus_error"}.get(method, "")
+    asked = {"fedism-plus": "sharpness", "fedlwr": "similarity", "fedufo": "loss", "fedce": "minus_error"}.get(
+        method, ""
+    )
     scalars = set(next(iter(found[-1]["accepted"].values()))["scalars"])
     assert not asked or any(name.startswith(asked) for name in scalars), scalars
     for answer in final.values():
