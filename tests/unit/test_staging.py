@@ -31,6 +31,8 @@ OWN = {
     "image-regression": {"site_names": "a,b", "labels": "volume", "channels": 1, "size": 32},
     "image-multilabel": {"site_names": "a,b", "labels": "edema,mass", "channels": 1, "size": 32},
     "image-ordinal": {"site_names": "a,b", "labels": "low,middle,high", "channels": 1, "size": 32},
+    "volume-classification": {"site_names": "a,b", "labels": "2"},
+    "volume-segmentation": {"site_names": "a,b", "labels": "lesion"},
     "script": {"site_names": "a,b", "script": "train.network", "labels": "2"},
 }
 SITE = ["fairflare.flare.executor.FairExecutor", "fairflare.flare.egress.EgressFilter"]
@@ -137,6 +139,13 @@ def test_imports_by_name_are_known():
     known = {"__init__.py", "engine/setup/tasks.py", "core/plugins.py", "core/registry.py", "core/user_code.py"}
     known |= {"networks/monai_networks.py", "core/metric.py", "flare/executor.py", "engine/setup/at_site.py"}
     assert not {name for name in found if name.split("/")[0] not in DESK - {"datasets"}} - known, sorted(found)
+
+
+def test_code_of_volumes_travels_with_their_tasks_alone():
+    for task in OWN:
+        names = {path.as_posix() for path in at_site("fedavg", task)}
+        brought = {"data/readers/volumes.py", "data/volumes.py", "networks/volumes.py"} & names
+        assert len(brought) == 3 * task.startswith("volume"), f"{task}: {sorted(brought)}"
 
 
 def test_a_table_brings_itself_alone():

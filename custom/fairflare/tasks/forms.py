@@ -17,6 +17,7 @@ class DataForm:
         masks: whether a label is a file with a mask.
         table: whether an example is the row of a table.
         classes: whether a label is one of a few classes.
+        volumes: whether an image is a whole volume.
     """
 
     name: str
@@ -25,6 +26,7 @@ class DataForm:
     masks: bool = False
     table: bool = False
     classes: bool = True
+    volumes: bool = False
 
 
 IMAGES = DataForm("classification")
@@ -37,6 +39,8 @@ IMAGE_FINDINGS = DataForm("image-multilabel", classes=False)
 GRADES = DataForm("ordinal", example="row", listed="table", table=True)
 IMAGE_GRADES = DataForm("image-ordinal")
 TIMES = DataForm("survival", example="row", listed="table", table=True, classes=False)
+VOLUMES = DataForm("volume-classification", example="volume", volumes=True)
+MASKED_VOLUMES = DataForm("volume-segmentation", example="volume", masks=True, volumes=True, classes=False)
 FORMS = {
     one.name: one
     for one in (
@@ -50,5 +54,7 @@ FORMS = {
         IMAGE_FINDINGS,
         IMAGE_GRADES,
         TIMES,
+        VOLUMES,
+        MASKED_VOLUMES,
     )
 }

@@ -23,6 +23,7 @@ from fairflare.tasks.kinds.classes import CLASSES
 from fairflare.tasks.kinds.grades import GRADES
 from fairflare.tasks.kinds.labels import Labels
 from fairflare.tasks.kinds.masks import MASKS
+from fairflare.tasks.kinds.volume_masks import VOLUME_MASKS
 from fairflare.testing.parts import is_json
 
 CASES, BATCH = 40, 8
@@ -147,6 +148,9 @@ def _made_up(one: Metric) -> Cases | None:
         known = torch.rand(CASES, 3, generator=draw) > 0.2
         truth = (torch.randn(CASES, 3, generator=draw) > 0).float()
         return Labels().cases(logits, truth.where(known, torch.nan), ("a", "b", "c"))
+    if one.kind == VOLUME_MASKS.name:
+        masks = torch.rand(CASES // 4, 2, 6, 6, 6, generator=draw) > 0.5
+        return VOLUME_MASKS.cases(*VOLUME_MASKS.condense(torch.randn(masks.shape, generator=draw), masks), ("a", "b"))
     return None
 
 

@@ -37,10 +37,11 @@ LEAST = 10
 """Images that a median is of here, where all lists are on one machine; a site's own file may ask for more."""
 FORMAT = 1
 OF_DATA = ("task.channels", "task.size", "task.window", "task.mean", "task.std", "task.model")
+OF_VOLUMES = ("task.spacing", "task.shape", "task.patch")
 OF_TABLES = ("task.columns", "task.scaling", "task.outcome_scale")
 LINEAR = ("optimizer", "momentum", "lr", "weight_decay")
 TRAINING = ("batch_size", "epochs", "local_steps", "fewest_steps", "most_steps", "rounds", *LINEAR)
-SETTINGS = (*OF_DATA, *OF_TABLES, *(f"train.{name}" for name in TRAINING), "run.best_by", "run.headline")
+SETTINGS = (*OF_DATA, *OF_VOLUMES, *OF_TABLES, *(f"train.{name}" for name in TRAINING), "run.best_by", "run.headline")
 """What a plan may set."""
 
 
@@ -95,6 +96,9 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "mean": ("std",),
     "std": ("mean",),
     "window": ("mean", "std"),
+    "spacing": ("shape", "patch"),
+    "shape": ("spacing", "patch"),
+    "patch": (),
 }
 """A setting of the user's -> those of a plan that mean nothing beside it."""
 READ_BY = "window"
