@@ -36,6 +36,7 @@ COMMANDS = {
     "init": "data",
     "inspect": "folders",
     "list": "about",
+    "monitor": "decision",
     "new": "about",
     "paper": "studies",
     "plan": "data",
