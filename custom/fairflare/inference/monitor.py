@@ -88,7 +88,7 @@ class Monitor:
         return made
 
     def summary(self) -> dict[str, Any]:
-        """cases, margin, needed capital, and for both bets the capital (at most 1e300) and when it was reached (0: never)."""
+        """cases, margin, the capital needed, and of both bets their capital (at most 1e300) and when it was reached."""
         found = {
             name: {"capital": math.exp(min(bets.log_capital, 690.0)), "reached": bets.reached}
             for name, bets in (("certificate", self.certificate), ("alarm", self.alarm))
