@@ -29,6 +29,8 @@ from fairflare.functional import betting, combination, decision
 from fairflare.functional.decision import Array, Design
 
 FEATURES, FRESH = 10, 4000
+SLOPES = np.random.default_rng(7).normal(0, 0.5, FEATURES)
+"""Common ones, the same in every federation: else the average benefit would differ between federations."""
 DESIGN = Design()
 PENALTIES = np.array([0.3, 1.0, 3.0, 10.0, 30.0, 100.0])
 PULLS = np.array([1.0, 3.0, 10.0, 30.0, 100.0, 300.0])
@@ -176,7 +178,7 @@ def federation(task: tuple[str, int, int]) -> list[Row]:
     """One federation's rows: per hospital and candidate, per candidate, and per policy."""
     regime, sites, number = task
     rng = np.random.default_rng([number, sites, list(REGIMES).index(regime)])
-    slopes = rng.normal(0, 0.5, FEATURES)
+    slopes = SLOPES
     about = REGIMES[regime]
     found = [hospital(rng, about, slopes, i % 5 == 4) for i in range(sites)]
     folds = [dealt(rng, one.y, DESIGN.repeats) for one in found]
@@ -217,13 +219,14 @@ def candidates(
         parts, part_terms = of_parts(right)
         for i, b in enumerate(own):
             luck = (DESIGN.factor - 1) * v[i]
-            for way, tails in (("normal", False), ("t", True)):
-                of = everyone.without(terms[i]).given(b.mean, v[i], x[i], luck, tails)
-                yield row(name, way, true[i], b.n, *of.interval(), float(of.below(0.0)), float(of.below(-0.002)))
+            of = everyone.without(terms[i]).given(b.mean, v[i], x[i], luck)
+            yield row(name, "benefit", true[i], b.n, *of.interval(), float(of.below(0.0)), float(of.below(-0.002)))
             p = right[i]
-            of = parts.without(part_terms[i]).given(p.a, p.variance, part_x(p, len(own)), luck_of(p))
-            harm = [combination.harm(of, p.q, 1.0, margin) for margin in (0.0, 0.002)]
-            yield row(name, "part", true[i], b.n, *p.benefit(1.0, of).interval(), *harm)
+            for way, doubt in (("part", None), ("doubt", combination.UNLIKE)):
+                others = parts.without(part_terms[i])
+                of = others.given(p.a, p.variance, part_x(p, len(own)), luck_of(p), doubt)
+                harm = [combination.harm(of, p.q, 1.0, margin) for margin in (0.0, 0.002)]
+                yield row(name, way, true[i], b.n, *p.benefit(1.0, of).interval(), *harm)
             yield row(name, "single", true[i], b.n, *b.interval(DESIGN), 0.5, 0.5)
         sums = np.sum([(1, b.mean, b.mean**2, DESIGN.factor * w) for b, w in zip(own, v, strict=True)], axis=0)
         yield row(name, "average", float(np.mean(true)), 0, *decision.average(sums)[1:], 0.5, 0.5)
@@ -269,21 +272,18 @@ def policies(
         yield row("oracle", "policy", base - oracle(one, fresh[i]), part.n, 0, 0, 0, 0)
         yield row("common weights", "policy", base - truth(one, end), part.n, 0, 0, 0, 0)
         others = everyone.without(terms[i])
-        for tails in (False, True):
-            of = others.given(part.a, part.variance, part_x(part, len(found)), luck_of(part), tails)
+        for name, doubt in (("plain", None), ("doubt", combination.UNLIKE)):
+            of = others.given(part.a, part.variance, part_x(part, len(found)), luck_of(part), doubt)
             for margin in (0.0, combination.TOLERANCE):
-                share = combination.safe_share(of, part.q, margin)
+                share, label = combination.safe_share(of, part.q, margin), f"{name}, {margin or 'strict'}"
                 true = base - truth(one, own + share * (end - own))
-                name = f"{'t' if tails else 'normal'}, {margin or 'strict'}"
-                yield row(name, "policy", true, part.n, 0, 0, share, 0)
-                if not tails:
-                    continue
-                shares = by_fold(one.y, tested[i][0], moved[i], folds[i], others, part_x(part, len(found)), margin)
-                mixed = tested[i][0] + shares * (moved[i] - tested[i][0])
-                said = decision.brier_benefit(one.y, tested[i][0], mixed, DESIGN)
-                if share:
-                    yield row(name, "by fold", true, part.n, *said.interval(DESIGN), share, 0)
-                    yield row(name, "posterior", true, part.n, *part.benefit(share, of).interval(), share, 0)
+                yield row(label, "policy", true, part.n, 0, 0, share, 0)
+                if share and doubt:
+                    shares = by_fold(one.y, tested[i][0], moved[i], folds[i], others, part_x(part, len(found)), margin)
+                    mixed = tested[i][0] + shares * (moved[i] - tested[i][0])
+                    said = decision.brier_benefit(one.y, tested[i][0], mixed, DESIGN)
+                    yield row(label, "by fold", true, part.n, *said.interval(DESIGN), share, 0)
+                    yield row(label, "posterior", true, part.n, *part.benefit(share, of).interval(), share, 0)
 
 
 def by_fold(
@@ -295,7 +295,7 @@ def by_fold(
         for fold in range(DESIGN.folds):
             kept = row_ != fold
             part = combination.part_right(y[kept], own[r : r + 1, kept], moved[r : r + 1, kept], DESIGN)
-            of = others.given(part.a, part.variance, x, luck_of(part))
+            of = others.given(part.a, part.variance, x, luck_of(part), combination.UNLIKE)
             shares[r, ~kept] = combination.safe_share(of, part.q, margin)
     return shares
 
@@ -328,7 +328,7 @@ def show_coverage(table: pd.DataFrame) -> None:
 def show_harm(table: pd.DataFrame) -> None:
     """Said and real probabilities of harm."""
     print("\nP(harm), said / real (worse by more than .002: said / real), hospitals")
-    some = table[table.way.isin(["normal", "t", "part"])]
+    some = table[table.way.isin(["benefit", "part", "doubt"])]
     for (regime, sites, name, way), rows in some.groupby(["regime", "sites", "what", "way"], sort=False):
         parts = []
         for low, high in zip(BINS, BINS[1:]):

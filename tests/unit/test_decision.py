@@ -11,7 +11,7 @@ import pytest
 from scipy import integrate, optimize, stats
 
 from fairflare.functional import betting, combination, decision
-from fairflare.functional.decision import Design, Hospitals, Normals
+from fairflare.functional.decision import Design, Doubt, Hospitals, Normals
 
 PLAIN = Design(exponent=0.0)
 
@@ -111,7 +111,7 @@ def test_from_sums_and_own_terms_each_hospital_has_the_posterior_of_all_values()
     values, variances, x, s0 = federation()
     everyone, terms = of_all(values, variances, x, s0)
     for k in range(len(values)):
-        mine = everyone.without(terms[k]).given(values[k], variances[k], x[k], 1e-5, tails=False)
+        mine = everyone.without(terms[k]).given(values[k], variances[k], x[k], 1e-5)
         theirs = direct(values, variances, x, s0, k, 1e-5)
         assert mine.mean == pytest.approx(theirs.mean, abs=1e-6)
         assert mine.interval() == pytest.approx(theirs.interval(), abs=1e-6)
@@ -139,36 +139,31 @@ def test_the_grid_over_the_spread_is_the_integral():
         return integrate.quad(lambda q: f(s0 * q / (1 - q)), 0, 1 - 1e-9, limit=200)[0]
 
     expected = over_prior(lambda tau: weight(tau) * harm(tau)) / over_prior(weight)
-    found = everyone.without(terms[0]).given(values[0], variances[0], 0.0, tails=False).below(0.0)
+    found = everyone.without(terms[0]).given(values[0], variances[0], 0.0).below(0.0)
     assert found == pytest.approx(expected, abs=2e-3)
 
 
-def test_with_tails_an_outlying_hospital_is_left_where_it_is():
+def test_in_doubt_a_hospital_is_pulled_towards_what_others_do_not_say():
     values, variances, x, s0 = federation(10)
-    values[0] = -0.25
     everyone, terms = of_all(values, variances, x, s0)
-    normal, t = (
-        everyone.without(terms[0]).given(values[0], variances[0], x[0], tails=tails).mean for tails in (False, True)
-    )
-    assert values[0] < t < normal
+    own = (values[0], variances[0], x[0])
+    plain, doubted = (everyone.without(terms[0]).given(*own, doubt=of) for of in (None, Doubt(0.2, -0.1, 0.05)))
+    assert doubted.mean < plain.mean and doubted.below(0.0) > plain.below(0.0)
+    assert doubted.weights.sum() == pytest.approx(1)
 
 
-def test_the_tails_are_those_of_a_t_distribution_integrated_over_its_scale():
+def test_doubt_is_a_mixture_of_two_priors_integrated_over_the_value():
     others = Hospitals(1.0, of_all(*federation(7)[:3], 1.0)[0].total)
-    value, variance = 0.4, 0.3
-    log_weights, mean, error = others._lines(0.0)
-    widths, shares = decision._tails()
-    assert widths @ shares == pytest.approx(1)
+    value, variance, doubt = 0.4, 0.3, Doubt(0.2, -1.0, 0.7)
+    like = others.new(0.0)
 
     def joint(theta):
-        prior = stats.norm.pdf(
-            theta, mean[:, None], np.sqrt(decision.spreads()[:, None] ** 2 * widths + error[:, None])
-        )
-        weights = np.exp(log_weights - log_weights.max())
-        return weights @ prior @ shares * stats.norm.pdf(value, theta, math.sqrt(variance))
+        prior = 0.8 * like.weights @ stats.norm.pdf(theta, like.means, like.sds)
+        prior += 0.2 * stats.norm.pdf(theta, doubt.mean, doubt.sd)
+        return prior * stats.norm.pdf(value, theta, math.sqrt(variance))
 
     whole, below = (integrate.quad(joint, -30, end, limit=500, points=(0.0,))[0] for end in (30, 0.1))
-    assert others.given(value, variance, 0.0).below(0.1) == pytest.approx(below / whole, abs=1e-4)
+    assert others.given(value, variance, 0.0, doubt=doubt).below(0.1) == pytest.approx(below / whole, abs=1e-4)
 
 
 def test_equal_sizes_do_not_break_the_slope():

@@ -1,13 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands about the decision to join: ``monitor``."""
+"""Commands about the decision to join: ``join`` before it, ``monitor`` after it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from fairflare.cli.options import PATH, as_json
+from fairflare.cli.options import PATH, as_json, choices_options, grid_options
+from fairflare.studies.labels import comparison_name
+
+STRICT = "strict"
+
+
+def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    """0 for "strict", or a loss in [0, 0.1]."""
+    try:
+        found = 0.0 if value == STRICT else float(value)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 0.1:
+        raise click.BadParameter(f"expected strict or a loss from 0 to 0.1, got {value[:40]!r}", ctx, param)
+    return found
+
+
+@click.command()
+@click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
+@choices_options
+@click.option("--folds", type=click.IntRange(2, 20), default=5, show_default=True, metavar="K", help="Folds.")
+@click.option(
+    "--repeats", type=click.IntRange(1, 20), default=3, show_default=True, metavar="R", help="Deals of folds."
+)
+@click.option(
+    "--no-harm",
+    "margin",
+    default="0.002",
+    show_default=True,
+    metavar="strict|LOSS",
+    callback=as_margin,
+    help="What a mix of models may lose, with probability .05 at most.",
+)
+@click.option(
+    "--new-size",
+    type=click.IntRange(30, 100_000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Patients of a hospital that is not in yet, for which a forecast is given.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the initial models and all local work.")
+@grid_options
+def join(
+    methods: tuple[str, ...],
+    task: str,
+    choices: dict[str, Any],
+    folds: int,
+    repeats: int,
+    margin: float,
+    new_size: int,
+    seed: int,
+    out: Path | None,
+    as_json: bool,
+    **how: Any,
+) -> None:
+    """Say for every hospital whether it gains by joining, and with which METHOD's model.
+
+    Every patient is tested by models that never saw this patient: for each fold the federation trains without it. The
+    own model is the better of penalised regression and boosted trees on the hospital's table. Finished runs found in
+    --out are reused, so that an interrupted measurement goes on where it stopped. docs/join.md
+    """
+    from fairflare.cli import console
+    from fairflare.functional.decision import Design
+    from fairflare.studies.join import Question, measure_join, sentences
+
+    question = Question(methods, task, Design(folds, repeats), margin, new_size, seed, choices)
+    folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": methods}, "join")
+    found = measure_join(question, folder, **how)
+    if as_json:
+        console.dump(found)
+        return
+    for site, words in sentences(found):
+        console.say(f"{site}: {words}")
+    for site, why in found["refused"].items():
+        console.say(f"{site}: not answered: {why}")
+    console.say(f"page: {folder / 'join.html'}")
 
 
 @click.command()

@@ -35,6 +35,7 @@ COMMANDS = {
     "fingerprint": "data",
     "init": "data",
     "inspect": "folders",
+    "join": "decision",
     "list": "about",
     "monitor": "decision",
     "new": "about",

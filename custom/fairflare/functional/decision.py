@@ -23,8 +23,6 @@ CLIPPED = 0.005
 """Risks lie within [this, 1 - this] for the log loss."""
 POINTS = 60
 """Values of the spread between hospitals, over which the posterior is integrated."""
-TAIL_FREEDOM, TAIL_NODES = 4.0, 5
-"""Hospitals differ by a t distribution of this many degrees of freedom, as a mixture of so many normal ones."""
 SLOPE_SD = 10.0
 """Prior standard deviation of the slope on size, in median standard errors: next to flat, and never singular."""
 LEAST_VARIANCE = 1e-10
@@ -252,6 +250,14 @@ def of_size(n: float) -> float:
     return 100 / n - 1
 
 
+class Doubt(NamedTuple):
+    """With probability ``share`` a hospital is unlike the others: normal, with this mean and standard deviation."""
+
+    share: float
+    mean: float
+    sd: float
+
+
 @dataclass(frozen=True)
 class Hospitals:
     """What is known of hospitals like these: a mixture over their spread, from totals of ``terms``.
@@ -277,24 +283,26 @@ class Hospitals:
         fit = wzz - b0 * wz - b1 * wxz
         return (logs - np.log(det) - fit) / 2, b0 + b1 * x, (wxx - 2 * wx * x + w * x * x) / det
 
-    def given(self, value: float, variance: float, x: float, luck: float = 0.0, tails: bool = True) -> Normals:
+    def given(self, value: float, variance: float, x: float, luck: float = 0.0, doubt: Doubt | None = None) -> Normals:
         """The posterior of a further hospital's true value, of which ``value`` is an estimate.
+
+        ``without(own).given(own)`` is the posterior that the model of all hospitals gives.
 
         Args:
             value, variance, x: as of ``terms``.
             luck: variance of what the estimate cannot know: how lucky the one trained model is.
-            tails: whether hospitals differ by a t distribution; else by a normal one, and ``without(own).given(own)``
-                is the posterior that a normal model of all hospitals gives.
+            doubt: whether the hospital may be unlike the others; None: it is like them.
         """
         z, v = value / self.s0, variance / self.s0**2
-        log_weights, mean, error = self._lines(x)
-        widths, shares = _tails() if tails else (np.ones(1), np.ones(1))
-        prior = spreads()[:, None] ** 2 * widths + error[:, None]
-        all_ = prior + v
-        logs = log_weights[:, None] + np.log(shares) - (np.log(all_) + (z - mean[:, None]) ** 2 / all_) / 2
-        kept = prior / all_
-        means = kept * z + (1 - kept) * mean[:, None]
-        return self._mixture(logs, means, kept * v + luck / self.s0**2)
+        logs, mean, error = self._lines(x)
+        prior = error + spreads() ** 2
+        if doubt:
+            whole = np.logaddexp.reduce(logs)
+            logs = np.append(logs - whole + math.log(1 - doubt.share), math.log(doubt.share))
+            mean, prior = np.append(mean, doubt.mean / self.s0), np.append(prior, (doubt.sd / self.s0) ** 2)
+        all_, kept = prior + v, prior / (prior + v)
+        logs = logs - (np.log(all_) + (z - mean) ** 2 / all_) / 2
+        return self._mixture(logs, kept * z + (1 - kept) * mean, kept * v + luck / self.s0**2)
 
     def new(self, x: float, luck: float = 0.0) -> Normals:
         """The value of a hospital of which nothing but ``x`` is known."""
@@ -303,8 +311,7 @@ class Hospitals:
 
     def _mixture(self, logs: Array, means: Array, variances: Array) -> Normals:
         weights = np.exp(logs - logs.max())
-        found = (weights / weights.sum(), means * self.s0, np.sqrt(variances) * self.s0)
-        return Normals(*(np.broadcast_to(one, logs.shape).ravel() for one in found))
+        return Normals(weights / weights.sum(), means * self.s0, np.sqrt(variances) * self.s0)
 
     @property
     def spread(self) -> float:
@@ -312,15 +319,6 @@ class Hospitals:
         log_weights, *_ = self._lines(0.0)
         weights = np.exp(log_weights - log_weights.max())
         return float(weights @ spreads() / weights.sum()) * self.s0
-
-
-def _tails() -> tuple[Array, Array]:
-    """Variances, with mean 1, and shares of the normal distributions that make up the t distribution."""
-    from scipy.special import chdtri
-
-    middle = (np.arange(TAIL_NODES) + 0.5) / TAIL_NODES
-    widths = TAIL_FREEDOM / chdtri(TAIL_FREEDOM, middle)
-    return widths / widths.mean(), np.full(TAIL_NODES, 1 / TAIL_NODES)
 
 
 def stretch(sites: int, level: float = LEVEL) -> float:
