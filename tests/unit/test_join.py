@@ -16,7 +16,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.functional.decision import Design
-from fairflare.report.join import Tested, answers, page
+from fairflare.report.join import OutOfFold, answers, page
 from fairflare.studies.own_model import own_risks
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
 
@@ -79,14 +79,15 @@ def test_the_fold_is_part_of_a_configuration_and_unsaid_without_one():
         folded(tasks.load("heart", "full"), "5/5/0")
 
 
-def hospitals(sites: int, gain: float, seed: int = 0, n: int = 300) -> dict[str, Tested]:
+def hospitals(sites: int, gain: float, seed: int = 0, sizes: tuple[int, int] = (200, 500)) -> dict[str, OutOfFold]:
     """Own models that are off by noise, and a candidate that takes away the part ``gain`` of it, or adds to it."""
     rng, found = np.random.default_rng(seed), {}
     for k in range(sites):
+        n = int(rng.integers(*sizes))
         logits = rng.normal(0, 1.2, n)
-        noise = rng.normal(0, 1.0, (2, n))
+        noise = rng.normal(0, 2.0, (2, n))
         labels = (rng.random(n) < expit(logits)).astype(float)
-        found[f"site-{k}"] = Tested(labels, np.stack([expit(logits + noise), expit(logits + (1 - gain) * noise)]))
+        found[f"site-{k}"] = OutOfFold(labels, np.stack([expit(logits + noise), expit(logits + (1 - gain) * noise)]))
     return found
 
 
@@ -107,13 +108,13 @@ def test_a_candidate_like_the_own_model_makes_no_difference_that_matters():
 
 
 def test_few_patients_are_told_how_many_more():
-    found = answers(hospitals(6, 0.15, n=40), ["fedavg"], DESIGN, 0.002)
+    found = answers(hospitals(6, 0.3, sizes=(35, 45)), ["fedavg"], DESIGN, 0.002)
     unclear = [row for row in found["sites"].values() if row["answer"].startswith("Cannot be told")]
     assert unclear and all("more patients" in row["answer"] for row in unclear)
 
 
 def test_fewer_than_four_hospitals_speak_for_themselves():
-    found = answers(hospitals(2, 0.8), ["fedavg"], DESIGN, 0.002)
+    found = answers(hospitals(2, 0.8, sizes=(400, 500)), ["fedavg"], DESIGN, 0.002)
     assert "average" not in found["candidates"]["fedavg"] and found["note"]
     assert all(row["candidates"]["fedavg"]["verdict"] == "gains" for row in found["sites"].values())
 

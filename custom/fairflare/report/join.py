@@ -24,7 +24,7 @@ SEPARATELY = "fewer than four hospitals: each is judged by its own patients alon
 
 
 @dataclass(frozen=True)
-class Tested:
+class OutOfFold:
     """A hospital's patients, tested out of fold.
 
     Attributes:
@@ -37,7 +37,7 @@ class Tested:
 
 
 def answers(
-    sites: Mapping[str, Tested], candidates: Sequence[str], design: Design, margin: float, new_size: int = 100
+    sites: Mapping[str, OutOfFold], candidates: Sequence[str], design: Design, margin: float, new_size: int = 100
 ) -> Json:
     """What is said to every hospital and of the federation, by the Brier score.
 
@@ -66,7 +66,7 @@ def answers(
     return {**about, "margin": margin, "candidates": together, "weights": mixed, "sites": rows, "note": note}
 
 
-def _candidate(sites: Mapping[str, Tested], c: int, design: Design, new_size: int) -> Json:
+def _candidate(sites: Mapping[str, OutOfFold], c: int, design: Design, new_size: int) -> Json:
     """Intervals are of the benefit itself; the probability of harm is that of the part that is right, below a half."""
     own = {s: decision.brier_benefit(t.labels, t.risks[0], t.risks[c], design) for s, t in sites.items()}
     if len(own) < LEAST_SITES:
@@ -118,7 +118,7 @@ def _row(own: Benefit, ends: tuple[float, float], of: Normals, p_harm: float, va
     return {**told, **more, "more_patients": int(max(needed, 0)) if math.isfinite(needed) else None}
 
 
-def _mixes(sites: Mapping[str, Tested], design: Design, margin: float) -> tuple[Array, dict[str, Json]]:
+def _mixes(sites: Mapping[str, OutOfFold], design: Design, margin: float) -> tuple[Array, dict[str, Json]]:
     """The candidates' common weights, and of each hospital the share of them that it may safely take."""
     products = [combination.error_products(t.labels, t.risks[1:]) for t in sites.values()]
     weights = combination.common_weights(np.mean(products, axis=0))

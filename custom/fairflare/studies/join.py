@@ -27,7 +27,7 @@ from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.functional.decision import Array, Design
 from fairflare.functional.recalibration import Line, fitted
-from fairflare.report.join import OWN, Tested, answers, page
+from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.studies import display
 from fairflare.studies.folders import JOIN, JOIN_PAGE
 from fairflare.studies.labels import folder_name
@@ -134,7 +134,7 @@ def _check(parts: Parts, question: Question, runs: Mapping[str, RunConfig]) -> N
 
 def _tested(
     question: Question, runs: Mapping[str, RunConfig], folder: Path
-) -> tuple[dict[str, Tested], list[str], dict[str, dict[str, int]], dict[str, str]]:
+) -> tuple[dict[str, OutOfFold], list[str], dict[str, dict[str, int]], dict[str, str]]:
     """Each site's patients with all risks out of fold; the candidates; kinds of own models; sites that are refused."""
     config = next(iter(runs.values()))
     plain = build_parts(dataclasses.replace(config, fold=""), at_site=True)
@@ -164,7 +164,7 @@ def _tested(
                     whole[deal, place[client][deal] == fold] = values
     candidates = [name for name in next(iter(risks.values()), {}) if name != OWN]
     tested = {
-        client: Tested(
+        client: OutOfFold(
             (labels[client] == event).astype(np.float64), np.stack([found[name] for name in (OWN, *candidates)])
         )
         for client, found in risks.items()
