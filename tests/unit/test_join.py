@@ -110,7 +110,7 @@ def test_a_candidate_like_the_own_model_makes_no_difference_that_matters():
 def test_few_patients_are_told_how_many_more():
     found = answers(hospitals(6, 0.3, sizes=(35, 45)), ["fedavg"], DESIGN, 0.002)
     unclear = [row for row in found["sites"].values() if row["answer"].startswith("Cannot be told")]
-    assert unclear and all("more patients" in row["answer"] for row in unclear)
+    assert unclear and all(" needs " in row["answer"] for row in unclear)
 
 
 def test_fewer_than_four_hospitals_speak_for_themselves():

@@ -20,6 +20,8 @@ Json = dict[str, Any]
 OWN, MIX = "own", "mix"
 LEAST_SITES = 4
 """Hospitals from which on they are read together; with fewer each speaks for itself."""
+MOST_MORE = 10
+"""Times a hospital's patients up to which a number of further ones is named."""
 SEPARATELY = "fewer than four hospitals: each is judged by its own patients alone, and none by the others"
 
 
@@ -175,7 +177,8 @@ def sentence(row: Mapping[str, Any], candidates: Sequence[str], weights: Array) 
     if verdicts == {decision.SAME}:
         return f"No difference that matters: no candidate is far from the own model. {mixed(row, candidates, weights)}"
     more = each[best]["more_patients"]
-    needs = f"needs about {_rounded(more):,} more patients" if more else "needs more patients"
+    few = more is not None and more <= MOST_MORE * row["n"]
+    needs = f"needs about {_rounded(more):,} more patients" if few else f"needs over {MOST_MORE} times the patients"
     return f"Cannot be told: {best} {needs} (benefit {_interval(each[best])}). {mixed(row, candidates, weights)}"
 
 
