@@ -105,7 +105,7 @@ class _Folded:
         return self._redealt(super().site_data(site), site)  # type: ignore[misc]  # of the task beside it
 
     def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
-        return self._redealt(super().local_data(site, own), site)  # type: ignore[misc]
+        return self._redealt(super().local_data(site, own), site)  # type: ignore[misc]  # the same
 
     def _redealt(self, data: Any, site: str) -> TensorData:
         if getattr(data, "fold", None) == self._fold:  # one of the two methods above may call the other
