@@ -183,7 +183,7 @@ def _event(parts: Parts) -> int:
 def _own(data: TensorData, event: int) -> tuple[Array, str]:
     """The own model's risks of the test patients, and its kind."""
     train, test = data.splits["train"], data.splits["test"]
-    x, new = (np.asarray(part.inputs, dtype=np.float64) for part in (train, test))  # type: ignore[union-attr]
+    x, new = (np.asarray(part.inputs, dtype=np.float64) for part in (train, test))  # type: ignore[union-attr]  # examples are in memory
     return own_risks(x, (train.labels.numpy() == event).astype(np.float64), new)
 
 
