@@ -205,7 +205,7 @@ def benefit_at_site(config: RunConfig, parts: Parts, memory: Path | None) -> Alo
     own = parts.trainer
     trainer: Trainer = own if own.is_alone else PlainTrainer()
     if own.alone:
-        trainer = registry.get_trainer(own.alone)(**dataclasses.asdict(own))  # type: ignore[call-overload]
+        trainer = registry.get_trainer(own.alone)(**dataclasses.asdict(own))  # type: ignore[call-overload]  # the class is known by its id alone
     return Alone(trainer, config.training["rounds"], memory, SHARE * config.task_timeout)
 
 

@@ -31,6 +31,7 @@ from fairflare.engine.setup.method_parts import NO_STEP, PART_KEYS, STEPS
 from fairflare.privacy.secure_sum.graph import AUTO, NEIGHBOURS
 from fairflare.privacy.secure_sum.schemes import SCHEMES
 from fairflare.tasks.base import Task
+from fairflare.tasks.folds import FOLD
 
 FORMAT = 2
 NO_CHOICES = ("federation", "task_timeout")
@@ -99,6 +100,8 @@ class RunConfig:
         threshold: the risk from which on a patient counts as flagged in the report; None: the task's, .5 mostly.
         init_from: SHA-256 of the tensors that the initial model starts from, see ``engine.setup.parts``; "": none.
         evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
+        fold: "F/K/D": every site tests its patients of fold F of K and trains on the others, by the D-th deal, see
+            ``tasks.folds``; "": the task's own splits.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
         format: of ``config.json``; a run that was begun in an old format keeps it, and with it its hash.
     """
@@ -143,6 +146,7 @@ class RunConfig:
     threshold: Annotated[float, Range(0.001, 0.999)] | None = None
     init_from: Annotated[str, Text(pattern=f"({SHA256.pattern})?", words="a run, a file of weights or a bundle")] = ""
     evaluation: bool = False
+    fold: Annotated[str, Text(pattern=f"({FOLD.pattern})?", words="a fold as 0/5/0")] = ""
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
     format: int = dataclasses.field(default=FORMAT, compare=False)
 
@@ -193,7 +197,7 @@ class RunConfig:
         return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
 
 
-BESIDE = {"method", "settings", "task", "preset", "options", "training", "seed", "code", "format", "evaluation"}
+BESIDE = {"method", "settings", "task", "preset", "options", "training", "seed", "code", "format", "evaluation", "fold"}
 """Fields that are no settings of a run, but what it is made of."""
 RUN_KEYS = tuple(
     field.name
@@ -231,6 +235,7 @@ LATER: Mapping[str, Any] = {
     "threshold": None,
     "init_from": "",
     "evaluation": False,
+    "fold": "",
 }
 LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None, "fewest_steps": None, "most_steps": None}
 LATER_IN_OPTIONS: Mapping[str, Mapping[str, Any]] = {

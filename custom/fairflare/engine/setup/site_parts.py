@@ -26,6 +26,7 @@ from fairflare.participation.base import All, Selector
 from fairflare.probes.base import Probe
 from fairflare.server_optimizers.base import Add, ServerOptimizer
 from fairflare.tasks.base import Task
+from fairflare.tasks.folds import folded
 from fairflare.tasks.own.script import Script
 from fairflare.trainers.base import Trainer
 
@@ -136,6 +137,7 @@ def site_parts(config: RunConfig, begin: Begin | None = None) -> Parts:
     user_code.check(config.code)
     method = registry.get_method(config.method)
     task = tasks.load(config.task, config.preset, **(config.options if begin else without_weights(config.options)))
+    task = folded(task, config.fold)
     made = method_parts(method, config.settings, **config.parts)
     seed_everything(task.initial_seed(config.seed))
     network = task.network()
