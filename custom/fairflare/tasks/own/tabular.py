@@ -81,8 +81,6 @@ class Tabular(OwnData):
     fewest: ClassVar[int] = 2
     """Classes that there are at least."""
     suffixes = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
-    fewest: ClassVar[int] = 2
-    """Of the names in ``labels``."""
     presets = {
         "default": Preset(
             "a small network; seconds on a laptop",
