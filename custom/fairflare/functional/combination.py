@@ -33,7 +33,8 @@ def error_products(labels: Array, risks: Array) -> Array:
         risks: (C, R, n) of the candidates, out of fold.
     """
     errors = risks - labels
-    return np.einsum("arn,brn->ab", errors, errors) / errors[0].size
+    products: Array = np.einsum("arn,brn->ab", errors, errors) / errors[0].size
+    return products
 
 
 def common_weights(products: Array) -> Array:

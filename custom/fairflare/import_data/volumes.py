@@ -38,7 +38,7 @@ def as_volumes(files: Files, found: Found, kind: str) -> Found:
         form = form_of(Path(one.image))
         if form == "picture" or (form == "dicom" and found.form.masks):
             raise UserError(f"init: {one.image}: expected NIfTI, or DICOM series with classes, for --kind {kind}")
-        key = (one.image,)
+        key: tuple[str, ...] = (one.image,)
         if form == "dicom":
             key = (str(PurePosixPath(one.image).parent), series_of(files.root / one.image) or one.image)
         several.setdefault(key, one)

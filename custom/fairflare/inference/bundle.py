@@ -191,8 +191,7 @@ def _inference(opened: Opened, whole: WholeModel, network: dict[str, Any]) -> di
         "classes": list(opened.task.classes),
         "batch_size": 16,
     }
-    if images is not None:
-        reader = images.reader
+    if images is not None and isinstance(reader := images.reader, Reader):
         content["preprocessing"] = {
             "_target_": "scripts.apply.Images",
             "size": reader.size,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fairflare.core.errors import UserError
 from fairflare.data.readers.stored import in_words
+from fairflare.data.readers.volumes import VolumeReader
 from fairflare.engine.after.recalibrate import FAR, GAP, Recalibrate
 from fairflare.functional.recalibration import BEYOND
 from fairflare.inference import modules
@@ -76,7 +77,7 @@ def _before(opened: Opened) -> tuple[nn.Module, dict[str, Any], Tensor, str, lis
         shape = images.reader.channels, *images.reader.shape
         arguments: dict[str, Any] = {"mean": list(images.mean), "std": list(images.std)}
         words = f"float32 (N, {', '.join(map(str, shape))}), values 0 to 255"
-        if images.volumes:
+        if isinstance(images.reader, VolumeReader):
             words += f", voxels of {' x '.join(f'{one:g}' for one in images.reader.spacing)} mm, axes RAS"
         example = torch.arange(2 * math.prod(shape)).remainder(251).float().view(2, *shape)
         return *_made(Pixels, **arguments), example, words, [in_words(images.reader.window)]

@@ -412,8 +412,8 @@ def of_images(
     channels = {c for one in kept for c in _numbers(one.get("channels"))} or {float(inputs.reader.channels)}
     odd: dict[str, Any] = {name: one.channels for name, one in places.items() if one.channels not in channels}
     found = _line("channels", odd, lambda value: f"{value}", "/".join(f"{c:g}" for c in sorted(channels)))
-    for edge in ("height", "width"):
-        low, high = _widest([_numbers(one.get(edge)) for one in kept], inputs.reader.size)
+    for axis, edge in enumerate(("height", "width")):
+        low, high = _widest([_numbers(one.get(edge)) for one in kept], inputs.reader.shape[axis])
         edges = {name: getattr(one, edge) for name, one in places.items()}
         odd = {name: value for name, value in edges.items() if not low / TIMES <= value <= high * TIMES}
         found += _line(edge, odd, lambda value: f"{value} pixels", f"{low:g} to {high:g}")

@@ -56,7 +56,7 @@ def at_home(reader: VolumeReader, path: Path, probabilities: Tensor) -> Masked:
     moved = back(
         placed_as(probabilities, grid.affine.numpy()), dst_affine=affine, spatial_size=found.stored.pixels.shape
     )
-    return path, moved.as_tensor().clamp(0, 1), found
+    return path, torch.as_tensor(moved).clamp(0, 1), found
 
 
 def ending(path: Path) -> str:

@@ -73,11 +73,11 @@ def _candidate(sites: Mapping[str, OutOfFold], c: int, design: Design, new_size:
     own = {s: decision.brier_benefit(t.labels, t.risks[0], t.risks[c], design) for s, t in sites.items()}
     if len(own) < LEAST_SITES:
         return {"sites": {site: _alone(one, design) for site, one in own.items()}}
-    smooth = decision.Smoothed(sum(decision.moments(b.variance, [b.n]) for b in own.values()))
+    smooth = decision.Smoothed(np.sum([decision.moments(b.variance, [b.n]) for b in own.values()], axis=0))
     noise = {site: smooth.at([b.n]) / b.n for site, b in own.items()}
     s0 = decision.scale(len(own), sum(1 / v for v in noise.values()))
     terms = {site: decision.terms(b.mean, noise[site], decision.of_size(b.n), s0) for site, b in own.items()}
-    everyone = Hospitals(s0, sum(terms.values()))
+    everyone = Hospitals(s0, np.sum(list(terms.values()), axis=0))
     parts = {s: combination.part_right(t.labels, t.risks[0], t.risks[c], design) for s, t in sites.items()}
     right = _posteriors(parts, design)
     rows = {}
@@ -140,7 +140,7 @@ def _posteriors(parts: Mapping[str, Right], design: Design) -> dict[str, tuple[R
     sized = len(parts) >= combination.SITES_FOR_SIZE
     x = {site: p.x if sized else 0.0 for site, p in parts.items()}
     terms = {site: decision.terms(p.a, p.variance, x[site], s0) for site, p in parts.items()}
-    everyone = Hospitals(s0, sum(terms.values()))
+    everyone = Hospitals(s0, np.sum(list(terms.values()), axis=0))
     return {
         site: (
             p,

@@ -19,6 +19,7 @@ from fairflare.tasks.base import Task, TestSet
 
 if TYPE_CHECKING:  # external data may be tables
     from fairflare.data.readers.pictures import Reader
+    from fairflare.data.readers.volumes import VolumeReader
 
 MEAN, STD = 0.5, 0.25
 """Of images on [0, 1] where nothing better is known."""
@@ -27,7 +28,7 @@ MEAN, STD = 0.5, 0.25
 def image_data(
     items: Mapping[str, Sequence[Item]],
     task: Task,
-    reader: Reader,
+    reader: Reader | VolumeReader,
     *,
     own: SiteConfig | None = None,
     augment: bool = False,
@@ -73,7 +74,7 @@ def test_set(
 
 
 def resolved(
-    reader: Reader, mean: Sequence[float], std: Sequence[float]
+    reader: Reader | VolumeReader, mean: Sequence[float], std: Sequence[float]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and std per channel as they are used: what is given, or where nothing better is known."""
     return (tuple(mean), tuple(std)) if mean else ((MEAN,) * reader.channels, (STD,) * reader.channels)

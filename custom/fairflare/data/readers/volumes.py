@@ -231,7 +231,7 @@ def _grid(found: Volume) -> tuple[tuple[int, ...], np.ndarray]:
 
     empty = torch.empty(1).expand(1, *found.stored.pixels.shape)
     turned = mt.Orientation(axcodes=AXES, labels=None)(placed_as(empty, found.affine))
-    return tuple(turned.shape[1:]), turned.affine.numpy()
+    return tuple(turned.shape[1:]), np.asarray(turned.affine)  # type: ignore[attr-defined]  # a MetaTensor
 
 
 def looked_at(source: Source, window: str = "") -> Looked:
