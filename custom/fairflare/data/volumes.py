@@ -61,9 +61,7 @@ class VolumeData(TensorData):
         for k, (rows, (inputs, targets)) in enumerate(zip(batches, train.read(batches), strict=True)):
             seeds = [seed_of(k, i, row) for i, row in enumerate(rows.tolist())]
             places = [patch_of(mask, self.patch, seed) for mask, seed in zip(targets, seeds, strict=True)]
-            cut = (
-                torch.stack([one[:, x, y, z] for one, (x, y, z) in zip(part, places)]) for part in (inputs, targets)
-            )
+            cut = (torch.stack([one[:, x, y, z] for one, (x, y, z) in zip(part, places)]) for part in (inputs, targets))
             patches, masks = (moved(part, self.device) for part in cut)
             yield Batch(normalised(as_float(patches), self.mean, self.std), masks, groups[rows])
 

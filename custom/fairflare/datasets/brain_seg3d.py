@@ -95,7 +95,7 @@ class BrainSeg3D(DeviceShift):
     size: int = 48
     patch: int = 32
     patches: Annotated[int, Range(1, 64)] = 4
-    model: Literal["small-unet3d", "unet3d", "small-unet-slices"] = "small-unet3d"  # type: ignore[assignment]
+    model: Literal["small-unet3d", "unet3d", "small-unet-slices"] = "small-unet3d"  # type: ignore[assignment]  # other networks
 
     def __post_init__(self) -> None:
         super().__post_init__()

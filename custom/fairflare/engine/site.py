@@ -425,6 +425,7 @@ class Site:
             headline=self.scoring.headline,
             groups=self.groups,
             min_count=self.min_count,
+            family=getattr(getattr(self.scoring, "kind", None), "family", "") or "bernoulli",
         )
 
     def _measure(self, work: LocalWork, when: str) -> dict[str, float]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairflare.core.errors import UserError
-from fairflare.networks.regression import CoxRegression, Regression
+from fairflare.networks.regression import Line, Regression
 
 NARROWEST = 1e-3
 """Between two cut points of ``Ordered``."""
@@ -173,10 +173,12 @@ class Ordered(nn.Module):
 
 
 def regression(features: int, classes: int = 2) -> Regression:
-    """``Regression`` of two classes, of one output (a log risk) ``CoxRegression``; raises UserError for others."""
+    """``Regression`` of two classes, of one output ``Line``; raises UserError for others."""
     if classes not in (1, 2):
-        raise UserError(f"network: regression is for 2 classes, or for one log risk (output=cox), got {classes}")
-    return Regression(features) if classes > 1 else CoxRegression(features)
+        raise UserError(
+            f"network: regression is for 2 classes, an amount, a count or one log risk (output=cox), got {classes}"
+        )
+    return Regression(features) if classes > 1 else Line(features)
 
 
 class UNet(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -57,8 +57,8 @@ class Windowed(nn.Module):
             return found
         from monai.inferers import sliding_window_inference
 
-        found = sliding_window_inference(x, self.patch, WINDOWS, self.network, OVERLAP, mode="gaussian")  # type: ignore[assignment]
-        return found
+        whole: Any = sliding_window_inference(x, self.patch, WINDOWS, self.network, OVERLAP, mode="gaussian")
+        return cast(Tensor, whole)
 
 
 def segmenter(model: str, patch: Sequence[int], structures: int, norm: str) -> Windowed:

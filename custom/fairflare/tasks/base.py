@@ -326,4 +326,4 @@ class Task(ABC):
 
     def offer(self, grouping: Grouping) -> Offer:
         """What methods may ask this task for."""
-        return Offer(self.name, self.metrics, self.headline, grouping.names, self.kind.has_classes)
+        return Offer(self.name, self.metrics, self.headline, grouping.names, self.kind.has_classes, self.kind.family)

@@ -86,6 +86,8 @@ class TaskKind(ABC):
     """Whether targets are masks (N, C, ...) of one channel per structure, and outputs their logits."""
     has_times: ClassVar[bool] = False
     """Whether targets are times and events (N, 2): then the kind is a ``kinds.survival.Survival``."""
+    family: ClassVar[str] = ""
+    """What an exact regression takes targets for: "bernoulli", "gaussian", "poisson" or "cox"; "": there is none."""
     outputs: ClassVar[str]
     """What the network gives for N cases, in words."""
     targets: ClassVar[str]

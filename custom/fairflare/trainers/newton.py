@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -15,13 +16,17 @@ from fairflare.core.validation import Range
 from fairflare.functional.likelihood import (
     MOST_STEPS,
     SETTLED,
+    Family,
     Sums,
     aliased,
     bernoulli,
     fitted,
+    gaussian,
     marginal,
     newton_step,
     own_intercept,
+    poisson,
+    poisson_start,
     profiled,
     sums,
 )
@@ -29,8 +34,6 @@ from fairflare.functional.partial_likelihood import partial_likelihood
 from fairflare.trainers.base import ServerState, Trainer
 
 BIAS, SPREAD, OWN = "bias", "log_sd", "own_fit"
-HARRELL = "harrell_c"
-"""What a task of times reports."""
 SETTLING = 3
 """Rounds before the intercepts' spread moves: far from the maximum it would be thrown about."""
 WORSE = 0.05
@@ -41,6 +44,8 @@ WORSE = 0.05
 @dataclass(frozen=True)
 class Newton(Trainer):
     """Newton's method (iteratively reweighted least squares) on the federation's log-likelihood.
+
+    Logistic regression of two classes, linear regression of amounts, Poisson regression of counts with a log link.
 
     McCullagh and Nelder, Generalized Linear Models, 1989, section 2.5; the sums over sites are those of Wu et al.,
     "Grid Binary LOgistic REgression (GLORE)", JAMIA 19, 2012. With weights n_k / n the result is the pooled fit's;
@@ -66,7 +71,7 @@ class Newton(Trainer):
     def train(self, work: LocalWork) -> float:
         """Fill the network's sums at the coefficients that were received; returns the mean loss there."""
         design, outcome = _patients(work)
-        found = self._sums(work.network, design, outcome)
+        found = self._sums(work, design, outcome)
         entries = {
             "score": found.score,
             "information": found.information,
@@ -83,7 +88,7 @@ class Newton(Trainer):
     def _own_fit(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
         """What the site's own fit adds, see ``Regression.own``; it is made once in a run."""
         if OWN not in work.memory:
-            work.memory[OWN] = _own_sums(design, outcome)
+            work.memory[OWN] = _own_sums(design, outcome, work.family)
         kept: torch.Tensor = work.memory[OWN]
         return kept
 
@@ -91,25 +96,24 @@ class Newton(Trainer):
         """Sums over fewer patients than there are parameters could be solved for these."""
         return max(len(model["score"]), min_count or 0)
 
-    def _sums(self, network: Any, design: torch.Tensor, outcome: torch.Tensor) -> Sums:
+    def _sums(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> Sums:
+        network: Any = work.network
         weight, bias = network.weight.detach().cpu(), network.bias.detach().cpu()
-        if outcome.dim() > 1:
-            return _padded(
-                Sums(*partial_likelihood(design, outcome[:, 0], outcome[:, 1], weight), len(outcome)), len(weight)
-            )
+        if work.family == COX:
+            found = Sums(*partial_likelihood(design, outcome[:, 0], outcome[:, 1], weight), len(outcome))
+            return _padded(found, len(weight))
+        family, outcome = family_of(work.family, outcome)
+        both = torch.cat((weight, bias))
         if self.intercept == "random":
-            return marginal(
-                bernoulli, _with_ones(design), outcome, torch.cat((weight, bias)), float(network.log_sd.detach())
-            )
+            return marginal(family, _with_ones(design), outcome, both, float(network.log_sd.detach()))
         if self.intercept == "shared":
-            found = sums(bernoulli, _with_ones(design), outcome, torch.cat((weight, bias)))
-        else:
-            alone = own_intercept(bernoulli, design @ weight, outcome)
-            if alone is None:  # whatever the coefficients, the site's own intercept explains its outcomes
-                return _padded(Sums(design.new_zeros(()), *_nothing(len(weight)), len(outcome)), len(weight))
-            network.bias.data.fill_(alone)
-            found = profiled(bernoulli, design, outcome, weight, alone)
-        return _padded(found, len(weight))
+            first = not float(network.best[1]) and not bool(both.any())
+            return _padded(sums(_start(family) if first else family, _with_ones(design), outcome, both), len(weight))
+        alone = own_intercept(family, design @ weight, outcome)
+        if alone is None:  # whatever the coefficients, the site's own intercept explains its outcomes
+            return _padded(Sums(design.new_zeros(()), *_nothing(len(weight)), len(outcome)), len(weight))
+        network.bias.data.fill_(alone)
+        return _padded(profiled(family, design, outcome, weight, alone), len(weight))
 
     def correct(self, model: StateDict, combined: StateDict, state: ServerState, info: Info) -> StateDict:
         """Newton's next parameters, or, where the last step made the likelihood much worse, half of that step."""
@@ -143,7 +147,10 @@ class Newton(Trainer):
         return frozenset({BIAS}) if self.intercept == "site" else frozenset()
 
     def missing(self, offer: Offer) -> str:
-        return "" if offer.has_classes or HARRELL in offer.metrics else "it needs two classes, or times to an event"
+        if not offer.family and not offer.has_classes:
+            return "it needs two classes, an amount, a count, or times to an event"
+        random = self.intercept == "random" and offer.family == "gaussian"
+        return "intercept: expected shared or site for amounts, got random" if random else ""
 
     def unsuited(self, network: torch.nn.Module) -> str:
         """It trains a ``Regression``."""
@@ -180,6 +187,24 @@ class NewtonAlone(Newton):
 
     def _own_fit(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(work.network.own)  # type: ignore[arg-type]
+
+
+COX = "cox"
+FAMILIES: dict[str, Family] = {"bernoulli": bernoulli, "gaussian": gaussian, "poisson": poisson}
+
+
+def family_of(name: str, targets: torch.Tensor) -> tuple[Family, torch.Tensor]:
+    """The family ``name``, and the outcomes (N,) of ``targets``; of counts these may be (N, 2) with exposures."""
+    if name == "poisson" and targets.dim() > 1:
+        return partial(poisson, offset=targets[:, 1].log()), targets[:, 0]
+    return FAMILIES[name], targets
+
+
+def _start(family: Family) -> Family:
+    """What takes the family's place in the first round."""
+    if isinstance(family, partial):
+        return partial(poisson_start, **family.keywords)
+    return poisson_start if family is poisson else family
 
 
 FARTHEST = 15.0
@@ -232,13 +257,25 @@ def _padded(found: Sums, p: int) -> Sums:
     return Sums(found.value, score, information, found.examples)
 
 
-def _own_sums(design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
+def _variance(design: torch.Tensor, outcome: torch.Tensor, estimate: torch.Tensor) -> float:
+    """Of amounts about a site's own line; infinite where it has as many coefficients as patients."""
+    errors = outcome - _with_ones(design) @ estimate.nan_to_num(0.0)
+    degrees = len(outcome) - int(estimate.isfinite().sum())
+    return float(errors.square().sum()) / degrees if degrees > 0 else float("inf")
+
+
+def _own_sums(design: torch.Tensor, outcome: torch.Tensor, name: str) -> torch.Tensor:
     """(5, p) what the site adds to the sums over sites' own fits, see ``Regression.own``."""
-    cox = outcome.dim() > 1
-    alone = _own_cox(design, outcome) if cox else fitted(bernoulli, _with_ones(design), outcome)
+    if name == COX:
+        alone = _own_cox(design, outcome)
+    else:
+        family, outcome = family_of(name, outcome)
+        alone = fitted(family, _with_ones(design), outcome)
+        if alone is not None and name == "gaussian":
+            alone = alone[0], alone[1] * _variance(design, outcome, alone[0])
     if alone is None:
         return design.new_zeros(5, design.shape[1])
-    estimate, variance = alone if cox else (each[:-1] for each in alone)
+    estimate, variance = alone if name == COX else (each[:-1] for each in alone)
     precision = 1 / variance
     rows = (torch.ones_like(estimate), precision, precision * estimate, precision * estimate**2, precision**2)
     return torch.stack(rows).nan_to_num(0.0) * estimate.isfinite()

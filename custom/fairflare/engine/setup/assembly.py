@@ -234,7 +234,8 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
         counted: "personal" where the results are those of the sites' own models, else absent; used: where sites are
         shown models of their own, "personal" if these are the ones that they use, else "shared"; title, real,
         simulated, drawn, classes, headline and primary endpoint of the task; sites: name -> description, in its order;
-        features (where a trainer sends sums over patients): names of a table's features, in the network's order;
+        features and family (where a trainer sends sums over patients): names of a table's features, in the network's
+        order, and what its targets are taken for;
         domains (where a task has any): name -> domain; table_sets: "clean" and "corrupted" -> the shared test sets of
         the papers' tables; groups: names, in order; clinical (where cases have one class): event, the class whose risk
         is looked at (None: that the likeliest is right) and threshold; group_metric: what a group's value is; metrics:
@@ -263,7 +264,11 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
         **view.described(task.classes),
         "group_metric": task.kind.score or task.headline,
         "metrics": described(map(task.metric, _shown(parts)), len(task.classes)),
-        **({"features": names} if parts.trainer.sums_only and (names := _features(task)) else {}),
+        **(
+            {"features": names, "family": task.kind.family}
+            if parts.trainer.sums_only and (names := _features(task))
+            else {}
+        ),
         "numbers": {
             number.name: number.meaning for anchored in (False, True) for number in parts.scalars(anchored=anchored)
         },

@@ -155,6 +155,7 @@ class Amounts(TaskKind):
     mean: float = 0.0
     spread: float = 1.0
 
+    family: ClassVar[str] = "gaussian"
     outputs: ClassVar[str] = "amounts (N, 1) in spreads from the mean"
     targets: ClassVar[str] = "amounts (N,) in spreads from the mean"
 
@@ -228,6 +229,7 @@ class Counts(Amounts):
     metrics: tuple[str, ...] = ("rmse", "mae", "deviance", "r2", "calibration_slope", "within")
     headline: str = "deviance"
 
+    family: ClassVar[str] = "poisson"
     outputs: ClassVar[str] = "logarithms of rates (N, 1)"
     targets: ClassVar[str] = "counts (N,), or counts and exposures (N, 2)"
 

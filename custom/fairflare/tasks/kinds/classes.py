@@ -94,6 +94,7 @@ class Classes(TaskKind):
     score: str = "accuracy"
 
     has_classes: ClassVar[bool] = True
+    family: ClassVar[str] = "bernoulli"
     outputs: ClassVar[str] = "logits (N, C)"
     targets: ClassVar[str] = "classes (N,)"
 

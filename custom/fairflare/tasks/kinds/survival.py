@@ -193,6 +193,7 @@ class Cox(Survival):
     metrics: tuple[str, ...] = ("harrell_c", "uno_c")
 
     log_risk: ClassVar[bool] = True
+    family: ClassVar[str] = "cox"
     outputs: ClassVar[str] = "log risk (N, 1)"
 
     @property
