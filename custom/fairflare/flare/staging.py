@@ -23,8 +23,9 @@ from fairflare.core.imports import imports, module_files, reached
 from fairflare.core.plugins import ROOMS, installed_modules
 from fairflare.core.versions import package_files, sha256_of
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.at_site import CURVES
+from fairflare.engine.setup.at_site import CURVES, EXTERNAL
 from fairflare.engine.setup.run_config import RunConfig
+from fairflare.engine.setup.site_parts import FOLDS
 from fairflare.flare.executor import SCRIPT
 from fairflare.tasks.own.script import Script
 
@@ -113,8 +114,9 @@ def modules_of_run(config: RunConfig) -> list[str]:
     entry = registry.get_method(config.method)
     classes = [*registry.owners(entry, **config.parts).values(), tasks.known(config.task)]
     homes = [f"{PACKAGE}.{room}" for room in ROOMS] + [f"{PACKAGE}.{room}.base" for room, _ in registry.BASES.values()]
-    scripts = [SCRIPT] if config.task == Script.name else []
-    return [metric.OWN, registry.home(entry.id), *homes, *(cls.__module__ for cls in classes), *scripts]
+    wanted = {SCRIPT: config.task == Script.name, EXTERNAL: config.evaluation, FOLDS: bool(config.fold)}
+    named = [name for name, asked in wanted.items() if asked]
+    return [metric.OWN, registry.home(entry.id), *homes, *(cls.__module__ for cls in classes), *named]
 
 
 def own_files() -> list[Path]:

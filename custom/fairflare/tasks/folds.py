@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from fairflare.tasks.base import Task
 if TYPE_CHECKING:
     from fairflare.data.site_config import SiteConfig
 
-FOLD = re.compile(r"\d{1,2}/\d{1,2}/\d{1,4}")
 FEWEST, LEAST_OF_CLASS, MOST_DEALS = 2, 2, 1000
 LEAST_PATIENTS, LEAST_OF_EACH = 30, 5
 """Patients of a site, and of each of two classes or more, below which it trains with all of them and tests none."""

@@ -186,7 +186,7 @@ class NewtonAlone(Newton):
         return 0
 
     def _own_fit(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(work.network.own)  # type: ignore[arg-type]
+        return torch.zeros_like(work.network.own)  # type: ignore[arg-type]  # a buffer
 
 
 COX = "cox"

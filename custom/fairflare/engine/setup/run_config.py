@@ -31,7 +31,6 @@ from fairflare.engine.setup.method_parts import NO_STEP, PART_KEYS, STEPS
 from fairflare.privacy.secure_sum.graph import AUTO, NEIGHBOURS
 from fairflare.privacy.secure_sum.schemes import SCHEMES
 from fairflare.tasks.base import Task
-from fairflare.tasks.folds import FOLD
 
 FORMAT = 2
 NO_CHOICES = ("federation", "task_timeout")
@@ -146,7 +145,7 @@ class RunConfig:
     threshold: Annotated[float, Range(0.001, 0.999)] | None = None
     init_from: Annotated[str, Text(pattern=f"({SHA256.pattern})?", words="a run, a file of weights or a bundle")] = ""
     evaluation: bool = False
-    fold: Annotated[str, Text(pattern=f"({FOLD.pattern})?", words="a fold as 0/5/0")] = ""
+    fold: Annotated[str, Text(pattern=r"(\d{1,2}/\d{1,2}/\d{1,4})?", words="a fold as 0/5/0")] = ""
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
     format: int = dataclasses.field(default=FORMAT, compare=False)
 
