@@ -56,7 +56,7 @@ ELSEWHERE = {
     r"python benchmarks/": "tests/unit/test_benchmarks.py",
     r"fairflare (init|run) .*(--kind (regression|multilabel|ordinal) |--data covid )": "tests/unit/test_outcomes.py",
     r"fairflare (init|run|predict) .*(scans/|\.nii\.gz)": "tests/unit/test_volume_runs.py",
-    r"fairflare (init|preflight|run|predict|evaluate) .*(FOLDER|NEW\.csv|OTHER\.csv)": "tests/unit/test_survival_tables.py",
+    r"fairflare \w+ .*(FOLDER|NEW\.csv|OTHER\.csv)": "tests/unit/test_survival_tables.py",
     r"fairflare new ": "tests/unit/test_new.py",
     r"FAIRFLARE_PLUGINS=my_rule.py": "tests/unit/test_new.py",
     r"pytest test_my_rule.py": "tests/unit/test_new.py",

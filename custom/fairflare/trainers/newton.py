@@ -170,6 +170,7 @@ class NewtonAlone(Newton):
 
     alone: ClassVar[str] = ""
     sums_only: ClassVar[bool] = False
+    for_one_site: ClassVar[bool] = True
 
     def train(self, work: LocalWork) -> float:
         loss = super().train(work)

@@ -321,6 +321,10 @@ def misfit(ids: Mapping[str, str], rule: Rule, trainer: Trainer) -> str:
             f"{by}: sends sums and not a step, so that server optimizer {ids['server_optimizer']} has none to scale",
         ),
         (
+            trainer.for_one_site and not rule.alone,
+            f"{by}: trains every site by itself, expected rule solo, got {under}",
+        ),
+        (
             not trainer.shares_model and ids["rule"] != AVERAGING,
             f"{by}: leaves the models at the sites, so that {under} has no updates to weigh",
         ),
