@@ -103,6 +103,7 @@ COPIED = (
     "core/errors.py",
     "core/validation.py",
     "networks/builtin.py",
+    "networks/regression.py",
     "data/readers/datalist.py",
     "data/readers/dicom.py",
     "data/readers/geometry.py",

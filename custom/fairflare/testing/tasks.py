@@ -23,6 +23,7 @@ from fairflare.tasks.kinds.classes import CLASSES
 from fairflare.tasks.kinds.grades import GRADES
 from fairflare.tasks.kinds.labels import Labels
 from fairflare.tasks.kinds.masks import MASKS
+from fairflare.tasks.kinds.survival import Hazards
 from fairflare.tasks.kinds.volume_masks import VOLUME_MASKS
 from fairflare.testing.parts import is_json
 
@@ -148,6 +149,10 @@ def _made_up(one: Metric) -> Cases | None:
         known = torch.rand(CASES, 3, generator=draw) > 0.2
         truth = (torch.randn(CASES, 3, generator=draw) > 0).float()
         return Labels().cases(logits, truth.where(known, torch.nan), ("a", "b", "c"))
+    if one.kind == Hazards().name:
+        times = torch.rand(CASES, generator=draw).mul(4).round(decimals=1)
+        happened = (torch.rand(CASES, generator=draw) > 0.4).float()
+        return Hazards(ends=(1.0, 2.0, 3.0)).cases(logits, torch.stack((times, happened), 1), ())
     if one.kind == VOLUME_MASKS.name:
         masks = torch.rand(CASES // 4, 2, 6, 6, 6, generator=draw) > 0.5
         return VOLUME_MASKS.cases(*VOLUME_MASKS.condense(torch.randn(masks.shape, generator=draw), masks), ("a", "b"))
