@@ -135,7 +135,7 @@ def length_of_stay(root):
     table["days"] = np.arange(len(table)) % 16
     table.to_csv(root / "cohort.csv", index=False)
     return Truth(
-        flags=("--label", "days"), says=("16 different numbers from 0 to 15", "--classes 0,1,2", "--label another")
+        flags=("--label", "days"), says=("16 different numbers from 0 to 15", "--classes 0,1,2", "--kind regression")
     )
 
 

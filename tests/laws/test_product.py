@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cases import each
+from fairflare.aggregators.base import SummedRule
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import verify
@@ -36,10 +37,16 @@ HEEDED = ("fedufo",)
 """Rules that weigh a site's examples, which only the trainer "weighted" does."""
 EXCHANGING = ("feddyn", "fedproc", "fedrdn", "fedproto", "scaffold")
 """Trainers that send more than the model, so that no site would be alone."""
-ONE_MODEL = ("feddyn",)
+ONE_MODEL = ("feddyn", "newton")
 """Trainers whose server half is about the one model that all sites share."""
 COMBINING = ("median", "multi-krum", "trimmed-mean")
 """Rules that drop or bound single sites, which a server half that takes up every site's answer would go round."""
+SUMMING = ("newton",)
+"""Trainers that send sums over patients, which a rule may weigh and do nothing else with."""
+ALONE = ("newton-alone",)
+"""Trainers of sites by themselves."""
+LINES = ("newton", "newton-alone")
+"""Trainers of a regression."""
 AT_SITES = ("fedproto",)
 """Trainers whose models stay at the sites: no updates to weigh, and none to step along."""
 
@@ -54,10 +61,16 @@ def expected(trainer, rule, optimizer):
         return (
             f"trainer {trainer}: corrects the shared model at the server, but rule {rule} gives sites models of their"
         )
-    if rule == "solo" and trainer in EXCHANGING:
+    if rule == "solo" and trainer in (*EXCHANGING, *SUMMING):
         return f"rule solo: expected a trainer that exchanges nothing, since every site is alone, got trainer {trainer}"
     if rule in COMBINING and trainer in EXCHANGING:
         return f"trainer {trainer}: its server half takes up what every site sends, so that rule {rule} would protect"
+    if trainer in SUMMING and not issubclass(registry.get_rule(rule), SummedRule):
+        return f"rule {rule}: expected a rule that weighs sites by numbers of their own, since trainer {trainer} sends"
+    if trainer in SUMMING and optimizer != "none":
+        return f"trainer {trainer}: sends sums and not a step, so that server optimizer {optimizer} has none to scale"
+    if trainer in ALONE and rule != "solo":
+        return f"trainer {trainer}: trains every site by itself, expected rule solo, got rule {rule}"
     if trainer in AT_SITES and rule != "fedavg":
         return f"trainer {trainer}: leaves the models at the sites, so that rule {rule} has no updates to weigh"
     if trainer in AT_SITES and optimizer != "none":
@@ -86,6 +99,7 @@ class Each:
 def config_of(trainer, rule, optimizer):
     task = IMAGES if trainer in NORMALISED else TABLE
     values = {**VALUES, **SITES[task], "trainer": trainer, "rule": rule, "server_optimizer": optimizer}
+    values |= {"model": "regression"} if trainer in LINES else {}
     values |= {"server.lr": 0.01} if optimizer != "none" else {}
     if optimizer != "none" and "lr" in values:
         values["train.lr"] = values.pop("lr")
@@ -156,6 +170,6 @@ def test_all_server_optimizers_are_here():
 def test_every_name_in_the_table_is_one_of_a_part():
     """No reason is written for what does not exist."""
     assert {*OWN_MODELS, *HEEDED, *COMBINING} <= set(registry.parts("rule"))
-    assert {*NORMALISED, *EXCHANGING, *AT_SITES, *ONE_MODEL} <= set(registry.trainers())
+    assert {*NORMALISED, *EXCHANGING, *AT_SITES, *ONE_MODEL, *SUMMING, *LINES} <= set(registry.trainers())
     found = {id for id, rule in registry.parts("rule").items() if rule().own_models}
     assert found == set(OWN_MODELS)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of exact regression on real patients against statsmodels' fit of the pooled ones, in the clear and masked."""
 
+import json
 import os
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import integrate, optimize
@@ -20,6 +22,8 @@ from fairflare.report.write import write_report
 sm = pytest.importorskip("statsmodels.api")
 combine_effects = pytest.importorskip("statsmodels.stats.meta_analysis").combine_effects
 ROUNDS = 8
+STEP = 0.1
+"""In standard errors."""
 
 
 def run(folder, task, **values):
@@ -113,9 +117,10 @@ def test_random_intercepts_equal_the_pooled_maximum(tmp_path):
     information = model["information"].numpy() * n
     for k in (0, 7, 20, 35, 36):  # the maximum and its curvature along single parameters, by the quadrature of others
         error, along = np.sqrt(1 / information[k, k]), np.eye(len(at))[k]
-        up, down = (-minus_log_likelihood(at + sign * error * along) for sign in (1, -1))
+        up, down = (-minus_log_likelihood(at + sign * STEP * error * along) for sign in (1, -1))
         assert up < top and down < top
-        assert abs(up - down) / 2 < 0.01 and up + down - 2 * top == pytest.approx(-1, abs=0.05)
+        assert abs(up - down) / (2 * STEP) < 1e-2  # standard errors from the maximum
+        assert (up + down - 2 * top) / STEP**2 == pytest.approx(-1, abs=0.05)
 
 
 def test_a_site_of_few_patients_needs_secure_sums(tmp_path):
@@ -199,3 +204,51 @@ def test_an_intercept_for_each_of_466_hospitals():
     coefficients, errors, _ = pooled(sites, np.zeros(len(beta), dtype=bool), own=True)
     assert np.abs(beta.numpy() - coefficients).max() < 1e-8
     assert np.abs(torch.linalg.inv(information).diagonal().sqrt().numpy() - errors).max() < 1e-8
+
+
+def tables(folder, outcome, extra=""):
+    """A table of each of three hospitals with an outcome that follows from age and score."""
+    folder.mkdir()
+    everyone = []
+    for k, site in enumerate(("a", "b", "c")):
+        random = np.random.default_rng(k)
+        n = 80 + 20 * k
+        age, score = random.normal(60, 10, n), random.normal(0, 1, n)
+        years = random.uniform(0.5, 3, n)
+        line = 0.3 + 0.4 * (age - 60) / 10 - 0.2 * score + 0.2 * k
+        y = line + random.normal(0, 1, n)
+        if outcome == "count":
+            y = random.poisson(np.exp(line) * (years if extra else 1))
+        rows = pd.DataFrame({"age": age, "score": score, "years": years, "outcome": y, "split": "train"})
+        rows = pd.concat([rows, *(rows[:20].assign(split=name) for name in ("val", "test"))])
+        rows.to_csv(folder / f"{site}.csv", index=False)
+        everyone.append(rows[rows.split == "train"])
+    return everyone
+
+
+@pytest.mark.parametrize("intercept", ["shared", "site"])
+@pytest.mark.parametrize("outcome, exposure", [("amount", ""), ("count", ""), ("count", "years")])
+def test_amounts_and_counts_equal_the_pooled_fit(tmp_path, outcome, exposure, intercept):
+    rows = tables(tmp_path / "data", outcome, exposure)
+    options = {"label": "outcome", "features": "age,score", "site_names": "a,b,c", "amount": outcome}
+    options |= {"datalists": str(tmp_path / "data"), "exposure": exposure, "intercept": intercept}
+    options |= {"scaling": json.dumps({"fill": [60, 0], "mean": [60, 0], "std": [10, 1]})}
+    (tmp_path / "run").mkdir()
+    config, model = run(tmp_path / "run", "regression", **{k: v for k, v in options.items() if v})
+    x = (pd.concat(rows)[["age", "score"]].to_numpy() - [60, 0]) / [10, 1]
+    y, n = pd.concat(rows).outcome.to_numpy(), sum(map(len, rows))
+    if outcome == "amount":
+        mean, spread = map(float, config.options["outcome_scale"].split(","))
+        y = (y - mean) / spread
+    lead = np.repeat(np.eye(3), [len(one) for one in rows], axis=0) if intercept == "site" else np.ones((n, 1))
+    offset = np.log(pd.concat(rows).years.to_numpy()) if exposure else None
+    family = sm.families.Poisson() if outcome == "count" else sm.families.Gaussian()
+    fit = sm.GLM(y, np.c_[lead, x], family=family, offset=offset).fit(tol=1e-14, maxiter=100)
+    section = write_report(tmp_path / "run")["detail"]["coefficients"]
+    found = {row["name"]: row for row in section["rows"]}
+    assert np.abs(model["weight"].numpy() - fit.params[-2:]).max() < 1e-5  # tables are read as float32
+    assert [found[name]["error"] for name in ("age", "score")] == pytest.approx(fit.bse[-2:].tolist(), rel=1e-4)
+    assert section["ratio"] == ("rate" if outcome == "count" else "")
+    likelihood = fit.llf if outcome == "count" else -n / 2 * (np.log(2 * np.pi * (fit.resid_response**2).mean()) + 1)
+    assert section["log_likelihood"] == pytest.approx(likelihood, rel=1e-5)
+    assert section["rows"][-1]["fits"] == 3

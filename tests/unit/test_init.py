@@ -301,7 +301,7 @@ BAD = {
     "no outcome": (no_outcome, "init: --label COLUMN says which; the table has: age, score"),
     "many labels": (
         many_labels,
-        "outcome: expected classes, got 80 different numbers from 0 to 11.2857: a number",
+        "outcome: expected classes, got 80 different numbers from 0 to 11.2857: either they are an amount",
     ),
     "two spellings": (two_spellings, "sites 'North' and 'north' differ by upper and lower case alone"),
     "few": (few, "init: s: expected at least 3 patients or examples to divide, got 2"),

@@ -25,6 +25,14 @@ OWN = {
     "tabular": {"site_names": "a,b", "labels": "2"},
     "classification": {"site_names": "a,b", "labels": "2", "channels": 1, "size": 32},
     "segmentation": {"site_names": "a,b", "labels": "lesion", "channels": 1, "size": 32},
+    "regression": {"site_names": "a,b", "labels": "stay"},
+    "multilabel": {"site_names": "a,b", "labels": "edema,mass"},
+    "ordinal": {"site_names": "a,b", "labels": "low,middle,high"},
+    "image-regression": {"site_names": "a,b", "labels": "volume", "channels": 1, "size": 32},
+    "image-multilabel": {"site_names": "a,b", "labels": "edema,mass", "channels": 1, "size": 32},
+    "image-ordinal": {"site_names": "a,b", "labels": "low,middle,high", "channels": 1, "size": 32},
+    "volume-classification": {"site_names": "a,b", "labels": "2"},
+    "volume-segmentation": {"site_names": "a,b", "labels": "lesion"},
     "script": {"site_names": "a,b", "script": "train.network", "labels": "2"},
 }
 SITE = ["fairflare.flare.executor.FairExecutor", "fairflare.flare.egress.EgressFilter"]
@@ -40,7 +48,7 @@ class Run:
 
     def __init__(self, method, task):
         entry = registry.get_method(method)
-        self.method, self.task = method, task
+        self.method, self.task, self.evaluation, self.fold = method, task, False, ""
         kinds = ("trainer", "selector", "server_optimizer")
         self.parts = {kind: getattr(entry, kind) for kind in kinds}
 
@@ -89,6 +97,18 @@ def test_a_site_is_sent_no_server():
     assert "data/readers/pictures.py" not in names, "a run on tables reads no images"
 
 
+def test_a_job_carries_its_own_kind_of_task_and_no_other():
+    """A run on classes is sent no line of what other outcomes need."""
+    kinds = {"tabular": (), "regression": ("amounts",), "multilabel": ("labels",), "ordinal": ("grades",)}
+    every = {f"tasks/kinds/{name}.py" for own in kinds.values() for name in own}
+    for task, own in kinds.items():
+        names = {path.as_posix() for path in at_site("fedavg", task)}
+        assert names & every == {f"tasks/kinds/{name}.py" for name in own}, task
+        homes = {f"tasks/metrics_{task}.py"} if own else set()
+        assert {name for name in names if name.startswith("tasks/metrics_")} == homes, task
+        assert "data/readers/pictures.py" not in names, task
+
+
 def test_every_task_brings_its_own_module_and_no_other_data_set():
     for task in tasks.every():
         files = at_site("fedavg", task)
@@ -117,8 +137,16 @@ def test_imports_by_name_are_known():
         if any(ast.unparse(call.func).endswith(("import_module", "__import__")) for call in calls):
             found[path.relative_to(SOURCE).as_posix()] = True
     known = {"__init__.py", "engine/setup/tasks.py", "core/plugins.py", "core/registry.py", "core/user_code.py"}
-    known |= {"networks/monai_networks.py", "core/metric.py", "flare/executor.py"}
+    known |= {"networks/monai_networks.py", "core/metric.py", "flare/executor.py", "engine/setup/at_site.py"}
+    known |= {"engine/setup/site_parts.py"}
     assert not {name for name in found if name.split("/")[0] not in DESK - {"datasets"}} - known, sorted(found)
+
+
+def test_code_of_volumes_travels_with_their_tasks_alone():
+    for task in OWN:
+        names = {path.as_posix() for path in at_site("fedavg", task)}
+        brought = {"data/readers/volumes.py", "data/volumes.py", "networks/volumes.py"} & names
+        assert len(brought) == 3 * task.startswith("volume"), f"{task}: {sorted(brought)}"
 
 
 def test_a_table_brings_itself_alone():

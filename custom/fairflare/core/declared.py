@@ -95,6 +95,7 @@ class Offer:
         headline: the metric that fairness is reported in.
         groups: names of the groups of the run's grouping.
         has_classes: whether every example has one class, as logit adjustment needs.
+        family: what an exact regression takes its targets for, see ``tasks.kind.TaskKind``.
     """
 
     task: str
@@ -102,6 +103,7 @@ class Offer:
     headline: str
     groups: tuple[str, ...]
     has_classes: bool
+    family: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a metric is, and the one list of them: whatever checks, shows or compares a metric asks here.
 
-A ``Metric`` that stands in a module is found by being there: the package's own in ``tasks/metrics.py``, others in
+A ``Metric`` that stands in a module is found by being there: the package's own in ``tasks/metrics*.py``, others in
 plugins (``core.plugins``). Importing this file imports no NumPy and no PyTorch.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
+import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     Array = npt.NDArray[np.float64]
 
 OWN = "fairflare.tasks.metrics"
-"""The module of the package's own metrics."""
+"""The module of the package's own metrics; beside it ``metrics_KIND`` holds those of one kind of task alone."""
 LARGEST_LOSS = 1e6
 """The largest loss that a site may report."""
 LOSSES = ("loss", "train_loss")
@@ -55,6 +57,7 @@ class Metric:
         value: cases -> the metric.
         each: cases -> (N,) its value for each case, of which it is the mean.
         weighted: cases, counts (B, N) -> (B,) the metric of B resamples that hold each case so often.
+        needs: what cases it needs to be defined, in words; "": any.
         interval: cases, level -> its lower and upper end; by default that of a mean, where ``each`` lies in [0, 1].
             The ends leave the site: they must not depend on the cases' order, nor on a draw that others know.
         of_classes: whether it compares classes: then it has an interval, and a group has it, only where each class has
@@ -77,6 +80,7 @@ class Metric:
     value: Callable[[Any], float | None] | None = None
     each: Callable[[Any], Array] | None = None
     weighted: Callable[[Any, Array], Array] | None = None
+    needs: str = ""
     interval: Callable[[Any, float], tuple[float, float] | None] | None = None
     of_classes: bool = False
     two_classes: bool = False
@@ -143,13 +147,15 @@ def named(name: str) -> Metric:
 
 
 def described(found: Iterable[Metric], n_classes: int) -> dict[str, dict[str, Any]]:
-    """Metric -> label, meaning ("" where unknown), chance (None where unknown) and higher_is_better, for a report."""
+    """Metric -> label, meaning ("" where unknown), chance (None where unknown), higher_is_better and, where it is not
+    always defined, needs: for a report."""
     return {
         one.name: {
             "label": one.label,
             "meaning": one.meaning,
             "chance": one.chance(n_classes),
             "higher_is_better": one.higher_is_better,
+            **({"needs": one.needs} if one.needs else {}),
         }
         for one in found
     }
@@ -168,14 +174,21 @@ def _largest(name: str) -> float:
 
 @lru_cache(maxsize=4)
 def _found(modules: tuple[ModuleType, ...]) -> dict[str, Metric]:
-    own = {one.name: one for one in _in(importlib.import_module(OWN))}
-    found, where = dict(own), dict.fromkeys(own, OWN)
-    for module in modules:
+    found: dict[str, Metric] = {}
+    where: dict[str, str] = {}
+    for module in (*_own(), *modules):
         for one in _in(module):
             if found.get(one.name, one) is not one:
                 raise UserError(f"metric {one.name!r} is defined twice: in {where[one.name]} and in {module.__name__}")
             found[one.name], where[one.name] = one, where.get(one.name, module.__name__)
     return dict(sorted(found.items()))
+
+
+def _own() -> Iterator[ModuleType]:
+    """The package's modules of metrics; a job carries those of its task's kind."""
+    home, _, first = OWN.rpartition(".")
+    names = sorted(info.name for info in pkgutil.iter_modules(importlib.import_module(home).__path__))
+    return (importlib.import_module(f"{home}.{name}") for name in names if name == first or f"{first}_" in name)
 
 
 def _in(module: ModuleType) -> Iterator[Metric]:

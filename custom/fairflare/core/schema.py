@@ -226,7 +226,7 @@ class Answer:
     )  # fmt: skip
     clinical: Any = _field(
         "clinical", "calibration and decisions of the model that the site uses, on its test split: means, and counts "
-        "per bin of the risk; after the last round, of one model",
+        "per bin of the risk, or of times steps of survival curves; after the last round, of one model",
         default={}, exchanges=("evaluate", "adjust"),
     )  # fmt: skip
     error: str | None = dataclasses.field(

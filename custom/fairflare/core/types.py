@@ -203,6 +203,7 @@ class LocalWork:
         headline: name of the metric among them that fairness is reported in, a share of 1.
         groups: names of the groups that ``data`` tells apart.
         min_count: the fewest training examples of a group whose numbers may leave the site; None: none leave.
+        family: what an exact regression takes the targets for, see ``tasks.kind.TaskKind``.
         scratch: whatever a trainer needs during one round, on the device; emptied when its training ends.
         steps: optimizer steps that the trainer has made in this round.
         measured: field of the train answer -> number, for fields of the schema that parts of a method fill.
@@ -228,6 +229,7 @@ class LocalWork:
     headline: str = ""
     groups: tuple[str, ...] = ()
     min_count: int | None = 10
+    family: str = "bernoulli"
     scratch: dict[str, Any] = field(default_factory=dict)
     steps: int = 0
     measured: dict[str, Any] = field(default_factory=dict)

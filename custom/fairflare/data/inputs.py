@@ -17,6 +17,7 @@ from fairflare.data.readers.table_features import Arrays, Columns, Feature, pars
 
 if TYPE_CHECKING:  # a run on tables reads no images
     from fairflare.data.readers.pictures import Reader
+    from fairflare.data.readers.volumes import VolumeReader
 
 Features = tuple[np.ndarray, np.ndarray]
 """Numbers float64 (N, n), nan where missing, which a site scales; plain float32 (N, m), taken as they are."""
@@ -128,11 +129,13 @@ class ImageInputs:
     """How an image file becomes what the network takes.
 
     Attributes:
-        reader: from a file to uint8 (channels, size, size).
+        reader: from a file to uint8 (channels, size, size), or (1, X, Y, Z) of volumes.
         mean: per channel on [0, 1]; as many as the network has channels.
         std: likewise, > 0.
+        volumes: whether a file is one volume.
     """
 
-    reader: Reader
+    reader: Reader | VolumeReader
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    volumes: bool = False

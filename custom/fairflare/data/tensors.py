@@ -159,11 +159,14 @@ class TensorData:
 
     def fixed(self, split: SplitName, batch_size: int, at_most: int | None = None) -> Iterator[Batch]:
         """``split`` in its stored order with eval transforms only; ``at_most`` takes that many, evenly spaced."""
-        n = self.size(split)
-        rows = torch.arange(n)
-        if at_most is not None and at_most < n:
-            rows = torch.linspace(0, n - 1, at_most).round().long()
+        rows = self.spaced(split, at_most)
         yield from self._read(split, rows.split(batch_size) if len(rows) else ())
+
+    def spaced(self, split: SplitName, at_most: int | None) -> Tensor:
+        """int64: the rows of ``split`` in their order; at most so many of them, evenly spaced."""
+        n = self.size(split)
+        some = at_most is not None and at_most < n
+        return torch.linspace(0, n - 1, at_most).round().long() if some else torch.arange(n)
 
     def _augmented(self, batches: Sequence[Tensor], generator: torch.Generator) -> Iterator[Batch]:
         train, groups = self.splits["train"], self._groups["train"]

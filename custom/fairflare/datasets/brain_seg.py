@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairflare.core.seeds import derive
 from fairflare.datasets.kinds.device_shift import DeviceShift
-from fairflare.datasets.simulated.anatomy import FIELD_OF_VIEW, SOURCE, Head, patient, smooth_field, soft
+from fairflare.datasets.simulated.anatomy import FIELD_OF_VIEW, SOURCE, patient, smooth_field, soft
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.masks import PAPER, SMALL
 
@@ -96,9 +96,8 @@ def subject(size: int, proton: float, rng: np.random.Generator) -> tuple[np.ndar
     head = patient(size * zoom, rng)
     ventricles = soft(head.ventricle + rng.uniform(0, 2.5))  # wider with age
     shares = np.stack((head.grey * (1 - ventricles), head.white * (1 - ventricles), ventricles))
-    levels = {name: (1 - proton) * t1 + proton * density for name, (t1, density) in LEVELS.items()}
-    levels = {name: level * (1 + 0.04 * rng.standard_normal()) for name, level in levels.items()}
-    image = _signal(head, shares, levels, rng) * (1 + 0.03 * smooth_field(size * zoom, 8, rng))
+    levels = drawn_levels(proton, rng)
+    image = signal(head.depth, shares, levels, rng) * (1 + 0.03 * smooth_field(size * zoom, 8, rng))
     shares = shares.reshape(3, size, zoom, size, zoom).mean((2, 4))
     return image.reshape(size, zoom, size, zoom).mean((1, 3)), (shares >= 0.5).astype(np.uint8)
 
@@ -107,21 +106,33 @@ def scanned(image: np.ndarray, scanner: Scanner, seed: int) -> np.ndarray:
     """What ``scanner`` makes of an image of ``subject``: uint8 of the same shape, a function of the arguments alone.
 
     Args:
-        image: (size, size), about [0, 1].
+        image: (size, size), or (size, size, size) of a whole head; about [0, 1].
         scanner: its ``proton`` is in the image already.
         seed: of what differs from image to image: the gain, the bias field's coefficients and the noise.
     """
     shown = torch.from_numpy(np.clip(image, 0, 1).astype(np.float32))[None]
-    for step in _flaws(scanner, FIELD_OF_VIEW / len(image), seed):
+    for step in _flaws(scanner, FIELD_OF_VIEW / len(image), seed, "bilinear" if image.ndim == 2 else "trilinear"):
         shown = torch.as_tensor(step(shown)).float()
     gain = np.random.default_rng(derive(seed, "gain")).uniform(0.92, 1.08)
     return (shown[0] * gain * 255).round().clamp(0, 255).to(torch.uint8).numpy()
 
 
-def _signal(head: Head, shares: np.ndarray, levels: dict[str, float], rng: np.random.Generator) -> np.ndarray:
+def drawn_levels(proton: float, rng: np.random.Generator) -> dict[str, float]:
+    """Signal of each tissue of a patient, by the weighting of the scanner's sequence."""
+    levels = {name: (1 - proton) * t1 + proton * density for name, (t1, density) in LEVELS.items()}
+    return {name: level * (1 + 0.04 * rng.standard_normal()) for name, level in levels.items()}
+
+
+def signal(depth: np.ndarray, shares: np.ndarray, levels: dict[str, float], rng: np.random.Generator) -> np.ndarray:
+    """What tissues of ``levels`` look like, in the brain and around it.
+
+    Args:
+        depth: millimetres below the brain's surface.
+        shares: of grey matter, white matter and ventricles.
+    """
     grey, white, _ = shares
     image = levels["grey"] * grey + levels["white"] * white + levels["fluid"] * np.clip(1 - grey - white, 0, 1)
-    outside = -head.depth - GAP
+    outside = -depth - GAP
     bone, scalp = rng.uniform(5, 8), rng.uniform(3, 6)
     layers = ((levels["fluid"], -GAP), (levels["bone"], 0.0), (levels["scalp"], bone), (0.0, bone + scalp))
     for level, start in layers:
@@ -134,11 +145,12 @@ def _as_bright(image: Tensor, before: Tensor) -> Tensor:
     return image * float(before.numpy().mean() / image.numpy().mean())
 
 
-def _flaws(scanner: Scanner, pixel: float, seed: int) -> Iterator[Callable[[Any], Any]]:
-    """The scanner's steps in the order in which they happen, each (1, size, size) -> the same.
+def _flaws(scanner: Scanner, pixel: float, seed: int, mode: str) -> Iterator[Callable[[Any], Any]]:
+    """The scanner's steps in the order in which they happen, each (1, size, ...) -> the same.
 
     Args:
         pixel: edge of the image's pixels in millimetres.
+        mode: how an image of larger pixels is brought back to these.
     """
     from monai import transforms as mt  # takes seconds to import
 
@@ -156,7 +168,7 @@ def _flaws(scanner: Scanner, pixel: float, seed: int) -> Iterator[Callable[[Any]
         yield mt.GibbsNoise(scanner.ringing)
     if scanner.pixel > pixel:
         zoom = pixel / scanner.pixel
-        yield seeded(mt.RandSimulateLowResolution(prob=1, upsample_mode="bilinear", zoom_range=(zoom, zoom)))
+        yield seeded(mt.RandSimulateLowResolution(prob=1, upsample_mode=mode, zoom_range=(zoom, zoom)))
     yield seeded(mt.RandRicianNoise(prob=1, std=scanner.noise, sample_std=False))
 
 

@@ -8,7 +8,7 @@ fewer patients than the site's minimum, and no case's risk leaves. ``clinical_si
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -71,6 +71,11 @@ class View:
     def numbers(self) -> tuple[Number, ...]:
         return _numbers(self.cells, self.secure)
 
+    def described(self, classes: Sequence[str]) -> dict[str, Any]:
+        """What a report is told of it, under the name of its section."""
+        event = None if self.event is None else classes[self.event]
+        return {CLINICAL: {"event": event, "threshold": self.threshold}}
+
     def checked(self, found: Any, most: float = MOST_EXAMPLES, least: int = 0, *, as_binned: bool = True) -> Numbers:
         """The numbers of one site as they are accepted.
 
@@ -100,6 +105,9 @@ class Nothing(View):
 
     def numbers(self) -> tuple[Number, ...]:
         return ()
+
+    def described(self, classes: Sequence[str]) -> dict[str, Any]:
+        return {}
 
 
 NOTHING = Nothing()

@@ -24,9 +24,9 @@ from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.after.site import AfterAtSite
 from fairflare.engine.aggregation.base import PlainAtSite, SitePart
 from fairflare.engine.benefit.alone import Alone
-from fairflare.engine.benefit.measured import ROUNDS, Pair, measured
+from fairflare.engine.benefit.measured import ROUNDS, Pair, against_trees, measured
 from fairflare.engine.clinical_site import ClinicalAtSite
-from fairflare.engine.evaluation import Both, Condense, Predictions, Scoring, over_patients, predict, results
+from fairflare.engine.evaluation import Both, Condense, Predictions, Scoring, answered, over_patients, predict, results
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.incoming_checks import check_received
 from fairflare.engine.memory import Asked, AskedAgain, SiteMemory, check_last, is_finite
@@ -61,6 +61,7 @@ class Site:
         describe: what it keeps of its training inputs, for new ones, with the final model.
         alone: the model that it trains by itself; None: the run does not ask what joining gives.
         clinical: says how well calibrated the model is that it uses; None: it does not.
+        trees: its data -> answers of gradient boosting on its rows, for what joining gives; None where there are none.
         trivial: its data -> split -> metrics of an answer that needs no network, to read the final model's beside.
     """
 
@@ -90,6 +91,7 @@ class Site:
     describe: Callable[[SiteData], Mapping[str, Any]] = lambda data: {}
     alone: Alone | None = None
     clinical: ClinicalAtSite | None = None
+    trees: Callable[[SiteData], Callable[[Tensor], Tensor] | None] = lambda data: None
     trivial: Callable[[SiteData], Mapping[str, Mapping[str, float]]] = lambda data: {}
 
     def __post_init__(self) -> None:
@@ -338,6 +340,9 @@ class Site:
         self.network.load_state_dict(self.alone.model)
         pair = Pair(federated, by_itself._predict("test"))
         found = measured(pair, self.scoring, self.groups, self.min_count, self.seed, self.name)
+        if self.data is not None and (answers := self.trees(self.data)) is not None:
+            grown = answered(answers, self.data.fixed("test", self.training.batch_size), self.scoring.condense)
+            found |= against_trees(federated, grown, self.scoring, self.min_count, self.seed, self.name)
         return Answer(site=self.name, round=instruction.round.number, benefit=found)
 
     def _question(self, instruction: Instruction) -> tuple[str, tuple[str, ...]]:
@@ -420,6 +425,7 @@ class Site:
             headline=self.scoring.headline,
             groups=self.groups,
             min_count=self.min_count,
+            family=getattr(getattr(self.scoring, "kind", None), "family", "") or "bernoulli",
         )
 
     def _measure(self, work: LocalWork, when: str) -> dict[str, float]:

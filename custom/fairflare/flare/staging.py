@@ -23,11 +23,14 @@ from fairflare.core.imports import imports, module_files, reached
 from fairflare.core.plugins import ROOMS, installed_modules
 from fairflare.core.versions import package_files, sha256_of
 from fairflare.engine.setup import tasks
+from fairflare.engine.setup.at_site import CURVES, EXTERNAL
 from fairflare.engine.setup.run_config import RunConfig
+from fairflare.engine.setup.site_parts import FOLDS
 from fairflare.flare.executor import SCRIPT
 from fairflare.tasks.own.script import Script
 
 PACKAGE = "fairflare"
+KIND_OF_TIMES = "fairflare.tasks.kinds.survival"
 DATA = Path("datasets", "data")
 ABOUT_DATA = "README.md"
 """Origin and licence of the data files, which go with each of them."""
@@ -100,7 +103,7 @@ def needed(names: Iterable[str], own: Iterable[Path] = ()) -> set[Path]:
     modules = module_files(package)
     names = [*names, *(name for path in own for name in _imported(path))]
     found: set[str] = set()
-    while not (more := reached([*names, *_declared_with(found, modules)], modules)) <= found:
+    while not (more := reached([*names, *_declared_with(found, modules), *_of_times(found)], modules)) <= found:
         found |= more
     paths = [modules[name] for name in found]
     return {path.relative_to(package) for path in [*paths, *_other_files(package, paths)]}
@@ -111,8 +114,9 @@ def modules_of_run(config: RunConfig) -> list[str]:
     entry = registry.get_method(config.method)
     classes = [*registry.owners(entry, **config.parts).values(), tasks.known(config.task)]
     homes = [f"{PACKAGE}.{room}" for room in ROOMS] + [f"{PACKAGE}.{room}.base" for room, _ in registry.BASES.values()]
-    scripts = [SCRIPT] if config.task == Script.name else []
-    return [metric.OWN, registry.home(entry.id), *homes, *(cls.__module__ for cls in classes), *scripts]
+    wanted = {SCRIPT: config.task == Script.name, EXTERNAL: config.evaluation, FOLDS: bool(config.fold)}
+    named = [name for name, asked in wanted.items() if asked]
+    return [metric.OWN, registry.home(entry.id), *homes, *(cls.__module__ for cls in classes), *named]
 
 
 def own_files() -> list[Path]:
@@ -150,6 +154,11 @@ def _declared_with(found: set[str], modules: Mapping[str, Path]) -> Iterator[str
         home = registry.home(id)
         if home in found or home not in modules:
             yield from (cls.__module__ for cls in registry.owners(entry).values())
+
+
+def _of_times(found: set[str]) -> list[str]:
+    """What a run about times to an event finds by name, as others need none of it."""
+    return [CURVES] if KIND_OF_TIMES in found else []
 
 
 def _other_files(package: Path, paths: list[Path]) -> Iterator[Path]:

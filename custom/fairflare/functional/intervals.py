@@ -58,6 +58,26 @@ def of_mean(values: Array, level: float) -> tuple[float, float]:
     return float(np.quantile(found, tail)), float(np.quantile(found + weights[:, 0], 1 - tail))
 
 
+def of_positive_mean(values: Array, level: float) -> tuple[float, float] | None:
+    """Student's interval of a mean of values that are at least 0 and have no upper bound.
+
+    Args:
+        values: (N,), finite; their order does not matter.
+        level: in (0, 1), e.g. 0.95.
+
+    Returns:
+        low, high; None of fewer than two values, or of equal ones.
+    """
+    from scipy.special import stdtrit
+
+    n, ordered = len(values), np.sort(values)
+    spread = float(ordered.std(ddof=1)) if n > 1 else 0.0
+    if not spread:
+        return None
+    mean, half = float(ordered.mean()), float(stdtrit(n - 1, (1 + level) / 2)) * spread / math.sqrt(n)
+    return max(0.0, mean - half), mean + half
+
+
 def of_recalls(right: Sequence[int], n: Sequence[int], level: float) -> tuple[float, float]:
     """Of the mean of several shares, e.g. balanced accuracy: quantiles of the mean of what makes each one's interval.
 

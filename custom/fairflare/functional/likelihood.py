@@ -20,6 +20,10 @@ CLOSE = 1e-12
 """Mean score of an intercept that is at its maximum."""
 FLAT = 1e-8
 """Mean curvature below which the likelihood goes on rising without end."""
+LARGEST_LOG = 50.0
+"""Of an expected count; a step that goes beyond it makes the likelihood fall, and is halved."""
+STARTING = 0.1
+"""Added to counts where their logarithm is a first guess."""
 NODES = 25
 """Of the quadrature over a site's own intercept."""
 FAR = 50.0
@@ -49,6 +53,28 @@ def bernoulli(predictor: torch.Tensor, outcome: torch.Tensor) -> Terms:
         -predictor
     )
     return Terms(value, outcome - risk, risk * (1 - risk))
+
+
+def gaussian(predictor: torch.Tensor, outcome: torch.Tensor) -> Terms:
+    """Amounts, identity link; the variance is 1 and cancels in the estimate."""
+    error = outcome - predictor
+    return Terms(-error.square() / 2, error, torch.ones_like(error))
+
+
+def poisson(predictor: torch.Tensor, outcome: torch.Tensor, offset: torch.Tensor | float = 0.0) -> Terms:
+    """Counts, log link; ``offset`` (N,) is the logarithm of what the count grows with."""
+    logarithm = predictor + offset
+    mean = logarithm.clamp(max=LARGEST_LOG).exp()
+    return Terms(outcome * logarithm - mean - torch.lgamma(outcome + 1), outcome - mean, mean)
+
+
+def poisson_start(predictor: torch.Tensor, outcome: torch.Tensor, offset: torch.Tensor | float = 0.0) -> Terms:
+    """As ``poisson``, with slope and curvature from which one Newton step at 0 leads near the maximum.
+
+    McCullagh and Nelder, 1989, section 2.5: the working response at means near the counts themselves.
+    """
+    mean = outcome + STARTING
+    return Terms(poisson(predictor, outcome, offset).value, mean * (mean.log() - offset - predictor), mean)
 
 
 @dataclass(frozen=True)

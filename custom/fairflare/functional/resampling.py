@@ -82,6 +82,18 @@ def weighted_auc(scores: Array, positive: npt.NDArray[np.bool_], counts: Array) 
     return _divided(wins, above.sum(axis=1) * below.sum(axis=1))
 
 
+def weighted_average_precision(scores: Array, positive: npt.NDArray[np.bool_], counts: Array) -> Array:
+    """(B,) the precision at each score, weighted by the recall that it adds, not interpolated; nan without a positive.
+
+    Arguments as in ``weighted_auc``.
+    """
+    order = np.argsort(-scores, kind="stable")
+    last = np.flatnonzero(np.diff(scores[order], append=-np.inf))  # of those with the same score
+    found, flagged = (np.cumsum(n, axis=1)[:, last] for n in (counts[:, order] * positive[order], counts[:, order]))
+    precision = np.divide(found, flagged, out=np.zeros_like(found), where=flagged > 0)
+    return _divided((precision * np.diff(found, axis=1, prepend=0.0)).sum(axis=1), found[:, -1])
+
+
 def _divided(part: Array, whole: Array) -> Array:
     """Part by whole, nan where the whole is 0."""
     found: Array = np.full(len(whole), np.nan)

@@ -26,10 +26,11 @@ from fairflare.core.suggest import unlisted
 from fairflare.core.validation import shown
 from fairflare.data.readers.datalist import read_lists
 from fairflare.data.readers.naming import is_image
-from fairflare.import_data import masks
+from fairflare.import_data import masks, volumes
 from fairflare.import_data.folders import images_in_folders, level_table, patients_of
-from fairflare.import_data.labels import check_outcome, check_sites_agree, group_columns, grouped_by
+from fairflare.import_data.labels import check_sites_agree, group_columns, grouped_by
 from fairflare.import_data.masks import check_sites, pixels, with_slices
+from fairflare.import_data.outcomes import outcome_of
 from fairflare.import_data.proposal import (
     SPLITS,
     Choices,
@@ -38,7 +39,6 @@ from fairflare.import_data.proposal import (
     Found,
     Tell,
     check_texts,
-    class_names,
     is_missing,
     nothing,
     root_name,
@@ -46,6 +46,7 @@ from fairflare.import_data.proposal import (
     walk,
 )
 from fairflare.import_data.tables import examples_in_tables, tables_in
+from fairflare.tasks.forms import FORMS
 from fairflare.tasks.kinds.own import DESCRIPTION, PREFIX
 
 PATIENT_KEYS = "patient_id patient subject_id subject case_id PatientID patientID patientId"
@@ -132,9 +133,11 @@ def _of(
             examples = [one for one in examples if one not in missing]
         classes, options = masks.structures(files.root, [one.label for one in examples], chosen.classes, named)
         return Found("segmentation", "datalists with masks", examples, classes, options, whence, notes)
-    check_outcome("label", [one.label for one in examples], chosen)
-    names = class_names((one.label for one in examples), chosen.classes)
-    return Found("classification", "datalists with classes", examples, names, {}, whence, notes)
+    outcome = outcome_of("label", [one.label for one in examples], chosen, table=False)
+    examples = [replace(one, label=label) for one, label in zip(examples, outcome.labels, strict=True)]
+    layout, notes = f"datalists with {outcome.kind} labels", (*notes, *outcome.notes)
+    layout = "datalists with classes" if outcome.kind == "classification" else layout
+    return Found(outcome.kind, layout, examples, outcome.classes, outcome.options, whence, notes)
 
 
 def _structures(path: Path) -> dict[int, str]:
@@ -193,9 +196,9 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
         UserError: nothing can be made of it, in one line that says why.
     """
     files = walk(root, tell)
-    found = _found(files, chosen)
+    found = _found(files, volumes.flat(chosen))
     check_texts(found)
-    if chosen.kind and found.kind != chosen.kind:
+    if (wanted := volumes.flat(chosen).kind) and found.kind != wanted:
         raise UserError(f"--kind: expected {found.kind}, which is what {root} holds, got {chosen.kind}")
     if not found.examples:
         raise UserError(f"init: nothing in {root} has a label")
@@ -206,9 +209,10 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
         found = replace(found, examples=[one for one in found.examples if one.site not in chosen.without])
     if found.form.masks:
         check_sites(files.root, {site: [one.label for one in found.of(site)] for site in found.sites})
-    else:
+    elif found.form.classes:
         check_sites_agree(found.examples, chosen)
-    found = with_slices(files, found, chosen)
+    of_volumes = bool(chosen.kind) and FORMS[chosen.kind].volumes
+    found = volumes.as_volumes(files, found, chosen.kind) if of_volumes else with_slices(files, found, chosen)
     notes = found.notes + _linked(root)
     if files.others:
         notes += (f"{len(files.others)} images of other formats are not read, e.g. {files.others[0]}",)
@@ -224,7 +228,9 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
     divided, splits = with_splits(replace(found, notes=notes), chosen.new_splits)
     for site in divided.sites:
         one = divided.of(site)[0]
-        if one.image:
+        if found.form.volumes:
+            volumes.check(root, one.image)
+        elif one.image:
             pixels(root, one.image, one.frame)
     used = {path for one in divided.examples for path in (one.image, one.label)}
     return Proposal(divided, splits, tuple(path for path in files.links_out if path in used))

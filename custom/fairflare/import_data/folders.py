@@ -37,7 +37,7 @@ from fairflare.import_data.proposal import (
     site_names,
 )
 from fairflare.import_data.words import COUNTED, mostly, says_class, split_word
-from fairflare.tasks.forms import IMAGES, MASKED_IMAGES
+from fairflare.tasks.forms import FORMS, IMAGE_GRADES, MASKED_IMAGES
 
 KEYWORDS = (
     "PatientID",
@@ -147,7 +147,7 @@ def images_in_folders(files: Files, chosen: Choices) -> Found:
         others = f"; {len(files.others)} of other formats, e.g. {files.others[0]}" if files.others else ""
         raise UserError(f"init: {files.root} holds no image that can be read, no table and no datalist{others}")
     paired, alone = naming.pairs(files.images)
-    with_masks = chosen.kind != IMAGES.name and any(paired.values())
+    with_masks = chosen.kind in ("", MASKED_IMAGES.name) and any(paired.values())
     if not with_masks and chosen.kind == MASKED_IMAGES.name:
         text = "expected masks beside the images (x_mask.png) or in a folder of their own (masks/x.png)"
         raise UserError(f"init: {text}, found none")
@@ -205,12 +205,19 @@ def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Fou
         raise UserError(f"init: {len(images)} images and nothing that says their labels; {text}")
     sites = _sites(files, inside, role, chosen)
     patients, whence = patients_of(inside, sites, role.patient, chosen)
+    kind = IMAGE_GRADES.name if chosen.kind == IMAGE_GRADES.name else "classification"
+    if chosen.kind and not FORMS[chosen.kind].classes:
+        text = "expected a table or a datalist beside the images, as a folder says one class"
+        raise UserError(f"--kind {chosen.kind}: {text}")
+    if kind == IMAGE_GRADES.name and not chosen.classes:
+        names = ",".join(in_order(inside[role.label].unique()))
+        raise UserError(f"--kind {kind}: expected the order from the lowest to the highest: --classes {names}")
     classes = class_names(inside[role.label], chosen.classes)
     parts = (inside[name] for name in ("image", role.label, SPLIT))
     examples = as_examples(sites, *parts, patients, abouts(inside, chosen))
     notes = _note(odd, "lie at another depth than the others and are left out")
     layout = "images in a folder for each class"
-    return Found("classification", f"{layout}; {_how(inside, role)}", examples, classes, {}, whence, notes)
+    return Found(kind, f"{layout}; {_how(inside, role)}", examples, classes, {}, whence, notes)
 
 
 def _how(table: pd.DataFrame, role: Roles) -> str:

@@ -27,45 +27,53 @@ BETWEEN = ("|", ";", "+", "&", "/", ",")
 """Signs that stand between findings."""
 
 
-def check_outcome(name: str, cells: Iterable[str], chosen: Choices) -> None:
+def check_outcome(name: str, cells: Iterable[str], chosen: Choices, form: str = "") -> str:
     """Look at the labels of a table's column ``name``.
 
+    Args:
+        form: what stands before the names of kinds of the data's form.
+
+    Returns:
+        "classes", or "regression" or "multilabel" where somebody was asked and said so.
+
     Raises:
-        UserError: they are several findings in one cell, dates, or numbers that may be a scale and nobody can be asked.
+        UserError: they are dates, or several findings in one cell or numbers, and nobody can be asked.
     """
     counts = pd.Series(list(cells), dtype=object).value_counts()
     values = [str(value) for value in counts.index]
     if not chosen.classes:
         _check_rare(name, {str(value): int(n) for value, n in counts.items()})
     if several := _several(values):
-        text = f"expected one class in each cell, got several findings in one, such as {shown(several)}"
-        hint = "several labels of one case are not built yet: make a column of yes and no for one finding"
-        raise UserError(f"init: {name}: {text}; {hint}")
+        text = f"{name}: expected one class in each cell, got several findings in one, such as {shown(several)}"
+        readings = [
+            Reading("they are several labels of one case", f"--kind {form}multilabel"),
+            Reading("another column is the outcome", "--label another column"),
+        ]
+        if chosen.ask(text, readings):
+            raise UserError(f"init: {text}; --label names another column")
+        return "multilabel"
     if chosen.classes:
-        return
+        return "classes"
     if len(values) > 2 and all(is_date(value) for value in values):
         raise UserError(
             f"init: {name}: expected classes, got dates such as {shown(values[0])}; times are not built yet"
         )
     numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce")
     if numbers.isna().any() or len(values) <= 2:
-        return
+        return "classes"
     whole = bool((numbers % 1 == 0).all())
     if whole and len(values) <= MOST_GRADES:
-        return
+        return "classes"
     got = f"{len(values)} different numbers from {numbers.min():g} to {numbers.max():g}"
+    amount = Reading("they are an amount", f"--kind {form}regression")
     if not whole or len(values) > 50:
-        raise UserError(
-            f"init: {name}: expected classes, got {got}: a number on a scale is not built yet as an outcome; "
-            "make classes of it (a column of yes and no)"
-        )
+        other = Reading("another column is the outcome", "--label another column")
+        if chosen.ask(f"{name}: expected classes, got {got}", [amount, other]):
+            raise UserError(f"init: {name}: expected classes, got {got}; --label names another column")
+        return "regression"
     names = ",".join(in_order(values))
-    readings = [
-        Reading("they are classes without an order", f"--classes {names}"),
-        Reading("they are an amount, which is not built yet as an outcome", "--label another column"),
-    ]
-    if chosen.ask(f"{name} holds {got}", readings):
-        raise UserError(f"init: {name}: an amount is not built yet as an outcome; --label names another column")
+    readings = [Reading("they are classes without an order", f"--classes {names}"), amount]
+    return "regression" if chosen.ask(f"{name} holds {got}", readings) else "classes"
 
 
 def _check_rare(name: str, counts: Mapping[str, int]) -> None:
@@ -91,10 +99,16 @@ def same_numbers(labels: Sequence[str]) -> list[str]:
     return [unicodedata.normalize("NFC", label) for label in labels]
 
 
-def _several(values: Sequence[str]) -> str:
+def parted(cells: Sequence[str]) -> list[list[str]]:
+    """The labels of each cell, by the first sign that stands between them in any; "|" counts in any case."""
+    sign = next((sign for sign in BETWEEN if _several(cells, (sign,))), BETWEEN[0])
+    return [[part.strip() for part in cell.split(sign) if part.strip()] for cell in cells]
+
+
+def _several(values: Sequence[str], signs: Sequence[str] = BETWEEN) -> str:
     """A cell that holds several findings: its parts are labels, or parts of other labels; "" where there is none."""
     whole = set(values)
-    for sign in BETWEEN:
+    for sign in signs:
         parts: dict[str, set[str]] = defaultdict(set)
         for value in values:
             for part in value.split(sign):

@@ -14,6 +14,7 @@ from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.geometry import frames
 from fairflare.data.readers.pictures import stored
 from fairflare.import_data.proposal import Choices, Example, Files, Found
+from fairflare.tasks.forms import MASKED_VOLUMES, VOLUMES
 
 MOST_STRUCTURES = 8
 SLICES = 9
@@ -125,7 +126,9 @@ def with_slices(files: Files, found: Found, chosen: Choices) -> Found:
         return found
     if not chosen.slices:
         text = f"{volumes} files hold up to {most} slices, e.g. {first}: expected 2D images"
-        raise UserError(f"init: {text}; --slices 1 takes every slice as an image, --slices 4 every fourth")
+        whole = (MASKED_VOLUMES if found.form.masks else VOLUMES).name
+        how = f"--slices 1 takes every slice as an image, --slices 4 every fourth, --kind {whole} whole volumes"
+        raise UserError(f"init: {text}; {how}")
     every = "every slice" if chosen.slices == 1 else f"every slice number {chosen.slices}"
     note = f"{volumes} volumes: {every} is an image with the volume's label"
     return replace(found, examples=several, notes=(*found.notes, note))

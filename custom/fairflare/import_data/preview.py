@@ -43,13 +43,16 @@ def summary(root: Path, proposal: Proposal, files: Mapping[str, str]) -> dict[st
 
 def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]:
     found = proposal.found
-    shown = [*_entry("found", f"{found.layout} ({found.kind})"), *_entry("classes", _classes(found))]
-    if not found.form.masks and len(found.classes) == 2:
+    shown = [
+        *_entry("found", f"{found.layout} ({found.kind})"),
+        *(_entry("classes", _classes(found)) if found.classes else []),
+    ]
+    if found.form.classes and len(found.classes) == 2:
         turned = ",".join(reversed(found.classes))
         shown += _entry("risk", f"of {found.classes[1]}, the second class (--classes {turned}: of the other)")
     shown += _columns(found) if found.form.table else []
     for key, value in found.options.items():
-        if key not in ("features", "columns"):
+        if key not in ("features", "columns") and value:
             shown += _entry(key.replace("mask_values", "values"), value)
     groups = attributes(found)
     for name, values in groups.items():
@@ -92,7 +95,7 @@ def _columns(found: Found) -> list[str]:
 
 
 def _classes(found: Found) -> str:
-    if found.form.masks:
+    if not found.form.classes:
         return ", ".join(found.classes)
     counts = Counter(one.label for one in found.examples)
     return ", ".join(f"{name} ({counts[name]})" for name in found.classes)

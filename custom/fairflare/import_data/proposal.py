@@ -72,6 +72,7 @@ class Example:
         about: attributes of the patient.
         cells: a row's features.
         frame: which slice of a file of several, from 0; None: the file is one slice.
+        told: of several labels in columns of their own, each: 1, 0, or None where the example does not say it.
     """
 
     site: str
@@ -82,6 +83,7 @@ class Example:
     about: Mapping[str, str] = field(default_factory=dict)
     cells: Mapping[str, str] = field(default_factory=dict)
     frame: int | None = None
+    told: Mapping[str, int | None] = field(default_factory=dict)
 
 
 def as_examples(*columns: Iterable[Any]) -> list[Example]:
@@ -150,7 +152,11 @@ class Choices:
         keep: features that are taken though they may be known only after the outcome.
         leave_out: columns that are no features.
         missing: cells that stand for a missing value, as 999 or -9.
+        exposure: the column that a count grows with.
         since: the column of dates from which other dates count; empty: dates are left out.
+        time: the column of times to an event, or to the end of the observation.
+        event: the column that says whether there was one.
+        horizons: times until which survival is asked for, as text; see ``tasks.own.survival``.
         slices: every how many slices of a volume one is taken; 0: volumes are refused.
         window: CENTRE,WIDTH or "file", see ``data.readers.pictures``.
         without: sites that are left out.
@@ -168,7 +174,11 @@ class Choices:
     keep: tuple[str, ...] = ()
     leave_out: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    exposure: str = ""
     since: str = ""
+    time: str = ""
+    event: str = ""
+    horizons: str = ""
     slices: int = 0
     window: str = ""
     without: tuple[str, ...] = ()
@@ -179,6 +189,7 @@ class Choices:
     def levels(self) -> dict[str, str]:
         """Flag -> the level that it names, of every flag that names one."""
         named = {"--label": self.label, "--site": self.site, "--patient": self.patient, "--since": self.since}
+        named |= {"--time": self.time, "--event": self.event}
         return {flag: name for flag, name in named.items() if name and name != "none"}
 
 

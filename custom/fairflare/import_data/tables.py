@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pandas as pd
 
@@ -22,24 +23,25 @@ from fairflare.data.readers import naming
 from fairflare.data.readers.naming import stem
 from fairflare.data.readers.tables import SUFFIXES, read_table
 from fairflare.import_data import masks
-from fairflare.import_data.columns import as_options, predictors
+from fairflare.import_data.columns import Predictors, as_options, predictors
 from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
-from fairflare.import_data.labels import bare, check_outcome, group_columns, grouped_by, same_numbers
+from fairflare.import_data.labels import bare, group_columns, grouped_by, same_numbers
 from fairflare.import_data.levels import FOLDER, is_patient_level, roles
+from fairflare.import_data.outcomes import Outcome, columns_of_labels, in_columns, outcome_of
 from fairflare.import_data.proposal import (
     Choices,
     Files,
     Found,
     Reading,
     as_examples,
-    class_names,
     is_missing,
     root_name,
     site_name,
     site_names,
 )
+from fairflare.import_data.times import asked_columns, checked_times
 from fairflare.import_data.words import split_word
-from fairflare.tasks.forms import IMAGES, MASKED_IMAGES, ROWS
+from fairflare.tasks.forms import FORMS
 
 KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
 """A text beside images is seldom a table; one that is named is read."""
@@ -160,7 +162,7 @@ def examples_in_tables(files: Files, paths: Sequence[Path], chosen: Choices) -> 
     image = _column_of_files(table, own, index, masks=False)
     if image:
         return _images(files, table, own, image, index, chosen)
-    if files.images and chosen.kind != ROWS.name:
+    if files.images and not (FORMS[chosen.kind].table if chosen.kind else chosen.time):
         if key := _column_of_patients(files, table, own):
             return _patients(files, table, own, key, chosen)
         readings = [
@@ -333,10 +335,12 @@ def _images(
     files: Files, table: pd.DataFrame, columns: Sequence[str], image: str, index: Mapping[str, str], chosen: Choices
 ) -> Found:
     role = _roles(table, columns, chosen)
-    mask = "" if chosen.kind == IMAGES.name else _column_of_files(table, columns, index, masks=True)
-    label, beside = mask or chosen.label, {}
+    masked = not chosen.kind or FORMS[chosen.kind].masks
+    mask = _column_of_files(table, columns, index, masks=True) if masked else ""
+    several = columns_of_labels(chosen, columns)
+    label, beside = mask or (several or [chosen.label])[0], {}
     if not label:
-        beside = naming.pairs(files.images)[0] if chosen.kind != IMAGES.name else {}
+        beside = naming.pairs(files.images)[0] if masked else {}
         if not any(beside.values()):
             label = _label(table, columns, chosen)
     if label and label not in columns:
@@ -344,7 +348,7 @@ def _images(
     paths = _places(table, image, index)
     texts = _places(table, mask, index) if mask else table[label] if label else [beside.get(path, "") for path in paths]
     there = pd.Series([bool(path) for path in paths])
-    labelled = pd.Series([not is_missing(text) for text in texts])
+    labelled = pd.Series([not is_missing(text) for text in texts]) if not several else _any_said(table, several)
     kept = table[there & labelled].reset_index(drop=True)
     images = [path for path, keep in zip(paths, there & labelled, strict=True) if keep]
     if not images:
@@ -357,8 +361,16 @@ def _images(
         patients, whence = _of_patients(kept[role["patient"]]), f"column {role['patient']}"
     else:
         patients, whence = patients_of(levels, sites, _folder_of_patients(levels), chosen)
-    groups = group_columns(kept[list(columns)], [image, label, *role.values()], chosen.groups)
+    groups = group_columns(kept[list(columns)], [image, label, *several, *role.values()], chosen.groups)
+    outcome = None
+    if several:
+        outcome = in_columns(several, kept, images=True)
+    elif label and not mask:
+        outcome = outcome_of(label, labels, chosen, table=False)
+        labels = list(outcome.labels)
     examples = as_examples(sites, images, labels, _splits(kept, role["split"]), patients, grouped_by(kept, groups))
+    if outcome is not None and outcome.told:
+        examples = [replace(one, told=told) for one, told in zip(examples, outcome.told, strict=True)]
     bare_rows, gone = (
         int((there & ~labelled).sum()),
         [cell for cell, keep in zip(table[image], there, strict=True) if not keep],
@@ -367,12 +379,18 @@ def _images(
     notes += (
         (f"{len(gone)} rows name images that are not there and are left out, e.g. {shown(gone[0])}",) if gone else ()
     )
-    if mask or not label:
+    if outcome is None:
         names, options = masks.structures(files.root, labels, chosen.classes, {})
         return Found("segmentation", "a table of images and masks", examples, names, options, whence, notes)
-    check_outcome(label, labels, chosen)
-    names = class_names(labels, chosen.classes)
-    return Found("classification", f"a table of images with column {label}", examples, names, {}, whence, notes)
+    layout = f"a table of images with column {', '.join(several) or label}"
+    notes += outcome.notes
+    return Found(outcome.kind, layout, examples, outcome.classes, outcome.options, whence, notes)
+
+
+def _any_said(table: pd.DataFrame, names: Sequence[str]) -> pd.Series:
+    """Whether each row says at least one of several labels."""
+    found: pd.Series = ~table[list(names)].map(is_missing).all(axis=1)
+    return found
 
 
 def _sites_of_images(
@@ -425,31 +443,103 @@ def _folder_of_patients(table: pd.DataFrame) -> str:
 
 
 def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> Found:
-    if chosen.kind in (IMAGES.name, MASKED_IMAGES.name):
+    if chosen.kind and not FORMS[chosen.kind].table:
         raise UserError(f"init: no column of the table names images; it has: {some(columns, 12)}")
-    label = _label(table, columns, chosen)
+    several = columns_of_labels(chosen, columns)
+    named = _role("label", table, columns, chosen) if not (chosen.event or several) else ""
+    time, event = ("", "") if several else asked_columns(table, columns, chosen, bool(named))
+    if time:
+        return _times(files, table, columns, time, event, chosen)
+    label = several[0] if several else named or _label(table, columns, chosen)
     role = _roles(table, columns, chosen)
     if chosen.since and chosen.since not in columns:
         raise UserError(f"--since: expected a column among {some(columns, 12)}, got {shown(chosen.since)}")
-    missing = table[label].map(is_missing)
+    missing = ~_any_said(table, several or [label])
     kept = table[~missing].reset_index(drop=True)
     if kept.empty:
         raise UserError(f"init: {label}: expected labels, every row has none")
-    kept[label] = same_numbers(kept[label])
-    check_outcome(label, kept[label], chosen)
-    names = class_names(kept[label], chosen.classes)
+    if not several:
+        kept[label] = same_numbers(kept[label])
+    outcome = in_columns(several, kept, images=False) if several else outcome_of(label, kept[label], chosen, table=True)
     _check_copies(kept, columns, role["patient"], chosen)
     sites = _sites(files, kept, role["site"], chosen)
-    taken = [label, *(name for name in role.values() if name)]
+    exposure, spent = _exposure(kept, columns, chosen, outcome)
+    taken = [*(several or [label]), *spent, *(name for name in role.values() if name)]
     groups = group_columns(kept[list(columns)], taken, chosen.groups)
-    found = predictors(kept[list(columns)], kept[label], taken, pd.Series(sites), chosen)
-    cells = pd.DataFrame(found.cells).to_dict("records")
+    found = predictors(kept[list(columns)], outcome.of_levels, taken, pd.Series(sites), chosen)
+    cells = pd.DataFrame({**found.cells, **spent}).to_dict("records")
+    cells = [{**own, **_said(told)} for own, told in zip(cells, outcome.told or [{}] * len(cells), strict=True)]
+    notes = (*_left_out(label, missing), *outcome.notes)
+    options = {"label": "" if several else label, **exposure, **outcome.options}
+    layout = f"tables with column {', '.join(several) or label}"
+    made = Found(outcome.kind, layout, [], outcome.classes, options, notes=notes)
+    return _with_rows(made, kept, sites, role, groups, found, outcome.labels, cells)
+
+
+def _left_out(label: str, missing: pd.Series) -> tuple[str, ...]:
+    return (f"{int(missing.sum())} rows have no {label} and are left out",) if missing.any() else ()
+
+
+def _said(told: Mapping[str, int | None]) -> dict[str, str]:
+    return {name: "" if one is None else str(one) for name, one in told.items()}
+
+
+def _exposure(
+    table: pd.DataFrame, columns: Sequence[str], chosen: Choices, outcome: Outcome
+) -> tuple[dict[str, str], dict[str, pd.Series]]:
+    """The options, and the column with its cells, that --exposure asks for."""
+    if not chosen.exposure:
+        return {}, {}
+    if chosen.exposure not in columns or outcome.kind != "regression":
+        text = f"a column among {some(columns, 12)}, with --kind regression"
+        raise UserError(f"--exposure: expected {text}, got {shown(chosen.exposure)}")
+    return {"amount": "count", "exposure": chosen.exposure}, {chosen.exposure: table[chosen.exposure]}
+
+
+def _with_rows(
+    made: Found,
+    kept: pd.DataFrame,
+    sites: list[str],
+    role: Mapping[str, str],
+    groups: Sequence[str],
+    found: Predictors,
+    labels: Sequence[Any],
+    cells: list[dict[str, Any]],
+) -> Found:
+    """``made`` with the rows ``kept`` of a table as its examples, which have the ``labels`` and further ``cells``."""
     patients = _of_patients(kept[role["patient"]]) if role["patient"] else [""] * len(kept)
     splits, about = _splits(kept, role["split"]), grouped_by(kept, groups)
-    examples = as_examples(sites, [""] * len(kept), kept[label], splits, patients, about, cells)
-    notes = [f"{int(missing.sum())} rows have no {label} and are left out"] if missing.any() else []
-    notes += [*found.notes, "make sure that no predictor is known only after the outcome"]
-    options = {"label": label, **as_options(found)}
-    whence = f"column {role['patient']}" if role["patient"] else ""
-    layout = f"tables with column {label}"
-    return Found("tabular", layout, examples, names, options, whence, tuple(notes), tuple(found.suspects))
+    return replace(
+        made,
+        examples=as_examples(sites, [""] * len(kept), labels, splits, patients, about, cells),
+        options={**made.options, **as_options(found)},
+        patients=f"column {role['patient']}" if role["patient"] else "",
+        notes=(*made.notes, *found.notes, "make sure that no predictor is known only after the outcome"),
+        suspects=tuple(found.suspects),
+    )
+
+
+def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], time: str, event: str, chosen: Choices) -> Found:
+    """Rows of which a time to an event is known; one without either column's entry is left out."""
+    role = _roles(table, columns, replace(chosen, label=""))
+    missing = table[event].map(is_missing) | table[time].map(is_missing)
+    kept = table[~missing].reset_index(drop=True)
+    if kept.empty:
+        raise UserError(f"init: {event}: expected events, every row has none")
+    sites = _sites(files, kept, role["site"], chosen)
+    kept = checked_times(kept, time, event, sites)
+    _check_copies(kept, columns, role["patient"], chosen)
+    taken = [event, time, *(name for name in role.values() if name)]
+    groups = group_columns(kept[list(columns)], taken, chosen.groups)
+    found = predictors(kept[list(columns)], kept[event], taken, pd.Series(sites), chosen)
+    found.cells[time] = kept[time]
+    happened = int((kept[event] == "1").sum())
+    left = _left_out(event, missing)
+    notes = (
+        *left,
+        f"{happened} of {len(kept)} rows have an event; survival until {chosen.horizons} is asked for",
+    )
+    options = {"label": event, "time": time, "horizons": chosen.horizons}
+    made = Found("survival", f"tables with times ({time}) and events ({event})", [], (), options, notes=notes)
+    cells = pd.DataFrame(found.cells).to_dict("records")
+    return _with_rows(made, kept, sites, role, groups, found, kept[event], cells)

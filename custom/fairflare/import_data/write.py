@@ -30,6 +30,7 @@ from fairflare.core.order import in_order
 from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.pictures import Reader
 from fairflare.import_data.proposal import SPLITS, Example, Found, check_sites, check_texts
+from fairflare.tasks.forms import IMAGE_AMOUNTS
 from fairflare.tasks.kinds.own import DESCRIPTION, INSIDE, mark_of
 from fairflare.tasks.preflight import PATIENT
 
@@ -48,7 +49,7 @@ def examples_of(found: Found) -> dict[tuple[str, str], list[Example]]:
     every: dict[tuple[str, str], list[Example]] = defaultdict(list)
     for site in found.sites:
         for one in found.of(site):
-            every[site, "" if found.form.masks else one.label].append(one)
+            every[site, one.label if found.form.classes else ""].append(one)
     sites, classes = found.sites, list(found.classes)
 
     def place(key: tuple[str, str]) -> tuple[int, int]:
@@ -64,6 +65,7 @@ def page(root: Path, found: Found) -> str:
     shown = list(examples_of(found).items())
     for (site, label), own in shown[:MOST_ROWS]:
         cells = "".join(_picture(root, one, window) if one.image else _row(one) for one in own)
+        label = label or ("" if found.form.masks else ", ".join(one.label or "none" for one in own))
         rows.append(f"<tr><th scope=row>{escape(site)}</th><th scope=row>{escape(label)}</th><td>{cells}</td></tr>")
     more = f"<p>and {len(shown) - MOST_ROWS} more</p>" if len(shown) > MOST_ROWS else ""
     return (
@@ -104,7 +106,8 @@ def lines_of(found: Found, sites: Sequence[str]) -> list[str]:
         if site in sites:
             one = own[0]
             cells = ", ".join(f"{name} {value or '-'}" for name, value in list(one.cells.items())[:6])
-            shown.append(f"{site}, {label or 'mask'}: {one.image or cells}")
+            what = label or ("mask" if found.form.masks else one.label or "none")
+            shown.append(f"{site}, {what}: {one.image or cells}")
     return shown
 
 
@@ -170,15 +173,22 @@ def sizes(found: Found, site: str) -> dict[str, int]:
 
 def _list(found: Found, site: str) -> str:
     own, kept = found.of(site), set(attributes(found))
-    lists = {split: [_entry(one, kept) for one in own if one.split == split] for split in SPLITS}
+    lists = {split: [_entry(found, one, kept) for one in own if one.split == split] for split in SPLITS}
     return _json(lists)
 
 
-def _entry(one: Example, kept: set[str]) -> dict[str, str | int]:
+def _entry(found: Found, one: Example, kept: set[str]) -> dict[str, Any]:
     about = {name: value for name, value in one.about.items() if name in kept}
     patient = {PATIENT: one.patient} if one.patient else {}
     frame = {} if one.frame is None else {"frame": one.frame}
-    return {"image": one.image, "label": one.label, **frame, **about, **patient}
+    return {"image": one.image, "label": _label(found, one), **frame, **about, **patient}
+
+
+def _label(found: Found, one: Example) -> Any:
+    """A class or a mask as text, a number, or what is said of several labels."""
+    if one.told:
+        return dict(one.told)
+    return float(one.label) if found.kind == IMAGE_AMOUNTS.name else one.label
 
 
 def _table(found: Found, site: str) -> str:
@@ -188,10 +198,11 @@ def _table(found: Found, site: str) -> str:
     kept = [name for name in attributes(found) if name not in columns]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([found.options["label"], *columns, *kept, "split"])
+    label = found.options["label"]
+    writer.writerow([*([label] if label else []), *columns, *kept, "split"])
     for one in own:
-        cells = one.cells.values()
-        writer.writerow([one.label, *cells, *(one.about.get(name, "") for name in kept), SHORT[one.split]])
+        cells = [*([one.label] if label else []), *one.cells.values()]
+        writer.writerow([*cells, *(one.about.get(name, "") for name in kept), SHORT[one.split]])
     return text.getvalue()
 
 

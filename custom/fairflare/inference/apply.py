@@ -168,19 +168,29 @@ def _feature(content: Mapping[str, Any]) -> Feature:
 
 
 @torch.no_grad()
-def classify(model: nn.Module, source: Any, inputs: str, output_dir: str, classes: Sequence[str], batch: int) -> None:
-    """Write ``predictions.csv``: file or row, class, a probability per class."""
+def _outputs(model: nn.Module, source: Any, inputs: str, batch: int) -> tuple[str, list[str], Tensor]:
+    """Whether cases are files or rows, their names, and the model's outputs, float64 (N, ...)."""
     if isinstance(source, Images):
         files = source.names(inputs)
-        places = [path.name for path in files]
         parts = [model(source.tensor(files[k : k + batch])) for k in range(0, len(files), batch)]
-    else:
-        rows = source.tensor(inputs)
-        places = [str(k) for k in range(1, len(rows) + 1)]
-        parts = [model(part) for part in rows.split(1024)]
-    probabilities = torch.cat(parts).double()
+        return "file", [path.name for path in files], torch.cat(parts).double()
+    rows = source.tensor(inputs)
+    found = torch.cat([model(part) for part in rows.split(1024)]).double()
+    return "row", [str(k) for k in range(1, len(rows) + 1)], found
+
+
+def classify(model: nn.Module, source: Any, inputs: str, output_dir: str, classes: Sequence[str], batch: int) -> None:
+    """Write ``predictions.csv``: file or row, class, a probability per class."""
+    what, places, probabilities = _outputs(model, source, inputs, batch)
     body = [[n, classes[int(row.argmax())], *row.tolist()] for n, row in zip(places, probabilities, strict=True)]
-    _write(output_dir, ["file" if isinstance(source, Images) else "row", "class", *(f"p_{c}" for c in classes)], body)
+    _write(output_dir, [what, "class", *(f"p_{c}" for c in classes)], body)
+
+
+def tell(model: nn.Module, source: Any, inputs: str, output_dir: str, columns: Sequence[str], batch: int) -> None:
+    """Write ``predictions.csv``: file or row, and the model's numbers, one in each of ``columns``."""
+    what, places, numbers = _outputs(model, source, inputs, batch)
+    body = [[n, *row.tolist()] for n, row in zip(places, numbers, strict=True)]
+    _write(output_dir, [what, *columns], body)
 
 
 @torch.no_grad()

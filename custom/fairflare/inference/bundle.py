@@ -103,6 +103,7 @@ COPIED = (
     "core/errors.py",
     "core/validation.py",
     "networks/builtin.py",
+    "networks/regression.py",
     "data/readers/datalist.py",
     "data/readers/dicom.py",
     "data/readers/geometry.py",
@@ -191,8 +192,7 @@ def _inference(opened: Opened, whole: WholeModel, network: dict[str, Any]) -> di
         "classes": list(opened.task.classes),
         "batch_size": 16,
     }
-    if images is not None:
-        reader = images.reader
+    if images is not None and isinstance(reader := images.reader, Reader):
         content["preprocessing"] = {
             "_target_": "scripts.apply.Images",
             "size": reader.size,
@@ -210,6 +210,9 @@ def _inference(opened: Opened, whole: WholeModel, network: dict[str, Any]) -> di
         content["background"] = list(images.reader.background)
         content["threshold"] = threshold_of(opened)
         last = "$apply.segment(@model, @preprocessing, @inputs, @output_dir, @values, @background, @threshold)"
+    elif not opened.task.kind.has_classes and (names := opened.task.kind.exported(opened.task.classes)[2]):
+        content["columns"] = names
+        last = "$apply.tell(@model, @preprocessing, @inputs, @output_dir, @columns, @batch_size)"
     else:
         last = "$apply.classify(@model, @preprocessing, @inputs, @output_dir, @classes, @batch_size)"
     own = {"imports", "model"}
@@ -257,15 +260,17 @@ def _metadata(opened: Opened, whole: WholeModel) -> dict[str, Any]:
         "is_patch_data": False,
         "channel_def": {"0": "image" if images is not None else "features"},
     }
+    plain = not kind.has_masks and not kind.has_classes
+    names = (kind.exported(opened.task.classes)[2] if plain else []) or list(opened.task.classes)
     pred = {
-        "type": "probabilities" if kind.has_masks or kind.has_classes else "numbers",
+        "type": "numbers" if plain else "probabilities",
         "format": kind.name,
-        "num_channels": len(opened.task.classes),
+        "num_channels": len(names) or opened.task.kind.head(opened.task.classes)[0],
         "spatial_shape": shape[1:] if kind.has_masks else [],
         "dtype": "float32",
-        "value_range": [0, 1],
+        "value_range": [] if plain else [0, 1],
         "is_patch_data": False,
-        "channel_def": {str(k): name for k, name in enumerate(opened.task.classes)},
+        "channel_def": {str(k): name for k, name in enumerate(names)},
     }
     content = {
         "version": "0.1.0",

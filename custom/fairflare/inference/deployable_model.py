@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,13 @@ from torch import Tensor, nn
 
 from fairflare.core.errors import UserError
 from fairflare.data.readers.stored import in_words
+from fairflare.data.readers.volumes import VolumeReader
 from fairflare.engine.after.recalibrate import FAR, GAP, Recalibrate
 from fairflare.functional.recalibration import BEYOND
+from fairflare.inference import modules
 from fairflare.inference.loaded_run import Opened
 from fairflare.inference.modules import Line, Pixels, Rows, Sigmoid, Softmax, Temperature, Whole
+from fairflare.networks.volumes import Windowed
 from fairflare.trainers.base import Trainer
 
 MODULES = "scripts.modules"
@@ -52,6 +56,9 @@ def whole_model(opened: Opened) -> WholeModel:
     """
     if type(opened.parts.trainer).shared_batches is not Trainer.shared_batches:
         raise UserError(f"{opened.config.trainer}: prepares inputs by each site's statistics; use --format state-dict")
+    if isinstance(opened.network, Windowed):
+        text = "a window slides over volumes of any size, which is no part of an exported graph"
+        raise UserError(f"{opened.config.task}: {text}; use --format state-dict")
     network = opened.network.cpu().eval()
     before, spec, example, words, said = _before(opened)
     after, last, outputs, more = _after(opened)
@@ -67,10 +74,12 @@ def _made(kind: type[nn.Module], **given: Any) -> tuple[nn.Module, dict[str, Any
 def _before(opened: Opened) -> tuple[nn.Module, dict[str, Any], Tensor, str, list[str]]:
     table, images = opened.task.table_inputs(), opened.task.image_inputs()
     if images is not None:
-        size, channels = images.reader.size, images.reader.channels
+        shape = images.reader.channels, *images.reader.shape
         arguments: dict[str, Any] = {"mean": list(images.mean), "std": list(images.std)}
-        words = f"float32 (N, {channels}, {size}, {size}), values 0 to 255"
-        example = torch.arange(2 * channels * size * size).remainder(251).float().view(2, channels, size, size)
+        words = f"float32 (N, {', '.join(map(str, shape))}), values 0 to 255"
+        if isinstance(images.reader, VolumeReader):
+            words += f", voxels of {' x '.join(f'{one:g}' for one in images.reader.spacing)} mm, axes RAS"
+        example = torch.arange(2 * math.prod(shape)).remainder(251).float().view(2, *shape)
         return *_made(Pixels, **arguments), example, words, [in_words(images.reader.window)]
     if table is None:
         raise UserError(f"task {opened.config.task}: its inputs are made by code; use --format state-dict")
@@ -89,7 +98,8 @@ def _before(opened: Opened) -> tuple[nn.Module, dict[str, Any], Tensor, str, lis
 def _after(opened: Opened) -> tuple[nn.Module, dict[str, Any], str, list[str]]:
     task, adjustment = opened.task, opened.adjustment
     if not task.kind.has_classes and not task.kind.has_masks:
-        return *IDENTITY, f"the network's own: {task.kind.outputs}", []
+        name, given, _, words = task.kind.exported(task.classes)
+        return *(_made(getattr(modules, name), **given) if name else IDENTITY), words, []
     if task.kind.has_masks:
         said = []
         if adjustment is not None and adjustment.flags and -1 in adjustment.fits:

@@ -41,7 +41,9 @@ def export_model(opened: Opened, form: str, folder: Path) -> list[str]:
     save_json(folder / MARK, {**about(opened), "format": form})
     if form == "state-dict":
         return [*opened.remarks, *_state_dict(opened, folder)]
-    whole = whole_model(opened)
+    whole, images = whole_model(opened), opened.task.image_inputs()
+    if form == "bundle" and images is not None and images.volumes:
+        raise UserError("bundle: reads images and tables, no volumes; use --format torchscript, onnx or state-dict")
     if form == "bundle":
         said = write_bundle(opened, whole, folder)
     else:

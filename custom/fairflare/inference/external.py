@@ -306,7 +306,8 @@ class _Hospital:
         """The model with a line (or a temperature) that was fitted to the other half of the patients."""
         task = self._parts.task
         if not task.kind.has_classes:
-            raise UserError("--recalibrate: expected a model of classes, got masks")
+            got = "masks" if task.kind.has_masks else f"one of {task.kind.name}"
+            raise UserError(f"--recalibrate: expected a model of classes, got {got}")
         outputs, targets, members = self._predicted(self._parts.network, self._data, plain)
         if not bool(torch.isfinite(outputs).all()):
             raise UserError("--recalibrate: the model's outputs are not finite")

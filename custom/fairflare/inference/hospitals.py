@@ -15,7 +15,7 @@ from fairflare.core.validation import SITE, expected, shown
 from fairflare.data.readers.datalist import read_lists
 from fairflare.data.site_config import SiteConfig, read_site_config
 from fairflare.inference.loaded_run import Opened
-from fairflare.tasks.forms import FORMS, IMAGES
+from fairflare.tasks.forms import FORMS, IMAGES, VOLUMES
 from fairflare.tasks.kinds.own import PREFIX, folder_of_lists, read_description, root_of, sites_in
 from fairflare.tasks.own.tabular import Tabular
 
@@ -81,7 +81,10 @@ def _same_classes(opened: Opened, described: Mapping[str, Any], data: Path) -> N
         return
     kind, task, form = described["kind"], opened.config.task, FORMS.get(described["kind"])
     tables, masks = opened.task.table_inputs() is not None, opened.task.kind.has_masks
-    if form is None or (form.table, form.masks) != (tables, masks):
+    images = opened.task.image_inputs()
+    volumes = images is not None and images.volumes
+    other = task in FORMS and form is not None and FORMS[task].classes != form.classes
+    if form is None or (form.table, form.masks, form.volumes) != (tables, masks, volumes) or other:
         raise UserError(f"{data}: holds data of kind {shown(kind)}, expected what task {task} takes")
     theirs, ours = described["classes"], list(opened.task.classes)
     named = not getattr(opened.task, "numbered", False)
@@ -91,7 +94,7 @@ def _same_classes(opened: Opened, described: Mapping[str, Any], data: Path) -> N
     values, own = (options.get("mask_values") or "" for options in (described["options"], opened.config.options))
     if form.masks and values != own:
         raise UserError(f"{data}: mask_values: expected {shown(own)}, as the run has them, got {shown(values)}")
-    if form == IMAGES and named and theirs and theirs != ours:
+    if form in (IMAGES, VOLUMES) and named and theirs and theirs != ours:
         _refuse_numbers(data)
 
 

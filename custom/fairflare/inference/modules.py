@@ -92,6 +92,30 @@ class Sigmoid(nn.Module):
         return torch.sigmoid(logits)
 
 
+class Scaled(nn.Module):
+    """Amounts in spreads from the mean -> in their units."""
+
+    def __init__(self, mean: float, spread: float) -> None:
+        super().__init__()
+        self.mean, self.spread = mean, spread
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 1) -> (N, 1)."""
+        return self.mean + self.spread * x
+
+
+class Rate(nn.Module):
+    """Logarithms of rates -> rates, linear beyond ``limit``."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 1) -> (N, 1)."""
+        return x.clamp(max=self.limit).exp() * (1 + (x - self.limit).clamp(min=0.0))
+
+
 class Whole(nn.Module):
     """Inputs as a file has them -> probabilities."""
 

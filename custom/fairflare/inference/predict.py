@@ -20,25 +20,30 @@ from fairflare.core.order import natural
 from fairflare.core.types import Batch
 from fairflare.core.validation import shown
 from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
-from fairflare.data.readers.datalist import Frame
+from fairflare.data.readers.datalist import Frame, file_of
 from fairflare.data.readers.geometry import Geometry, geometry_of, looks_like_image, slices_of, suffix_of
 from fairflare.data.readers.naming import IMAGES, pairs
 from fairflare.data.readers.table_features import plain
 from fairflare.data.readers.tables import read_columns
+from fairflare.data.readers.volumes import VolumeReader
 from fairflare.data.tensors import as_float, normalised
 from fairflare.engine.evaluation import predict as predicted
 from fairflare.engine.state import save_json, save_text
+from fairflare.inference import volumes
 from fairflare.inference.adjustment import HALF, members_of
 from fairflare.inference.apply import RESULTS, ending, mask_stem, pixel_values, restored, write_mask, write_rows
 from fairflare.inference.atomic_output import MARK
 from fairflare.inference.loaded_run import Opened
+from fairflare.inference.volumes import at_home, batches_of, whole
 from fairflare.tasks.kinds.classes import named_classes
 
 TABLES = (".csv", ".parquet")
 MOST = 1_000_000
 
 
-def images_of(named: Sequence[Path], *, masks: bool = False) -> tuple[dict[str, Path | Frame], list[str]]:
+def images_of(
+    named: Sequence[Path], *, masks: bool = False, volumes: bool = False
+) -> tuple[dict[str, Path | Frame], list[str]]:
     """Name -> file or slice, and what was passed over or cut, a line each.
 
     The name is the one that results carry, with the folders below what was named; natural order. Of a file that holds
@@ -47,6 +52,7 @@ def images_of(named: Sequence[Path], *, masks: bool = False) -> tuple[dict[str, 
     Args:
         named: files of any name, and folders, of which every image below counts but hidden ones.
         masks: the run is on images with masks: those that lie beside images in a folder are no inputs.
+        volumes: the run is on volumes: a file, or a series of DICOM, is one input.
 
     Raises:
         UserError: a file is missing, a folder holds no image, or two files would have one name.
@@ -75,22 +81,22 @@ def images_of(named: Sequence[Path], *, masks: bool = False) -> tuple[dict[str, 
         raise UserError(f"expected at most {MOST} files, got {len(found)}")
     notes = [f"{len(beside)} masks lie beside their images and are left out, e.g. {shown(beside[0])}"] if beside else []
     ordered = dict(sorted(found.items(), key=lambda pair: natural(pair[0])))
-    return _cut(ordered, notes), notes
+    return dict(whole(ordered)) if volumes else _cut(ordered, notes), notes
 
 
 def _cut(files: Mapping[str, Path], notes: list[str]) -> dict[str, Path | Frame]:
     """Every slice of ``files``; appends to ``notes`` which hold several."""
     found: dict[str, Path | Frame] = {}
-    volumes = 0
+    counted = 0
     for name, path in files.items():
         inside = slices_of(path)
-        volumes += len(inside) > 1
+        counted += len(inside) > 1
         found |= {f"{name}[{k}]": one for k, one in enumerate(inside)} if len(inside) > 1 else {name: path}
         if len(found) > MOST:
             raise UserError(f"expected at most {MOST} slices; {name} brings more")
-    if volumes:
+    if counted:
         several = sum(isinstance(one, Frame) for one in found.values())
-        notes.append(f"{volumes} {'file holds' if volumes == 1 else 'files hold'} {several} slices: each is one input")
+        notes.append(f"{counted} {'file holds' if counted == 1 else 'files hold'} {several} slices: each is one input")
     return found
 
 
@@ -153,8 +159,9 @@ def predict(opened: Opened, named: Sequence[Path], folder: Path) -> Predictions:
     if table is not None:
         found = _of_table(opened, table, table_of(named))
     else:
-        files, notes = images_of(named, masks=opened.task.kind.has_masks)
-        found = _of_images(opened, files, folder)
+        assert images is not None  # one of both is there
+        files, notes = images_of(named, masks=opened.task.kind.has_masks, volumes=images.volumes)
+        found = (_of_volumes if images.volumes else _of_images)(opened, files, folder)
         found.unlike = [*notes, *found.unlike]
     found.unlike = [*opened.remarks, *found.unlike]
     written = io.StringIO()
@@ -238,6 +245,29 @@ def _of_images(opened: Opened, files: Mapping[str, Path | Frame], folder: Path) 
         found = _masks(opened, files, places, batches, folder)
     found.unlike = of_images(inputs, opened.inputs, places, means)
     return found
+
+
+def _of_volumes(opened: Opened, files: Mapping[str, Path | Frame], folder: Path) -> Predictions:
+    """A row for each volume and, of a run on masks, a file with its mask at its own voxels."""
+    inputs, names = opened.task.image_inputs(), list(files)
+    assert inputs is not None and isinstance(inputs.reader, VolumeReader)  # the caller has looked
+    paths = [file_of(files[name]) for name in names]
+    batches = batches_of(opened, paths)
+    if not opened.task.kind.has_masks:
+        header, body, probabilities = _answers(opened, _outputs(opened, batches), torch.full((len(names),), -1))
+        return Predictions(["file", *header], [[name, *row] for name, row in zip(names, body)], probabilities)
+    thresholds, said = _thresholds(opened)
+    table: list[list[Any]] = []
+    taken: set[str] = set()
+    for name, path, batch in zip(names, paths, opened.parts.trainer.shared_batches(batches), strict=True):
+        masked = at_home(inputs.reader, path, _network(opened, batch.inputs).sigmoid()[0])
+        mask = f"{MASKS}/{_mask_name(name, volumes.ending(path), taken)}"
+        (folder / mask).parent.mkdir(parents=True, exist_ok=True)
+        volumes.write_mask(folder / mask, masked, thresholds, inputs.reader)
+        shares = [float(_flagged(p, t).double().mean()) for p, t in zip(masked[1], thresholds)]
+        table.append([name, mask, *shares])
+    header = ["file", "mask", *(f"share_{name}" for name in opened.task.classes)]
+    return Predictions(header, table, np.empty((len(table), 0)), said)
 
 
 def _masks(
@@ -382,8 +412,8 @@ def of_images(
     channels = {c for one in kept for c in _numbers(one.get("channels"))} or {float(inputs.reader.channels)}
     odd: dict[str, Any] = {name: one.channels for name, one in places.items() if one.channels not in channels}
     found = _line("channels", odd, lambda value: f"{value}", "/".join(f"{c:g}" for c in sorted(channels)))
-    for edge in ("height", "width"):
-        low, high = _widest([_numbers(one.get(edge)) for one in kept], inputs.reader.size)
+    for axis, edge in enumerate(("height", "width")):
+        low, high = _widest([_numbers(one.get(edge)) for one in kept], inputs.reader.shape[axis])
         edges = {name: getattr(one, edge) for name, one in places.items()}
         odd = {name: value for name, value in edges.items() if not low / TIMES <= value <= high * TIMES}
         found += _line(edge, odd, lambda value: f"{value} pixels", f"{low:g} to {high:g}")

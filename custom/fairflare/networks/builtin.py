@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairflare.core.errors import UserError
-from fairflare.networks.regression import Regression
+from fairflare.networks.regression import Line, Regression
 
+NARROWEST = 1e-3
+"""Between two cut points of ``Ordered``."""
 Norm = Literal["batch", "instance", "group"]
 NORMALISATIONS: dict[str, Callable[[int], nn.Module]] = {
     "batch": nn.BatchNorm2d,
@@ -142,11 +145,40 @@ def logistic(features: int, classes: int = 2) -> Logistic:
     return Logistic(features)
 
 
+class Ordered(nn.Module):
+    """A network of one number f and rising cut points c_1 < ... < c_(K-1): log probabilities of K classes in an order.
+
+    P(class > k) = sigmoid(f - c_k), the cumulative logit of McCullagh (JRSS B 42, 1980). The cut points are the first
+    one and steps above it, each a softplus of what is trained, so that averages over sites are in order too.
+
+    Args:
+        network: (N, ...) -> (N, 1).
+        cuts: K - 1, at least 1.
+    """
+
+    def __init__(self, network: nn.Module, cuts: int) -> None:
+        super().__init__()
+        self.network = network
+        self.first = nn.Parameter(torch.tensor([-(cuts - 1) / 2]))
+        self.steps = nn.Parameter(torch.full((cuts - 1,), math.log(math.e - 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, ...) -> (N, K), whose softmax are the probabilities."""
+        widths = F.softplus(self.steps) + NARROWEST
+        above = self.network(x) - torch.cat((self.first, self.first + widths.cumsum(0)))
+        ends = F.logsigmoid(-above[:, :1]), F.logsigmoid(above[:, -1:])
+        # sigmoid(a) - sigmoid(b) = sigmoid(a) sigmoid(-b) (1 - exp(b - a)).
+        inner = F.logsigmoid(above[:, :-1]) + F.logsigmoid(-above[:, 1:]) + (-torch.expm1(-widths)).log()
+        return torch.cat((ends[0], inner, ends[1]), dim=1)
+
+
 def regression(features: int, classes: int = 2) -> Regression:
-    """``Regression``; raises UserError unless there are two classes."""
-    if classes != 2:
-        raise UserError(f"network: regression is for 2 classes, got {classes}")
-    return Regression(features)
+    """``Regression`` of two classes, of one output ``Line``; raises UserError for others."""
+    if classes not in (1, 2):
+        raise UserError(
+            f"network: regression is for 2 classes, an amount, a count or one log risk (output=cox), got {classes}"
+        )
+    return Regression(features) if classes > 1 else Line(features)
 
 
 class UNet(nn.Module):
@@ -245,6 +277,8 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 def build(name: str, *args: int, **kwargs: object) -> nn.Module:
     """The network ``name`` with the arguments of its function; weights come from torch's global generator.
 
+    With ``cuts`` the network of one output is one of ``Ordered`` classes, one more than cuts.
+
     Its attribute ``made_of`` says how it was made, for whoever exports it.
 
     Raises:
@@ -252,7 +286,10 @@ def build(name: str, *args: int, **kwargs: object) -> nn.Module:
     """
     if name not in NETWORKS:
         raise UserError(f"network: expected one of {', '.join(NETWORKS)}, got {name!r}")
+    cuts = kwargs.pop("cuts", 0)
     network = NETWORKS[name](*args, **kwargs)
+    if isinstance(cuts, int) and cuts:
+        network, kwargs["cuts"] = Ordered(network, cuts), cuts
     options = {key: value for key, value in kwargs.items() if key != "pretrained_weights"}
     network.made_of = {"name": name, "sizes": list(args), "options": options}  # type: ignore[assignment]  # a plain attribute, which no state dict holds
     return network

@@ -49,19 +49,22 @@ def check_model(model: str, names: Sequence[str]) -> None:
         expect("model", model in names, f"one of {', '.join(names)}, or {SHAPE}", model)
 
 
-def build(model: str, inputs: tuple[int, ...], outputs: tuple[int, ...], **options: object) -> nn.Module:
+def build(
+    model: str, inputs: tuple[int, ...], outputs: tuple[int, ...], *, cuts: int = 0, **options: object
+) -> nn.Module:
     """The network that ``model`` names, by name or by class.
 
     Args:
         inputs: shape of one example, channels or features first.
         outputs: shape of its output, classes or structures first.
+        cuts: of classes in an order, see ``builtin.Ordered``; 0: there is none.
         options: of a network by name, e.g. norm; a class has its own.
 
     Raises:
         UserError: the class cannot be imported or built, is no ``torch.nn.Module``, or gives another output.
     """
     if not is_own(model):
-        return networks.build(model, inputs[0], outputs[0], **options)
+        return networks.build(model, inputs[0], outputs[0], **options, **({"cuts": cuts} if cuts else {}))
     dotted, args = _parsed(model)
     kind = None if monai_networks.is_listed(dotted) else load_object(dotted, "model", _is_network, "a torch.nn.Module")
     try:
@@ -73,6 +76,8 @@ def build(model: str, inputs: tuple[int, ...], outputs: tuple[int, ...], **optio
         text = " ".join(str(error).split())[:300]
         raise UserError(f"model: {dotted} failed on two examples of shape {inputs} ({text})") from error
     expect(f"model: {dotted}: output of two examples", got == (2, *outputs), f"shape {(2, *outputs)}", got)
+    if cuts:
+        return networks.Ordered(network, cuts).train()
     network.made_of = {"class_path": dotted, "args": args}
     return network.train()
 

@@ -46,3 +46,14 @@ class Regression(nn.Module):
         """(N, features) -> (N, 2)."""
         logit = (x.double() @ self.weight + self.bias).to(torch.float32)
         return torch.stack((torch.zeros_like(logit), logit), dim=1)
+
+
+class Line(Regression):
+    """A line in float64: (N, features) -> float32 (N, 1), an amount, the logarithm of a rate, or Cox's log risk.
+
+    A hospital's baseline hazard cancels in its partial likelihood: the intercept and its place in the sums stay 0.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, features) -> (N, 1)."""
+        return (x.double() @ self.weight + self.bias).to(torch.float32)[:, None]

@@ -26,7 +26,7 @@ LEAST_CLASSES = 2
 
 
 def clinical_section(trail: Trail, config: Json, about: Json, sites: Sequence[str]) -> Json | None:
-    """What the sites' released sums say; None where no site has released any.
+    """What the sites' released sums say; None where no site has released any, or the run is about times.
 
     Args:
         config: config.json, whose ``after`` names the step that is a part of the run, if one is.
@@ -41,6 +41,8 @@ def clinical_section(trail: Trail, config: Json, about: Json, sites: Sequence[st
         low, high), threshold, rates (sensitivity, specificity, ppv, npv: value, low, high, n), curve (risk, share, low,
         high, n of each bin), decisions (threshold, net_benefit, low, high, all) and flagged.
     """
+    if about.get("curves"):
+        return None
     said = about.get("clinical") or {}
     classes = about.get("classes") or []
     second = str(classes[1]) if len(classes) == LEAST_CLASSES else None

@@ -30,7 +30,9 @@ def coefficient_section(model: Mapping[str, Any], config: Mapping[str, Any], sit
         sites: rows of ``rows.site_rows``; only ``n_examples`` is read.
 
     Returns:
-        intercept, ridge, patients, sites, log_likelihood, log_sd (None unless intercepts are random) and rows: name,
+        intercept ("baseline": each site has its own hazard), family, ratio ("odds", "rate" or "hazard"; "" of
+        amounts), ridge, patients, sites,
+        log_likelihood, log_sd (None unless intercepts are random) and rows: name,
         note ("" or why there is no estimate), estimate, error, low, high, p (Wald), odds, odds_low, odds_high,
         robust_error (sandwich clustered by site, with K / (K - 1)), and of sites' own fits: fits, q, q_p, i2, tau,
         next_low and next_high (prediction interval of another site's coefficient, t with fits - 2 degrees).
@@ -41,13 +43,20 @@ def coefficient_section(model: Mapping[str, Any], config: Mapping[str, Any], sit
     settings = config.get("settings") or {}
     own_settings = settings.get("trainer") or {}
     intercept, weighting = own_settings.get("intercept"), (settings.get("rule") or {}).get("weighting", "")
+    family = (config.get("about") or {}).get("family") or "bernoulli"
+    if family == "cox":
+        intercept = "baseline"
     counts = [row["n_examples"] for row in sites if row["n_examples"]]
     n, p = sum(counts), len(names)
     arrays = {key: np.asarray(model[key], dtype=np.float64) for key in ("weight", "bias", "last", "information")}
     at = np.append(arrays["weight"], arrays["bias"])
-    free = p if intercept == "site" else p + 1
+    free = p if intercept in ("site", "baseline") else p + 1
     moved = np.abs(at - arrays["last"][: p + 1])[:free]
     errors, robust, kept = _errors(model, n, free, len(counts), random=intercept == "random")
+    value = float(model["value"][0]) * n
+    if family == "gaussian":  # the value is half of the residual sum of squares
+        scale = -2 * value / max(n - int(kept.sum()) - (len(counts) if intercept == "site" else 0), 1)
+        errors, value = errors * math.sqrt(scale), -n / 2 * (math.log(2 * math.pi * -2 * value / n) + 1)
     if weighting != "examples":  # the information is that of a weighted likelihood, which has no such errors
         errors, robust = np.full(free, np.nan), np.full(free, np.nan)
     own = np.asarray(model["own"], dtype=np.float64) * n if weighting == "examples" else np.zeros((5, p))
@@ -63,16 +72,19 @@ def coefficient_section(model: Mapping[str, Any], config: Mapping[str, Any], sit
     random = intercept == "random"
     return {
         "intercept": intercept,
+        "family": family,
+        "ratio": RATIOS[family],
         "ridge": own_settings.get("ridge"),
         "patients": n,
         "sites": len(counts),
         "level": LEVEL,
-        "log_likelihood": float(model["value"][0]) * n,
+        "log_likelihood": value,
         "between_sd": math.exp(float(model["log_sd"][0])) if random else None,
         "rows": rows,
     }
 
 
+RATIOS = {"bernoulli": "odds", "poisson": "rate", "cox": "hazard", "gaussian": ""}
 ESTIMATE = ("estimate", "error", "low", "high", "p", "odds", "odds_low", "odds_high", "robust_error")
 NO_FITS = dict.fromkeys(("fits", "q", "q_p", "i2", "tau", "next_low", "next_high"))
 
@@ -161,5 +173,6 @@ def forest(figure: Any, section: Json) -> str | None:
     axes.set_yticks(range(len(rows)), [row["name"][:28] for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
-    legend(figure, axes, "log odds ratio (95 % interval)", columns=2)
+    what = f"log {section['ratio']} ratio" if section["ratio"] else "difference in spreads of the outcome"
+    legend(figure, axes, f"{what} (95 % interval)", columns=2)
     return f"Coefficients of {plural(section['patients'], 'patient')} at {plural(section['sites'], 'site')}"

@@ -60,13 +60,14 @@ def of_site(found: Mapping[str, Any], about: Json) -> Json:
     """
     values, ends = found.get(TEST) or {}, found.get(INTERVALS) or {}
     trivial, n = (found.get(TRIVIAL) or {}).get(TEST) or {}, number((found.get("n") or {}).get(TEST))
-    names = [name for name in about["metrics"] if name in values or named(name).of_classes]
+    reasons = {name: _reason(name, one) for name, one in about["metrics"].items()}
+    names = [name for name, reason in reasons.items() if name in values or reason]
     metrics = {
         name: {
             "value": number(values.get(name)),
             **{end: number((ends.get(name) or {}).get(end)) for end in ("low", "high")},
             "trivial": number(trivial.get(name)),
-            "why": "" if name in values else f"not defined: {ONE_CLASS}",
+            "why": "" if name in values else f"not defined: {reasons[name]}",
         }
         for name in names
     }
@@ -81,6 +82,11 @@ def of_site(found: Mapping[str, Any], about: Json) -> Json:
         "trivial_brier": _constant(whole),
         "groups": _groups((found.get("groups") or {}).get(TEST) or {}, seen, about),
     }
+
+
+def _reason(name: str, one: Json) -> str:
+    """Why a metric may not be defined; "" for one that always is."""
+    return f"it needs {one['needs']}" if one.get("needs") else ONE_CLASS if named(name).of_classes else ""
 
 
 def _why_not(n: float | None, about: Json) -> str:

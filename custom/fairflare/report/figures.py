@@ -283,6 +283,10 @@ STAGES: Mapping[str, dict[str, Any]] = {
 }
 
 
+CURVES = (RED, GREEN, ORANGE, PURPLE, GREY)
+"""Of groups of patients."""
+
+
 def clinical_figures(section: Json) -> list[str]:
     rows = [row for row in section["rows"] if any((row[stage] or {}).get("curve") for stage in section["stages"])]
 
@@ -291,6 +295,37 @@ def clinical_figures(section: Json) -> list[str]:
 
     rows.sort(key=lambda row: (-off(row), row["site"]))
     return [_of_site(place, row, section["stages"]) for place, row in enumerate(rows[:MOST_SITES])]
+
+
+def curve_figures(section: Json) -> list[str]:
+    """Of each site survival by time, of all its test patients and of the groups that it may tell of."""
+    found: dict[str, list[Json]] = {}
+    for row in section["rows"]:
+        if row["steps"]:
+            found.setdefault(row["site"], []).append(row)
+    return [_curves(place, site, rows) for place, (site, rows) in enumerate([*found.items()][:MOST_SITES])]
+
+
+def _curves(place: int, site: str, rows: Sequence[Json]) -> str:
+    def draw(figure: Figure) -> str:
+        axes = figure.subplots()
+        for row, color in zip(rows, (DARK, *CURVES)):
+            x, y = ([start, *(step[key] for step in row["steps"])] for start, key in ((0.0, "time"), (1.0, "observed")))
+            axes.step(x, y, where="post", color=color, linewidth=1.6, label=row["group"] or "all")
+            if row["group"]:
+                continue
+            known = [step for step in row["steps"] if step["low"] is not None]
+            when, low, high = ([step[key] for step in known] for key in ("time", "low", "high"))
+            axes.vlines(when, low, high, color=color, linewidth=1)
+            if row["steps"][0]["expected"] is not None:
+                expected = [step["expected"] for step in row["steps"]]
+                axes.plot(x[1:], expected, color=BLUE, linestyle=DASHES, marker="o", markersize=4, label="predicted")
+        axes.set(ylim=(0, 1.02))
+        axes.set_xlim(left=0)
+        legend(figure, axes, "time", "share without event", columns=3)
+        return f"{short(site)}: survival"
+
+    return rendered(f"curve{place}", draw)
 
 
 def _of_site(place: int, row: Json, stages: Sequence[str]) -> str:

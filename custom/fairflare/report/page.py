@@ -58,6 +58,7 @@ def render_run(summary: Json) -> str:
         figures=drawn(one(summary) for one in draw),
         benefit_figures=drawn(figures.benefit_figures(summary)),
         clinical_figures=drawn(figures.clinical_figures(summary.get("clinical") or {"rows": [], "stages": []})),
+        curve_figures=drawn(figures.curve_figures(summary.get("curves") or {"rows": []})),
         coefficient_figures=drawn([forest(summary["coefficients"])] if "coefficients" in summary else []),
         personal_figures=drawn([figures.personal_points(summary)]),
         measured=number_table(summary["numbers"]),

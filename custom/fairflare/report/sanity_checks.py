@@ -137,7 +137,7 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
 
 def _still(trend: Json) -> str:
     names = {"score": "validation score", "loss": "validation loss", "train_loss": "training loss"}
-    way = "rose" if trend["of"] == "score" else "fell"
+    way = "rose" if trend["to"] > trend["from"] else "fell"
     return (
         f"It was still improving: over the last {trend['rounds']} rounds the {names[trend['of']]} {way} from "
         f"{text(trend['from'])} to {text(trend['to'])}, more than its noise. More rounds will help (--rounds)."

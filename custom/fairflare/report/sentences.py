@@ -54,9 +54,23 @@ def _service(summary: Json) -> list[str]:
         )
         found += _over_patients(summary, low["site"], high["site"])
     found += _next_worst(summary) + learned.sentences(summary) + _personal(summary)
+    found += _not_defined(summary)
     if fairness["left_out"]:
         found.append(f"No test result came from {_some(fairness['left_out'])}.")
     return found
+
+
+def _not_defined(summary: Json) -> list[str]:
+    """Which metrics some sites' test cases leave undefined, and what they need."""
+    lacking: dict[tuple[str, ...], list[str]] = {}
+    for name, about in (summary.get("metrics") or {}).items():
+        sites = [row["site"] for row in summary["sites"] if row["test"] and name not in row["test"]]
+        if sites and about.get("needs"):
+            lacking.setdefault((about["needs"], *sites), []).append(label(name, summary))
+    return [
+        f"Not defined at {_some(sites)}: {'; '.join(names[:MOST_NAMED])} (needed are {needs})."
+        for (needs, *sites), names in lacking.items()
+    ]
 
 
 def _over_patients(summary: Json, bottom: str, top: str) -> list[str]:

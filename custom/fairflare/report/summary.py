@@ -59,9 +59,11 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         groups (None where the run has none), numbers of the sites (``rows.number_sections``), notes of the rule
         (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
         those of the sites' own models; used: "personal" where sites use such, of which ``personal`` then has "groups",
-        too; chosen: only of a run that chooses its best model (``deployed_model.chosen_section``).
+        too; curves: only of a run about times (``curves.curves_section``); chosen: only of a run that chooses its best
+        model (``deployed_model.chosen_section``).
     """
     from fairflare.report.clinical import clinical_section  # what lists methods imports no NumPy
+    from fairflare.report.curves import curves_section
 
     whole, trail = read_trail(entries), counted_trail(config, entries)
     about = config.get("about") or {}
@@ -106,6 +108,8 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         "provenance": _provenance(config, trail),
     }
     summary |= {"counted": PERSONAL} if counts_own else {}
+    if curves := curves_section(trail.with_clinical_of(whole), config, about, sites):
+        summary["curves"] = curves
     if used:
         summary["used"] = PERSONAL
         summary["personal"]["groups"] = group_section(trail.of_own_models(), config, about)

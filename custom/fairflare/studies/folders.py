@@ -41,7 +41,8 @@ from fairflare.report.log import EVENTS, LOG
 
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
 RIDER, RIDERS = "rider.json", "riders.json"
-SUMMARIES: tuple[str, ...] = (COMPARISON, COMPARISON_PAGE, CONTRIBUTION, RIDERS, "tables.csv")
+JOIN, JOIN_PAGE = "join.json", "join.html"
+SUMMARIES: tuple[str, ...] = (COMPARISON, COMPARISON_PAGE, CONTRIBUTION, RIDERS, JOIN, JOIN_PAGE, "tables.csv")
 SUMMARIES += ("compare.csv", "compare.md", "compare.tex")
 SUMMARIES += tuple(f"{name}.{end}" for name in ("contribution", "riders") for end in ("csv", "md", "tex", "html"))
 FLARE_LOG = "flare_log.txt"

@@ -188,6 +188,11 @@ class Task(ABC):
         """The data of ``site`` where it runs, given its own configuration; embedded tasks have no use for one."""
         return self.site_data(site)
 
+    @property
+    def outcome_columns(self) -> tuple[str, ...]:
+        """The columns of a table that hold what is predicted; the option ``label``, where there is one."""
+        return (str(getattr(self, "label", "label")),)
+
     def table_inputs(self) -> TableInputs | None:
         """How rows of a table become what the network takes; None where nobody has said how."""
         return None
@@ -287,9 +292,7 @@ class Task(ABC):
 
     def enough(self, name: str, targets: Tensor, least: int) -> bool:
         """Whether a metric of these cases may leave: what compares classes needs ``least`` of each that is there."""
-        if not self.metric(name).of_classes or not len(targets):
-            return True
-        return int(torch.unique(targets, return_counts=True)[1].min()) >= least
+        return self.kind.enough(self.metric(name), targets, least, self.classes)
 
     def ends(self, outputs: Tensor, targets: Tensor, least: int, level: float) -> dict[str, Ends]:
         """Metric -> its value and its interval over the cases, of the metrics that have one here.
@@ -323,4 +326,4 @@ class Task(ABC):
 
     def offer(self, grouping: Grouping) -> Offer:
         """What methods may ask this task for."""
-        return Offer(self.name, self.metrics, self.headline, grouping.names, self.kind.has_classes)
+        return Offer(self.name, self.metrics, self.headline, grouping.names, self.kind.has_classes, self.kind.family)

@@ -25,11 +25,10 @@ from fairflare.privacy.counts import released
 from fairflare.tasks.base import Task
 from fairflare.tasks.images import image_data
 from fairflare.tasks.kinds.own import OwnData
-from fairflare.tasks.preflight import finding_of
+from fairflare.tasks.preflight import finding_of, without_events
 
 PATIENTS = ("patient_id", "patient")
 """Columns, or keys of a list's entries, that say which patient a case is of."""
-LABEL = "label"
 
 
 class Labelled(TensorData):
@@ -86,12 +85,14 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
     path = Path(own.data_root) / own.datalist
     if not path.is_file():
         raise DataError("no_datalist", f"table {path.name}: expected a file, found none in {path.parent}")
-    cells, label = read_table(path), label or str(getattr(task, "label", LABEL))
-    for name in (label, *table.columns):
+    cells = read_table(path)
+    outcome = (label or task.outcome_columns[0], *task.outcome_columns[1:])
+    label = outcome[0]
+    for name in (*outcome, *table.columns):
         if name not in cells.columns:
             known = ", ".join(map(str, cells.columns))[:200]
             raise DataError("column", f"table {path.name}: expected a column {name!r}; it has: {known}")
-    cells = cells[cells[label] != ""]
+    cells = cells[task.kind.known(cells, outcome)]
     if not len(cells):
         raise DataError("empty_split", f"table {path.name}: {label}: expected rows with a label, found none")
     columns = {name: list(cells[name]) for name in cells.columns}
@@ -100,9 +101,14 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
     inputs = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
     given = table.attributes(columns)
     attributes = {key: list(given.get(key, [""] * len(cells))) for key in task.attributes}
-    test = Split(inputs, _classes(task, path.name, label, columns[label]), attributes)
+    if task.kind.has_classes:
+        targets = _classes(task, path.name, label, columns[label])
+    else:
+        targets = task.kind.of_cells(path.name, columns, outcome, task.classes)
+    test = Split(inputs, targets, attributes)
     nothing = Split(inputs[:0], test.targets[:0], {name: () for name in attributes})
-    made = Labelled.of({"train": nothing, "val": nothing, "test": test}, len(task.classes))
+    splits = {"train": nothing, "val": nothing, "test": test}
+    made = Labelled.of(splits, task.kind.n_classes(task.classes))
     made.scaling = scaling
     made.patients = next((columns[key] for key in PATIENTS if key in columns), ())
     return made
@@ -122,7 +128,7 @@ def _classes(task: Task, file: str, label: str, cells: Sequence[str]) -> Tensor:
 
 def _files(task: Task, images: ImageInputs, own: SiteConfig) -> TensorData:
     root = Path(own.data_root)
-    lists = read_datalist(root / own.datalist, root, masks=task.kind.has_masks, classes=task.classes, links=own.links)
+    lists = read_datalist(root / own.datalist, root, **task.kind.lists(task.classes), links=own.links)
     items = [item for split in lists.values() for item in split]
     if not items:
         raise DataError("empty_split", f"datalist {Path(own.datalist).name}: expected labelled images, found none")
@@ -167,6 +173,8 @@ def preflight(data: TensorData, task: Task, min_count: int | None) -> tuple[list
     if n < max(min_count or 0, 1):
         text = f"{n} labelled cases: expected at least {max(min_count or 0, 1)}, the fewest whose numbers may leave"
         found.append(Finding("error", "few_examples" if n else "empty_split", "test", n, text))
+    elif task.kind.has_times and isinstance(split, Split):
+        found += without_events("test", split.targets)
     elif task.kind.has_classes and len(torch.unique(split.labels)) == 1:
         text = f"all {n} labelled cases are of one class: how well classes are told apart is not defined"
         found.append(Finding("warning", "one_class", "test", n, text))

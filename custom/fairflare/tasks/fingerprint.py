@@ -10,25 +10,26 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fairflare.core import validation
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import MOST_EXAMPLES
 from fairflare.core.validation import Entries, Range
-from fairflare.data.readers.datalist import Item
-from fairflare.data.readers.pictures import Looked, looked_at
+from fairflare.data.readers.datalist import Item, Source
+from fairflare.data.readers.pictures import Looked
 from fairflare.data.readers.stored import HIGH, LOW
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.table_columns import TableFingerprint, agreed
+from fairflare.data.table_columns import SILENT, TableFingerprint, agreed
 from fairflare.data.tensors import Split
 from fairflare.tasks.kinds.own import OwnData
-from fairflare.tasks.kinds.own_images import OwnImages
 from fairflare.tasks.own.tabular import Tabular
 
 LEAST_TRAIN, LEAST_VAL = 200, 50
@@ -86,11 +87,13 @@ LARGEST = 1e6
 """Size of a number that is not counted."""
 LEAST = -1024.0
 """Hounsfield units below which nothing is measured: scanners fill the corners of their images up with such numbers."""
+AXES, MOST_VOXELS = 3, 100_000
+"""Of a volume, and voxels along one."""
 PERCENTILES = 100
 """Of values that are measured."""
 
 
-LATER = {"values", "table", "classes", "network_gain"}
+LATER = {"values", "table", "classes", "network_gain", "outcome", "voxels", "edges"}
 """Keys that a fingerprint may lack."""
 
 
@@ -111,8 +114,11 @@ class Fingerprint:
             None of other images, and where the task names a window.
         table: what of a table's columns may leave.
         classes: that a label tells apart; 1 where examples have masks.
+        outcome: mean and spread of the training outcomes, where they are amounts.
         network_gain: by how much a small network's log loss on validation rows is below logistic regression's; below
             0 it is above.
+        voxels: of volumes, median along each axis, rounded to whole ones.
+        edges: of their voxels in mm, median along each axis.
     """
 
     n_train: Annotated[int, Range(1, MOST_EXAMPLES)]
@@ -126,6 +132,9 @@ class Fingerprint:
     table: TableFingerprint | None = None
     classes: Annotated[int, Range(1, 1000)] = 2
     network_gain: Annotated[float, Range(-1e3, 1e3)] | None = None
+    outcome: Annotated[list[float], Entries(2)] | None = None
+    voxels: Annotated[list[int], Entries(AXES)] | None = None
+    edges: Annotated[list[float], Entries(AXES)] | None = None
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
@@ -134,6 +143,14 @@ class Fingerprint:
                 raise ValueError(f"{name}: expected numbers in [0, 1], got {found}")
         if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
             raise ValueError("std: expected as many numbers as mean has")
+        if (outcome := self.outcome) is not None and not (
+            len(outcome) == 2 and all(map(math.isfinite, outcome)) and abs(outcome[0]) < SILENT > outcome[1] > 0
+        ):
+            raise ValueError(f"outcome: expected a finite mean and a spread above 0, got {outcome}")
+        volume = [(self.voxels, 1, MOST_VOXELS), (self.edges, 0, LARGEST)]
+        for found, low, high in volume if self.voxels is not None or self.edges is not None else ():
+            if len(found or ()) != AXES or not all(low <= one <= high for one in found or ()):
+                raise ValueError(f"voxels and edges: expected three numbers of {low} to {high:g} each, got {found}")
         if (values := self.values) is not None and not (
             len(values) == PERCENTILES
             and -LARGEST <= values[0] < values[-1] <= LARGEST
@@ -179,19 +196,31 @@ def fingerprint(task: OwnData, site: str, own: SiteConfig | None, min_count: int
         if isinstance(task, Tabular) and not task.build_data:
             here = task.located(site, own)
             n, table = task.fingerprint(here, min_count)
-            gain = None if table is None or here.secure_sum else _gain(task, site, here, table, min_count or 0)
-            return Fingerprint(n, table=table, classes=len(task.classes), network_gain=gain) if n else None
+            fits = task.kind.has_classes and table is not None and not here.secure_sum
+            gain = _gain(task, site, here, table, min_count or 0) if table is not None and fits else None
+            found = Fingerprint(n, table=table, classes=task.kind.n_classes(task.classes) or 1, network_gain=gain)
+            return replace(found, outcome=_outcome(task, task.targets(here), here, min_count)) if n else None
+        here = task.located(site, own)
         splits = task.local_data(site, own).splits
     except (DataError, UserError, ValueError):
         return None
     train = splits["train"]
     classes = task.kind.n_classes(task.classes) or 1
-    if not isinstance(task, OwnImages) or task.build_data:
+    if task.build_data:
         return Fingerprint(len(train), classes=classes)
-    looks = _looks([item for item in getattr(train, "items", ()) if isinstance(item, Item)], task.window)
+    items = [item for item in getattr(train, "items", ()) if isinstance(item, Item)]
+    looks = _looks(items, task.look)
     if min_count is None or len(looks) < min_count:
         return Fingerprint(len(train), classes=classes)
-    return replace(_of_images(len(train), looks), classes=classes)
+    labels = torch.tensor([item.label for item in items if isinstance(item.label, float)])
+    return replace(_of_images(len(train), looks), classes=classes, outcome=_outcome(task, labels, here, min_count))
+
+
+def _outcome(task: OwnData, targets: Tensor, own: SiteConfig, min_count: int | None) -> list[float] | None:
+    """Mean and spread of the training outcomes, where their kind has them and they may leave."""
+    if min_count is None or own.secure_sum or len(targets) < max(min_count, 1):
+        return None
+    return task.kind.summary(targets)
 
 
 def _gain(task: Tabular, site: str, own: SiteConfig, table: TableFingerprint, least: int) -> float | None:
@@ -203,16 +232,16 @@ def _gain(task: Tabular, site: str, own: SiteConfig, table: TableFingerprint, le
     return network_gain(train, val)
 
 
-def _looks(items: Sequence[Item], window: str) -> list[Looked]:
+def _looks(items: Sequence[Item], look: Callable[[Source], Looked | None]) -> list[Looked]:
     """What evenly spaced images are like; one that cannot be read is passed over, preflight names it."""
     spaced = np.linspace(0, len(items) - 1, min(len(items), LOOKED_AT)).round().astype(int)
     found = []
     for row in sorted(set(spaced.tolist())):
-        source = items[row].image
         try:
-            found.append(looked_at(source, window))
+            one = look(items[row].image)
         except DataError:
             continue
+        found += [one] if one is not None else []
     return found
 
 
@@ -233,7 +262,13 @@ def _of_images(n_train: int, looks: Sequence[Looked]) -> Fingerprint:
         mean=[_rounded(value) for value in mean],
         std=[_rounded(value) for value in std],
         values=None if coloured else _percentiles(looks),
+        voxels=_medians([one.voxels for one in looks], lambda value: round(float(value))),
+        edges=_medians([one.edges for one in looks], lambda value: _rounded(float(value))),
     )
+
+
+def _medians(found: Sequence[tuple[float, ...]], rounded: Callable[[float], Any]) -> list[Any] | None:
+    return [rounded(value) for value in np.median(np.array(found), axis=0)] if all(found) else None
 
 
 def _percentiles(looks: Sequence[Looked]) -> list[float] | None:

@@ -16,6 +16,8 @@ class DataForm:
         listed: what says which examples there are.
         masks: whether a label is a file with a mask.
         table: whether an example is the row of a table.
+        classes: whether a label is one of a few classes.
+        volumes: whether an image is a whole volume.
     """
 
     name: str
@@ -23,9 +25,36 @@ class DataForm:
     listed: str = "datalist"
     masks: bool = False
     table: bool = False
+    classes: bool = True
+    volumes: bool = False
 
 
 IMAGES = DataForm("classification")
-MASKED_IMAGES = DataForm("segmentation", masks=True)
+MASKED_IMAGES = DataForm("segmentation", masks=True, classes=False)
 ROWS = DataForm("tabular", example="row", listed="table", table=True)
-FORMS = {one.name: one for one in (IMAGES, MASKED_IMAGES, ROWS)}
+AMOUNTS = DataForm("regression", example="row", listed="table", table=True, classes=False)
+IMAGE_AMOUNTS = DataForm("image-regression", classes=False)
+FINDINGS = DataForm("multilabel", example="row", listed="table", table=True, classes=False)
+IMAGE_FINDINGS = DataForm("image-multilabel", classes=False)
+GRADES = DataForm("ordinal", example="row", listed="table", table=True)
+IMAGE_GRADES = DataForm("image-ordinal")
+TIMES = DataForm("survival", example="row", listed="table", table=True, classes=False)
+VOLUMES = DataForm("volume-classification", example="volume", volumes=True)
+MASKED_VOLUMES = DataForm("volume-segmentation", example="volume", masks=True, volumes=True, classes=False)
+FORMS = {
+    one.name: one
+    for one in (
+        IMAGES,
+        MASKED_IMAGES,
+        ROWS,
+        AMOUNTS,
+        FINDINGS,
+        GRADES,
+        IMAGE_AMOUNTS,
+        IMAGE_FINDINGS,
+        IMAGE_GRADES,
+        TIMES,
+        VOLUMES,
+        MASKED_VOLUMES,
+    )
+}

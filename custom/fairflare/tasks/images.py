@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from fairflare.core.errors import UserError
+from fairflare.core.validation import expected as expect
 from fairflare.data.readers.datalist import Item, attribute_columns
 from fairflare.data.readers.files import FileSplit, Room
 from fairflare.data.site_config import SiteConfig
@@ -16,6 +19,7 @@ from fairflare.tasks.base import Task, TestSet
 
 if TYPE_CHECKING:  # external data may be tables
     from fairflare.data.readers.pictures import Reader
+    from fairflare.data.readers.volumes import VolumeReader
 
 MEAN, STD = 0.5, 0.25
 """Of images on [0, 1] where nothing better is known."""
@@ -24,13 +28,13 @@ MEAN, STD = 0.5, 0.25
 def image_data(
     items: Mapping[str, Sequence[Item]],
     task: Task,
-    reader: Reader,
+    reader: Reader | VolumeReader,
     *,
     own: SiteConfig | None = None,
     augment: bool = False,
     mean: Sequence[float] = (),
     std: Sequence[float] = (),
-    kind: type[TensorData] = TensorData,
+    kind: Callable[..., TensorData] = TensorData,
 ) -> TensorData:
     """The images of ``items``; none is read yet.
 
@@ -41,6 +45,7 @@ def image_data(
         own: the site's configuration: cache_rate, cache_gb, num_workers.
         mean: per channel on [0, 1]; 0.5 when empty.
         std: per channel; 0.25 when ``mean`` is empty.
+        kind: what is made of the splits.
     """
     own = own or SiteConfig()
     room = None if own.cache_gb is None else Room(own.cache_gb * 1e9)
@@ -69,7 +74,21 @@ def test_set(
 
 
 def resolved(
-    reader: Reader, mean: Sequence[float], std: Sequence[float]
+    reader: Reader | VolumeReader, mean: Sequence[float], std: Sequence[float]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and std per channel as they are used: what is given, or where nothing better is known."""
     return (tuple(mean), tuple(std)) if mean else ((MEAN,) * reader.channels, (STD,) * reader.channels)
+
+
+def scaling_of(mean: str, std: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std per channel as ``image_data`` takes them, from a task's options; raises UserError."""
+    found = []
+    for key, text in (("mean", mean), ("std", std)):
+        try:
+            found.append(tuple(float(part) for part in text.split(",")) if text else ())
+        except ValueError:
+            raise UserError(f"{key}: expected numbers separated by commas, got {text!r}") from None
+        fits = len(found[-1]) in (0, channels) and all(map(math.isfinite, found[-1]))
+        expect(key, fits, f"{channels} numbers, one per channel, or none", text)
+    expect("std", len(found[0]) == len(found[1]) and min(found[1], default=1) > 0, "as mean, above 0", std)
+    return found[0], found[1]

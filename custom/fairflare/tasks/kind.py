@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -84,10 +84,44 @@ class TaskKind(ABC):
     """Whether each case has one class, int64 in 0..C-1, and its output is C logits."""
     has_masks: ClassVar[bool] = False
     """Whether targets are masks (N, C, ...) of one channel per structure, and outputs their logits."""
+    has_times: ClassVar[bool] = False
+    """Whether targets are times and events (N, 2): then the kind is a ``kinds.survival.Survival``."""
+    family: ClassVar[str] = ""
+    """What an exact regression takes targets for: "bernoulli", "gaussian", "poisson" or "cox"; "": there is none."""
     outputs: ClassVar[str]
     """What the network gives for N cases, in words."""
     targets: ClassVar[str]
     """What is known of them, in words."""
+
+    def head(self, classes: Sequence[str]) -> tuple[int, dict[str, Any]]:
+        """How many numbers the network gives for a case, and options of ``networks.own.build`` beside them."""
+        return len(classes), {}
+
+    def lists(self, classes: Sequence[str]) -> dict[str, Any]:
+        """How a datalist's labels are read: arguments of ``data.readers.datalist.read_datalist``."""
+        return {"masks": self.has_masks, "classes": classes}
+
+    def known(self, columns: Mapping[str, Sequence[str]], names: Sequence[str]) -> list[bool]:
+        """Whether each row of a table says the outcome, which the columns ``names`` hold; by default the first one."""
+        return [cell != "" for cell in columns[names[0]]]
+
+    def of_cells(
+        self, file: str, columns: Mapping[str, Sequence[str]], names: Sequence[str], classes: Sequence[str]
+    ) -> Tensor:
+        """Targets (N, ...) of a table's rows, all of them ``known``.
+
+        Raises:
+            DataError: names the file, row and column, what was expected and what came.
+        """
+        raise UserError(f"kind {self.name}: does not say how a table's cells become targets")
+
+    def remarks(self, targets: Tensor, classes: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """What preflight says of a split's targets, at least one: code of a finding and text."""
+        yield from ()
+
+    def summary(self, targets: Tensor) -> list[float] | None:
+        """Mean and spread of the training targets, by which sites agree on one scale; None: targets have none."""
+        return None
 
     @abstractmethod
     def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
@@ -113,9 +147,32 @@ class TaskKind(ABC):
         """
         raise UserError(f"kind {self.name}: does not say how an output becomes an answer; use fairflare export-model")
 
+    def exported(self, classes: Sequence[str]) -> tuple[str, dict[str, Any], list[str], str]:
+        """What follows the network in an exported model.
+
+        Returns:
+            The name of a class of ``inference.modules`` ("": nothing follows) and its arguments; the names of the
+            numbers that the whole model gives ([]: they have none), and what they are in words.
+        """
+        return "", {}, [], f"the network's own: {self.outputs}"
+
+    def enough(self, metric: Metric, targets: Tensor, least: int, classes: Sequence[str]) -> bool:
+        """Whether a metric of these cases may leave: what compares classes needs ``least`` of each that is there."""
+        if not metric.of_classes or not len(targets):
+            return True
+        return int(torch.unique(targets, return_counts=True)[1].min()) >= least
+
     def baseline(self, task: Task, data: SiteData) -> Baseline | None:
         """The answer to beat, from the site's training examples; None: there is none."""
         return None
+
+    def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
+        """Gradient boosting on the site's training rows; None where inputs are none, or the kind does not say."""
+        return None
+
+    def counts(self, targets: Tensor, classes: Sequence[str]) -> list[int]:
+        """The cases of each kind, from which the metrics of a ``counted`` baseline follow; by default the classes'."""
+        return torch.bincount(targets, minlength=len(classes)).tolist()
 
     def n_classes(self, classes: Sequence[str]) -> int:
         """C where cases have classes, else 0."""
@@ -218,13 +275,13 @@ def trivial_results(task: Task, data: SiteData, min_count: int | None) -> dict[s
     if baseline is None:
         return {}
     counted = baseline.counted
-    if counted and not all(released([int(n) for n in data.class_counts.tolist()], min_count)):
+    if counted and not _counts_leave(task, data, min_count):
         return {}
     found: dict[str, dict[str, float]] = {}
     for split in SPLITS:
         batches = list(data.fixed(split, BASELINE_BATCH))
         targets = torch.cat([batch.targets.cpu() for batch in batches]) if batches else torch.empty(0)
-        if not batches or (counted and not _may_leave(targets, len(task.classes), min_count)):
+        if not batches or (counted and not all(released(task.kind.counts(targets, task.classes), min_count))):
             continue
         answers = [(baseline.answers(batch.inputs.cpu()), batch.targets.cpu()) for batch in batches]
         outputs, truths = (torch.cat(parts) for parts in zip(*(task.condense(*pair) for pair in answers)))
@@ -232,5 +289,10 @@ def trivial_results(task: Task, data: SiteData, min_count: int | None) -> dict[s
     return found
 
 
-def _may_leave(targets: Tensor, n_classes: int, min_count: int | None) -> bool:
-    return all(released(torch.bincount(targets, minlength=n_classes).tolist(), min_count))
+def _counts_leave(task: Task, data: SiteData, min_count: int | None) -> bool:
+    """Whether the counts of the training split may leave."""
+    counts = [int(n) for n in data.class_counts.tolist()]
+    if not task.kind.has_classes:
+        targets = [batch.targets.cpu() for batch in data.fixed("train", BASELINE_BATCH)]
+        counts = task.kind.counts(torch.cat(targets), task.classes)
+    return all(released(counts, min_count))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package's metrics, each an object: see ``core.metric``.
 
-Those of classes take ``tasks.kinds.classes.ClassCases``, those of masks ``tasks.kinds.masks.MaskCases``. Nothing here
-imports PyTorch, so that a report can ask for a label.
+Those of classes take ``tasks.kinds.classes.ClassCases``, those of masks ``tasks.kinds.masks.MaskCases``; those of times
+are in ``metrics_survival``. Nothing here imports PyTorch, so that a report can ask for a label.
 """
 
 from __future__ import annotations
@@ -200,4 +200,24 @@ DICE = Metric(
     kind="segmentation",
     groups=True,
 )
+SURFACE_DICE = Metric(
+    "surface_dice",
+    label="surface Dice",
+    meaning="the share of both outlines that lies within the tolerance of the other; 1 is perfect; a structure that "
+    "neither outline shows is left out",
+    value=lambda cases: cases.of_surfaces(0),
+    kind="volume-segmentation",
+)
+"""Nikolov et al., arXiv:1809.04430; by voxels' edges, as MONAI's ``compute_surface_dice``."""
+HD95 = Metric(
+    "hd95",
+    label="Hausdorff distance (95 %) in mm",
+    meaning="how far the outlines are from each other, in millimetres; 0 is perfect; a structure of which either "
+    "outline is empty is left out",
+    high=LARGEST_LOSS,
+    higher_is_better=False,
+    value=lambda cases: cases.of_surfaces(1),
+    kind="volume-segmentation",
+)
+"""As MONAI's ``compute_hausdorff_distance`` with percentile=95."""
 LOSS, TRAIN_LOSS = (Metric(name, high=LARGEST_LOSS, higher_is_better=False, kind="") for name in ("loss", "train_loss"))

@@ -36,6 +36,12 @@ OVERLAP = 0.2
 """Share of the sites' values from which on two sites' windows overlap; below it the plan says so."""
 LONGEST_SHOWN = 60
 """Characters of a value that a line of reasons shows."""
+MOST_VOXELS = 64**3
+"""Of a volume without being asked: twice as many along each edge take eight times as long."""
+STEP, PATCH = 16, 32
+"""Voxels along an edge are a multiple of the first, and a patch has at most the second."""
+FINEST, COARSER = 1.0, 1.15
+"""Edge of a voxel in mm that is no further reduced, and the factor by which all three grow until volumes fit."""
 SPACINGS = 1.5
 """How many times coarser one site's pixels may be than another's before the plan says so."""
 
@@ -69,8 +75,11 @@ EFFORTS: Mapping[str, Effort] = {
     "segmentation": Effort(4, 4, 8, 300, 12, 40, 12, 120),
     "classification": Effort(4, 4, 16, 800, 20, 40, 20, 240),
     "tabular": Effort(4, 8, 32, 400, 20, 40, 12, 240),
+    "survival": Effort(4, 8, 32, 400, 20, 40, 12, 240),
+    "volume-segmentation": Effort(4, 2, 4, 300, 12, 40, 12, 60),
+    "volume-classification": Effort(4, 2, 4, 400, 20, 40, 12, 120),
 }
-"""Kind of data -> how long it is trained on."""
+"""Kind of data -> how long it is trained on. Volumes have no study behind them: those of images, by smaller batches."""
 LINEAR = Effort(4, 8, 64, 320, 40, 40, 8, 240)
 """The same of a linear model on a table."""
 LARGEST_BATCH = 64
@@ -99,24 +108,39 @@ class Choice:
 
 def plan(kind: str, prints: Prints) -> list[Choice]:
     """The settings that the sites' fingerprints ask for; [] for a kind of data without rules, or no fingerprints."""
-    if kind not in EFFORTS or not prints:
+    if kind not in FORMS or not prints:
         return []
-    if FORMS[kind].table:
+    form = FORMS[kind]
+    effort = EFFORTS.get(kind) or EFFORTS["tabular" if form.table else "classification"]
+    if form.table and kind in EFFORTS:
         own, linear = _of_table(prints)
-        effort = LINEAR if linear else EFFORTS[kind]
+        effort = LINEAR if linear else effort
+    elif form.table:  # nobody has measured whether a linear model is enough: the preset's network stays
+        own = [Choice(*one) for one in agreed(_tables(prints))]
     else:
-        own, effort = (
-            [choice for choice in (_channels(prints), _size(prints), *_scaling(prints)) if choice],
-            EFFORTS[kind],
-        )
+        grid = _grid(prints, form.masks) if form.volumes else [_channels(prints), _size(prints)]
+        own = [choice for choice in (*grid, *_scaling(prints)) if choice]
     return [
         *own,
+        *_outcome(prints),
         *_effort(effort, prints, kind),
         Choice("run.best_by", "mean", "many rounds fit training data better than they predict others"),
         Choice(
             "run.headline", "best", "results are of the round that is best on validation data, and so is what predicts"
         ),
     ]
+
+
+def _outcome(prints: Prints) -> list[Choice]:
+    """The scale of an amount: mean and spread over the training examples of all sites that tell theirs."""
+    known = [(one.n_train, *one.outcome) for one in prints.values() if one.outcome]
+    total = sum(n for n, _, _ in known)
+    if not known:
+        return []
+    mean = math.fsum(n * m for n, m, _ in known) / total
+    spread = math.sqrt(math.fsum(n * (s**2 + (m - mean) ** 2) for n, m, s in known) / total)
+    reason = f"mean and spread of the outcome over the training examples of {_sites(len(known))}"
+    return [Choice("task.outcome_scale", f"{mean:.9g},{spread:.9g}", reason)]
 
 
 def cautions(prints: Prints) -> list[str]:
@@ -142,6 +166,8 @@ def _of_values(prints: Prints) -> list[str]:
 
 
 def _of_spacing(prints: Prints) -> list[str]:
+    if any(one.edges for one in prints.values()):
+        return _of_edges({site: one.edges for site, one in prints.items() if one.edges})
     known = {site: one.spacing for site, one in prints.items() if one.spacing}
     if len(known) < 2 or max(known.values()) <= SPACINGS * min(known.values()):
         return []
@@ -150,6 +176,16 @@ def _of_spacing(prints: Prints) -> list[str]:
         f"pixels are {known[low]:g} mm wide at {low} and {known[high]:g} mm at {high}: images are resampled to one "
         "number of pixels, so that the same structure has different sizes"
     ]
+
+
+def _of_edges(known: Mapping[str, Sequence[float]]) -> list[str]:
+    """Volumes are resampled to one spacing; what a coarser scan has not seen comes back at no spacing."""
+    for axis, words in enumerate(("to the right", "to the front", "upwards")):
+        low, high = (pick(known, key=lambda site: known[site][axis]) for pick in (min, max))
+        if known[high][axis] > SPACINGS * known[low][axis]:
+            text = f"voxels are {known[low][axis]:g} mm {words} at {low} and {known[high][axis]:g} mm at {high}"
+            return [f"{text}: all are resampled to one spacing, and details that {high} has not seen stay unseen"]
+    return []
 
 
 def _tables(prints: Prints) -> dict[str, TableFingerprint]:
@@ -174,6 +210,35 @@ def _size(prints: Prints) -> Choice | None:
     size = int(min(max(round(usual / MULTIPLE) * MULTIPLE, SMALLEST), LARGEST))
     reason = f"the sites' images have {_range(sorted(edges.values()))} pixels on the longer edge (median at each site)"
     return Choice("task.size", size, f"{reason}; at most {LARGEST} without being asked" if usual > LARGEST else reason)
+
+
+def _grid(prints: Prints, masks: bool) -> list[Choice]:
+    """The sites' median spacing, coarser where volumes would have too many voxels; the largest site's extent."""
+    known = [(np.array(one.voxels), np.array(one.edges)) for one in prints.values() if one.voxels and one.edges]
+    if not known:
+        return []
+    extent = np.max([voxels * edges for voxels, edges in known], axis=0)
+    usual = np.maximum(np.median([edges for _, edges in known], axis=0), FINEST)
+    spacing, shape = usual, _steps(extent, usual)
+    while math.prod(shape) > MOST_VOXELS:
+        spacing = np.maximum(spacing, min(spacing) * COARSER)  # the finest axes first: voxels become cubes
+        shape = _steps(extent, spacing)
+    edges, voxels = ",".join(f"{edge:.3g}" for edge in spacing), ",".join(map(str, shape))
+    ours = " x ".join(f"{edge:.3g}" for edge in usual)
+    said = f"the sites' voxels have {ours} mm (median, at least {FINEST:g})"
+    if (spacing > usual).any():
+        said += f"; coarser, so that a volume has at most {MOST_VOXELS} of them"
+    size = " x ".join(f"{edge:.0f}" for edge in extent)
+    patch = ",".join(str(min(n, PATCH)) for n in shape)
+    return [
+        Choice("task.spacing", edges, said),
+        Choice("task.shape", voxels, f"the largest median extent of a site's volumes is {size} mm"),
+        *([Choice("task.patch", patch, f"at most {PATCH} voxels along an edge")] if masks else []),
+    ]
+
+
+def _steps(extent: Any, spacing: Any) -> list[int]:
+    return [max(math.ceil(n / STEP) * STEP, STEP) for n in np.round(extent / spacing, 3).tolist()]
 
 
 def _scaling(prints: Prints) -> list[Choice]:

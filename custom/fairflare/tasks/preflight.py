@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import SPLIT_NAMES, Finding, accept, worst_first
@@ -20,7 +21,7 @@ from fairflare.data.grouping import Grouping
 from fairflare.data.readers.datalist import NO_LABEL, SPLITS, Item, checked_items, read_lists
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.tensors import TensorData
+from fairflare.data.tensors import Split, TensorData
 from fairflare.tasks.base import Task
 from fairflare.tasks.kinds.own import OwnData
 
@@ -67,7 +68,10 @@ def preflight(
             classes = task.classes if task.kind.has_classes else ()
             if not _broken(found) and isinstance(task, OwnData):
                 found += accept(_of_sizes(data, classes, (*FEWEST, *needs)), accepted)
+                found += _of_targets(data, task)
                 found += _of_groups(data, grouping, min_count)
+                if task.kind.has_times:
+                    found += accept(_of_events(data), accepted)
             elif not _broken(found) and task.small_sites:
                 found += [one for one in accept(_of_sizes(data, classes, needs), accepted) if one.level != "warning"]
     except (DataError, MissingData, ValueError) as error:
@@ -97,8 +101,8 @@ def _of_list(task: OwnData, own: SiteConfig) -> Iterator[Finding]:
         yield Finding("error", "few_examples" if n else "empty_split", "train", n, text)
     items: dict[str, list[Item]] = {}
     for key, split in SPLITS.items():
-        masks, classes = task.kind.has_masks, task.classes
-        good, errors = checked_items(path.name, key, lists[key], root, masks=masks, classes=classes, links=own.links)
+        how = task.kind.lists(task.classes)
+        good, errors = checked_items(path.name, key, lists[key], root, **how, links=own.links)
         items[split] = good
         yield from _summed(split, errors)
     yield from _shared_patients(items)
@@ -150,6 +154,29 @@ def _of_sizes(data: TensorData, classes: Sequence[str], needs: Sequence[Need]) -
             reasons = [ONE_ANSWER if need in FEWEST else need.reason for need in asked if need.both_classes]
             text = f"all {n} examples are of one class" + (f": {reasons[-1]}" if reasons else "")
             yield Finding("error" if reasons else "warning", "one_class", split, n, text)
+
+
+def _of_targets(data: TensorData, task: Task) -> Iterator[Finding]:
+    """What the task's kind says of the splits' targets."""
+    for split, one in data.splits.items():
+        items = one.items if isinstance(one, FileSplit) else ()
+        labels = [item.label for item in items if isinstance(item, Item) and isinstance(item.label, (float, tuple))]
+        targets = one.targets if isinstance(one, Split) else torch.tensor(labels)
+        for code, text in task.kind.remarks(targets, task.classes) if len(targets) else ():
+            yield Finding("warning", code, split, len(targets), text)
+
+
+def _of_events(data: TensorData) -> Iterator[Finding]:
+    for name, split in data.splits.items():
+        if isinstance(split, Split):
+            yield from without_events(name, split.targets)
+
+
+def without_events(split: str, targets: Tensor) -> Iterator[Finding]:
+    """What to say of times and events (N, 2) without an event: nothing can be trained or compared."""
+    if n := len(targets) * int(not targets[:, 1].any()):
+        text = f"expected an event among the {n} examples, got none: all are censored"
+        yield Finding("error" if split == "train" else "warning", "one_class", split, n, text)
 
 
 def _of_groups(data: TensorData, grouping: Grouping, least: int | None) -> Iterator[Finding]:

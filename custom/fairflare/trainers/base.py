@@ -64,6 +64,8 @@ class Trainer(ABC):
     """The task's option ``model`` that it needs, taken where the user names none; "": any."""
     alone: ClassVar[str] = ""
     """Id of the trainer of a site alone; "": itself where it exchanges the model alone, else sgd."""
+    for_one_site: ClassVar[bool] = False
+    """Whether it only makes sense for a site by itself, whose model is weighed with no other."""
     sums_only: ClassVar[bool] = False
     """Whether updates hold sums over patients: a rule may weigh them by numbers of the site, and do nothing else."""
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -13,16 +14,23 @@ from fairflare.core.registry import method, trainer
 from fairflare.core.types import Batch, Info, LocalWork, Offer, Paper, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.likelihood import (
+    MOST_STEPS,
+    SETTLED,
+    Family,
     Sums,
     aliased,
     bernoulli,
     fitted,
+    gaussian,
     marginal,
     newton_step,
     own_intercept,
+    poisson,
+    poisson_start,
     profiled,
     sums,
 )
+from fairflare.functional.partial_likelihood import partial_likelihood
 from fairflare.trainers.base import ServerState, Trainer
 
 BIAS, SPREAD, OWN = "bias", "log_sd", "own_fit"
@@ -37,13 +45,17 @@ WORSE = 0.05
 class Newton(Trainer):
     """Newton's method (iteratively reweighted least squares) on the federation's log-likelihood.
 
+    Logistic regression of two classes, linear regression of amounts, Poisson regression of counts with a log link.
+
     McCullagh and Nelder, Generalized Linear Models, 1989, section 2.5; the sums over sites are those of Wu et al.,
     "Grid Binary LOgistic REgression (GLORE)", JAMIA 19, 2012. With weights n_k / n the result is the pooled fit's;
-    other weights of a rule weigh the mean log-likelihoods of sites.
+    other weights of a rule weigh the mean log-likelihoods of sites. Of times to an event it is Cox's model stratified
+    by hospital, from each one's partial likelihood: its baseline hazard, and every time, stays there.
 
     Args:
         intercept: "shared"; "site": every site has its own, a fixed effect that stays there, and the likelihood is
-            maximised over it; "random": sites' own are normal about the shared one and integrated out.
+            maximised over it; "random": sites' own are normal about the shared one and integrated out. Cox's model has
+            none, whatever is said here.
         ridge: penalty ridge / 2 times the squared coefficients, subtracted from the mean log-likelihood of a patient;
             intercepts are free.
     """
@@ -59,7 +71,7 @@ class Newton(Trainer):
     def train(self, work: LocalWork) -> float:
         """Fill the network's sums at the coefficients that were received; returns the mean loss there."""
         design, outcome = _patients(work)
-        found = self._sums(work.network, design, outcome)
+        found = self._sums(work, design, outcome)
         entries = {
             "score": found.score,
             "information": found.information,
@@ -76,7 +88,7 @@ class Newton(Trainer):
     def _own_fit(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
         """What the site's own fit adds, see ``Regression.own``; it is made once in a run."""
         if OWN not in work.memory:
-            work.memory[OWN] = _own_sums(design, outcome)
+            work.memory[OWN] = _own_sums(design, outcome, work.family)
         kept: torch.Tensor = work.memory[OWN]
         return kept
 
@@ -84,21 +96,24 @@ class Newton(Trainer):
         """Sums over fewer patients than there are parameters could be solved for these."""
         return max(len(model["score"]), min_count or 0)
 
-    def _sums(self, network: Any, design: torch.Tensor, outcome: torch.Tensor) -> Sums:
+    def _sums(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> Sums:
+        network: Any = work.network
         weight, bias = network.weight.detach().cpu(), network.bias.detach().cpu()
+        if work.family == COX:
+            found = Sums(*partial_likelihood(design, outcome[:, 0], outcome[:, 1], weight), len(outcome))
+            return _padded(found, len(weight))
+        family, outcome = family_of(work.family, outcome)
+        both = torch.cat((weight, bias))
         if self.intercept == "random":
-            return marginal(
-                bernoulli, _with_ones(design), outcome, torch.cat((weight, bias)), float(network.log_sd.detach())
-            )
+            return marginal(family, _with_ones(design), outcome, both, float(network.log_sd.detach()))
         if self.intercept == "shared":
-            found = sums(bernoulli, _with_ones(design), outcome, torch.cat((weight, bias)))
-        else:
-            alone = own_intercept(bernoulli, design @ weight, outcome)
-            if alone is None:  # whatever the coefficients, the site's own intercept explains its outcomes
-                return _padded(Sums(design.new_zeros(()), *_nothing(len(weight)), len(outcome)), len(weight))
-            network.bias.data.fill_(alone)
-            found = profiled(bernoulli, design, outcome, weight, alone)
-        return _padded(found, len(weight))
+            first = not float(network.best[1]) and not bool(both.any())
+            return _padded(sums(_start(family) if first else family, _with_ones(design), outcome, both), len(weight))
+        alone = own_intercept(family, design @ weight, outcome)
+        if alone is None:  # whatever the coefficients, the site's own intercept explains its outcomes
+            return _padded(Sums(design.new_zeros(()), *_nothing(len(weight)), len(outcome)), len(weight))
+        network.bias.data.fill_(alone)
+        return _padded(profiled(family, design, outcome, weight, alone), len(weight))
 
     def correct(self, model: StateDict, combined: StateDict, state: ServerState, info: Info) -> StateDict:
         """Newton's next parameters, or, where the last step made the likelihood much worse, half of that step."""
@@ -132,7 +147,10 @@ class Newton(Trainer):
         return frozenset({BIAS}) if self.intercept == "site" else frozenset()
 
     def missing(self, offer: Offer) -> str:
-        return "" if offer.has_classes else "it needs two classes"
+        if not offer.family and not offer.has_classes:
+            return "it needs two classes, an amount, a count, or times to an event"
+        random = self.intercept == "random" and offer.family == "gaussian"
+        return "intercept: expected shared or site for amounts, got random" if random else ""
 
     def unsuited(self, network: torch.nn.Module) -> str:
         """It trains a ``Regression``."""
@@ -152,6 +170,7 @@ class NewtonAlone(Newton):
 
     alone: ClassVar[str] = ""
     sums_only: ClassVar[bool] = False
+    for_one_site: ClassVar[bool] = True
 
     def train(self, work: LocalWork) -> float:
         loss = super().train(work)
@@ -168,7 +187,25 @@ class NewtonAlone(Newton):
         return 0
 
     def _own_fit(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(work.network.own)  # type: ignore[arg-type]
+        return torch.zeros_like(work.network.own)  # type: ignore[arg-type]  # a buffer
+
+
+COX = "cox"
+FAMILIES: dict[str, Family] = {"bernoulli": bernoulli, "gaussian": gaussian, "poisson": poisson}
+
+
+def family_of(name: str, targets: torch.Tensor) -> tuple[Family, torch.Tensor]:
+    """The family ``name``, and the outcomes (N,) of ``targets``; of counts these may be (N, 2) with exposures."""
+    if name == "poisson" and targets.dim() > 1:
+        return partial(poisson, offset=targets[:, 1].log()), targets[:, 0]
+    return FAMILIES[name], targets
+
+
+def _start(family: Family) -> Family:
+    """What takes the family's place in the first round."""
+    if isinstance(family, partial):
+        return partial(poisson_start, **family.keywords)
+    return poisson_start if family is poisson else family
 
 
 FARTHEST = 15.0
@@ -176,13 +213,33 @@ FARTHEST = 15.0
 
 
 def _patients(work: LocalWork) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features float64 (N, p) and outcomes float64 (N,) of all training patients, in stored order, on the CPU."""
+    """Features float64 (N, p) and outcomes float64 (N,), or times and events (N, 2), of all training patients.
+
+    In stored order, on the CPU.
+    """
     inputs, targets = [], []
     for batch in work.data.fixed("train", work.training.batch_size):
         work.stop_if_aborted()
         inputs.append(batch.inputs.double().cpu())
         targets.append(batch.targets.double().cpu())
     return torch.cat(inputs), torch.cat(targets)
+
+
+def _own_cox(design: torch.Tensor, outcome: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """One site's own Cox estimate (p,) and its variances, nan where aliased; None where there is no maximum."""
+    at = torch.zeros(design.shape[1], dtype=torch.float64)
+    for _ in range(MOST_STEPS):
+        _, score, information = partial_likelihood(design, outcome[:, 0], outcome[:, 1], at)
+        dropped = aliased(information)
+        step = newton_step(score, information, dropped)
+        at = at + step
+        if float(at.abs().max()) > FARTHEST or bool(dropped.all()):
+            return None
+        if float(step.abs().max()) < SETTLED:
+            variances, kept = torch.full_like(at, float("nan")), ~dropped
+            variances[kept] = torch.linalg.inv(information[kept][:, kept]).diagonal()
+            return torch.where(dropped, float("nan"), at), variances
+    return None
 
 
 def _with_ones(design: torch.Tensor) -> torch.Tensor:
@@ -201,12 +258,25 @@ def _padded(found: Sums, p: int) -> Sums:
     return Sums(found.value, score, information, found.examples)
 
 
-def _own_sums(design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
+def _variance(design: torch.Tensor, outcome: torch.Tensor, estimate: torch.Tensor) -> float:
+    """Of amounts about a site's own line; infinite where it has as many coefficients as patients."""
+    errors = outcome - _with_ones(design) @ estimate.nan_to_num(0.0)
+    degrees = len(outcome) - int(estimate.isfinite().sum())
+    return float(errors.square().sum()) / degrees if degrees > 0 else float("inf")
+
+
+def _own_sums(design: torch.Tensor, outcome: torch.Tensor, name: str) -> torch.Tensor:
     """(5, p) what the site adds to the sums over sites' own fits, see ``Regression.own``."""
-    alone = fitted(bernoulli, _with_ones(design), outcome)
+    if name == COX:
+        alone = _own_cox(design, outcome)
+    else:
+        family, outcome = family_of(name, outcome)
+        alone = fitted(family, _with_ones(design), outcome)
+        if alone is not None and name == "gaussian":
+            alone = alone[0], alone[1] * _variance(design, outcome, alone[0])
     if alone is None:
         return design.new_zeros(5, design.shape[1])
-    estimate, variance = (each[:-1] for each in alone)
+    estimate, variance = alone if name == COX else (each[:-1] for each in alone)
     precision = 1 / variance
     rows = (torch.ones_like(estimate), precision, precision * estimate, precision * estimate**2, precision**2)
     return torch.stack(rows).nan_to_num(0.0) * estimate.isfinite()

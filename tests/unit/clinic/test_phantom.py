@@ -94,7 +94,7 @@ def test_without_nilearn_the_user_is_told_what_to_install(monkeypatch):
 
     monkeypatch.setattr(anatomy.metadata, "distribution", absent)
     with pytest.raises(UserError, match=r"pip install 'fairflare\[demo\]'"):
-        anatomy._nilearn_file("any.nii.gz")
+        anatomy.nilearn_file("any.nii.gz")
 
 
 def test_class_shares():

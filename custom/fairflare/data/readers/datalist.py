@@ -5,8 +5,9 @@
      "validation": [...],
      "testing":    [...]}
 
-"label" is a class's number or name (classification) or the path of a mask (segmentation); an entry without one is left
-out, and counted. {"image": "volume.nii.gz", "frame": 3, ...} is one slice of a file of several, counted from 0; in a
+"label" is a class's number or name (classification), the path of a mask (segmentation), or what the kind of the task
+reads (``TaskKind.lists``); an entry without one is left out, and counted.
+{"image": "volume.nii.gz", "frame": 3, ...} is one slice of a file of several, counted from 0; in a
 mask that holds several, too, it is the same one. Paths are relative to the data root and must stay inside it. Further
 keys are attributes. The Decathlon's own ``dataset.json`` is read too: its "test" is a list of paths without labels.
 For tables there is one file: see ``tabular``.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,17 +70,21 @@ class Item:
 
     Attributes:
         image: where it is.
-        label: its class, or its mask: a file, or uint8 (H, W) of pixel values.
+        label: its class; its mask: a file, or uint8 (H, W) of pixel values; or a number, or several.
         attributes: as text.
     """
 
     image: Source
-    label: int | Path | np.ndarray
+    label: int | float | tuple[float, ...] | Path | np.ndarray
     attributes: dict[str, str] = field(default_factory=dict)
 
 
+Label = Callable[[Any], Any]
+"""What an entry says -> the label, None where it says nothing; raises ValueError that says what was expected."""
+
+
 def read_datalist(
-    path: Path, root: Path, *, masks: bool, classes: Sequence[str], links: bool = False
+    path: Path, root: Path, *, masks: bool, classes: Sequence[str], links: bool = False, label: Label | None = None
 ) -> dict[str, list[Item]]:
     """Split ("train", "val", "test") -> items in the list's order, without those that have no label.
 
@@ -87,6 +92,7 @@ def read_datalist(
         masks: whether labels are paths of masks.
         classes: their names; a label is one of them, or its place from 0. Ignored for masks.
         links: whether a symbolic link in the data root may lead out of it.
+        label: how a label is read that is neither a class nor a mask.
 
     Raises:
         DataError: names the file, the split, the entry's number (from 0), what was expected and what came.
@@ -94,7 +100,7 @@ def read_datalist(
     found = {}
     for key, entries in read_lists(path).items():
         found[SPLITS[key]], errors = checked_items(
-            path.name, key, entries, root, masks=masks, classes=classes, links=links
+            path.name, key, entries, root, masks=masks, classes=classes, links=links, label=label
         )
         for error in errors:
             if error.code != NO_LABEL:
@@ -124,19 +130,29 @@ def read_lists(path: Path) -> dict[str, list[Any]]:
 
 
 def checked_items(
-    file: str, key: str, entries: Sequence[Any], root: Path, *, masks: bool, classes: Sequence[str], links: bool = False
+    file: str,
+    key: str,
+    entries: Sequence[Any],
+    root: Path,
+    *,
+    masks: bool,
+    classes: Sequence[str],
+    links: bool = False,
+    label: Label | None = None,
 ) -> tuple[list[Item], list[DataError]]:
     """The good entries of one list, and what is wrong with every other."""
     items, errors = [], []
     for i, entry in enumerate(entries):
         try:
-            items.append(_item(f"datalist {file}: {key}[{i}]", entry, root, masks, classes, links))
+            items.append(_item(f"datalist {file}: {key}[{i}]", entry, root, masks, classes, links, label))
         except DataError as error:
             errors.append(error)
     return items, errors
 
 
-def _item(where: str, entry: Any, root: Path, masks: bool, classes: Sequence[str], links: bool) -> Item:
+def _item(
+    where: str, entry: Any, root: Path, masks: bool, classes: Sequence[str], links: bool, read: Label | None
+) -> Item:
     if not isinstance(entry, dict):
         raise DataError("entry", f'{where}: expected {{"image": ..., "label": ...}}, got {type(entry).__name__}')
     if "image" not in entry:
@@ -145,13 +161,26 @@ def _item(where: str, entry: Any, root: Path, masks: bool, classes: Sequence[str
     given = entry.get("label")
     if given is None or given == "" or given != given:  # NaN: how a table's empty cell may be written
         raise DataError(NO_LABEL, f"{where}: has no label")
-    label = inside(root, given, f"{where}: label", links) if masks else _class(given, classes, f"{where}: label")
+    if read is not None:
+        label = _read(given, read, where)
+    else:
+        label = inside(root, given, f"{where}: label", links) if masks else _class(given, classes, f"{where}: label")
     attributes = {k: str(v) for k, v in entry.items() if k not in ("image", "label", FRAME)}
     path = inside(root, entry["image"], f"{where}: image", links)
     number = entry.get(FRAME)
     if number is not None and (type(number) is not int or number < 0):
         raise DataError("entry", f"{where}: {FRAME}: expected a whole number from 0, got {shown(number)}")
     return Item(path if number is None else Frame(path, number), label, attributes)
+
+
+def _read(given: Any, read: Label, where: str) -> Any:
+    try:
+        found = read(given)
+    except ValueError as error:
+        raise DataError("label", f"{where}: label: {error}, got {shown(given)}") from None
+    if found is None:
+        raise DataError(NO_LABEL, f"{where}: has no label")
+    return found
 
 
 def _class(given: Any, classes: Sequence[str], where: str) -> int:

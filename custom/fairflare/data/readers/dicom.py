@@ -54,6 +54,15 @@ def holds_image(path: Path) -> bool:
         return False
 
 
+def series_of(path: Path) -> str | None:
+    """The number of the series that a file is of; None where it does not say, or cannot be read."""
+    try:
+        found = pydicom_quietly().dcmread(path, stop_before_pixels=True, specific_tags=["SeriesInstanceUID"])
+        return found.get("SeriesInstanceUID")
+    except Exception:  # pydicom raises whatever it meets
+        return None
+
+
 def header(path: Path) -> Any:
     """The pydicom dataset without its pixels.
 

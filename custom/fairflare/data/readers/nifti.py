@@ -52,6 +52,13 @@ class Checked:
     channels: int
 
 
+def checked(path: Path) -> Any:
+    """nibabel's image, of which no voxel has been read; DataError "unreadable" where its header cannot be."""
+    with guarded(path):
+        _check(path)
+        return _nibabel().load(path)
+
+
 def opened(path: Path) -> Checked:
     """What the header says, no voxel is read.
 
@@ -59,9 +66,7 @@ def opened(path: Path) -> Checked:
         DataError: "unreadable" for a header that is damaged, too large, or says more than the file can hold; "not_2d"
             where slices lie along more than one axis.
     """
-    with guarded(path):
-        _check(path)
-        image = _nibabel().load(path)
+    image = checked(path)
     shape = [int(n) for n in image.shape]
     while len(shape) > 2 and shape[-1] == 1:
         shape.pop()

@@ -18,7 +18,7 @@ from fairflare.core.errors import DataError
 from fairflare.data.readers import dicom, nifti
 from fairflare.data.readers.datalist import Frame, Item, Source, file_of
 from fairflare.data.readers.geometry import Geometry, form_of, frames, geometry_of
-from fairflare.data.readers.stored import HIGH, LOW, Stored, finite, unreadable
+from fairflare.data.readers.stored import HIGH, LOW, Stored, finite, structure_masks, unreadable
 
 COLOUR = 0.02
 """Difference of channels on [0, 1] from which an image has colours; JPEG leaves less in a grey one."""
@@ -47,6 +47,11 @@ class Reader:
     background: Sequence[int] = (0,)
     window: str = ""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Pixels of an image along its axes."""
+        return self.size, self.size
+
     def __call__(self, item: Item) -> tuple[Tensor, Tensor]:
         """uint8 (channels, size, size), and int64 () or uint8 (structures, size, size) of 0 and 1.
 
@@ -58,7 +63,7 @@ class Reader:
         image = self._image(found)
         if self.values is None:
             return image, torch.tensor(item.label)
-        if isinstance(item.label, int):
+        if isinstance(item.label, (int, float, tuple)):
             raise DataError("entry", f"{_named(item.image)}: expected a mask, got the class {item.label}")
         mask = _slice(_mask_of(item.image, item.label), mask=True).pixels[0]
         if mask.shape != found.pixels.shape[1:]:
@@ -88,13 +93,7 @@ class Reader:
         return image.round().clamp(0, 255).to(torch.uint8)
 
     def _mask(self, pixels: np.ndarray, name: str) -> Tensor:
-        values = self.values or {}
-        known = {*self.background, *(v for group in values.values() for v in group)}
-        strange = sorted({float(v) for v in np.unique(pixels)} - known)
-        if strange:
-            shown = ", ".join(f"{v:g}" for v in strange[:5])
-            raise DataError("mask_values", f"mask {name}: expected pixel values {sorted(known)}, got {shown}")
-        masks = torch.stack([torch.from_numpy(np.isin(pixels, group)).float() for group in values.values()])
+        masks = structure_masks(pixels, self.values or {}, self.background, name)
         if masks.shape[1:] != (self.size, self.size):
             masks = F.interpolate(masks[None], (self.size, self.size), mode="nearest-exact")[0]
         return masks.to(torch.uint8)
@@ -121,6 +120,8 @@ class Looked:
             scaled by a window that somebody has chosen.
         measured: whether its values are measured from a zero that means the same in every image: Hounsfield units, or
             NIfTI with values well below zero.
+        voxels: of a volume, along its three axes.
+        edges: of its voxels in mm.
     """
 
     height: int
@@ -132,6 +133,8 @@ class Looked:
     grey_square: float
     quantiles: tuple[float, ...] = ()
     measured: bool = False
+    voxels: tuple[int, ...] = ()
+    edges: tuple[float, ...] = ()
 
 
 def looked_at(source: Source, window: str = "") -> Looked:
@@ -151,11 +154,12 @@ def looked_at(source: Source, window: str = "") -> Looked:
         square=tuple(map(float, square)),
         grey_square=float((pixels.mean(0) ** 2).mean(dtype=np.float64)),
         quantiles=tuple(map(float, quantiles)),
-        measured=free and (found.hounsfield or (_form(source) == "nifti" and _is_measured(found.pixels))),
+        measured=free and (found.hounsfield or (_form(source) == "nifti" and is_measured(found.pixels))),
     )
 
 
-def _is_measured(pixels: np.ndarray) -> bool:
+def is_measured(pixels: np.ndarray) -> bool:
+    """Whether values have a zero that means something: an image's share of them lies well below it."""
     low, high = np.percentile(pixels, (LOW, HIGH))
     return bool(low < 0 and -low >= BELOW * (high - low))
 

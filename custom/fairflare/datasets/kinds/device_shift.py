@@ -121,7 +121,11 @@ class DeviceShift(Task):
             rows = with_one_image(rows)
         device = self.devices[k].at(self.shift)
         splits = kept_splits(self, site, lambda part: self._rendered(rows[part], device))
-        return TensorData(**splits, n_classes=0, mean=self.mean, std=self.std, augment=self.augment)
+        return self.made(**splits, n_classes=0, mean=self.mean, std=self.std, augment=self.augment)
+
+    def made(self, **splits: Any) -> TensorData:
+        """A site's data of its splits."""
+        return TensorData(**splits)
 
     def rows(self, site: str) -> dict[str, np.ndarray]:
         """Split -> numbers of the site's images, sorted; each number is one patient, in one split of one site.

@@ -84,7 +84,7 @@ def atlas() -> Atlas:
     t1, grey, white = (_volume(kind) for kind in ("t1", "gm", "wm"))
     brain = np.stack([binary_fill_holes(t1[:, :, k] > 0.02) for k in range(t1.shape[2])], axis=2)
     depth = _signed_distance(brain)
-    ventricle = _signed_distance((grey + white < 0.5) & (depth > DEEP) & _ventricle_region(brain.shape))
+    ventricle = _signed_distance((grey + white < 0.5) & (depth > DEEP) & ventricle_region(brain.shape))
     maps = np.stack((grey, white, depth, ventricle), axis=-1).transpose(2, 0, 1, 3).astype(np.float32)
     xs, ys = np.nonzero(brain.any(2))
     centre = np.array([xs.min() + xs.max(), ys.min() + ys.max()]) / 2
@@ -105,7 +105,7 @@ def patient(pixels: int, rng: np.random.Generator) -> Head:
 
 def smooth_field(pixels: int, knots: int, rng: np.random.Generator) -> np.ndarray:
     """(pixels, pixels) smooth noise of about unit spread with ``knots`` bumps along each edge."""
-    basis = _basis(pixels, knots)
+    basis = bumps(pixels, knots)
     rows = np.einsum("ik,kl->il", basis, rng.standard_normal((knots, knots)))
     return np.einsum("il,jl->ij", rows, basis)  # not @: the same bits however many threads BLAS has
 
@@ -138,7 +138,7 @@ def _sampled(maps: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 @lru_cache(maxsize=16)
-def _basis(pixels: int, knots: int) -> np.ndarray:
+def bumps(pixels: int, knots: int) -> np.ndarray:
     """(pixels, knots) Gaussian bumps, scaled so that white noise on the knots gives unit variance."""
     at = np.linspace(0, knots - 1, pixels)[:, None] - np.arange(knots)
     bumps = np.exp(-(at**2) / (2 * 0.6**2))
@@ -152,7 +152,7 @@ def _signed_distance(inside: np.ndarray) -> np.ndarray:
     return np.stack([distance_transform_edt(s) - distance_transform_edt(~s) for s in np.moveaxis(inside, 2, 0)], axis=2)
 
 
-def _ventricle_region(shape: tuple[int, int, int]) -> np.ndarray:
+def ventricle_region(shape: tuple[int, int, int]) -> np.ndarray:
     """Where deep CSF is a ventricle and not the insular, interhemispheric or quadrigeminal cistern: bool (X, Y, 1)."""
     x = abs(np.arange(shape[0]) - ORIGIN[0])[:, None]
     y = (np.arange(shape[1]) - ORIGIN[1])[None, :]
@@ -163,13 +163,14 @@ def _ventricle_region(shape: tuple[int, int, int]) -> np.ndarray:
 
 def _volume(kind: str) -> np.ndarray:
     """The chosen slices of the "t1", "gm" or "wm" map, float32 (X, Y, S) in [0, 1]."""
-    path = _nilearn_file(FILES.format(kind))
+    path = nilearn_file(FILES.format(kind))
     import nibabel
 
     return np.asarray(cast(Any, nibabel.load(path)).dataobj)[:, :, FIRST : LAST + 1].astype(np.float32) / 255
 
 
-def _nilearn_file(name: str) -> Path:
+def nilearn_file(name: str) -> Path:
+    """Where a file of nilearn's lies; UserError where it is not installed."""
     missing = UserError("this task draws on nilearn's brain template; install it with: pip install 'fairflare[demo]'")
     try:
         files = metadata.distribution("nilearn").files or []

@@ -22,7 +22,7 @@ from fairflare.engine.after.server import After, Benefit
 from fairflare.engine.aggregation.base import Aggregation, Plain
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.best import Choice
-from fairflare.engine.clinical import NOTHING, View
+from fairflare.engine.clinical import View
 from fairflare.engine.evaluation import predict
 from fairflare.engine.files import AUDIT, CONFIG, MOST_JSON, read_bytes
 from fairflare.engine.gate import Gate
@@ -203,7 +203,9 @@ def benefit_at_server(config: RunConfig, parts: Parts) -> Benefit | None:
     if not config.solo:
         return None
     task, ends = parts.task, EarlyEnd(config.min_responses, config.grace)
-    return Benefit(benefit_reports(parts), trains_alone(config.trainer), task.measures, task.group_measures, ends)
+    return Benefit(
+        benefit_reports(config, parts), trains_alone(config.trainer), task.measures, task.group_measures, ends
+    )
 
 
 def _remark(step: AfterStep, parts: Parts) -> str:
@@ -232,21 +234,18 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
         counted: "personal" where the results are those of the sites' own models, else absent; used: where sites are
         shown models of their own, "personal" if these are the ones that they use, else "shared"; title, real,
         simulated, drawn, classes, headline and primary endpoint of the task; sites: name -> description, in its order;
-        features (where a trainer sends sums over patients): names of a table's features, in the network's order;
+        features and family (where a trainer sends sums over patients): names of a table's features, in the network's
+        order, and what its targets are taken for;
         domains (where a task has any): name -> domain; table_sets: "clean" and "corrupted" -> the shared test sets of
         the papers' tables; groups: names, in order; clinical (where cases have one class): event, the class whose risk
         is looked at (None: that the likeliest is right) and threshold; group_metric: what a group's value is; metrics:
         name -> label, meaning, chance, higher_is_better; numbers: name -> meaning of what sites report beside the
-        update.
+        update; curves (of times): ends, at which curves may be told.
     """
     task, view = parts.task, view_of(config, parts)
     described_sites = zip(config.clients or task.sites(), task.sites().values(), strict=True)
     domains = dict(zip(config.clients or task.domains(), task.domains().values(), strict=False))
     own = {"counted": PERSONAL} if parts.counts_own else {}
-    clinical = {}
-    if view is not NOTHING:
-        event = None if view.event is None else task.classes[view.event]
-        clinical = {"clinical": {"event": event, "threshold": view.threshold}}
     if parts.has_personal or parts.rule.own_models:
         own["used"] = PERSONAL if parts.has_personal or parts.counts_own else SHARED
     return {
@@ -262,10 +261,14 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
         **({"domains": domains} if domains else {}),
         "table_sets": task.table_sets(),
         "groups": list(parts.grouping.names),
-        **clinical,
+        **view.described(task.classes),
         "group_metric": task.kind.score or task.headline,
         "metrics": described(map(task.metric, _shown(parts)), len(task.classes)),
-        **({"features": names} if parts.trainer.sums_only and (names := _features(task)) else {}),
+        **(
+            {"features": names, "family": task.kind.family}
+            if parts.trainer.sums_only and (names := _features(task))
+            else {}
+        ),
         "numbers": {
             number.name: number.meaning for anchored in (False, True) for number in parts.scalars(anchored=anchored)
         },

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -43,6 +44,9 @@ from fairflare.trainers.base import Trainer
 from fairflare.trainers.sgd import PlainTrainer
 
 BINARY = 2
+EXTERNAL = "fairflare.tasks.external"
+"""What reads the data of a site that only evaluates: by a name that no reader of imports follows, as is the next."""
+CURVES = "fairflare.engine.curves"
 PLAIN = "sgd"
 """The trainer of a site alone where the run's own exchanges more than models."""
 
@@ -65,7 +69,7 @@ def leaves(config: RunConfig, parts: Parts, min_count: int | None, own: SiteConf
         sealed=sealed_sizes(config.secure_sum, summed(parts.rule).n_terms) if secret else range(0),
         personal=parts.has_personal,
         tensors={} if secret else parts.sent_tensors,
-        benefit=benefit_reports(parts) if config.solo else (),
+        benefit=benefit_reports(config, parts) if config.solo else (),
         clinical=_clinical_check(view_of(config, parts), min_count) if own is None or own.clinical else None,
     )
     if step is None:
@@ -134,6 +138,7 @@ def build_site(
         after=after_at_site(config, parts, min_count, memory),
         keeps_best=config.best_by != NO_CHOICE,
         alone=benefit_at_site(config, parts, memory),
+        trees=partial(parts.task.kind.trees, classes=parts.task.classes) if config.trees else lambda data: None,
         asked=Asked(None if memory is None else asked_file(memory)),
         trivial=partial(_untrained(config), parts.task, min_count=min_count if config.secure_sum == NONE else None),
         look=partial(_look, config, parts, known.get(name, name), own, min_count, execution.device),
@@ -155,9 +160,7 @@ def _look(
 ) -> tuple[list[Finding], SiteData | None]:
     """What preflight finds in the data of the task's ``site``, and the data on ``device`` where they can be used."""
     if config.evaluation:
-        from fairflare.tasks import external
-
-        found, data = external.look(parts.task, site, own, parts.grouping, min_count)
+        found, data = importlib.import_module(EXTERNAL).look(parts.task, site, own, parts.grouping, min_count)
     else:
         found, data = preflight(parts.task, site, own, parts.grouping, min_count, parts.needs, config.accept)
         if data is not None and config.secure_sum == NONE:
@@ -171,9 +174,8 @@ def _look(
 def _untrained(config: RunConfig) -> Callable[..., dict[str, dict[str, float]]]:
     """What scores the answer that needs no network."""
     if config.evaluation:
-        from fairflare.tasks.external import constant_results
-
-        return constant_results
+        results: Callable[..., dict[str, dict[str, float]]] = importlib.import_module(EXTERNAL).constant_results
+        return results
     return trivial_results
 
 
@@ -202,13 +204,13 @@ def benefit_at_site(config: RunConfig, parts: Parts, memory: Path | None) -> Alo
     own = parts.trainer
     trainer: Trainer = own if own.is_alone else PlainTrainer()
     if own.alone:
-        trainer = registry.get_trainer(own.alone)(**dataclasses.asdict(own))  # type: ignore[call-overload]
+        trainer = registry.get_trainer(own.alone)(**dataclasses.asdict(own))  # type: ignore[call-overload]  # the class is known by its id alone
     return Alone(trainer, config.training["rounds"], memory, SHARE * config.task_timeout)
 
 
-def benefit_reports(parts: Parts) -> tuple[Number, ...]:
-    task = parts.task
-    return reports(task.measures, task.group_measures, parts.grouping.names, lambda name: task.metric(name).range)
+def benefit_reports(config: RunConfig, parts: Parts) -> tuple[Number, ...]:
+    task, names = parts.task, parts.grouping.names
+    return reports(task.measures, task.group_measures, names, lambda name: task.metric(name).range, trees=config.trees)
 
 
 def shape_of(config: RunConfig, parts: Parts) -> Shape:
@@ -230,13 +232,22 @@ def after_at_site(config: RunConfig, parts: Parts, min_count: int | None, memory
 
 
 def view_of(config: RunConfig, parts: Parts) -> View:
-    """What server and sites know alike; ``NOTHING`` where cases have no single class."""
+    """What server and sites know alike; ``NOTHING`` where cases have no single class and are no times."""
     task = parts.task
+    if task.kind.has_times:
+        ends = task.kind.ends  # type: ignore[attr-defined]  # of a kind of times
+        made: View = _curves().Curves(None, 0.5, *_cells(parts.grouping), config.secure_sum != NONE, ends)
+        return made
     if not task.kind.has_classes or len(task.classes) < BINARY:
         return NOTHING
     names, of_group = _cells(parts.grouping)
     threshold = task.threshold if config.threshold is None else config.threshold
     return View(event_of(task), threshold, names, of_group, config.secure_sum != NONE)
+
+
+def _curves() -> Any:
+    """The module, by a name that no reader of imports follows: jobs on classes or masks do not carry it."""
+    return importlib.import_module(CURVES)
 
 
 def event_of(task: Task) -> int | None:
@@ -247,8 +258,11 @@ def event_of(task: Task) -> int | None:
 
 
 def clinical_at_site(config: RunConfig, parts: Parts, min_count: int | None, name: str) -> ClinicalAtSite | None:
-    """What the site says of calibration and decisions; None: nothing."""
+    """What the site says of calibration and decisions, or of curves; None: nothing."""
     view = view_of(config, parts)
+    if parts.task.kind.has_times:
+        made: ClinicalAtSite = _curves().CurvesAtSite(view, min_count, kind=parts.task.kind)
+        return made
     return None if view is NOTHING else ClinicalAtSite(view, min_count, config.seed, name)
 
 

@@ -146,7 +146,8 @@ def _data_and_training(
     from fairflare.tasks.own.tabular import Tabular
     from fairflare.tasks.planning import AGAIN
 
-    learned = plan_for(cls.name, options) if planned or cls is Tabular else NOTHING
+    agree = issubclass(cls, Tabular) or "outcome_scale" in registry.parameters(cls)
+    learned = plan_for(cls.name, options) if planned or agree else NOTHING
     chosen = learned if planned else NOTHING
     built = tasks.load(cls.name, preset, **{**chosen.values("task", options), **options, **learned.agreed(options)})
     base = usual | chosen.values("train", {*trained, *options})
@@ -319,6 +320,8 @@ def words(config: RunConfig) -> str:
 
 def with_benefit(config: RunConfig, solo: bool) -> RunConfig:
     """``config`` with the question or without it; raises UserError where no site could answer it."""
+    if config.trees and not solo:
+        raise UserError("trees: expected --solo with it, which says what joining gives")
     return config if solo == config.solo else checked_config(replace(config, solo=solo))
 
 

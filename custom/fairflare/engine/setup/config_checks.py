@@ -30,6 +30,7 @@ from fairflare.privacy.secure_sum.ring import WIDTHS
 from fairflare.privacy.secure_sum.schemes import NONE, check_scheme
 from fairflare.probes.base import Probe
 from fairflare.tasks.base import Task
+from fairflare.tasks.kind import TaskKind
 from fairflare.tasks.kinds.own import OwnData
 from fairflare.tasks.own.script import Script
 from fairflare.trainers.base import Trainer
@@ -59,6 +60,8 @@ def checked_config(config: RunConfig) -> RunConfig:
     after_settings = _check_after(config, task)
     if config.solo:
         _check_solo(config, made.rule, made.selector, names)
+    if config.trees:
+        _check_trees(task)
     if isinstance(task, Script):
         _check_script(config, made.trainer)
     if config.evaluation:
@@ -155,6 +158,12 @@ def _check_solo(config: RunConfig, rule: Rule, selector: Selector, names: Iterab
     for name in names:
         endings = f"names that do not end in {ALONE_ENDING.removesuffix(SUFFIX)} or {WORK_ENDING.removesuffix(SUFFIX)}"
         expected("solo: site", not f"{name}{SUFFIX}".endswith((ALONE_ENDING, WORK_ENDING)), endings, name)
+
+
+def _check_trees(task: Task) -> None:
+    """Raise UserError where no trees can be grown: examples are no rows, or their kind does not say how."""
+    grows = type(task.kind).trees is not TaskKind.trees and task.table_inputs() is not None
+    expected("trees", grows, f"false: task {task.name} is on no table, or its kind has no trees", True)
 
 
 def _check_after(config: RunConfig, task: Task) -> dict[str, Any]:
@@ -310,6 +319,10 @@ def misfit(ids: Mapping[str, str], rule: Rule, trainer: Trainer) -> str:
         (
             trainer.sums_only and steps,
             f"{by}: sends sums and not a step, so that server optimizer {ids['server_optimizer']} has none to scale",
+        ),
+        (
+            trainer.for_one_site and not rule.alone,
+            f"{by}: trains every site by itself, expected rule solo, got {under}",
         ),
         (
             not trainer.shares_model and ids["rule"] != AVERAGING,

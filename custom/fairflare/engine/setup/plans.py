@@ -25,9 +25,10 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.state import save_json
 from fairflare.tasks.base import Task
 from fairflare.tasks.fingerprint import Fingerprint, fingerprint
+from fairflare.tasks.forms import FORMS
 from fairflare.tasks.kinds.own import OwnData
 from fairflare.tasks.own.tabular import Tabular
-from fairflare.tasks.planning import AGAIN, EFFORTS, Choice, cautions, plan
+from fairflare.tasks.planning import AGAIN, Choice, cautions, plan
 
 if TYPE_CHECKING:
     from fairflare.engine.setup.config import RunConfig
@@ -36,10 +37,11 @@ LEAST = 10
 """Images that a median is of here, where all lists are on one machine; a site's own file may ask for more."""
 FORMAT = 1
 OF_DATA = ("task.channels", "task.size", "task.window", "task.mean", "task.std", "task.model")
-OF_TABLES = ("task.columns", "task.scaling")
+OF_VOLUMES = ("task.spacing", "task.shape", "task.patch")
+OF_TABLES = ("task.columns", "task.scaling", "task.outcome_scale")
 LINEAR = ("optimizer", "momentum", "lr", "weight_decay")
 TRAINING = ("batch_size", "epochs", "local_steps", "fewest_steps", "most_steps", "rounds", *LINEAR)
-SETTINGS = (*OF_DATA, *OF_TABLES, *(f"train.{name}" for name in TRAINING), "run.best_by", "run.headline")
+SETTINGS = (*OF_DATA, *OF_VOLUMES, *OF_TABLES, *(f"train.{name}" for name in TRAINING), "run.best_by", "run.headline")
 """What a plan may set."""
 
 
@@ -94,6 +96,9 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "mean": ("std",),
     "std": ("mean",),
     "window": ("mean", "std"),
+    "spacing": ("shape", "patch"),
+    "shape": ("spacing", "patch"),
+    "patch": (),
 }
 """A setting of the user's -> those of a plan that mean nothing beside it."""
 READ_BY = "window"
@@ -196,7 +201,7 @@ def read_plan(path: Path) -> tuple[str, dict[str, str]]:
     what = f"--plan {path.name}"
     content = _read_json(path, what)
     rows = content.get("settings") if isinstance(content, Mapping) else None
-    if not isinstance(rows, Mapping) or content.get("format") != FORMAT or content.get("kind") not in EFFORTS:
+    if not isinstance(rows, Mapping) or content.get("format") != FORMAT or content.get("kind") not in FORMS:
         raise UserError(f"{what}: expected what `fairflare plan` writes")
     values = {}
     for name, row in rows.items():
@@ -212,7 +217,7 @@ def read_fingerprint(path: Path) -> tuple[str, str, Fingerprint]:
     content = _read_json(path, path.name)
     if not isinstance(content, Mapping) or set(content) != {"format", "kind", "site", "fingerprint"}:
         raise UserError(f"{path.name}: expected what `fairflare fingerprint` writes")
-    if content["format"] != FORMAT or content["kind"] not in EFFORTS or not isinstance(content["site"], str):
+    if content["format"] != FORMAT or content["kind"] not in FORMS or not isinstance(content["site"], str):
         raise UserError(f"{path.name}: expected what `fairflare fingerprint` writes")
     site = str(content["site"])
     return str(content["kind"]), site, Fingerprint.from_json(content["fingerprint"], validation.shown(site))

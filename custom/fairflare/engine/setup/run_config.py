@@ -95,9 +95,12 @@ class RunConfig:
         headline: whose results the report shows first: those of the "final" or of the "best" model.
         solo: whether each site also trains alone, and says how much better the federation's model serves it, see
             ``engine.benefit``.
+        trees: whether ``solo`` holds the model against gradient boosting on each site's own rows, too.
         threshold: the risk from which on a patient counts as flagged in the report; None: the task's, .5 mostly.
         init_from: SHA-256 of the tensors that the initial model starts from, see ``engine.setup.parts``; "": none.
         evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
+        fold: "F/K/D": every site tests its patients of fold F of K and trains on the others, by the D-th deal, see
+            ``tasks.folds``; "": the task's own splits.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
         format: of ``config.json``; a run that was begun in an old format keeps it, and with it its hash.
     """
@@ -138,9 +141,11 @@ class RunConfig:
     best_weight: Annotated[float, Range(0, 1)] = 0.5
     headline: Annotated[str, Text(pattern="final|best", words="final or best")] = "final"
     solo: bool = False
+    trees: bool = False
     threshold: Annotated[float, Range(0.001, 0.999)] | None = None
     init_from: Annotated[str, Text(pattern=f"({SHA256.pattern})?", words="a run, a file of weights or a bundle")] = ""
     evaluation: bool = False
+    fold: Annotated[str, Text(pattern=r"(\d{1,2}/\d{1,2}/\d{1,4})?", words="a fold as 0/5/0")] = ""
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
     format: int = dataclasses.field(default=FORMAT, compare=False)
 
@@ -191,7 +196,7 @@ class RunConfig:
         return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
 
 
-BESIDE = {"method", "settings", "task", "preset", "options", "training", "seed", "code", "format", "evaluation"}
+BESIDE = {"method", "settings", "task", "preset", "options", "training", "seed", "code", "format", "evaluation", "fold"}
 """Fields that are no settings of a run, but what it is made of."""
 RUN_KEYS = tuple(
     field.name
@@ -225,9 +230,11 @@ LATER: Mapping[str, Any] = {
     "best_weight": 0.5,
     "headline": "final",
     "solo": False,
+    "trees": False,
     "threshold": None,
     "init_from": "",
     "evaluation": False,
+    "fold": "",
 }
 LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None, "fewest_steps": None, "most_steps": None}
 LATER_IN_OPTIONS: Mapping[str, Mapping[str, Any]] = {

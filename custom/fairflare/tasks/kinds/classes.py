@@ -94,6 +94,7 @@ class Classes(TaskKind):
     score: str = "accuracy"
 
     has_classes: ClassVar[bool] = True
+    family: ClassVar[str] = "bernoulli"
     outputs: ClassVar[str] = "logits (N, C)"
     targets: ClassVar[str] = "classes (N,)"
 
@@ -118,6 +119,12 @@ class Classes(TaskKind):
             return Baseline(regression)
         shares = data.class_counts.double().cpu().clamp(min=math.exp(-SURE)).log().float()
         return Baseline(lambda inputs: shares.expand(len(inputs), -1), counted=True)
+
+    def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
+        from fairflare.tasks.kinds import trees
+
+        found = trees.rows(data)
+        return found and trees.of_classes(*found, len(classes))
 
 
 CLASSES = Classes()

@@ -7,7 +7,7 @@ and nearly so in the loss.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fairflare.core.errors import UserError
 from fairflare.core.metric import Metric
 from fairflare.core.objectives import Objective
-from fairflare.core.types import SiteData, Training
+from fairflare.core.types import Batch, SiteData, Training
+from fairflare.core.validation import expected as expect
 from fairflare.tasks.kind import Baseline, Cases, TaskKind
 
 if TYPE_CHECKING:
@@ -101,6 +103,7 @@ LEVELS = tuple(k / 10 for k in range(10))
 """Shares of training masks that a pixel must be above to be in the constant mask; a last candidate has no pixel."""
 SURE = 20.0
 """A logit that is as good as certain."""
+BACKGROUND = "background"
 STRUCTURE = "dice_"
 """Before a structure's name in the name of its own metric."""
 
@@ -161,11 +164,37 @@ class Segmentation(TaskKind):
 
     def baseline(self, task: Task, data: SiteData) -> Baseline:
         """One mask per structure for all images, the best such on the training images."""
-        mask = constant_mask(data)
+        mask = constant_mask(data.fixed("train", BATCH, at_most=MOST_MASKS))
         return Baseline(lambda inputs: mask.expand(len(inputs), *mask.shape))
 
 
 MASKS = Segmentation()
+
+
+def structure_values(text: str, classes: Sequence[str]) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
+    """Structure -> the values of its pixels in mask files, and the background's.
+
+    Args:
+        text: "disc=128|0; cup=0; background=255"; "": 1 for the first structure, 2 for the second ..., and 1 or 255 for
+            a single one.
+        classes: the structures.
+
+    Raises:
+        UserError: ``text`` does not say it of each structure.
+    """
+    if not text:
+        several: dict[str, tuple[int, ...]] = {name: (k,) for k, name in enumerate(classes, start=1)}
+        return several if len(several) > 1 else {classes[0]: (1, 255)}, (0,)
+    found = {}
+    for part in filter(None, (p.strip() for p in text.split(";"))):
+        name, _, values = part.partition("=")
+        try:
+            found[name.strip()] = tuple(int(v) for v in values.split("|"))
+        except ValueError:
+            raise UserError(f"mask_values: expected NAME=NUMBER|NUMBER; ..., got {part!r}") from None
+    background = found.pop(BACKGROUND, (0,))
+    expect("mask_values", set(found) == set(classes), f"values of {', '.join(classes)}", text)
+    return {name: found[name] for name in classes}, background
 
 
 def _of_structure(name: str, cases: MaskCases) -> float | None:
@@ -174,21 +203,22 @@ def _of_structure(name: str, cases: MaskCases) -> float | None:
     return float(cases.means[place]) if place < len(cases.means) else None
 
 
-def constant_mask(data: SiteData) -> Tensor:
-    """Logits (C, H, W) of the one mask per structure that has the best mean Dice on the training images.
+def constant_mask(batches: Iterable[Batch]) -> Tensor:
+    """Logits (C, ...) of the one mask per structure that has the best mean Dice on the training images ``batches``.
 
     Candidates are the pixels that lie in more than so many of the training masks (``LEVELS``), and no pixel at all.
     """
-    masks = [batch.targets.cpu() > 0.5 for batch in data.fixed("train", BATCH, at_most=MOST_MASKS)]
+    masks = [batch.targets.cpu() > 0.5 for batch in batches]
     share = torch.stack([mask.float().sum(0) for mask in masks]).sum(0) / sum(map(len, masks))
     candidates = torch.stack([share > level for level in (*LEVELS, 1.0)])
     sums = torch.stack([_dice(candidates, mask) for mask in masks]).sum(0)
-    best = candidates.gather(0, sums.argmax(0)[None, :, None, None].expand(1, *share.shape))[0]
+    chosen = sums.argmax(0).view(1, -1, *(1 for _ in share.shape[1:]))
+    best = candidates.gather(0, chosen.expand(1, *share.shape))[0]
     return torch.where(best, SURE, -SURE)
 
 
 def _dice(candidates: Tensor, masks: Tensor) -> Tensor:
-    """float32 (K, C): sum over the masks (N, C, H, W) of the Dice with each candidate (K, C, H, W)."""
+    """float32 (K, C): sum over the masks (N, C, ...) of the Dice with each candidate (K, C, ...)."""
     ours, theirs = candidates.flatten(2).float(), masks.flatten(2).float()  # whole numbers below 2^24
     both = torch.einsum("kcp,ncp->kcn", ours, theirs)
     size = ours.sum(2)[:, :, None] + theirs.sum(2).T[None]

@@ -115,6 +115,14 @@ class OwnData(Task):
         """How many rows of a table have no label; the entries of a datalist are counted as they are read."""
         return 0
 
+    def look(self, source: Any) -> Any:
+        """What an image is like, as ``data.readers.pictures.Looked``; None where examples are none.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        return None
+
     @abstractmethod
     def read(self, own: SiteConfig) -> TensorData:
         """The examples that the list of ``own`` names; its paths are relative to the data root."""
@@ -258,8 +266,8 @@ def _example(task: Task, where: str, found: Any) -> tuple[Tensor, Tensor, Mappin
     if not torch.isfinite(inputs).all():
         raise DataError("nonfinite", f"{where}: expected finite numbers in the input")
     if task.kind.has_masks:
-        if target.dim() != 3 or len(target) != len(task.classes):
-            expected = f"a mask ({len(task.classes)}, H, W)"
+        if target.dim() != max(inputs.dim(), 3) or len(target) != len(task.classes):
+            expected = f"a mask ({len(task.classes)}, {'X, Y, Z' if inputs.dim() == 4 else 'H, W'})"
             raise DataError("shape", f"{where}: label: expected {expected}, got shape {tuple(target.shape)}")
         return inputs, target.to(torch.uint8), attributes
     if target.dim() or target.is_floating_point() or not 0 <= int(target) < len(task.classes):

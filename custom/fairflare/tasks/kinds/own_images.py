@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairflare.core.errors import UserError
 from fairflare.core.validation import Names
 from fairflare.data.inputs import ImageInputs
-from fairflare.data.readers.datalist import read_datalist
-from fairflare.data.readers.pictures import Reader
+from fairflare.data.readers.datalist import Source, read_datalist
+from fairflare.data.readers.pictures import Looked, Reader, looked_at
 from fairflare.data.readers.stored import ends_of
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
 from fairflare.tasks.base import TestSet, expect
-from fairflare.tasks.images import image_data, resolved, test_set
+from fairflare.tasks.images import image_data, resolved, scaling_of, test_set
 from fairflare.tasks.kinds.own import OwnData, read_description
 
 SMALLEST = 16
@@ -68,11 +66,12 @@ class OwnImages(OwnData):
 
     def read(self, own: SiteConfig) -> TensorData:
         root = Path(own.data_root)
-        found = read_datalist(
-            root / own.datalist, root, masks=self.kind.has_masks, classes=self.classes, links=own.links
-        )
+        found = read_datalist(root / own.datalist, root, **self.kind.lists(self.classes), links=own.links)
         mean, std = self._scaling()
         return image_data(found, self, self.reader(), own=own, augment=self.augment, mean=mean, std=std)
+
+    def look(self, source: Source) -> Looked:
+        return looked_at(source, self.window)
 
     def image_inputs(self) -> ImageInputs | None:
         if self.build_data:
@@ -84,9 +83,9 @@ class OwnImages(OwnData):
         if not self.has_test_sets:
             return ()
         folder = Path(self.datalists) / SHARED
-        found, masks = [], self.kind.has_masks
+        found = []
         for name, about in read_description(folder.parent)["shared"].items():
-            lists = read_datalist(folder / f"{name}.json", folder, masks=masks, classes=self.classes)
+            lists = read_datalist(folder / f"{name}.json", folder, **self.kind.lists(self.classes))
             found.append(
                 test_set(about["name"], bool(about["corrupted"]), lists["test"], self.reader(), *self._scaling())
             )
@@ -101,17 +100,7 @@ class OwnImages(OwnData):
 
     def _scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and std per channel, as ``image_data`` takes them."""
-        found = []
-        for key in ("mean", "std"):
-            text = getattr(self, key)
-            try:
-                found.append(tuple(float(part) for part in text.split(",")) if text else ())
-            except ValueError:
-                raise UserError(f"{key}: expected numbers separated by commas, got {text!r}") from None
-            fits = len(found[-1]) in (0, self.channels) and all(map(math.isfinite, found[-1]))
-            expect(key, fits, f"{self.channels} numbers, one per channel, or none", text)
-        expect("std", len(found[0]) == len(found[1]) and min(found[1], default=1) > 0, "as mean, above 0", self.std)
-        return found[0], found[1]
+        return scaling_of(self.mean, self.std, self.channels)
 
     def _check_images(self, fewest: int) -> None:
         self._check_own(fewest)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -28,6 +28,8 @@ class Classification(OwnImages):
     name = "classification"
     title = "Classification of your own images"
     headline = "balanced_accuracy"
+    fewest: ClassVar[int] = 2
+    """Of the names in ``labels``."""
     presets = {
         "small": Preset(
             "64 pixels and a small network; minutes on a laptop",
@@ -47,7 +49,7 @@ class Classification(OwnImages):
 
     def __post_init__(self) -> None:
         expect_choices(self)
-        self._check_images(fewest=2)
+        self._check_images(self.fewest)
         own_network.check_model(self.model, ("small-cnn", "resnet18"))
         if self.model == "resnet18":
             expect("size", self.size > 32, "above 32 for resnet18, whose last stage is then a single pixel", self.size)
@@ -55,9 +57,10 @@ class Classification(OwnImages):
             expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
 
     def network(self) -> nn.Module:
-        options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
-        shape = (self.channels, self.size, self.size)
-        return own_network.build(self.model, shape, (len(self.classes),), norm=self.norm, **options)
+        shape, (outputs, options) = (self.channels, self.size, self.size), self.kind.head(self.classes)
+        if self.model == "resnet18":
+            options["pretrained_weights"] = self.pretrained_weights
+        return own_network.build(self.model, shape, (outputs,), norm=self.norm, **options)
 
     def reader(self) -> Reader:
         return Reader(self.size, self.channels, window=self.window)

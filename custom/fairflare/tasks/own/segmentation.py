@@ -8,15 +8,13 @@ from typing import Literal
 
 from torch import nn
 
-from fairflare.core.errors import UserError
 from fairflare.core.validation import Names
 from fairflare.data.readers.pictures import Reader
 from fairflare.networks import own as own_network
 from fairflare.tasks.base import Preset, expect, expect_choices
-from fairflare.tasks.kinds.masks import MASKS, PAPER, SMALL
+from fairflare.tasks.kinds.masks import MASKS, PAPER, SMALL, structure_values
 from fairflare.tasks.kinds.own_images import OwnImages
 
-BACKGROUND = "background"
 MULTIPLE = 16
 """Of the edge in pixels that the U-Nets' four poolings divide."""
 
@@ -66,19 +64,7 @@ class Segmentation(OwnImages):
 
     def values(self) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
         """Structure -> pixel values, and the background's, from ``mask_values``; UserError where one has none."""
-        if not self.mask_values:
-            several: dict[str, tuple[int, ...]] = {name: (k,) for k, name in enumerate(self.classes, start=1)}
-            return several if len(several) > 1 else {self.classes[0]: (1, 255)}, (0,)
-        found = {}
-        for part in filter(None, (p.strip() for p in self.mask_values.split(";"))):
-            name, _, values = part.partition("=")
-            try:
-                found[name.strip()] = tuple(int(v) for v in values.split("|"))
-            except ValueError:
-                raise UserError(f"mask_values: expected NAME=NUMBER|NUMBER; ..., got {part!r}") from None
-        background = found.pop(BACKGROUND, (0,))
-        expect("mask_values", set(found) == set(self.classes), f"values of {', '.join(self.classes)}", self.mask_values)
-        return {name: found[name] for name in self.classes}, background
+        return structure_values(self.mask_values, self.classes)
 
     def network(self) -> nn.Module:
         edges = (self.size, self.size)

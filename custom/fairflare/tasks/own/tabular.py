@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -78,6 +78,8 @@ class Tabular(OwnData):
     title = "Classification of your own table"
     headline = "balanced_accuracy"
     quick = True
+    fewest: ClassVar[int] = 2
+    """Classes that there are at least."""
     suffixes = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
     presets = {
         "default": Preset(
@@ -103,12 +105,13 @@ class Tabular(OwnData):
 
     def __post_init__(self) -> None:
         expect_choices(self)
-        self._check_own(fewest=2)
+        self._check_own(self.fewest)
         own_network.check_model(self.model, ("mlp", "linear", "regression"))
         for key in ("test_fraction", "val_fraction"):
             expect(key, 0 < getattr(self, key) <= 0.5, "a number in (0, 0.5]", getattr(self, key))
         expect("data_seed", self.data_seed >= 0, "at least 0", self.data_seed)
-        expect("features", self.label not in self._features(), f"no {self.label!r}, which is the label", self.features)
+        for name in self.outcome_columns:
+            expect("features", name not in self._features(), f"no {name!r}, which is the label", self.features)
         columns = self._read_columns()
         numbers, _ = features_of(self._features(), columns)
         scaling = read_scaling(self.scaling, len(numbers))
@@ -120,7 +123,8 @@ class Tabular(OwnData):
         expect("features", bool(self._features()), "columns of the table, separated by commas", self.features)
         inputs = self.table_inputs()
         n = len(self._features()) if inputs is None else len(inputs.numbers) + len(inputs.plain)
-        return own_network.build(self.model, (n,), (len(self.classes),))
+        outputs, options = self.kind.head(self.classes)
+        return own_network.build(self.model, (n,), (outputs,), **options)
 
     def read(self, own: SiteConfig) -> TensorData:
         expect("features", bool(self._features()), "columns of the table, separated by commas", self.features)
@@ -133,7 +137,7 @@ class Tabular(OwnData):
             name: Split(inputs[index], labels[index], {a: [columns[a][i] for i in index] for a in self.attributes})
             for name, index in rows.items()
         }
-        data = TensorData.of(splits, n_classes=len(self.classes))
+        data = TensorData.of(splits, n_classes=self.kind.n_classes(self.classes))
         data.scaling = scaling
         return data
 
@@ -141,9 +145,18 @@ class Tabular(OwnData):
         return None if self.build_data else self._inputs()
 
     @property
+    def outcome_columns(self) -> tuple[str, ...]:
+        return (self.label,)
+
+    @property
     def lacks_levels(self) -> bool:
         """Whether a category's levels are not agreed yet, so that nobody knows how many features there are."""
         return bool(open_levels(self._read_columns()))
+
+    def targets(self, own: SiteConfig) -> Tensor:
+        """Those of the training rows; raises DataError as ``read``."""
+        _, _, rows, targets = self._table(own)
+        return targets[rows["train"]]
 
     def fingerprint(self, own: SiteConfig, min_count: int | None) -> tuple[int, TableFingerprint | None]:
         """How many training rows there are, and what of them may leave; raises DataError as ``read``."""
@@ -161,7 +174,8 @@ class Tabular(OwnData):
         if not table.is_file():
             return 0
         found = read_table(table)
-        return int((found[self.label] == "").sum()) if self.label in found.columns else 0
+        there = {*self.outcome_columns} <= {*found.columns}
+        return self.kind.known(found, self.outcome_columns).count(False) if there else 0
 
     def drawn(self) -> tuple[str, ...]:
         return (OPEN_SPLIT,)
@@ -200,15 +214,15 @@ class Tabular(OwnData):
         if not table.is_file():
             raise DataError("no_datalist", f"table {table.name}: expected a file, found none in {table.parent}")
         columns = self._columns(table)
-        return table, columns, self._rows(table.name, columns), self._labels(table.name, columns[self.label])
+        return table, columns, self._rows(table.name, columns), self._targets(table.name, columns)
 
     def _columns(self, path: Path) -> dict[str, list[str]]:
         table = read_table(path)
-        for name in (self.label, *self._needed(), *self.attributes):
+        for name in (*self.outcome_columns, *self._needed(), *self.attributes):
             if name not in table.columns:
                 known = some([name[:100] for name in table.columns], 12)
                 raise DataError("column", f"table {path.name}: expected a column {name!r}; it has: {known}")
-        table = table[table[self.label] != ""]
+        table = table[self.kind.known(table, self.outcome_columns)]
         if len(table) < FEWEST:
             text = f"table {path.name}: expected at least {FEWEST} rows with a label, got {len(table)}"
             raise DataError("few_examples", text)
@@ -216,7 +230,7 @@ class Tabular(OwnData):
 
     def _rows(self, file: str, columns: dict[str, list[str]]) -> dict[str, np.ndarray]:
         """Split -> row numbers, sorted."""
-        n = len(columns[self.label])
+        n = len(columns[self.outcome_columns[0]])
         if SPLIT in columns:
             strange = sorted(set(columns[SPLIT]) - set(SPLITS))
             if strange:
@@ -229,7 +243,9 @@ class Tabular(OwnData):
         test, val, train = np.split(shuffled, (n_test, n_test + n_val))
         return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
 
-    def _labels(self, file: str, cells: list[str]) -> Tensor:
+    def _targets(self, file: str, columns: dict[str, list[str]]) -> Tensor:
+        """The labelled rows' targets."""
+        cells = columns[self.label]
         names = [str(k) for k in range(len(self.classes))] if self.numbered else list(self.classes)
         place = {name: k for k, name in enumerate(names)}
         for i, cell in enumerate(cells):

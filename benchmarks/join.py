@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated federations whose hospitals' benefits are known: are the intervals, probabilities and shares what they say?
+
+    python benchmarks/join.py [--federations 60] [--workers 2] [--seed 0] [--regimes gain mixed none] [--toy]
+    python benchmarks/join.py --monitor [--streams 1000]
+
+Hospitals have 30 to 500 patients, ten features and a logistic truth whose intercept, slopes and features differ between
+hospitals. *gain*: little differs; *mixed*: more, and every fifth hospital has slopes of its own; *none*: all have.
+Candidates are a shared ridge regression, the same with an own intercept, and a personal one (ridge towards the shared
+coefficients); the own model is a ridge regression; penalties are chosen out of fold. The true benefit is that of the
+models of all patients on 4,000 fresh patients against their true risks. Errors behind -/+ are over federations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+import numpy as np
+import pandas as pd
+from scipy.special import expit
+
+from fairflare.functional import betting, combination, decision
+from fairflare.functional.decision import Array, Design
+
+FEATURES, FRESH = 10, 4000
+SLOPES = np.random.default_rng(7).normal(0, 0.5, FEATURES)
+"""Common ones, the same in every federation: else the average benefit would differ between federations."""
+DESIGN = Design()
+PENALTIES = np.array([0.3, 1.0, 3.0, 10.0, 30.0, 100.0])
+PULLS = np.array([1.0, 3.0, 10.0, 30.0, 100.0, 300.0])
+SHARED_PENALTY = 1.0
+CANDIDATES = ("shared", "shared+intercept", "personal")
+STEPS = 12
+NEW_SIZE = 100
+Row = dict[str, float | str]
+BINS = (0.0, 0.05, 0.2, 0.5, 0.8, 0.95, 1.0000001)
+
+
+@dataclass(frozen=True)
+class Regime:
+    """Standard deviations of hospitals' intercepts and slopes, of every fifth one's slopes, and the sizes."""
+
+    intercept: float
+    slopes: float
+    odd: float
+    median: float
+    least: int = 30
+
+
+REGIMES = {
+    "gain": Regime(0.3, 0.05, 0.05, 80),
+    "mixed": Regime(0.5, 0.12, 0.5, 110),
+    "none": Regime(0.5, 0.5, 0.5, 270, 150),
+}
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """(n, 11) features with a constant in front, (n,) outcomes, and fresh patients with their true risks."""
+
+    x: Array
+    y: Array
+    fresh: Array
+    risks: Array
+
+
+def hospital(rng: np.random.Generator, regime: Regime, slopes: Array, odd: bool, n: int | None = None) -> Hospital:
+    """One hospital of a federation with these common slopes; n: patients, drawn where None."""
+    if n is None:
+        n = int(np.clip(regime.median * np.exp(rng.normal(0, 0.7)), regime.least, 500))
+    own = slopes + rng.normal(0, regime.odd if odd else regime.slopes, FEATURES)
+    level, centre = rng.normal(-0.5, regime.intercept), rng.normal(0, 0.5, FEATURES)
+    width = np.exp(rng.normal(0, 0.2, FEATURES))
+
+    def drawn(many: int) -> tuple[Array, Array]:
+        x = centre + width * rng.normal(size=(many, FEATURES))
+        return np.hstack([np.ones((many, 1)), x]), expit(level + x @ own)
+
+    while True:
+        x, risks = drawn(n)
+        y = (rng.random(n) < risks).astype(float)
+        if 5 <= y.sum() <= n - 5:
+            return Hospital(x, y, *drawn(FRESH))
+
+
+def dealt(rng: np.random.Generator, y: Array, repeats: int) -> Array:
+    """(repeats, n) plain random folds; dealt again until every training part has two of each class."""
+    while True:
+        folds = np.stack([rng.permutation(len(y)) % DESIGN.folds for _ in range(repeats)])
+        parts = [y[row != fold] for row in folds for fold in range(DESIGN.folds)]
+        if all(2 <= part.sum() <= len(part) - 2 for part in parts):
+            return folds
+
+
+def masks(folds: Array) -> Array:
+    """(repeats x folds + 1, n) who trains: all but a fold, and in the last row all."""
+    kept = [row != fold for row in folds for fold in range(DESIGN.folds)]
+    return np.array([*kept, np.ones(folds.shape[1], dtype=bool)], dtype=float)
+
+
+def newton(x: Array, y: Array, used: Array, penalty: Array, centre: Array, free: int = FEATURES + 1) -> Array:
+    """(K, 11) coefficients of K ridge regressions on the same patients; the intercept's penalty is a thousandth.
+
+    Args:
+        x, y: (n, 11), (n,).
+        used: (K, n) weights of the patients.
+        penalty: (K,).
+        centre: (K, 11) towards which they are drawn, and where the search begins.
+        free: 11, or 1 where the intercept alone is fitted.
+    """
+    ridge = penalty[:, None] * np.append(1e-3, np.ones(FEATURES))
+    products = (x[:, :, None] * x[:, None, :]).reshape(len(x), -1)
+    at = centre.copy()
+    for _ in range(STEPS):
+        p = expit(np.clip(at @ x.T, -30, 30))
+        gradient = (used * (y - p)) @ x - ridge * (at - centre)
+        hessian = ((used * p * (1 - p)) @ products).reshape(len(at), FEATURES + 1, FEATURES + 1)
+        hessian[:, range(FEATURES + 1), range(FEATURES + 1)] += ridge
+        step = np.linalg.solve(hessian[:, :free, :free], gradient[:, :free, None])[..., 0]
+        at[:, :free] += np.clip(step, -3, 3)
+        if np.abs(step).max() < 1e-6:
+            break
+    return at
+
+
+def out_of_fold(risks: Array, folds: Array) -> Array:
+    """(..., repeats, n) from risks (..., K, n) of all models: each patient's by the model without its fold."""
+    rows = np.arange(len(folds))[:, None] * DESIGN.folds + folds
+    return risks[..., rows, np.arange(folds.shape[1])]
+
+
+def chosen(x: Array, y: Array, folds: Array, coefficients: Array) -> Array:
+    """(K, 11) of (L, K, 11): for each fold the penalty that is best in the others, in the last row in all."""
+    losses = (out_of_fold(expit(coefficients @ x.T), folds) - y) ** 2
+    at = [row == fold for row in folds for fold in range(DESIGN.folds)]
+    repeat = np.arange(len(at)) // DESIGN.folds
+    inside = np.array([losses[:, r, fold].sum(axis=1) for r, fold in zip(repeat, at, strict=True)])
+    total = losses.sum(axis=2).T
+    others = (total[repeat] - inside).argmin(axis=1)
+    return coefficients[[*others, total.sum(axis=0).argmin()], np.arange(coefficients.shape[1])]
+
+
+def tuned(x: Array, y: Array, folds: Array, centre: Array, penalties: Array) -> Array:
+    """(K, 11) ridge regressions towards ``centre`` (K, 11), their penalties chosen out of fold."""
+    used, many = masks(folds), len(penalties)
+    k = len(used)
+    found = newton(x, y, np.tile(used, (many, 1)), np.repeat(penalties, k), np.tile(centre, (many, 1)))
+    return chosen(x, y, folds, found.reshape(many, k, -1))
+
+
+def pooled(hospitals: Sequence[Hospital], used: Sequence[Array]) -> Array:
+    """(K, 11) shared regressions, each without its fold at every hospital."""
+    x, y = np.vstack([one.x for one in hospitals]), np.concatenate([one.y for one in hospitals])
+    start = np.zeros((len(used[0]), FEATURES + 1))
+    return newton(x, y, np.hstack(used), np.full(len(start), SHARED_PENALTY), start)
+
+
+def models(one: Hospital, folds: Array, shared: Array) -> Array:
+    """(4, K, 11): the own model, then the candidates."""
+    used, start = masks(folds), np.zeros_like(shared)
+    own = tuned(one.x, one.y, folds, start, PENALTIES)
+    level = newton(one.x, one.y, used, np.full(len(used), 1.0), shared, free=1)
+    return np.stack([own, shared, level, tuned(one.x, one.y, folds, shared, PULLS)])
+
+
+def truth(one: Hospital, risks: Array) -> Array:
+    """Mean squared errors of (..., fresh) risks against the true ones."""
+    return ((risks - one.risks) ** 2).mean(axis=-1)
+
+
+def federation(task: tuple[str, int, int]) -> list[Row]:
+    """One federation's rows: per hospital and candidate, per candidate, and per policy."""
+    regime, sites, number = task
+    rng = np.random.default_rng([number, sites, list(REGIMES).index(regime)])
+    slopes = SLOPES
+    about = REGIMES[regime]
+    found = [hospital(rng, about, slopes, i % 5 == 4) for i in range(sites)]
+    folds = [dealt(rng, one.y, DESIGN.repeats) for one in found]
+    shared = pooled(found, [masks(row) for row in folds])
+    fitted = [models(one, row, shared) for one, row in zip(found, folds, strict=True)]
+    tested = [out_of_fold(expit(f @ one.x.T), row) for one, row, f in zip(found, folds, fitted, strict=True)]
+    fresh = [expit(f[:, -1] @ one.fresh.T) for one, f in zip(found, fitted, strict=True)]
+    label: Row = {"regime": regime, "sites": sites, "number": number}
+    rows = [label | row for row in candidates(found, tested, fresh, new_hospital(rng, about, slopes, found))]
+    return rows + [label | row for row in policies(found, folds, tested, fresh)]
+
+
+def new_hospital(rng: np.random.Generator, regime: Regime, slopes: Array, found: Sequence[Hospital]) -> Array:
+    """(3,) true benefits of one more hospital of ``NEW_SIZE`` patients, if it joined; odd ones as often as inside."""
+    size = max(NEW_SIZE, regime.least)
+    one = hospital(rng, regime, slopes, bool(rng.random() < 0.2), size)
+    folds = dealt(rng, one.y, 1)
+    used = [np.ones((DESIGN.folds + 1, len(other.y))) for other in found]
+    f = models(one, folds, pooled([*found, one], [*used, masks(folds)]))
+    losses = truth(one, expit(f[:, -1] @ one.fresh.T))
+    return losses[0] - losses[1:]
+
+
+def candidates(
+    found: Sequence[Hospital], tested: Sequence[Array], fresh: Sequence[Array], outside: Array
+) -> Iterable[Row]:
+    """What is said of every candidate by each way, beside the truth."""
+    for c, name in enumerate(CANDIDATES, 1):
+        own = [decision.brier_benefit(one.y, t[0], t[c], DESIGN) for one, t in zip(found, tested, strict=True)]
+        right = [combination.part_right(one.y, t[0], t[c], DESIGN) for one, t in zip(found, tested, strict=True)]
+        true = [truth(one, f[0]) - truth(one, f[c]) for one, f in zip(found, fresh, strict=True)]
+        noise = decision.Smoothed(sum(decision.moments(b.variance, [b.n]) for b in own))
+        v = [noise.at([b.n]) / b.n for b in own]
+        s0 = decision.scale(len(own), sum(1 / x for x in v))
+        x = [decision.of_size(b.n) for b in own]
+        terms = [decision.terms(b.mean, *vx, s0) for b, *vx in zip(own, v, x, strict=True)]
+        everyone = decision.Hospitals(s0, sum(terms))
+        parts, part_terms = of_parts(right)
+        for i, b in enumerate(own):
+            luck = (DESIGN.factor - 1) * v[i]
+            of = everyone.without(terms[i]).given(b.mean, v[i], x[i], luck)
+            yield row(name, "benefit", true[i], b.n, *of.interval(), float(of.below(0.0)), float(of.below(-0.002)))
+            p = right[i]
+            for way, doubt in (("part", None), ("doubt", combination.UNLIKE)):
+                others = parts.without(part_terms[i])
+                of = others.given(p.a, p.variance, part_x(p, len(own)), luck_of(p), doubt)
+                harm = [combination.harm(of, p.q, 1.0, margin) for margin in (0.0, 0.002)]
+                yield row(name, way, true[i], b.n, *p.benefit(1.0, of).interval(), *harm)
+            yield row(name, "single", true[i], b.n, *b.interval(DESIGN), 0.5, 0.5)
+        sums = np.sum([(1, b.mean, b.mean**2, DESIGN.factor * w) for b, w in zip(own, v, strict=True)], axis=0)
+        yield row(name, "average", float(np.mean(true)), 0, *decision.average(sums)[1:], 0.5, 0.5)
+        size = max(NEW_SIZE, REGIMES["none"].least if min(b.n for b in own) >= 150 else 0)
+        of = everyone.new(decision.of_size(size), (DESIGN.factor - 1) * noise.at([size]) / size)
+        ends = of.interval(stretch=decision.stretch(len(own)))
+        yield row(name, "new", float(outside[c - 1]), size, *ends, float(of.below(0.0)), 0.5)
+
+
+def row(name: str, way: str, true: float, n: int, low: float, high: float, p: float, p2: float) -> Row:
+    return {"what": name, "way": way, "true": true, "n": n, "low": low, "high": high, "p": p, "p2": p2}
+
+
+def part_x(part: combination.Right, sites: int) -> float:
+    return part.x if sites >= combination.SITES_FOR_SIZE else 0.0
+
+
+def luck_of(part: combination.Right) -> float:
+    return (DESIGN.factor - 1) * part.variance
+
+
+def of_parts(parts: Sequence[combination.Right]) -> tuple[decision.Hospitals, list[Array]]:
+    """The hierarchical model of the parts that are right, and each hospital's terms of it."""
+    s0 = decision.scale(len(parts), sum(1 / p.variance for p in parts))
+    terms = [decision.terms(p.a, p.variance, part_x(p, len(parts)), s0) for p in parts]
+    return decision.Hospitals(s0, sum(terms)), terms
+
+
+def policies(
+    found: Sequence[Hospital], folds: Sequence[Array], tested: Sequence[Array], fresh: Sequence[Array]
+) -> Iterable[Row]:
+    """The true gain of every policy, and what the combination's interval says of its own."""
+    products = [combination.error_products(one.y, t[1:]) for one, t in zip(found, tested, strict=True)]
+    weights = combination.common_weights(np.mean(products, axis=0))
+    moved = [np.tensordot(weights, t[1:], 1) for t in tested]
+    parts = [combination.part_right(one.y, t[0], m, DESIGN) for one, t, m in zip(found, tested, moved, strict=True)]
+    everyone, terms = of_parts(parts)
+    for i, (one, part) in enumerate(zip(found, parts, strict=True)):
+        own, end = fresh[i][0], np.tensordot(weights, fresh[i][1:], 1)
+        base = truth(one, own)
+        for c, name in enumerate(CANDIDATES, 1):
+            yield row(name, "policy", base - truth(one, fresh[i][c]), part.n, 0, 0, 0, 0)
+        yield row("oracle", "policy", base - oracle(one, fresh[i]), part.n, 0, 0, 0, 0)
+        yield row("common weights", "policy", base - truth(one, end), part.n, 0, 0, 0, 0)
+        others = everyone.without(terms[i])
+        for name, doubt in (("plain", None), ("doubt", combination.UNLIKE)):
+            of = others.given(part.a, part.variance, part_x(part, len(found)), luck_of(part), doubt)
+            for margin in (0.0, combination.TOLERANCE):
+                share, label = combination.safe_share(of, part.q, margin), f"{name}, {margin or 'strict'}"
+                true = base - truth(one, own + share * (end - own))
+                yield row(label, "policy", true, part.n, 0, 0, share, 0)
+                if share and doubt:
+                    shares = by_fold(one.y, tested[i][0], moved[i], folds[i], others, part_x(part, len(found)), margin)
+                    mixed = tested[i][0] + shares * (moved[i] - tested[i][0])
+                    said = decision.brier_benefit(one.y, tested[i][0], mixed, DESIGN)
+                    yield row(label, "by fold", true, part.n, *said.interval(DESIGN), share, 0)
+                    yield row(label, "posterior", true, part.n, *part.benefit(share, of).interval(), share, 0)
+
+
+def by_fold(
+    y: Array, own: Array, moved: Array, folds: Array, others: decision.Hospitals, x: float, margin: float
+) -> Array:
+    """(R, n) shares, each patient's from the other folds' patients alone."""
+    shares = np.zeros_like(own)
+    for r, row_ in enumerate(folds):
+        for fold in range(DESIGN.folds):
+            kept = row_ != fold
+            part = combination.part_right(y[kept], own[r : r + 1, kept], moved[r : r + 1, kept], DESIGN)
+            of = others.given(part.a, part.variance, x, luck_of(part), combination.UNLIKE)
+            shares[r, ~kept] = combination.safe_share(of, part.q, margin)
+    return shares
+
+
+def oracle(one: Hospital, risks: Array) -> float:
+    """The least true loss of convex combinations of own model and candidates."""
+    return float(truth(one, combination.common_weights(combination.error_products(one.risks, risks[:, None])) @ risks))
+
+
+def error_over_federations(values: pd.Series, number: pd.Series) -> float:
+    """Standard error of a mean of hospitals that belong to federations."""
+    by = values.groupby(number)
+    means, sizes = by.mean(), by.size()
+    return float(np.sqrt((((means - values.mean()) * sizes) ** 2).sum()) / sizes.sum())
+
+
+def show_coverage(table: pd.DataFrame) -> None:
+    """Of 95 % intervals, with errors over federations."""
+    print("\nCoverage of 95 % intervals, in percent; mean width")
+    for (regime, sites), cell in table[table.way != "policy"].groupby(["regime", "sites"], sort=False):
+        means = cell[cell.way == "single"].groupby("what")["true"].mean()
+        for (way, name), rows in cell.groupby(["way", "what"], sort=False):
+            true = means[name] if way == "average" else rows["true"]
+            held = ((rows.low <= true) & (true <= rows.high)).astype(float) * 100
+            error = error_over_federations(held, rows.number)
+            width = (rows.high - rows.low).mean()
+            print(f"{regime:6}{sites:3} {way:10}{name:18}{held.mean():6.1f} +-{error:4.1f}  width {width:.3f}")
+
+
+def show_harm(table: pd.DataFrame) -> None:
+    """Said and real probabilities of harm."""
+    print("\nP(harm), said / real (worse by more than .002: said / real), hospitals")
+    some = table[table.way.isin(["benefit", "part", "doubt"])]
+    for (regime, sites, name, way), rows in some.groupby(["regime", "sites", "what", "way"], sort=False):
+        parts = []
+        for low, high in zip(BINS, BINS[1:]):
+            at = rows[(rows.p >= low) & (rows.p < high)]
+            at2 = rows[(rows.p2 >= low) & (rows.p2 < high)]
+            real, real2 = (at["true"] < 0).mean(), (at2["true"] < -0.002).mean()
+            words = f"{at.p.mean():.2f}/{real:.2f} ({at2.p2.mean():.2f}/{real2:.2f}) {len(at)}"
+            parts.append(words if len(at) >= 10 and len(at2) >= 10 else "-")
+        print(f"{regime:6}{sites:3} {name:18}{way:8}" + " | ".join(parts))
+
+
+def show_policies(table: pd.DataFrame) -> None:
+    """Share of the oracle's gain that is kept, and hospitals that are worse off."""
+    print(
+        "\nPolicy: share of the oracle's gain; % of hospitals worse by more than 0 / .002 / .005 (error of the first)"
+    )
+    for (regime, sites), cell in table[table.way == "policy"].groupby(["regime", "sites"], sort=False):
+        best = cell[cell.what == "oracle"]["true"].mean()
+        for name, rows in cell.groupby("what", sort=False):
+            worse = [(rows["true"] < -margin - 1e-12).mean() * 100 for margin in (0, 0.002, 0.005)]
+            error = error_over_federations((rows["true"] < -1e-12) * 100.0, rows.number)
+            kept = rows["true"].mean() / best
+            words = " / ".join(f"{value:.1f}" for value in worse)
+            print(f"{regime:6}{sites:3} {name:18}{kept:6.2f}  {words} (+-{error:.1f})  mean {rows['true'].mean():+.4f}")
+
+
+def show_monitor(streams: int, patients: int, seed: int) -> None:
+    """How often the monitor says something false, and after how many patients something true."""
+    print(f"\nMonitor, {streams} streams of {patients} patients: reached, median patient")
+    rng = np.random.default_rng(seed)
+    for what, margin, benefit in [
+        *((kind, m, sign * m) for m in (0.005, 0.01) for kind, sign in (("certificate", -1), ("alarm", -1))),
+        *(("certificate", m, g) for g in (0.0, 0.01, 0.02) for m in (0.005, 0.01, 0.02)),
+        *(("alarm", m, -0.02) for m in (0.005, 0.01)),
+    ]:
+        times = [stream(rng, what, margin, benefit, patients) for _ in range(streams)]
+        reached = np.array([t or np.inf for t in times])
+        middle = np.median(reached)
+        words = f"{middle:.0f}" if middle < np.inf else f"more than {patients}"
+        share = np.isfinite(reached).mean()
+        print(f"{what:12} margin {margin:.3f}, true benefit {benefit:+.3f}: {share:.3f}, {words}")
+
+
+def stream(rng: np.random.Generator, what: str, margin: float, benefit: float, patients: int) -> int:
+    """The patient at which one stream's capital reached its mark, or 0; risks .12 apart (root mean square)."""
+    bets = betting.certificate(margin) if what == "certificate" else betting.alarm(margin)
+    sign = 1 if what == "certificate" else -1
+    truth_ = rng.beta(1.5, 2.5, patients)
+    move = 0.12 * rng.choice([-1.0, 1.0], patients)
+    # E[loss of p0 - loss of p1] = (p0 - truth)^2 - (p1 - truth)^2 with p1 = p0 + move is -move^2 - 2 move (p0 - truth).
+    own = truth_ - (benefit + move**2) / (2 * move)
+    used, outcomes = own + move, (rng.random(patients) < truth_).astype(float)
+    kept = (own >= 0) & (own <= 1) & (used >= 0) & (used <= 1)
+    for d in ((own - outcomes) ** 2 - (used - outcomes) ** 2)[kept]:
+        bets.see(sign * d + (margin if sign > 0 else -margin))
+        if bets.reached:
+            return bets.reached
+    return 0
+
+
+def main() -> None:
+    """Simulate, and print every table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--federations", type=int, default=60, help="in each of the nine cells")
+    parser.add_argument("--regimes", nargs="+", choices=list(REGIMES), default=list(REGIMES))
+    parser.add_argument("--sites", type=int, nargs="+", default=[5, 10, 20])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0, help="number of the first federation")
+    parser.add_argument("--monitor", action="store_true", help="the monitor alone")
+    parser.add_argument("--streams", type=int, default=1000)
+    parser.add_argument("--out", help="also write every row as CSV here")
+    parser.add_argument("--toy", action="store_true", help="one federation, few streams")
+    options = parser.parse_args()
+    if options.toy:
+        options.regimes, options.sites, options.federations, options.workers = ["mixed"], [6], 1, 1
+    if options.toy or options.monitor:
+        show_monitor(3 if options.toy else options.streams, 50 if options.toy else 2000, options.seed)
+        if options.monitor:
+            return
+    numbers = range(options.seed, options.seed + options.federations)
+    tasks = [(regime, sites, number) for regime in options.regimes for sites in options.sites for number in numbers]
+    began = time.monotonic()
+    if options.workers > 1:
+        os.environ.update(dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+        with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
+            rows = [row_ for found in pool.map(federation, tasks, chunksize=4) for row_ in found]
+    else:
+        rows = [row_ for task in tasks for row_ in federation(task)]
+    table = pd.DataFrame(rows)
+    if options.out:
+        table.to_csv(options.out, index=False)
+    print(f"{len(tasks)} federations, {time.monotonic() - began:.0f} s")
+    show_coverage(table)
+    show_harm(table)
+    show_policies(table)
+
+
+if __name__ == "__main__":
+    main()

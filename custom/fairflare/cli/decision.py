@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands about the decision to join: ``join`` before it, ``monitor`` after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fairflare.cli.options import PATH, as_json, choices_options, grid_options
+from fairflare.studies.labels import comparison_name
+
+STRICT = "strict"
+
+
+def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    """0 for "strict", or a loss in [0, 0.1]."""
+    try:
+        found = 0.0 if value == STRICT else float(value)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 0.1:
+        raise click.BadParameter(f"expected strict or a loss from 0 to 0.1, got {value[:40]!r}", ctx, param)
+    return found
+
+
+@click.command()
+@click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
+@choices_options
+@click.option("--folds", type=click.IntRange(2, 20), default=5, show_default=True, metavar="K", help="Folds.")
+@click.option(
+    "--repeats", type=click.IntRange(1, 20), default=3, show_default=True, metavar="R", help="Deals of folds."
+)
+@click.option(
+    "--no-harm",
+    "margin",
+    default="0.002",
+    show_default=True,
+    metavar="strict|LOSS",
+    callback=as_margin,
+    help="What a mix of models may lose, with probability .05 at most.",
+)
+@click.option(
+    "--new-size",
+    type=click.IntRange(30, 100_000),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Patients of a hospital that is not in yet, for which a forecast is given.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the initial models and all local work.")
+@grid_options
+def join(
+    methods: tuple[str, ...],
+    task: str,
+    choices: dict[str, Any],
+    folds: int,
+    repeats: int,
+    margin: float,
+    new_size: int,
+    seed: int,
+    out: Path | None,
+    as_json: bool,
+    **how: Any,
+) -> None:
+    """Say for every hospital whether it gains by joining, and with which METHOD's model.
+
+    Every patient is tested by models that never saw this patient: for each fold the federation trains without it. The
+    own model is the better of penalised regression and boosted trees on the hospital's table. Finished runs found in
+    --out are reused, so that an interrupted measurement goes on where it stopped. docs/join.md
+    """
+    from fairflare.cli import console
+    from fairflare.functional.decision import Design
+    from fairflare.studies.join import Question, measure_join, sentences
+
+    question = Question(methods, task, Design(folds, repeats), margin, new_size, seed, choices)
+    folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": methods}, "join")
+    found = measure_join(question, folder, **how)
+    if as_json:
+        console.dump(found)
+        return
+    for site, words in sentences(found):
+        console.say(f"{site}: {words}")
+    for site, why in found["refused"].items():
+        console.say(f"{site}: not answered: {why}")
+    console.say(f"page: {folder / 'join.html'}")
+
+
+@click.command()
+@click.argument("table", type=PATH)
+@click.option(
+    "--state", type=PATH, metavar="FILE", help="Where the sums are kept; TABLE with .monitor.json by default."
+)
+@click.option("--margin", type=float, metavar="LOSS", help="A loss (Brier score) that does not matter; 0.01 at first.")
+@click.option("--outcome", default="outcome", show_default=True, metavar="COLUMN", help="0 or 1.")
+@click.option("--own", default="own", show_default=True, metavar="COLUMN", help="The risk by the hospital's own model.")
+@click.option("--used", default="used", show_default=True, metavar="COLUMN", help="The risk by the model in use.")
+@as_json
+def monitor(
+    table: Path, state: Path | None, margin: float | None, outcome: str, own: str, used: str, as_json: bool
+) -> None:
+    """Say whether the model in use is still no worse than the hospital's own, as outcomes become known.
+
+    TABLE holds a row per patient in the order in which outcomes became known; rows are added at its end. However often
+    it is looked at, at most 5 % of the hospitals are told something false. docs/join.md
+    """
+    from fairflare.cli import console
+    from fairflare.inference.monitor import watch
+
+    kept = state or table.with_name(f"{table.stem}.monitor.json")
+    found, new = watch(table, kept, margin, (outcome, own, used))
+    if as_json:
+        console.dump({**found.summary(), "new": new, "state": str(kept)})
+        return
+    said = found.summary()
+    capital = ", ".join(f"{name} {min(said[name]['capital'], 9999):.2f}" for name in ("certificate", "alarm"))
+    console.say(
+        f"{found.sentence()}\n{new} new patients, {found.cases} in all; capital of 20: {capital}\nstate: {kept}"
+    )

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Volumes from NIfTI files and DICOM series on one grid: axes to the right, the front and above, one spacing, one size.
+
+MONAI turns and resamples them. What is read, resampled and kept is bounded before any voxel is decoded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairflare.core.errors import DataError
+from fairflare.data.readers import dicom, nifti
+from fairflare.data.readers.datalist import Frame, Item, Source
+from fairflare.data.readers.geometry import form_of, geometry_of
+from fairflare.data.readers.pictures import POINTS, Looked, is_measured
+from fairflare.data.readers.stored import MOST_PIXELS, Stored, finite, guarded, structure_masks, unreadable
+
+SHORTEST, LONGEST = 0.01, 100.0
+"""Millimetres of a voxel's edge."""
+ALIKE = 0.01
+"""Millimetres that a mask's grid may be away from its image's, and a slice's from the plane of the first."""
+GAP = 0.05
+"""Share of their usual distance that two slices of a series may be nearer or further."""
+AXES = "RAS"
+
+
+@dataclass(frozen=True, eq=False)
+class Volume:
+    """One volume as it is stored.
+
+    Attributes:
+        stored: its voxels, float32 (X, Y, Z).
+        affine: float64 (4, 4) from voxels to millimetres to the right, the front and above.
+    """
+
+    stored: Stored
+    affine: np.ndarray
+
+    @property
+    def spacing(self) -> np.ndarray:
+        """Edges of a voxel in millimetres, (3,), along the axes as they are stored."""
+        return np.asarray(np.linalg.norm(self.affine[:3, :3], axis=0))
+
+
+@dataclass(frozen=True)
+class VolumeReader:
+    """Turns a datalist's item into what a network and its loss take, before any patch is cut.
+
+    Args:
+        spacing: edges of a voxel in millimetres to the right, the front and above; images are resampled linearly, masks
+            to the nearest voxel.
+        shape: voxels along these axes; what lies further from the volume's centre is cut off, what is missing is 0.
+        values: structure -> the values that belong to it in a mask file. None: an item's label is its class.
+        background: values of no structure.
+        window: what values are scaled by, see ``stored.Stored.scaled``; no file's own.
+    """
+
+    spacing: tuple[float, ...]
+    shape: tuple[int, ...]
+    values: Mapping[str, Sequence[int]] | None = None
+    background: Sequence[int] = (0,)
+    window: str = ""
+    channels: int = 1
+
+    def __call__(self, item: Item) -> tuple[Tensor, Tensor]:
+        """uint8 (1, X, Y, Z), and int64 () or uint8 (structures, X, Y, Z) of 0 and 1.
+
+        Raises:
+            DataError: "unreadable", "not_3d", "nonfinite", "series", "spacing", "shape" (the mask lies on another grid
+                than the image) or "mask_values".
+        """
+        found = read(item.image)
+        image = self._on_grid(self._scaled(found), found, "bilinear")
+        if self.values is None:
+            return _bytes(image), torch.tensor(item.label)
+        if not isinstance(item.label, Path):
+            raise DataError("entry", f"{_name(item.image)}: expected a mask's file, got the class {item.label}")
+        mask = read(item.label, mask=True)
+        _check_alike(found, mask, _name(item.image))
+        return _bytes(image), self._mask(mask, item.label.name)
+
+    def image(self, source: Source) -> Tensor:
+        """uint8 (1, X, Y, Z)."""
+        return _bytes(self.placed(source)[0])
+
+    def mask(self, source: Source) -> Tensor:
+        """uint8 (structures, X, Y, Z) of 0 and 1."""
+        return self._mask(read(source, mask=True), _name(source))
+
+    def placed(self, source: Source) -> tuple[Any, Volume]:
+        """MONAI's tensor float32 (1, X, Y, Z) of 0 to 255, which knows where its voxels lie; and the file's volume."""
+        found = read(source)
+        return self._on_grid(self._scaled(found), found, "bilinear"), found
+
+    def _scaled(self, found: Volume) -> Tensor:
+        return torch.from_numpy(found.stored.scaled(self.window))[None].float()
+
+    def _mask(self, found: Volume, name: str) -> Tensor:
+        masks = structure_masks(found.stored.pixels, self.values or {}, self.background, name)
+        return _bytes(self._on_grid(masks, found, "nearest"))
+
+    def _on_grid(self, channels: Tensor, found: Volume, mode: str) -> Any:
+        """(C, X, Y, Z) as stored -> MONAI's float32 tensor (C, *shape) on the grid around the volume's centre."""
+        from monai import transforms as mt
+
+        turned = mt.Orientation(axcodes=AXES, labels=None)(placed_as(channels, found.affine))
+        placed = mt.Spacing(pixdim=self.spacing, mode=mode, padding_mode="border", dtype=np.float32)(turned)
+        return mt.ResizeWithPadOrCrop(self.shape)(placed)
+
+
+def placed_as(channels: Tensor, affine: np.ndarray) -> Any:
+    """MONAI's tensor of (C, X, Y, Z) with its place in millimetres."""
+    from monai.data import MetaTensor
+
+    return MetaTensor(channels, affine=torch.from_numpy(affine))
+
+
+def _bytes(image: Any) -> Tensor:
+    found: Tensor = image.as_tensor().round().clamp(0, 255).to(torch.uint8).contiguous()
+    return found
+
+
+def read(source: Source, *, mask: bool = False) -> Volume:
+    """The volume that a file of NIfTI is, or the series of DICOM that a file is of.
+
+    Raises:
+        DataError: "unreadable"; "not_3d" for files of fewer or more axes; "nonfinite"; "spacing" where voxels have no
+            size that can be; "series" where slices do not make up one volume.
+    """
+    if not isinstance(source, Path):
+        raise DataError("entry", f"{_name(source)}: expected a volume's file, got one slice")
+    form = form_of(source)
+    if form == "picture":
+        raise DataError("not_3d", f"{source.name}: expected a volume (NIfTI, or a DICOM series), got a picture")
+    found = _nifti(source) if form == "nifti" else _series(source, mask)
+    edges, turn = found.spacing, found.affine[:3, :3]
+    flat = not np.isfinite(found.affine).all() or abs(np.linalg.det(turn)) < 0.01 * math.prod(edges)
+    if flat or not ((edges >= SHORTEST) & (edges <= LONGEST)).all():
+        shown = " x ".join(f"{edge:.4g}" for edge in edges)
+        raise DataError("spacing", f"{source.name}: expected voxels of {SHORTEST:g} to {LONGEST:g} mm, got {shown}")
+    return found
+
+
+def _nifti(path: Path) -> Volume:
+    image = nifti.checked(path)
+    shape = [int(n) for n in image.shape]
+    while len(shape) > 3 and shape[-1] == 1:
+        shape.pop()
+    if len(shape) != 3 or min(shape) < 2:
+        got = "x".join(map(str, image.shape))
+        raise DataError("not_3d", f"{path.name}: expected one volume of three axes, got {got} voxels")
+    if math.prod(shape) > MOST_PIXELS:
+        raise unreadable(path, f"a header of {'x'.join(map(str, shape))} voxels")
+    with guarded(path):
+        voxels = np.asarray(image.dataobj).reshape(shape)
+    return Volume(Stored(finite(path, voxels)), np.asarray(image.affine, dtype=np.float64))
+
+
+def _series(path: Path, mask: bool) -> Volume:
+    """All slices of the series that a DICOM file is of: its frames, or the files beside it of the same series."""
+    slices = _slices(path)
+    places = [geometry_of(one) for one in slices]
+    affines = [place.affine for place in places if place is not None and place.affine is not None]
+    if len(affines) < len(slices) or len(slices) < 2:
+        what = f"{len(slices)} slice{'s' * (len(slices) > 1)}, {len(slices) - len(affines)} of unknown place"
+        raise DataError("series", f"{path.name}: expected a series of slices in space, got {what}")
+    normal = np.cross(affines[0][:3, 0], affines[0][:3, 1])
+    heights = [float(affine[:3, 3] @ normal / np.linalg.norm(normal)) for affine in affines]
+    order = np.argsort(heights, kind="stable")
+    _check_series(path, affines, np.array(heights)[order])
+    rows, columns = places[0].height, places[0].width  # type: ignore[union-attr]  # those without a place were refused
+    if rows * columns * len(slices) > MOST_PIXELS:
+        raise unreadable(path, f"a series of {len(slices)} x {rows} x {columns} voxels")
+    found = [_slice(slices[k], (rows, columns), mask) for k in order]
+    affine = affines[order[0]].copy()
+    affine[:3, 2] = (affines[order[-1]][:3, 3] - affine[:3, 3]) / (len(order) - 1)
+    pixels = np.stack([one.pixels[0] for one in found], axis=2)
+    return Volume(Stored(pixels, hounsfield=all(one.hounsfield for one in found)), affine)
+
+
+def _slices(path: Path) -> list[Frame]:
+    first = dicom.header(path)
+    if (n := dicom.frames_in(first)) > 1:
+        return [Frame(path, k) for k in range(n)]
+    uid, found = first.get("SeriesInstanceUID"), []
+    for other in sorted(path.parent.iterdir()):  # a link there may lead anywhere
+        may_be = other == path or (not other.is_symlink() and other.is_file() and dicom.is_dicom(other))
+        if may_be and dicom.series_of(other) == uid:
+            found.append(Frame(other, 0))
+    return found
+
+
+def _slice(one: Frame, shape: tuple[int, int], mask: bool) -> Stored:
+    found = dicom.read(one.path, one.number, mask=mask)
+    if found.pixels.shape != (1, *shape) or (found.natural and not mask):
+        raise DataError("series", f"{one.name}: expected grey slices of one size, got {found.pixels.shape}")
+    return found
+
+
+def _check_series(path: Path, affines: Sequence[np.ndarray], heights: np.ndarray) -> None:
+    turned = max(float(np.abs(one[:3, :2] - affines[0][:3, :2]).max()) for one in affines)
+    steps = np.diff(heights)
+    usual = float(np.median(steps))
+    if turned > ALIKE or usual < SHORTEST or float(np.abs(steps - usual).max()) > max(GAP * usual, ALIKE):
+        what = f"slices {steps.min():.4g} to {steps.max():.4g} mm apart" if turned <= ALIKE else "planes that differ"
+        raise DataError("series", f"{path.name}: expected parallel slices at one distance, got {what}")
+
+
+def _check_alike(image: Volume, mask: Volume, name: str) -> None:
+    """Raise DataError unless a mask lies on its image's grid, whatever the order of its axes."""
+    grids = [_grid(one) for one in (image, mask)]
+    shapes = ["x".join(map(str, shape)) for shape, _ in grids]
+    if shapes[0] != shapes[1]:
+        raise DataError("shape", f"{name}: {shapes[0]} voxels, its mask has {shapes[1]}")
+    if float(np.abs(grids[0][1] - grids[1][1]).max()) > ALIKE:
+        spacings = [" x ".join(f"{edge:.4g}" for edge in np.linalg.norm(a[:3, :3], axis=0)) for _, a in grids]
+        raise DataError("shape", f"{name}: voxels of {spacings[0]} mm, its mask has {spacings[1]} mm or lies elsewhere")
+
+
+def _grid(found: Volume) -> tuple[tuple[int, ...], np.ndarray]:
+    """Shape and affine of a volume that is turned to ``AXES``."""
+    from monai import transforms as mt
+
+    empty = torch.empty(1).expand(1, *found.stored.pixels.shape)
+    turned = mt.Orientation(axcodes=AXES, labels=None)(placed_as(empty, found.affine))
+    return tuple(turned.shape[1:]), np.asarray(turned.affine)  # type: ignore[attr-defined]  # a MetaTensor
+
+
+def looked_at(source: Source, window: str = "") -> Looked:
+    """What the volume ``source`` is like, its axes turned to ``AXES``; raises DataError where it cannot be read."""
+    found = read(source)
+    shape, affine = _grid(found)
+    values = found.stored.scaled(window) / 255
+    mean, square = (float(part.mean(dtype=np.float64)) for part in (values, values**2))
+    pixels, edges = found.stored.pixels, tuple(map(float, np.linalg.norm(affine[:3, :3], axis=0)))
+    quantiles = () if window else np.quantile(pixels.astype(np.float64), np.linspace(0, 1, POINTS))
+    return Looked(
+        height=shape[0],
+        width=shape[1],
+        spacing=sum(edges) / 3,
+        coloured=False,
+        mean=(mean,) * 3,
+        square=(square,) * 3,
+        grey_square=square,
+        quantiles=tuple(map(float, quantiles)),
+        measured=not window and (found.stored.hounsfield or is_measured(pixels)),
+        voxels=shape,
+        edges=edges,
+    )
+
+
+def _name(source: Source) -> str:
+    return "an image in memory" if isinstance(source, np.ndarray) else source.name

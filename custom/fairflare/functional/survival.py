@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times to an event under resamples: Kaplan and Meier's curve, concordance, and errors weighted for censoring.
+
+Everywhere times (N,) are at least 0, events (N,) are 1 where it happened at that time and 0 where nobody knows what
+happened later, and counts (B, N) say how often each of B resamples holds each case. Nothing compares all pairs: a
+concordance of N cases takes log N sorts of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from fairflare.functional.resampling import Array, weighted_mean
+
+Ranks = npt.NDArray[np.int64]
+
+
+def kaplan_meier(times: Array, events: Array, counts: Array, *, of_censoring: bool = False) -> tuple[Array, Array]:
+    """The product limit estimate (Kaplan and Meier, JASA 53, 1958).
+
+    Args:
+        of_censoring: of the time until a case is lost instead; what happened at the same time happened before.
+
+    Returns:
+        The different times (U,), and (B, U) the probability of being without event after each; it stays as it is
+        beyond the last.
+    """
+    order = np.argsort(times, kind="stable")
+    at, first = np.unique(times[order], return_index=True)
+    kinds = (np.ones_like(times), events)
+    left, died = (np.add.reduceat(counts[:, order] * kind[order], first, axis=1) for kind in kinds)
+    there = left[:, ::-1].cumsum(axis=1)[:, ::-1]
+    gone, there = (left - died, there - died) if of_censoring else (died, there)
+    share = np.divide(gone, there, out=np.zeros_like(gone), where=gone > 0)
+    return at, np.cumprod(1 - share, axis=1)
+
+
+def curve_at(at: Array, curve: Array, when: Array) -> Array:
+    """(B, K) values at the times ``when`` of a curve (B, U) that steps at ``at`` (U,) and begins at 1."""
+    whole: Array = np.concatenate((np.ones((len(curve), 1)), curve), axis=1)
+    return whole[:, np.searchsorted(at, when, side="right")]
+
+
+def restricted_mean(at: Array, curve: Array, horizon: float) -> Array:
+    """(B,) the area under a curve as in ``curve_at`` from 0 to ``horizon``: the mean time without event until then."""
+    ends = np.clip(np.concatenate((at, [np.inf])), 0.0, horizon)
+    found: Array = np.diff(ends, prepend=0.0) @ np.concatenate((np.ones((len(curve), 1)), curve), axis=1).T
+    return found
+
+
+def ranks_of(times: Array, events: Array) -> Ranks:
+    """(N,) a case can be compared with all of larger rank, if it has an event: who is lost then has lived longer."""
+    found: Ranks = 2 * np.unique(times, return_inverse=True)[1].reshape(-1).astype(np.int64) + (events == 0)
+    return found
+
+
+def outranked(ranks: Ranks, risks: Array, weights: Array) -> Array:
+    """(B, N) of each case the ``weights`` (B, N) of those of smaller rank with a larger risk; an equal one counts half.
+
+    Two ranks differ in some highest bit: for each bit, cases are sorted by risk among those that agree above it.
+    """
+    found = np.zeros_like(weights)
+    places = np.unique(risks, return_inverse=True)[1].reshape(-1)
+    for bit in range(int(ranks.max(initial=0)).bit_length()):
+        block, upper = ranks >> (bit + 1), (ranks >> bit) & 1 == 1
+        keys = block * len(ranks) + places
+        order = np.argsort(keys, kind="stable")
+        mine = np.flatnonzero(upper[order])
+        if not len(mine):
+            continue
+        sums = np.zeros((len(weights), len(ranks) + 1))
+        np.cumsum(np.where(upper, 0.0, weights)[:, order], axis=1, out=sums[:, 1:])
+        sorted_keys, sorted_blocks = keys[order], block[order]
+        ends = np.searchsorted(sorted_blocks, sorted_blocks[mine], "right")
+        low, high = (np.searchsorted(sorted_keys, sorted_keys[mine], side) for side in ("left", "right"))
+        found[:, order[mine]] += sums[:, ends] - (sums[:, low] + sums[:, high]) / 2
+    return found
+
+
+def concordance(times: Array, events: Array, risks: Array, counts: Array, weights: Array | None = None) -> Array:
+    """(B,) the share of comparable pairs in which the case with the earlier event has the larger risk, ties half.
+
+    F. Harrell et al., JAMA 247, 1982. With weights it is Uno's (Statistics in Medicine 30, 2011), see ``uno_weights``.
+
+    Args:
+        risks: (N,) finite.
+        weights: (B, N) of a pair, by its case with the earlier event; None: 1.
+
+    Returns:
+        nan where no two cases can be compared.
+    """
+    ranks = ranks_of(times, events)
+    first = counts * events * (1.0 if weights is None else weights)
+    order = np.argsort(ranks, kind="stable")
+    before = np.concatenate((np.zeros((len(first), 1)), first[:, order].cumsum(axis=1)), axis=1)
+    pairs = before[:, np.searchsorted(ranks[order], ranks)]
+    won, all_of = ((counts * part).sum(axis=1) for part in (outranked(ranks, risks, first), pairs))
+    found: Array = np.divide(won, all_of, out=np.full(len(won), np.nan), where=all_of > 0)
+    return found
+
+
+def concordant_share(times: Array, events: Array, risks: Array) -> Array:
+    """(N,) of each case's comparable pairs the share that is in order, ties half; a half where it has none."""
+    ranks, ones, died = ranks_of(times, events), np.ones((1, len(times))), events[None].astype(np.float64)
+    turned = ranks.max(initial=0) - ranks
+    won = outranked(ranks, risks, died) + died * outranked(turned, -risks, ones)
+    # Of equal risks each pair counts half: twice that is the number of pairs.
+    same = np.zeros_like(risks)
+    pairs = 2 * (outranked(ranks, same, died) + died * outranked(turned, same, ones))
+    found: Array = np.divide(won, pairs, out=np.full_like(won, 0.5), where=pairs > 0)[0]
+    return found
+
+
+def uno_weights(times: Array, events: Array, counts: Array, horizon: float) -> Array:
+    """(B, N) 1 / G^2 of cases before ``horizon``, else 0; G is the chance to be still observed, from the same cases.
+
+    nan where G is 0 at an event: then censoring cannot be weighed away.
+    """
+    free = curve_at(*kaplan_meier(times, events, counts, of_censoring=True), times)
+    free = np.where((times < horizon) & (events == 1), free, np.inf)
+    return np.where((free > 0) | (counts == 0), 1 / np.where(free > 0, free, np.inf) ** 2, np.nan)
+
+
+def brier(times: Array, events: Array, survival: Array, ends: Array, counts: Array) -> Array:
+    """(B, K) the mean squared error of survival at ``ends`` (K,), weighted for censoring.
+
+    E. Graf et al., Statistics in Medicine 18, 1999. The weights are from the same cases.
+
+    Args:
+        survival: (N, K) predicted probability of being without event after each end.
+        ends: rising, below the last time.
+    """
+    at, free = kaplan_meier(times, events, counts, of_censoring=True)
+    of_case, of_end = (_inverse(curve_at(at, free, when)) for when in (times, ends))
+    before, after = (times[:, None] <= ends) & (events[:, None] == 1), times[:, None] > ends
+    dead = (counts * of_case) @ (before * survival**2)
+    alive = counts @ (after * (1 - survival) ** 2) * of_end
+    found: Array = (dead + alive) / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    return found
+
+
+def _inverse(values: Array) -> Array:
+    return np.divide(1.0, values, out=np.zeros_like(values), where=values > 0)
+
+
+def over_time(values: Array, ends: Array) -> Array:
+    """(B,) the mean of (B, K) values between the first end and the last (trapezoids); of one end its value."""
+    if len(ends) == 1:
+        return values[:, 0]
+    found: Array = np.trapezoid(values, ends, axis=1) / (ends[-1] - ends[0])
+    return found
+
+
+def mean_curve(survival: Array, counts: Array) -> Array:
+    """(B, K) the mean of predicted curves (N, K) over the cases of each resample."""
+    return np.stack([weighted_mean(column, counts) for column in survival.T], axis=1)

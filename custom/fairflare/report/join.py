@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Should a hospital join, and with which model: the answer from risks out of fold, and the page that tells it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fairflare.functional import combination, decision
+from fairflare.functional.combination import UNLIKE, Right
+from fairflare.functional.decision import Array, Benefit, Design, Hospitals, Normals
+from fairflare.report.templates import rendered
+from fairflare.report.values import signed
+
+Json = dict[str, Any]
+OWN, MIX = "own", "mix"
+LEAST_SITES = 4
+"""Hospitals from which on they are read together; with fewer each speaks for itself."""
+MOST_MORE = 10
+"""Times a hospital's patients up to which a number of further ones is named."""
+SEPARATELY = "fewer than four hospitals: each is judged by its own patients alone, and none by the others"
+
+
+@dataclass(frozen=True)
+class OutOfFold:
+    """A hospital's patients, tested out of fold.
+
+    Attributes:
+        labels: (n,) 0 or 1.
+        risks: (1 + C, R, n): the own model's, then those of the candidates.
+    """
+
+    labels: Array
+    risks: Array
+
+
+def answers(
+    sites: Mapping[str, OutOfFold], candidates: Sequence[str], design: Design, margin: float, new_size: int = 100
+) -> Json:
+    """What is said to every hospital and of the federation, by the Brier score.
+
+    Args:
+        sites: hospitals with patients enough.
+        candidates: names of the candidates, in the order of the risks.
+        design: how patients were tested.
+        margin: a loss that does not matter, for the mix of models; 0: strict.
+        new_size: patients of a hospital that is not in the federation.
+
+    Returns:
+        design, candidates: name -> average, between_sd, new_hospital and sites, weights (of the candidates in the mix),
+        and sites: name -> n, answer (a sentence), mix (share, p_harm, benefit with its interval) and candidates.
+    """
+    found = {name: _candidate(sites, c, design, new_size) for c, name in enumerate(candidates, 1)}
+    weights, mixes = _mixes(sites, design, margin)
+    about = {"score": "brier", "folds": design.folds, "repeats": design.repeats, "kappa": design.kappa}
+    rows = {}
+    for site, tested in sites.items():
+        each = {name: one["sites"][site] for name, one in found.items()}
+        row = {"n": len(tested.labels), "candidates": each, MIX: mixes[site]}
+        rows[site] = {**row, "answer": sentence(row, candidates, weights)}
+    together = {name: {k: v for k, v in one.items() if k != "sites"} for name, one in found.items()}
+    mixed = dict(zip(candidates, (float(w) for w in weights), strict=True))
+    note = SEPARATELY if len(sites) < LEAST_SITES else ""
+    return {**about, "margin": margin, "candidates": together, "weights": mixed, "sites": rows, "note": note}
+
+
+def _candidate(sites: Mapping[str, OutOfFold], c: int, design: Design, new_size: int) -> Json:
+    """Intervals are of the benefit itself; the probability of harm is that of the part that is right, below a half."""
+    own = {s: decision.brier_benefit(t.labels, t.risks[0], t.risks[c], design) for s, t in sites.items()}
+    if len(own) < LEAST_SITES:
+        return {"sites": {site: _alone(one, design) for site, one in own.items()}}
+    smooth = decision.Smoothed(np.sum([decision.moments(b.variance, [b.n]) for b in own.values()], axis=0))
+    noise = {site: smooth.at([b.n]) / b.n for site, b in own.items()}
+    s0 = decision.scale(len(own), sum(1 / v for v in noise.values()))
+    terms = {site: decision.terms(b.mean, noise[site], decision.of_size(b.n), s0) for site, b in own.items()}
+    everyone = Hospitals(s0, np.sum(list(terms.values()), axis=0))
+    parts = {s: combination.part_right(t.labels, t.risks[0], t.risks[c], design) for s, t in sites.items()}
+    right = _posteriors(parts, design)
+    rows = {}
+    for site, b in own.items():
+        luck = (design.factor - 1) * noise[site]
+        of = everyone.without(terms[site]).given(b.mean, noise[site], decision.of_size(b.n), luck)
+        p_harm = combination.harm(right[site][1], right[site][0].q)
+        rows[site] = _row(b, b.interval(design), of, p_harm, noise[site] * b.n, design)
+    sums = np.sum([(1, b.mean, b.mean**2, design.factor * noise[s]) for s, b in own.items()], axis=0)
+    new = everyone.new(decision.of_size(new_size), (design.factor - 1) * smooth.at([new_size]) / new_size)
+    ends = new.interval(stretch=decision.stretch(len(own)))
+    forecast = {
+        "n": new_size,
+        "benefit": new.mean,
+        "low": ends[0],
+        "high": ends[1],
+        "p_gain": 1 - float(new.below(0.0)),
+    }
+    average = decision.average(sums)._asdict()
+    return {"average": average, "between_sd": everyone.spread, "new_hospital": forecast, "sites": rows}
+
+
+def _alone(one: Benefit, design: Design) -> Json:
+    """Of a hospital among fewer than four: a t distribution of its own, as a mixture of one normal distribution."""
+    from scipy.special import stdtr
+
+    low, high = one.interval(design)
+    sd = max(math.sqrt(design.factor * one.variance / one.n), 1e-9)
+    of = Normals(np.ones(1), np.array([one.mean]), np.array([sd]))
+    p_harm = float(stdtr(one.n - 1, -one.mean / sd))
+    return {**_row(one, (low, high), of, p_harm, one.variance, design), "low": low, "high": high}
+
+
+def _row(own: Benefit, ends: tuple[float, float], of: Normals, p_harm: float, variance: float, design: Design) -> Json:
+    low, high = of.interval()
+    said = decision.verdict(p_harm, low, high)
+    needed = decision.patients_needed(of.mean, variance, design) - own.n
+    told = {"benefit": own.mean, "own_low": ends[0], "own_high": ends[1], "shrunken": of.mean, "low": low, "high": high}
+    more = {"p_harm": p_harm, "verdict": said}
+    return {**told, **more, "more_patients": int(max(needed, 0)) if math.isfinite(needed) else None}
+
+
+def _mixes(sites: Mapping[str, OutOfFold], design: Design, margin: float) -> tuple[Array, dict[str, Json]]:
+    """The candidates' common weights, and of each hospital the share of them that it may safely take."""
+    products = [combination.error_products(t.labels, t.risks[1:]) for t in sites.values()]
+    weights = combination.common_weights(np.mean(products, axis=0))
+    moved = {site: np.tensordot(weights, t.risks[1:], 1) for site, t in sites.items()}
+    parts = {s: combination.part_right(t.labels, t.risks[0], moved[s], design) for s, t in sites.items()}
+    return weights, {site: _mix(part, of, margin) for site, (part, of) in _posteriors(parts, design).items()}
+
+
+def _posteriors(parts: Mapping[str, Right], design: Design) -> dict[str, tuple[Right, Normals]]:
+    """What is known of the part of the common direction that is right at each hospital."""
+    if len(parts) < LEAST_SITES:
+        return {
+            site: (p, Normals(np.ones(1), np.array([p.a]), np.array([math.sqrt(design.factor * p.variance)])))
+            for site, p in parts.items()
+        }
+    s0 = decision.scale(len(parts), sum(1 / p.variance for p in parts.values()))
+    sized = len(parts) >= combination.SITES_FOR_SIZE
+    x = {site: p.x if sized else 0.0 for site, p in parts.items()}
+    terms = {site: decision.terms(p.a, p.variance, x[site], s0) for site, p in parts.items()}
+    everyone = Hospitals(s0, np.sum(list(terms.values()), axis=0))
+    return {
+        site: (
+            p,
+            everyone.without(terms[site]).given(p.a, p.variance, x[site], (design.factor - 1) * p.variance, UNLIKE),
+        )
+        for site, p in parts.items()
+    }
+
+
+def _mix(part: Right, of: Normals, margin: float) -> Json:
+    share = combination.safe_share(of, part.q, margin)
+    if not share:
+        return {"share": 0.0, "p_harm": 0.0, "benefit": 0.0, "low": 0.0, "high": 0.0}
+    gain = part.benefit(share, of)
+    low, high = gain.interval()
+    harm = combination.harm(of, part.q, share, margin)
+    return {"share": share, "p_harm": harm, "benefit": gain.mean, "low": low, "high": high}
+
+
+def sentence(row: Mapping[str, Any], candidates: Sequence[str], weights: Array) -> str:
+    """The answer to one hospital, in words."""
+    each: Mapping[str, Json] = row["candidates"]
+    best = max(candidates, key=lambda name: each[name]["shrunken"])
+    gains = [name for name in candidates if each[name]["verdict"] == decision.GAINS]
+    if gains:
+        name = max(gains, key=lambda one: each[one]["shrunken"])
+        one = each[name]
+        words = "Join" if name == candidates[0] else f"Join with this model: {name}"
+        told = f"benefit {_interval(one)}, probability of harm {one['p_harm']:.2f}"
+        return f"{words} ({told}). {mixed(row, candidates, weights)}"
+    verdicts = {one["verdict"] for one in each.values()}
+    if verdicts == {decision.LOSES}:
+        return f"Stay alone: every candidate is worse than the own model (the best by {_interval(each[best])})."
+    if verdicts == {decision.SAME}:
+        return f"No difference that matters: no candidate is far from the own model. {mixed(row, candidates, weights)}"
+    more = each[best]["more_patients"]
+    few = more is not None and more <= MOST_MORE * row["n"]
+    needs = f"needs about {_rounded(more):,} more patients" if few else f"needs over {MOST_MORE} times the patients"
+    return f"Cannot be told: {best} {needs} (benefit {_interval(each[best])}). {mixed(row, candidates, weights)}"
+
+
+def _rounded(many: int) -> int:
+    """To two figures."""
+    return round(many, 2 - len(str(many)))
+
+
+def mixed(row: Mapping[str, Any], candidates: Sequence[str], weights: Array) -> str:
+    """Which mix of models is safe."""
+    share = row[MIX]["share"]
+    if not share:
+        return "No mix with the own model is safe enough."
+    parts = [f"{share * w:.0%} {name}" for name, w in zip(candidates, weights, strict=True) if share * w >= 0.005]
+    return f"Safe mix: {1 - share:.0%} own, {', '.join(parts)} (benefit {_interval(row[MIX])})."
+
+
+def _interval(one: Mapping[str, Any]) -> str:
+    value = one.get("shrunken", one["benefit"])
+    return f"{signed(value, 4)} [{signed(one['low'], 4)}, {signed(one['high'], 4)}]"
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """``join.html``: the federation, then a sheet for every hospital, each on a printed page of its own."""
+    return rendered("join", found=found)

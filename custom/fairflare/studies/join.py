@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Should a hospital join, and with which model: federations of folds, every patient tested by models that never saw it.
+
+The federation is computed on this machine, and so are the sums over each hospital's patients. ``report.join`` makes the
+answer of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairflare.core.errors import UserError
+from fairflare.core.execution import default_device
+from fairflare.data.tensors import TensorData
+from fairflare.engine.evaluation import predict
+from fairflare.engine.files import MODEL, read_model
+from fairflare.engine.memory import personal_file
+from fairflare.engine.setup.config import RunConfig, site_of_client
+from fairflare.engine.setup.local import SITES
+from fairflare.engine.setup.parts import Parts, build_parts
+from fairflare.engine.state import save_json, save_text
+from fairflare.functional.decision import Array, Design
+from fairflare.functional.recalibration import Line, fitted
+from fairflare.report.join import OWN, OutOfFold, answers, page
+from fairflare.studies import display
+from fairflare.studies.folders import JOIN, JOIN_PAGE
+from fairflare.studies.labels import folder_name
+from fairflare.studies.own_model import own_risks
+from fairflare.studies.parallel import Workers
+from fairflare.studies.runs import run_once
+from fairflare.studies.study import Study, config_of, facts
+from fairflare.tasks.folds import dealt, everyone, untestable
+
+INTERCEPT = " + intercept"
+Json = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What is asked.
+
+    Args:
+        methods: candidates, "name:key=value" as in ``compare``; a shared model counts with an own intercept, too.
+        task: of two classes, with a row of a table per patient.
+        design: folds and repetitions.
+        margin: a loss (Brier score) that does not matter; 0: strict.
+        new_size: patients of a hospital that is not in yet.
+        seed: of the runs.
+        choices: rounds, sites and values of ``make_config``.
+    """
+
+    methods: tuple[str, ...]
+    task: str
+    design: Design = dataclasses.field(default_factory=Design)
+    margin: float = 0.002
+    new_size: int = 100
+    seed: int = 0
+    choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def runs(self) -> dict[str, RunConfig]:
+        """Folder name -> run, for every method, deal and fold."""
+        found = {}
+        for label in self.methods:
+            config = config_of(label, self.task, self.seed, self.choices, draw=False)
+            for deal, number in self._folds():
+                fold = f"{number}/{self.design.folds}/{deal}"
+                found[self.name(label, deal, number)] = dataclasses.replace(config, fold=fold)
+        return found
+
+    def name(self, label: str, deal: int, fold: int) -> str:
+        return f"{folder_name(label)}-fold{fold}of{self.design.folds}-deal{deal}"
+
+    def _folds(self) -> list[tuple[int, int]]:
+        return [(deal, fold) for deal in range(self.design.repeats) for fold in range(self.design.folds)]
+
+
+def measure_join(
+    question: Question, folder: Path, *, force: bool = False, workers: Workers | None = 1
+) -> dict[str, Any]:
+    """Make the runs that are missing, and say what joining gives each hospital.
+
+    Args:
+        question: what is asked.
+        folder: gets a folder per run, join.json and join.html.
+        force: makes all runs again.
+        workers: see ``parallel.budget``.
+
+    Returns:
+        As ``report.join.answers``, with title, task, methods, refused (site -> why) and own_models (site -> kind ->
+        folds in which it was the better one).
+
+    Raises:
+        UserError: the task is not of two classes in a table, a method's models cannot be asked one by one, or the
+            folder holds something else.
+    """
+    runs = question.runs()
+    first = build_parts(next(iter(runs.values())), at_site=True)
+    _check(first, question, runs)
+    sites = list(first.task.sites())
+    display.note(
+        f"{len(runs)} federated trainings ({len(question.methods)} candidate methods, {question.design.folds} folds, "
+        f"{question.design.repeats} repetitions) and as many own models at each of {len(sites)} sites"
+    )
+    with Study(runs).finished(folder, partial(run_once, force=force), workers=workers):
+        tested, names, kinds, refused = _tested(question, runs, folder)
+        if not tested:
+            raise UserError(f"join: no site has patients enough: {next(iter(refused.values()))}")
+        found = answers(tested, names, question.design, question.margin, question.new_size)
+        told = {"title": first.task.title, "task": question.task, "methods": list(question.methods)}
+        more = {"new_size": question.new_size, "refused": refused, "own_models": kinds, **facts()}
+        result = {**told, **found, **more}
+        save_json(folder / JOIN, result)
+        save_text(folder / JOIN_PAGE, page(result))
+    return result
+
+
+def _check(parts: Parts, question: Question, runs: Mapping[str, RunConfig]) -> None:
+    task = parts.task
+    if len(task.classes) != 2 or not task.kind.has_classes:
+        raise UserError(f"join: expected a task of two classes, got {question.task}: {', '.join(task.classes)}")
+    if len(everyone(task.site_data(next(iter(task.sites())))).inputs.shape) != 2:
+        raise UserError(f"join: expected a task on a table, got {question.task}")
+    for label in question.methods:
+        made = build_parts(runs[question.name(label, 0, 0)], at_site=True)
+        if made.personal or made.rule.own_models or not made.trainer.shares_model:
+            raise UserError(f"join: {label}: expected a method with one shared model, or a personal one beside it")
+
+
+def _tested(
+    question: Question, runs: Mapping[str, RunConfig], folder: Path
+) -> tuple[dict[str, OutOfFold], list[str], dict[str, dict[str, int]], dict[str, str]]:
+    """Each site's patients with all risks out of fold; the candidates; kinds of own models; sites that are refused."""
+    config = next(iter(runs.values()))
+    plain = build_parts(dataclasses.replace(config, fold=""), at_site=True)
+    names = site_of_client(config, plain.task)
+    labels = {client: everyone(plain.task.site_data(site)).labels.numpy() for client, site in names.items()}
+    event = _event(plain)
+    refused = {client: why for client, found in labels.items() if (why := untestable(found))}
+    risks: dict[str, dict[str, Array]] = {client: {} for client in labels if client not in refused}
+    kinds: dict[str, dict[str, int]] = {client: {} for client in risks}
+    design = question.design
+    place = {
+        client: [dealt(labels[client], design.folds, deal, names[client]) for deal in range(design.repeats)]
+        for client in risks
+    }
+    for deal, fold in question._folds():
+        for label in question.methods:
+            name = question.name(label, deal, fold)
+            parts = build_parts(runs[name], at_site=True)
+            for client in risks:
+                data = parts.task.site_data(names[client])
+                found = _risks(parts, runs[name], folder / name, client, data, label, event)
+                if label == question.methods[0]:
+                    found[OWN], kind = _own(data, event)
+                    kinds[client][kind] = kinds[client].get(kind, 0) + 1
+                for candidate, values in found.items():
+                    whole = risks[client].setdefault(candidate, np.full((design.repeats, len(labels[client])), np.nan))
+                    whole[deal, place[client][deal] == fold] = values
+    candidates = [name for name in next(iter(risks.values()), {}) if name != OWN]
+    tested = {
+        client: OutOfFold(
+            (labels[client] == event).astype(np.float64), np.stack([found[name] for name in (OWN, *candidates)])
+        )
+        for client, found in risks.items()
+    }
+    for client, one in tested.items():
+        if not np.isfinite(one.risks).all():
+            raise UserError(f"join: {client}: a model's risks are not finite; it has diverged")
+    return tested, candidates, kinds, refused
+
+
+def _event(parts: Parts) -> int:
+    interest = parts.task.class_of_interest
+    return list(parts.task.classes).index(interest) if interest else 1
+
+
+def _own(data: TensorData, event: int) -> tuple[Array, str]:
+    """The own model's risks of the test patients, and its kind."""
+    train, test = data.splits["train"], data.splits["test"]
+    x, new = (np.asarray(part.inputs, dtype=np.float64) for part in (train, test))  # type: ignore[union-attr]  # examples are in memory
+    return own_risks(x, (train.labels.numpy() == event).astype(np.float64), new)
+
+
+def _risks(
+    parts: Parts, config: RunConfig, folder: Path, client: str, data: TensorData, label: str, event: int
+) -> dict[str, Array]:
+    """Candidate -> its risks of the site's test patients."""
+    if parts.has_personal:
+        model = read_model(personal_file(folder / SITES / f"{client}.safetensors"))
+        return {label: _sigmoid(_logits(parts, config, model, data, "test", event)[0])}
+    model = read_model(folder / MODEL)
+    (fit, labels), (new, _) = (_logits(parts, config, model, data, split, event) for split in ("train", "test"))
+    own: Line = fitted(fit, labels)
+    return {label: _sigmoid(new), label + INTERCEPT: _sigmoid(new + own.intercept)}
+
+
+def _logits(
+    parts: Parts, config: RunConfig, model: Mapping[str, Any], data: TensorData, split: Any, event: int
+) -> tuple[Array, Array]:
+    """(N,) logits of the event, and its labels, 0 or 1."""
+    parts.network.load_state_dict(dict(model))
+    device = default_device()
+    prepared = parts.trainer.site_data(data.on(device))
+    batches = prepared.fixed(split, int(config.training["batch_size"]))
+    outputs, targets, _ = predict(parts.network.to(device), batches, device, parts.task.condense)
+    found = outputs.double().numpy()
+    return found[:, event] - found[:, 1 - event], (targets.numpy() == event).astype(np.float64)
+
+
+def _sigmoid(logits: Array) -> Array:
+    from scipy.special import expit
+
+    return np.asarray(expit(logits))
+
+
+def sentences(found: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """(hospital, answer) of a result."""
+    return [(site, row["answer"]) for site, row in found["sites"].items()]

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A task whose sites test one fold of all their patients and train on the others.
+
+Folds are dealt within each site, at random and without regard to the outcome: folds stratified by the outcome copy the
+training share, so that the error of a site's own intercept is never charged (evidence in docs/join.md). A deal in which
+a training part would have fewer than two of a class is dealt again. What a task prepares with training patients of its
+own splits (a table's medians and spreads) stays as it is; no outcome is in that.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.findings import SPLIT_NAMES
+from fairflare.core.seeds import derive
+from fairflare.data.grouping import Grouping
+from fairflare.data.tensors import Split, TensorData
+from fairflare.tasks.base import Task
+
+if TYPE_CHECKING:
+    from fairflare.data.site_config import SiteConfig
+
+FEWEST, LEAST_OF_CLASS, MOST_DEALS = 2, 2, 1000
+LEAST_PATIENTS, LEAST_OF_EACH = 30, 5
+"""Patients of a site, and of each of two classes or more, below which it trains with all of them and tests none."""
+Rows = npt.NDArray[np.int64]
+
+
+def folded(task: Task, fold: str) -> Task:
+    """The task with the data of a fold "F/K/D", see ``RunConfig``; "": the task itself.
+
+    Raises:
+        UserError: no fold F of K >= 2.
+    """
+    if not fold:
+        return task
+    number, folds, deal = (int(part) for part in fold.split("/"))
+    if not number < folds >= FEWEST:
+        raise UserError(f"fold: expected F/K/D with K of at least {FEWEST} and F from 0 to K - 1, got {fold}")
+    known = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+    made: Task = type(type(task).__name__, (_Folded, type(task)), {"_fold": (number, folds, deal)})(**known)
+    return made
+
+
+def dealt(labels: Rows, folds: int, deal: int, site: str) -> Rows:
+    """(N,) fold of each of a site's patients.
+
+    Args:
+        labels: (N,) classes, which serve to deal again where a training part has fewer than two of a class.
+        folds: K.
+        deal: which of the deals.
+        site: whose patients these are.
+
+    Raises:
+        DataError: the site has too few patients of a class for that.
+    """
+    rng = np.random.default_rng(derive(deal, "folds", site, folds))
+    present = np.unique(labels)
+    for _ in range(MOST_DEALS):
+        found = rng.permutation(len(labels)) % folds
+        parts = [labels[found != fold] for fold in range(folds)]
+        if all((part == k).sum() >= LEAST_OF_CLASS for part in parts for k in present):
+            return np.asarray(found, dtype=np.int64)
+    raise DataError("folds", f"site {site}: expected at least {LEAST_OF_CLASS} patients of a class beside each fold")
+
+
+def untestable(labels: Rows) -> str:
+    """Why a site of these patients is not tested; "" where it is."""
+    counts = np.unique(labels, return_counts=True)[1]
+    if len(labels) < LEAST_PATIENTS:
+        return f"expected at least {LEAST_PATIENTS} patients"
+    if len(counts) < 2 or counts.min() < LEAST_OF_EACH:
+        return f"expected at least {LEAST_OF_EACH} patients of each class"
+    return ""
+
+
+def everyone(data: TensorData) -> Split:
+    """All patients of a site: those of its training, validation and test splits, one after the other."""
+    parts: list[Split] = []
+    for name in SPLIT_NAMES:
+        part = data.splits[name]
+        if not isinstance(part, Split):
+            raise UserError("fold: expected a task whose examples are in memory, got files")
+        parts += [part] if len(part) else []
+    names = {name for part in parts for name in part.attributes}
+    attributes = {k: [v for part in parts for v in part.attributes.get(k, [""] * len(part))] for k in sorted(names)}
+    return Split(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]), attributes)
+
+
+class _Folded:
+    """What a task does otherwise when it is dealt anew."""
+
+    _fold = (0, FEWEST, 0)
+
+    def site_data(self, site: str) -> TensorData:
+        return self._redealt(super().site_data(site), site)  # type: ignore[misc]  # of the task beside it
+
+    def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
+        return self._redealt(super().local_data(site, own), site)  # type: ignore[misc]  # the same
+
+    def _redealt(self, data: Any, site: str) -> TensorData:
+        if getattr(data, "fold", None) == self._fold:  # one of the two methods above may call the other
+            return data
+        number, folds, deal = self._fold
+        whole = everyone(data)
+        labels = whole.labels.numpy()
+        place = np.full(len(labels), -1) if untestable(labels) else dealt(labels, folds, deal, site)
+        found = copy.copy(data)
+        found.splits = {"train": part(whole, place != number), "val": part(whole, place < -1)}
+        found.splits["test"] = part(whole, place == number)
+        found.class_counts = torch.bincount(found.splits["train"].labels, minlength=len(data.class_counts))
+        found.fold = self._fold
+        return found.on(data.device).grouped(Grouping())
+
+
+def part(whole: Split, chosen: npt.NDArray[np.bool_]) -> Split:
+    """The chosen patients, in the same order."""
+    rows = np.flatnonzero(chosen)
+    attributes = {name: [values[i] for i in rows.tolist()] for name, values in whole.attributes.items()}
+    return Split(whole.inputs[rows], whole.targets[rows], attributes)

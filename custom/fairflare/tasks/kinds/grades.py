@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ordinal outcomes: classes in an order, by a cumulative link.
+
+The network gives one number; K - 1 rising cut points, which are trained with it, make logits of K classes of it
+(proportional odds: McCullagh, Journal of the Royal Statistical Society B 42, 1980). What takes classes takes these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fairflare.tasks import metrics_ordinal  # noqa: F401  (a job carries the metrics with the kind)
+from fairflare.tasks.kinds.classes import Classes
+
+
+@dataclass(frozen=True)
+class Grades(Classes):
+    """Classes in an order; trained to the likelihood of the cumulative link, which is their cross-entropy."""
+
+    name: str = "ordinal"
+    metrics: tuple[str, ...] = ("weighted_kappa", "mean_class_error", "accuracy", "balanced_accuracy")
+    headline: str = "weighted_kappa"
+
+    def head(self, classes: Sequence[str]) -> tuple[int, dict[str, Any]]:
+        return 1, {"cuts": len(classes) - 1}
+
+
+GRADES = Grades()

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Survival: of every case the time to an event is known, or that there was none until then.
+
+A network gives either the hazard of each of K intervals that are agreed before training (``Hazards``), or one log risk
+(``Cox``). An event at time 0 falls into the first interval, and is the first event of a risk set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.objectives import Objective
+from fairflare.core.validation import shown
+from fairflare.data.readers.table_features import as_numbers
+from fairflare.functional.resampling import Array
+from fairflare.tasks.kind import Cases, TaskKind
+from fairflare.tasks.metrics_survival import KIND
+
+HAPPENED = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0}
+"""How a cell says whether there was an event."""
+OVER_ENDS = ("integrated_brier", "survival_calibration_error", "restricted_mean_error")
+
+
+def intervals_of(targets: Tensor, ends: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """(N, 1) the interval in which each case's observation ends, K after the last, and whether with an event there.
+
+    Interval k is (end k-1, end k]. Who is lost within it has survived those before; an event after the last end is
+    none before it.
+    """
+    times, events = targets[:, :1].double().contiguous(), targets[:, 1:].bool()
+    edges = torch.tensor(ends, dtype=torch.float64, device=targets.device)
+    died = torch.searchsorted(edges, times)
+    lost = torch.searchsorted(edges, times, right=True)
+    return torch.where(events, died, lost), events & (died < len(ends))
+
+
+def hazard_loss(logits: Tensor, targets: Tensor, *, reduction: str = "mean", ends: Sequence[float]) -> Tensor:
+    """- log likelihood of discrete hazards (Gensheimer and Narasimhan, PeerJ 7, 2019, Eq. 1).
+
+    Args:
+        logits: (N, K) of the hazard in each interval.
+        targets: (N, 2) times and events.
+        ends: of the K intervals, rising.
+    """
+    last, died = intervals_of(targets, ends)
+    steps = torch.arange(logits.shape[1], device=logits.device)
+    each = (F.softplus(logits) * (steps < last) + F.softplus(-logits) * ((steps == last) & died)).sum(1)
+    return each.mean() if reduction == "mean" else each
+
+
+def efron_loss(outputs: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+    """- log partial likelihood of these cases alone (Cox 1972; ties as Efron, JASA 72, 1977), per case.
+
+    In a batch of a site it is that of the site's own risk sets: stratified by hospital. A case without an event adds 0,
+    and so does a batch without one; tied events share what they add equally.
+
+    Args:
+        outputs: (N, 1) log risks.
+        targets: (N, 2) times and events.
+    """
+    order = targets[:, 0].argsort(descending=True, stable=True)
+    risk, died = outputs[order, 0], targets[order, 1].to(outputs.dtype)
+    _, group, sizes = torch.unique_consecutive(targets[order, 0], return_inverse=True, return_counts=True)
+    nothing = risk.new_zeros(len(sizes))
+    at_risk = risk.logcumsumexp(0)[sizes.cumsum(0) - 1]
+    deaths = nothing.index_add(0, group, died)
+    share = nothing.index_add(0, group, died * (risk - at_risk[group]).exp()).clamp(max=1.0)
+    place = died.cumsum(0) - 1 - (deaths.cumsum(0) - deaths)[group]
+    part = torch.log1p(-(place / deaths.clamp(min=1)[group]).clamp(min=0) * share[group]) * died
+    tied = nothing.index_add(0, group, part) / deaths.clamp(min=1)
+    each = torch.zeros_like(risk).index_copy(0, order, died * (at_risk[group] + tied[group] - risk))
+    return each.mean() if reduction == "mean" else each
+
+
+@dataclass(frozen=True)
+class TimeCases(Cases):
+    """Outputs of a network, and times and events (N, 2).
+
+    Attributes:
+        ends: of the intervals; of a log risk the times at which curves are drawn, if any.
+        log_risk: whether the output is a log risk.
+    """
+
+    ends: tuple[float, ...] = ()
+    log_risk: bool = False
+
+    @cached_property
+    def times(self) -> Array:
+        found: Array = self.targets[:, 0].double().numpy()
+        return found
+
+    @cached_property
+    def events(self) -> Array:
+        found: Array = self.targets[:, 1].double().numpy()
+        return found
+
+    @cached_property
+    def survival(self) -> Array | None:
+        """(N, K) predicted probability of being without event after each end; None of a log risk."""
+        return None if self.log_risk else np.exp(-F.softplus(self.outputs.double()).cumsum(1).numpy())
+
+    @cached_property
+    def risks(self) -> Array:
+        """(N,) the log risk, or the cumulative hazard up to the last end."""
+        outputs = self.outputs.double()
+        found: Array = (outputs[:, 0] if self.log_risk else F.softplus(outputs).sum(1)).numpy()
+        return found
+
+
+@dataclass(frozen=True)
+class Survival(TaskKind):
+    """What both kinds of output share.
+
+    Attributes:
+        ends: times at which survival is asked for: ends of intervals, rising, above 0.
+    """
+
+    name: str = KIND
+    metrics: tuple[str, ...] = ("harrell_c", "uno_c", *OVER_ENDS)
+    headline: str = "harrell_c"
+    score: str = "concordant"
+    ends: tuple[float, ...] = ()
+
+    has_times: ClassVar[bool] = True
+    log_risk: ClassVar[bool] = False
+    targets: ClassVar[str] = "time, and 1 where it is that of an event (N, 2)"
+
+    @property
+    def _loss(self) -> Callable[..., Tensor]:
+        raise NotImplementedError
+
+    def head(self, classes: Sequence[str]) -> tuple[int, dict[str, Any]]:
+        if not self.ends:
+            raise UserError('horizons: expected times until which survival is asked for, e.g. 365, got ""')
+        return 1 if self.log_risk else len(self.ends), {}
+
+    def of_cells(
+        self, file: str, columns: Mapping[str, Sequence[str]], names: Sequence[str], classes: Sequence[str]
+    ) -> Tensor:
+        """float32 (N, 2): times and events, of the columns of events and of times."""
+        event, time = names
+        times = as_numbers(file, time, columns[time])
+        for row, (found, cell) in enumerate(zip(times, columns[event], strict=True)):
+            if not (math.isfinite(found) and found >= 0):
+                text = f"expected a time of at least 0, got {shown(columns[time][row])}"
+                raise DataError("label", f"table {file}: row {row}: {time}: {text}")
+            if cell not in HAPPENED:
+                text = f"expected 1 (an event) or 0 (none until then), got {shown(cell)}"
+                raise DataError("label", f"table {file}: row {row}: {event}: {text}")
+        events = np.array([HAPPENED[cell] for cell in columns[event]])
+        return torch.from_numpy(np.stack((times, events), axis=1)).float()
+
+    def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
+        return self._loss
+
+    def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> TimeCases:
+        return TimeCases(outputs.detach().cpu(), targets.cpu(), tuple(classes), self.ends, self.log_risk)
+
+    def loss(self, cases: TimeCases) -> float:
+        return float(self._loss(cases.outputs.double(), cases.targets.double()))
+
+
+@dataclass(frozen=True)
+class Hazards(Survival):
+    """A network gives the hazard of each interval."""
+
+    outputs: ClassVar[str] = "logits (N, K) of the hazard in each interval"
+
+    @property
+    def _loss(self) -> Callable[..., Tensor]:
+        return partial(hazard_loss, ends=self.ends)
+
+    def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
+        survival = torch.exp(-F.softplus(outputs.double()).cumsum(1))
+        return [f"survival_{end:g}" for end in self.ends], survival.tolist()
+
+
+@dataclass(frozen=True)
+class Cox(Survival):
+    """A network gives a log risk: no probability, but an order of the patients (deep Cox, Katzman et al., BMC Medical
+    Research Methodology 18, 2018)."""
+
+    metrics: tuple[str, ...] = ("harrell_c", "uno_c")
+
+    log_risk: ClassVar[bool] = True
+    family: ClassVar[str] = "cox"
+    outputs: ClassVar[str] = "log risk (N, 1)"
+
+    @property
+    def _loss(self) -> Callable[..., Tensor]:
+        return efron_loss
+
+    def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
+        return ["log_risk"], outputs.double().tolist()

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of times to an event; all take ``tasks.kinds.survival.TimeCases``.
+
+Weights for censoring come from the cases that are evaluated, at each site its own. Without an event, and without two
+cases that can be compared, none is defined; what needs a probability is undefined where the network gives a log risk
+alone. Errors over time are taken at the ends of the task's intervals that lie before the last time of the cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fairflare.core.metric import Metric
+from fairflare.functional import survival as maths
+from fairflare.functional.resampling import Array
+
+if TYPE_CHECKING:
+    from fairflare.tasks.kinds.survival import TimeCases
+
+KIND = "time-to-event"
+Measure = Callable[["TimeCases", Array, Array, Array], Array]
+
+
+def _uno(cases: TimeCases, counts: Array) -> Array:
+    horizon = cases.ends[-1] if cases.ends else np.inf
+    weights = maths.uno_weights(cases.times, cases.events, counts, horizon)
+    return maths.concordance(cases.times, cases.events, cases.risks, counts, weights)
+
+
+def _over_ends(measure: Measure, cases: TimeCases, counts: Array) -> Array:
+    """(B,) ``measure`` of the predicted curves at the ends that can be judged; nan where it is not defined."""
+    nothing = np.full(len(counts), np.nan)
+    ends = np.array(cases.ends)
+    known = ends < cases.times.max()
+    if cases.survival is None or not known.any():
+        return nothing
+    found = measure(cases, counts, cases.survival[:, known], ends[known])
+    return np.where(counts @ cases.events > 0, found, np.nan)
+
+
+def _brier(cases: TimeCases, counts: Array, survival: Array, ends: Array) -> Array:
+    return maths.over_time(maths.brier(cases.times, cases.events, survival, ends, counts), ends)
+
+
+def _calibration(cases: TimeCases, counts: Array, survival: Array, ends: Array) -> Array:
+    observed = maths.curve_at(*maths.kaplan_meier(cases.times, cases.events, counts), ends)
+    found: Array = np.abs(maths.mean_curve(survival, counts) - observed).mean(axis=1)
+    return found
+
+
+def _restricted(cases: TimeCases, counts: Array, survival: Array, ends: Array) -> Array:
+    """The predicted area is that under straight lines between the ends, from 1 at time 0."""
+    observed = maths.restricted_mean(*maths.kaplan_meier(cases.times, cases.events, counts), ends[-1])
+    whole = np.concatenate((np.ones((len(counts), 1)), maths.mean_curve(survival, counts)), axis=1)
+    expected = np.trapezoid(whole, np.concatenate(([0.0], ends)), axis=1)
+    found: Array = np.abs(expected - observed) / ends[-1]
+    return found
+
+
+of_times = partial(Metric, kind=KIND, benefit=True, groups=True)
+error = partial(of_times, higher_is_better=False)
+HARRELL_C = of_times(
+    "harrell_c",
+    label="C-index",
+    meaning="how often, of two patients, the one with the earlier event has the larger risk (Harrell); 1 is perfect",
+    chance=lambda n_classes: 0.5,
+    flat=True,
+    weighted=lambda cases, counts: maths.concordance(cases.times, cases.events, cases.risks, counts),
+)
+UNO_C = of_times(
+    "uno_c",
+    label="C-index (Uno)",
+    meaning="the same, weighted for censoring by the patients that are evaluated; 1 is perfect",
+    chance=lambda n_classes: 0.5,
+    flat=True,
+    weighted=_uno,
+)
+CONCORDANT = Metric(
+    "concordant",
+    label="concordant pairs",
+    meaning="of a patient's comparable pairs the share that is in order, in the mean over patients; 1 is perfect",
+    kind=KIND,
+    each=lambda cases: maths.concordant_share(cases.times, cases.events, cases.risks),
+    chance=lambda n_classes: 0.5,
+    flat=True,
+    groups=True,
+)
+INTEGRATED_BRIER = error(
+    "integrated_brier",
+    label="integrated Brier score",
+    meaning="squared error of predicted survival, weighted for censoring, over the intervals' ends; 0 is perfect",
+    weighted=partial(_over_ends, _brier),
+)
+SURVIVAL_CALIBRATION = error(
+    "survival_calibration_error",
+    meaning="how far mean predicted survival is from Kaplan and Meier's, over the intervals' ends; 0 is perfect",
+    weighted=partial(_over_ends, _calibration),
+)
+RESTRICTED_MEAN = error(
+    "restricted_mean_error",
+    meaning="how far the predicted mean time without event is from the observed one, as a share of the horizon",
+    weighted=partial(_over_ends, _restricted),
+)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times to an event in a user's own tables: init, preflight, run, page, compare, predict, evaluate, export."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from fairflare.cli.main import main
+from fairflare.core.errors import UserError
+from fairflare.import_data.detect import look
+from fairflare.import_data.proposal import Choices
+
+COLUMNS = ("age", "marker", "sex", "days", "dead")
+NAMED = ("--time", "days", "--event", "dead", "--horizons", "24")
+
+
+def call(*given, code=0):
+    with pytest.raises(SystemExit) as end:
+        main([str(one) for one in given])
+    assert (end.value.code or 0) == code
+
+
+def rows_of(seed, n=220, censored=0.3):
+    rng = np.random.default_rng(seed)
+    age, marker = rng.normal(60, 10, n), rng.standard_normal(n)
+    death, end = rng.exponential(14 / np.exp((age - 60) / 15 + marker)), rng.uniform(6, 40, n)
+    times, dead = np.minimum(death, end), (death <= end).astype(int)
+    return [
+        [f"{a:.1f}", f"{m:.3f}", rng.choice(["f", "m"]), f"{t:.1f}", str(d)]
+        for a, m, t, d in zip(age, marker, times, dead, strict=True)
+    ]
+
+
+def write(path, rows, columns=COLUMNS):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *rows])
+    return path
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("survival") / "hospitals"
+    for k, site in enumerate(("North", "South", "West")):
+        write(folder / f"{site}.csv", rows_of(k))
+    call("init", folder, *NAMED, "--yes")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(hospitals):
+    found = hospitals.parent / "run"
+    call("run", "fedavg", "--data", hospitals, "--rounds", "8", "--set", "group_by=sex", "--out", found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def report(run):
+    return json.loads((run / "report.json").read_text())["detail"]
+
+
+def test_init_writes_what_a_run_reads(hospitals):
+    said = json.loads((hospitals / "fairflare" / "dataset.json").read_text())
+    assert said["kind"] == "survival" and said["classes"] == []
+    options = {key: said["options"][key] for key in ("label", "time", "horizons", "features")}
+    assert options == {"label": "dead", "time": "days", "horizons": "24", "features": "age,marker,sex"}
+    with (hospitals / "fairflare" / "North.csv").open() as file:
+        assert set(next(csv.reader(file))) == {*COLUMNS, "age_band", "split"}
+    call("preflight", hospitals)
+
+
+def test_the_run_says_how_well_times_are_told(report):
+    assert report["status"] == "completed" and report["headline"] == "harrell_c"
+    assert report["fairness"]["mean"] > 0.65
+    wanted = {"harrell_c", "uno_c", "integrated_brier", "survival_calibration_error", "restricted_mean_error", "loss"}
+    assert all(wanted <= set(site["test"]) for site in report["sites"])
+    assert all(site["test"]["survival_calibration_error"] < 0.25 for site in report["sites"])
+    assert report["groups"]["metric"] == "concordant"
+    assert {"harrell_c", "integrated_brier"} <= set(report["benefit"]["metrics"])
+    assert report["clinical"] is None
+
+
+def test_curves_are_of_enough_patients_and_on_the_page(report, run):
+    curves = report["curves"]
+    assert {row["site"] for row in curves["rows"]} == {"North", "South", "West"}
+    for row in curves["rows"]:
+        left = [row["n"], *(step["left"] for step in row["steps"])]
+        assert row["steps"] or row["group"]
+        assert all(a - b >= 10 and b >= 10 for a, b in zip(left, left[1:], strict=False))
+        assert all(step["time"] in {24 * k / 10 for k in range(1, 11)} for step in row["steps"])
+        assert all(step["low"] <= step["observed"] <= step["high"] for step in row["steps"] if step["low"] is not None)
+    assert any(row["group"] for row in curves["rows"])
+    page = (run / "report.html").read_text()
+    assert "<h2>Survival</h2>" in page and "Kaplan and Meier" in page
+
+
+def test_new_patients_get_survival_and_others_a_test(run, hospitals, tmp_path):
+    table = write(tmp_path / "new.csv", [row[:3] for row in rows_of(9, 12)], COLUMNS[:3])
+    call("predict", run, table, "--out", tmp_path / "answers")
+    with (tmp_path / "answers" / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    curves = np.array([[float(row[f"survival_{24 * k / 10:g}"]) for k in range(1, 11)] for row in rows])
+    assert len(rows) == 12 and (np.diff(curves) < 0).all() and ((curves > 0) & (curves < 1)).all()
+    labelled = write(tmp_path / "East" / "East.csv", rows_of(7))
+    call("evaluate", run, labelled, "--out", tmp_path / "judged")
+    assert "C-index" in next((tmp_path / "judged").rglob("*.html")).read_text()
+    call("export-model", run, "--format", "torchscript", "--out", tmp_path / "model")
+
+
+def test_a_log_risk_is_trained_by_the_partial_likelihood(hospitals, tmp_path):
+    call("run", "fedprox", "--data", hospitals, "--rounds", "6", "--set", "output=cox", "--out", tmp_path / "cox")
+    found = json.loads((tmp_path / "cox" / "report.json").read_text())["detail"]
+    assert found["fairness"]["mean"] > 0.65
+    assert {"harrell_c", "uno_c", "loss"} == set(found["sites"][0]["test"])
+    assert found["curves"]["rows"][0]["last"]["expected"] is None
+
+
+def test_methods_are_compared(hospitals, tmp_path):
+    call("compare", "fedavg", "qffl", "--data", hospitals, "--rounds", "2", "--seeds", "1", "--out", tmp_path / "both")
+    assert json.loads(next((tmp_path / "both").rglob("compare.json")).read_text())["headline"] == "harrell_c"
+
+
+def seen(folder, **given):
+    return look(folder, Choices(**given)).found
+
+
+def refused(match, folder, **given):
+    with pytest.raises(UserError, match=match):
+        seen(folder, **given)
+
+
+def test_what_may_be_a_time_is_asked(tmp_path):
+    columns = ("age", "marker", "sex", "time", "status")
+    folder = tmp_path / "asked"
+    write(folder / "North.csv", rows_of(0), columns)
+    expected = "time and status may be a time to an event: either time is the time of the event "
+    refused(expected + r"\(--time time --event status --horizons", folder)
+    found = seen(folder, label="status")
+    assert found.kind == "tabular"
+    assert seen(folder, time="time", event="status", horizons="12,24").options["horizons"] == "12,24"
+    refused("--horizons: expected the times until which survival is asked for", folder, time="time", event="status")
+    refused("--event: expected a column among .*, got none", folder, time="time", horizons="12")
+
+
+def test_what_is_no_time_is_refused_in_one_line(tmp_path):
+    named = {"time": "days", "event": "dead", "horizons": "24"}
+    for column, cell, match in (
+        (3, "-4", "init: South: days: expected a time of at least 0, got '-4'"),
+        (3, "soon", "init: South: days: expected a time of at least 0, got 'soon'"),
+        (4, "2", r"init: South: dead: expected 1 \(an event\) or 0 \(none until then\), got '?0"),
+    ):
+        rows = rows_of(1)
+        rows[5][column] = cell
+        folder = tmp_path / f"{column}{cell}"
+        write(folder / "North.csv", rows_of(0))
+        write(folder / "South.csv", rows)
+        refused(match, folder, **named)
+    refused("horizons: expected at most 100 rising numbers", tmp_path / "3-4", **(named | {"horizons": "24,12"}))
+
+
+def test_a_site_without_an_event_is_named(tmp_path, capsys):
+    folder = tmp_path / "hospitals"
+    write(folder / "North.csv", rows_of(0))
+    write(folder / "South.csv", [[*row[:4], "0"] for row in rows_of(1)])
+    call("init", folder, *NAMED, "--yes")
+    call("preflight", folder, code=1)
+    said = capsys.readouterr().out
+    assert "South" in said and "expected an event among the" in said and "all are censored" in said
+
+
+def test_a_time_of_zero_is_a_time(tmp_path):
+    rows = rows_of(0)
+    rows[3][3], rows[3][4] = "0", "1"
+    folder = tmp_path / "zero"
+    write(folder / "North.csv", rows)
+    assert seen(folder, time="days", event="dead", horizons="24").kind == "survival"

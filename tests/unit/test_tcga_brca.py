@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FLamby's Fed-TCGA-BRCA, where its files are: patients and events of each region, and an exact stratified Cox."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fairflare.core.errors import UserError
+from fairflare.datasets.tcga_brca import REGIONS, TcgaBrca
+from fairflare.engine.setup import tasks
+from fairflare.functional import survival as maths
+from fairflare.functional.partial_likelihood import partial_likelihood
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+here = pytest.mark.skipif(not (SHARED / "tcga_brca" / "brca.csv").is_file(), reason="a table that the user brings")
+COUNTS = {  # train n, events, test n, events
+    "Northeast": (248, 45, 63, 14),
+    "South": (156, 35, 40, 4),
+    "West": (164, 14, 42, 8),
+    "Midwest": (129, 16, 33, 3),
+    "Europe": (129, 7, 33, 2),
+    "Canada": (40, 2, 11, 1),
+}
+
+
+@pytest.fixture
+def task(monkeypatch):
+    monkeypatch.setenv("FAIRFLARE_DATA", str(SHARED))
+    return tasks.load("tcga-brca")
+
+
+def test_without_its_files_it_says_which(monkeypatch, tmp_path):
+    monkeypatch.setenv("FAIRFLARE_DATA", str(tmp_path))
+    with pytest.raises(UserError, match="tcga-brca: no such file or folder"):
+        TcgaBrca().check_data()
+    assert list(TcgaBrca().sites()) == list(REGIONS)
+
+
+@here
+def test_regions_have_flambys_patients_and_events(task):
+    for region, counts in COUNTS.items():
+        splits = task.site_data(region).splits
+        found = [(len(splits[name]), int(splits[name].targets[:, 1].sum())) for name in ("train", "test")]
+        assert (*found[0], *found[1]) == counts
+        assert len(splits["val"]) == 0 and splits["train"].inputs.shape[1] == 39
+    targets = [task.site_data(region).splits[name].targets for region in REGIONS for name in ("train", "test")]
+    assert sum(int((part[:, 0] == 0).sum()) for part in targets) == 12  # times of 0, which stay
+
+
+@here
+def test_an_exact_stratified_cox_has_the_concordance_of_a_ridge_fit(task):
+    """A throw-away pooled fit (lifelines, penalizer .01) had .843; this one adds up sums of six regions."""
+    scaled = dataclasses.replace(task, scaling="age")
+    parts = {region: scaled.site_data(region).splits for region in REGIONS}
+    train = [(p["train"].inputs.double(), *p["train"].targets.double().T) for p in parts.values()]
+    n, beta = sum(len(part[0]) for part in train), torch.zeros(39, dtype=torch.float64)
+    for _ in range(12):
+        sums = [partial_likelihood(*part, beta) for part in train]
+        score, information = (torch.stack([one[k] for one in sums]).sum(0) for k in (1, 2))
+        beta = beta + torch.linalg.solve(information + 0.01 * n * torch.eye(39), score - 0.01 * n * beta)
+    inputs, targets = (torch.cat([getattr(p["test"], name) for p in parts.values()]) for name in ("inputs", "targets"))
+    times, events = targets.double().numpy().T
+    found = maths.concordance(times, events, (inputs.double() @ beta).numpy(), np.ones((1, len(times))))[0]
+    assert len(times) == 222 and int(events.sum()) == 32
+    assert found == pytest.approx(0.858, abs=0.005)
