@@ -246,21 +246,29 @@ def marginal(
     return Sums(value, score, information - centred.T @ (posterior[:, None] * centred), len(outcome))
 
 
-def fitted(family: Family, design: torch.Tensor, outcome: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """One site's own estimate (p,) and its variances (p,), nan where aliased; the intercept's column stands last.
+def fitted(
+    sums_at: Callable[[torch.Tensor], Sums], p: int, *, first: int | None = None, far: float = FAR
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """One site's own estimate (p,) and its variances (p,), nan where aliased.
 
     None where the likelihood has no maximum, as where one feature tells who has the outcome.
+
+    Args:
+        sums_at: coefficients (p,) -> the site's sums there.
+        p: coefficients.
+        first: see ``aliased``; an intercept, without which there is no fit.
+        far: the largest coefficient that still is an estimate.
     """
-    at = torch.zeros(design.shape[1], dtype=torch.float64)
+    at = torch.zeros(p, dtype=torch.float64)
     best = float("-inf")
     for _ in range(MOST_STEPS):
-        found = sums(family, design, outcome, at)
-        dropped = aliased(found.information, first=len(at) - 1)
-        if bool(dropped[-1]) or float(at.abs().max()) > FAR:
+        found = sums_at(at)
+        dropped = aliased(found.information, first=first)
+        if bool(dropped.all() if first is None else dropped[first]) or float(at.abs().max()) > far:
             return None
         step = newton_step(found.score, found.information, dropped)
         best = max(best, float(found.value))
-        while float(sums(family, design, outcome, at + step).value) < best and float(step.abs().max()) > CLOSE:
+        while float(sums_at(at + step).value) < best and float(step.abs().max()) > CLOSE:
             step = step / 2
         at = at + step
         if float(step.abs().max()) < SETTLED:

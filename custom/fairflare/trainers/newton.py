@@ -14,8 +14,6 @@ from fairflare.core.registry import method, trainer
 from fairflare.core.types import Batch, Info, LocalWork, Offer, Paper, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.likelihood import (
-    MOST_STEPS,
-    SETTLED,
     Family,
     Sums,
     aliased,
@@ -100,8 +98,7 @@ class Newton(Trainer):
         network: Any = work.network
         weight, bias = network.weight.detach().cpu(), network.bias.detach().cpu()
         if work.family == COX:
-            found = Sums(*partial_likelihood(design, outcome[:, 0], outcome[:, 1], weight), len(outcome))
-            return _padded(found, len(weight))
+            return _padded(_cox_sums(design, outcome, weight), len(weight))
         family, outcome = family_of(work.family, outcome)
         both = torch.cat((weight, bias))
         if self.intercept == "random":
@@ -225,21 +222,9 @@ def _patients(work: LocalWork) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(inputs), torch.cat(targets)
 
 
-def _own_cox(design: torch.Tensor, outcome: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """One site's own Cox estimate (p,) and its variances, nan where aliased; None where there is no maximum."""
-    at = torch.zeros(design.shape[1], dtype=torch.float64)
-    for _ in range(MOST_STEPS):
-        _, score, information = partial_likelihood(design, outcome[:, 0], outcome[:, 1], at)
-        dropped = aliased(information)
-        step = newton_step(score, information, dropped)
-        at = at + step
-        if float(at.abs().max()) > FARTHEST or bool(dropped.all()):
-            return None
-        if float(step.abs().max()) < SETTLED:
-            variances, kept = torch.full_like(at, float("nan")), ~dropped
-            variances[kept] = torch.linalg.inv(information[kept][:, kept]).diagonal()
-            return torch.where(dropped, float("nan"), at), variances
-    return None
+def _cox_sums(design: torch.Tensor, outcome: torch.Tensor, coefficients: torch.Tensor) -> Sums:
+    """A site's own sums of Cox's model; ``outcome`` holds times and events (N, 2)."""
+    return Sums(*partial_likelihood(design, outcome[:, 0], outcome[:, 1], coefficients), len(outcome))
 
 
 def _with_ones(design: torch.Tensor) -> torch.Tensor:
@@ -268,10 +253,11 @@ def _variance(design: torch.Tensor, outcome: torch.Tensor, estimate: torch.Tenso
 def _own_sums(design: torch.Tensor, outcome: torch.Tensor, name: str) -> torch.Tensor:
     """(5, p) what the site adds to the sums over sites' own fits, see ``Regression.own``."""
     if name == COX:
-        alone = _own_cox(design, outcome)
+        alone = fitted(partial(_cox_sums, design, outcome), design.shape[1], far=FARTHEST)
     else:
         family, outcome = family_of(name, outcome)
-        alone = fitted(family, _with_ones(design), outcome)
+        whole, p = _with_ones(design), design.shape[1]
+        alone = fitted(partial(sums, family, whole, outcome), p + 1, first=p)
         if alone is not None and name == "gaussian":
             alone = alone[0], alone[1] * _variance(design, outcome, alone[0])
     if alone is None:
