@@ -10,6 +10,9 @@ FPHL (federated parameter-harmonised local updates), per position i and site m, 
 FAEL (fair aggregation by distance):
 
     d_m  = ||kept u_m||_2^2;   dp_m <- (1 - beta) dp_m + beta d_m / sum_j d_j;   p_m <- p_m + dp_m, normalised
+
+which stands for the program that it simplifies, and that ``solver=exact`` solves: p >= 0, sum p = 1, minimal
+Var_m(||sum_j p_j u_j - u_m||_2^2) (Eq. 10).
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from fairflare.core.registry import method, rule
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.functional.blocks import BLOCK, blocks_of, square_of
 from fairflare.functional.consistency import Consistency
+from fairflare.functional.gram import equalised, gram
 
 
 @rule("fedheal")
@@ -45,6 +49,8 @@ class FedHEAL(WeighingRule):
         variant: "paper", or the authors' code as "reference": consistency is that of the rounds before this one, counts
             decreases or no change against increases, must exceed tau and masks running statistics too; d is the sum
             over parameter tensors of unsquared norms; p starts uniform and its unnormalised sum is carried.
+        solver: of FAEL: "simplified" as above, or "exact": p of Eq. 10 from the whole updates, anew in each round;
+            ``beta`` has no part in it.
     """
 
     notes: ClassVar[tuple[Note, ...]] = (
@@ -55,6 +61,7 @@ class FedHEAL(WeighingRule):
     tau: float = 0.3
     beta: float = 0.4
     variant: Literal["paper", "reference"] = "paper"
+    solver: Literal["simplified", "exact"] = "simplified"
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau < math.inf:
@@ -76,7 +83,8 @@ class FedHEAL(WeighingRule):
         """
         sites = [r.site for r in replies]
         if self.parts == "fael":
-            weights, carried = self._fael(replies, dict(zip(sites, self._distances(replies))), state)
+            distances = [] if self.solver == "exact" else self._distances(replies)
+            weights, carried = self._fael(replies, dict(zip(sites, distances)), state)
             return Outcome(add_weighted(model, replies, weights), weights, carried)
         masks = Consistency.of(replies, state, self.tau, self.variant == "reference")
         distances, kept = self._masked_distances(replies, masks)
@@ -122,6 +130,8 @@ class FedHEAL(WeighingRule):
         start = example_shares(replies)
         if self.parts == "fphl":
             return start, {}
+        if self.solver == "exact":
+            return dict(zip(start, equalised(gram(replies)).tolist())), {}
         carried, steps = dict(state.get("p", {})), dict(state.get("dp", {}))
         if self.variant == "reference":
             start = uniform(start)
