@@ -283,7 +283,7 @@ def paper(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Make table or figure NAME of a paper, e.g. fedheal-5; without NAME, list them all with time and data.
+    """Make table or figure NAME of a paper, e.g. fedheal-table-5; without NAME, list them all with time and data.
 
     The paper's data are read from the folder that FAIRFLARE_DATA names; where they are not there, an embedded task
     stands for them, and the caption says so. Runs lie in --out as those of compare; what is finished is reused, and
@@ -297,8 +297,11 @@ def paper(
         rows = paper_rows(out)
         console.dump(rows) if as_json else console.papers(rows)
         return
-    from fairflare.papers.index import named
+    from fairflare.papers.index import became, named
     from fairflare.studies.paper import Choices, make_exhibit
+
+    if said := became(name):
+        click.echo(said, err=True)
 
     chosen = Choices(
         seeds=tuple(parse_seeds(seeds)) if seeds is not None else None,

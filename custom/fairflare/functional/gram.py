@@ -72,8 +72,8 @@ def equalised(products: np.ndarray) -> np.ndarray:
     """(K,) weights p >= 0 that sum to 1 and minimise Var_m(||sum_j p_j u_j - u_m||^2), exactly.
 
     FedHEAL's Eq. 10 (Chen et al., CVPR 2024, https://arxiv.org/abs/2405.16585): ||sum_j p_j u_j||^2 is the same for all
-    sites, so that the variance is that of G_mm - 2 (G p)_m, convex in p. As p sums to 1 it is ||M p||^2 / K; the minimum
-    of ||M p||^2 + (sum p - 1)^2 over p >= 0, a problem of least squares, has the same direction.
+    sites, so that the variance is that of G_mm - 2 (G p)_m, convex in p. As p sums to 1 it is ||M p||^2 / K; the
+    minimum of ||M p||^2 + (sum p - 1)^2 over p >= 0, a problem of least squares, has the same direction.
 
     Args:
         products: (K, K) inner products of the updates, as ``gram`` gives them.

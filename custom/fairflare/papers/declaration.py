@@ -10,12 +10,10 @@ from typing import Any, Literal
 Better = Literal["", "higher", "lower"]
 Spread = Literal["", "seeds", "last-rounds"]
 Only = Literal["", "own", "stand-in"]
+Draw = Literal[
+    "", "curve", "rounds", "bars", "heat", "pictures", "landscape", "density", "consistency", "layers", "counts"
+]
 Settings = Mapping[str, str]
-NOT_CHECKED = (
-    "Which rows and columns the paper prints could not be checked against its pages; methods, data sets and metrics "
-    "are those of its experiments."
-)
-"""What a caption says where only methods, data sets and metrics are known."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,8 @@ class Row:
         values: ``--set`` pairs of this row's runs that change the data or the protocol (a corruption ratio).
         given: arguments of every column's measure for this row.
         only: "own" or "stand-in" where the row is for one of the two alone.
+        one_of: heading of a row of which the paper prints the best of several settings: rows of the same ``one_of`` are
+            tried, the best one by ``Table.choose`` is shown under that heading, and a second table has all of them.
     """
 
     key: str
@@ -65,6 +65,7 @@ class Row:
     values: Settings = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
     only: Only = ""
+    one_of: str = ""
 
     def label_on(self, data: Data) -> str:
         return self.on.get(data.key, self.label)
@@ -114,12 +115,20 @@ class Table:
         ddof: of that spread.
         references: METHOD labels that columns compare with, run with the same seeds ("solo").
         left_out: METHOD label that is also trained without each site in turn; empty: none.
-        structure: what of the printed table's form is not known; empty: all of it is.
+        left_sites: which sites are left out in turn, the first being 1; empty: each.
+        structure: what of the printed form is not known: a drawing whose legend or axes are lost; empty: nothing.
+        choose: column by which the best of the rows of one ``one_of`` is shown, on each data set; empty: each column
+            shows its own best.
+        transposed: methods (or points of a sweep) stand across, and data sets, measures and groups of rows down, as
+            printed.
         note: a sentence for the caption.
         stub: heading of the rows' titles.
         draw: how a figure's panel is drawn: "" (a table), "curve" (rows are points on an axis), "rounds" (a curve per
-            row over rounds), "bars" (a group of bars per row), "landscape", "density".
+            row over rounds), "bars" (a group of bars per row), "heat" (a field of values per row), "pictures"
+            (segmentations), or what ``studies.paper_panels`` makes of models and data: "landscape", "density",
+            "consistency", "layers", "counts".
         published: name of a file of numbers that the paper printed; empty: none at hand.
+        smooth: window of a Savitzky-Golay filter over the rounds of a drawn curve, an odd number; 0: none.
         values: ``--set`` pairs of all its runs.
         rounds: in place of the task's.
     """
@@ -133,12 +142,16 @@ class Table:
     ddof: Literal[0, 1] = 1
     references: tuple[str, ...] = ()
     left_out: str = ""
-    structure: str = NOT_CHECKED
+    left_sites: tuple[int, ...] = ()
+    structure: str = ""
+    choose: str = ""
+    transposed: bool = False
     note: str = ""
     stub: str = "Method"
-    draw: Literal["", "curve", "rounds", "bars", "landscape", "density"] = ""
+    draw: Draw = ""
     axes: tuple[str, str] = ("", "")
     published: str = ""
+    smooth: int = 0
     values: Settings = field(default_factory=dict)
     rounds: int | None = None
 
@@ -152,12 +165,15 @@ class Exhibit:
     """What one command makes: a printed table, or a figure with its panels.
 
     Args:
-        name: of the command, "fedheal-2" or "fedism-figure-5".
+        name: of the command: paper and printed number, "fedheal-table-2" or "fedism-figure-5"; what the paper does not
+            have is named without a number.
+        own: the paper does not have it.
     """
 
     name: str
     title: str
     tables: tuple[Table, ...]
+    own: bool = False
 
     @property
     def is_figure(self) -> bool:
@@ -196,7 +212,7 @@ def table(
     number: str, title: str, words: str, rows: tuple[Row, ...], blocks: tuple[Block, ...], **more: Any
 ) -> Exhibit:
     """A printed table of one part; ``words`` and ``more`` are of its ``Table``."""
-    return Exhibit(number, title, (Table(number, words, rows, blocks, **more),))
+    return Exhibit(f"table-{number}", title, (Table(number, words, rows, blocks, **more),))
 
 
 def figure(
@@ -211,5 +227,6 @@ def panels(number: str, title: str, *tables: Table) -> Exhibit:
 
 
 def paper(key: str, words: str, *exhibits: Exhibit) -> Paper:
-    """A paper whose exhibits are named after it: "fedheal-2", "fedism-figure-5"."""
-    return Paper(key, words, tuple(replace(one, name=f"{key}-{one.name}") for one in exhibits))
+    """A paper whose exhibits are named after it: "fedheal-table-2", "fedism-figure-5"."""
+    named = (one.name.removeprefix("figure-").removeprefix("table-") if one.own else one.name for one in exhibits)
+    return Paper(key, words, tuple(replace(one, name=f"{key}-{name}") for one, name in zip(exhibits, named)))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
@@ -12,7 +13,7 @@ import numpy as np
 
 from fairflare.papers import declaration
 from fairflare.report.svg import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, legend, rendered, short
-from fairflare.report.table_files import Cell, Column, Table
+from fairflare.report.table_files import Cell, Column, Row, Table
 from fairflare.report.values import number
 
 if TYPE_CHECKING:
@@ -28,7 +29,12 @@ def drawn(panel: declaration.Table, table: Table) -> list[str]:
     """SVG elements of a panel."""
     if not panel.draw:
         return []
-    draw = {"curve": _curves, "rounds": _over_columns, "density": _over_columns, "bars": _bars, "landscape": _maps}
+    draw = {
+        **{"curve": _curves, "rounds": _over_columns, "density": _over_columns, "layers": _over_columns},
+        **{"consistency": _over_columns, "bars": _bars, "heat": _heat, "landscape": _maps},
+    }
+    if panel.draw not in draw:
+        return []
 
     def one(group: str, columns: Columns, figure: Figure) -> str | None:
         known = draw[panel.draw](figure, panel, table, columns)
@@ -67,12 +73,50 @@ def _curves(figure: Figure, panel: declaration.Table, table: Table, columns: Col
 def _over_columns(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
     axes = figure.subplots()
     places = [_float(column.title) for column in columns]
+    if any(math.isnan(place) for place in places):
+        places = list(map(float, range(len(columns))))
+        axes.set_xticks(places, [short(column.title, 16) for column in columns], rotation=90)
     known = False
     for style, row in zip(_styles(), table.rows):
-        cells = [table.cell(row, column) for column in columns]
+        cells = _smoothed(panel, table, row, columns)
         known |= _line(axes, places, cells, columns[0], style, label=short(row.title, 30))
     legend(figure, axes, *panel.axes)
     return known
+
+
+def _smoothed(panel: declaration.Table, table: Table, row: Row, columns: Columns) -> list[Cell]:
+    """The cells of a row, by a Savitzky-Golay filter of second order where the panel asks for one."""
+    cells = [table.cell(row, column) for column in columns]
+    values = [cell.value for cell in cells]
+    if not panel.smooth or len(cells) < panel.smooth or None in values:
+        return cells
+    from scipy.signal import savgol_filter
+
+    return [Cell(float(value)) for value in savgol_filter(values, panel.smooth, 2)]
+
+
+def _heat(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
+    """A field of values per round: a row per row, a column per site; columns are titled "round T, site"."""
+    by_round = {key: list(found) for key, found in groupby(columns, key=lambda c: c.title.partition(", ")[0])}
+    values = {
+        key: [[table.cell(row, column).value for column in found] for row in table.rows]
+        for key, found in by_round.items()
+    }
+    known = [value for grid in values.values() for line in grid for value in line if value is not None]
+    if not known:
+        return False
+    down = (len(by_round) + 2) // 3
+    figure.set_figheight(1.2 + 2.2 * down)
+    places = figure.subplots(down, min(3, len(by_round)), squeeze=False)
+    for axes, (key, grid) in zip(places.flat, values.items()):
+        image = axes.imshow(np.array(grid, dtype=float), vmin=min(known), vmax=max(known), cmap="cividis")
+        axes.set_title(key, fontsize=10)
+        axes.set_xticks(range(len(by_round[key])), [str(i) for i in range(1, len(by_round[key]) + 1)])
+        axes.set_yticks(range(len(table.rows)), [short(row.title, 14) for row in table.rows], fontsize=7)
+    for axes in list(places.flat)[len(by_round) :]:
+        axes.set_axis_off()
+    figure.colorbar(image, ax=places.ravel().tolist(), label=panel.axes[1])
+    return True
 
 
 def _bars(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:

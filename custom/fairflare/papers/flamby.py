@@ -8,6 +8,8 @@ training take 50 epochs of Adam; the pooled one standardises training patients t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fairflare.papers.declaration import Column, Data, Row, on, paper, table
 
 HEART = Data(key="heart", title="Fed-Heart-Disease", task="heart:flamby", settings={"reference": "true"})
@@ -44,15 +46,17 @@ ACCURACY = Column("site", "hospital", "sites", {"metric": "accuracy"})
 PAPER = paper(
     "flamby",
     "FLamby (Ogier du Terrail et al., Datasets and Benchmarks for Cross-Silo FL, NeurIPS 2022)",
-    table(
-        "heart",
-        "Heart disease at four hospitals: accuracy on each hospital's test patients",
-        "Accuracy of the final model on each hospital's own test patients",
-        ROWS,
-        on((ACCURACY,), HEART),
-        seeds=SEEDS,
-        structure="",
-        note="A seed draws the initial model, as torch draws it, and the order of the patients.",
-        published="flamby_heart",
+    replace(
+        table(
+            "heart",
+            "Heart disease at four hospitals: accuracy on each hospital's test patients",
+            "Accuracy of the final model on each hospital's own test patients",
+            ROWS,
+            on((ACCURACY,), HEART),
+            seeds=SEEDS,
+            note="A seed draws the initial model, as torch draws it, and the order of the patients.",
+            published="flamby_heart",
+        ),
+        own=True,
     ),
 )

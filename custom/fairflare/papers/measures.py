@@ -30,7 +30,8 @@ class Run:
     Attributes:
         scores: round -> shared test set -> metric -> value, of the rounds that were scored.
         elsewhere: options of the task ("alpha=1") -> mean, std_sample and more of the final model on test patients that
-            are dealt to the sites as these options say.
+            are dealt to the sites as these options say, and of its accuracies "sites" and "groups" (disparities),
+            "harmonic-printed" and "harmonic-worst" as in "over-groups".
     """
 
     report: Json
@@ -67,6 +68,8 @@ Measure = Callable[..., Measured | Mapping[str, Measured]]
 F = TypeVar("F", bound=Callable[..., Any])
 MEASURES: dict[str, Measure] = {}
 """Name -> function of (run, beside, further arguments by name)."""
+CURVES = ("condition-rounds", "domain-rounds")
+"""Measures of every round's model on shared test sets."""
 
 
 def measure(name: str) -> Callable[[F], F]:
@@ -137,16 +140,53 @@ def over_domains(run: Run, beside: Beside, which: str, metric: str = "", ddof: i
 
 
 @measure("condition")
-def condition(run: Run, beside: Beside, which: str, metric: str) -> list[float | None]:
-    """A metric on the task's clean or corrupted test set, one value for each of the last rounds."""
-    name = run.detail["test_sets"]["last"]["names"].get(which)
-    return [number(sets[name].get(metric)) for _, sets in sorted(run.scores.items()) if name in sets]
+def condition(run: Run, beside: Beside, which: str, metric: str, than: str = "") -> list[float | None]:
+    """A metric on the task's "clean" or "corrupted" test set or their "average", one value per scored round.
+
+    Args:
+        than: METHOD label of a reference: the difference from its value of the same round and seed.
+    """
+    values = _of_condition(run, which, metric)
+    first = _of_condition(beside.references[than], which, metric) if than else {}
+    return [_minus(value, first.get(t)) if than else value for t, value in values.items()]
+
+
+def _of_condition(run: Run, which: str, metric: str) -> dict[int, float | None]:
+    """Round -> value."""
+    names = run.detail["test_sets"]["last"]["names"]
+    sets = [names.get(one) for one in (("clean", "corrupted") if which == "average" else (which,))]
+    found = {}
+    for t, scores in sorted(run.scores.items()):
+        values = [number(scores.get(name, {}).get(metric)) for name in sets]
+        found[t] = None if None in values else _mean(values)
+    return found
+
+
+def _minus(value: float | None, other: float | None) -> float | None:
+    return None if value is None or other is None else value - other
+
+
+@measure("condition-rounds")
+def condition_rounds(run: Run, beside: Beside, which: str, metric: str) -> dict[str, float | None]:
+    """Round -> "condition" of the model that it left."""
+    return {str(t): value for t, value in _of_condition(run, which, metric).items()}
+
+
+@measure("domain-rounds")
+def domain_rounds(run: Run, beside: Beside, which: str = "mean") -> dict[str, float | None]:
+    """Round -> mean over the shared test sets of the domains; without such the validation splits', see "rounds"."""
+    if not run.scores:
+        return rounds(run, beside, which)
+    return {
+        str(t): fairness.mean({name: number(found.get(run.headline)) for name, found in sets.items()})
+        for t, sets in sorted(run.scores.items())
+    }
 
 
 @measure("condition-std")
 def condition_std(run: Run, beside: Beside, metric: str) -> float | None:
     """Standard deviation over clients of which each is given the score of its own condition (FedISM+, Table IV)."""
-    at_clean, at_corrupted = (_mean(condition(run, beside, which, metric)) for which in ("clean", "corrupted"))
+    at_clean, at_corrupted = (_mean(_of_condition(run, which, metric).values()) for which in ("clean", "corrupted"))
     if at_clean is None or at_corrupted is None:
         return None
     clean = sum(row["kind"] == SITE_CLEAN for row in run.report["sites"].values())
@@ -164,7 +204,7 @@ def over_groups(run: Run, beside: Beside, which: str) -> float | None:
     """Of the groups: overall (weighted by size), uniform, gap, worst, disparity (sample sd), and the levels' two.
 
     "sites" is the disparity over sites, "groups" that over groups; "harmonic" and "harmonic-printed" are the two forms
-    of their harmonic mean, "harmonic-accuracy" that of the mean accuracies over sites and over groups.
+    of their harmonic mean, "harmonic-worst" is 2 a b / (a + b) of the worst site's and the worst group's accuracy.
     """
     found = run.detail["groups"]
     if not found:
@@ -172,9 +212,8 @@ def over_groups(run: Run, beside: Beside, which: str) -> float | None:
     worst, levels = (found.get("worst") or {}).get("value"), found.get("levels") or {}
     values = {"worst": worst, "disparity": found["disparity"]["sample"], **levels}
     values |= {"harmonic-printed": levels.get("harmonic_printed")}
-    accuracies = [fairness.mean(at_sites(run, "accuracy")), number(found.get("uniform"))]
-    known = [value for value in accuracies if value is not None]
-    values |= {"harmonic-accuracy": harmonic(*known) if len(known) == 2 else None}
+    lowest = [value for value in (over_sites(run, beside, "worst", "accuracy"), number(worst)) if value is not None]
+    values |= {"harmonic-worst": harmonic(*lowest) if len(lowest) == 2 else None}
     return values[which] if which in values else found.get(which)
 
 
@@ -185,18 +224,15 @@ def opportunity(run: Run, beside: Beside, which: str) -> float | None:
 
 
 @measure("bytes")
-def sent(run: Run, beside: Beside, way: str = "up") -> float | None:
-    """Bytes per site and round, "up" from a site or "down" to it."""
+def sent(run: Run, beside: Beside, way: str = "both", than: str = "") -> float | None:
+    """Bytes per site and round, "up" from a site, "down" to it, or "both"; over those of the reference ``than``."""
+    if than:
+        own, other = (sent(one, beside, way) for one in (run, beside.references[than]))
+        return own / other if own is not None and other else None
     rounds, count = run.report["rounds"], len(run.report["sites"])
-    total = number(run.detail["traffic"].get(way))
-    return None if total is None or not rounds else total / rounds / count
-
-
-@measure("extra-bytes")
-def extra(run: Run, beside: Beside, than: str, way: str = "up") -> float | None:
-    """Bytes per site and round beyond those of a reference."""
-    own, other = (sent(one, beside, way) for one in (run, beside.references[than]))
-    return None if own is None or other is None else own - other
+    found = [number(run.detail["traffic"].get(one)) for one in (("up", "down") if way == "both" else (way,))]
+    known = [value for value in found if value is not None]
+    return sum(known) / rounds / count if rounds and len(known) == len(found) else None
 
 
 @measure("seconds")
@@ -211,45 +247,71 @@ def like_alone(run: Run, beside: Beside, which: str, than: str = "solo") -> floa
     """Agreement (pearson_x100, euclid) of the sites' scores with those of their own models (FedCE, Table 2)."""
     own, alone = fairness.finite(at_sites(run)), fairness.finite(at_sites(beside.references[than]))
     both = [site for site in own if site in alone]
-    return agreement(*({site: values[site] for site in both} for values in (own, alone)))[which]
+    return _agreement(*({site: values[site] for site in both} for values in (own, alone)))[which]
 
 
 @measure("like-left-out")
 def like_left_out(run: Run, beside: Beside, which: str) -> float | None:
     """Agreement (pearson_x100, euclid, cosine) of the last weights with the leave-one-out shares (FedCE, Table 3)."""
-    return agreement(final_weights(run), leave_one_out_shares(_drops(beside)))[which]
+    return _agreement(final_weights(run), leave_one_out_shares(_drops(beside)))[which]
 
 
-@measure("drops")
-def drops(run: Run, beside: Beside, prefix: str = "") -> dict[str, float]:
-    """Site -> how much the mean over all sites' scores falls when it is left out of training."""
-    return {prefix + site: value for site, value in _drops(beside).items()}
+def _agreement(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float | None]:
+    """``agreement`` and "p", the two-sided p-value of Pearson's correlation; None below three sites."""
+    from scipy.stats import pearsonr
+
+    found = agreement(a, b)
+    known = found["pearson_x100"] is not None and len(a) > 2
+    return {**found, "p": float(pearsonr(list(a.values()), [b[site] for site in a]).pvalue) if known else None}
+
+
+@measure("without")
+def without(run: Run, beside: Beside, metric: str = "", drop: bool = False) -> dict[str, float | None]:
+    """Site -> the mean over all sites' scores when it is left out of training; "No": nobody is.
+
+    Args:
+        drop: how much lower it is than with all sites.
+    """
+    found = {site: fairness.mean(at_sites(one, metric)) for site, one in beside.without.items()}
+    full = fairness.mean(at_sites(beside.full, metric)) if beside.full else None
+    return {site: _minus(full, value) for site, value in found.items()} if drop else {**found, "No": full}
 
 
 @measure("shares")
-def shares(run: Run, beside: Beside, prefix: str = "") -> dict[str, float]:
+def shares(run: Run, beside: Beside) -> dict[str, float]:
     """Site -> its share of these drops."""
-    return {prefix + site: value for site, value in leave_one_out_shares(_drops(beside)).items()}
+    return leave_one_out_shares(_drops(beside))
 
 
-@measure("weights")
-def weights(run: Run, beside: Beside, prefix: str = "") -> dict[str, float]:
-    """Site -> its weight in the last round."""
-    return {prefix + site: value for site, value in final_weights(run).items()}
+@measure("examples")
+def examples(run: Run, beside: Beside, share: bool = False) -> dict[str, float | None]:
+    """Site -> its training examples, or their share of all."""
+    counts = {site: number(row["n_train"]) or 0.0 for site, row in run.report["sites"].items()}
+    total = sum(counts.values())
+    return {site: count / total if share and total else count for site, count in counts.items()}
+
+
+@measure("relative-weights")
+def relative_weights(run: Run, beside: Beside, whole: bool) -> dict[str, float | None]:
+    """Site -> its weight in the last round among the sites but the one that is left out, made to sum to 1.
+
+    Args:
+        whole: of the run with all sites; else of the one in which the site has left.
+    """
+    if beside.full is None or not beside.without:
+        return {}
+    (gone, left), *_ = beside.without.items()
+    found = {s: weight for s, weight in final_weights(beside.full if whole else left).items() if s != gone}
+    total = sum(found.values())
+    return {site: weight / total for site, weight in found.items()} if total else {}
 
 
 @measure("rounds")
 def rounds(run: Run, beside: Beside, which: str = "mean") -> dict[str, float | None]:
-    """Round -> the received model's metric on the sites' validation splits, "mean" or "worst" of them."""
-    rows = run.detail["rounds"]
-    return {str(row["round"]): row["mean"] if which == "mean" else row["worst"]["value"] for row in rows}
-
-
-@measure("site-weights")
-def site_weights(run: Run, beside: Beside, index: int) -> dict[str, float | None]:
-    """Round -> the weight of a site, the first one's index being 1."""
-    site = dict(enumerate(run.report["sites"], 1)).get(index, "")
-    return {str(row["round"]): row["weights"].get(site) for row in run.detail["rounds"]}
+    """Round -> the received model's metric on the sites' validation splits: "mean", "worst" or "std" (ddof 0)."""
+    higher = bool(run.detail["higher_is_better"])
+    read = {"mean": fairness.mean, "std": fairness.std, "worst": lambda values: fairness.worst(values, higher)[1]}
+    return {str(row["round"]): read[which](row["metric"]) for row in run.detail["rounds"]}
 
 
 @measure("note")
@@ -263,10 +325,33 @@ def note(run: Run, beside: Beside, name: str) -> dict[str, float | None]:
     return {site: mean for site, known in values.items() if (mean := _mean(known)) is not None}
 
 
+@measure("note-rounds")
+def note_rounds(run: Run, beside: Beside, name: str, site: int = 0, of_one: bool = False) -> dict[str, float | None]:
+    """What the method's rule noted under ``name`` over the rounds.
+
+    Args:
+        site: which site's, the first one's number being 1: {round: value}; 0: all sites', in six rounds, of which the
+            tenth is one: {"round 10, site": value}.
+        of_one: 1 minus the value.
+    """
+    names, rows = list(run.report["sites"]), run.detail["rounds"]
+    last = len(rows)
+    wanted = {10, *(max(1, round(last * part / 5)) for part in range(1, 6))}
+    found = {}
+    for row in rows:
+        noted = row["notes"].get(name) or {}
+        values = {one: None if (v := number(noted.get(one))) is None else 1.0 - v if of_one else v for one in names}
+        if site:
+            found[str(row["round"])] = values[names[site - 1]] if site <= len(names) else None
+        elif row["round"] in wanted:
+            found |= {f"round {row['round']}, {one}": value for one, value in values.items()}
+    return found
+
+
 @measure("elsewhere")
 def elsewhere(run: Run, beside: Beside, options: str, which: str) -> float | None:
-    """Mean, worst, std, std_sample or gap over sites, test patients dealt as ``options`` say."""
-    return (run.elsewhere.get(options) or {}).get(which)
+    """What ``Run.elsewhere`` says, test patients dealt as ``options`` say."""
+    return number((run.elsewhere.get(options) or {}).get(which))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 
 from fairflare.papers.declaration import Block, Column, Data, Row, Table
@@ -39,8 +40,8 @@ class Used:
     beside: Mapping[str, Mapping[int, Beside]] = field(default_factory=dict)
 
 
-def tabulated(table: Table, key: str, used: Sequence[Used], published: Published | None = None) -> model.Table:
-    """The table with its numbers.
+def tabulated(table: Table, key: str, used: Sequence[Used], published: Published | None = None) -> list[model.Table]:
+    """The table with its numbers, and one of all settings tried where rows show the best of several.
 
     Args:
         key: name of the table in files and labels.
@@ -54,8 +55,63 @@ def tabulated(table: Table, key: str, used: Sequence[Used], published: Published
             continue
         cells = {name: cell for _, cells in found for name, cell in cells.get(row.key, {}).items()}
         rows.append(model.Row(row.key, row.title, _with_published(row, cells, published, used), row.group))
-    shown = model.Table(key, table.title, tuple(columns), tuple(rows), table.stub, caption(table, used))
-    return shown if table.draw else model.with_best(shown)
+    whole = model.Table(key, table.title, tuple(columns), tuple(rows), table.stub, caption(table, used))
+    shown = replace(whole, rows=_with_the_best(table, whole))
+    tried = [replace(whole, key=f"{key}-tried", title=f"{table.title}: every setting that was tried")]
+    shown = _transposed(table, shown) if table.transposed else shown
+    return [shown if table.draw else model.with_best(shown), *(tried if any(r.one_of for r in table.rows) else [])]
+
+
+def _with_the_best(table: Table, whole: model.Table) -> tuple[model.Row, ...]:
+    """The rows, those of one ``one_of`` as one: by the column ``choose`` of their block, else column by column."""
+    headings = {row.key: row.one_of for row in table.rows}
+    rows: list[model.Row] = []
+    for heading, same in groupby(whole.rows, key=lambda row: headings[row.key]):
+        tried = list(same)
+        if not heading:
+            rows += tried
+            continue
+        cells = {}
+        for column in whole.columns:
+            block = next(
+                (b for b in table.blocks if len(table.blocks) > 1 and column.key.startswith(f"{b.data.key}.")), None
+            )
+            by = ".".join(filter(None, (block.data.key if block else "", table.choose))) if table.choose else column.key
+            cells[column.key] = _best(tried, by, {c.key: c for c in whole.columns}[by]).cells.get(
+                column.key, model.Cell()
+            )
+        title = heading if len({row.title for row in tried}) > 1 else tried[0].title
+        rows.append(model.Row(file_name(heading), title, cells, tried[0].group))
+    return tuple(rows)
+
+
+def _best(rows: Sequence[model.Row], key: str, column: model.Column) -> model.Row:
+    """The row whose value in a column is best; the first where none has one."""
+    sign = -1.0 if column.better == "lower" else 1.0
+    known = [(row, cell.value) for row in rows if (cell := row.cells.get(key)) and cell.value is not None]
+    return max(known, key=lambda pair: sign * pair[1])[0] if known else rows[0]
+
+
+def _transposed(table: Table, shown: model.Table) -> model.Table:
+    """Rows across: a column for each row's title, a row for each measure, data set and group of rows."""
+    across = list(dict.fromkeys(row.title for row in shown.rows))
+    names = {title: f"c{i}" for i, title in enumerate(across)}
+    several = len(shown.columns) > 1 or not any(row.group for row in shown.rows)
+    rows: dict[tuple[str, str], model.Row] = {}
+    for column in shown.columns:
+        for row in shown.rows:
+            title = " ".join(part for part in (column.group or (column.title if several else ""), row.group) if part)
+            title = f"{column.group}: {column.title}" if column.group and _shares_group(shown, column) else title
+            at = (column.key, row.group)
+            own = rows.setdefault(at, model.Row(file_name(".".join(filter(None, at))), title or column.title, {}))
+            cell = replace(row.cells.get(column.key, model.Cell()), form=column.form)
+            rows[at] = replace(own, cells={**own.cells, names[row.title]: cell})
+    columns = tuple(model.Column(names[title], title) for title in across)
+    return replace(shown, columns=columns, rows=tuple(rows.values()))
+
+
+def _shares_group(shown: model.Table, column: model.Column) -> bool:
+    return sum(other.group == column.group for other in shown.columns) > 1
 
 
 def differences(table: Table, key: str, used: Sequence[Used], first: str = FIRST) -> model.Table | None:

@@ -35,6 +35,7 @@ from fairflare.report.compare_tables import comparison_csv as as_csv
 from fairflare.report.compare_tables import comparison_markdown as as_markdown
 from fairflare.report.deployed_model import SHOWN
 from fairflare.report.fairness import gap, mean, mean_ci, std, worst
+from fairflare.report.groups import harmonic, harmonic_printed
 from fairflare.report.page import render_compare
 from fairflare.report.paired import hierarchical
 from fairflare.report.table_files import as_csv as tables_as_csv
@@ -223,7 +224,24 @@ def on_mixture(config: RunConfig, folder: Path, options: Mapping[str, Any], high
     predicted = {site: _predicted(parts, config, own) for site, own in data.items() if own.size("test")}
     values = {site: _score(parts.task, *found) for site, found in predicted.items()}
     sites = {site: {"n": len(found[1]), "value": values[site]} for site, found in predicted.items()}
-    return {**_summary(values, higher), "std_sample": std(values, ddof=1), "sites": sites}
+    levels = _levels(predicted) if parts.task.kind.has_classes else {}
+    return {**_summary(values, higher), "std_sample": std(values, ddof=1), "sites": sites, **levels}
+
+
+def _levels(predicted: Predicted) -> dict[str, float | None]:
+    """Of the accuracies over sites and over classes: disparities (ddof 1) and FedUFO's two harmonic means."""
+    right = {site: (outputs.argmax(1) == targets).double() for site, (outputs, targets) in predicted.items()}
+    targets, pooled = torch.cat([found[1] for found in predicted.values()]), torch.cat(list(right.values()))
+    of_sites = {site: float(found.mean()) for site, found in right.items() if len(found)}
+    of_groups = {str(int(c)): float(pooled[targets == c].mean()) for c in targets.unique()}
+    apart = [std(found, ddof=1) for found in (of_sites, of_groups)]
+    lowest = [worst(found, True)[1] for found in (of_sites, of_groups)]
+    return {
+        "disparity-sites": apart[0],
+        "disparity-groups": apart[1],
+        "harmonic-printed": None if apart[0] is None or apart[1] is None else harmonic_printed(apart[0], apart[1]),
+        "harmonic-worst": None if lowest[0] is None or lowest[1] is None else harmonic(lowest[0], lowest[1]),
+    }
 
 
 def _other(task: Task, config: RunConfig, options: Mapping[str, Any]) -> Task:

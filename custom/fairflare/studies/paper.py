@@ -9,50 +9,37 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from fairflare.core.errors import UserError
-from fairflare.core.execution import default_device
-from fairflare.core.seeds import derive
 from fairflare.core.validation import shown
 from fairflare.engine import audit
-from fairflare.engine.files import AUDIT, MODEL, read_json, read_model
+from fairflare.engine.files import AUDIT, read_json
 from fairflare.engine.log_lines import events
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.state import save_text
-from fairflare.functional.landscape import filter_normalised, loss_grid
 from fairflare.papers.declaration import Data, Exhibit, Row, Table
 from fairflare.papers.drawing import drawn, standalone
 from fairflare.papers.estimate import Speed, in_words, relative_cost
-from fairflare.papers.measures import Beside, Run
+from fairflare.papers.measures import CURVES, Beside, Run
 from fairflare.papers.tabulate import Used, differences, file_name, published_numbers, tabulated
-from fairflare.report.table_files import Cell, Column, Form, write_tables
-from fairflare.report.table_files import Row as ShownRow
 from fairflare.report.table_files import Table as Shown
+from fairflare.report.table_files import write_tables
 from fairflare.studies import display
 from fairflare.studies.comparison import on_mixture, parse_options
 from fairflare.studies.describe import listed_rows
 from fairflare.studies.folders import check_path
 from fairflare.studies.labels import comparison_name, folder_name
 from fairflare.studies.paper_list import DATA_FOLDER, FOLDER, has_files, remember, speed_of
+from fairflare.studies.paper_panels import OF_DATA, OF_MODELS, Runs, segmentations
 from fairflare.studies.parallel import Workers, budget, side_by_side
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import Study, arms, facts, leaving_out
-from fairflare.tasks.base import TestSet
 
 Values = Mapping[str, Any]
 Json = dict[str, Any]
-STEPS = (-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0)
-EXAMPLES = 256
-"""Of each test set, of which the loss is taken."""
-BINS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +141,8 @@ class Plan:
         seeds = self._choices.seeds or table.seeds
         rounds = self._choices.rounds or table.rounds
         own = place.data.other if place.stands_in else place.data.settings
-        values = {**own, **table.values, **row.values, **self._choices.values}
+        curves = {"score_rounds": "all"} if self._has_curves(table, place.task) else {}
+        values = {**own, **table.values, **curves, **row.values, **self._choices.values}
         folder = comparison_name(place.task, {"rounds": rounds, "values": values})
         found = arms([label], place.task, seeds, rounds=rounds, values=values)
         paths = {}
@@ -162,14 +150,24 @@ class Plan:
             paths[seed] = self._ask(f"{folder}/{name}", config, label)
         return paths
 
+    @staticmethod
+    def _has_curves(table: Table, task: str) -> bool:
+        """Whether a column is of every round's model on shared test sets."""
+        if not any(column.measure in CURVES for block in table.blocks for column in block.columns):
+            return False
+        name, _, preset = task.partition(":")
+        return bool(tasks.load(name, preset or None).table_sets())
+
     def _left_out(self, table: Table, place: Place, row: Row) -> None:
         """The runs of the table's METHOD with each site left out of training in turn."""
         full = self._arm(table, place, row, table.left_out)
         place.references[row.key, table.left_out] = full
         for seed, path in full.items():
             config = self.configs[path]
-            sites = tasks.load(config.task, config.preset, **config.options).sites()
-            for site, without in leaving_out(config, list(sites)).items():
+            sites = list(tasks.load(config.task, config.preset, **config.options).sites())
+            chosen = [site for k, site in enumerate(sites, 1) if k in table.left_sites or not table.left_sites]
+            every = leaving_out(config, sites)
+            for site, without in ((site, every[site]) for site in chosen):
                 own = f"{path.rpartition('-seed')[0]}-without-{folder_name(site)}-seed{seed}"
                 place.without.setdefault((row.key, site), {})[seed] = self._ask(own, without, table.left_out)
 
@@ -231,11 +229,12 @@ def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
         key = file_name(exhibit.name if len(exhibit.tables) == 1 else f"{exhibit.name}-{table.key}")
         used = [_used(table, place, runs) for place in places]
         printed, source = published_numbers(table.published) if table.published else (None, "")
-        shown.append(_pictured(table, tabulated(table, key, used, printed), plan, places, folder))
+        main, *tried = tabulated(table, key, used, printed)
+        main = _pictured(table, main, plan, places, folder)
         beside = None if table.draw else differences(table, f"{key}-differences", used)
-        shown += [beside] if beside else []
+        shown += [main, *tried, *([beside] if beside else [])]
         about |= {"Published numbers": source} if source else {}
-        figures += drawn(table, shown[-1]) if table.draw else []
+        figures += _figures(table, main, plan, places, folder)
     out = folder / FOLDER
     out.mkdir(parents=True, exist_ok=True)
     files = write_tables(
@@ -255,15 +254,28 @@ def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
 
 
 def _pictured(table: Table, shown: Shown, plan: Plan, places: Sequence[Place], folder: Path) -> Shown:
-    """The table itself, or what a landscape or density has in its place."""
-    if table.draw == "landscape":
-        titles = {row.key: row.title for row in table.rows}
-        found = [(titles[key], min(seeds.items())[1]) for place in places for key, seeds in place.runs.items()]
-        return landscape(table, shown, [(title, plan.configs[path], folder / path) for title, path in found])
-    if table.draw == "density":
+    """The table itself, or what a panel that needs models or data has in its place."""
+    if table.draw in OF_DATA:
         options = [place.data.other if place.stands_in else place.data.settings for place in places]
-        return densities(table, shown, [(p.data.title, p.task, own) for p, own in zip(places, options)])
+        found = [(p.data.title, p.task, {**own, **table.values}) for p, own in zip(places, options)]
+        return OF_DATA[table.draw](table, shown, found)
+    if table.draw in OF_MODELS:
+        return OF_MODELS[table.draw](table, shown, _first_runs(table, plan, places, folder))
     return shown
+
+
+def _first_runs(table: Table, plan: Plan, places: Sequence[Place], folder: Path) -> Runs:
+    """The runs of each row's first seed."""
+    titles = {row.key: row.title for row in table.rows}
+    runs = [(titles[key], min(seeds.items())[1]) for place in places for key, seeds in place.runs.items()]
+    return [(title, plan.configs[path], folder / path) for title, path in runs]
+
+
+def _figures(table: Table, shown: Shown, plan: Plan, places: Sequence[Place], folder: Path) -> list[str]:
+    """SVG elements; none for a printed table."""
+    if table.draw == "pictures":
+        return segmentations(table, _first_runs(table, plan, places, folder))
+    return drawn(table, shown) if table.draw else []
 
 
 def _looks(plan: Plan) -> dict[str, list[str]]:
@@ -321,69 +333,3 @@ def _run(folder: Path, config: RunConfig, options: Sequence[str]) -> Run:
     higher = bool(report["detail"]["higher_is_better"])
     elsewhere = {one: on_mixture(config, folder, parse_options([one])[0], higher) for one in dict.fromkeys(options)}
     return Run(report, scores, elsewhere)
-
-
-def landscape(table: Table, empty: Shown, runs: Sequence[tuple[str, RunConfig, Path]]) -> Shown:
-    """The table of a loss landscape: a group of rows per method and condition, steps down and across.
-
-    ``empty`` has key, title and caption; ``runs`` are (row's title, run, its folder), all on one task with clean and
-    corrupted test sets.
-    """
-    rows = []
-    for title, config, folder in runs:
-        parts = build_parts(config)
-        parts.network.load_state_dict(read_model(folder / MODEL))
-        wanted = parts.task.table_sets()
-        for test in (found for found in parts.task.test_sets() if found.name in wanted.values()):
-            grid = _around(parts.network, test, config.seed)
-            for step, line in zip(STEPS, grid):
-                cells = {f"step-{i}": Cell(value) for i, value in enumerate(line)}
-                group = f"{title}, {test.name}"
-                rows.append(ShownRow(f"{group} {step:g}", f"{step:g}", cells, group=group))
-    columns = tuple(Column(f"step-{i}", f"{step:g}") for i, step in enumerate(STEPS))
-    return replace(empty, columns=columns, rows=tuple(rows), stub=table.stub)
-
-
-def densities(table: Table, empty: Shown, places: Sequence[tuple[str, str, Mapping[str, str]]]) -> Shown:
-    """The table of how bright training images are: a row per site, a column per intensity, on the task's own split.
-
-    ``empty`` has key, title and caption; ``places`` are (title of the data set, "name:preset", options) each.
-    """
-    rows: list[ShownRow] = []
-    columns: dict[str, Column] = {}
-    for number, (title, named, options) in enumerate(places):
-        name, _, preset = named.partition(":")
-        known = {field.name for field in fields(tasks.known(name))}
-        # Nobody looks at the sites' further test images, which a simulated task would render.
-        fewer = {"site_test_images": 0} if "site_test_images" in known else {}
-        task = tasks.load(name, preset, **fewer, **options)
-        batches = {site: task.site_data(site).fixed("train", EXAMPLES) for site in task.sites()}
-        images = {site: torch.cat([batch.inputs.flatten() for batch in own]) for site, own in batches.items()}
-        low, high = (end([end([value.min(), value.max()]) for value in images.values()]) for end in (min, max))
-        middles = [float(low + (high - low) * (i + 0.5) / BINS) for i in range(BINS)]
-        group = title if len(places) > 1 else ""
-        names = [f"{number}.{i}" for i in range(BINS)]
-        columns |= {key: Column(key, f"{middle:.3g}", group, form=Form(4)) for key, middle in zip(names, middles)}
-        for site, value in images.items():
-            counts = torch.histc(value.float(), BINS, float(low), float(high))
-            shares = (counts / counts.sum()).tolist()
-            cells = {key: Cell(share) for key, share in zip(names, shares)}
-            rows.append(ShownRow(f"{number}.{site}", f"{site}, {task.sites()[site]}", cells, group=group))
-    return replace(empty, columns=tuple(columns.values()), rows=tuple(rows), stub=table.stub)
-
-
-def _around(network: nn.Module, test: TestSet, seed: int) -> list[list[float]]:
-    """The mean cross-entropy of the set's first examples on the plane around the network, in evaluation mode."""
-    device = default_device()
-    network.to(device).eval()
-    batch = next(test.batches(EXAMPLES)).to(device)
-    parameters = {name: value.detach() for name, value in network.named_parameters()}
-    generator = torch.Generator().manual_seed(derive(seed, "landscape"))
-    first, second = (filter_normalised(parameters, generator) for _ in range(2))
-
-    def loss(moved: dict[str, Tensor]) -> float:
-        with torch.no_grad():
-            outputs = torch.func.functional_call(network, moved, (batch.inputs,))
-            return float(nn.functional.cross_entropy(outputs, batch.targets))
-
-    return loss_grid(loss, parameters, first, second, STEPS)

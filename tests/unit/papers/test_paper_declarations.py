@@ -14,6 +14,7 @@ from fairflare.papers.tabulate import published_numbers
 from fairflare.report.table_files import KEY
 from fairflare.studies.describe import method_rows, task_rows
 from fairflare.studies.labels import folder_name, split_method
+from fairflare.studies.paper_panels import OF_DATA
 
 TABLES = [
     pytest.param(exhibit, table, id=f"{exhibit.name}-{table.key}")
@@ -21,6 +22,7 @@ TABLES = [
     for exhibit in paper.exhibits
     for table in exhibit.tables
 ]
+KEYS = {data.key for param in TABLES for data in param.values[1].data}
 PRESETS = {f"{row['name']}:{preset['preset']}" for row in task_rows() for preset in row["presets"]}
 
 
@@ -48,9 +50,14 @@ def test_a_tables_form_is_whole(exhibit, table):
     assert KEY.fullmatch(exhibit.name) and table.title and exhibit.title
     assert len(set(table.seeds)) == len(table.seeds) and min(table.seeds) >= 0 and len(table.seeds) >= 3
     assert len({row.key for row in table.rows}) == len(table.rows)
-    assert table.blocks and (table.rows or table.draw == "density")
+    assert table.blocks and (table.rows or table.draw in OF_DATA)
+    assert (
+        not any(row.one_of for row in table.rows)
+        or not table.choose
+        or any(column.key == table.choose for block in table.blocks for column in block.columns)
+    )
     for row in table.rows:
-        assert set(row.on) <= {data.key for data in table.data}
+        assert set(row.on) <= KEYS
     for block in table.blocks:
         assert block.data.task in PRESETS and (not block.data.stand_in or block.data.stand_in in PRESETS)
         assert not block.data.stand_in or block.data.words
@@ -58,7 +65,7 @@ def test_a_tables_form_is_whole(exhibit, table):
             arguments = list(inspect.signature(MEASURES[column.measure]).parameters)
             assert set(column.given) <= set(arguments[2:]), column
             assert column.given.get("than", "") in ("", *table.references)
-            assert column.measure not in ("like-left-out", "drops", "shares") or table.left_out
+            assert column.measure not in ("like-left-out", "without", "shares", "relative-weights") or table.left_out
     assert not table.published or published_numbers(table.published)[0]
 
 
@@ -71,7 +78,7 @@ def test_the_metrics_of_columns_are_the_tasks(exhibit, table):
             for column in block.columns:
                 metric = column.given.get("metric")
                 assert not metric or metric in built.metrics, (task, column.key)
-                if column.measure in ("condition", "condition-std"):
+                if column.measure in ("condition", "condition-std", "condition-rounds"):
                     assert set(built.table_sets()) >= {"clean", "corrupted"}
                 if column.measure in ("groups", "over-groups"):
                     assert built.kind.has_classes

@@ -58,7 +58,9 @@ def test_agreements_compare_with_solo_and_with_leaving_sites_out():
     assert value("like-alone", own, Beside({"solo": alone}), which="pearson_x100")[""] == [pytest.approx(100)]
     without = {"a": run({"a": site(0.3), "b": site(0.3)}), "b": run({"a": site(0.5), "b": site(0.5)})}
     beside = Beside(without=without, full=own)
-    assert value("drops", own, beside) == {"a": [pytest.approx(0.3)], "b": [pytest.approx(0.1)]}
+    drops = value("without", own, beside, drop=True)
+    assert drops == {"a": [pytest.approx(0.3)], "b": [pytest.approx(0.1)]}
+    assert value("without", own, beside)["No"] == [pytest.approx(0.6)]
     assert value("shares", own, beside) == {"a": [pytest.approx(0.75)], "b": [pytest.approx(0.25)]}
     assert value("like-left-out", own, beside, which="euclid")[""] == [pytest.approx(0.25 * math.sqrt(2))]
 
@@ -83,7 +85,7 @@ def shown(stands_in, published=None, **more):
         "two": {0: run({"a": site(0.7), "b": site(0.7)}), 1: run({"a": site(0.7), "b": site(0.7)})},
     }
     used = Used(DATA, "support2:default", stands_in, runs)
-    return tabulated(table(**more), "toy-1", [used], published)
+    return tabulated(table(**more), "toy-1", [used], published)[0]
 
 
 def test_a_cell_is_the_mean_over_seeds_with_its_spread():
@@ -94,6 +96,59 @@ def test_a_cell_is_the_mean_over_seeds_with_its_spread():
     assert cell.spread == pytest.approx(0.1 / math.sqrt(2)) and cell.low < 0.65 < cell.high
     assert shown(True, ddof=0).rows[0].cells["mean"].spread == pytest.approx(0.05)
     assert shown(True, spread="").rows[0].cells["mean"].spread is None
+
+
+def small(rows, columns, runs, **more):
+    used = Used(DATA, "support2:default", True, {key: {0: one} for key, one in runs.items()})
+    toy = Table("1", "What it shows", rows, (Block(DATA, columns),), seeds=(0,), **more)
+    return tabulated(toy, "toy-1", [used])
+
+
+def test_the_best_of_several_settings_is_shown_and_all_are_kept():
+    a, b = (
+        Column(k, k, "over-sites", {"which": w}, better)
+        for k, w, better in (("m", "mean", "higher"), ("g", "gap", "lower"))
+    )
+    rows = (Row("q1", "q = 1", "qffl:q=1", one_of="q-FFL"), Row("q2", "q = 2", "qffl:q=2", one_of="q-FFL"))
+    runs = {"q1": run({"a": site(0.5), "b": site(0.7)}), "q2": run({"a": site(0.55), "b": site(0.55)})}
+    shown, tried = small(rows, (a, b), runs, choose="m")
+    (row,) = shown.rows
+    assert row.title == "q-FFL" and len(tried.rows) == 2
+    assert row.cells["m"].value == pytest.approx(0.6) and row.cells["g"].value == pytest.approx(0.2)
+    (each_column, _) = small(rows, (a, b), runs)
+    assert each_column.rows[0].cells["m"].value == pytest.approx(0.6)
+    assert each_column.rows[0].cells["g"].value == pytest.approx(0)
+
+
+def test_methods_stand_across_where_a_paper_prints_them_so():
+    columns = (Column("m", "Mean", "over-sites", {"which": "mean"}), Column("g", "Gap", "over-sites", {"which": "gap"}))
+    rows = tuple(Row(f"{k}-{a}", k, "fedavg", group=f"alpha {a}") for k in ("one", "two") for a in ("10", "5"))
+    runs = {row.key: run({"a": site(0.5), "b": site(0.7 if "10" in row.key else 0.9)}) for row in rows}
+    (shown,) = small(rows, columns[:1], runs, transposed=True)
+    assert [c.title for c in shown.columns] == ["one", "two"] and [r.title for r in shown.rows] == [
+        "alpha 10",
+        "alpha 5",
+    ]
+    assert shown.rows[1].cells["c1"].value == pytest.approx(0.7)
+    (shown,) = small(rows[::2], columns, runs, transposed=True)
+    assert [r.title for r in shown.rows] == ["Mean alpha 10", "Gap alpha 10"]
+
+
+def test_curves_over_rounds_and_differences_from_a_reference():
+    names = {"last": {"names": {"clean": "clean", "corrupted": "noise 3"}}}
+    scores = {t: {"clean": {"auc": 0.8 + t / 100}, "noise 3": {"auc": 0.6}} for t in (1, 2)}
+    one = run({}, scores, test_sets=names)
+    other = run({}, {t: {"clean": {"auc": 0.8}, "noise 3": {"auc": 0.5}} for t in (1, 2)}, test_sets=names)
+    beside = Beside({"fedavg": other})
+    found = value("condition", one, beside, which="average", metric="auc", than="fedavg")[""]
+    assert found == [pytest.approx(0.055), pytest.approx(0.06)]
+    assert value("condition-rounds", one, which="clean", metric="auc") == {"1": [0.81], "2": [0.82]}
+    rows = [{"round": t, "metric": {"a": 0.1 * t, "b": 0.3}, "notes": {"x": {"a": t / 20}}} for t in range(1, 13)]
+    log = run({"a": site(0.5), "b": site(0.5)}, rounds=rows)
+    assert value("rounds", log, which="std")["1"] == [pytest.approx(0.1)]
+    assert value("note-rounds", log, name="x", site=1, of_one=True)["2"] == [0.9]
+    heat = value("note-rounds", log, name="x")
+    assert {key.partition(",")[0] for key, found in heat.items() if found} == {f"round {t}" for t in (2, 5, 7, 10, 12)}
 
 
 def test_differences_from_the_first_row_are_paired_by_seed():

@@ -14,7 +14,8 @@ from fairflare.report.table_files import Cell
 from fairflare.report.table_files import Column as ShownColumn
 from fairflare.report.table_files import Row as ShownRow
 from fairflare.report.table_files import Table as Shown
-from fairflare.studies.paper import BINS, STEPS, Choices, Plan, _around, densities
+from fairflare.studies.paper import Choices, Plan
+from fairflare.studies.paper_panels import BINS, STEPS, _around, densities
 from fairflare.tasks.base import TestSet
 
 OWN = Data("own", "Patients", "covid-brazil:regions", ("covid_brazil.csv",), "support2", "SUPPORT2")

@@ -87,7 +87,7 @@ def build_federation(
         leave_out=config.leave_out,
         accept=config.accept,
         score=scorer(parts, config.training["batch_size"]) if is_scored(parts) else None,
-        scored_rounds=LAST if parts.task.table_sets() else 1,
+        scored_rounds=_scored_rounds(parts.task, config),
         beside=BESIDE[env],
         selector=parts.selector,
         server_optimizer=parts.server_optimizer,
@@ -279,6 +279,13 @@ def _shown(parts: Parts) -> tuple[str, ...]:
     """The metrics that a report says in words; every format that was written before knows what accuracy is."""
     task = parts.task
     return tuple(dict.fromkeys((*parts.metrics, task.headline, task.kind.score or "accuracy", "accuracy")))
+
+
+def _scored_rounds(task: Task, config: RunConfig) -> int:
+    """Of how many of the last rounds the models are scored."""
+    if config.score_rounds == "all":
+        return int(config.training["rounds"])
+    return LAST if task.table_sets() else 1
 
 
 def is_scored(parts: Parts) -> bool:

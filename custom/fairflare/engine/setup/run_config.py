@@ -96,6 +96,7 @@ class RunConfig:
         solo: whether each site also trains alone, and says how much better the federation's model serves it, see
             ``engine.benefit``.
         trees: whether ``solo`` holds the model against gradient boosting on each site's own rows, too.
+        score_rounds: whose models are scored on the shared test sets: those of the "last" rounds, or of "all".
         threshold: the risk from which on a patient counts as flagged in the report; None: the task's, .5 mostly.
         init_from: SHA-256 of the tensors that the initial model starts from, see ``engine.setup.parts``; "": none.
         evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
@@ -142,6 +143,7 @@ class RunConfig:
     headline: Annotated[str, Text(pattern="final|best", words="final or best")] = "final"
     solo: bool = False
     trees: bool = False
+    score_rounds: Annotated[str, Text(pattern="last|all", words="last or all")] = "last"
     threshold: Annotated[float, Range(0.001, 0.999)] | None = None
     init_from: Annotated[str, Text(pattern=f"({SHA256.pattern})?", words="a run, a file of weights or a bundle")] = ""
     evaluation: bool = False
@@ -231,6 +233,7 @@ LATER: Mapping[str, Any] = {
     "headline": "final",
     "solo": False,
     "trees": False,
+    "score_rounds": "last",
     "threshold": None,
     "init_from": "",
     "evaluation": False,
