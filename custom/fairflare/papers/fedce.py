@@ -121,7 +121,15 @@ def rider_curves(rider: str) -> Table:
 
 def segmented(number: str, data: Data) -> Exhibit:
     title = f"Example segmentations, {data.title}"
-    return figure(number, title, f"A picture: {title.lower()}", ALL[1:], on((), data), draw="pictures", stub="Client")
+    return figure(
+        number,
+        title,
+        f"A picture to look at: the first test image of each client. {title}",
+        ALL[1:],
+        on((), data),
+        draw="pictures",
+        stub="Client",
+    )
 
 
 PAPER = paper(

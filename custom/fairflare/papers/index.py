@@ -60,6 +60,5 @@ def current(name: str) -> str:
 
 def became(name: str) -> str:
     """A line on what an earlier name shows now; "" where that is what it was."""
-    if name in BECAME:
-        return f"{name}: now {current(name)}, {BECAME[name]}"
-    return f"{name}: now {current(name)}" if current(name) != name else ""
+    moved = "" if current(name) == name else f", now {current(name)}"
+    return f"{name}{moved}: {BECAME.get(name, 'the same exhibit')}" if moved or name in BECAME else ""

@@ -121,7 +121,7 @@ def _runs(
 ) -> Iterable[tuple[str, str, str, int | None]]:
     """(task, METHOD, what else distinguishes it, rounds) of every run."""
     for table in exhibit.tables:
-        for data in table.data if table.draw != "density" else ():
+        for data in table.data if table.rows else ():
             task, stands_in = chosen[data.key]
             fixed = dict(data.other if stands_in else data.settings) | dict(table.values)
             for row in table.rows:

@@ -118,7 +118,7 @@ def counts(table: Table, empty: Shown, places: Places) -> Shown:
         columns |= {f"class-{i}": Column(f"class-{i}", f"Attr {i + 1}", form=Form(0)) for i in range(len(task.classes))}
         for split in ("train", "test"):
             for k, site in enumerate(task.sites(), 1):
-                targets = [batch.targets.long().flatten() for batch in task.site_data(site).batches(split, EXAMPLES)]
+                targets = [batch.targets.long().flatten() for batch in task.site_data(site).fixed(split, EXAMPLES)]
                 found = torch.bincount(torch.cat(targets), minlength=len(task.classes)) if targets else []
                 cells = {f"class-{i}": Cell(float(count)) for i, count in enumerate(found)}
                 rows.append(ShownRow(f"{number}.{split}.{k}", f"Client {k}", cells, group=f"{title}, {split}"))
@@ -219,7 +219,7 @@ def segmentations(table: Table, runs: Runs) -> list[str]:
         sites = list(found[0][1])
         figure.set_size_inches(1.6 * (len(found) + 1), 1.6 * len(sites))
         axes = figure.subplots(len(sites), len(found) + 1, squeeze=False)
-        for line, site in zip(axes, sites):
+        for number, (line, site) in enumerate(zip(axes, sites)):
             first = found[0][1][site]
             shown = [("experts", first.truth), *((title, examples[site].found) for title, examples in found)]
             for place, (title, masks) in zip(line, shown):
@@ -229,7 +229,7 @@ def segmentations(table: Table, runs: Runs) -> list[str]:
                         place.contour(mask.float(), levels=[0.5], colors=[colour], linewidths=1)
                 place.set_xticks([])
                 place.set_yticks([])
-                if line is axes[0]:
+                if number == 0:
                     place.set_title(short(title, 16), fontsize=8)
             line[0].set_ylabel(short(site, 16), fontsize=8)
         return table.title

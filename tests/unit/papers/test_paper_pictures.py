@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from fairflare.core.errors import UserError
+from fairflare.engine.files import CHECKPOINT
+from fairflare.engine.state import Checkpoint, save_checkpoint
 from fairflare.papers.declaration import Block, Column, Data, Exhibit, Row, Table
 from fairflare.papers.drawing import drawn, standalone
 from fairflare.report.table_files import Cell
@@ -15,7 +17,7 @@ from fairflare.report.table_files import Column as ShownColumn
 from fairflare.report.table_files import Row as ShownRow
 from fairflare.report.table_files import Table as Shown
 from fairflare.studies.paper import Choices, Plan
-from fairflare.studies.paper_panels import BINS, STEPS, _around, densities
+from fairflare.studies.paper_panels import BINS, STEPS, _around, consistency, densities
 from fairflare.tasks.base import TestSet
 
 OWN = Data("own", "Patients", "covid-brazil:regions", ("covid_brazil.csv",), "support2", "SUPPORT2")
@@ -75,3 +77,18 @@ def test_leaving_out_makes_a_run_per_site(monkeypatch):
     plan = Plan(Exhibit("toy-5", "Five", (table,)), Choices(rounds=1))
     assert len(plan.configs) == 1 + 4
     assert sorted(config.leave_out for config in plan.configs.values()) == ["", "site-1", "site-2", "site-3", "site-4"]
+
+
+def test_a_counter_of_signs_becomes_a_share_of_rounds(tmp_path):
+    up = torch.tensor([10, 0, 5, 8], dtype=torch.uint8)
+    state = {"history": {"a": {"w": up, "b": up[:1]}}, "rounds": {"a": 10}}
+    save_checkpoint(tmp_path / CHECKPOINT, Checkpoint(10, {"w": torch.zeros(4)}, state, {"a": 4}))
+    panel = Table(
+        "2", "How steady", (Row("a", "A", "fedheal"),), (Block(OWN, ()),), draw="consistency", axes=("x", "y")
+    )
+    shown = consistency(panel, EMPTY, [("10 rounds", None, tmp_path)])
+    (row,) = shown.rows
+    assert row.group == "10 rounds, w" and sum(cell.value for cell in row.cells.values()) == pytest.approx(1)
+    assert row.cells["share-9"].value == 0.5  # ten of ten rounds one way, whichever
+    assert row.cells["share-6"].value == 0.25 and row.cells["share-0"].value == 0.25
+    assert drawn(panel, shown)
