@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from fairflare.papers.declaration import (
     Better,
@@ -97,7 +98,7 @@ def leave_one_out(number: str, data: Data, *structures: tuple[str, str, str]) ->
         Column("n-share", "Sample contribution, %", "examples", {"share": True}, "", 2, 100),
     )
     words = "Without each client in turn, and with all (No)"
-    more = {"left_out": LEFT_OUT, "transposed": True, "stub": "", "structure": WHICH}
+    more: dict[str, Any] = {"left_out": LEFT_OUT, "transposed": True, "stub": "", "structure": WHICH}
     note = "A client's share is how much the mean Dice falls without it, over the sum of these drops."
     return table(number, f"Leaving each client out, {data.title}", words, (SUM,), on(columns, data), note=note, **more)
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fairflare.papers.declaration import Column, Data, Exhibit, Row, figure, on, paper, printed, table
 
 DIGITS = Data(
@@ -87,7 +89,7 @@ LOST = "Legend, axes and data set of the paper's drawing are lost from its text.
 def over_rounds(number: str, title: str, words: str, rows: tuple[Row, ...]) -> Exhibit:
     columns = (Column("round", "round", "domain-rounds", {"which": "mean"}),)
     note = "Mean over the domains' test sets where these are shared, else over the sites' validation splits."
-    more = {"draw": "rounds", "axes": ("round", "accuracy"), "structure": LOST, "note": note}
+    more: dict[str, Any] = {"draw": "rounds", "axes": ("round", "accuracy"), "structure": LOST, "note": note}
     return figure(number, title, words, rows, on(columns, DIGITS), **more)
 
 

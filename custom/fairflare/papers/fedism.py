@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from fairflare.papers.declaration import (
-    Block,
     Column,
     Data,
     Exhibit,
@@ -109,16 +109,18 @@ COUNTS: dict[Only, tuple[tuple[str, str], ...]] = {
 
 def results(number: str, title: str, words: str, *data: Data) -> Exhibit:
     note = f"{FIFTEEN} {GRID}"
-    more = {"spread": "last-rounds", "ddof": 0, "note": note, "choose": "corrupted-auc"}
+    more: dict[str, Any] = {"spread": "last-rounds", "ddof": 0, "note": note, "choose": "corrupted-auc"}
     return table(number, title, words, METHODS, on(CONDITIONS, *data), **more)
 
 
 def over_rounds(key: str, words: str, rows: tuple[Row, ...]) -> Table:
-    blocks = tuple(
-        Block(ICH, (Column(f"{which}-round", "round", "condition-rounds", {"which": which, "metric": "auc_ovo"}),))
-        for which in ("corrupted",)
-    )
-    more = {"draw": "rounds", "axes": ("round", "AUC on corrupted images"), "note": PLUS, "structure": DRAWN}
+    blocks = on((Column("round", "round", "condition-rounds", {"which": "corrupted", "metric": "auc_ovo"}),), ICH)
+    more: dict[str, Any] = {
+        "draw": "rounds",
+        "axes": ("round", "AUC on corrupted images"),
+        "note": PLUS,
+        "structure": DRAWN,
+    }
     return Table(key, words, rows, blocks, **more)
 
 
@@ -141,7 +143,7 @@ def swept(key: str, symbol: str, lines: tuple[tuple[str, str, tuple[str, ...]], 
     )
     note = f"{FIFTEEN} {PLUS}"
     blocks = on((score("clean", *METRICS[1]), score("corrupted", *METRICS[1])), ICH)
-    more = {
+    more: dict[str, Any] = {
         "draw": "curve",
         "axes": (symbol, "%"),
         "stub": symbol,

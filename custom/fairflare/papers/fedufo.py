@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from fairflare.papers.declaration import Better, Column, Data, Exhibit, Row, Table, on, panels, paper, table
 
@@ -110,7 +111,7 @@ SMALLER = tuple(f"1e-{k}" for k in range(1, 9))
 def traded(key: str, words: str, rows: tuple[Row, ...], *columns: tuple[str, str]) -> Table:
     """A panel of the trade-offs on COVID-19 at alpha 0.1."""
     shown = tuple(Column(which, title, "over-groups", {"which": which}, "", 4) for which, title in columns)
-    more = {
+    more: dict[str, Any] = {
         "draw": "curve",
         "axes": (words, ""),
         "stub": words,
@@ -138,7 +139,7 @@ def sensitive(key: str, words: str, setting: str, values: tuple[str, ...], **fix
     """A panel of the sensitivity on Fetal."""
     rows = tuple(replace(UFO["c"], key=f"{setting}-{v}", title=v, values={**fixed, setting: v}) for v in values)
     shown = tuple(Column(w, title, "over-groups", {"which": w}, "", 4) for w, title in (ACCURACY, SITES))
-    more = {"draw": "curve", "axes": (words, ""), "stub": words, "note": METRIC}
+    more: dict[str, Any] = {"draw": "curve", "axes": (words, ""), "stub": words, "note": METRIC}
     return Table(key, f"Accuracy and disparity over the {words}", rows, on(shown, FETAL), **more)
 
 

@@ -119,7 +119,7 @@ def counts(table: Table, empty: Shown, places: Places) -> Shown:
         for split in ("train", "test"):
             for k, site in enumerate(task.sites(), 1):
                 targets = [batch.targets.long().flatten() for batch in task.site_data(site).fixed(split, EXAMPLES)]
-                found = torch.bincount(torch.cat(targets), minlength=len(task.classes)) if targets else []
+                found = torch.bincount(torch.cat(targets or [torch.zeros(0).long()]), minlength=len(task.classes))
                 cells = {f"class-{i}": Cell(float(count)) for i, count in enumerate(found)}
                 rows.append(ShownRow(f"{number}.{split}.{k}", f"Client {k}", cells, group=f"{title}, {split}"))
     return replace(empty, columns=tuple(columns.values()), rows=tuple(rows), stub=table.stub)
@@ -131,7 +131,7 @@ def consistency(table: Table, empty: Shown, runs: Runs) -> Shown:
     A position that went up in c of t rounds has kept one direction in max(c, t - c) / t of them. The layer is the one
     with most parameters; a row per run and client.
     """
-    edges = torch.linspace(0.5, 1.0, 11)
+    edges = torch.linspace(0.5, 1.0, 11, dtype=torch.float64)
     names = [f"{float(low):.2f} to {float(high):.2f}" for low, high in zip(edges, edges[1:])]
     columns = tuple(Column(f"share-{i}", name, form=Form(3)) for i, name in enumerate(names))
     rows = []
@@ -141,7 +141,8 @@ def consistency(table: Table, empty: Shown, runs: Runs) -> Shown:
             layer = max(history, key=lambda key: history[key].numel())
             rounds, up = int(state["rounds"][site]), torch.as_tensor(history[layer]).flatten().double()
             kept = torch.maximum(up, rounds - up) / max(rounds, 1)
-            found = torch.histogram(kept.clamp(0.5, 1.0), edges.double()).hist / kept.numel()
+            # A share on an edge belongs to the bin above it, however it is rounded.
+            found = torch.histogram((kept + 1e-9).clamp(0.5, 1.0), edges).hist / kept.numel()
             cells = {f"share-{i}": Cell(float(value)) for i, value in enumerate(found)}
             rows.append(ShownRow(f"{title} {site}", str(site), cells, group=f"{title}, {layer}"))
     return replace(empty, columns=columns, rows=tuple(rows), stub=table.stub)
@@ -202,7 +203,8 @@ class Example(NamedTuple):
 def _examples(config: RunConfig, folder: Path) -> dict[str, Example]:
     parts = build_parts(config, at_site=True)
     parts.network.load_state_dict(read_model(folder / MODEL))
-    network, found = parts.network.to(default_device()).eval(), {}
+    network = parts.network.to(default_device()).eval()
+    found: dict[str, Example] = {}
     for site in parts.task.sites():
         batch = next(iter(parts.trainer.site_data(parts.task.site_data(site)).fixed("test", 2)))
         with torch.no_grad():

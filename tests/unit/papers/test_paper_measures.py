@@ -146,8 +146,8 @@ def test_curves_over_rounds_and_differences_from_a_reference():
     rows = [{"round": t, "metric": {"a": 0.1 * t, "b": 0.3}, "notes": {"x": {"a": t / 20}}} for t in range(1, 13)]
     log = run({"a": site(0.5), "b": site(0.5)}, rounds=rows)
     assert value("rounds", log, which="std")["1"] == [pytest.approx(0.1)]
-    assert value("note-rounds", log, name="x", site=1, of_one=True)["2"] == [0.9]
-    heat = value("note-rounds", log, name="x")
+    assert evaluated("note-rounds", log, Beside(), {"name": "x", "site": 1, "of_one": True})["2"] == [0.9]
+    heat = evaluated("note-rounds", log, Beside(), {"name": "x"})
     assert {key.partition(",")[0] for key, found in heat.items() if found} == {f"round {t}" for t in (2, 5, 7, 10, 12)}
 
 
