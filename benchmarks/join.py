@@ -249,7 +249,7 @@ def regressed(kept: Federation, outside: Array) -> tuple[list[slopes.Slopes], li
     own, *asked = expit(np.stack([kept.joined[0], kept.shared, level[0]]) @ one.x.T)
     rows = []
     for name, risks, true in zip((*CANDIDATES[:2], CANDIDATES[2]), (*asked, of.risks(one.x)), outside, strict=True):
-        told = combination.Regressed.of_models(of, one.x, own, risks).widened(sites).benefit(1.0)
+        told = combination.Regressed.of_models(of, one.x, own, risks).widened().benefit(1.0)
         rows.append(row(name, "forecast", true, len(one.y), *told.interval(), float(told.below(0.0)), told.mean))
     return [slopes.Slopes.of(fit, weights) for fit in fits], rows
 
@@ -259,7 +259,7 @@ def by_regression(kept: Federation, regressions: Sequence[slopes.Slopes], fresh:
     for one, of, f, models_ in zip(kept.found, regressions, fresh, kept.fitted, strict=True):
         risks = expit(models_[:, -1] @ one.x.T)
         for c, name in enumerate(CANDIDATES, 1):
-            told = combination.Regressed.of_models(of, one.x, risks[0], risks[c]).widened(len(fresh)).benefit(1.0)
+            told = combination.Regressed.of_models(of, one.x, risks[0], risks[c]).widened().benefit(1.0)
             harm = [float(told.below(-margin)) for margin in (0.0, 0.002)]
             yield row(name, "regressed", truth(one, f[0]) - truth(one, f[c]), len(one.y), *told.interval(), *harm)
 
@@ -346,9 +346,9 @@ def policies(
         yield row("common weights", "policy", base - truth(one, end), part.n, 0, 0, 0, 0)
         alone = expit(fitted[i][0, -1] @ one.x.T)
         slope = combination.Regressed.of_models(regressions[i], one.x, alone, regressions[i].risks(one.x))
-        yield from mixes(one, own, end, known[i].widened(len(found), *wrong), "regression")
+        yield from mixes(one, own, end, known[i].widened(*wrong), "regression")
         yield row("own slopes", "policy", base - truth(one, regressions[i].risks(one.fresh)), part.n, 0, 0, 0, 0)
-        yield from mixes(one, own, regressions[i].risks(one.fresh), slope.widened(len(found)), "own slopes")
+        yield from mixes(one, own, regressions[i].risks(one.fresh), slope.widened(), "own slopes")
         others = everyone.without(terms[i])
         for name, doubt in (("plain", None), ("doubt", combination.UNLIKE)):
             of = others.given(part.a, part.variance, part_x(part, len(found)), luck_of(part), doubt)
@@ -410,7 +410,7 @@ def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]
         known.append(combination.Regressed.of_models(of, one.x, risks[0], weights @ risks[1:]))
         part = combination.part_right(one.y, t[0], np.tensordot(weights, t[1:], 1), REAL)
         sums += combination.misfit_terms(part, known[-1].of, REAL)
-    many, wrong = len(found), combination.misfit(sums)
+    wrong = combination.misfit(sums)
     for i, (one, f, of) in enumerate(zip(found, fitted, regressions, strict=True)):
         told, risks, new = (
             {"site": hospitals[i][0], "n": len(one.y)},
@@ -422,7 +422,7 @@ def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]
             *zip(CANDIDATES, risks[1:], new[1:], strict=True),
             ("own slopes", of.risks(one.x), slope),
         ):
-            said = combination.Regressed.of_models(of, one.x, risks[0], inside).widened(many).benefit(1.0)
+            said = combination.Regressed.of_models(of, one.x, risks[0], inside).widened().benefit(1.0)
             low, high = said.interval()
             words = decision.verdict(float(said.below(0.0)), low, high)
             true = own - ((test - one.risks) ** 2).mean()
@@ -434,9 +434,9 @@ def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]
                 "high": high,
                 "verdict": words,
             }
-        slope_part = combination.Regressed.of_models(of, one.x, risks[0], of.risks(one.x)).widened(many)
+        slope_part = combination.Regressed.of_models(of, one.x, risks[0], of.risks(one.x)).widened()
         for name, part, moved in (
-            ("regression", known[i].widened(many, *wrong), end),
+            ("regression", known[i].widened(*wrong), end),
             ("own slopes", slope_part, slope),
         ):
             for margin in (0.0, combination.TOLERANCE):
