@@ -2,7 +2,8 @@
 """Simulated federations whose hospitals' benefits are known: are the intervals, probabilities and shares what they say?
 
     python benchmarks/join.py [--federations 60] [--workers 2] [--seed 0] [--cache DIR] [--toy]
-    python benchmarks/join.py --real ist|heart [--deals 20]
+    python benchmarks/join.py --real ist:countries [--deals 20]
+    python benchmarks/join.py --outside ist:hospitals [--deals 10]
     python benchmarks/join.py --monitor [--streams 1000]
 
 Hospitals have 30 to 500 patients, ten features and a logistic truth whose intercept, slopes and features differ between
@@ -232,7 +233,7 @@ def federation(task: tuple[str, int, int, str | None]) -> list[Row]:
     return [label | row for row in [*found, *policies(kept.found, kept.folds, tested, fresh, regressions, kept.fitted)]]
 
 
-def regressed(kept: Federation, outside: Array) -> tuple[list[slopes.Slopes], list[Row]]:
+def regressed(kept: Federation, realised: Array) -> tuple[list[slopes.Slopes], list[Row]]:
     """Each hospital's regression with own slopes, and what the further hospital is told by its own before it joins."""
     hessians = [slopes.derivatives(one.x, one.y, kept.shared)[1] for one in kept.found]
     total, sites = (
@@ -248,7 +249,7 @@ def regressed(kept: Federation, outside: Array) -> tuple[list[slopes.Slopes], li
     level = newton(one.x, one.y, np.ones((1, len(one.y))), np.ones(1), kept.shared[None], free=1)
     own, *asked = expit(np.stack([kept.joined[0], kept.shared, level[0]]) @ one.x.T)
     rows = []
-    for name, risks, true in zip((*CANDIDATES[:2], CANDIDATES[2]), (*asked, of.risks(one.x)), outside, strict=True):
+    for name, risks, true in zip((*CANDIDATES[:2], CANDIDATES[2]), (*asked, of.risks(one.x)), realised, strict=True):
         told = combination.Regressed.of_models(of, one.x, own, risks).widened().benefit(1.0)
         rows.append(row(name, "forecast", true, len(one.y), *told.interval(), float(told.below(0.0)), told.mean))
     return [slopes.Slopes.of(fit, weights) for fit in fits], rows
@@ -265,7 +266,7 @@ def by_regression(kept: Federation, regressions: Sequence[slopes.Slopes], fresh:
 
 
 def candidates(
-    found: Sequence[Hospital], tested: Sequence[Array], fresh: Sequence[Array], outside: Array
+    found: Sequence[Hospital], tested: Sequence[Array], fresh: Sequence[Array], joined: Array
 ) -> Iterable[Row]:
     """What is said of every candidate by each way, beside the truth."""
     for c, name in enumerate(CANDIDATES, 1):
@@ -295,7 +296,7 @@ def candidates(
         size = max(NEW_SIZE, REGIMES["none"].least if min(b.n for b in own) >= 150 else 0)
         of = everyone.new(decision.of_size(size), (DESIGN.factor - 1) * noise.at([size]) / size)
         ends = of.interval(stretch=decision.stretch(len(own)))
-        yield row(name, "new", float(outside[c - 1]), size, *ends, float(of.below(0.0)), 0.5)
+        yield row(name, "new", float(joined[c - 1]), size, *ends, float(of.below(0.0)), 0.5)
 
 
 def row(name: str, way: str, true: float, n: int, low: float, high: float, p: float, p2: float) -> Row:
@@ -375,15 +376,70 @@ def oracle(one: Hospital, risks: Array) -> float:
     return float(truth(one, combination.common_weights(combination.error_products(one.risks, risks[:, None])) @ risks))
 
 
-def real(name: str, deals: int, seed: int) -> list[Row]:
-    """Real hospitals, dealt again: 70 % of each one's patients train, the others say what the models are worth."""
-    task = tasks.load(*name.split(":"))
-    hospitals = []
+def real_hospitals(name: str) -> list[tuple[str, Array, Array]]:
+    """(site, (n, P) features, (n,) outcomes) of a task's sites with patients enough."""
+    task, found = tasks.load(*name.split(":")), []
     for site in task.sites():
         data = everyone(task.site_data(site))
         y = data.labels.numpy().astype(float)
         if not untestable(data.labels.numpy()):
-            hospitals.append((site, np.hstack([np.ones((len(y), 1)), data.inputs.numpy().astype(float)]), y))
+            found.append((site, np.hstack([np.ones((len(y), 1)), data.inputs.numpy().astype(float)]), y))
+    return found
+
+
+def outside(name: str, deals: int, seed: int) -> list[Row]:
+    """What each real hospital of 50 patients or more is told by half of them before it joins, and what the others say.
+
+    The federation is the exact regression of all other hospitals.
+    """
+    found = real_hospitals(name)
+    x, y = np.vstack([x for _, x, _ in found]), np.concatenate([y for *_, y in found])
+    shared = newton(x, y, np.ones((1, len(y))), np.full(1, SHARED_PENALTY), np.zeros((1, x.shape[1])))[0]
+    total = slopes.derivatives(x, y, shared)[1] + SHARED_PENALTY * np.diag(ridge_of(x))
+    others = [slopes.Others.of_all(shared, total, len(found), x, y) for _, x, y in found]
+    fits = [slopes.fitted(x, y, them) for (_, x, y), them in zip(found, others, strict=True)]
+    weights = slopes.pull_weights(np.stack([fit.evidence for fit in fits]))
+    rows = []
+    for (site, x, y), them in zip(found, others, strict=True):
+        rng = np.random.default_rng([seed, len(y), int(y.sum())])
+        for deal in range(deals if len(y) >= 50 else 0):
+            half = rng.permutation(len(y)) < len(y) // 2
+            if not 5 <= y[half].sum() <= half.sum() - 5:
+                continue
+            told = outside_deal(rng, (x[half], y[half]), (x[~half], y[~half]), them, weights)
+            rows += [row_ | {"regime": "real", "number": site, "deal": deal} for row_ in told]
+    return rows
+
+
+def outside_deal(
+    rng: np.random.Generator, known: tuple[Array, Array], rest: tuple[Array, Array], others: slopes.Others, prior: Array
+) -> list[Row]:
+    """Forecast and realised benefit of the others' regression with an own intercept, and with own slopes."""
+    x, y = known
+    folds, centre = dealt(rng, y, 1), others.centre[None]
+    own = tuned(x, y, folds, np.zeros((DESIGN.folds + 1, x.shape[1])), PENALTIES)[-1]
+    level = newton(x, y, np.ones((1, len(y))), np.ones(1), centre, free=1)[0]
+    of, rows = slopes.Slopes.of(slopes.fitted(x, y, others), prior), []
+    for name, model in (("shared", others.centre), ("shared+intercept", level), ("own slopes", None)):
+        inside, new = (of.risks(z) if model is None else expit(z @ model) for z in (x, rest[0]))
+        part = combination.Regressed.of_models(of, x, expit(x @ own), inside).widened()
+        told = part.benefit(1.0)
+        true = float(((expit(rest[0] @ own) - rest[1]) ** 2 - (new - rest[1]) ** 2).mean())
+        rows.append(row(name, "forecast", true, len(y), *told.interval(), float(told.below(0.0)), told.mean))
+    return rows
+
+
+def show_outside(table: pd.DataFrame) -> None:
+    """As ``show_forecasts``, of hospitals' means over deals; realised ones are of few patients, and their chance."""
+    means = table.groupby(["regime", "what", "way", "number"], sort=False).mean().reset_index()
+    print(f"{means.number.nunique()} hospitals; mean realised benefit and s.e. over hospitals:")
+    print(means.groupby("what", sort=False)["true"].agg(["mean", "sem"]).round(4).to_string())
+    show_forecasts(means)
+
+
+def real(name: str, deals: int, seed: int) -> list[Row]:
+    """Real hospitals, dealt again: 70 % of each one's patients train, the others say what the models are worth."""
+    hospitals = real_hospitals(name)
     return [row_ | {"deal": deal} for deal in range(deals) for row_ in real_deal(hospitals, [seed, deal])]
 
 
@@ -575,6 +631,7 @@ def main() -> None:
     parser.add_argument("--monitor", action="store_true", help="the monitor alone")
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--real", metavar="TASK", help="real hospitals instead: ist, heart:full")
+    parser.add_argument("--outside", metavar="TASK", help="forecasts for real hospitals instead: ist:hospitals")
     parser.add_argument("--deals", type=int, default=20)
     parser.add_argument("--cache", metavar="DIR", help="keep simulated federations here")
     parser.add_argument("--out", help="also write every row as CSV here")
@@ -582,11 +639,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.toy:
         options.regimes, options.sites, options.federations, options.workers = ["mixed"], [6], 1, 1
-    if options.real:
-        table = pd.DataFrame(real(options.real, options.deals, options.seed))
+    if asked := options.real or options.outside:
+        table = pd.DataFrame((real if options.real else outside)(asked, options.deals, options.seed))
         if options.out:
             table.to_csv(options.out, index=False)
-        show_real(table)
+        (show_real if options.real else show_outside)(table)
         return
     if options.toy or options.monitor:
         show_monitor(3 if options.toy else options.streams, 50 if options.toy else 2000, options.seed)
