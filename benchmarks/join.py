@@ -559,10 +559,12 @@ def show_forecasts(table: pd.DataFrame) -> None:
         "of the harmed forecast below 0; harmed where P(harm) < .05 said, of how many; thirds: mean forecast: realised"
     )
     for (regime, name), rows in table[table.way == "forecast"].groupby(["regime", "what"], sort=False):
+        if len(rows) < 3:
+            continue
         line = linregress(rows.p2, rows["true"])
         harmed, sure = rows["true"] < 0, rows.p < 0.05
         held = ((rows.low <= rows["true"]) & (rows["true"] <= rows.high)).mean()
-        thirds = rows.groupby(pd.qcut(rows.p2, 3, labels=False))[["p2", "true"]].mean()
+        thirds = rows.groupby((rows.p2.rank(method="first") - 1) * 3 // len(rows))[["p2", "true"]].mean()
         told = ", ".join(f"{a:+.4f}: {b:+.4f}" for a, b in thirds.to_numpy())
         print(
             f"{regime:6}{name:18}{line.slope:.2f} ({line.stderr:.2f}), {line.rvalue:.2f}; {held:.3f}; "

@@ -57,14 +57,14 @@ class Others(NamedTuple):
             x, y: the hospital's own patients.
         """
         gradient, hessian = derivatives(x, y, centre)
-        cov = np.linalg.inv(total - hessian)
+        cov: Array = np.asarray(np.linalg.inv(total - hessian), dtype=np.float64)
         return cls(centre - cov @ gradient, cov, sites - 1)
 
     def precisions(self) -> Array:
         """(M, P, P) of a hospital's coefficients about the centre, for each pull."""
         diagonals = np.stack([np.append(INTERCEPT_VARIANCE, np.full(len(self.centre) - 1, 1 / p)) for p in PULLS])
         between = diagonals[:, :, None] * np.eye(len(self.centre))
-        return np.linalg.inv(between * (1 + 1 / self.sites) + self.cov)
+        return np.asarray(np.linalg.inv(between * (1 + 1 / self.sites) + self.cov), dtype=np.float64)
 
 
 class Fitted(NamedTuple):
@@ -98,7 +98,8 @@ def fitted(x: Array, y: Array, others: Others) -> Fitted:
     likelihood = (y * logits - np.logaddexp(0, logits)).sum(axis=1)
     fit = np.einsum("mi,mij,mj->m", away, precision, away)
     logs = np.linalg.slogdet(precision)[1] - np.linalg.slogdet(inner + precision)[1]
-    return Fitted(at, np.linalg.inv(inner + precision), likelihood + (logs - fit) / 2)
+    cov = np.asarray(np.linalg.inv(inner + precision), dtype=np.float64)
+    return Fitted(at, cov, likelihood + (logs - fit) / 2)
 
 
 def shares(evidence: Array, weights: Array) -> Array:
