@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulated federations whose hospitals' benefits are known: are the intervals, probabilities and shares what they say?
 
-    python benchmarks/join.py [--federations 60] [--workers 2] [--seed 0] [--regimes gain mixed none] [--toy]
+    python benchmarks/join.py [--federations 60] [--workers 2] [--seed 0] [--cache DIR] [--toy]
+    python benchmarks/join.py --real ist:countries [--deals 20]
+    python benchmarks/join.py --outside ist:hospitals [--deals 10]
     python benchmarks/join.py --monitor [--streams 1000]
 
 Hospitals have 30 to 500 patients, ten features and a logistic truth whose intercept, slopes and features differ between
 hospitals. *gain*: little differs; *mixed*: more, and every fifth hospital has slopes of its own; *none*: all have.
 Candidates are a shared ridge regression, the same with an own intercept, and a personal one (ridge towards the shared
 coefficients); the own model is a ridge regression; penalties are chosen out of fold. The true benefit is that of the
-models of all patients on 4,000 fresh patients against their true risks. Errors behind -/+ are over federations.
+models of all patients on 4,000 fresh patients against their true risks. Errors behind -/+ are over federations. With
+--cache the simulated models are kept: what is said of them is then computed anew in a tenth of the time.
 """
 
 from __future__ import annotations
@@ -23,15 +26,19 @@ from multiprocessing import get_context
 
 import numpy as np
 import pandas as pd
+from joblib import Memory
 from scipy.special import expit
+from scipy.stats import linregress
 
-from fairflare.functional import betting, combination, decision
+from fairflare.engine.setup import tasks
+from fairflare.functional import betting, combination, decision, slopes
 from fairflare.functional.decision import Array, Design
+from fairflare.tasks.folds import everyone, untestable
 
 FEATURES, FRESH = 10, 4000
 SLOPES = np.random.default_rng(7).normal(0, 0.5, FEATURES)
 """Common ones, the same in every federation: else the average benefit would differ between federations."""
-DESIGN = Design()
+DESIGN, REAL = Design(), Design(5, 1)
 PENALTIES = np.array([0.3, 1.0, 3.0, 10.0, 30.0, 100.0])
 PULLS = np.array([1.0, 3.0, 10.0, 30.0, 100.0, 300.0])
 SHARED_PENALTY = 1.0
@@ -104,7 +111,12 @@ def masks(folds: Array) -> Array:
     return np.array([*kept, np.ones(folds.shape[1], dtype=bool)], dtype=float)
 
 
-def newton(x: Array, y: Array, used: Array, penalty: Array, centre: Array, free: int = FEATURES + 1) -> Array:
+def ridge_of(x: Array) -> Array:
+    """(P,) what multiplies the penalty: the intercept's is a thousandth."""
+    return np.append(1e-3, np.ones(x.shape[1] - 1))
+
+
+def newton(x: Array, y: Array, used: Array, penalty: Array, centre: Array, free: int | None = None) -> Array:
     """(K, 11) coefficients of K ridge regressions on the same patients; the intercept's penalty is a thousandth.
 
     Args:
@@ -112,19 +124,21 @@ def newton(x: Array, y: Array, used: Array, penalty: Array, centre: Array, free:
         used: (K, n) weights of the patients.
         penalty: (K,).
         centre: (K, 11) towards which they are drawn, and where the search begins.
-        free: 11, or 1 where the intercept alone is fitted.
+        free: 1 where the intercept alone is fitted.
     """
-    ridge = penalty[:, None] * np.append(1e-3, np.ones(FEATURES))
-    products = (x[:, :, None] * x[:, None, :]).reshape(len(x), -1)
+    ridge, free = penalty[:, None] * ridge_of(x), free or x.shape[1]
+    rows, columns = np.triu_indices(free)
+    products = x[:, rows] * x[:, columns]
     at = centre.copy()
+    hessian = np.empty((len(at), free, free))
     for _ in range(STEPS):
         p = expit(np.clip(at @ x.T, -30, 30))
-        gradient = (used * (y - p)) @ x - ridge * (at - centre)
-        hessian = ((used * p * (1 - p)) @ products).reshape(len(at), FEATURES + 1, FEATURES + 1)
-        hessian[:, range(FEATURES + 1), range(FEATURES + 1)] += ridge
-        step = np.linalg.solve(hessian[:, :free, :free], gradient[:, :free, None])[..., 0]
+        gradient = (used * (y - p)) @ x[:, :free] - (ridge * (at - centre))[:, :free]
+        hessian[:, rows, columns] = hessian[:, columns, rows] = (used * p * (1 - p)) @ products
+        hessian[:, range(free), range(free)] += ridge[:, :free]
+        step = np.linalg.solve(hessian, gradient[..., None])[..., 0]
         at[:, :free] += np.clip(step, -3, 3)
-        if np.abs(step).max() < 1e-6:
+        if np.abs(step).max() < 1e-4:
             break
     return at
 
@@ -157,7 +171,7 @@ def tuned(x: Array, y: Array, folds: Array, centre: Array, penalties: Array) -> 
 def pooled(hospitals: Sequence[Hospital], used: Sequence[Array]) -> Array:
     """(K, 11) shared regressions, each without its fold at every hospital."""
     x, y = np.vstack([one.x for one in hospitals]), np.concatenate([one.y for one in hospitals])
-    start = np.zeros((len(used[0]), FEATURES + 1))
+    start = np.zeros((len(used[0]), x.shape[1]))
     return newton(x, y, np.hstack(used), np.full(len(start), SHARED_PENALTY), start)
 
 
@@ -174,36 +188,85 @@ def truth(one: Hospital, risks: Array) -> Array:
     return ((risks - one.risks) ** 2).mean(axis=-1)
 
 
-def federation(task: tuple[str, int, int]) -> list[Row]:
-    """One federation's rows: per hospital and candidate, per candidate, and per policy."""
-    regime, sites, number = task
+@dataclass(frozen=True)
+class Federation:
+    """Hospitals, their folds, the shared model of all patients, each one's models (4, K, 11), and a further hospital.
+
+    The further hospital's models (4, 11) are those that it has if it joins.
+    """
+
+    found: list[Hospital]
+    folds: list[Array]
+    shared: Array
+    fitted: list[Array]
+    outside: Hospital
+    joined: Array
+
+
+def simulated(regime: str, sites: int, number: int) -> Federation:
+    """Hospitals and their models; the further hospital is odd as often as those inside."""
     rng = np.random.default_rng([number, sites, list(REGIMES).index(regime)])
-    slopes = SLOPES
     about = REGIMES[regime]
-    found = [hospital(rng, about, slopes, i % 5 == 4) for i in range(sites)]
+    found = [hospital(rng, about, SLOPES, i % 5 == 4) for i in range(sites)]
     folds = [dealt(rng, one.y, DESIGN.repeats) for one in found]
     shared = pooled(found, [masks(row) for row in folds])
     fitted = [models(one, row, shared) for one, row in zip(found, folds, strict=True)]
-    tested = [out_of_fold(expit(f @ one.x.T), row) for one, row, f in zip(found, folds, fitted, strict=True)]
-    fresh = [expit(f[:, -1] @ one.fresh.T) for one, f in zip(found, fitted, strict=True)]
-    label: Row = {"regime": regime, "sites": sites, "number": number}
-    rows = [label | row for row in candidates(found, tested, fresh, new_hospital(rng, about, slopes, found))]
-    return rows + [label | row for row in policies(found, folds, tested, fresh)]
-
-
-def new_hospital(rng: np.random.Generator, regime: Regime, slopes: Array, found: Sequence[Hospital]) -> Array:
-    """(3,) true benefits of one more hospital of ``NEW_SIZE`` patients, if it joined; odd ones as often as inside."""
-    size = max(NEW_SIZE, regime.least)
-    one = hospital(rng, regime, slopes, bool(rng.random() < 0.2), size)
-    folds = dealt(rng, one.y, 1)
+    outside = hospital(rng, about, SLOPES, bool(rng.random() < 0.2), max(NEW_SIZE, about.least))
+    own = dealt(rng, outside.y, 1)
     used = [np.ones((DESIGN.folds + 1, len(other.y))) for other in found]
-    f = models(one, folds, pooled([*found, one], [*used, masks(folds)]))
-    losses = truth(one, expit(f[:, -1] @ one.fresh.T))
-    return losses[0] - losses[1:]
+    joined = models(outside, own, pooled([*found, outside], [*used, masks(own)]))[:, -1]
+    return Federation(found, folds, shared[-1], fitted, outside, joined)
+
+
+def federation(task: tuple[str, int, int, str | None]) -> list[Row]:
+    """One federation's rows: per hospital and candidate, per candidate, and per policy."""
+    regime, sites, number, cache = task
+    kept = Memory(cache, verbose=0).cache(simulated)(regime, sites, number)
+    pairs = list(zip(kept.found, kept.folds, kept.fitted, strict=True))
+    tested = [out_of_fold(expit(f @ one.x.T), row) for one, row, f in pairs]
+    fresh = [expit(f[:, -1] @ one.fresh.T) for one, _, f in pairs]
+    losses = truth(kept.outside, expit(kept.joined @ kept.outside.fresh.T))
+    regressions, forecasts = regressed(kept, losses[0] - losses[1:])
+    label: Row = {"regime": regime, "sites": sites, "number": number}
+    found = [*candidates(kept.found, tested, fresh, losses[0] - losses[1:]), *forecasts]
+    found += by_regression(kept, regressions, fresh)
+    return [label | row for row in [*found, *policies(kept.found, kept.folds, tested, fresh, regressions, kept.fitted)]]
+
+
+def regressed(kept: Federation, realised: Array) -> tuple[list[slopes.Slopes], list[Row]]:
+    """Each hospital's regression with own slopes, and what the further hospital is told by its own before it joins."""
+    hessians = [slopes.derivatives(one.x, one.y, kept.shared)[1] for one in kept.found]
+    total, sites = (
+        np.sum(hessians, axis=0) + SHARED_PENALTY * np.diag(ridge_of(kept.outside.x)),
+        len(hessians),
+    )
+    fits = [
+        slopes.fitted(one.x, one.y, slopes.Others.of_all(kept.shared, total, sites, one.x, one.y)) for one in kept.found
+    ]
+    weights = slopes.pull_weights(np.stack([fit.evidence for fit in fits]))
+    one, others = kept.outside, slopes.Others(kept.shared, np.linalg.inv(total), sites)
+    of = slopes.Slopes.of(slopes.fitted(one.x, one.y, others), weights)
+    level = newton(one.x, one.y, np.ones((1, len(one.y))), np.ones(1), kept.shared[None], free=1)
+    own, *asked = expit(np.stack([kept.joined[0], kept.shared, level[0]]) @ one.x.T)
+    rows = []
+    for name, risks, true in zip((*CANDIDATES[:2], CANDIDATES[2]), (*asked, of.risks(one.x)), realised, strict=True):
+        told = combination.Regressed.of_models(of, one.x, own, risks).widened().benefit(1.0)
+        rows.append(row(name, "forecast", true, len(one.y), *told.interval(), float(told.below(0.0)), told.mean))
+    return [slopes.Slopes.of(fit, weights) for fit in fits], rows
+
+
+def by_regression(kept: Federation, regressions: Sequence[slopes.Slopes], fresh: Sequence[Array]) -> Iterable[Row]:
+    """Candidates' benefits by each hospital's regression."""
+    for one, of, f, models_ in zip(kept.found, regressions, fresh, kept.fitted, strict=True):
+        risks = expit(models_[:, -1] @ one.x.T)
+        for c, name in enumerate(CANDIDATES, 1):
+            told = combination.Regressed.of_models(of, one.x, risks[0], risks[c]).widened().benefit(1.0)
+            harm = [float(told.below(-margin)) for margin in (0.0, 0.002)]
+            yield row(name, "regressed", truth(one, f[0]) - truth(one, f[c]), len(one.y), *told.interval(), *harm)
 
 
 def candidates(
-    found: Sequence[Hospital], tested: Sequence[Array], fresh: Sequence[Array], outside: Array
+    found: Sequence[Hospital], tested: Sequence[Array], fresh: Sequence[Array], joined: Array
 ) -> Iterable[Row]:
     """What is said of every candidate by each way, beside the truth."""
     for c, name in enumerate(CANDIDATES, 1):
@@ -233,7 +296,7 @@ def candidates(
         size = max(NEW_SIZE, REGIMES["none"].least if min(b.n for b in own) >= 150 else 0)
         of = everyone.new(decision.of_size(size), (DESIGN.factor - 1) * noise.at([size]) / size)
         ends = of.interval(stretch=decision.stretch(len(own)))
-        yield row(name, "new", float(outside[c - 1]), size, *ends, float(of.below(0.0)), 0.5)
+        yield row(name, "new", float(joined[c - 1]), size, *ends, float(of.below(0.0)), 0.5)
 
 
 def row(name: str, way: str, true: float, n: int, low: float, high: float, p: float, p2: float) -> Row:
@@ -256,7 +319,12 @@ def of_parts(parts: Sequence[combination.Right]) -> tuple[decision.Hospitals, li
 
 
 def policies(
-    found: Sequence[Hospital], folds: Sequence[Array], tested: Sequence[Array], fresh: Sequence[Array]
+    found: Sequence[Hospital],
+    folds: Sequence[Array],
+    tested: Sequence[Array],
+    fresh: Sequence[Array],
+    regressions: Sequence[slopes.Slopes],
+    fitted: Sequence[Array],
 ) -> Iterable[Row]:
     """The true gain of every policy, and what the combination's interval says of its own."""
     products = [combination.error_products(one.y, t[1:]) for one, t in zip(found, tested, strict=True)]
@@ -264,6 +332,12 @@ def policies(
     moved = [np.tensordot(weights, t[1:], 1) for t in tested]
     parts = [combination.part_right(one.y, t[0], m, DESIGN) for one, t, m in zip(found, tested, moved, strict=True)]
     everyone, terms = of_parts(parts)
+    known = []
+    for one, of_models, regression in zip(found, fitted, regressions, strict=True):
+        risks = expit(of_models[:, -1] @ one.x.T)
+        known.append(combination.Regressed.of_models(regression, one.x, risks[0], weights @ risks[1:]))
+    distances = [combination.misfit_terms(p, k.of, DESIGN) for p, k in zip(parts, known, strict=True)]
+    wrong = combination.misfit(np.sum(distances, axis=0))
     for i, (one, part) in enumerate(zip(found, parts, strict=True)):
         own, end = fresh[i][0], np.tensordot(weights, fresh[i][1:], 1)
         base = truth(one, own)
@@ -271,6 +345,11 @@ def policies(
             yield row(name, "policy", base - truth(one, fresh[i][c]), part.n, 0, 0, 0, 0)
         yield row("oracle", "policy", base - oracle(one, fresh[i]), part.n, 0, 0, 0, 0)
         yield row("common weights", "policy", base - truth(one, end), part.n, 0, 0, 0, 0)
+        alone = expit(fitted[i][0, -1] @ one.x.T)
+        slope = combination.Regressed.of_models(regressions[i], one.x, alone, regressions[i].risks(one.x))
+        yield from mixes(one, own, end, known[i].widened(*wrong), "regression")
+        yield row("own slopes", "policy", base - truth(one, regressions[i].risks(one.fresh)), part.n, 0, 0, 0, 0)
+        yield from mixes(one, own, regressions[i].risks(one.fresh), slope.widened(), "own slopes")
         others = everyone.without(terms[i])
         for name, doubt in (("plain", None), ("doubt", combination.UNLIKE)):
             of = others.given(part.a, part.variance, part_x(part, len(found)), luck_of(part), doubt)
@@ -279,30 +358,163 @@ def policies(
                 true = base - truth(one, own + share * (end - own))
                 yield row(label, "policy", true, part.n, 0, 0, share, 0)
                 if share and doubt:
-                    shares = by_fold(one.y, tested[i][0], moved[i], folds[i], others, part_x(part, len(found)), margin)
-                    mixed = tested[i][0] + shares * (moved[i] - tested[i][0])
-                    said = decision.brier_benefit(one.y, tested[i][0], mixed, DESIGN)
-                    yield row(label, "by fold", true, part.n, *said.interval(DESIGN), share, 0)
                     yield row(label, "posterior", true, part.n, *part.benefit(share, of).interval(), share, 0)
 
 
-def by_fold(
-    y: Array, own: Array, moved: Array, folds: Array, others: decision.Hospitals, x: float, margin: float
-) -> Array:
-    """(R, n) shares, each patient's from the other folds' patients alone."""
-    shares = np.zeros_like(own)
-    for r, row_ in enumerate(folds):
-        for fold in range(DESIGN.folds):
-            kept = row_ != fold
-            part = combination.part_right(y[kept], own[r : r + 1, kept], moved[r : r + 1, kept], DESIGN)
-            of = others.given(part.a, part.variance, x, luck_of(part), combination.UNLIKE)
-            shares[r, ~kept] = combination.safe_share(of, part.q, margin)
-    return shares
+def mixes(one: Hospital, own: Array, end: Array, part: combination.Regressed, name: str) -> Iterable[Row]:
+    """Of a direction whose right part is known by regression: the safe shares' true gains, and what is said of them."""
+    for margin in (0.0, combination.TOLERANCE):
+        share, label = combination.safe_share(part.of, part.q, margin), f"{name}, {margin or 'strict'}"
+        true = truth(one, own) - truth(one, own + share * (end - own))
+        yield row(label, "policy", true, len(one.y), 0, 0, share, 0)
+        if share:
+            yield row(label, "posterior", true, len(one.y), *part.benefit(share).interval(), share, 0)
 
 
 def oracle(one: Hospital, risks: Array) -> float:
     """The least true loss of convex combinations of own model and candidates."""
     return float(truth(one, combination.common_weights(combination.error_products(one.risks, risks[:, None])) @ risks))
+
+
+def real_hospitals(name: str) -> list[tuple[str, Array, Array]]:
+    """(site, (n, P) features, (n,) outcomes) of a task's sites with patients enough."""
+    task, found = tasks.load(*name.split(":")), []
+    for site in task.sites():
+        data = everyone(task.site_data(site))
+        y = data.labels.numpy().astype(float)
+        if not untestable(data.labels.numpy()):
+            found.append((site, np.hstack([np.ones((len(y), 1)), data.inputs.numpy().astype(float)]), y))
+    return found
+
+
+def outside(name: str, deals: int, seed: int) -> list[Row]:
+    """What each real hospital of 50 patients or more is told by half of them before it joins, and what the others say.
+
+    The federation is the exact regression of all other hospitals.
+    """
+    found = real_hospitals(name)
+    x, y = np.vstack([x for _, x, _ in found]), np.concatenate([y for *_, y in found])
+    shared = newton(x, y, np.ones((1, len(y))), np.full(1, SHARED_PENALTY), np.zeros((1, x.shape[1])))[0]
+    total = slopes.derivatives(x, y, shared)[1] + SHARED_PENALTY * np.diag(ridge_of(x))
+    others = [slopes.Others.of_all(shared, total, len(found), x, y) for _, x, y in found]
+    fits = [slopes.fitted(x, y, them) for (_, x, y), them in zip(found, others, strict=True)]
+    weights = slopes.pull_weights(np.stack([fit.evidence for fit in fits]))
+    rows = []
+    for (site, x, y), them in zip(found, others, strict=True):
+        rng = np.random.default_rng([seed, len(y), int(y.sum())])
+        for deal in range(deals if len(y) >= 50 else 0):
+            half = rng.permutation(len(y)) < len(y) // 2
+            if not 5 <= y[half].sum() <= half.sum() - 5:
+                continue
+            told = outside_deal(rng, (x[half], y[half]), (x[~half], y[~half]), them, weights)
+            rows += [row_ | {"regime": "real", "number": site, "deal": deal} for row_ in told]
+    return rows
+
+
+def outside_deal(
+    rng: np.random.Generator, known: tuple[Array, Array], rest: tuple[Array, Array], others: slopes.Others, prior: Array
+) -> list[Row]:
+    """Forecast and realised benefit of the others' regression with an own intercept, and with own slopes."""
+    x, y = known
+    folds, centre = dealt(rng, y, 1), others.centre[None]
+    own = tuned(x, y, folds, np.zeros((DESIGN.folds + 1, x.shape[1])), PENALTIES)[-1]
+    level = newton(x, y, np.ones((1, len(y))), np.ones(1), centre, free=1)[0]
+    of, rows = slopes.Slopes.of(slopes.fitted(x, y, others), prior), []
+    for name, model in (("shared", others.centre), ("shared+intercept", level), ("own slopes", None)):
+        inside, new = (of.risks(z) if model is None else expit(z @ model) for z in (x, rest[0]))
+        part = combination.Regressed.of_models(of, x, expit(x @ own), inside).widened()
+        told = part.benefit(1.0)
+        true = float(((expit(rest[0] @ own) - rest[1]) ** 2 - (new - rest[1]) ** 2).mean())
+        rows.append(row(name, "forecast", true, len(y), *told.interval(), float(told.below(0.0)), told.mean))
+    return rows
+
+
+def show_outside(table: pd.DataFrame) -> None:
+    """As ``show_forecasts``, of hospitals' means over deals; realised ones are of few patients, and their chance."""
+    means = table.groupby(["regime", "what", "way", "number"], sort=False).mean().reset_index()
+    print(f"{means.number.nunique()} hospitals; mean realised benefit and s.e. over hospitals:")
+    print(means.groupby("what", sort=False)["true"].agg(["mean", "sem"]).round(4).to_string())
+    show_forecasts(means)
+
+
+def real(name: str, deals: int, seed: int) -> list[Row]:
+    """Real hospitals, dealt again: 70 % of each one's patients train, the others say what the models are worth."""
+    hospitals = real_hospitals(name)
+    return [row_ | {"deal": deal} for deal in range(deals) for row_ in real_deal(hospitals, [seed, deal])]
+
+
+def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]) -> Iterable[Row]:
+    """One deal: losses on test patients, and what was said from training patients."""
+    rng, found, tests = np.random.default_rng(seed), [], []
+    for _, x, y in hospitals:
+        test = np.zeros(len(y), dtype=bool)
+        while not 5 <= y[~test].sum() <= (~test).sum() - 5 or not test.any():
+            test = rng.permutation(len(y)) < round(0.3 * len(y))
+        found.append(Hospital(x[~test], y[~test], x[test], y[test]))
+        tests.append(test)
+    folds = [dealt(rng, one.y, 1) for one in found]
+    shared = pooled(found, [masks(row_) for row_ in folds])
+    fitted = [models(one, row_, shared) for one, row_ in zip(found, folds, strict=True)]
+    regressions, _ = regressed(Federation(found, folds, shared[-1], fitted, found[0], fitted[0][:, -1]), np.zeros(3))
+    tested = [out_of_fold(expit(f @ one.x.T), row_) for one, row_, f in zip(found, folds, fitted, strict=True)]
+    weights = combination.common_weights(
+        np.mean([combination.error_products(o.y, t[1:]) for o, t in zip(found, tested, strict=True)], axis=0)
+    )
+    known, sums = [], np.zeros(2)
+    for one, f, t, of in zip(found, fitted, tested, regressions, strict=True):
+        risks = expit(f[:, -1] @ one.x.T)
+        known.append(combination.Regressed.of_models(of, one.x, risks[0], weights @ risks[1:]))
+        part = combination.part_right(one.y, t[0], np.tensordot(weights, t[1:], 1), REAL)
+        sums += combination.misfit_terms(part, known[-1].of, REAL)
+    wrong = combination.misfit(sums)
+    for i, (one, f, of) in enumerate(zip(found, fitted, regressions, strict=True)):
+        told, risks, new = (
+            {"site": hospitals[i][0], "n": len(one.y)},
+            expit(f[:, -1] @ one.x.T),
+            expit(f[:, -1] @ one.fresh.T),
+        )
+        own, slope, end = ((new[0] - one.risks) ** 2).mean(), of.risks(one.fresh), weights @ new[1:]
+        for name, inside, test in (
+            *zip(CANDIDATES, risks[1:], new[1:], strict=True),
+            ("own slopes", of.risks(one.x), slope),
+        ):
+            said = combination.Regressed.of_models(of, one.x, risks[0], inside).widened().benefit(1.0)
+            low, high = said.interval()
+            words = decision.verdict(float(said.below(0.0)), low, high)
+            true = own - ((test - one.risks) ** 2).mean()
+            yield told | {
+                "what": name,
+                "true": float(true),
+                "said": said.mean,
+                "low": low,
+                "high": high,
+                "verdict": words,
+            }
+        slope_part = combination.Regressed.of_models(of, one.x, risks[0], of.risks(one.x)).widened()
+        for name, part, moved in (
+            ("regression", known[i].widened(*wrong), end),
+            ("own slopes", slope_part, slope),
+        ):
+            for margin in (0.0, combination.TOLERANCE):
+                share = combination.safe_share(part.of, part.q, margin)
+                true = own - ((new[0] + share * (moved - new[0]) - one.risks) ** 2).mean()
+                yield told | {"what": f"{name}, {margin or 'strict'}", "true": float(true), "share": share}
+
+
+def show_real(table: pd.DataFrame) -> None:
+    """Over deals: the mean gain, hospitals worse or better beyond 2 standard errors, and how many were answered."""
+    print("\nMean gain over hospitals (s.e. over deals); worst hospital's; worse / better (2 s.e.); answered in a deal")
+    deals = table.deal.nunique()
+    for name, rows in table.groupby("what", sort=False):
+        by = rows.groupby("site")["true"].agg(["mean", "sem"])
+        mean = rows.groupby("deal")["true"].mean()
+        worse, better = (by["mean"] < -2 * by["sem"]).sum(), (by["mean"] > 2 * by["sem"]).sum()
+        told = rows.verdict.isin([decision.GAINS, decision.LOSES, decision.SAME]).sum() / deals
+        right = rows.groupby("verdict")["true"].mean().round(4).to_dict()
+        print(
+            f"{name:20}{mean.mean():+.4f} ({mean.sem():.4f}) {by['mean'].min():+.4f}; {worse} / {better} of {len(by)}; "
+            f"{told:.1f}; realised by verdict {right}"
+        )
 
 
 def error_over_federations(values: pd.Series, number: pd.Series) -> float:
@@ -328,7 +540,7 @@ def show_coverage(table: pd.DataFrame) -> None:
 def show_harm(table: pd.DataFrame) -> None:
     """Said and real probabilities of harm."""
     print("\nP(harm), said / real (worse by more than .002: said / real), hospitals")
-    some = table[table.way.isin(["benefit", "part", "doubt"])]
+    some = table[table.way.isin(["benefit", "part", "doubt", "regressed"])]
     for (regime, sites, name, way), rows in some.groupby(["regime", "sites", "what", "way"], sort=False):
         parts = []
         for low, high in zip(BINS, BINS[1:]):
@@ -337,7 +549,28 @@ def show_harm(table: pd.DataFrame) -> None:
             real, real2 = (at["true"] < 0).mean(), (at2["true"] < -0.002).mean()
             words = f"{at.p.mean():.2f}/{real:.2f} ({at2.p2.mean():.2f}/{real2:.2f}) {len(at)}"
             parts.append(words if len(at) >= 10 and len(at2) >= 10 else "-")
-        print(f"{regime:6}{sites:3} {name:18}{way:8}" + " | ".join(parts))
+        print(f"{regime:6}{sites:3} {name:18}{way:10}" + " | ".join(parts))
+
+
+def show_forecasts(table: pd.DataFrame) -> None:
+    """Realised on forecast benefits of hospitals that were not in, and who was warned."""
+    print("\nForecasts for a further hospital: slope of realised on forecast (s.e.), correlation; covered; harmed;")
+    print(
+        "of the harmed forecast below 0; harmed where P(harm) < .05 said, of how many; thirds: mean forecast: realised"
+    )
+    for (regime, name), rows in table[table.way == "forecast"].groupby(["regime", "what"], sort=False):
+        if len(rows) < 3:
+            continue
+        line = linregress(rows.p2, rows["true"])
+        harmed, sure = rows["true"] < 0, rows.p < 0.05
+        held = ((rows.low <= rows["true"]) & (rows["true"] <= rows.high)).mean()
+        thirds = rows.groupby((rows.p2.rank(method="first") - 1) * 3 // len(rows))[["p2", "true"]].mean()
+        told = ", ".join(f"{a:+.4f}: {b:+.4f}" for a, b in thirds.to_numpy())
+        print(
+            f"{regime:6}{name:18}{line.slope:.2f} ({line.stderr:.2f}), {line.rvalue:.2f}; {held:.3f}; "
+            f"{harmed.sum()} of {len(rows)}; {(rows.p2[harmed] < 0).mean():.2f}; "
+            f"{harmed[sure].sum()} of {sure.sum()}; {told}"
+        )
 
 
 def show_policies(table: pd.DataFrame) -> None:
@@ -399,17 +632,32 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="number of the first federation")
     parser.add_argument("--monitor", action="store_true", help="the monitor alone")
     parser.add_argument("--streams", type=int, default=1000)
+    parser.add_argument("--real", metavar="TASK", help="real hospitals instead: ist, heart:full")
+    parser.add_argument("--outside", metavar="TASK", help="forecasts for real hospitals instead: ist:hospitals")
+    parser.add_argument("--deals", type=int, default=20)
+    parser.add_argument("--cache", metavar="DIR", help="keep simulated federations here")
     parser.add_argument("--out", help="also write every row as CSV here")
     parser.add_argument("--toy", action="store_true", help="one federation, few streams")
     options = parser.parse_args()
     if options.toy:
         options.regimes, options.sites, options.federations, options.workers = ["mixed"], [6], 1, 1
+    if asked := options.real or options.outside:
+        table = pd.DataFrame((real if options.real else outside)(asked, options.deals, options.seed))
+        if options.out:
+            table.to_csv(options.out, index=False)
+        (show_real if options.real else show_outside)(table)
+        return
     if options.toy or options.monitor:
         show_monitor(3 if options.toy else options.streams, 50 if options.toy else 2000, options.seed)
         if options.monitor:
             return
     numbers = range(options.seed, options.seed + options.federations)
-    tasks = [(regime, sites, number) for regime in options.regimes for sites in options.sites for number in numbers]
+    tasks = [
+        (regime, sites, number, options.cache)
+        for regime in options.regimes
+        for sites in options.sites
+        for number in numbers
+    ]
     began = time.monotonic()
     if options.workers > 1:
         os.environ.update(dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
@@ -424,6 +672,7 @@ def main() -> None:
     show_coverage(table)
     show_harm(table)
     show_policies(table)
+    show_forecasts(table)
 
 
 if __name__ == "__main__":

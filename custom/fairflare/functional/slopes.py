@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hospital's logistic regression between the federation's and its own patients: its own slopes, and its true risks.
+
+A hospital's coefficients are normal about the federation's, their slopes with variance 1 / pull. How much hospitals
+differ is learned from all of them (``pull_weights``, sums over hospitals), how much this one does from its own patients
+(empirical Bayes; A. Gelman et al., Bayesian Data Analysis, 2013, chapters 5 and 13). One exchange is enough: a hospital
+is told the exact regression's coefficients and Hessian, from which it takes its own part, and the pulls' weights.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fairflare.functional.decision import Array
+
+PULLS = np.array([1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0])
+"""Inverse variances of hospitals' slopes, on standardised features."""
+INTERCEPT_VARIANCE = 4.0
+STEPS, LARGEST_STEP, CLOSE = 20, 3.0, 1e-6
+EM_STEPS = 30
+
+
+def sigmoid(logits: Array) -> Array:
+    """Of any shape; without overflow."""
+    return np.asarray(0.5 + 0.5 * np.tanh(logits / 2))
+
+
+def derivatives(x: Array, y: Array, at: Array) -> tuple[Array, Array]:
+    """(P,) gradient and (P, P) negative Hessian of the log likelihood of (n, P) features with a constant in front."""
+    risks = sigmoid(x @ at)
+    return (y - risks) @ x, (x * (risks * (1 - risks))[:, None]).T @ x
+
+
+class Others(NamedTuple):
+    """What the other hospitals say of a further one.
+
+    Attributes:
+        centre: (P,) coefficients of their regression.
+        cov: (P, P) of these.
+        sites: how many others.
+    """
+
+    centre: Array
+    cov: Array
+    sites: int
+
+    @classmethod
+    def of_all(cls, centre: Array, total: Array, sites: int, x: Array, y: Array) -> Others:
+        """One Newton step takes a hospital's own patients out of the regression of all ``sites``.
+
+        Args:
+            centre: of all hospitals' regression.
+            total: (P, P) sum of their negative Hessians there, penalties included.
+            sites: at least 2, this one among them.
+            x, y: the hospital's own patients.
+        """
+        gradient, hessian = derivatives(x, y, centre)
+        cov: Array = np.asarray(np.linalg.inv(total - hessian), dtype=np.float64)
+        return cls(centre - cov @ gradient, cov, sites - 1)
+
+    def precisions(self) -> Array:
+        """(M, P, P) of a hospital's coefficients about the centre, for each pull."""
+        diagonals = np.stack([np.append(INTERCEPT_VARIANCE, np.full(len(self.centre) - 1, 1 / p)) for p in PULLS])
+        between = diagonals[:, :, None] * np.eye(len(self.centre))
+        return np.asarray(np.linalg.inv(between * (1 + 1 / self.sites) + self.cov), dtype=np.float64)
+
+
+class Fitted(NamedTuple):
+    """(M, P) coefficients for each pull, (M, P, P) their covariances and (M,) logarithms of Laplace's evidence."""
+
+    at: Array
+    cov: Array
+    evidence: Array
+
+
+def fitted(x: Array, y: Array, others: Others) -> Fitted:
+    """A hospital's regression for each pull.
+
+    Args:
+        x: (n, P) features, standardised alike at all hospitals, with a constant in front.
+        y: (n,) 0 or 1.
+        others: those of the other hospitals.
+    """
+    precision, rows = others.precisions(), np.triu_indices(x.shape[1])
+    products = x[:, rows[0]] * x[:, rows[1]]
+    at, inner = np.tile(others.centre, (len(PULLS), 1)), np.empty(precision.shape)
+    for _ in range(STEPS):
+        risks, away = sigmoid(at @ x.T), at - others.centre
+        inner[:, rows[0], rows[1]] = inner[:, rows[1], rows[0]] = (risks * (1 - risks)) @ products
+        gradient = (y - risks) @ x - np.einsum("mij,mj->mi", precision, away)
+        step = np.linalg.solve(inner + precision, gradient[..., None])[..., 0]
+        at += np.clip(step, -LARGEST_STEP, LARGEST_STEP)
+        if np.abs(step).max() < CLOSE:
+            break
+    logits, away = at @ x.T, at - others.centre
+    likelihood = (y * logits - np.logaddexp(0, logits)).sum(axis=1)
+    fit = np.einsum("mi,mij,mj->m", away, precision, away)
+    logs = np.linalg.slogdet(precision)[1] - np.linalg.slogdet(inner + precision)[1]
+    cov = np.asarray(np.linalg.inv(inner + precision), dtype=np.float64)
+    return Fitted(at, cov, likelihood + (logs - fit) / 2)
+
+
+def shares(evidence: Array, weights: Array) -> Array:
+    """(..., M) posterior weights of the pulls, from evidence (..., M) and prior weights (M,)."""
+    found = np.exp(evidence - evidence.max(axis=-1, keepdims=True)) * weights
+    return np.asarray(found / found.sum(axis=-1, keepdims=True))
+
+
+def pull_weights(evidence: Array) -> Array:
+    """(M,) how often hospitals have each pull: EM, whose steps are sums of ``shares`` over hospitals; (S, M)."""
+    sites, many = evidence.shape
+    weights = np.full(many, 1 / many)
+    for _ in range(EM_STEPS):
+        weights = (shares(evidence, weights).sum(axis=0) + 1 / many) / (sites + 1)
+    return weights
+
+
+class Slopes(NamedTuple):
+    """What a hospital's true coefficients may be: a mixture of normal distributions, (M,) weights.
+
+    Its mean risks are a model themselves: the regression with the hospital's own slopes.
+    """
+
+    weights: Array
+    at: Array
+    cov: Array
+
+    @classmethod
+    def of(cls, found: Fitted, weights: Array) -> Slopes:
+        """With the prior weights of ``pull_weights``."""
+        return cls(shares(found.evidence, weights), found.at, found.cov)
+
+    def risks(self, x: Array) -> Array:
+        """(n,) of the model with own slopes."""
+        return np.asarray(self.weights @ sigmoid(self.at @ x.T))
+
+    def along(self, x: Array, own: Array, move: Array) -> tuple[Array, Array]:
+        """(M,) means and standard deviations of E[(true risk - own) move], of patients ``x`` (n, P).
+
+        True risks are taken at the mean over the normal distribution (MacKay's approximation), and move linearly.
+        """
+        spread = np.einsum("mij,ni,nj->mn", self.cov, x, x)
+        risks = sigmoid(self.at @ x.T / np.sqrt(1 + np.pi / 8 * spread))
+        slopes = (risks * (1 - risks) * move) @ x / len(x)
+        return (risks - own) @ move / len(x), np.sqrt(np.einsum("mi,mij,mj->m", slopes, self.cov, slopes))
