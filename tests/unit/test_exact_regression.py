@@ -131,6 +131,11 @@ def test_a_site_of_few_patients_needs_secure_sums(tmp_path):
 REFUSED = [
     ({"rule": "fedheal"}, "rule fedheal: expected a rule that weighs sites by numbers of their own"),
     ({"rule": "median"}, "rule median: expected a rule that weighs sites by numbers of their own"),
+    ({"rule": "fedce", "terms": "error"}, "rule fedce: expected a rule that weighs sites by numbers of their own"),
+    ({"rule": "afl"}, "rule afl gives sites models of their own"),
+    ({"rule": "afl", "average": "final"}, "rule afl: expected a rule that weighs sites by numbers of their own"),
+    ({"rule": "fedufo"}, "rule fedufo: expected a trainer that heeds its orders"),
+    ({"rule": "fedufo", "level": "client", "apply": "local"}, "rule fedufo: expected a trainer that heeds its orders"),
     ({"server_optimizer": "adam"}, "sends sums and not a step"),
     ({"clip_updates": "2"}, "clip_updates: expected none"),
     ({"cap_weights": "0.4"}, "cap_weights: expected none"),
@@ -154,6 +159,20 @@ def test_a_fairness_rule_weighs_the_sums(tmp_path, rule):
     model, plain = run_local(config, folders[0]), run_local(make_config("glm", "heart", rounds=ROUNDS), folders[1])
     assert torch.isfinite(model["weight"]).all() and float(model["weight"].abs().max()) < 5
     assert float((model["weight"] - plain["weight"]).abs().max()) > 1e-3
+
+
+MINIMAX = [{"rule": "afl", "average": "none"}, {"rule": "fedufo", "level": "client", "apply": "split"}]
+
+
+@pytest.mark.parametrize("values", MINIMAX, ids=str)
+def test_weights_that_climb_with_the_losses_lead_to_equal_ones(tmp_path, values):
+    """The largest mean loss of a hospital is the least there can be where all are alike and the weighted score is 0."""
+    config = make_config("glm", "heart", rounds=30, values=values)
+    model = run_local(config, tmp_path)
+    logits = [(x @ model["weight"].numpy() + float(model["bias"]), y) for x, y in patients(config)]
+    losses = [np.mean(np.logaddexp(0, z) - y * z) for z, y in logits]
+    assert max(losses) < 0.53 and max(losses) - min(losses) < 0.02  # 0.80 and 0.41 of the pooled fit
+    assert float(model["score"].abs().max()) < 0.01
 
 
 def test_the_report_names_coefficients_errors_and_how_far_sites_differ(tmp_path):
