@@ -225,8 +225,8 @@ def test_an_intercept_for_each_of_466_hospitals():
     assert np.abs(torch.linalg.inv(information).diagonal().sqrt().numpy() - errors).max() < 1e-8
 
 
-def tables(folder, outcome, extra=""):
-    """A table of each of three hospitals with an outcome that follows from age and score."""
+def tables(folder, outcome, extra="", gamma=0.0):
+    """A table of each of three hospitals with an outcome that follows from age and score; gamma: spread of rates."""
     folder.mkdir()
     everyone = []
     for k, site in enumerate(("a", "b", "c")):
@@ -237,7 +237,9 @@ def tables(folder, outcome, extra=""):
         line = 0.3 + 0.4 * (age - 60) / 10 - 0.2 * score + 0.2 * k
         y = line + random.normal(0, 1, n)
         if outcome == "count":
-            y = random.poisson(np.exp(line) * (years if extra else 1))
+            y = random.poisson(
+                np.exp(line) * (years if extra else 1) * (random.gamma(1 / gamma, gamma, n) if gamma else 1)
+            )
         rows = pd.DataFrame({"age": age, "score": score, "years": years, "outcome": y, "split": "train"})
         rows = pd.concat([rows, *(rows[:20].assign(split=name) for name in ("val", "test"))])
         rows.to_csv(folder / f"{site}.csv", index=False)
@@ -271,3 +273,33 @@ def test_amounts_and_counts_equal_the_pooled_fit(tmp_path, outcome, exposure, in
     likelihood = fit.llf if outcome == "count" else -n / 2 * (np.log(2 * np.pi * (fit.resid_response**2).mean()) + 1)
     assert section["log_likelihood"] == pytest.approx(likelihood, rel=1e-5)
     assert section["rows"][-1]["fits"] == 3
+
+
+@pytest.mark.parametrize("intercept", ["shared", "site"])
+def test_overdispersed_counts_equal_the_pooled_negative_binomial_fit(tmp_path, intercept):
+    """Coefficients, their errors, dispersion and log-likelihood, with an exposure."""
+    rows = tables(tmp_path / "data", "count", "years", gamma=0.7)
+    options = {"label": "outcome", "features": "age,score", "site_names": "a,b,c", "amount": "count"}
+    options |= {"datalists": str(tmp_path / "data"), "exposure": "years", "intercept": intercept}
+    options |= {"scaling": json.dumps({"fill": [60, 0], "mean": [60, 0], "std": [10, 1]})}
+    (tmp_path / "run").mkdir()
+    config = make_config("glm", "regression", rounds=14, values={**options, "trainer": "negative-binomial"})
+    model = run_local(config, tmp_path / "run")
+    sites = patients(config)
+    x, y = np.concatenate([x for x, _ in sites]), np.concatenate([y for _, y in sites])
+    lead = np.repeat(np.eye(3), list(map(len, rows)), axis=0) if intercept == "site" else np.ones((len(y), 1))
+    pooled_model = sm.NegativeBinomial(y[:, 0], np.c_[lead, x], exposure=y[:, 1])
+    start = np.r_[np.zeros(lead.shape[1] + 2), 0.5]
+    fit = pooled_model.fit(start_params=start, method="newton", tol=1e-13, maxiter=200, disp=False)
+    section = write_report(tmp_path / "run")["detail"]["coefficients"]
+    found = {row["name"]: row for row in section["rows"]}
+    assert np.abs(model["weight"].numpy() - fit.params[-3:-1]).max() < 1e-6
+    assert np.abs(np.array([found[name]["error"] for name in ("age", "score")]) - fit.bse[-3:-1]).max() < 1e-6
+    assert section["dispersion"] == pytest.approx(fit.params[-1], abs=1e-6)
+    assert section["log_likelihood"] == pytest.approx(fit.llf, abs=1e-6)
+    assert section["ratio"] == "rate" and "with the dispersion" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_the_negative_binomial_needs_counts(tmp_path):
+    with pytest.raises(UserError, match="it needs counts"):
+        run(tmp_path, "heart", trainer="negative-binomial")

@@ -48,7 +48,8 @@ class SumsCheck:
             return f"value: expected a log-likelihood of at most 0, got {value:.3g}"
         if float((information - information.T).abs().max()) > slack:
             return "information: expected a symmetric matrix"
-        if self.intercept != "random" and float(torch.linalg.eigvalsh(information)[0]) < -slack:
+        of_coefficients = information[:-1, :-1]  # a spread's or a dispersion's own may be indefinite on the way
+        if self.intercept != "random" and float(torch.linalg.eigvalsh(of_coefficients)[0]) < -slack:
             return "information: expected no negative eigenvalue"
         if self.family != "bernoulli" or self.intercept == "site":
             return ""

@@ -12,8 +12,8 @@ from fairflare.functional.decision import Array, Benefit, Design, average, brier
 
 PARTS = ("drift", "level", "rest")
 REMEDIES = {
-    "drift": "the local training between two averages costs this: fit the regression exactly (glm), or train with fewer "
-    "local steps per round",
+    "drift": "the local training between two averages costs this: fit the regression exactly (glm), or train with "
+    "fewer local steps per round",
     "level": "one intercept for all costs this: an intercept of its own (the step recalibrate, or glm with "
     "intercept=site)",
     "rest": "shared slopes cost this beside the own model: a personal model (ditto), the safe mix, or staying alone",
