@@ -33,6 +33,7 @@ deals at once with the same initial models, batches and arithmetic, and the exac
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -319,36 +320,65 @@ def table(key: str) -> tuple[dict[str, dict[str, np.ndarray]], float]:
     return found, sum(int(row["n"]) for row in rows) / sum(int(row["n_train"]) for row in rows)
 
 
-def cell(found: Mapping[str, Mapping[str, np.ndarray]], share: float, pair: tuple[str, str], over: str) -> str:
-    """The mean difference with its interval; + or - where that excludes zero (a lower score is better)."""
-    mean, low, high = drift_tables.interval(found[pair[0]][over] - found[pair[1]][over], share)
-    mark = " lost" if low > 0 else " gained" if high < 0 else ""
-    return f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]{mark}"
+def differences() -> list[dict[str, str]]:
+    """A line per task, difference and site, or "mean" of sites, as ``drift_tables.differences`` has them."""
+    rows = []
+    for key in (key for key in TASKS if any(row["task"] == key for row in drift_tables.read(VALUES))):
+        found, share = table(key)
+        for (arm, versus), over in product({**PARTS, **MORE}.values(), found["own"]):
+            told = drift_tables.interval(found[arm][over] - found[versus][over], share)
+            numbers = (f"{value:.5f}" for value in (found[arm][over].mean(), *told))
+            verdict = drift_tables.verdict(told[1], told[2], higher=False)
+            named = (key, arm, versus, over, "brier", *numbers, verdict)
+            rows.append(dict(zip(drift_tables.DIFFERENCE, named, strict=False)))
+    return rows
+
+
+MARKS = {"worse": " lost", "better": " gained", drift_tables.CANNOT: ""}
+LIMITS = """A positive part is a loss; "lost" and "gained" where the interval excludes zero, a part's share where that
+of the whole does.
+
+Limits: *drift* is all by which FedAvg's last model is behind the exact fit: its sites' steps apart, noise of its last
+batches, and rounds that are too few; the numbers of rounds are the presets'. Two tuning deals choose. Own models have
+the patients of the training part alone, as all others. Not measured: other tables, networks, weights by anything but
+the number of patients."""
+
+
+def cell(row: Mapping[str, str]) -> str:
+    """The mean difference with its interval, and what it says."""
+    mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
+    return f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]{MARKS[row['verdict']]}"
 
 
 def written() -> str:
     """The page."""
-    page = ["# FedAvg against the exact pooled fit: drift, level, slopes", (__doc__ or "").partition("\n\n")[2].strip()]
-    page[1] = "```\n" + page[1].replace("Written before the runs.", "```\n\nWritten before the runs.", 1)
-    page[1] = page[1].replace("\n    drift ", "\n```\n    drift ").replace("these four\n", "these four\n```\n")
-    page += ["A positive part is a loss; \"lost\" and \"gained\" where the interval excludes zero."]  # fmt: skip
-    for key in (key for key in TASKS if any(row["task"] == key for row in drift_tables.read(VALUES))):
-        found, share = table(key)
-        deals = len(found["own"]["mean"])
+    usage, words = (__doc__ or "").split("Written before the runs.")
+    title, commands = usage.strip().split("\n\n")
+    head, parts, rest = words.strip().split("\n\n", 2)
+    page = [f"# {title}", f"```\n{textwrap.dedent('    ' + commands.strip())}\n```", f"Written before the runs. {head}"]
+    page += [f"```\n{textwrap.dedent('    ' + parts.strip())}\n```", rest.replace("``", "`").strip(), LIMITS]
+    rows = differences()
+    for key in (key for key in TASKS if any(row["task"] == key for row in rows)):
+        index = {(row["arm"], row["versus"], row["over"]): row for row in rows if row["task"] == key}
+        (found, _), total = table(key), index[(*PARTS["all"], "mean")]
         chosen = [
             row["candidate"] for row in drift_tables.read(CHOSEN) if (row["task"], row["chosen"]) == (key, "True")
         ]
-        page += [f"## {TITLES[key]}", f"{deals} deals. Chosen: {', '.join(f'`{one}`' for one in chosen)}."]
+        page += [f"## {TITLES[key]}", f"{DEALS} deals. Chosen: {', '.join(f'`{one}`' for one in chosen)}."]
         page.append(drawn(["arm", "mean Brier score"], [[arm, f"{found[arm]['mean'].mean():.4f}"] for arm in ARMS]))
-        total = (found["fedavg"]["mean"] - found["own"]["mean"]).mean()
         lines = []
-        for name, pair in (PARTS | MORE).items():
-            part = (found[pair[0]]["mean"] - found[pair[1]]["mean"]).mean()
-            lines.append([name, cell(found, share, pair, "mean"), f"{part / total:.0%}" if name in PARTS else ""])
+        for name, pair in {**PARTS, **MORE}.items():
+            row = index[(*pair, "mean")]
+            told = name in PARTS and total["verdict"] != drift_tables.CANNOT
+            share = f"{float(row['mean']) / float(total['mean']):.0%}" if told else ""
+            lines.append([name, cell(row), share])
         page.append(drawn(["part", "mean over sites", "share of all"], lines))
         sites = [over for over in found["own"] if over != "mean"]
-        rows = [[site, *(cell(found, share, pair, site) for pair in PARTS.values())] for site in sites]
-        page.append(drawn(["site", *PARTS], rows))
+        page.append(
+            drawn(
+                ["site", *PARTS], [[site, *(cell(index[(*pair, site)]) for pair in PARTS.values())] for site in sites]
+            )
+        )
     return "\n\n".join(page) + "\n"
 
 
