@@ -11,7 +11,7 @@ from printed_commands import ROOT
 from scipy import stats
 
 FOLDER = ROOT / "docs" / "results" / "drift"
-sys.path.insert(0, str(FOLDER))
+sys.path[:0] = [str(FOLDER), str(ROOT / "benchmarks" / "drift")]
 import drift_page  # noqa: E402
 import drift_plan as plan  # noqa: E402
 import drift_run  # noqa: E402

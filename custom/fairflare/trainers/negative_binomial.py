@@ -14,7 +14,6 @@ from fairflare.core.types import LocalWork, Offer
 from fairflare.functional.likelihood import LARGEST_LOG, Sums, Terms, own_intercept
 from fairflare.trainers.newton import Newton, _with_ones, family_of
 
-
 SMALLEST = 15.0
 """Minus the logarithm of a dispersion that is as good as none; beyond it the gamma functions cancel."""
 

@@ -20,7 +20,7 @@ A sentence that compares (``COMPARING``) is followed by one or more marks in HTM
     <!-- definition -->                                            says what words mean: no arm, no figure
 
 TASK "drift/heart" of a claim, a count or a mean is the task "heart" of the files in ``../drift``, and "exact/heart" of
-a claim or a mean that of ``../drift/exact.csv``.
+a claim or a mean that of ``benchmarks/drift/exact.csv``.
 
 Every figure with three decimals, in whatever sentence, is a mean, an interval's end or a value of a line that it marks,
 and every verdict and count is the one in the files; anything else is reported, and the exit code is 1.
@@ -38,6 +38,7 @@ import plan
 import tables
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "drift"))
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks" / "drift"))
 
 import drift_tables  # noqa: E402
 import exact  # noqa: E402
@@ -189,7 +190,7 @@ _WORDS = (
 
 @functools.cache
 def _lines(path: tables.Path, task: str) -> tables.Rows:
-    """The lines of the study's file; of a task "drift/..." or "exact/...", of those in ``../drift``."""
+    """The lines of the study's file; of a task "drift/..." or "exact/...", of those elsewhere."""
     if task.startswith(EXACT) and path == tables.DIFFERENCES:
         return [{**row, "task": EXACT + row["task"]} for row in exact.differences()]
     if not task.startswith(DRIFT):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which part of what a hospital loses under FedAvg is client drift, which its level, which its own slopes?
 
-    python docs/results/drift/exact.py FOLDER [--only heart,ist]   # goes on with what is missing
-    python docs/results/drift/exact.py                             # exact.md from exact.csv
-    python docs/results/drift/exact.py FOLDER --check              # one deal of each task as runs of the package
+    python benchmarks/drift/exact.py FOLDER [--only heart,ist]   # goes on with what is missing
+    python benchmarks/drift/exact.py                             # exact.md from exact.csv
+    python benchmarks/drift/exact.py FOLDER --check              # one deal of each task as runs of the package
 
 Written before the runs. The model is a logistic regression everywhere, so that FedAvg has an exact answer: the ridge
 regression of the pooled patients, which the method ``glm`` computes. Per site and deal of the patients, on its test
@@ -18,7 +18,7 @@ patients, in Brier score:
 Primary endpoint: drift, a mean over sites, with its 95 % interval; the other parts are read beside it, and per site.
 Intervals are those of ``drift_tables.interval``: Student's t over deals, widened because deals share patients.
 
-Deals are those of ``drift_run.py``: 60, 10 and 30 per cent of each site's patients for training, validation and
+Deals are those of ``docs/results/drift``: 60, 10 and 30 per cent of each site's patients for training, validation and
 testing, drawn anew by each deal. Everything trains on the training patients. Tuned on validation patients of deals that
 are not reported, twelve candidates for each: the ridge of the exact fit, then FedAvg's learning rate and epochs per
 round with this ridge as weight decay; where the best rate is the largest, one more beyond it. The penalty of the own
@@ -33,6 +33,7 @@ deals at once with the same initial models, batches and arithmetic, and the exac
 from __future__ import annotations
 
 import argparse
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,8 +41,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import drift_run
-import drift_tables
 import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression
@@ -57,6 +56,10 @@ from fairflare.studies.own_model import INNER, PENALTIES, SCORE, own_risks
 from fairflare.trainers.base import eager
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[1] / "docs" / "results" / "drift"))
+import drift_run  # noqa: E402
+import drift_tables  # noqa: E402
+
 VALUES, CHOSEN, PAGE = HERE / "exact.csv", HERE / "exact-chosen.csv", HERE / "exact.md"
 DEALS, TUNING, FIRST_TUNING = 20, 2, 1000
 TASKS = {"heart": "heart-dealt:full", "ist": "ist-dealt:countries"}
