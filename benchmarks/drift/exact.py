@@ -343,8 +343,8 @@ of the whole does.
 
 Limits: *drift* is all by which FedAvg's last model is behind the exact fit: its sites' steps apart, noise of its last
 batches, and rounds that are too few; the numbers of rounds are the presets'. Two tuning deals choose. Own models have
-the patients of the training part alone, as all others. Not measured: other tables, networks, weights by anything but
-the number of patients."""
+the patients of the training part alone, as all others. With `--check` no logit of a run differs by more than 1.1e-6.
+Not measured: other tables, networks, weights by anything but the number of patients."""
 
 
 def cell(row: Mapping[str, str]) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +27,7 @@ class SumsCheck:
     family: str
     intercept: str
 
-    def doubt(self, model: StateDict, update: StateDict, examples: int | None = None) -> str:
+    def doubt(self, model: StateDict, update: Mapping[str, torch.Tensor], examples: int | None = None) -> str:
         """Why no patients have these sums, in one line; "" where some can.
 
         Args:
