@@ -11,11 +11,12 @@ from printed_commands import ROOT
 from scipy import stats
 
 FOLDER = ROOT / "docs" / "results" / "drift"
-sys.path.insert(0, str(FOLDER))
+sys.path[:0] = [str(FOLDER), str(ROOT / "benchmarks" / "drift")]
 import drift_page  # noqa: E402
 import drift_plan as plan  # noqa: E402
 import drift_run  # noqa: E402
 import drift_tables as tables  # noqa: E402
+import exact  # noqa: E402
 
 from fairflare.engine.files import MODEL, read_model  # noqa: E402
 from fairflare.engine.setup import tasks  # noqa: E402
@@ -43,6 +44,30 @@ def test_the_files_follow_from_the_values_and_the_page_from_the_files():
     assert [list(row.values()) for row in JOINING] == [list(map(str, row)) for row in joined[1:]]
     assert drift_page.PAGE.read_text(encoding="utf-8") == drift_page.written()
     assert sum(path.stat().st_size for path in FOLDER.iterdir() if path.is_file()) < 300_000
+
+
+def test_the_page_of_the_exact_fit_follows_from_its_values_and_parts_add_up():
+    assert exact.PAGE.read_text(encoding="utf-8") == exact.written()
+    rows = {(r["task"], r["arm"], r["versus"], r["over"]): float(r["mean"]) for r in exact.differences()}
+    for key in exact.TASKS:
+        assert {int(r["deal"]) for r in tables.read(exact.VALUES) if r["task"] == key} == set(range(exact.DEALS))
+        parts = [rows[(key, *pair, "mean")] for pair in exact.PARTS.values()]
+        assert sum(parts[:-1]) == pytest.approx(parts[-1], abs=5e-5)
+
+
+def test_all_deals_at_once_train_as_runs_of_the_package_do(dealt, tmp_path):
+    """FedAvg with Adam over two deals at once, and the exact fit with own intercepts: the runs' models."""
+    made = exact.dealt("heart", (0, 1))
+    made.training["rounds"] = 2
+    labels = ["fedavg:train.rounds=2,train.weight_decay=0.01", "glm:train.rounds=8,ridge=0.01,intercept=site"]
+    found = exact.fedavg(made, 0.005, 1, 0.01)[1], exact.exact(made, 0.01, own=True)[1]
+    for label, models in zip(labels, found, strict=True):
+        ((name, config),) = arms([label], exact.TASKS["heart"], [1], values={"group_by": "none"})
+        drift_run.study.run_and_predict(config, tmp_path / name)
+        run = drift_run.study.beside(tmp_path / name)
+        for site in made.sites.values():
+            mine = made.rest(site, "test")[0][1].double() @ models[site]
+            assert np.abs(mine.numpy() - run[f"{site}/test/z"]).max() < 1e-5
 
 
 @pytest.mark.parametrize("task", sorted({row["task"] for row in DIFFERENCES}))

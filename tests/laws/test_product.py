@@ -37,15 +37,15 @@ HEEDED = ("fedufo",)
 """Rules that weigh a site's examples, which only the trainer "weighted" does."""
 EXCHANGING = ("feddyn", "fedproc", "fedrdn", "fedproto", "scaffold")
 """Trainers that send more than the model, so that no site would be alone."""
-ONE_MODEL = ("feddyn", "newton")
+ONE_MODEL = ("feddyn", "newton", "negative-binomial")
 """Trainers whose server half is about the one model that all sites share."""
 COMBINING = ("median", "multi-krum", "trimmed-mean")
 """Rules that drop or bound single sites, which a server half that takes up every site's answer would go round."""
-SUMMING = ("newton",)
+SUMMING = ("newton", "negative-binomial")
 """Trainers that send sums over patients, which a rule may weigh and do nothing else with."""
 ALONE = ("newton-alone",)
 """Trainers of sites by themselves."""
-LINES = ("newton", "newton-alone")
+LINES = ("newton", "newton-alone", "negative-binomial")
 """Trainers of a regression."""
 AT_SITES = ("fedproto",)
 """Trainers whose models stay at the sites: no updates to weigh, and none to step along."""

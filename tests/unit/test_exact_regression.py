@@ -131,6 +131,11 @@ def test_a_site_of_few_patients_needs_secure_sums(tmp_path):
 REFUSED = [
     ({"rule": "fedheal"}, "rule fedheal: expected a rule that weighs sites by numbers of their own"),
     ({"rule": "median"}, "rule median: expected a rule that weighs sites by numbers of their own"),
+    ({"rule": "fedce", "terms": "error"}, "rule fedce: expected a rule that weighs sites by numbers of their own"),
+    ({"rule": "afl"}, "rule afl gives sites models of their own"),
+    ({"rule": "afl", "average": "final"}, "rule afl: expected a rule that weighs sites by numbers of their own"),
+    ({"rule": "fedufo"}, "rule fedufo: expected a trainer that heeds its orders"),
+    ({"rule": "fedufo", "level": "client", "apply": "local"}, "rule fedufo: expected a trainer that heeds its orders"),
     ({"server_optimizer": "adam"}, "sends sums and not a step"),
     ({"clip_updates": "2"}, "clip_updates: expected none"),
     ({"cap_weights": "0.4"}, "cap_weights: expected none"),
@@ -154,6 +159,20 @@ def test_a_fairness_rule_weighs_the_sums(tmp_path, rule):
     model, plain = run_local(config, folders[0]), run_local(make_config("glm", "heart", rounds=ROUNDS), folders[1])
     assert torch.isfinite(model["weight"]).all() and float(model["weight"].abs().max()) < 5
     assert float((model["weight"] - plain["weight"]).abs().max()) > 1e-3
+
+
+MINIMAX = [{"rule": "afl", "average": "none"}, {"rule": "fedufo", "level": "client", "apply": "split"}]
+
+
+@pytest.mark.parametrize("values", MINIMAX, ids=str)
+def test_weights_that_climb_with_the_losses_lead_to_equal_ones(tmp_path, values):
+    """The largest mean loss of a hospital is the least there can be where all are alike and the weighted score is 0."""
+    config = make_config("glm", "heart", rounds=30, values=values)
+    model = run_local(config, tmp_path)
+    logits = [(x @ model["weight"].numpy() + float(model["bias"]), y) for x, y in patients(config)]
+    losses = [np.mean(np.logaddexp(0, z) - y * z) for z, y in logits]
+    assert max(losses) < 0.53 and max(losses) - min(losses) < 0.02  # 0.80 and 0.41 of the pooled fit
+    assert float(model["score"].abs().max()) < 0.01
 
 
 def test_the_report_names_coefficients_errors_and_how_far_sites_differ(tmp_path):
@@ -206,8 +225,8 @@ def test_an_intercept_for_each_of_466_hospitals():
     assert np.abs(torch.linalg.inv(information).diagonal().sqrt().numpy() - errors).max() < 1e-8
 
 
-def tables(folder, outcome, extra=""):
-    """A table of each of three hospitals with an outcome that follows from age and score."""
+def tables(folder, outcome, extra="", gamma=0.0):
+    """A table of each of three hospitals with an outcome that follows from age and score; gamma: spread of rates."""
     folder.mkdir()
     everyone = []
     for k, site in enumerate(("a", "b", "c")):
@@ -218,7 +237,9 @@ def tables(folder, outcome, extra=""):
         line = 0.3 + 0.4 * (age - 60) / 10 - 0.2 * score + 0.2 * k
         y = line + random.normal(0, 1, n)
         if outcome == "count":
-            y = random.poisson(np.exp(line) * (years if extra else 1))
+            y = random.poisson(
+                np.exp(line) * (years if extra else 1) * (random.gamma(1 / gamma, gamma, n) if gamma else 1)
+            )
         rows = pd.DataFrame({"age": age, "score": score, "years": years, "outcome": y, "split": "train"})
         rows = pd.concat([rows, *(rows[:20].assign(split=name) for name in ("val", "test"))])
         rows.to_csv(folder / f"{site}.csv", index=False)
@@ -252,3 +273,33 @@ def test_amounts_and_counts_equal_the_pooled_fit(tmp_path, outcome, exposure, in
     likelihood = fit.llf if outcome == "count" else -n / 2 * (np.log(2 * np.pi * (fit.resid_response**2).mean()) + 1)
     assert section["log_likelihood"] == pytest.approx(likelihood, rel=1e-5)
     assert section["rows"][-1]["fits"] == 3
+
+
+@pytest.mark.parametrize("intercept", ["shared", "site"])
+def test_overdispersed_counts_equal_the_pooled_negative_binomial_fit(tmp_path, intercept):
+    """Coefficients, their errors, dispersion and log-likelihood, with an exposure."""
+    rows = tables(tmp_path / "data", "count", "years", gamma=0.7)
+    options = {"label": "outcome", "features": "age,score", "site_names": "a,b,c", "amount": "count"}
+    options |= {"datalists": str(tmp_path / "data"), "exposure": "years", "intercept": intercept}
+    options |= {"scaling": json.dumps({"fill": [60, 0], "mean": [60, 0], "std": [10, 1]})}
+    (tmp_path / "run").mkdir()
+    config = make_config("glm", "regression", rounds=14, values={**options, "trainer": "negative-binomial"})
+    model = run_local(config, tmp_path / "run")
+    sites = patients(config)
+    x, y = np.concatenate([x for x, _ in sites]), np.concatenate([y for _, y in sites])
+    lead = np.repeat(np.eye(3), list(map(len, rows)), axis=0) if intercept == "site" else np.ones((len(y), 1))
+    pooled_model = sm.NegativeBinomial(y[:, 0], np.c_[lead, x], exposure=y[:, 1])
+    start = np.r_[np.zeros(lead.shape[1] + 2), 0.5]
+    fit = pooled_model.fit(start_params=start, method="newton", tol=1e-13, maxiter=200, disp=False)
+    section = write_report(tmp_path / "run")["detail"]["coefficients"]
+    found = {row["name"]: row for row in section["rows"]}
+    assert np.abs(model["weight"].numpy() - fit.params[-3:-1]).max() < 1e-6
+    assert np.abs(np.array([found[name]["error"] for name in ("age", "score")]) - fit.bse[-3:-1]).max() < 1e-6
+    assert section["dispersion"] == pytest.approx(fit.params[-1], abs=1e-6)
+    assert section["log_likelihood"] == pytest.approx(fit.llf, abs=1e-6)
+    assert section["ratio"] == "rate" and "with the dispersion" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_the_negative_binomial_needs_counts(tmp_path):
+    with pytest.raises(UserError, match="it needs counts"):
+        run(tmp_path, "heart", trainer="negative-binomial")

@@ -49,6 +49,11 @@ class AFL(Rule):
         return self.average == "beside"
 
     @property
+    def weighs_sums(self) -> bool:  # type: ignore[override]  # the same
+        """A mean over the rounds' models would average sums."""
+        return self.average == "none"
+
+    @property
     def wanted(self) -> tuple[str, ...]:
         return ("loss",)
 

@@ -53,6 +53,8 @@ class Rule(ABC):
     """Whether sites use these models, so that a run's results are those of each site's own one."""
     alone: ClassVar[bool] = False
     """Whether no site may learn of any other, so that trainers which exchange anything else are refused."""
+    weighs_sums: ClassVar[bool] = False
+    """Whether sites may answer with sums over patients in place of models, as it only weighs answers by numbers."""
     donates: ClassVar[bool] = False
     """Whether ``aggregate`` may use up the state that it is given (optax's donated arguments); else it leaves it alone.
 
@@ -163,6 +165,7 @@ class SummedRule(WeighingRule):
     ``orders`` must be the same for every site: masks depend on them.
     """
 
+    weighs_sums: ClassVar[bool] = True
     n_terms: ClassVar[int]
     """Numbers in ``terms``."""
     counted: ClassVar[int | None] = None

@@ -88,6 +88,11 @@ class FedUFO(WeighingRule):
         return ("loss",) if self.level in ("client", "multi") else ()
 
     @property
+    def weighs_sums(self) -> bool:  # type: ignore[override]  # depends on options
+        """Weights of patients within a site would have to stand in its sums."""
+        return self.level == "client" and self.apply == "split"
+
+    @property
     def useful(self) -> tuple[str, ...]:
         return () if self.level == "client" else (GROUP_LOSS, GROUP_COUNT)
 

@@ -29,6 +29,7 @@ from fairflare.engine.choices import RATIO
 from fairflare.engine.clinical import CLINICAL, NOTHING, View
 from fairflare.engine.evaluation import checked_intervals
 from fairflare.engine.field_checks import CHECKS, Against, Form, Measured, check_counts
+from fairflare.engine.sums_check import SumsCheck
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Gate:
         personal: entries that stay at the sites: an update must not hold them, and a rule sees them unchanged.
         personal_results: whether sites report results of personal models.
         view: what sites may say of calibration and decisions of the model that they use.
+        sums: where sites send sums over patients: what these cannot be.
     """
 
     trainable: frozenset[str]
@@ -78,6 +80,7 @@ class Gate:
     personal: frozenset[str] = frozenset()
     personal_results: bool = False
     view: View = NOTHING
+    sums: SumsCheck | None = None
 
     def shared(self, model: StateDict) -> StateDict:
         """``model`` without the entries that stay at the sites."""
@@ -118,6 +121,10 @@ class Gate:
         outliers |= norms.too_large(known, scales, self.max_norm_ratio, history)
         refused |= {site: Rejection(site, "norm", detail) for site, detail in outliers.items()}
         kept = sorted(accepted.keys() - outliers.keys())
+        if self.sums:
+            doubts = {site: self.sums.doubt(model, accepted[site].update, accepted[site].n_examples) for site in kept}
+            refused |= {site: Rejection(site, "sums", why) for site, why in doubts.items() if why}
+            kept = [site for site in kept if not doubts[site]]
         replies = self._completed([accepted[site] for site in kept], whole)
         zero = {site: [] if any(known[site].values()) else ["zero_update"] for site in kept}
         flags = {site: remarks for site in kept if (remarks := ["duplicate"] * repeated.count(site) + zero[site])}
@@ -130,7 +137,8 @@ class Gate:
         The sum is held against the model and against the sums of the rounds before (``norms.SUM`` in ``history``).
         """
         sizes, scales = norms.norms_of(total, self.trainable), norms.scales_of(model, self.trainable)
-        return norms.too_large({norms.SUM: sizes}, scales, self.max_norm_ratio, history).get(norms.SUM, "")
+        large = norms.too_large({norms.SUM: sizes}, scales, self.max_norm_ratio, history).get(norms.SUM, "")
+        return large or (self.sums.doubt(model, total) if self.sums else "")
 
     def inspect_second(
         self, answers: Sequence[Answer], round: int

@@ -28,7 +28,7 @@ class Regression(nn.Module):
         own: (5, features) sums over sites, divided by patients, of 1, w, w b, w b^2 and w^2, where b is a coefficient
             of a site's own fit and w one over its variance; 0 of a site that has no such fit.
         last: (P,) parameters of the round before.
-        best: (2,) value there, and 1 where there was such a round.
+        best: (2,) value there, and where there was such a round 1 and the halvings of the step since.
     """
 
     def __init__(self, features: int) -> None:

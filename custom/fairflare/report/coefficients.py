@@ -17,6 +17,8 @@ Json = dict[str, Any]
 LEVEL = 0.95
 MOVES = 1e-4
 """Change of a coefficient in the last round, in standard errors, from which it has not settled."""
+LEAST = 1e-8
+"""Information of a patient on a spread that is estimated; masks round at 1e-9."""
 MOST_DRAWN = 60
 INTERCEPT = "(intercept)"
 
@@ -32,7 +34,8 @@ def coefficient_section(model: Mapping[str, Any], config: Mapping[str, Any], sit
     Returns:
         intercept ("baseline": each site has its own hazard), family, ratio ("odds", "rate" or "hazard"; "" of
         amounts), ridge, patients, sites,
-        log_likelihood, log_sd (None unless intercepts are random) and rows: name,
+        log_likelihood, between_sd (None unless intercepts are random), dispersion (None unless it was estimated) and
+        rows: name,
         note ("" or why there is no estimate), estimate, error, low, high, p (Wald), odds, odds_low, odds_high,
         robust_error (sandwich clustered by site, with K / (K - 1)), and of sites' own fits: fits, q, q_p, i2, tau,
         next_low and next_high (prediction interval of another site's coefficient, t with fits - 2 degrees).
@@ -52,7 +55,8 @@ def coefficient_section(model: Mapping[str, Any], config: Mapping[str, Any], sit
     at = np.append(arrays["weight"], arrays["bias"])
     free = p if intercept in ("site", "baseline") else p + 1
     moved = np.abs(at - arrays["last"][: p + 1])[:free]
-    errors, robust, kept = _errors(model, n, free, len(counts), random=intercept == "random")
+    spread = intercept == "random" or bool(arrays["information"][-1, -1] > LEAST)  # or a dispersion of counts
+    errors, robust, kept = _errors(model, n, free, len(counts), spread=spread)
     value = float(model["value"][0]) * n
     if family == "gaussian":  # the value is half of the residual sum of squares
         scale = -2 * value / max(n - int(kept.sum()) - (len(counts) if intercept == "site" else 0), 1)
@@ -80,6 +84,7 @@ def coefficient_section(model: Mapping[str, Any], config: Mapping[str, Any], sit
         "level": LEVEL,
         "log_likelihood": value,
         "between_sd": math.exp(float(model["log_sd"][0])) if random else None,
+        "dispersion": math.exp(float(model["log_sd"][0])) if spread and not random else None,
         "rows": rows,
     }
 
@@ -90,14 +95,14 @@ NO_FITS = dict.fromkeys(("fits", "q", "q_p", "i2", "tau", "next_low", "next_high
 
 
 def _errors(
-    model: Mapping[str, Any], n: int, free: int, sites: int, *, random: bool
+    model: Mapping[str, Any], n: int, free: int, sites: int, *, spread: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Standard errors (free,), those of the sandwich by site, and which parameters were estimated."""
     from fairflare.functional.likelihood import aliased
 
     information = model["information"].double()
     kept = ~aliased(information[:free, :free], first=free - 1 if free == len(information) - 1 else None).numpy()
-    used = np.append(kept, random) if free == len(information) - 1 else kept
+    used = np.concatenate([kept, np.zeros(len(information) - 1 - free, dtype=bool), [spread]])
     where = np.flatnonzero(used)
     inverse = np.linalg.pinv(information.numpy()[np.ix_(where, where)] * n, hermitian=True)
     between = model["between"].double().numpy()[np.ix_(where, where)] * n

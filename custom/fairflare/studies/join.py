@@ -26,11 +26,12 @@ from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.functional.decision import Array, Design
+from fairflare.functional.reasons import Models, explained
 from fairflare.functional.recalibration import Line, fitted
 from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.studies import display
 from fairflare.studies.folders import JOIN, JOIN_PAGE
-from fairflare.studies.labels import folder_name
+from fairflare.studies.labels import folder_name, split_method
 from fairflare.studies.own_model import own_risks
 from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import run_once
@@ -114,7 +115,7 @@ def measure_join(
         found = answers(tested, names, question.design, question.margin, question.new_size)
         told = {"title": first.task.title, "task": question.task, "methods": list(question.methods)}
         more = {"new_size": question.new_size, "refused": refused, "own_models": kinds, **facts()}
-        result = {**told, **found, **more}
+        result = {**told, **found, **_why(tested, names, question), **more}
         save_json(folder / JOIN, result)
         save_text(folder / JOIN_PAGE, page(result))
     return result
@@ -173,6 +174,17 @@ def _tested(
         if not np.isfinite(one.risks).all():
             raise UserError(f"join: {client}: a model's risks are not finite; it has diverged")
     return tested, candidates, kinds, refused
+
+
+def _why(tested: Mapping[str, OutOfFold], names: Sequence[str], question: Question) -> Json:
+    """Why FedAvg loses or gains at each hospital, if exact regression is a candidate beside it; else nothing."""
+    first = {name: next((m for m in question.methods if split_method(m)[0] == name), "") for name in ("fedavg", "glm")}
+    chain = [first["fedavg"], first["glm"], first["glm"] + INTERCEPT]
+    if not set(chain) <= set(names):
+        return {}
+    at = [*(1 + names.index(name) for name in chain), 0]
+    models = {site: (one.labels, Models(*(one.risks[k] for k in at))) for site, one in tested.items()}
+    return dict(zip(("why", "why_average"), explained(models, question.design), strict=True))
 
 
 def _event(parts: Parts) -> int:

@@ -36,6 +36,8 @@ SETTLING = 3
 """Rounds before the intercepts' spread moves: far from the maximum it would be thrown about."""
 WORSE = 0.05
 """Share by which the likelihood may fall before half of a step is taken back; a rule's weights move it as well."""
+HALVINGS = 5
+"""Of one step; what is still worse then is so by the weights."""
 
 
 @trainer("newton")
@@ -119,8 +121,9 @@ class Newton(Trainer):
         penalty = torch.full_like(here, self.ridge)
         penalty[-2:] = 0.0
         value = float(combined["value"]) - float((penalty * here.square()).sum()) / 2
-        if float(best[1]) and value < float(best[0]) - WORSE * abs(float(best[0])) and not torch.equal(here, last):
-            there = (here + last) / 2
+        worse = value < float(best[0]) - WORSE * abs(float(best[0])) and not torch.equal(here, last)
+        if 0 < float(best[1]) <= HALVINGS and worse:
+            there, best = (here + last) / 2, best + best.new_tensor([0.0, 1.0])
         else:
             score, information = combined["score"] - penalty * here, combined["information"] + penalty.diag()
             dropped = self.dropped(information)

@@ -19,7 +19,8 @@ A sentence that compares (``COMPARING``) is followed by one or more marks in HTM
     <!-- mean: TASK | ARM | OVER | METRIC -->                      the value of an arm, without a comparison
     <!-- definition -->                                            says what words mean: no arm, no figure
 
-TASK "drift/heart" of a claim, a count or a mean is the task "heart" of the files in ``../drift``.
+TASK "drift/heart" of a claim, a count or a mean is the task "heart" of the files in ``../drift``, and "exact/heart" of
+a claim or a mean that of ``benchmarks/drift/exact.csv``.
 
 Every figure with three decimals, in whatever sentence, is a mean, an interval's end or a value of a line that it marks,
 and every verdict and count is the one in the files; anything else is reported, and the exit code is 1.
@@ -37,8 +38,10 @@ import plan
 import tables
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "drift"))
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks" / "drift"))
 
 import drift_tables  # noqa: E402
+import exact  # noqa: E402
 
 COMPARING = re.compile(
     r"\b(better|worse|worst off|gains?|gained|los(?:es|e|t|ing)|benefits?|harm(?:s|ed)?|help(?:s|ed)?|improv\w+|hurts?"
@@ -48,7 +51,7 @@ COMPARING = re.compile(
 )
 MARK = re.compile(r"<!-- (claim|only|without|count|mean|floor|definition)(?:: ([^>]*?))? -->")
 FIGURE = re.compile(r"(?<![\w.])[+\u2212-]?\d?\.\d{3}(?!\d)")
-DRIFT = "drift/"
+DRIFT, EXACT = "drift/", "exact/"
 _read = functools.cache(tables.read)
 VERDICTS = ("better", "worse", "cannot be told")
 
@@ -187,7 +190,9 @@ _WORDS = (
 
 @functools.cache
 def _lines(path: tables.Path, task: str) -> tables.Rows:
-    """The lines of the study's file; of a task "drift/...", of the file of that name in ``../drift``."""
+    """The lines of the study's file; of a task "drift/..." or "exact/...", of those elsewhere."""
+    if task.startswith(EXACT) and path == tables.DIFFERENCES:
+        return [{**row, "task": EXACT + row["task"]} for row in exact.differences()]
     if not task.startswith(DRIFT):
         return _read(path)
     own = drift_tables.HERE / path.name

@@ -45,6 +45,7 @@ from fairflare.engine.setup.parts import Parts, keep
 from fairflare.engine.setup.site_parts import step_of
 from fairflare.engine.state import save_json
 from fairflare.engine.straggler_policy import EarlyEnd
+from fairflare.engine.sums_check import SumsCheck
 from fairflare.networks.builtin import normalisation
 from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.schemes import NONE, Credentials, combiner, sealed_sizes
@@ -126,7 +127,15 @@ def _gate(config: RunConfig, parts: Parts, view: View) -> Gate:
         personal=parts.personal,
         personal_results=parts.has_personal,
         view=view,
+        sums=_sums_check(parts),
     )
+
+
+def _sums_check(parts: Parts) -> SumsCheck | None:
+    trainer: Any = parts.trainer
+    if not (trainer.sums_only and trainer.model == "regression"):
+        return None
+    return SumsCheck(parts.task.kind.family or "bernoulli", trainer.intercept)
 
 
 def _choice(config: RunConfig, metric: Metric) -> Choice:

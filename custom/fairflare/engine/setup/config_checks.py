@@ -313,7 +313,7 @@ def misfit(ids: Mapping[str, str], rule: Rule, trainer: Trainer) -> str:
             f"{by}: its server half takes up what every site sends, so that {under} would protect from nobody",
         ),
         (
-            trainer.sums_only and not isinstance(rule, SummedRule),
+            trainer.sums_only and not rule.weighs_sums,
             f"{under}: expected a rule that weighs sites by numbers of their own, since {by} sends sums, got {method}",
         ),
         (

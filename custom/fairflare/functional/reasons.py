@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a hospital loses or gains under FedAvg on a table: client drift, its level, its slopes; each with a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from fairflare.functional.decision import Array, Benefit, Design, average, brier_benefit, of_differences
+
+PARTS = ("drift", "level", "rest")
+REMEDIES = {
+    "drift": "the local training between two averages costs this: fit the regression exactly (glm), or train with "
+    "fewer local steps per round",
+    "level": "one intercept for all costs this: an intercept of its own (the step recalibrate, or glm with "
+    "intercept=site)",
+    "rest": "shared slopes cost this beside the own model: a personal model (ditto), the safe mix, or staying alone",
+}
+KEEP = {
+    "drift": "FedAvg is no worse here than the exact fit: keep it",
+    "level": "the shared intercept is right here: none of its own is needed",
+    "rest": "the other hospitals' patients help: with an intercept of its own the shared model is better than its own",
+}
+UNCLEAR = "cannot be told from these patients"
+
+
+class Models(NamedTuple):
+    """(R, n) risks out of fold of the same patients; from one to the next, one thing changes.
+
+    Attributes:
+        fedavg: by FedAvg's model.
+        exact: by the regression that pooled patients would give, of the same form and penalty.
+        level: by that regression with an intercept of the hospital's own.
+        own: by the best model that the hospital has alone.
+    """
+
+    fedavg: Array
+    exact: Array
+    level: Array
+    own: Array
+
+
+def parts(labels: Array, of: Models, design: Design) -> dict[str, Benefit]:
+    """What FedAvg loses at one hospital, in Brier score, as parts that add up; above 0 is a loss.
+
+    drift: FedAvg minus exact. level: exact minus exact with an own intercept. rest: that minus the own model, less what
+    more patients still give the own model (as ``brier_benefit``). The first two compare models of the federation, whose
+    loss hardly falls with the hospital's own patients; FedAvg's own benefit has the correction throughout.
+
+    Args:
+        labels: (n,) 0 or 1.
+        of: the models' risks.
+        design: how the patients were tested.
+
+    Returns:
+        For each of ``PARTS`` the sums whose ``mean`` is the part and whose ``interval`` is its interval.
+
+    Raises:
+        ValueError: risks that are not (R, n) within [0, 1].
+    """
+    shape = (design.repeats, len(labels))
+    for name, risks in of._asdict().items():
+        if risks.shape != shape or not bool(((risks >= 0) & (risks <= 1)).all()):
+            raise ValueError(f"{name}: expected risks {shape} within 0..1, got {risks.shape}")
+    drift, level = (
+        of_differences((first - labels) ** 2 - (then - labels) ** 2, then - first)
+        for first, then in ((of.fedavg, of.exact), (of.exact, of.level))
+    )
+    gain = brier_benefit(labels, of.own, of.level, design)
+    return {"drift": drift, "level": level, "rest": gain._replace(mean=-gain.mean)}
+
+
+Told = dict[str, dict[str, float | str]]
+"""Part -> loss, low and high (95 % interval), and the remedy in words."""
+
+
+def explained(sites: Mapping[str, tuple[Array, Models]], design: Design) -> tuple[dict[str, Told], Told]:
+    """What is said to each hospital, and of their average, where every one counts once ({} of a single hospital).
+
+    Args:
+        sites: hospital -> its labels and risks.
+        design: how the patients were tested.
+    """
+    found = {site: parts(labels, models, design) for site, (labels, models) in sites.items()}
+    rows = {
+        site: {name: _told(name, part.mean, *part.interval(design)) for name, part in of.items()}
+        for site, of in found.items()
+    }
+    if len(found) < 2:
+        return rows, {}
+    totals = {name: np.sum([_terms(of[name], design) for of in found.values()], axis=0) for name in PARTS}
+    return rows, {name: _told(name, *average(total.tolist())) for name, total in totals.items()}
+
+
+def _terms(part: Benefit, design: Design) -> tuple[float, float, float, float]:
+    return 1.0, part.mean, part.mean**2, design.factor * part.variance / part.n
+
+
+def _told(name: str, loss: float, low: float, high: float) -> dict[str, float | str]:
+    words = REMEDIES[name] if low > 0 else KEEP[name] if high < 0 else UNCLEAR
+    return {"loss": loss, "low": low, "high": high, "remedy": words}
