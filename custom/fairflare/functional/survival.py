@@ -101,7 +101,7 @@ def concordance(times: Array, events: Array, risks: Array, counts: Array, weight
 
 
 def concordant_pairs(times: Array, events: Array, risks: Array, weights: Array | None = None) -> tuple[Array, Array]:
-    """Two (N,): of each case's comparable pairs those that are in order, ties half, and all; ``weights`` (N,) as above."""
+    """Two (N,): of each case's comparable pairs those in order, ties half, and all; ``weights`` (N,) by first case."""
     ranks, ones = ranks_of(times, events), np.ones((1, len(times)))
     died = events[None].astype(np.float64) * (1.0 if weights is None else weights)
     turned = ranks.max(initial=0) - ranks

@@ -139,6 +139,11 @@ class Survival(TaskKind):
     def _loss(self) -> Callable[..., Tensor]:
         raise NotImplementedError
 
+    @property
+    def columns(self) -> list[str]:
+        """Of what is predicted: survival at each end."""
+        return [f"survival_{end:g}" for end in self.ends]
+
     def head(self, classes: Sequence[str]) -> tuple[int, dict[str, Any]]:
         if not self.ends:
             raise UserError('horizons: expected times until which survival is asked for, e.g. 365, got ""')
@@ -182,15 +187,24 @@ class Hazards(Survival):
 
     def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
         survival = torch.exp(-F.softplus(outputs.double()).cumsum(1))
-        return [f"survival_{end:g}" for end in self.ends], survival.tolist()
+        return self.columns, survival.tolist()
+
+    def exported(self, classes: Sequence[str]) -> tuple[str, dict[str, Any], list[str], str]:
+        return "Survival", {}, self.columns, f"survival (N, {len(self.ends)}) after each horizon"
 
 
 @dataclass(frozen=True)
 class Cox(Survival):
     """A network gives a log risk: no probability, but an order of the patients (deep Cox, Katzman et al., BMC Medical
-    Research Methodology 18, 2018)."""
+    Research Methodology 18, 2018).
+
+    Attributes:
+        log_hazards: of a patient of log risk 0 the log of the cumulative hazard at each end, where a hospital's
+            baseline is known: with it there are probabilities.
+    """
 
     metrics: tuple[str, ...] = ("harrell_c", "uno_c")
+    log_hazards: tuple[float, ...] = ()
 
     log_risk: ClassVar[bool] = True
     family: ClassVar[str] = "cox"
@@ -201,4 +215,14 @@ class Cox(Survival):
         return efron_loss
 
     def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
-        return ["log_risk"], outputs.double().tolist()
+        outputs = outputs.double()
+        if not self.log_hazards:
+            return ["log_risk"], outputs.tolist()
+        survival = torch.exp(-torch.exp(outputs + torch.tensor(self.log_hazards, dtype=torch.float64)))
+        return ["log_risk", *self.columns], torch.cat((outputs, survival), dim=1).tolist()
+
+    def exported(self, classes: Sequence[str]) -> tuple[str, dict[str, Any], list[str], str]:
+        if not self.log_hazards:
+            return "", {}, ["log_risk"], "log risk (N, 1), no probability"
+        words = f"log risk, and survival after each of {len(self.ends)} horizons (N, {1 + len(self.ends)})"
+        return "Proportional", {"log_hazards": list(self.log_hazards)}, ["log_risk", *self.columns], words
