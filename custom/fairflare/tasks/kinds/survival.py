@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,14 +20,20 @@ from torch.nn import functional as F
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.objectives import Objective
+from fairflare.core.types import SiteData
 from fairflare.core.validation import shown
 from fairflare.data.readers.table_features import as_numbers
 from fairflare.functional.resampling import Array
-from fairflare.tasks.kind import Cases, TaskKind
+from fairflare.tasks.kind import Baseline, Cases, TaskKind
 from fairflare.tasks.metrics_survival import KIND
+
+if TYPE_CHECKING:
+    from fairflare.tasks.base import Task
 
 HAPPENED = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0}
 """How a cell says whether there was an event."""
+SURE = 1e-6
+"""A hazard that is no closer to 0 or 1, where a site has seen nothing or nothing else."""
 OVER_ENDS = ("integrated_brier", "survival_calibration_error", "restricted_mean_error")
 
 
@@ -191,6 +197,16 @@ class Hazards(Survival):
 
     def exported(self, classes: Sequence[str]) -> tuple[str, dict[str, Any], list[str], str]:
         return "Survival", {}, self.columns, f"survival (N, {len(self.ends)}) after each horizon"
+
+    def baseline(self, task: Task, data: SiteData) -> Baseline:
+        """For everybody the hazards of the site's training patients: their life table."""
+        targets = torch.cat([batch.targets.cpu() for batch in data.fixed("train", 256)])
+        last, died = intervals_of(targets, self.ends)
+        steps = torch.arange(len(self.ends))
+        deaths = ((last == steps) & died).sum(0).double()
+        known = deaths + (last > steps).sum(0)
+        logits = (deaths / known.clamp(min=1)).clamp(SURE, 1 - SURE).logit()
+        return Baseline(lambda inputs: logits.float().expand(len(inputs), -1))
 
 
 @dataclass(frozen=True)
