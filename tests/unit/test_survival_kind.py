@@ -8,6 +8,8 @@ import torch
 from lifelines import CoxPHFitter
 
 from cases import each
+from fairflare.data.tensors import Split, TensorData
+from fairflare.functional import survival as maths
 from fairflare.tasks.kinds.survival import Cox, Hazards, efron_loss, hazard_loss, intervals_of
 
 ENDS = (1.0, 2.0, 3.0)
@@ -73,3 +75,18 @@ def test_answers_are_survival_and_log_risk():
     assert header == ["survival_1", "survival_2", "survival_3"]
     assert rows[0] == pytest.approx([0.5, 0.25, 0.125])
     assert Cox().answer(torch.tensor([[1.5]]), ()) == (["log_risk"], [[1.5]])
+
+
+def test_the_answer_that_needs_no_network_is_the_life_table_of_the_training_patients():
+    rng = np.random.default_rng(0)
+    times = rng.exponential(8.0, 400)
+    events = (times < 9.0).astype(float)  # lost after the last end alone: then it is Kaplan and Meier's curve
+    kind = Hazards(ends=(3.0, 6.0, 9.0, 99.0))
+    targets = torch.as_tensor(np.stack((times, events), 1)).float()
+    split = Split(torch.zeros(400, 2), targets, {})
+    data = TensorData.of({"train": split, "val": split, "test": split}, 0)
+    outputs = kind.baseline(None, data).answers(torch.zeros(5, 2))
+    curve = maths.curve_at(*maths.kaplan_meier(times, events, np.ones((1, 400))), np.array(kind.ends))[0]
+    assert outputs.shape == (5, 4)
+    told = kind.cases(outputs, targets[:5], ()).survival
+    assert told[0, :3] == pytest.approx(curve[:3], abs=1e-6) and np.ptp(told, axis=0).max() < 1e-9

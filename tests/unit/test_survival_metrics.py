@@ -11,7 +11,7 @@ from lifelines.utils import concordance_index, restricted_mean_survival_time
 
 from cases import each
 from fairflare.functional import survival as maths
-from fairflare.tasks.kind import value_of
+from fairflare.tasks.kind import interval_of, value_of
 from fairflare.tasks.kinds.survival import Cox, Hazards
 from fairflare.tasks.metrics_survival import (
     CONCORDANT,
@@ -168,3 +168,46 @@ def test_twenty_thousand_patients_take_seconds():
     found = maths.concordance(times, events, risks, once(20_000), maths.uno_weights(times, events, once(20_000), 20.0))
     assert time.monotonic() - began < 5
     assert found[0] == pytest.approx(0.5, abs=0.02)
+
+
+def cohort(rng, n):
+    """Patients of a log hazard of which the risk is a rounded share, half of them censored."""
+    risk = rng.standard_normal(n)
+    death, end = rng.exponential(12 / np.exp(0.8 * risk)), rng.uniform(1, 30, n)
+    times, events = np.minimum(death, end), (death <= end).astype(float)
+    return cases(times, events, risk.round(1)[:, None], Cox(ends=(15.0,)))
+
+
+def test_the_error_of_a_concordance_is_the_derivative_by_how_often_a_patient_counts():
+    found = cohort(np.random.default_rng(0), 40)
+    up, down = (np.ones((40, 40)) + step * np.eye(40) for step in (1e-5, -1e-5))
+    slope = (HARRELL_C.weighted(found, up) - HARRELL_C.weighted(found, down)) / 2e-5
+    error = maths.concordance_error(found.times, found.events, found.risks)
+    assert error == pytest.approx(np.sqrt((slope**2).sum()), rel=1e-6)
+
+
+@each("metric", (HARRELL_C, UNO_C))
+def test_an_interval_of_a_concordance_covers_as_the_bootstrap_does(metric):
+    rng = np.random.default_rng(1)
+    truth = metric.weighted(cohort(rng, 20_000), once(20_000))[0]
+    draws = [cohort(rng, 60) for _ in range(150)]
+    ends = np.array([interval_of(metric, one, 0.95) for one in draws])
+    assert 0.91 <= ((ends[:, 0] <= truth) & (truth <= ends[:, 1])).mean() <= 0.99  # 400 of them: .945
+    widths = np.diff(ends)[:12, 0]
+    resampled = [metric.weighted(one, rng.multinomial(60, [1 / 60] * 60, 200).astype(float)) for one in draws[:12]]
+    bootstrap = [np.diff(np.quantile(values, (0.025, 0.975)))[0] for values in resampled]
+    assert widths.mean() == pytest.approx(np.mean(bootstrap), rel=0.1)
+
+
+def test_without_two_events_or_of_perfect_order_a_concordance_has_no_interval():
+    times, outputs = np.arange(1.0, 21), -np.arange(20.0)[:, None]
+    kind = Cox(ends=ENDS)
+    assert value_of(HARRELL_C, cases(times, np.ones(20), outputs, kind)) == 1
+    for events, risks in ((np.ones(20), outputs), (np.eye(20)[3], outputs), (np.ones(20), 0 * outputs)):
+        assert interval_of(HARRELL_C, cases(times, events, risks, kind), 0.95) is None
+    assert interval_of(UNO_C, cases(times, np.zeros(20), outputs, kind), 0.95) is None
+
+
+@each("metric", ALL)
+def test_where_it_is_not_defined_a_metric_says_what_it_needs(metric):
+    assert ("compared" if metric in (HARRELL_C, UNO_C) else "beyond the first horizon") in metric.needs

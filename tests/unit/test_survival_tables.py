@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from fairflare.cli.main import main
-from fairflare.core.errors import UserError
+from fairflare.core.errors import DataError, UserError
+from fairflare.functional import survival as maths
 from fairflare.import_data.detect import look
 from fairflare.import_data.proposal import Choices
+from fairflare.inference.baseline_hazard import log_hazards, with_baseline
+from fairflare.inference.loaded_run import open_run
 
 COLUMNS = ("age", "marker", "sex", "days", "dead")
 NAMED = ("--time", "days", "--event", "dead", "--horizons", "24")
@@ -107,6 +110,9 @@ def test_new_patients_get_survival_and_others_a_test(run, hospitals, tmp_path):
     call("evaluate", run, labelled, "--out", tmp_path / "judged")
     assert "C-index" in next((tmp_path / "judged").rglob("*.html")).read_text()
     call("export-model", run, "--format", "torchscript", "--out", tmp_path / "model")
+    assert "survival (N, 10) after each horizon" in (tmp_path / "model" / "README.md").read_text()
+    with pytest.raises(UserError, match="--baseline: expected a run whose model gives a log risk"):
+        with_baseline(open_run(run), labelled)
 
 
 def test_a_log_risk_is_trained_by_the_partial_likelihood(hospitals, tmp_path):
@@ -115,6 +121,45 @@ def test_a_log_risk_is_trained_by_the_partial_likelihood(hospitals, tmp_path):
     assert found["fairness"]["mean"] > 0.65
     assert {"harrell_c", "uno_c", "loss"} == set(found["sites"][0]["test"])
     assert found["curves"]["rows"][0]["last"]["expected"] is None
+    _baseline(tmp_path)
+
+
+def _baseline(folder):
+    """A hospital's own hazard makes probabilities of the log risk, in answers and in an exported model."""
+    new, own = write(folder / "new.csv", rows_of(9, 200)), write(folder / "own" / "East.csv", rows_of(7))
+    call("predict", folder / "cox", new, "--out", folder / "order")
+    assert "is no probability; --baseline" in (folder / "order" / "fairflare.json").read_text()
+    call("predict", folder / "cox", new, "--baseline", own, "--out", folder / "answers")
+    rows = list(csv.DictReader((folder / "answers" / "predictions.csv").open()))
+    ends = [name for name in rows[0] if name.startswith("survival_")]
+    told = np.array([[float(row[end]) for end in ends] for row in rows])
+    times, events = np.array([[float(row[3]), float(row[4])] for row in rows_of(9, 200)]).T
+    seen = maths.curve_at(
+        *maths.kaplan_meier(times, events, np.ones((1, 200))),
+        np.array([float(e.removeprefix("survival_")) for e in ends]),
+    )
+    assert len(ends) > 3 and np.abs(told.mean(0) - seen[0]).max() < 0.1
+    assert (np.diff(told, axis=1) <= 0).all() and ((told >= 0) & (told <= 1)).all()
+    call("export-model", folder / "cox", "--format", "torchscript", "--baseline", own, "--out", folder / "model")
+    assert f"log risk, and survival after each of {len(ends)} horizons" in (folder / "model" / "README.md").read_text()
+    opened = open_run(folder / "cox")
+    for rows, match in (
+        (rows_of(7, 9), "9 labelled cases: expected at least 10"),
+        ([[*row[:4], "0"] for row in rows_of(7)], "got none: all are censored"),
+        ([[*row[:3], "200.0", row[4]] for row in rows_of(7)], "until which at least 10 patients have left"),
+        ([[*row[:3], "-1", row[4]] for row in rows_of(7)], "days: expected a time of at least 0, got '-1'"),
+    ):
+        with pytest.raises((UserError, DataError), match=match):
+            with_baseline(opened, write(folder / "bad" / "Bad.csv", rows))
+
+
+def test_the_logs_of_a_baseline_are_breslows_whatever_the_size_of_the_risks():
+    times, events, risks = np.array([1.0, 2, 2, 3, 5]), np.array([0.0, 1, 1, 0, 1]), np.arange(5.0)
+    weight = np.exp(risks)
+    expected = np.log(2 / weight[1:].sum())
+    assert log_hazards(times, events, risks, (2.5, 4.0)) == pytest.approx((expected, expected))
+    assert log_hazards(times, events, risks + 2000, (2.5,))[0] == pytest.approx(expected - 2000)
+    assert log_hazards(times, events, risks, (1.0,)) == (-1e30,)
 
 
 def test_methods_are_compared(hospitals, tmp_path):

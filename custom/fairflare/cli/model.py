@@ -26,6 +26,12 @@ which_option = click.option(
     help="The last round's model, or the one chosen on validation data; by default that whose results the run shows.",
 )
 plain_option = click.option("--plain", is_flag=True, help="Neither recalibration nor thresholds.")
+baseline_option = click.option(
+    "--baseline",
+    type=PATH,
+    metavar="TABLE",
+    help="Of a Cox model: a hospital's patients with times and events, whose hazard makes probabilities.",
+)
 code_option = click.option("--code", type=PATH, multiple=True, metavar="FILE", help="Your own file that RUN needs.")
 SPLITS = ("all", "test", "val")
 REFIT = ("intercept", "slope")
@@ -39,6 +45,7 @@ FORMATS = ("bundle", "torchscript", "onnx", "state-dict")
 @site_option
 @site_files_option
 @plain_option
+@baseline_option
 @code_option
 @click.option("--out", type=PATH, metavar="DIR", help="Where results go; RUN-predictions here by default.")
 @click.option("--force", is_flag=True, help="Replace --out if it holds earlier predictions.")
@@ -47,6 +54,7 @@ def predict(
     run: Path,
     inputs: tuple[Path, ...],
     code: tuple[Path, ...],
+    baseline: Path | None,
     out: Path | None,
     force: bool,
     as_json: bool,
@@ -61,6 +69,7 @@ def predict(
     from fairflare.cli import console
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import check, whole_folder
+    from fairflare.inference.baseline_hazard import with_baseline
     from fairflare.inference.loaded_run import open_run
     from fairflare.inference.predict import about, predict
     from fairflare.report.values import plural
@@ -69,7 +78,7 @@ def predict(
     user_code.use(code)
     folder = out or Path(f"{run.resolve().name}-predictions")
     check(folder, "predictions", force)
-    opened = open_run(run, **how)
+    opened = with_baseline(open_run(run, **how), baseline)
     with whole_folder(folder, "predictions", force=force) as scratch, display.busy("predicting"):
         found = predict(opened, inputs, scratch)
     for line in found.unlike:
@@ -222,12 +231,20 @@ def _told(content: dict[str, Any], folder: Path, as_json: bool) -> None:
 @site_option
 @site_files_option
 @plain_option
+@baseline_option
 @code_option
 @click.option("--out", type=PATH, metavar="DIR", help="Where it goes; RUN-FORMAT here by default.")
 @click.option("--force", is_flag=True, help="Replace --out if it holds an earlier export.")
 @as_json
 def export_model(
-    run: Path, form: str, code: tuple[Path, ...], out: Path | None, force: bool, as_json: bool, **how: Any
+    run: Path,
+    form: str,
+    code: tuple[Path, ...],
+    baseline: Path | None,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+    **how: Any,
 ) -> None:
     """Write the model of the run in the folder RUN for other programs, with its preprocessing and a model card.
 
@@ -237,6 +254,7 @@ def export_model(
     from fairflare.cli import console
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import check, whole_folder
+    from fairflare.inference.baseline_hazard import with_baseline
     from fairflare.inference.export import export_model
     from fairflare.inference.loaded_run import open_run
     from fairflare.inference.predict import about
@@ -245,7 +263,7 @@ def export_model(
     user_code.use(code)
     folder = out or Path(f"{run.resolve().name}-{form}")
     check(folder, "model", force)
-    opened = open_run(run, **how)
+    opened = with_baseline(open_run(run, **how), baseline)
     with whole_folder(folder, "model", force=force) as scratch, display.busy(f"writing {form}"):
         remarks = export_model(opened, form, scratch)
     for line in remarks:

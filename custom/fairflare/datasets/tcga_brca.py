@@ -30,13 +30,15 @@ from fairflare.data.tensors import TensorData
 from fairflare.datasets.kinds.on_disk import OnDisk
 from fairflare.datasets.kinds.patients import CentreData, Centres, CentreTask
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import Preset, site_index
+from fairflare.tasks.base import Preset, TestSet, site_index
 from fairflare.tasks.kinds.survival import Cox
 
 FOLDER = "tcga_brca"
 FILES = ("brca.csv", "train_test_split.csv", "centers.csv")
 REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
 """FLamby's centres 0 to 5."""
+TOGETHER = "all regions"
+"""The test set of all regions' test patients: a pair of two regions can be compared there."""
 N_COVARIATES = 39
 AGE = "age_at_index"
 RACES = {"race_asian": "asian", "race_black or african american": "black", "race_white": "white"}
@@ -58,7 +60,7 @@ class TcgaBrca(CentreTask, OnDisk):
         model: "linear", one log risk, FLamby's; "regression": see the method ``glm``.
         scaling: "none", FLamby's: the age in years; "age": less 58 and by 13, which are constants of the task.
         reference: as in FLamby's code the run's seed itself draws the initial model, as torch draws it after
-            ``manual_seed``.
+            ``manual_seed``, and the final model is also scored on the test patients of all regions together.
     """
 
     name = "tcga-brca"
@@ -83,6 +85,21 @@ class TcgaBrca(CentreTask, OnDisk):
 
     def network(self) -> nn.Module:
         return networks.build(self.model, N_COVARIATES, 1)
+
+    @property
+    def outcome_columns(self) -> tuple[str, ...]:
+        return ("E", "T")
+
+    @property
+    def has_test_sets(self) -> bool:
+        return self.reference
+
+    def test_sets(self) -> tuple[TestSet, ...]:
+        if not self.reference:
+            return ()
+        parts = [self.site_data(region).splits["test"] for region in REGIONS]
+        inputs, targets = (torch.cat([getattr(part, key) for part in parts]) for key in ("inputs", "targets"))
+        return (TestSet(TOGETHER, False, inputs, targets),)
 
     def check_data(self) -> None:
         self.centres()

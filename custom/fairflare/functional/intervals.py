@@ -108,8 +108,6 @@ def of_auc(scores: Array, positive: npt.NDArray[np.bool_], level: float) -> tupl
     Returns:
         low, high; None where a kind has fewer than two cases, or the kinds are apart (an area of 0 or 1).
     """
-    from scipy.special import expit, logit, stdtrit
-
     cases, controls = scores[positive], scores[~positive]
     m, n = len(cases), len(controls)
     if min(m, n) < 2:
@@ -119,13 +117,27 @@ def of_auc(scores: Array, positive: npt.NDArray[np.bool_], level: float) -> tupl
     of_controls = 1 - (ranks[m:] - _ranks(controls)) / m
     area = float(of_cases.mean())
     error = math.sqrt(of_cases.var(ddof=1) / m + of_controls.var(ddof=1) / n)
-    if not 0 < area < 1:
+    return of_pairs(area, error, min(m, n), level)
+
+
+def of_pairs(share: float, error: float, fewest: int, level: float) -> tuple[float, float] | None:
+    """Of a share of pairs with a standard error, symmetric on the logit scale, as ``of_auc``.
+
+    Args:
+        share: in [0, 1].
+        error: at least 0.
+        fewest: cases of the kind that has fewer of them, at least 2; Student's quantile has one degree less.
+        level: in (0, 1), e.g. 0.95.
+
+    Returns:
+        low, high; None of a share of 0 or 1, and of scores that are all alike, whose error of 0 says nothing.
+    """
+    from scipy.special import expit, logit, stdtrit
+
+    if not 0 < share < 1 or error < 1e-9:
         return None
-    # Of scores that are all alike it is 0: then no score tells anything, and nothing can be said of its error.
-    if error < 1e-9:
-        return None
-    half = float(stdtrit(min(m, n) - 1, (1 + level) / 2)) * error / (area * (1 - area))
-    return float(expit(logit(area) - half)), float(expit(logit(area) + half))
+    half = float(stdtrit(fewest - 1, (1 + level) / 2)) * error / (share * (1 - share))
+    return float(expit(logit(share) - half)), float(expit(logit(share) + half))
 
 
 def _weighted(values: Array) -> tuple[float, float]:

@@ -210,7 +210,7 @@ def _inference(opened: Opened, whole: WholeModel, network: dict[str, Any]) -> di
         content["background"] = list(images.reader.background)
         content["threshold"] = threshold_of(opened)
         last = "$apply.segment(@model, @preprocessing, @inputs, @output_dir, @values, @background, @threshold)"
-    elif not opened.task.kind.has_classes and (names := opened.task.kind.exported(opened.task.classes)[2]):
+    elif not opened.task.kind.has_classes and (names := opened.kind.exported(opened.task.classes)[2]):
         content["columns"] = names
         last = "$apply.tell(@model, @preprocessing, @inputs, @output_dir, @columns, @batch_size)"
     else:
@@ -261,7 +261,7 @@ def _metadata(opened: Opened, whole: WholeModel) -> dict[str, Any]:
         "channel_def": {"0": "image" if images is not None else "features"},
     }
     plain = not kind.has_masks and not kind.has_classes
-    names = (kind.exported(opened.task.classes)[2] if plain else []) or list(opened.task.classes)
+    names = (opened.kind.exported(opened.task.classes)[2] if plain else []) or list(opened.task.classes)
     pred = {
         "type": "numbers" if plain else "probabilities",
         "format": kind.name,

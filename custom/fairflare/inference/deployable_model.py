@@ -98,7 +98,7 @@ def _before(opened: Opened) -> tuple[nn.Module, dict[str, Any], Tensor, str, lis
 def _after(opened: Opened) -> tuple[nn.Module, dict[str, Any], str, list[str]]:
     task, adjustment = opened.task, opened.adjustment
     if not task.kind.has_classes and not task.kind.has_masks:
-        name, given, _, words = task.kind.exported(task.classes)
+        name, given, _, words = opened.kind.exported(task.classes)
         return *(_made(getattr(modules, name), **given) if name else IDENTITY), words, []
     if task.kind.has_masks:
         said = []

@@ -25,6 +25,7 @@ from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.inference.adjustment import Adjustment, adjustment_of, site_file
 from fairflare.report.write import verified_run
 from fairflare.tasks.base import Task
+from fairflare.tasks.kind import TaskKind
 
 MOST_INPUTS = 64
 """Sites whose kept inputs are compared with, where no site is named."""
@@ -47,6 +48,7 @@ class Opened:
         scaling: of a table's numbers; None: no table, or each site scales by its own rows and none is named.
         finished: the last finished round.
         remarks: what a user should know, one line each.
+        with_baseline: the task's kind with a hospital's baseline hazard; None: without.
     """
 
     folder: Path
@@ -61,6 +63,12 @@ class Opened:
     scaling: Scaling | None
     finished: int
     remarks: tuple[str, ...]
+    with_baseline: TaskKind | None = None
+
+    @property
+    def kind(self) -> TaskKind:
+        """What outputs become."""
+        return self.with_baseline or self.task.kind
 
     @property
     def task(self) -> Task:

@@ -116,6 +116,28 @@ class Rate(nn.Module):
         return x.clamp(max=self.limit).exp() * (1 + (x - self.limit).clamp(min=0.0))
 
 
+class Survival(nn.Module):
+    """Logits of the hazard in each interval -> survival after it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, K) -> the same shape, in [0, 1]."""
+        return torch.exp(-nn.functional.softplus(x).cumsum(1))
+
+
+class Proportional(nn.Module):
+    """Log risks -> the log risk, and survival at K times under a baseline's cumulative hazard."""
+
+    log_hazards: Tensor
+
+    def __init__(self, log_hazards: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("log_hazards", torch.tensor(list(log_hazards)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, 1) -> (N, 1 + K)."""
+        return torch.cat((x, torch.exp(-torch.exp(x + self.log_hazards))), dim=1)
+
+
 class Whole(nn.Module):
     """Inputs as a file has them -> probabilities."""
 

@@ -347,7 +347,7 @@ def _answers(opened: Opened, outputs: Tensor, members: Tensor) -> tuple[list[str
     """What the task's kind makes of the outputs; class, probabilities and, with thresholds, what they say of each."""
     task, classes, adjustment = opened.task, opened.task.classes, opened.adjustment
     if not task.kind.has_classes:
-        return *task.kind.answer(outputs, classes), np.empty((len(outputs), 0))
+        return *opened.kind.answer(outputs, classes), np.empty((len(outputs), 0))
     if adjustment is None:
         probabilities = outputs.double().softmax(1).numpy()
     else:

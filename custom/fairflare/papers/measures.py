@@ -133,6 +133,12 @@ def domains(run: Run, beside: Beside, metric: str = "") -> dict[str, float | Non
     return {name: _mean(found) for name, found in values.items()}
 
 
+@measure("shared")
+def shared(run: Run, beside: Beside, which: str) -> float | None:
+    """The final model's headline metric on the shared test set ``which``."""
+    return next((number(row["value"]) for row in run.detail["test_sets"]["rows"] if row["name"] == which), None)
+
+
 @measure("over-domains")
 def over_domains(run: Run, beside: Beside, which: str, metric: str = "", ddof: int = 1) -> float | None:
     values = domains(run, beside, metric)

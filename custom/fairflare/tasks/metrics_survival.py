@@ -16,6 +16,7 @@ import numpy as np
 
 from fairflare.core.metric import Metric
 from fairflare.functional import survival as maths
+from fairflare.functional.intervals import of_pairs
 from fairflare.functional.resampling import Array
 
 if TYPE_CHECKING:
@@ -23,12 +24,27 @@ if TYPE_CHECKING:
 
 KIND = "time-to-event"
 Measure = Callable[["TimeCases", Array, Array, Array], Array]
+PAIRS = "two patients who can be compared: one with the event, the other observed for longer"
+CURVE = "predicted probabilities, an event, and a patient who is observed beyond the first horizon"
+
+
+def _weights(cases: TimeCases, counts: Array) -> Array:
+    return maths.uno_weights(cases.times, cases.events, counts, cases.ends[-1] if cases.ends else np.inf)
 
 
 def _uno(cases: TimeCases, counts: Array) -> Array:
-    horizon = cases.ends[-1] if cases.ends else np.inf
-    weights = maths.uno_weights(cases.times, cases.events, counts, horizon)
-    return maths.concordance(cases.times, cases.events, cases.risks, counts, weights)
+    return maths.concordance(cases.times, cases.events, cases.risks, counts, _weights(cases, counts))
+
+
+def _interval(cases: TimeCases, level: float, *, uno: bool = False) -> tuple[float, float] | None:
+    """Of a concordance, with one degree of freedom less than there are events."""
+    events, once = int(cases.events.sum()), np.ones((1, len(cases.times)))
+    if events < 2:
+        return None
+    weights = _weights(cases, once) if uno else None
+    share = maths.concordance(cases.times, cases.events, cases.risks, once, weights)[0]
+    error = maths.concordance_error(cases.times, cases.events, cases.risks, None if weights is None else weights[0])
+    return of_pairs(float(share), error, events, level)
 
 
 def _over_ends(measure: Measure, cases: TimeCases, counts: Array) -> Array:
@@ -62,14 +78,16 @@ def _restricted(cases: TimeCases, counts: Array, survival: Array, ends: Array) -
 
 
 of_times = partial(Metric, kind=KIND, benefit=True, groups=True)
-error = partial(of_times, higher_is_better=False)
+error = partial(of_times, higher_is_better=False, needs=CURVE)
 HARRELL_C = of_times(
     "harrell_c",
     label="C-index",
     meaning="how often, of two patients, the one with the earlier event has the larger risk (Harrell); 1 is perfect",
     chance=lambda n_classes: 0.5,
     flat=True,
+    needs=PAIRS,
     weighted=lambda cases, counts: maths.concordance(cases.times, cases.events, cases.risks, counts),
+    interval=_interval,
 )
 UNO_C = of_times(
     "uno_c",
@@ -77,7 +95,9 @@ UNO_C = of_times(
     meaning="the same, weighted for censoring by the patients that are evaluated; 1 is perfect",
     chance=lambda n_classes: 0.5,
     flat=True,
+    needs=f"{PAIRS}, before the last horizon",
     weighted=_uno,
+    interval=partial(_interval, uno=True),
 )
 CONCORDANT = Metric(
     "concordant",

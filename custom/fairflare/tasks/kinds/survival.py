@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,14 +20,20 @@ from torch.nn import functional as F
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.objectives import Objective
+from fairflare.core.types import SiteData
 from fairflare.core.validation import shown
 from fairflare.data.readers.table_features import as_numbers
 from fairflare.functional.resampling import Array
-from fairflare.tasks.kind import Cases, TaskKind
+from fairflare.tasks.kind import Baseline, Cases, TaskKind
 from fairflare.tasks.metrics_survival import KIND
+
+if TYPE_CHECKING:
+    from fairflare.tasks.base import Task
 
 HAPPENED = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0}
 """How a cell says whether there was an event."""
+SURE = 1e-6
+"""A hazard that is no closer to 0 or 1, where a site has seen nothing or nothing else."""
 OVER_ENDS = ("integrated_brier", "survival_calibration_error", "restricted_mean_error")
 
 
@@ -139,6 +145,11 @@ class Survival(TaskKind):
     def _loss(self) -> Callable[..., Tensor]:
         raise NotImplementedError
 
+    @property
+    def columns(self) -> list[str]:
+        """Of what is predicted: survival at each end."""
+        return [f"survival_{end:g}" for end in self.ends]
+
     def head(self, classes: Sequence[str]) -> tuple[int, dict[str, Any]]:
         if not self.ends:
             raise UserError('horizons: expected times until which survival is asked for, e.g. 365, got ""')
@@ -182,15 +193,34 @@ class Hazards(Survival):
 
     def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
         survival = torch.exp(-F.softplus(outputs.double()).cumsum(1))
-        return [f"survival_{end:g}" for end in self.ends], survival.tolist()
+        return self.columns, survival.tolist()
+
+    def exported(self, classes: Sequence[str]) -> tuple[str, dict[str, Any], list[str], str]:
+        return "Survival", {}, self.columns, f"survival (N, {len(self.ends)}) after each horizon"
+
+    def baseline(self, task: Task, data: SiteData) -> Baseline:
+        """For everybody the hazards of the site's training patients: their life table."""
+        targets = torch.cat([batch.targets.cpu() for batch in data.fixed("train", 256)])
+        last, died = intervals_of(targets, self.ends)
+        steps = torch.arange(len(self.ends))
+        deaths = ((last == steps) & died).sum(0).double()
+        known = deaths + (last > steps).sum(0)
+        logits = (deaths / known.clamp(min=1)).clamp(SURE, 1 - SURE).logit()
+        return Baseline(lambda inputs: logits.float().expand(len(inputs), -1))
 
 
 @dataclass(frozen=True)
 class Cox(Survival):
     """A network gives a log risk: no probability, but an order of the patients (deep Cox, Katzman et al., BMC Medical
-    Research Methodology 18, 2018)."""
+    Research Methodology 18, 2018).
+
+    Attributes:
+        log_hazards: of a patient of log risk 0 the log of the cumulative hazard at each end, where a hospital's
+            baseline is known: with it there are probabilities.
+    """
 
     metrics: tuple[str, ...] = ("harrell_c", "uno_c")
+    log_hazards: tuple[float, ...] = ()
 
     log_risk: ClassVar[bool] = True
     family: ClassVar[str] = "cox"
@@ -201,4 +231,14 @@ class Cox(Survival):
         return efron_loss
 
     def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
-        return ["log_risk"], outputs.double().tolist()
+        outputs = outputs.double()
+        if not self.log_hazards:
+            return ["log_risk"], outputs.tolist()
+        survival = torch.exp(-torch.exp(outputs + torch.tensor(self.log_hazards, dtype=torch.float64)))
+        return ["log_risk", *self.columns], torch.cat((outputs, survival), dim=1).tolist()
+
+    def exported(self, classes: Sequence[str]) -> tuple[str, dict[str, Any], list[str], str]:
+        if not self.log_hazards:
+            return "", {}, ["log_risk"], "log risk (N, 1), no probability"
+        words = f"log risk, and survival after each of {len(self.ends)} horizons (N, {1 + len(self.ends)})"
+        return "Proportional", {"log_hazards": list(self.log_hazards)}, ["log_risk", *self.columns], words
