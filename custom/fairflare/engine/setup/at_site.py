@@ -146,6 +146,7 @@ def build_site(
         describe=(lambda data: {}) if config.evaluation else described,
         aggregation=site_part(config, parts, name, kept, credentials or Credentials()),
         receives=parts.received_tensors,
+        family=parts.task.kind.family or Site.family,
     )
 
 
