@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -172,7 +172,6 @@ def _flaws(scanner: Scanner, pixel: float, seed: int, mode: str) -> Iterator[Cal
     yield seeded(mt.RandRicianNoise(prob=1, std=scanner.noise, sample_std=False))
 
 
-Subject = Callable[[int, float, np.random.Generator], tuple[np.ndarray, np.ndarray]]
 MEDIUM = dataclasses.replace(SMALL, rounds=40)
 
 
@@ -207,9 +206,12 @@ class BrainSeg(DeviceShift):
     held_out = (0.2, 0.2)  # as in Fed-LWR
     mean = (0.25,)
     std = (0.25,)
-    subject: ClassVar[Subject] = staticmethod(subject)
+
+    def subject(self, proton: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """A patient without any scanner's flaws, and where the tissues are; see the function of this name."""
+        return subject(self.size, proton, rng)
 
     def image(self, i: int, device: Scanner) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(derive(self.data_seed, self.name, "patient", i))
-        image, masks = self.subject(self.size, device.proton, rng)
+        image, masks = self.subject(device.proton, rng)
         return scanned(image, device, derive(self.data_seed, self.name, "scan", i))[None], masks

@@ -10,7 +10,7 @@ from fairflare.tasks.own.classification import Classification
 
 
 @dataclass(frozen=True)
-class ImageRegression(OwnAmounts, Classification):
+class ImageRegression(OwnAmounts, Classification):  # type: ignore[override]  # its headline depends on an option
     """2D images with one number each, as the options of ``Classification`` and ``OwnAmounts`` say."""
 
     name = "image-regression"

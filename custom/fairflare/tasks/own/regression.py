@@ -13,7 +13,7 @@ from fairflare.tasks.own.tabular import Tabular
 
 
 @dataclass(frozen=True)
-class Regression(OwnAmounts, Tabular):
+class Regression(OwnAmounts, Tabular):  # type: ignore[override]  # its headline depends on an option
     """One table per site, as ``Tabular`` describes it, whose column ``label`` holds an amount or a count.
 
     Args:
