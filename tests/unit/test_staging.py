@@ -46,16 +46,16 @@ MOST_FILES, MOST_LINES = 230, 20_000
 class Run:
     """As much of a configuration as decides what is carried."""
 
-    def __init__(self, method, task):
+    def __init__(self, method, task, after="none"):
         entry = registry.get_method(method)
-        self.method, self.task, self.evaluation, self.fold = method, task, False, ""
+        self.method, self.task, self.evaluation, self.fold, self.after = method, task, False, "", after
         kinds = ("trainer", "selector", "server_optimizer")
         self.parts = {kind: getattr(entry, kind) for kind in kinds}
 
 
-def at_site(method, task):
+def at_site(method, task, after="none"):
     """The files of a site's copy, relative to the package."""
-    return needed([*SITE, *modules_of_run(Run(method, task))], own_files())
+    return needed([*SITE, *modules_of_run(Run(method, task, after))], own_files())
 
 
 def lines_of(files):
@@ -138,8 +138,16 @@ def test_imports_by_name_are_known():
             found[path.relative_to(SOURCE).as_posix()] = True
     known = {"__init__.py", "engine/setup/tasks.py", "core/plugins.py", "core/registry.py", "core/user_code.py"}
     known |= {"networks/monai_networks.py", "core/metric.py", "flare/executor.py", "engine/setup/at_site.py"}
-    known |= {"engine/setup/site_parts.py"}
+    known |= {"engine/setup/site_parts.py", "engine/setup/method_parts.py"}
     assert not {name for name in found if name.split("/")[0] not in DESK - {"datasets"}} - known, sorted(found)
+
+
+def test_a_job_carries_its_own_step_after_the_last_round_and_no_other():
+    steps = {"recalibrate.py", "conformal.py"}
+    for step, own in {"none": set(), "recalibrate": {"recalibrate.py"}, "conformal": {"conformal.py"}}.items():
+        files = at_site("glm", "volume-segmentation", step)
+        assert {path.name for path in files if path.parent == Path("engine/after")} & steps == own
+        assert lines_of(files) <= MOST_LINES
 
 
 def test_code_of_volumes_travels_with_their_tasks_alone():

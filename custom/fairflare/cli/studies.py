@@ -66,6 +66,13 @@ if TYPE_CHECKING:
     metavar="KEY=VALUE,...",
     help="Also score the final models on the test patients as these options of the task deal them; repeatable.",
 )
+@click.option(
+    "--trees",
+    type=click.IntRange(0, 1000),
+    default=0,
+    metavar="N",
+    help="Also N rounds of FLARE's XGBoost, and boosted trees of each site's own; tables with two classes.",
+)
 @click.option("--solo", is_flag=True, help="Each site also says what joining gives it, against a model trained alone.")
 @click.option("--shared", is_flag=True, help="The shared model's results, also where sites use models of their own.")
 @force_option
@@ -85,6 +92,7 @@ def compare(
     pareto: str,
     resample: int,
     test_on: tuple[str, ...],
+    trees: int,
     solo: bool,
     as_json: bool,
     **how: Any,
@@ -100,6 +108,7 @@ def compare(
     from fairflare.engine.setup.config import can_ask, with_benefit
     from fairflare.studies import comparison
     from fairflare.studies.study import arms
+    from fairflare.studies.trees import check_trees
 
     common = {**choices, "fixed_data": fixed_data}
     configs = arms(on_grid(methods, grid), task, parse_seeds(seeds), **common)
@@ -110,9 +119,11 @@ def compare(
     front, options = parse_pareto(pareto), comparison.parse_options(test_on)
     for one in options:
         comparison.check_elsewhere(configs[0][1], one)
+    if trees:
+        check_trees(configs[0][1])
     if tables:
         comparison.check_tables(tables)
-    again = partial(comparison.look_again, resamples=resample, options=options)
+    again = partial(comparison.look_again, resamples=resample, options=options, trees=trees)
     found = comparison.compare_all(configs, folder, env=env, pareto=front, again=again, **how)
     if tables:
         comparison.write_comparison(found, tables, command or "fairflare compare")

@@ -52,6 +52,11 @@ class Isic2019(QualityShift):
     def described(
         self, root: Path, name: Literal["train", "test"], ids: Sequence[str]
     ) -> tuple[Sequence[dict[str, str]], np.ndarray]:
+        """Age group and sex of each image of ``ids``, and int64 (N,): images of one lesion have one number.
+
+        Both are from ``METADATA``, where that file is there; an image that it lacks has no attributes and a lesion of
+        its own. Raises DataError where it has none of the training images.
+        """
         path = root / self.folder / METADATA
         if not path.exists():
             return super().described(root, name, ids)

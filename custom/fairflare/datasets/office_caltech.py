@@ -121,6 +121,11 @@ class OfficeCaltech(OverDomains, ImagesOnDisk):
         return Reader(self.size, len(self.mean))
 
     def items(self, root: Path, site: str) -> Mapping[str, Sequence[Item]]:
+        """ "train", "val" and "test" -> the site's images, a part of its domain's training images.
+
+        Which, follows from ``data_seed``. Of those that are not trained on, a share of ``VAL`` is for validation.
+        Raises MissingData without the domain's folder.
+        """
         which, place = divmod(site_index(site, self.sites()), self._per_domain)
         domain = DOMAINS[which]
         found = self.listed(root, domain)["train"]

@@ -89,6 +89,14 @@ class CurvesAtSite(ClinicalAtSite):
     kind: Any = None
 
     def of_model(self, cases: Cases) -> Numbers:
+        """Kaplan and Meier's and the mean predicted survival, in [0, 1], by name, of all cases and of each group.
+
+        Nothing leaves of fewer than ``min_count`` cases, of groups whose size may not leave, of a model that has
+        diverged, and with secure sums.
+
+        Args:
+            cases: outputs (N, ...) and targets of the test split, in the task's unit of time.
+        """
         least = max(self.min_count or 0, 1)
         if self.min_count is None or cases.n < least or not cases.finite or self.view.secure:
             return {}

@@ -63,6 +63,7 @@ class Site:
         clinical: says how well calibrated the model is that it uses; None: it does not.
         trees: its data -> answers of gradient boosting on its rows, for what joining gives; None where there are none.
         trivial: its data -> split -> metrics of an answer that needs no network, to read the final model's beside.
+        family: see ``LocalWork``.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Site:
     clinical: ClinicalAtSite | None = None
     trees: Callable[[SiteData], Callable[[Tensor], Tensor] | None] = lambda data: None
     trivial: Callable[[SiteData], Mapping[str, Mapping[str, float]]] = lambda data: {}
+    family: str = "bernoulli"
 
     def __post_init__(self) -> None:
         self._findings: list[Finding] = []
@@ -425,7 +427,7 @@ class Site:
             headline=self.scoring.headline,
             groups=self.groups,
             min_count=self.min_count,
-            family=getattr(getattr(self.scoring, "kind", None), "family", "") or "bernoulli",
+            family=self.family,
         )
 
     def _measure(self, work: LocalWork, when: str) -> dict[str, float]:

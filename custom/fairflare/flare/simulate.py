@@ -215,6 +215,7 @@ class Heartbeat:
         self._looked = 0.0
 
     def look(self) -> None:
+        """Tell of every site whose process is gone for ``PATIENCE`` seconds, once; looks once in ``PERIOD`` at most."""
         now = self._clock()
         if now - self._looked < PERIOD:
             return

@@ -54,6 +54,10 @@ Shapes = dict[str, list[int]]
 
 
 def instruction_to_model(instruction: Instruction) -> FLModel:
+    """An instruction as FLARE sends it: the model as its parameters, the other fields in its meta data.
+
+    Tensors of more than FLARE's limit travel in pieces; ``meta`` says how they are put together.
+    """
     params, meta = _whole(_at("params", instruction)), _meta(instruction)
     shapes: dict[str, Shapes] = {}
     params, shapes["params"] = split(params)

@@ -55,7 +55,8 @@ def of_mean(values: Array, level: float) -> tuple[float, float]:
     weights = np.random.default_rng(SEED).exponential(size=(DRAWS, len(ordered) + 1))
     weights /= weights.sum(axis=1, keepdims=True)
     found = weights[:, 1:] @ ordered
-    return float(np.quantile(found, tail)), float(np.quantile(found + weights[:, 0], 1 - tail))
+    # Weights add up to 1 but for rounding: where all values are 1, a sum may lie above it, which no filter lets pass.
+    return float(np.quantile(found, tail)), min(1.0, float(np.quantile(found + weights[:, 0], 1 - tail)))
 
 
 def of_positive_mean(values: Array, level: float) -> tuple[float, float] | None:

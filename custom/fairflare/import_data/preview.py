@@ -24,6 +24,13 @@ MOST_EXAMPLES = 12
 
 
 def summary(root: Path, proposal: Proposal, files: Mapping[str, str]) -> dict[str, Any]:
+    """What was found in the folder ``root`` and would be written, for a program: what ``fairflare init --json`` prints.
+
+    Args:
+        root: the folder of the data.
+        proposal: what its lists would say.
+        files: name -> content of what would be written.
+    """
     found = proposal.found
     return {
         "folder": str(root),
@@ -42,6 +49,7 @@ def summary(root: Path, proposal: Proposal, files: Mapping[str, str]) -> dict[st
 
 
 def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]:
+    """The same for people, a line each; arguments as of ``summary``."""
     found = proposal.found
     shown = [
         *_entry("found", f"{found.layout} ({found.kind})"),

@@ -54,6 +54,10 @@ class GroupLoss(Probe):
 
     @no_grad
     def measure(self, work: LocalWork) -> dict[str, float]:
+        """ "loss": the mean over the training split, >= 0; of each group that may leave its mean and its count.
+
+        Examples in no group count in "loss" alone. Nothing of a group leaves whose size may not (``released``).
+        """
         network, objective = work.network.eval(), work.loss()
         counts = work.data.group_counts.tolist()
         sums = torch.zeros(len(counts) + 1, dtype=torch.float64)

@@ -347,6 +347,12 @@ def spread_of(values: Iterable[float]) -> Json:
 
 
 def joining(runs: Runs, everyone: Mapping[str, Runs]) -> Json | None:
+    """What each site has from a method over training alone, see ``details``; None without ``solo``, and of it.
+
+    Args:
+        runs: of the method, one per seed.
+        everyone: label -> the runs of every method, in the same order of seeds.
+    """
     alone = solo(everyone)
     if alone is None or runs[0]["method"]["id"] == SOLO:
         return None

@@ -108,11 +108,17 @@ def look_again(
     runs: Sequence[tuple[RunConfig, Path, Mapping[str, Any]]],
     resamples: int = 0,
     options: Sequence[Mapping[str, Any]] = (),
+    trees: int = 0,
 ) -> Json:
     """The comparison with ``resampled`` where ``resamples`` are asked for, and ``elsewhere`` where ``options`` are.
 
+    ``trees``: rounds of federated trees, see ``studies.trees``; 0: none.
     ``runs``: configuration, folder and summary (the "detail" of report.json) of each run of the comparison.
     """
+    if trees:
+        from fairflare.studies.trees import with_trees
+
+        comparison = with_trees(comparison, runs, trees)
     if not resamples and not options:
         return comparison
     arms = _arms_of(comparison, runs)

@@ -79,35 +79,28 @@ def _restricted(cases: TimeCases, counts: Array, survival: Array, ends: Array) -
 
 of_times = partial(Metric, kind=KIND, benefit=True, groups=True)
 error = partial(of_times, higher_is_better=False, needs=CURVE)
-HARRELL_C = of_times(
+order = partial(of_times, chance=lambda n_classes: 0.5, flat=True, needs=PAIRS)
+HARRELL_C = order(
     "harrell_c",
     label="C-index",
     meaning="how often, of two patients, the one with the earlier event has the larger risk (Harrell); 1 is perfect",
-    chance=lambda n_classes: 0.5,
-    flat=True,
-    needs=PAIRS,
     weighted=lambda cases, counts: maths.concordance(cases.times, cases.events, cases.risks, counts),
     interval=_interval,
 )
-UNO_C = of_times(
+UNO_C = order(
     "uno_c",
     label="C-index (Uno)",
     meaning="the same, weighted for censoring by the patients that are evaluated; 1 is perfect",
-    chance=lambda n_classes: 0.5,
-    flat=True,
     needs=f"{PAIRS}, before the last horizon",
     weighted=_uno,
     interval=partial(_interval, uno=True),
 )
-CONCORDANT = Metric(
+CONCORDANT = order(
     "concordant",
     label="concordant pairs",
     meaning="of a patient's comparable pairs the share that is in order, in the mean over patients; 1 is perfect",
-    kind=KIND,
     each=lambda cases: maths.concordant_share(cases.times, cases.events, cases.risks),
-    chance=lambda n_classes: 0.5,
-    flat=True,
-    groups=True,
+    benefit=False,
 )
 INTEGRATED_BRIER = error(
     "integrated_brier",

@@ -257,6 +257,11 @@ class QualityShift(ImagesOnDisk):
         return self._items_in(root, site, self.needed(root / self.folder / "train" / "clean"))
 
     def shared_items(self, root: Path) -> Mapping[str, tuple[bool, Sequence[Item]]]:
+        """ "clean" and each severity whose folder ``root`` has -> whether it is corrupted, and its images.
+
+        All list the same images in one order of ``data_seed``. Raises DataError where a training image is among them,
+        and MissingData without the clean ones.
+        """
         folders = {"clean": self.needed(root / self.folder / "test" / "clean")}
         every = {f"{self.corruption} {s}": self.test_folder(root, s) for s in SEVERITIES}
         folders |= {name: folder for name, folder in every.items() if folder.is_dir()}

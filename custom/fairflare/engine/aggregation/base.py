@@ -125,6 +125,11 @@ class Plain:
         return []
 
     def combine(self, trained: Trained) -> Combined:
+        """The gate's verdict, the aggregator's further exchanges and its step, in this order.
+
+        Raises:
+            RunFailed: fewer sites than ``min_sites`` are accepted, at first or in a further exchange.
+        """
         rule, standing, answers, exchanged = trained.rule, trained.standing, trained.answers, time.monotonic()
         known = (standing.declared, standing.history, standing.models)
         verdict = trained.gate.inspect(answers, standing.model, trained.round.number, *known)

@@ -176,6 +176,16 @@ NEW = "the method's parts did not use these cases; whether anyone chose settings
 
 
 def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregation:
+    """How the server combines answers: as they are, or sealed where the run has secure sums.
+
+    Args:
+        config: the run.
+        parts: its objects.
+        own: what the server was given for secure sums.
+
+    Raises:
+        UserError: the rule weighs by more than sums over the sites, and the run has secure sums.
+    """
     if config.secure_sum == NONE:
         return Plain()
     from fairflare.engine.aggregation.server_sums import Secure, ServerSums

@@ -146,6 +146,7 @@ def build_site(
         describe=(lambda data: {}) if config.evaluation else described,
         aggregation=site_part(config, parts, name, kept, credentials or Credentials()),
         receives=parts.received_tensors,
+        family=parts.task.kind.family or Site.family,
     )
 
 
@@ -285,6 +286,7 @@ def summed(rule: Rule) -> SummedRule:
 
 
 def site_part(config: RunConfig, parts: Parts, name: str, kept: SiteMemory, own: Credentials) -> SitePart:
+    """What seals and masks the answers of the site ``name``, or sends them as they are; raises as ``summed``."""
     if config.secure_sum == NONE:
         return PlainAtSite()
     from fairflare.engine.aggregation.site_sums import SiteSums

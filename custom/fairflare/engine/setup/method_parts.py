@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 PART_KEYS = ("trainer", "selector", "server_optimizer")
 """The parts of a method that a user may replace."""
 NO_STEP = "none"
-STEPS = (NO_STEP, "recalibrate", "conformal")
+STEP_CLASSES = {
+    "recalibrate": ("fairflare.engine.after.recalibrate", "Recalibrate"),
+    "conformal": ("fairflare.engine.after.conformal", "Conformal"),
+}
+"""Step -> its module, by a name that no reader of imports follows (a job carries its own step alone), and its class."""
+STEPS = (NO_STEP, *STEP_CLASSES)
 
 
 @dataclass(frozen=True)
@@ -100,12 +106,8 @@ def _declared(declared: Owners, values: Mapping[str, Any], owners: Owners) -> di
 
 def step_class(name: str) -> type[AfterStep] | None:
     """The class of a step; None for "none"."""
-    if name == "recalibrate":
-        from fairflare.engine.after.recalibrate import Recalibrate
-
-        return Recalibrate
-    if name == "conformal":
-        from fairflare.engine.after.conformal import Conformal
-
-        return Conformal
-    return None
+    if name not in STEP_CLASSES:
+        return None
+    module, step = STEP_CLASSES[name]
+    found: type[AfterStep] = getattr(importlib.import_module(module), step)
+    return found

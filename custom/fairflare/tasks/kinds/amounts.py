@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,12 +19,13 @@ from torch import Tensor
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.objectives import Objective
 from fairflare.core.types import SiteData
+from fairflare.core.validation import Names, shown
 from fairflare.core.validation import expected as expect
-from fairflare.core.validation import shown
 from fairflare.data.readers.table_features import LARGEST, as_numbers
 from fairflare.functional.resampling import Array
 from fairflare.tasks import metrics_regression  # noqa: F401  (a job carries the metrics with the kind)
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
+from fairflare.tasks.kinds.own import OwnData
 
 if TYPE_CHECKING:
     from fairflare.tasks.base import Task
@@ -294,6 +295,37 @@ def kind_of(amount: str, scale: str) -> Amounts:
     fits = abs(mean) < LARGEST and 0 < spread < LARGEST
     expect("outcome_scale", fits, "a finite mean, and a spread above 0", scale)
     return Amounts(mean=mean, spread=spread)
+
+
+@dataclass(frozen=True)
+class OwnAmounts(OwnData):
+    """What own tables and own images with one number each share.
+
+    Args:
+        labels: what the amount is called in results.
+        amount: "amount": trained by squared error; "count": whole numbers from 0, by Poisson deviance with a log link.
+        outcome_scale: "MEAN,SPREAD" in the outcome's units that amounts are trained in; empty: what the sites have
+            agreed on, from their training cases; where a task is made without a plan, "0,1".
+    """
+
+    fewest: ClassVar[int] = 1
+
+    labels: Names = "outcome"
+    amount: Literal["amount", "count"] = "amount"
+    outcome_scale: str = ""
+
+    def _check_own(self, fewest: int) -> None:
+        super()._check_own(fewest)
+        expect("labels", len(self.classes) == 1 and not self.numbered, "one name", self.labels)
+        kind_of(self.amount, self.outcome_scale)  # raises where it cannot be read
+
+    @property
+    def kind(self) -> Amounts:  # type: ignore[override]  # depends on options
+        return kind_of(self.amount, self.outcome_scale)
+
+    @property
+    def headline(self) -> str:  # type: ignore[override]  # depends on an option
+        return self.kind.headline
 
 
 def _check(file: str, name: str, fits: np.ndarray, expected: str, columns: Mapping[str, Sequence[str]]) -> None:

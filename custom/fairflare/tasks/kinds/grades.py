@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from fairflare.core.validation import Names
 from fairflare.tasks import metrics_ordinal  # noqa: F401  (a job carries the metrics with the kind)
 from fairflare.tasks.kinds.classes import Classes
+from fairflare.tasks.kinds.own import OwnData
 
 
 @dataclass(frozen=True)
@@ -28,3 +30,18 @@ class Grades(Classes):
 
 
 GRADES = Grades()
+
+
+@dataclass(frozen=True)
+class OwnGrades(OwnData):
+    """What own tables and own images with classes in an order share.
+
+    Args:
+        labels: the classes' names from the lowest to the highest, at least three; or their number.
+    """
+
+    kind = GRADES
+    headline = GRADES.headline
+    fewest: ClassVar[int] = 3
+
+    labels: Names = "3"

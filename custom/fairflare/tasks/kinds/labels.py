@@ -23,11 +23,12 @@ from fairflare.core.metric import Metric
 from fairflare.core.objectives import Objective
 from fairflare.core.order import some
 from fairflare.core.types import SiteData
+from fairflare.core.validation import Names, shown
 from fairflare.core.validation import expected as expect
-from fairflare.core.validation import shown
 from fairflare.functional.resampling import Array
 from fairflare.tasks import metrics_multilabel
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
+from fairflare.tasks.kinds.own import OwnData
 
 if TYPE_CHECKING:
     from fairflare.tasks.base import Task
@@ -264,6 +265,34 @@ def kind_of(classes: tuple[str, ...], nothing: str, thresholds: str) -> Labels:
             raise UserError(f"thresholds: {name}: expected a number, got {shown(text)}") from None
         expect("thresholds", 0 < found[name] < 1, "numbers between 0 and 1", part)
     return Labels(nothing=nothing, thresholds=tuple(found.items()))
+
+
+@dataclass(frozen=True)
+class OwnLabels(OwnData):
+    """What own tables and own images with several labels share.
+
+    Args:
+        labels: their names.
+        nothing: a word in a list of labels that stands for none of them.
+        thresholds: "LABEL=NUMBER; ...": the probability from which on ``fairflare predict`` says that a label is
+            there; 0.5 of others.
+    """
+
+    headline = Labels.headline
+    fewest: ClassVar[int] = 1
+
+    labels: Names = "finding"
+    nothing: str = ""
+    thresholds: str = ""
+
+    def _check_own(self, fewest: int) -> None:
+        super()._check_own(fewest)
+        expect("labels", not self.numbered, "the labels' names", self.labels)
+        dict(self.kind.thresholds)  # raises where options cannot be read
+
+    @property
+    def kind(self) -> Labels:  # type: ignore[override]  # depends on options
+        return kind_of(self.classes, self.nothing, self.thresholds)
 
 
 def _yes_no(file: str, name: str, cells: Sequence[str]) -> Tensor:
