@@ -126,7 +126,7 @@ def local_sites(
         if name in pooling:
             site.look = partial(_pooled, site.look, parts, [known[n] for n in training if n != name])
         site.look = partial(_announced, site.look, partial(on_site, name))
-        site.trivial = partial(_trivial, site.trivial, parts.task)
+        site.trivial = partial(once_for_rows, site.trivial, parts.task)
         sites[name] = site
     return sites
 
@@ -146,7 +146,7 @@ def _announced(look: Callable[[], T], announce: Callable[[], None]) -> T:
     return look()
 
 
-def _trivial(
+def once_for_rows(
     results: partial[Mapping[str, Mapping[str, float]]], task: Task, data: SiteData
 ) -> Mapping[str, Mapping[str, float]]:
     """What needs no network, computed once for the same rows: the runs of a comparison are many, and on one table."""
