@@ -115,7 +115,7 @@ def _serve(asked: Connection, folder: Path) -> None:
                 words = request[0]
                 (folder / str(pid)).write_text(words[words.index("--client") + 1], encoding="utf-8")
                 asked.send(pid)
-        except (EOFError, OSError):
+        except (EOFError, ConnectionError):
             os._exit(0)
         if not pid:
             asked.close()
