@@ -15,6 +15,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import resource
@@ -23,12 +25,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 LAST = 5
 GOAL = 1.0
+CACHE = "FAIRFLARE_CACHE"
+Run = Callable[[list[str]], str]
+"""Runs a command of the package and gives what it said where it failed."""
 
 
 def main() -> None:
@@ -49,13 +55,14 @@ def main() -> None:
     shared = ["--task", options.task, "--sites", str(options.sites)]
     shared += [f"--set={name}={value}" for name, value in values.items()]
     with tempfile.TemporaryDirectory() as folder:
-        last_rounds(Path(folder), [*shared, "--rounds", str(options.rounds), "--env", options.env])
-        comparisons(Path(folder), [*shared, "--rounds", "1" if options.toy else "3"])
+        run = in_process if options.toy else in_python
+        last_rounds(run, Path(folder), [*shared, "--rounds", str(options.rounds), "--env", options.env])
+        comparisons(run, Path(folder), [*shared, "--rounds", "1" if options.toy else "3"])
 
 
-def last_rounds(folder: Path, words: list[str]) -> None:
+def last_rounds(run: Run, folder: Path, words: list[str]) -> None:
     """Part 1."""
-    command(["run", "fedavg", *words, "--out", str(folder / "run")], folder / "a cache")
+    command(run, ["run", "fedavg", *words, "--out", str(folder / "run")], folder / "a cache")
     entries = [json.loads(line) for line in (folder / "run" / "audit.jsonl").read_text().splitlines()]
     times = {entry["round"]: moment(entry) for entry in entries if entry["event"] == "round"}
     lasted = {number: times[number] - times[number - 1] for number in times if number - 1 in times}
@@ -69,32 +76,53 @@ def last_rounds(folder: Path, words: list[str]) -> None:
     print(f"scoring, rendering of the test sets included: {scored:.2f} s; last round to the end: {end:.2f} s")
 
 
-def comparisons(folder: Path, words: list[str]) -> None:
+def comparisons(run: Run, folder: Path, words: list[str]) -> None:
     """Part 2."""
     cpu = {}
     for name, cache in (("none", "off"), ("empty", folder / "b cache"), ("full", folder / "b cache")):
         out = folder / f"compare {name}"
-        cpu[name] = command(["compare", "fedavg", "fedism-plus", *words, "--out", str(out)], cache)
+        cpu[name] = command(run, ["compare", "fedavg", "fedism-plus", *words, "--out", str(out)], cache)
     print(", ".join(f"{name} cache {seconds:.1f} s" for name, seconds in cpu.items()) + " (CPU)")
     for name in ("empty", "full"):
         print(f"comparison, {name} cache / none, CPU: {cpu[name] / cpu['none']:.3f}")
 
 
-def command(words: list[str], cache: Path | str) -> float:
+def command(run: Run, words: list[str], cache: Path | str) -> float:
     """CPU seconds of a command of the package and of its processes; raises SystemExit where it fails."""
-    before, started = spent(), time.perf_counter()
-    environment = {**os.environ, "FAIRFLARE_CACHE": str(cache)}
-    done = subprocess.run([sys.executable, "-m", "fairflare", *words], env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
+    before, started, kept = spent(), time.perf_counter(), os.environ.get(CACHE)
+    os.environ[CACHE] = str(cache)
+    try:
+        if said := run(words):
+            raise SystemExit(said)
+    finally:
+        os.environ.pop(CACHE)
+        os.environ.update({CACHE: kept} if kept is not None else {})
     print(f"  {words[0]}, {words[-1].rpartition('/')[2]}: wall {time.perf_counter() - started:.1f} s")
     return spent() - before
 
 
+def in_python(words: list[str]) -> str:
+    """Run a command in a Python of its own; what it said where it failed."""
+    done = subprocess.run([sys.executable, "-m", "fairflare", *words], capture_output=True, text=True)
+    return done.stderr if done.returncode else ""
+
+
+def in_process(words: list[str]) -> str:
+    """The same here, without the seconds that a Python takes to start."""
+    from fairflare.cli.main import main
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            main(words)
+    except SystemExit as end:
+        return said.getvalue() if end.code else ""
+
+
 def spent() -> float:
-    """CPU seconds of all processes that this one has started and that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    """CPU seconds of this process and of all that it has started and that have ended."""
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def moment(entry: dict[str, Any]) -> float:

@@ -71,7 +71,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.toy:
         options.images, options.others, options.edge = 48, 24, 32
-    commands = {"init": INIT, "preflight": PREFLIGHT, "run": RUN}
+    commands = {"init": INIT, **({} if options.toy else {"preflight": PREFLIGHT}), "run": RUN}
     if options.simulator:
         commands["run --env sim"] = (*RUN, "--env", "sim")
     sizes = {"Charite hospital": options.images, "Mayo clinic": options.others, "UCL hospital": options.others}

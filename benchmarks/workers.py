@@ -39,7 +39,7 @@ def main() -> None:
     task = {"rounds": options.rounds, "sites": options.sites, "values": values}
     config = make_config(options.method, "ich-phantom:small", **task)
     print(f"{usable_cores()} cores, {options.workers} workers ({start_method()}), 1 thread per process")
-    for count in (1, options.workers):
+    for count in () if options.toy else (1, options.workers):
         measured(config, count)
     pairs = [(measured(config, 1), measured(config, options.workers)) for _ in range(options.repeats)]
     names = ("wall of the rounds", "wall of the whole run", "CPU of all processes")

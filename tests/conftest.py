@@ -31,7 +31,7 @@ os.fsync = lambda file: None  # a process that is killed loses nothing that it h
 os.environ.setdefault("FAIRFLARE_WORKERS", "1")  # tests replace what sites do; test_workers.py has workers
 CACHE = "FAIRFLARE_CACHE"
 COSTS = {  # CPU seconds of a file's tests and of what they start, roughly; a file that is not here costs less than five
-    "test_benchmarks": 90,
+    "test_benchmarks": 60,
     "test_random_kills": 90,
     "test_printed_commands": 85,
     "test_product": 80,

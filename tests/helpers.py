@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A federation small enough to run in milliseconds, made of the real parts."""
 
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -9,6 +11,8 @@ from fairflare.core.types import Batch, Training
 from fairflare.engine.gate import Gate
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.loop import Federation
+from fairflare.engine.setup.assembly import build_site, site_names
+from fairflare.engine.setup.local import once_for_rows
 from fairflare.engine.site import Site
 from fairflare.functional.intervals import of_share
 from fairflare.probes.sharpness import Sharpness
@@ -92,3 +96,11 @@ def make_federation(folder, transport=None, rule=None, rounds=3, min_sites=2, ob
         header={"method": "fedism-plus", "task": "blobs", "seed": 5},
         observers=observers,
     )
+
+
+def sites_of(config, parts):
+    """The sites of a run by name, each in a network of its own; what needs no network is computed once for all runs."""
+    sites = {name: build_site(config, parts, name) for name in site_names(config)}
+    for site in sites.values():
+        site.trivial = partial(once_for_rows, site.trivial, parts.task)
+    return sites

@@ -11,10 +11,11 @@ from fairflare.engine.audit import verify
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.memory import SiteMemory
-from fairflare.engine.setup.assembly import build_federation, build_site, site_names
+from fairflare.engine.setup.assembly import build_federation
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.report.write import write_report
+from helpers import sites_of
 from mechanisms import representatives
 from method_needs import task_of
 
@@ -52,7 +53,7 @@ def run(method, folder):
     config = make_config(method, task, rounds=ROUNDS, values={**values, "min_sites": 2, "keep_optimizer": True})
     parts = build_parts(config)
     initial = {key: value.clone() for key, value in parts.model.items()}
-    sites = {name: build_site(config, parts, name) for name in site_names(config)}
+    sites = sites_of(config, parts)
     model = build_federation(config, parts, Coming(sites), folder, "local").run(initial)
     return model, sites, [e for e in verify(folder / "audit.jsonl") if e["event"] == "round"]
 

@@ -15,9 +15,10 @@ from fairflare.core import registry
 from fairflare.engine.audit import verify
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.setup.assembly import build_federation, build_site, site_names
+from fairflare.engine.setup.assembly import build_federation
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
+from helpers import sites_of
 from mechanisms import representatives
 from method_needs import task_of
 
@@ -85,7 +86,7 @@ def run(method, folder, silent):
     config = make_config(method, task, rounds=len(FAULTS) + 2, values={**values, "min_sites": 3})
     parts = build_parts(config)
     initial = {key: value.clone() for key, value in parts.model.items()}
-    sites = {name: build_site(config, parts, name) for name in site_names(config)}
+    sites = sites_of(config, parts)
     federation = build_federation(config, parts, Faulty(sites, silent), folder, "local")
     return model_hash(federation.run(initial)), verify(folder / "audit.jsonl")
 

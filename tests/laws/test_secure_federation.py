@@ -16,7 +16,7 @@ from fairflare.engine.aggregation.site_sums import SiteSums
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.messages import Instruction
-from fairflare.engine.setup.assembly import Credentials, build_federation, build_site, site_names
+from fairflare.engine.setup.assembly import Credentials, build_federation, build_site
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
@@ -25,6 +25,7 @@ from fairflare.privacy.secure_sum.pairwise import BITS, SIZE, combine
 from fairflare.privacy.secure_sum.protocol import SumRefused
 from fairflare.probes.sharpness import Sharpness
 from fairflare.report.write import write_report
+from helpers import sites_of
 
 SITES = ["site-1", "site-2", "site-3", "site-4"]
 
@@ -55,7 +56,7 @@ def federate(config, folder, **spying):
     parts = build_parts(config)
     initial = {key: value.clone() for key, value in parts.model.items()}
     # Each site needs a network of its own: a withheld update must not depend on who trains next.
-    sites = {name: build_site(config, parts, name) for name in site_names(config)}
+    sites = sites_of(config, parts)
     spy = Spy(sites, **spying)
     model = build_federation(config, parts, spy, folder, "local", credentials=Credentials()).run(initial)
     return model, verify(folder / "audit.jsonl"), spy
@@ -117,7 +118,7 @@ def test_the_weights_are_those_of_the_open_run_where_sites_come_and_go(tmp_path,
     for scheme in ("none", "masks"):
         config = config_of(scheme, rounds=6, min_sites=3)
         parts = build_parts(config)
-        sites = {name: build_site(config, parts, name) for name in site_names(config)}
+        sites = sites_of(config, parts)
 
         class Leaving(InProcess):
             def exchange(self, instructions):
@@ -357,7 +358,7 @@ def asked(tmp_path):
     """Four sites that have trained in round 1, a function that asks one of them, and the order of their sum."""
     config = config_of("masks")
     parts = build_parts(config)
-    sites = {name: build_site(config, parts, name) for name in site_names(config)}
+    sites = sites_of(config, parts)
     statements = {name: site.handle(Instruction("preflight", Round(1, 5), {})).sealed for name, site in sites.items()}
 
     def ask(site, task, number=1, model=None, **sealed):

@@ -20,7 +20,7 @@ from fairflare.engine.after.server import After
 from fairflare.engine.after.site import AfterAtSite
 from fairflare.engine.aggregation.base import Plain, PlainAtSite
 from fairflare.engine.setup.config import RunConfig, make_config, with_step
-from fairflare.functional.conformal import fewest, quantile, rank_of, true_scores
+from fairflare.functional.conformal import class_scores, fewest, quantile, rank_of
 from fairflare.functional.recalibration import fitted
 
 BINARY, FOUR, MASKS = Shape(2, True), Shape(4, True), Shape(2, False, has_masks=True)
@@ -150,7 +150,7 @@ class TestConformal:
         """The least lambda with R + 1/(n+1) <= alpha is the ceil((n+1)(1-alpha))-th score, rounded up to the grid."""
         step, cases = Conformal(alpha=0.1), drawn(300, classes=4)
         fit = step.shared(step.sums(cases, everyone(cases), FOUR), FOUR)
-        scores = true_scores(cases.outputs.softmax(1).numpy(), cases.targets.numpy())
+        scores = class_scores(cases.outputs.softmax(1).numpy())[np.arange(300), cases.targets.numpy()]
         exact = quantile(scores, rank_of(300, 0.1))
         # R + 1/(n+1) is above n/(n+1) R + 1/(n+1): one score more at most.
         assert exact <= fit["threshold"] <= quantile(scores, rank_of(300, 0.1) + 1) + 1 / 200

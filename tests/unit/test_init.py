@@ -10,7 +10,6 @@ import pty
 import re
 import stat
 import struct
-import subprocess
 import sys
 import termios
 from collections import defaultdict
@@ -335,11 +334,16 @@ def test_nothing_is_written_without_a_yes(tmp_path, capsys):
 
 def at_a_terminal(answer, *arguments):
     """Exit code and output of a command in a terminal of 80 columns that is answered its question."""
-    main_end, other = pty.openpty()
-    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
-    command = [sys.executable, "-m", "fairflare", *map(str, arguments)]
-    child = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, start_new_session=True)
-    os.close(other)
+    child, main_end = pty.fork()
+    if not child:
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "r" if n == 0 else "w", 1) for n in range(3))
+        try:
+            main([*map(str, arguments)])
+        except SystemExit as end:
+            os._exit(end.code)
+        finally:
+            os._exit(70)
     shown = b""
     with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
         while part := os.read(main_end, 4096):
@@ -349,11 +353,13 @@ def at_a_terminal(answer, *arguments):
                 answer = b""
     os.close(main_end)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode().replace("\r\n", "\n"))
-    return child.wait(), "\n".join(line.rpartition("\r")[2] for line in plain.split("\n"))
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), "\n".join(line.rpartition("\r")[2] for line in plain.split("\n"))
 
 
 @pytest.mark.slow
-def test_somebody_at_a_terminal_is_asked(tmp_path):
+def test_somebody_at_a_terminal_is_asked(tmp_path, monkeypatch):
+    monkeypatch.undo()  # what is said of waiting is seen, too
     root = WRITERS["classes"](tmp_path / "our data")
     code, shown = at_a_terminal(b"n\n", "init", root)
     assert code == 0 and "write them? [Y/n]: n" in shown and not (root / "fairflare").exists()

@@ -13,7 +13,6 @@ is not in the set. Curves are risks at the points of a grid that increases. Ange
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -44,11 +43,6 @@ def class_scores(probabilities: Array, score: Score = "lac") -> Array:
     return np.clip(found, 0.0, 1.0)
 
 
-def true_scores(probabilities: Array, labels: npt.NDArray[np.int64], score: Score = "lac") -> Array:
-    """(N,) scores of the cases' own classes."""
-    return class_scores(probabilities, score)[np.arange(len(labels)), labels]
-
-
 def rank_of(cases: int, alpha: float, sites: int = 1) -> int:
     """ceil((1 - alpha)(n + K)): which of the sorted scores is the threshold, from 1.
 
@@ -75,36 +69,6 @@ def counted(scores: Array, bins: int) -> Array:
     """Cases per bin of a grid on [0, 1] of equal bins (lower edge, upper edge]; a score of 0 is in the first."""
     places = np.clip(np.ceil(scores * bins - ROUNDING).astype(np.int64) - 1, 0, bins - 1)
     return np.bincount(places, minlength=bins).astype(np.float64)
-
-
-def quantile_of_counts(counts: Sequence[float] | Array, rank: int) -> float:
-    """Upper edge of the bin in which the rank-th smallest score lies: never below ``quantile``, by less than a bin.
-
-    Args:
-        counts: cases per bin, see ``counted``; sums over sites will do.
-        rank: see ``rank_of``.
-    """
-    total = np.cumsum(np.asarray(counts, dtype=np.float64))
-    if rank > total[-1] + ROUNDING:
-        return math.inf
-    return float(np.searchsorted(total, max(rank, 1) - ROUNDING) + 1) / len(total)
-
-
-def sets_of(
-    probabilities: Array, threshold: float, score: Score = "lac", *, never_empty: bool = True
-) -> npt.NDArray[np.bool_]:
-    """(N, C): which classes are in each case's set.
-
-    Args:
-        probabilities: (N, C).
-        threshold: a quantile of true classes' scores.
-        score: the same as there.
-        never_empty: whether the likeliest class is in every set, which only adds to coverage.
-    """
-    found = class_scores(probabilities, score) <= threshold
-    if never_empty:
-        found[np.arange(len(found)), probabilities.argmax(axis=1)] = True
-    return found
 
 
 RISK_ROUNDING = 1e-12

@@ -147,8 +147,9 @@ def method_points(figure: Figure, comparison: Json) -> str | None:
         point(axes, method["worst"], y + 0.12, color=RED, fmt="D", label="worst site" if first else None)
     axes.set_yticks(range(len(methods)), [short(method["label"], 26) for method in methods])
     axes.set_ylim(len(methods) - 0.5, -0.5)
-    whose = ", own models where sites use such" if any(method.get(SHOWN) for method in methods) else ""
-    legend(figure, axes, f"{metric}\n(own test split{whose}, mean over {plural(len(comparison['seeds']), 'seed')})")
+    # Beside long names the axes are narrow.
+    then = ",\nown models where sites use such,\n" if any(method.get(SHOWN) for method in methods) else ", "
+    legend(figure, axes, f"{metric}\n(own test split{then}mean over {plural(len(comparison['seeds']), 'seed')})")
     worst = [method["worst"]["mean"] for method in methods]
     return f"{capital(metric)}, worst site: {text(min(worst))} to {text(max(worst))}"
 
