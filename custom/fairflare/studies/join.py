@@ -27,17 +27,17 @@ from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.functional.decision import Array, Design
 from fairflare.functional.recalibration import Line, fitted
-from fairflare.report.join import OWN, OutOfFold, answers, page
+from fairflare.report.join import INTERCEPT, OWN, OutOfFold, answers, page
 from fairflare.studies import display
 from fairflare.studies.folders import JOIN, JOIN_PAGE
 from fairflare.studies.labels import folder_name
 from fairflare.studies.own_model import own_risks
 from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import run_once
+from fairflare.studies.sheets import write_sheets
 from fairflare.studies.study import Study, config_of, facts
 from fairflare.tasks.folds import dealt, everyone, untestable
 
-INTERCEPT = " + intercept"
 Json = dict[str, Any]
 
 
@@ -87,7 +87,7 @@ def measure_join(
 
     Args:
         question: what is asked.
-        folder: gets a folder per run, join.json and join.html.
+        folder: gets a folder per run, join.json, join.html and the folder ``sheets``.
         force: makes all runs again.
         workers: see ``parallel.budget``.
 
@@ -117,6 +117,7 @@ def measure_join(
         result = {**told, **found, **more}
         save_json(folder / JOIN, result)
         save_text(folder / JOIN_PAGE, page(result))
+        write_sheets(result, folder)
     return result
 
 
