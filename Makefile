@@ -28,10 +28,11 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	@$(BIN)/fairflare compare fedavg glm --task heart:full --rounds 20 --solo --env sim --out $(DEMO_OUT) --force
-	@$(BIN)/fairflare join fedavg glm --task heart:full --rounds 20 --folds 5 --repeats 1 --out $(DEMO_OUT)-join --force
+	@for method in fedavg glm; do \
+		$(BIN)/fairflare run $$method --task heart:full --rounds 20 --solo --env sim --out $(DEMO_OUT)/$$method --force || exit 1; done
+	@$(BIN)/fairflare join fedavg glm --task heart:full --rounds 20 --folds 5 --repeats 1 --out $(DEMO_OUT)/join --force
 	@echo "Each hospital's model of its own was held against FedAvg, the exact regression (glm) and a mix of their predictions."
-	@echo "A sheet for each hospital, to print: $(DEMO_OUT)-join/sheets"
+	@echo "A sheet for each hospital, to print: $(DEMO_OUT)/join/sheets"
 
 demo-imaging: $(STAMP)
 	@$(BIN)/fairflare compare fedavg fedism-plus --task ich-phantom:small --env sim --out $(DEMO_OUT) --force
