@@ -83,7 +83,7 @@ class Question:
 def measure_join(
     question: Question, folder: Path, *, force: bool = False, workers: Workers | None = 1
 ) -> dict[str, Any]:
-    """Make the runs that are missing, and say what joining gives each hospital.
+    """Make the runs that are missing, and report the benefit of joining for each hospital.
 
     Args:
         question: what is asked.

@@ -579,7 +579,7 @@ NOT_RUN = "Not run."
 
 
 def sites_of(study: plan.Study, rows: Mapping[Path, Rows]) -> list[str]:
-    """A line per site: the benefit metric alone, and what joining gives under some arms."""
+    """A line per site: the benefit metric alone, and the benefit of joining under some arms."""
     of_benefit = [row for row in rows[DIFFERENCES] if row["versus"] == "solo" and row["metric"] == study.benefit]
     index = {(row["arm"], row["over"]): row for row in of_benefit}
     alone = [row for row in rows[VALUES] if row["arm"] == "solo"]
