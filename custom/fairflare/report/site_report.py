@@ -320,8 +320,8 @@ def opening(found: Json) -> list[list[str]]:
 def _joining(found: Json) -> list[str]:
     joined, site = found["benefit"], found["site"]
     if joined is None:
-        told = f"it does not report the benefit of joining for {site}"
-        return [f"No model was trained at {site} alone in this run, so {told}."]
+        rest = f"it does not report the benefit of joining for {site}"
+        return [f"No model was trained at {site} alone in this run, so {rest}."]
     told = [one for one in joined["metrics"].values() if one["row"] and one["row"]["verdict"]]
     if not told:
         why = f" ({joined['rejected']})" if joined["rejected"] else ""
