@@ -66,9 +66,7 @@ if TYPE_CHECKING:
     metavar="KEY=VALUE,...",
     help="Also score the final models on the test patients as these options of the task deal them; repeatable.",
 )
-@click.option(
-    "--solo", is_flag=True, help="Each site also reports its benefit of joining, against a model of its own."
-)
+@click.option("--solo", is_flag=True, help="Each site also reports its benefit of joining, against a model of its own.")
 @click.option("--shared", is_flag=True, help="The shared model's results, also where sites use models of their own.")
 @force_option
 @as_json
