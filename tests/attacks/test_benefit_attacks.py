@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that asks what joining gives as often as it likes, and of models of its choice."""
+"""A server that asks for the benefit of joining as often as it likes, and of models of its choice."""
 
 import pytest
 

@@ -66,6 +66,7 @@ ELSEWHERE = {
     r"python docs/results/drift/drift_(run|tables|page).py": "tests/docs/test_drift.py",
     r"python docs/results/recalibration.py": "tests/docs/test_results.py::test_recalibration_is_measured_at_toy_size",
     r"fairflare compare .*--tables docs/results/": "tests/docs/test_results.py",
+    r"fairflare join fedavg glm --task (heart:full|ist:countries) --folds 5": "tests/unit/test_join.py",
     r"fairflare paper \S+": "tests/unit/papers/test_paper_command.py",
 }
 """What needs processes or hours of its own: a pattern, and the test that runs it."""
@@ -218,7 +219,9 @@ def test_every_pattern_is_printed_somewhere():
 def test_make_runs_what_it_says():
     makefile = (ROOT / "Makefile").read_text()
     demo = (
-        r"^demo: .*\n\t@\$\(BIN\)/fairflare compare fedavg \$\(NO_DRIFT\) ditto --task heart:full .*--solo --env sim "
+        r"^demo: .*\n\t@for method in fedavg glm; do \\\n"
+        r"\t\t\$\(BIN\)/fairflare run \$\$method --task heart:full .*--solo --env sim "
+        r".*\n\t@\$\(BIN\)/fairflare join fedavg glm --task heart:full "
     )
     assert re.search(demo, makefile, re.M)
     assert re.search(r"^demo-imaging: .*\n\t@\$\(BIN\)/fairflare compare fedavg fedism-plus ", makefile, re.M)

@@ -22,9 +22,8 @@ from fairflare.report.values import with_half_width, with_interval
 from fairflare.studies.describe import method_rows
 
 RESULTS = ROOT / "docs" / "results"
-sys.path[:0] = [str(RESULTS), str(RESULTS / "drift")]
+sys.path.insert(0, str(RESULTS))
 
-import drift_tables  # noqa: E402
 import kept  # noqa: E402
 
 FOLDERS = sorted(path.parent for path in RESULTS.glob("*/runs.csv"))
@@ -176,54 +175,65 @@ def test_every_figure_of_the_readme_is_in_a_result(page):
     assert not strange, strange
 
 
-def test_the_picture_of_joining_is_drawn_from_its_table():
+JOINED = {name: json.loads((RESULTS / "joining" / f"{name}.json").read_text()) for name in ("heart", "ist")}
+
+
+def told(name, verdict, *candidates):
+    """The hospitals of which this was told of one of the candidates."""
+    sites = JOINED[name]["sites"]
+    return [site for site, row in sites.items() if any(row["candidates"][c]["verdict"] == verdict for c in candidates)]
+
+
+def test_the_picture_of_joining_is_drawn_from_its_files():
     drawn = runpy.run_path(str(ROOT / "docs" / "images" / "joining.py"))
     picture = (ROOT / "docs" / "images" / "joining.svg").read_text(encoding="utf-8")
-    assert drawn["drawn"](drawn["rows"]()) == picture
-    values = re.findall(r' value"[^>]*>([+\u2212]\d\.\d{3})<', picture)
-    rows = {
-        (row["over"], row["arm"]): float(row["mean"])
-        for row in drift_tables.read(drift_tables.DIFFERENCES)
-        if (row["task"], row["versus"], row["metric"]) == ("heart", "solo", "brier")
-    }
-    expected = [rows[hospital, arm] for hospital in drawn["HOSPITALS"] for arm in drawn["ARMS"]]
-    assert [float(value.replace("\u2212", "-")) for value in values] == pytest.approx(expected, abs=5.1e-4)
+    assert drawn["drawn"]({name: drawn["rows"](name) for name in drawn["PANELS"]}) == picture
+    values = re.findall(r' value"[^>]*>([+\u2212]\d\.\d{4})<', picture)
+    expected = [row["mix"]["benefit"] for found in JOINED.values() for row in found["sites"].values()]
+    assert [float(value.replace("\u2212", "-")) for value in values] == pytest.approx(expected, abs=5.1e-5)
+    assert picture.count("<circle") == 3 * (1 + len(expected))
 
 
-def test_what_readme_says_of_its_picture_is_what_the_intervals_say():
-    """Switzerland alone loses with the preset's training; without drift, or with intercepts, none loses or gains."""
-    with (RESULTS / "drift" / "joining.csv").open(encoding="utf-8", newline="") as file:
-        counts = {
-            row["arm"]: [row[key] for key in ("gains", "cannot_be_told", "loses")]
-            for row in csv.DictReader(file)
-            if (row["task"], row["metric"]) == ("heart", "brier")
-        }
-    keys = ("task", "arm", "versus", "metric", "verdict")
-    wanted = ("heart", "preset", "solo", "brier", "worse")
-    lines = drift_tables.read(drift_tables.DIFFERENCES)
-    losing = [row["over"] for row in lines if tuple(row[key] for key in keys) == wanted]
+def test_what_readme_says_of_its_picture_is_what_the_files_say():
     words = " ".join(README.split())
-    assert counts["preset"] == ["0", "3", "1"] and losing == ["mean", "Switzerland"]
-    assert "With the preset's local training (a new Adam in each round) Switzerland loses." in words
-    assert counts["whole"] == ["0", "4", "0"]
-    assert "leaves no room for client drift, no hospital is shown to lose, and none is shown to gain" in words
-    assert counts["fedavg+intercept"] == ["0", "4", "0"]
-    assert "After one intercept per hospital, no hospital is shown to lose either" in words
+    assert told("heart", "loses", "fedavg") == ["Switzerland"] and len(told("ist", "loses", "fedavg")) == 6
+    assert "FedAvg would harm one of four heart hospitals and six of 17 countries" in words
+    assert told("heart", "loses", "glm") == [] and len(told("ist", "loses", "glm")) == 3
+    assert "FedAvg loses in Switzerland (heart) and in six countries, the exact regression in three countries." in words
+    intercepts = ("fedavg + intercept", "glm + intercept")
+    assert [told(name, "loses", *intercepts) for name in JOINED] == [[], []]
+    gain = told("ist", "gains", *intercepts)
+    assert len(gain) == 3 and max(JOINED["ist"]["sites"][site]["n"] for site in gain) < 300
+    assert told("heart", "gains", *intercepts) == [] and "then three small countries gain" in words
+    mixes = [row["mix"] for found in JOINED.values() for row in found["sites"].values()]
+    assert min(mix["benefit"] for mix in mixes) > 0 and sum(mix["low"] > 0 for mix in mixes) == 4
+    assert "For the mix the expected benefit is above zero everywhere, and its interval in four countries" in words
     with (RESULTS / "drift" / "joining.csv").open(encoding="utf-8", newline="") as file:
-        wanted = ("ist", "whole", "brier")
-        (found,) = [row for row in csv.DictReader(file) if (row["task"], row["arm"], row["metric"]) == wanted]
-    assert f"{found['loses']} of {found['of']} are shown to lose without client drift, too" in words
+        (found,) = [
+            r for r in csv.DictReader(file) if (r["task"], r["arm"], r["metric"]) == ("heart", "whole", "brier")
+        ]
+    assert (found["gains"], found["loses"]) == ("0", "0")
+    assert "with one full-batch step per round no heart hospital is shown to lose, and none is shown to gain" in words
 
 
-def test_the_demo_shows_an_arm_that_corrects_for_drift():
-    """With the learning rate that was chosen for it on validation patients."""
+def test_what_the_study_says_of_joining_is_what_the_files_say():
+    words = " ".join((RESULTS / "STUDY.md").read_text(encoding="utf-8").partition("## Joining")[2].split())
+    average = JOINED["ist"]["candidates"]["glm + intercept"]["average"]
+    numbers = [f"{average[key]:+.4f}" for key in ("mean", "low", "high")]
+    assert "the average benefit over the trial's countries is {} [{}, {}]".format(*numbers) in words
+    clear = [len(told("ist", verdict, *JOINED["ist"]["candidates"])) for verdict in ("loses", "gains")]
+    assert "FedAvg loses in {} countries and the exact regression in {}".format("six", "three") in words
+    assert len(told("ist", "loses", "fedavg")) == 6 and len(told("ist", "loses", "glm")) == 3 and clear == [6, 3]
+    new = JOINED["heart"]["candidates"]["fedavg"]["new_hospital"]
+    assert f"gains from FedAvg with probability {new['p_gain']:.2f}" in words and new["n"] == 100
+
+
+def test_the_demo_ends_with_the_answer_of_a_fit_without_drift_too():
+    """FedAvg's candidates stand beside the exact regression, which has no local training to drift."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    (method,) = re.findall(r"^NO_DRIFT := (.*)$", makefile, flags=re.M)
-    with (RESULTS / "drift" / "chosen.csv").open(encoding="utf-8", newline="") as file:
-        keys = ("task", "arm", "chosen")
-        wanted = ("heart", "scaffold", "True")
-        chosen = [row["candidate"] for row in csv.DictReader(file) if tuple(row[key] for key in keys) == wanted]
-    assert chosen == [method] and "compare fedavg $(NO_DRIFT) ditto" in makefile
+    demo = makefile.partition("\ndemo: ")[2].partition("\n\n")[0]
+    assert demo.count("--env sim") == 1 and "for method in fedavg glm" in demo
+    assert demo.index("--env sim") < demo.index("fairflare join fedavg glm --task heart:full") < demo.index("/sheets")
 
 
 def test_readme_is_short_and_names_the_owners_of_the_data():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""STUDY.md says what the intervals say: every comparing sentence is marked, and every mark is a line of the files."""
+"""The study's pages say what the intervals say: comparing sentences are marked, and a mark is a line of the files."""
 
 import csv
 import math
@@ -32,15 +32,29 @@ from fairflare.studies.study import arms  # noqa: E402
 DIFFERENCES, VALUES = tables.read(tables.DIFFERENCES), tables.read(tables.VALUES)
 
 
+PAGES = {path.relative_to(tables.ROOT).as_posix(): path.read_text(encoding="utf-8") for path in tables.PAGES}
+
+
 def test_every_sentence_is_what_the_files_say():
-    page = tables.PAGE.read_text(encoding="utf-8")
-    assert check.problems(page) == []
-    assert sum(bool(marks) for _, marks in check.sentences(page)) >= 10
+    marks = check.claims(check.CLAIMS.read_text(encoding="utf-8"))
+    assert set(marks) <= set(PAGES)
+    assert {name: found for name, page in PAGES.items() if (found := check.problems(page, marks.get(name, {})))} == {}
+    assert all(len(marks[name]) >= 10 for name in ("STUDY.md", "study/clinicians.md", "study/training.md"))
 
 
 def test_the_tables_are_those_of_the_files():
-    page = tables.PAGE.read_text(encoding="utf-8")
-    assert tables.BLOCK.search(page) and tables.filled(page) == page
+    assert [name for name, page in PAGES.items() if tables.filled(page) != page] == []
+    found = {(block["kind"], block["task"]) for page in PAGES.values() for block in tables.BLOCK.finditer(page)}
+    of_all = {(kind, study.key) for study in plan.STUDIES for kind in ("endpoints", "joining")}
+    chosen = {("chosen", study.key) for study in plan.STUDIES if study.key != "heart-flamby"}
+    assert found == of_all | chosen | {("sites", study.key) for study in plan.STUDIES if study.key != "support2"}
+
+
+def test_the_first_page_of_the_study_is_one_and_all_pages_are_reached_from_it():
+    first, _, rest = PAGES["STUDY.md"].partition("\n## ")
+    assert len(first.split()) <= 400
+    assert [name for name in PAGES if name != "STUDY.md" and f"]({name})" not in first] == []
+    assert re.findall(r"^## (.*)$", "## " + rest, flags=re.M)[-3:] == ["Drift", "Survival", "Joining"]
 
 
 def row(**wanted):
@@ -52,33 +66,40 @@ def mark(found, said=None):
     return f"<!-- claim: {' | '.join([*words, said or found['verdict']])} -->"
 
 
+def problems(page):
+    """Of a page with a sentence's mark behind it."""
+    parts = re.findall(r"(.+?) *<!-- (.+?) -->", page)
+    lines = [line for text, claimed in parts for line in (re.split(r"(?<=[.!?])\s", text)[-1], f"    {claimed}")]
+    return check.problems(re.sub(r" *<!-- .+? -->", "", page), check.claims("\n".join(["= x", *lines]))["x"])
+
+
 def test_a_sentence_that_the_intervals_do_not_carry_is_found():
     told, open_one = row(verdict="better"), row(verdict="cannot be told")
     value = f"{float(told['mean']):.3f}"
-    assert check.problems(f"It is better, {value}. {mark(told)}") == []
-    assert check.problems("It is better.") == ["a comparing sentence without a mark: It is better."]
-    (problem,) = check.problems(f"It is worse. {mark(told, 'worse')}")
+    assert problems(f"It is better, {value}. {mark(told)}") == []
+    assert problems("It is better.") == ["a comparing sentence without a mark: It is better."]
+    (problem,) = problems(f"It is worse. {mark(told, 'worse')}")
     assert "the files say 'better'" in problem
-    (problem,) = check.problems(f"It is better. {mark(open_one, 'better')}")
+    (problem,) = problems(f"It is better. {mark(open_one, 'better')}")
     assert "the files say 'cannot be told'" in problem
-    (problem,) = check.problems(f"It is better by 7.777. {mark(told)}")
+    (problem,) = problems(f"It is better by 7.777. {mark(told)}")
     assert "7.777" in problem and "of no marked line" in problem
-    (problem,) = check.problems(f"It is better. {mark(told).replace(told['arm'], 'nosuch')}")
+    (problem,) = problems(f"It is better. {mark(told).replace(told['arm'], 'nosuch')}")
     assert "no such line" in problem
-    (problem,) = check.problems(f"It is better. {mark(told)[:-4].rpartition('|')[0]} -->")
+    (problem,) = problems(f"It is better. {mark(told)[:-4].rpartition('|')[0]} -->")
     assert "expected TASK" in problem
     methods = {arm.key for arm in plan.METHODS}
     kept = {key: told[key] for key in ("task", "versus", "over", "metric")}
     all_of_it = [r for r in DIFFERENCES if all(r[key] == kept[key] for key in kept) and r["arm"] in methods]
     names = ", ".join(sorted(r["arm"] for r in all_of_it if r["verdict"] == "better")) or "none"
     about = " | ".join(kept.values())
-    assert check.problems(f"These are better. <!-- only: {about} | better | {names} -->") == []
-    assert "the files say" in check.problems(f"These are better. <!-- only: {about} | better | nosuch -->")[0]
-    assert check.problems("It has 3 arms. It is better. <!-- definition -->") == []
-    assert "of no marked line" in check.problems("It has 0.777.")[0]
-    (problem,) = check.problems("FedAvg is better. <!-- definition -->")
+    assert problems(f"These are better. <!-- only: {about} | better | {names} -->") == []
+    assert "the files say" in problems(f"These are better. <!-- only: {about} | better | nosuch -->")[0]
+    assert problems("It has 3 arms. It is better. <!-- definition -->") == []
+    assert "of no marked line" in problems("It has 0.777.")[0]
+    (problem,) = problems("FedAvg is better. <!-- definition -->")
     assert "names ['FedAvg']" in problem
-    (problem,) = check.problems("Half of it, .123, gains. <!-- definition -->")
+    (problem,) = problems("Half of it, .123, gains. <!-- definition -->")
     assert ".123" in problem
 
 
@@ -86,16 +107,16 @@ def test_a_count_is_the_one_of_the_files_and_in_the_sentence():
     found = tables.read(tables.JOINING)[0]
     about = f"{found['task']} | {found['arm']} | {found['metric']} | loses"
     number = int(found["loses"])
-    assert check.problems(f"There {number} lose. <!-- count: {about}={number} -->") == []
-    assert "the files say" in check.problems(f"There {number} lose. <!-- count: {about}={number + 1} -->")[0]
-    assert "is not in the sentence" in check.problems(f"Some lose. <!-- count: {about}={number} -->")[0]
-    assert "no such line" in check.problems(f"There {number} lose. <!-- count: x | y | z | loses={number} -->")[0]
+    assert problems(f"There {number} lose. <!-- count: {about}={number} -->") == []
+    assert "the files say" in problems(f"There {number} lose. <!-- count: {about}={number + 1} -->")[0]
+    assert "is not in the sentence" in problems(f"Some lose. <!-- count: {about}={number} -->")[0]
+    assert "no such line" in problems(f"There {number} lose. <!-- count: x | y | z | loses={number} -->")[0]
     same = [r for r in tables.read(tables.JOINING) if (r["task"], r["metric"]) == (found["task"], found["metric"])]
     names = ", ".join(r["arm"] for r in same if r["loses"] == "0" and r["arm"] != "trivial") or "none"
     about = f"{found['task']} | {found['metric']} | loses"
-    assert check.problems(f"These do not lose. <!-- without: {about} | {names} -->") == []
-    assert "the files say" in check.problems(f"These do not lose. <!-- without: {about} | nosuch -->")[0]
-    assert "no such lines" in check.problems("These do not lose. <!-- without: x | y | z | none -->")[0]
+    assert problems(f"These do not lose. <!-- without: {about} | {names} -->") == []
+    assert "the files say" in problems(f"These do not lose. <!-- without: {about} | nosuch -->")[0]
+    assert "no such lines" in problems("These do not lose. <!-- without: x | y | z | none -->")[0]
 
 
 def test_verdicts_are_those_of_all_intervals():

@@ -85,7 +85,7 @@ def has_trained(poc, site, federation, trained):
 
 
 def joining(folder):
-    """The last of the log's lines on what joining gives."""
+    """The last of the log's lines on the benefit of joining."""
     return [entry for entry in verify_run(folder) if entry["event"] == "benefit"][-1]
 
 

@@ -90,7 +90,7 @@ def test_secure_sums_of_own_data_with_keys_that_the_hospitals_certificates_sign(
 
 
 def joining(entries):
-    """What joining gives each of the three."""
+    """The benefit of joining for each of the three."""
     (found,) = (entry for entry in entries if entry["event"] == "benefit")
     assert sorted(found["sites"]) == list(HOSPITALS) and not found["rejected"]
     return found
@@ -233,7 +233,7 @@ def test_whoever_submits_is_told_what_a_hospital_expects(strict, tmp_path):
         (
             "after: [recalibrate]\n",
             ("--solo",),
-            "solo: expected false, for this site does not say what joining gives it",
+            "solo: expected false, for this site does not report its benefit of joining",
         ),
     ]
     for text, more, refusal in rules:

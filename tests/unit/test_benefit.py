@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What joining gives each site: metrics under resamples, what leaves, the model trained alone, and whole runs."""
+"""The benefit of joining for each site: metrics under resamples, what leaves, the own model, whole runs."""
 
 import json
 import math
@@ -432,7 +432,7 @@ def test_the_sentence_names_those_who_lose_most_first():
 def test_the_page_says_it_first_and_shows_it(joined):
     page = (joined / "report.html").read_text()
     first = section(joined)["sentences"][0]
-    assert page.index(first) < page.index("<h2>") and "What joining gives each site" in page
+    assert page.index(first) < page.index("<h2>") and "The benefit of joining for each site" in page
     assert all(f'id="benefit{place}-' in page for place in range(3))
 
 

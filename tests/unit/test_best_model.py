@@ -267,7 +267,7 @@ def test_the_headline_may_be_the_chosen_models(tmp_path):
 
 
 def test_what_follows_a_run_is_of_the_model_that_its_headline_is_of(tmp_path):
-    """What joining gives, calibration and the step after the last round; and the model that predicts."""
+    """The benefit of joining, calibration and the step after the last round; and the model that predicts."""
     run_local(config(best_by="mean", headline="best", lr=0.3, solo=True, after="recalibrate"), tmp_path)
     found = write_report(tmp_path)["detail"]
     assert not found["chosen"]["is_last"]

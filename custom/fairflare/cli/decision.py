@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands about the decision to join: ``join`` before it, ``monitor`` after it."""
+"""Commands about the decision to join: ``join`` before it, ``sheet`` for who decides, ``monitor`` after it."""
 
 from __future__ import annotations
 
@@ -85,6 +85,27 @@ def join(
     for site, why in found["refused"].items():
         console.say(f"{site}: not answered: {why}")
     console.say(f"page: {folder / 'join.html'}")
+    console.say(f"sheets: {folder / 'sheets'}")
+
+
+@click.command()
+@click.argument("folder", type=PATH)
+@click.option("--site", "sites", multiple=True, metavar="NAME", help="A hospital; repeat for more. All by default.")
+@click.option(
+    "--language", type=click.Choice(["en", "de", "fr"]), default="en", show_default=True, help="Of the sheet's texts."
+)
+@as_json
+def sheet(folder: Path, sites: tuple[str, ...], language: str, as_json: bool) -> None:
+    """Write the decision sheets of the join in FOLDER: a page for each hospital, to print, and the same as JSON.
+
+    What was asked, who took part, the answer with its interval, what could go wrong, what leaves the hospital, and how
+    to withdraw. docs/join.md
+    """
+    from fairflare.cli import console
+    from fairflare.studies.sheets import sheets_of
+
+    pages = [str(path) for path in sheets_of(folder, sites, language)]
+    console.dump({"pages": pages}) if as_json else console.say("\n".join(pages))
 
 
 @click.command()

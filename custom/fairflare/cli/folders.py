@@ -133,7 +133,7 @@ def watch(folder: Path, once: bool, every: float) -> None:
 def after(folder: Path, step: str, pairs: tuple[str, ...], as_json: bool) -> None:
     """Recalibrate the model of the finished run in FOLDER, or set thresholds, for each site or group.
 
-    With --step solo each site trains alone and says what joining gave it.
+    With --step solo each site trains alone and reports its benefit of joining.
 
     The sites' data must be on this machine; a deployed run takes the step itself, with --set after=STEP or --solo. The
     model stays as it is; the report shows what came of it, and each site keeps its own in sites/SITE.after.json, or

@@ -19,7 +19,6 @@ import fairflare
 from fairflare import __version__
 from fairflare.core import manifest
 from fairflare.core.errors import FairFlareError, UserError
-from fairflare.core.schema import answer_fields
 from fairflare.core.validation import JOB_NAME, shown
 from fairflare.core.versions import PACKAGE, package_files, package_sha256
 from fairflare.data.site_config import FILES as SITE_FILES
@@ -38,7 +37,7 @@ from fairflare.flare.staging import APPS, SIDES
 from fairflare.inference.atomic_output import replaced
 from fairflare.privacy.secure_sum.schemes import NONE
 from fairflare.studies import display
-from fairflare.studies.describe import leaving_rows
+from fairflare.studies.describe import leaving
 from fairflare.studies.folders import check_path, content
 
 T = TypeVar("T")
@@ -167,7 +166,7 @@ def inspected(folder: Path) -> dict[str, Any]:
         "server": _code(apps["server"]),
         "policy": refusal or "accepted",
         "reads": list(_reads(config)),
-        "leaves": list(_leaves(config)),
+        "leaves": _leaves(config),
         "checked": dict(CHECKS),
     }
 
@@ -270,20 +269,12 @@ def _reads(config: RunConfig | None) -> Iterator[str]:
         yield f"{SITE_CONTEXT}, the sites' key for sums"
 
 
-def _leaves(config: RunConfig | None) -> Iterator[dict[str, str]]:
+def _leaves(config: RunConfig | None) -> list[dict[str, str]]:
     """The fields of the site's answers in this run, and the numbers of the method's parts."""
-    secure = config is not None and config.secure_sum != NONE
-    asked = {"preflight", "train", "compare", "evaluate"} | ({"sum", "weigh"} if secure else set())
-    asked |= {"calibrate", "adjust"} if config is None or config.after != NO_STEP else set()
-    asked |= {"solo", "benefit"} if config is None or config.solo else set()
-    for name, spec in answer_fields().items():
-        exchanges = [task for task in sorted(asked) if spec.travels(task, secure=secure)]
-        if exchanges and spec.carried not in ("transport", "params_type"):
-            yield {"name": name, "meaning": spec.meaning, "exchanges": ", ".join(exchanges)}
-    if config is not None:
-        when = "hidden by secure sums" if secure else "train"
-        for row in (row for row in leaving_rows() if row["method"] == config.method):
-            yield {"name": row["number"], "meaning": f"{row['meaning']} ({row['range']})", "exchanges": when}
+    if config is None:
+        return leaving("", secure=False, after=True, solo=True)
+    secure = config.secure_sum != NONE
+    return leaving(config.method, secure=secure, after=config.after != NO_STEP, solo=config.solo)
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:

@@ -49,6 +49,7 @@ COMMANDS = {
     "riders": "studies",
     "run": "run",
     "search": "studies",
+    "sheet": "decision",
     "tasks": "about",
     "verify": "folders",
     "watch": "folders",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "--solo/--no-solo",
     default=None,
-    help="Each site also trains alone, and says what joining gives it; by default on tables and your own data.",
+    help="Each site also trains alone, and reports its benefit of joining; by default on tables and your own data.",
 )
 @click.option("--pooled", is_flag=True, help="Beside it one model on all sites' data, where these may be pooled.")
 @run_options
@@ -116,7 +116,7 @@ def resume(folder: Path, as_json: bool, **how: Any) -> None:
 @config_options
 @click.option("--out", type=PATH, required=True, metavar="DIR", help="The job folder to write.")
 @click.option("--name", help="The job's name; made of method and task by default.")
-@click.option("--solo/--no-solo", default=None, help="Each site also trains alone, and says what joining gives it.")
+@click.option("--solo/--no-solo", default=None, help="Each site also trains alone, and reports its benefit of joining.")
 @click.option("--simulation", is_flag=True, help="Short polling intervals, for the simulator only.")
 @click.option("--preinstalled", is_flag=True, help="Without code, for sites that have this package.")
 @force_option

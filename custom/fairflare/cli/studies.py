@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Also N rounds of FLARE's XGBoost, and boosted trees of each site's own; tables with two classes.",
 )
-@click.option("--solo", is_flag=True, help="Each site also says what joining gives it, against a model trained alone.")
+@click.option("--solo", is_flag=True, help="Each site also reports its benefit of joining, against a model of its own.")
 @click.option("--shared", is_flag=True, help="The shared model's results, also where sites use models of their own.")
 @force_option
 @as_json

@@ -65,7 +65,7 @@ class Metric:
         two_classes: whether it is defined for outcomes of two classes alone.
         kind: name of the kind of task that it is for.
         always: whether every task of that kind reports it, and not only those that name it.
-        benefit: whether a run says in it what joining gives, beside the headline; it needs ``each`` or ``weighted``.
+        benefit: whether a run reports the benefit of joining in it, too; it needs ``each`` or ``weighted``.
         groups: whether groups of patients have it too, there.
     """
 

@@ -121,8 +121,8 @@ class Instruction:
     "compare" is a round's second exchange (or a further one), whose model is an anchor of the rule's; with secure sums
     "sum" and "weigh" follow "train": sealed numbers come back, then weighted updates; "evaluate" asks how the model
     does on the site's own splits. In runs with a step after the last round "calibrate" asks for sums over calibration
-    cases, and "adjust" tells the sums of all sites. In runs that say what joining gives, "solo" brings the initial
-    model, from which the site trains alone, and "benefit" asks how much better it is served by the federation's.
+    cases, and "adjust" tells the sums of all sites. In runs that report the benefit of joining, "solo" brings the
+    initial model, from which the site trains alone, and "benefit" asks how much better the federation's serves it.
     """
 
     task: TaskName = dataclasses.field(
@@ -221,7 +221,7 @@ class Answer:
         default={}, exchanges=("adjust",),
     )  # fmt: skip
     benefit: Any = _field(
-        "benefit", "what joining gives: metrics of both models on the test split, intervals of the differences",
+        "benefit", "the benefit of joining: metrics of both models on the test split, intervals of the differences",
         default={}, exchanges=_BENEFIT,
     )  # fmt: skip
     clinical: Any = _field(

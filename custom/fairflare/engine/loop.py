@@ -404,7 +404,7 @@ class Federation:
         self._log("after", **found, rejected=rejected, model_sha256=self._sha256)
 
     def _compare_with_solo(self, standing: Checkpoint, chosen: StateDict) -> None:
-        """What joining gives each site that has trained and is there; it leaves model and state as they are."""
+        """The benefit of joining for each site that has trained and is there; it leaves model and state as they are."""
         if self.benefit is None:
             return
         present, away = self._participation.of(self._training_sites())

@@ -59,9 +59,9 @@ class Site:
         asked: what it was asked for then, which is answered once.
         keeps_best: whether the run chooses the best model of its rounds: the site's personal one then stays too.
         describe: what it keeps of its training inputs, for new ones, with the final model.
-        alone: the model that it trains by itself; None: the run does not ask what joining gives.
+        alone: the model that it trains by itself; None: the run does not ask for the benefit of joining.
         clinical: says how well calibrated the model is that it uses; None: it does not.
-        trees: its data -> answers of gradient boosting on its rows, for what joining gives; None where there are none.
+        trees: its data -> answers of gradient boosting on its rows, for the benefit; None where there are none.
         trivial: its data -> split -> metrics of an answer that needs no network, to read the final model's beside.
         family: see ``LocalWork``.
     """

@@ -48,7 +48,7 @@ class EarlyEnd:
         """The rule of one exchange: every site is waited for where none trains.
 
         Args:
-            task: its name; what joining gives is asked for as a round is.
+            task: its name; the benefit of joining is asked for as a round is.
             rounds: T. A site that trains alone for so many is given as often the grace of one.
         """
         if task == ALONE:

@@ -19,7 +19,7 @@ from fairflare.privacy.secure_sum.schemes import NONE
 
 FILES = ("fairflare_policy.yaml", "fairflare_policy.yml", "fairflare_policy.json")
 SOLO = "solo"
-"""In ``after``: what joining gives the site."""
+"""In ``after``: the benefit of joining for the site."""
 HERE = "this site's policy file"
 """What a submitter reads in place of its path."""
 SHARES = "a list of numbers between 0 and 1"
@@ -39,7 +39,7 @@ class Policy:
         min_count: the least ``min_count`` of a job; None: any.
         secure_sum: True takes jobs with secure sums only.
         after: steps after the last round that jobs may have, which ask for numbers over single cases: "recalibrate",
-            "conformal", and "solo" for what joining gives; None: all.
+            "conformal", and "solo" for the benefit of joining; None: all.
         thresholds: risks from which on jobs may count patients as flagged (the run key ``threshold``, else the task's),
             since two that lie close tell of the few between; None: all.
         names: what jobs may name in the site's own ``local/custom``, as module.Name; None: everything defined there.
@@ -72,7 +72,7 @@ class Policy:
         if self.after is not None and config.after not in (NO_STEP, *self.after):
             raise UserError(f"after: expected one of {', '.join((NO_STEP, *self.after))}, got {config.after!r}")
         if self.after is not None and config.solo and SOLO not in self.after:
-            raise UserError("solo: expected false, for this site does not say what joining gives it")
+            raise UserError("solo: expected false, for this site does not report its benefit of joining")
         if self.thresholds is not None:
             self._check_threshold(config)
 

@@ -45,7 +45,7 @@ class Egress:
         sums: raises ValueError unless given proper sums over calibration cases; None: the run has no step after its
             last round.
         sealed_sums: how many bytes these sums may have when they are sealed.
-        benefit: numbers of what joining gives the site; none: the run does not ask for it.
+        benefit: numbers of the benefit of joining for the site; none: the run does not ask for it.
         clinical: raises an exception unless given numbers of calibration and decisions that may leave; None: none may.
     """
 

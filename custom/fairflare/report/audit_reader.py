@@ -28,7 +28,7 @@ class Trail:
         evaluation: the last "evaluation" after the last resume, else empty.
         best: the last "best" after the last resume, which names the model that the run chose; else empty.
         after: "step/by/split" -> the last "after" of that kind since then: what a step after the last round came to.
-        benefit: the last "benefit" since then: what joining gives each site.
+        benefit: the last "benefit" since then: the benefit of joining for each site.
         finish: the last "finish" after the last resume, else empty.
         n_entries: records in the log, superseded ones included, records of reports not.
         head: hash of the last of these; with it the chain up to there can be checked.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What joining gives each site: the federation's model less the one that the site trained alone, with intervals."""
+"""The benefit of joining for each site: the federation's model less the site's own, with intervals."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def sentence(rows: Sequence[Json], metric: str) -> str:
 
 
 def over_methods(comparison: Mapping[str, Any]) -> list[str]:
-    """One sentence for each method of a comparison whose sites have said what joining gives, in the first metric."""
+    """One sentence for each method whose sites report the benefit of joining, in the first metric."""
     found = []
     for method in comparison["methods"]:
         metrics: Mapping[str, Json] = method["detail"].get("benefit") or {}

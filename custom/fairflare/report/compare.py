@@ -306,7 +306,7 @@ def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
 
 
 def benefit(runs: Runs) -> Json:
-    """What joining gives, from runs whose sites have said so, each by its intervals over patients.
+    """The benefit of joining, from runs whose sites have said so, each by its intervals over patients.
 
     Returns:
         metric -> label, sites (how many), "gains", "loses" and "cannot be told" (sites, mean over seeds), "least" (of

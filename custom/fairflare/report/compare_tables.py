@@ -242,7 +242,7 @@ def benefit(comparison: Json) -> Table | None:
         "Each site's own word after the last round: the model that it uses against one trained alone, by the interval "
         "over its test patients; means over seeds, the least benefit with its 95 % interval over seeds."
     )
-    return Table("benefit", "What joining gives, over patients", _columns(methods), rows, "Metric", caption)
+    return Table("benefit", "Benefit of joining, over patients", _columns(methods), rows, "Metric", caption)
 
 
 def elsewhere(comparison: Json) -> Table | None:

@@ -450,7 +450,7 @@ def _own_benefits(figure: Figure, found: Json) -> str | None:
     words = {GAINS: "joining is better", LOSES: "joining is worse"}
     draw_benefits(figure, [(short(name, 30), row) for name, row in rows], "benefit", words)
     name, first = rows[0]
-    return f"What joining gives in {name}: {signed(first['benefit'])}"
+    return f"Benefit of joining in {name}: {signed(first['benefit'])}"
 
 
 @inline("own-rounds")

@@ -18,6 +18,8 @@ from fairflare.report.values import signed
 
 Json = dict[str, Any]
 OWN, MIX = "own", "mix"
+INTERCEPT = " + intercept"
+"""After the name of a candidate: its shared model with an intercept that the hospital fits."""
 LEAST_SITES = 4
 """Hospitals from which on they are read together; with fewer each speaks for itself."""
 MOST_MORE = 10
@@ -160,29 +162,38 @@ def _mix(part: Right, of: Normals, margin: float) -> Json:
     return {"share": share, "p_harm": harm, "benefit": gain.mean, "low": low, "high": high}
 
 
+def choice(row: Mapping[str, Any], candidates: Sequence[str]) -> tuple[str, str]:
+    """Which answer a hospital gets ("join", "join_with", "stay", "same", "needs_more" or "needs_many"), and the
+    candidate of which it speaks."""
+    each: Mapping[str, Json] = row["candidates"]
+    gains = [name for name in candidates if each[name]["verdict"] == decision.GAINS]
+    best = max(gains or candidates, key=lambda name: each[name]["shrunken"])
+    verdicts = {one["verdict"] for one in each.values()}
+    if gains:
+        return ("join" if best == candidates[0] else "join_with"), best
+    if verdicts in ({decision.LOSES}, {decision.SAME}):
+        return ("stay" if decision.LOSES in verdicts else "same"), best
+    more = each[best]["more_patients"]
+    return ("needs_more" if more is not None and more <= MOST_MORE * row["n"] else "needs_many"), best
+
+
 def sentence(row: Mapping[str, Any], candidates: Sequence[str], weights: Array) -> str:
     """The answer to one hospital, in words."""
-    each: Mapping[str, Json] = row["candidates"]
-    best = max(candidates, key=lambda name: each[name]["shrunken"])
-    gains = [name for name in candidates if each[name]["verdict"] == decision.GAINS]
-    if gains:
-        name = max(gains, key=lambda one: each[one]["shrunken"])
-        one = each[name]
-        words = "Join" if name == candidates[0] else f"Join with this model: {name}"
-        told = f"benefit {_interval(one)}, probability of harm {one['p_harm']:.2f}"
-        return f"{words} ({told}). {mixed(row, candidates, weights)}"
-    verdicts = {one["verdict"] for one in each.values()}
-    if verdicts == {decision.LOSES}:
-        return f"Stay alone: every candidate is worse than the own model (the best by {_interval(each[best])})."
-    if verdicts == {decision.SAME}:
-        return f"No difference that matters: no candidate is far from the own model. {mixed(row, candidates, weights)}"
-    more = each[best]["more_patients"]
-    few = more is not None and more <= MOST_MORE * row["n"]
-    needs = f"needs about {_rounded(more):,} more patients" if few else f"needs over {MOST_MORE} times the patients"
-    return f"Cannot be told: {best} {needs} (benefit {_interval(each[best])}). {mixed(row, candidates, weights)}"
+    kind, name = choice(row, candidates)
+    one, mix = row["candidates"][name], mixed(row, candidates, weights)
+    if kind in ("join", "join_with"):
+        words = "Join" if kind == "join" else f"Join with this model: {name}"
+        return f"{words} (benefit {_interval(one)}, probability of harm {one['p_harm']:.2f}). {mix}"
+    if kind == "stay":
+        return f"Stay alone: every candidate is worse than the own model (the best by {_interval(one)})."
+    if kind == "same":
+        return f"No difference that matters: no candidate is far from the own model. {mix}"
+    few = kind == "needs_more"
+    needs = f"needs about {rounded(one['more_patients']):,} more" if few else f"needs over {MOST_MORE} times the"
+    return f"Cannot be told: {name} {needs} patients (benefit {_interval(one)}). {mix}"
 
 
-def _rounded(many: int) -> int:
+def rounded(many: int) -> int:
     """To two figures."""
     return round(many, 2 - len(str(many)))
 

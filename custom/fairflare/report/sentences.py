@@ -20,7 +20,7 @@ MOST_NAMED, SHOWN = 12, 3
 
 
 def opening(summary: Json) -> list[str]:
-    """What a clinician should know first of one run: how it serves whom, what joining gives, and what happened."""
+    """What a clinician should know first of one run: how it serves whom, the benefit of joining, and what happened."""
     happened = _refusals(summary) + _late(summary) + _conditions(summary)
     joining = (summary.get("benefit") or {}).get("sentences") or []
     paragraphs = [_state(summary) + _service(summary), *([joining] if joining else []), happened]

@@ -313,18 +313,19 @@ AWAY = {
 
 
 def opening(found: Json) -> list[list[str]]:
-    """Paragraphs: what joining gives, how well the model does here and elsewhere, and how the site took part."""
+    """Paragraphs: the benefit of joining, how well the model does here and elsewhere, and how the site took part."""
     return [said for said in (_joining(found), _result_words(found), _taking_part(found)) if said]
 
 
 def _joining(found: Json) -> list[str]:
     joined, site = found["benefit"], found["site"]
     if joined is None:
-        return [f"No model was trained at {site} alone in this run, so it does not say what joining gives {site}."]
+        rest = f"it does not report the benefit of joining for {site}"
+        return [f"No model was trained at {site} alone in this run, so {rest}."]
     told = [one for one in joined["metrics"].values() if one["row"] and one["row"]["verdict"]]
     if not told:
         why = f" ({joined['rejected']})" if joined["rejected"] else ""
-        return [f"What joining gives {site} is not known: it sent no answer that may be told{why}."]
+        return [f"The benefit of joining for {site} is not known: it sent no answer that may be told{why}."]
     said = [_verdict(one["row"], one["label"], site) for one in told[:1]]
     more = [f"{one['label']} {one['row']['verdict']} ({with_interval(one['row'], 'benefit')})" for one in told[1:]]
     said += [f"By other measures: {listing(more)}."] if more else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``fairflare after``: a step after the last round, or what joining gave, of a run that has ended."""
+"""``fairflare after``: a step after the last round, or the benefit of joining, of a run that has ended."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fairflare.report.write import verified_run, write_report
 from fairflare.studies.folders import is_run, opened
 
 SOLO = "solo"
-"""The step that says what joining gave each site."""
+"""The step that reports the benefit of joining for each site."""
 
 
 def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Take the step, add what came of it to the log, and write the report anew; returns report.json's content.
 
-    ``step`` is "recalibrate", "conformal", or "solo" for what joining gave; ``values`` are its settings by name.
+    ``step`` is "recalibrate", "conformal", or "solo" for the benefit of joining; ``values`` are its settings by name.
 
     Raises:
         UserError: there is no such run, it is not complete or of other machines, or the step does not fit its task.

@@ -59,6 +59,32 @@ def leaving_rows() -> list[dict[str, str]]:
     return [row for entry in registry.methods().values() for row in _leaving(entry, outline)]
 
 
+def leaving(method: str, *, secure: bool, after: bool, solo: bool) -> list[dict[str, str]]:
+    """What leaves a site in a run: fields of its answers, and the numbers that the method's parts declare.
+
+    Args:
+        method: its id; none is known of another.
+        secure: whether the run has secure sums.
+        after: whether a step follows the last round.
+        solo: whether the run tells the benefit of joining.
+
+    Returns:
+        Rows with name, meaning and exchanges.
+    """
+    asked = {"preflight", "train", "compare", "evaluate"} | ({"sum", "weigh"} if secure else set())
+    asked |= ({"calibrate", "adjust"} if after else set()) | ({"solo", "benefit"} if solo else set())
+    found = []
+    for name, spec in answer_fields().items():
+        exchanges = [task for task in sorted(asked) if spec.travels(task, secure=secure)]
+        if exchanges and spec.carried not in ("transport", "params_type"):
+            found.append({"name": name, "meaning": spec.meaning, "exchanges": ", ".join(exchanges)})
+    when = "hidden by secure sums" if secure else "train"
+    own = (row for row in leaving_rows() if row["method"] == method)
+    return found + [
+        {"name": row["number"], "meaning": f"{row['meaning']} ({row['range']})", "exchanges": when} for row in own
+    ]
+
+
 def _outline() -> Outline:
     """Of a small network, with one group that stands for all."""
     from fairflare.networks import builtin as networks

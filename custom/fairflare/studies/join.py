@@ -28,17 +28,17 @@ from fairflare.engine.state import save_json, save_text
 from fairflare.functional.decision import Array, Design
 from fairflare.functional.reasons import Models, explained
 from fairflare.functional.recalibration import Line, fitted
-from fairflare.report.join import OWN, OutOfFold, answers, page
+from fairflare.report.join import INTERCEPT, OWN, OutOfFold, answers, page
 from fairflare.studies import display
 from fairflare.studies.folders import JOIN, JOIN_PAGE
 from fairflare.studies.labels import folder_name, split_method
 from fairflare.studies.own_model import own_risks
 from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import run_once
+from fairflare.studies.sheets import write_sheets
 from fairflare.studies.study import Study, config_of, facts
 from fairflare.tasks.folds import dealt, everyone, untestable
 
-INTERCEPT = " + intercept"
 Json = dict[str, Any]
 
 
@@ -84,11 +84,11 @@ class Question:
 def measure_join(
     question: Question, folder: Path, *, force: bool = False, workers: Workers | None = 1
 ) -> dict[str, Any]:
-    """Make the runs that are missing, and say what joining gives each hospital.
+    """Make the runs that are missing, and report the benefit of joining for each hospital.
 
     Args:
         question: what is asked.
-        folder: gets a folder per run, join.json and join.html.
+        folder: gets a folder per run, join.json, join.html and the folder ``sheets``.
         force: makes all runs again.
         workers: see ``parallel.budget``.
 
@@ -118,6 +118,7 @@ def measure_join(
         result = {**told, **found, **_why(tested, names, question), **more}
         save_json(folder / JOIN, result)
         save_text(folder / JOIN_PAGE, page(result))
+        write_sheets(result, folder)
     return result
 
 

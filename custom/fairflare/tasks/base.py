@@ -267,7 +267,7 @@ class Task(ABC):
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The metrics in which a site is told what joining gives it, the headline first."""
+        """The metrics in which a site is told its benefit of joining, the headline first."""
         return tuple(one.name for one in self.kind.of_benefit(self.headline, self.classes))
 
     @property

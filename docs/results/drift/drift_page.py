@@ -102,7 +102,7 @@ def main_table(task: plan.Measured) -> str:
 
 
 def site_table(task: plan.Measured) -> str:
-    """A line per site: what joining changes under the main arms."""
+    """A line per site: the change by joining under the main arms."""
     index = {
         (row["arm"], row["over"]): row
         for row in of(tables.DIFFERENCES, task)

@@ -1,29 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks each comparing sentence of STUDY.md against the intervals in the files beside this script.
+"""Checks each comparing sentence of the study's pages against the intervals in the files beside this script.
 
     python docs/results/study/check.py
 
-A sentence that compares (``COMPARING``) is followed by one or more marks in HTML comments; others need none:
+A sentence that compares (``COMPARING``) has marks in claims.txt; others need none. A line "= PAGE" begins a page; then
+come sentences by their opening words, each with its marks below it, indented:
 
-    <!-- claim: TASK | ARM | VERSUS | OVER | METRIC | better -->   a paired difference and its verdict: better,
-                                                                   worse or cannot be told
-    <!-- count: TASK | ARM | METRIC | loses=7 -->                  a line of joining.csv: gains, cannot_be_told, loses,
-                                                                   lower, gains_together, loses_together or of; with *
-                                                                   for ARM the least over all trained arms, and with
-                                                                   loses_most=7 the most
-    <!-- only: TASK | VERSUS | OVER | METRIC | better | A, B -->   of the methods in the task's table these alone
-                                                                   have that verdict; "none" for none
-    <!-- without: TASK | METRIC | loses | A, B -->                 of all arms but the trivial one, these alone have
-                                                                   none in that column of joining.csv
-    <!-- floor: TASK -->                                           a line of floors.csv
-    <!-- mean: TASK | ARM | OVER | METRIC -->                      the value of an arm, without a comparison
-    <!-- definition -->                                            says what words mean: no arm, no figure
+    claim: TASK | ARM | VERSUS | OVER | METRIC | better   a paired difference and its verdict: better, worse or cannot
+                                                          be told
+    count: TASK | ARM | METRIC | loses=7                  a line of joining.csv: gains, cannot_be_told, loses, lower,
+                                                          gains_together, loses_together or of; with * for ARM the
+                                                          least over all trained arms, and with loses_most=7 the most
+    only: TASK | VERSUS | OVER | METRIC | better | A, B   of the methods in the task's table these alone have that
+                                                          verdict; "none" for none
+    without: TASK | METRIC | loses | A, B                 of all arms but the trivial one, these alone have none in
+                                                          that column of joining.csv
+    floor: TASK                                           a line of floors.csv
+    mean: TASK | ARM | OVER | METRIC                      the value of an arm, without a comparison
+    definition                                            says what words mean: no arm, no figure
 
 TASK "drift/heart" of a claim, a count or a mean is the task "heart" of the files in ``../drift``, and "exact/heart" of
 a claim or a mean that of ``benchmarks/drift/exact.csv``.
 
 Every figure with three decimals, in whatever sentence, is a mean, an interval's end or a value of a line that it marks,
-and every verdict and count is the one in the files; anything else is reported, and the exit code is 1.
+and every verdict and count is the one in the files; anything else is reported, and the exit code is 1. The sections
+``ELSEWHERE`` of STUDY.md quote other folders, whose own tests hold them to their files.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import plan
@@ -49,43 +50,65 @@ COMPARING = re.compile(
     r"|above|below|exceeds?|larger|smaller|closer)\b",
     re.I,
 )
-MARK = re.compile(r"<!-- (claim|only|without|count|mean|floor|definition)(?:: ([^>]*?))? -->")
 FIGURE = re.compile(r"(?<![\w.])[+\u2212-]?\d?\.\d{3}(?!\d)")
 DRIFT, EXACT = "drift/", "exact/"
+CLAIMS = tables.HERE / "claims.txt"
+ELSEWHERE = re.compile(r"^## (Drift|Survival|Joining)$.*?(?=^## |\Z)", re.S | re.M)
+Marks = list[tuple[str, list[str]]]
+"""Of a sentence: (kind, words)."""
 _read = functools.cache(tables.read)
 VERDICTS = ("better", "worse", "cannot be told")
 
 
 def main() -> int:
     """Print what does not hold."""
-    page = tables.PAGE.read_text(encoding="utf-8")
-    found = [
-        *problems(page),
-        *([] if tables.filled(page) == page else ["tables: not those of the files; run tables.py"]),
-    ]
-    print("\n".join(found) or f"{sum(1 for _ in sentences(page))} sentences, all as the files say")
+    marks, found = claims(CLAIMS.read_text(encoding="utf-8")), []
+    pages = {path.relative_to(tables.ROOT).as_posix(): path.read_text(encoding="utf-8") for path in tables.PAGES}
+    for name, page in pages.items():
+        found += [f"{name}: {one}" for one in problems(page, marks.get(name, {}))]
+        found += [] if tables.filled(page) == page else [f"{name}: tables not those of the files; run tables.py"]
+    found += [f"claims.txt: no such page: {name}" for name in marks if name not in pages]
+    print("\n".join(found) or f"{sum(len(list(sentences(one))) for one in pages.values())} sentences, as the files say")
     return 1 if found else 0
 
 
-def problems(page: str) -> list[str]:
-    """One line for each sentence that does not hold."""
-    return [f"{why}: {text}" for text, marks in sentences(page) for why in wrong(text, marks)]
+def claims(text: str) -> dict[str, dict[str, Marks]]:
+    """Page -> opening words of a sentence -> its marks."""
+    found: dict[str, dict[str, Marks]] = {}
+    for line in filter(str.strip, text.splitlines()):
+        if line.startswith("= "):
+            page = found.setdefault(line[2:], {})
+        elif not line.startswith(" "):
+            opening = line
+            page[opening] = []
+        else:
+            kind, _, words = line.strip().partition(":")
+            page[opening].append((kind, [word.strip() for word in words.split("|")]))
+    return found
 
 
-def sentences(page: str) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
-    """(sentence, its marks) of the prose: everything but tables, code, headings and links' targets."""
-    prose = re.sub(r"^```.*?^```", "", page, flags=re.S | re.M)
+def problems(page: str, marks: Mapping[str, Marks]) -> list[str]:
+    """One line for each sentence that does not hold, and for each opening that is not that of one sentence."""
+    texts = list(sentences(page))
+    begun = {opening: [text for text in texts if text.startswith(opening)] for opening in marks}
+    found = [f"opens {len(of)} sentences: {opening}" for opening, of in begun.items() if len(of) != 1]
+    for text in texts:
+        own = [mark for opening, of in begun.items() if text in of for mark in marks[opening]]
+        found += [f"{why}: {text}" for why in wrong(text, own)]
+    return found
+
+
+def sentences(page: str) -> Iterator[str]:
+    """Sentences of the prose: everything but tables, code, headings and ``ELSEWHERE``."""
+    prose = re.sub(r"^```.*?^```", "", ELSEWHERE.sub("", page), flags=re.S | re.M)
     prose = tables.BLOCK.sub("", prose)
     lines = [line for line in prose.splitlines() if not line.startswith(("|", "#"))]
     for paragraph in re.split(r"\n\s*\n|\n(?=- )", "\n".join(lines)):
         flat = re.sub(r"\s+", " ", paragraph).strip()
-        for part in re.finditer(r"(.+?(?:[.!?](?=\s|$)|$))((?:\s*<!--.*?-->)*)\s*", flat):
-            text = part[1].strip()
-            if text:
-                yield text, [(m[1], [w.strip() for w in (m[2] or "").split("|")]) for m in MARK.finditer(part[2])]
+        yield from (text for part in re.split(r"(?<=[.!?])\s", flat) if (text := part.strip()))
 
 
-def wrong(text: str, marks: list[tuple[str, list[str]]]) -> list[str]:
+def wrong(text: str, marks: Marks) -> list[str]:
     """What does not hold of one sentence."""
     if not marks and COMPARING.search(text):
         return ["a comparing sentence without a mark"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the study's files from the predictions that ``run.py`` has kept, and its tables in STUDY.md.
+"""Makes the study's files from the predictions that ``run.py`` has kept, and the tables of its pages.
 
     python docs/results/study/tables.py FOLDER [--only ist]   # values, differences, joining, floors, and the tables
     python docs/results/study/tables.py                       # the tables alone, from the files
@@ -41,7 +41,8 @@ from fairflare.report.paired import verdict as paired_verdict
 from fairflare.report.values import signed, text, with_interval
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "STUDY.md"
+ROOT = HERE.parent
+PAGES = (ROOT / "STUDY.md", *sorted(HERE.glob("*.md")))
 VALUES, DIFFERENCES, JOINING = HERE / "values.csv", HERE / "differences.csv", HERE / "joining.csv"
 FLOORS = HERE / "floors.csv"
 BOOTSTRAP, SPLITS = HERE / "bootstrap.csv", HERE / "splits.csv"
@@ -85,7 +86,8 @@ def main() -> None:
         return write(options.differences, HEADER, [list(row.values()) for row in read(DIFFERENCES)])
     if options.folder:
         write_files(options.folder, options.only.split(",") if options.only else [study.key for study in plan.STUDIES])
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def write_files(folder: Path, keys: Sequence[str]) -> None:
@@ -577,7 +579,7 @@ NOT_RUN = "Not run."
 
 
 def sites_of(study: plan.Study, rows: Mapping[Path, Rows]) -> list[str]:
-    """A line per site: the benefit metric alone, and what joining gives under some arms."""
+    """A line per site: the benefit metric alone, and the benefit of joining under some arms."""
     of_benefit = [row for row in rows[DIFFERENCES] if row["versus"] == "solo" and row["metric"] == study.benefit]
     index = {(row["arm"], row["over"]): row for row in of_benefit}
     alone = [row for row in rows[VALUES] if row["arm"] == "solo"]

@@ -177,9 +177,9 @@ def test_it_leads_with_what_joining_gives(inputs):
 
 def test_without_a_model_trained_alone_the_page_says_so(inputs):
     found = edition_of(inputs)
-    said = "No model was trained at site-2 alone in this run, so it does not say what joining gives site-2."
+    said = "No model was trained at site-2 alone in this run, so it does not report the benefit of joining for site-2."
     assert opening(found)[0] == [said]
-    assert "What joining gives in" not in render_edition(found)
+    assert "Benefit of joining in" not in render_edition(found)
 
 
 def test_where_the_site_uses_its_own_model_that_one_is_shown(inputs):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's part of what follows the last round: the step after it, and what joining gives each site."""
+"""The server's part of what follows the last round: the step after it, and the benefit of joining for each site."""
 
 from __future__ import annotations
 

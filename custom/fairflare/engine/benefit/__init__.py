@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What joining gives each site: the federation's model against one that the site has trained alone."""
+"""The benefit of joining for each site: the federation's model against one that the site has trained alone."""

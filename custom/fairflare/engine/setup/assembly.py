@@ -218,7 +218,7 @@ def trains_alone(trainer: str) -> str:
 
 
 def benefit_at_server(config: RunConfig, parts: Parts) -> Benefit | None:
-    """What joining gives each site; None where the run does not ask."""
+    """The benefit of joining for each site; None where the run does not ask."""
     if not config.solo:
         return None
     task, ends = parts.task, EarlyEnd(config.min_responses, config.grace)

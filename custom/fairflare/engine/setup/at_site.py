@@ -199,7 +199,7 @@ def _execution(own: SiteConfig | None, training: Training, place: int) -> Execut
 
 
 def benefit_at_site(config: RunConfig, parts: Parts, memory: Path | None) -> Alone | None:
-    """How a site trains alone for what joining gives it; None where the run does not ask."""
+    """How a site trains alone for its benefit of joining; None where the run does not ask."""
     if not config.solo:
         return None
     own = parts.trainer

@@ -290,7 +290,7 @@ def taken(kind: str, layers: list[dict[str, Any]]) -> str | None:
 
 
 def asks_by_itself(config: RunConfig) -> bool:
-    """Whether a run on this machine says what joining gives where no setting decides.
+    """Whether a run on this machine reports the benefit of joining where no setting decides.
 
     It does in the clear, on tables and on a user's own data: a site alone takes the run's local steps once more,
     without its scoring, exchanges and probes, and so less than the run.
@@ -303,7 +303,7 @@ def asks_by_itself(config: RunConfig) -> bool:
 
 
 def can_ask(config: RunConfig) -> bool:
-    """Whether a run can say what joining gives: not one that is itself what others are held against."""
+    """Whether a run can report the benefit of joining: not one that is itself what others are held against."""
     parts = method_parts(registry.get_method(config.method), config.settings, **config.parts)
     chosen = config.headline == "best" and not parts.trainer.is_shared
     return not (parts.rule.alone or parts.selector.pools or chosen)
@@ -321,7 +321,7 @@ def words(config: RunConfig) -> str:
 def with_benefit(config: RunConfig, solo: bool) -> RunConfig:
     """``config`` with the question or without it; raises UserError where no site could answer it."""
     if config.trees and not solo:
-        raise UserError("trees: expected --solo with it, which says what joining gives")
+        raise UserError("trees: expected --solo with it, which reports the benefit of joining")
     return config if solo == config.solo else checked_config(replace(config, solo=solo))
 
 

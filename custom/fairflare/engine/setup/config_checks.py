@@ -150,7 +150,7 @@ def _check_best(config: RunConfig, rule: Rule, trainer: Trainer, headline: str) 
 
 
 def _check_solo(config: RunConfig, rule: Rule, selector: Selector, names: Iterable[str]) -> None:
-    """Raise UserError where no site could say what joining gives it."""
+    """Raise UserError where no site could report its benefit of joining."""
     if rule.alone:
         raise UserError(f"solo: {config.method} is what the others are held against; leave it out")
     if selector.pools:

@@ -209,7 +209,7 @@ def step_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, Any]:
 
 
 def benefit_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, Any]:
-    """What the log says of what joining gave each site, which trains alone now; its model stays in ``folder``.
+    """What the log says of the benefit of joining for each site, which trains alone now; its model stays in ``folder``.
 
     Raises:
         UserError: the sites have personal models, or this machine makes another initial model than the run's.
