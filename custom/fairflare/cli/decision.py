@@ -88,6 +88,33 @@ def join(
 
 
 @click.command()
+@click.argument("folder", type=PATH, metavar="JOIN_FOLDER")
+@grid_options
+def combine(folder: Path, out: Path | None, as_json: bool, **how: Any) -> None:
+    """Write for every hospital of a finished join its own model mixed with the candidates, as join found it safe.
+
+    The candidates and the own models are trained once more, on all patients. DIR/HOSPITAL is a model that `predict`,
+    `evaluate`, `export-model` and `monitor` take. docs/join.md
+    """
+    from fairflare.studies.combine import combine
+
+    place = out or Path(f"{folder.resolve().name}-mixes")
+    told(combine(folder, place, **how), place, as_json)
+
+
+def told(weights: dict[str, dict[str, float]], folder: Path, as_json: bool) -> None:
+    """Every hospital's weights."""
+    from fairflare.cli import console
+
+    if as_json:
+        console.dump({"folder": str(folder), "weights": weights})
+        return
+    for site, members in weights.items():
+        console.say(f"{site}: " + ", ".join(f"{weight:.0%} {name}" for name, weight in members.items()))
+    console.say(f"a model for each hospital: {folder}")
+
+
+@click.command()
 @click.argument("table", type=PATH)
 @click.option(
     "--state", type=PATH, metavar="FILE", help="Where the sums are kept; TABLE with .monitor.json by default."

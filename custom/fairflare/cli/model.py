@@ -61,7 +61,7 @@ def predict(
     from fairflare.cli import console
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import check, whole_folder
-    from fairflare.inference.loaded_run import open_run
+    from fairflare.inference.mix import open_model
     from fairflare.inference.predict import about, predict
     from fairflare.report.values import plural
     from fairflare.studies import display
@@ -69,7 +69,7 @@ def predict(
     user_code.use(code)
     folder = out or Path(f"{run.resolve().name}-predictions")
     check(folder, "predictions", force)
-    opened = open_run(run, **how)
+    opened = open_model(run, **how)
     with whole_folder(folder, "predictions", force=force) as scratch, display.busy("predicting"):
         found = predict(opened, inputs, scratch)
     for line in found.unlike:
@@ -150,14 +150,14 @@ def evaluate(
     from fairflare.inference.external import ALL, Asked
     from fairflare.inference.external import evaluate as evaluated
     from fairflare.inference.hospitals import hospitals, refuse_trained
-    from fairflare.inference.loaded_run import open_run
+    from fairflare.inference.mix import open_model
     from fairflare.studies import display
     from fairflare.studies.folders import EVALUATION
 
     user_code.use(code)
     with display.busy("reading the run"):
-        opened = open_run(run, site, which=which, site_files=None if own else site_files, plain=True)
-        other = open_run(own, own_site, site_files=site_files, plain=True) if own else None
+        opened = open_model(run, site, which=which, site_files=None if own else site_files, plain=True)
+        other = open_model(own, own_site, site_files=site_files, plain=True) if own else None
     everything = asked["split"] == ALL
     if job or env != "local":
         choices = {"name": name, "site": site, "split": not everything, "label": asked["label"]}
@@ -238,14 +238,14 @@ def export_model(
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import check, whole_folder
     from fairflare.inference.export import export_model
-    from fairflare.inference.loaded_run import open_run
+    from fairflare.inference.mix import open_model
     from fairflare.inference.predict import about
     from fairflare.studies import display
 
     user_code.use(code)
     folder = out or Path(f"{run.resolve().name}-{form}")
     check(folder, "model", force)
-    opened = open_run(run, **how)
+    opened = open_model(run, **how)
     with whole_folder(folder, "model", force=force) as scratch, display.busy(f"writing {form}"):
         remarks = export_model(opened, form, scratch)
     for line in remarks:

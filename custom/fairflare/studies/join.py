@@ -16,19 +16,14 @@ from typing import Any
 import numpy as np
 
 from fairflare.core.errors import UserError
-from fairflare.core.execution import default_device
 from fairflare.data.tensors import TensorData
-from fairflare.engine.evaluation import predict
-from fairflare.engine.files import MODEL, read_model
-from fairflare.engine.memory import personal_file
 from fairflare.engine.setup.config import RunConfig, site_of_client
-from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.functional.decision import Array, Design
-from fairflare.functional.recalibration import Line, fitted
 from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.studies import display
+from fairflare.studies.candidates import logits_of, model_for, moved
 from fairflare.studies.folders import JOIN, JOIN_PAGE
 from fairflare.studies.labels import folder_name
 from fairflare.studies.own_model import own_risks
@@ -37,7 +32,6 @@ from fairflare.studies.runs import run_once
 from fairflare.studies.study import Study, config_of, facts
 from fairflare.tasks.folds import dealt, everyone, untestable
 
-INTERCEPT = " + intercept"
 Json = dict[str, Any]
 
 
@@ -128,8 +122,8 @@ def _check(parts: Parts, question: Question, runs: Mapping[str, RunConfig]) -> N
         raise UserError(f"join: expected a task on a table, got {question.task}")
     for label in question.methods:
         made = build_parts(runs[question.name(label, 0, 0)], at_site=True)
-        if made.personal or made.rule.own_models or not made.trainer.shares_model:
-            raise UserError(f"join: {label}: expected a method with one shared model, or a personal one beside it")
+        if made.rule.alone or not made.trainer.shares_model:
+            raise UserError(f"join: {label}: expected a method with a shared model, or one for each site from all")
 
 
 def _tested(
@@ -191,26 +185,9 @@ def _risks(
     parts: Parts, config: RunConfig, folder: Path, client: str, data: TensorData, label: str, event: int
 ) -> dict[str, Array]:
     """Candidate -> its risks of the site's test patients."""
-    if parts.has_personal:
-        model = read_model(personal_file(folder / SITES / f"{client}.safetensors"))
-        return {label: _sigmoid(_logits(parts, config, model, data, "test", event)[0])}
-    model = read_model(folder / MODEL)
-    (fit, labels), (new, _) = (_logits(parts, config, model, data, split, event) for split in ("train", "test"))
-    own: Line = fitted(fit, labels)
-    return {label: _sigmoid(new), label + INTERCEPT: _sigmoid(new + own.intercept)}
-
-
-def _logits(
-    parts: Parts, config: RunConfig, model: Mapping[str, Any], data: TensorData, split: Any, event: int
-) -> tuple[Array, Array]:
-    """(N,) logits of the event, and its labels, 0 or 1."""
-    parts.network.load_state_dict(dict(model))
-    device = default_device()
-    prepared = parts.trainer.site_data(data.on(device))
-    batches = prepared.fixed(split, int(config.training["batch_size"]))
-    outputs, targets, _ = predict(parts.network.to(device), batches, device, parts.task.condense)
-    found = outputs.double().numpy()
-    return found[:, event] - found[:, 1 - event], (targets.numpy() == event).astype(np.float64)
+    model = model_for(parts, folder, client)
+    (fit, labels), (new, _) = (logits_of(parts, config, model, data, split, event) for split in ("train", "test"))
+    return {name: _sigmoid(new + by) for name, by in moved(parts, config, label, fit, labels).items()}
 
 
 def _sigmoid(logits: Array) -> Array:
