@@ -115,28 +115,44 @@ def told(weights: dict[str, dict[str, float]], folder: Path, as_json: bool) -> N
 
 
 @click.command()
-@click.argument("table", type=PATH)
+@click.argument("places", type=PATH, nargs=-1, required=True, metavar="[MIX] TABLE")
 @click.option(
     "--state", type=PATH, metavar="FILE", help="Where the sums are kept; TABLE with .monitor.json by default."
 )
 @click.option("--margin", type=float, metavar="LOSS", help="A loss (Brier score) that does not matter; 0.01 at first.")
-@click.option("--outcome", default="outcome", show_default=True, metavar="COLUMN", help="0 or 1.")
-@click.option("--own", default="own", show_default=True, metavar="COLUMN", help="The risk by the hospital's own model.")
-@click.option("--used", default="used", show_default=True, metavar="COLUMN", help="The risk by the model in use.")
+@click.option("--outcome", metavar="COLUMN", help="0 or 1; outcome by default, with a MIX the label of its task.")
+@click.option("--own", metavar="COLUMN", help="The risk by the hospital's own model; own by default.")
+@click.option("--used", metavar="COLUMN", help="The risk by the model in use; used by default.")
 @as_json
 def monitor(
-    table: Path, state: Path | None, margin: float | None, outcome: str, own: str, used: str, as_json: bool
+    places: tuple[Path, ...],
+    state: Path | None,
+    margin: float | None,
+    outcome: str | None,
+    own: str | None,
+    used: str | None,
+    as_json: bool,
 ) -> None:
     """Say whether the model in use is still no worse than the hospital's own, as outcomes become known.
 
-    TABLE holds a row per patient in the order in which outcomes became known; rows are added at its end. However often
-    it is looked at, at most 5 % of the hospitals are told something false. docs/join.md
+    TABLE holds a row per patient in the order in which outcomes became known; rows are added at its end. With a MIX,
+    the folder that `combine` wrote for the hospital, it holds what the model takes, and the label; without one it holds
+    both models' risks. However often it is looked at, at most 5 % of the hospitals are told something false.
+    docs/join.md
     """
     from fairflare.cli import console
-    from fairflare.inference.monitor import watch
+    from fairflare.inference.monitor import counted, watch
 
+    *mixes, table = places
     kept = state or table.with_name(f"{table.stem}.monitor.json")
-    found, new = watch(table, kept, margin, (outcome, own, used))
+    if not mixes:
+        found, new = watch(table, kept, margin, (outcome or "outcome", own or "own", used or "used"))
+    else:
+        from fairflare.inference.mix import monitored
+
+        if own or used or len(mixes) > 1:
+            raise click.UsageError("expected MIX and TABLE alone: a MIX computes both risks by itself")
+        found, new = counted(monitored(mixes[0], table, outcome or ""), kept, margin)
     if as_json:
         console.dump({**found.summary(), "new": new, "state": str(kept)})
         return

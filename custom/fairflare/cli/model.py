@@ -174,6 +174,8 @@ def evaluate(
     found = hospitals(opened, data, name)
     if everything:
         refuse_trained(opened, found)
+    elif opened.whose == MIXED:
+        raise UserError("--split: expected all of new patients; a mix was trained on all that its hospitals had")
     folder = out or run / f"{EVALUATION}{name or (next(iter(found)) if len(found) == 1 else data.resolve().name)}"
     with whole_folder(folder, "evaluation", force=force) as scratch, display.busy("evaluating"):
         content, remarks = evaluated(opened, found, Asked(**asked, own=other))

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fairflare.core.errors import UserError
+from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import StateDict
 from fairflare.core.validation import exact, expected, shown
 from fairflare.data.inputs import Scaling
@@ -26,7 +26,10 @@ from fairflare.engine.setup.at_site import event_of
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_tensors
+from fairflare.inference.hospitals import hospitals
 from fairflare.inference.loaded_run import Opened, fit_network, open_run
+from fairflare.inference.monitor import Patient
+from fairflare.tasks.external import labelled
 from fairflare.trainers.base import Trainer
 
 MIX, NUMBERS, FORMAT = "mix.json", "mix.safetensors", 1
@@ -264,6 +267,32 @@ def _filled(network: Mix, path: Path, members: Sequence[Member], features: int) 
         fits = all(0 <= int(getattr(trees, k).min()) <= int(getattr(trees, k).max()) < n for k, n in limits.items())
         expected(f"{NUMBERS}: trees", fits, "nodes and features that there are", "others")
     return model_hash(model)
+
+
+def monitored(folder: Path, data: Path, label: str = "") -> list[Patient]:
+    """Outcome, own risk and mixed risk of everyone in a hospital's labelled ``data``, in their order.
+
+    Patient by patient, so that a risk does not depend, in its last bit, on who else is in the file.
+
+    Args:
+        folder: of a mix.
+        data: see ``hospitals.hospitals``; one hospital's.
+        label: the column with the outcome in a table; empty: the task's.
+    """
+    opened = open_mix(folder)
+    found = hospitals(opened, data)
+    expected(f"{data.name}", len(found) == 1, "one hospital's labelled data", ", ".join(found))
+    (name, own), mix = next(iter(found.items())), cast(Mix, opened.network)
+    try:
+        cases = labelled(opened.task, name, own, scaling=opened.scaling, label=label)
+    except (DataError, ValueError) as error:
+        raise UserError(f"{name}: {error}") from None
+    patients = []
+    for batch in cases.fixed("test", 1):
+        risks = mix.risks(batch.inputs)[0]
+        used = float(risks @ cast(Tensor, mix.weights))
+        patients.append((float(int(batch.targets) == mix.event), float(risks[0]), used))
+    return patients
 
 
 def _members(content: Any) -> list[Member]:

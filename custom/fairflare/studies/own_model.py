@@ -17,7 +17,13 @@ INNER, PENALTIES = 5, np.logspace(-3, 2, 6)
 SCORE = "neg_brier_score"
 CLOSE = 1e-6
 """The largest difference between the risks of scikit-learn's model and of what is stored of it."""
-TREES_ARE = {"learning_rate": 0.05, "max_iter": 100, "max_leaf_nodes": 8, "min_samples_leaf": 10, "l2_regularization": 1.0}
+TREES_ARE = {
+    "learning_rate": 0.05,
+    "max_iter": 100,
+    "max_leaf_nodes": 8,
+    "min_samples_leaf": 10,
+    "l2_regularization": 1.0,
+}
 
 
 def own_risks(x: Array, y: Array, new: Array) -> tuple[Array, str]:
