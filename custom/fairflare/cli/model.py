@@ -150,7 +150,7 @@ def evaluate(
     from fairflare.inference.external import ALL, Asked
     from fairflare.inference.external import evaluate as evaluated
     from fairflare.inference.hospitals import hospitals, refuse_trained
-    from fairflare.inference.mix import open_model
+    from fairflare.inference.mix import MIXED, open_model
     from fairflare.studies import display
     from fairflare.studies.folders import EVALUATION
 

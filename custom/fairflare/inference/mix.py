@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hospital's mix: its own model and the federation's candidates, by fixed weights, in one folder that holds data alone.
+"""A hospital's mix: its own model and the federation's candidates, by fixed weights, in one folder.
 
 ``mix.json`` says what is mixed, ``mix.safetensors`` holds all numbers: networks, the own model (coefficients, or the
 nodes of its trees), weights and intercepts. Nothing in the folder is executed when it is read.
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.types import StateDict
 from fairflare.core.validation import exact, expected, shown
 from fairflare.data.inputs import Scaling
 from fairflare.engine.files import is_there, read_json, read_model
@@ -318,7 +317,7 @@ def _own(content: Any, features: int) -> dict[str, nn.Module]:
     if fits and kind == REGRESSION and sizes == {"features": features}:
         return {OWN: Regression(features)}
     names = {"trees", "nodes", "depth"}
-    if fits and kind == TREES and set(sizes) == names and sizes["trees"] * sizes["nodes"] <= MOST_NODES:
-        if sizes["depth"] <= MOST_DEPTH:
-            return {OWN: Trees(**sizes)}
+    fits = fits and kind == TREES and set(sizes) == names and sizes["depth"] <= MOST_DEPTH
+    if fits and sizes["trees"] * sizes["nodes"] <= MOST_NODES:
+        return {OWN: Trees(**sizes)}
     raise UserError(f"{MIX}: own: expected regression, trees or network, got {shown(content)}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models that a METHOD's run offers a hospital: shared, shared with an intercept or class shares of its own, own."""
+"""The models that a METHOD's run offers a hospital: shared, so with an intercept or class shares of its own, or own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INTERCEPT, SHARES = " + intercept", " + class shares"
 
 
 def model_for(parts: Parts, folder: Path, client: str) -> StateDict:
-    """The model that the finished run in ``folder`` has for a site: a personal one, one of the rule's, or the shared."""
+    """What the finished run in ``folder`` has for a site: a personal model, one of the rule's, or the shared."""
     if parts.has_personal:
         return read_model(personal_file(folder / SITES / f"{client}.safetensors"))
     if parts.counts_own:

@@ -17,7 +17,7 @@ INNER, PENALTIES = 5, np.logspace(-3, 2, 6)
 SCORE = "neg_brier_score"
 CLOSE = 1e-6
 """The largest difference between the risks of scikit-learn's model and of what is stored of it."""
-TREES_ARE = {
+GROWN = {
     "learning_rate": 0.05,
     "max_iter": 100,
     "max_leaf_nodes": 8,
@@ -58,7 +58,7 @@ def own_model(x: Array, y: Array) -> tuple[Any, str]:
             return LogisticRegression(C=0.1).fit(x, y), REGRESSION
         inner = StratifiedKFold(folds, shuffle=True, random_state=0)
         ridge = GridSearchCV(LogisticRegression(max_iter=300), {"C": PENALTIES}, scoring=SCORE, cv=inner).fit(x, y)
-        trees = HistGradientBoostingClassifier(**TREES_ARE, random_state=0)
+        trees = HistGradientBoostingClassifier(**GROWN, random_state=0)
         if cross_val_score(trees, x, y, scoring=SCORE, cv=inner).mean() > ridge.best_score_:
             return trees.fit(x, y), TREES
         return ridge.best_estimator_, REGRESSION
