@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.core.errors import UserError
+from fairflare.core.validation import expected
 from fairflare.data.tensors import TensorData
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
@@ -29,8 +30,8 @@ from fairflare.studies.labels import folder_name
 from fairflare.studies.own_model import own_risks
 from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import run_once
-from fairflare.studies.study import Study, config_of, facts
-from fairflare.tasks.folds import dealt, everyone, untestable
+from fairflare.studies.study import Study, config_of, facts, require_same_data
+from fairflare.tasks.folds import FEWEST, dealt, everyone, untestable
 
 Json = dict[str, Any]
 
@@ -47,6 +48,7 @@ class Question:
         new_size: patients of a hospital that is not in yet.
         seed: of the runs.
         choices: rounds, sites and values of ``make_config``.
+        made: method -> its run, where that is made already.
     """
 
     methods: tuple[str, ...]
@@ -56,12 +58,13 @@ class Question:
     new_size: int = 100
     seed: int = 0
     choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    made: Mapping[str, RunConfig] = dataclasses.field(default_factory=dict)
 
     def runs(self) -> dict[str, RunConfig]:
         """Folder name -> run, for every method, deal and fold."""
         found = {}
         for label in self.methods:
-            config = config_of(label, self.task, self.seed, self.choices, draw=False)
+            config = self.made.get(label) or config_of(label, self.task, self.seed, self.choices, draw=False)
             for deal, number in self._folds():
                 fold = f"{number}/{self.design.folds}/{deal}"
                 found[self.name(label, deal, number)] = dataclasses.replace(config, fold=fold)
@@ -72,6 +75,21 @@ class Question:
 
     def _folds(self) -> list[tuple[int, int]]:
         return [(deal, fold) for deal in range(self.design.repeats) for fold in range(self.design.folds)]
+
+
+def asked(configs: Sequence[RunConfig], folds: int, repeats: int, margin: float, new_size: int) -> Question:
+    """The question whether to join one of these runs, which share their data; raises UserError."""
+    labels, first = [config.method for config in configs], configs[0]
+    expected("join", len(set(labels)) == len(labels), "methods of different names", ", ".join(labels))
+    expected("folds", folds >= FEWEST, f"at least {FEWEST}", folds)
+    expected("repeats", repeats >= 1, "at least 1", repeats)
+    expected("no_harm", 0 <= margin <= 0.1, "a loss from 0 to 0.1", margin)
+    require_same_data([(config.method, config) for config in configs])
+    task, made = (
+        f"{first.task}:{first.preset}",
+        {c.method: dataclasses.replace(c, solo=False, trees=False) for c in configs},
+    )
+    return Question(tuple(labels), task, Design(folds, repeats), margin, new_size, first.seed, made=made)
 
 
 def measure_join(
