@@ -8,7 +8,7 @@ answer of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.studies import display
 from fairflare.studies.candidates import logits_of, model_for, moved
 from fairflare.studies.folders import JOIN, JOIN_PAGE
+from fairflare.studies.groups import by_group
 from fairflare.studies.labels import folder_name
 from fairflare.studies.own_model import own_risks
 from fairflare.studies.parallel import Workers
@@ -124,6 +125,8 @@ def measure_join(
         if not tested:
             raise UserError(f"join: no site has patients enough: {next(iter(refused.values()))}")
         found = answers(tested, names, question.design, question.margin, question.new_size)
+        for client, attributes in _attributes(next(iter(runs.values())), tested).items():
+            found["sites"][client]["groups"] = by_group(tested[client], attributes, names, question.design)
         told = {"title": first.task.title, "task": question.task, "methods": list(question.methods)}
         more = {"new_size": question.new_size, "refused": refused, "own_models": kinds, **facts()}
         result = {**told, **found, **more}
@@ -185,6 +188,13 @@ def _tested(
         if not np.isfinite(one.risks).all():
             raise UserError(f"join: {client}: a model's risks are not finite; it has diverged")
     return tested, candidates, kinds, refused
+
+
+def _attributes(config: RunConfig, clients: Iterable[str]) -> dict[str, Mapping[str, Sequence[str]]]:
+    """Client -> attribute -> its patients' values, in the order in which they are tested."""
+    plain = build_parts(dataclasses.replace(config, fold=""), at_site=True).task
+    names = site_of_client(config, plain)
+    return {client: everyone(plain.site_data(names[client])).attributes for client in clients}
 
 
 def _event(parts: Parts) -> int:

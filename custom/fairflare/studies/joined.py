@@ -42,8 +42,9 @@ class Joined:
     def benefits(self) -> pandas.DataFrame:
         """A row per hospital and candidate: the benefit by the Brier score, above 0 where the candidate is better.
 
-        Columns: ``hospital``, ``candidate``, ``n``, ``benefit`` with ``own_low`` and ``own_high`` from its own patients alone, ``shrunken`` with ``low`` and ``high`` with the others' help (NaN below four hospitals),
-        ``p_harm``, ``verdict``, ``more_patients`` (NaN: no number helps).
+        Columns: ``hospital``, ``candidate``, ``n``, ``benefit`` with ``own_low`` and ``own_high`` from its own patients
+        alone, ``shrunken`` with ``low`` and ``high`` with the others' help, ``p_harm``, ``verdict``, ``more_patients``
+        (NaN: no number helps).
         """
         return self._table(
             {"hospital": site, "candidate": name, "n": row["n"], **found}
