@@ -49,7 +49,7 @@ def moved(parts: Parts, config: RunConfig, label: str, logits: Array, labels: Ar
         return {label: 0.0}
     found = {label: 0.0, label + INTERCEPT: fitted(logits, labels).intercept}
     tau, events = float(config.training["logit_tau"]), float(labels.sum())
-    if tau:
+    if tau and not parts.trainer.sums_only:  # an exact fit adjusts no logits
         found[label + SHARES] = tau * float(np.log(events / (len(labels) - events)))
     return found
 

@@ -31,7 +31,7 @@ from fairflare.studies.labels import folder_name
 from fairflare.studies.own_model import own_risks
 from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import run_once
-from fairflare.studies.study import Study, config_of, facts, require_same_data
+from fairflare.studies.study import SHARED, Study, config_of, facts
 from fairflare.tasks.folds import FEWEST, dealt, everyone, untestable
 
 Json = dict[str, Any]
@@ -85,12 +85,20 @@ def asked(configs: Sequence[RunConfig], folds: int, repeats: int, margin: float,
     expected("folds", folds >= FEWEST, f"at least {FEWEST}", folds)
     expected("repeats", repeats >= 1, "at least 1", repeats)
     expected("no_harm", 0 <= margin <= 0.1, "a loss from 0 to 0.1", margin)
-    require_same_data([(config.method, config) for config in configs])
+    for config in configs:
+        fits = _data(config) == _data(first)
+        expected(f"join: {config.method}", fits, f"the data, sites and seed of {first.method}", "others")
     task, made = (
         f"{first.task}:{first.preset}",
         {c.method: dataclasses.replace(c, solo=False, trees=False) for c in configs},
     )
     return Question(tuple(labels), task, Design(folds, repeats), margin, new_size, first.seed, made=made)
+
+
+def _data(config: RunConfig) -> dict[str, Any]:
+    """What candidates have alike; a method may bring a network of its own."""
+    options = {key: value for key, value in config.options.items() if key != "model"}
+    return {"options": options, **{key: getattr(config, key) for key in ("task", "preset", "seed", *SHARED)}}
 
 
 def measure_join(

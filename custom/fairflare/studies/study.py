@@ -71,7 +71,7 @@ def arms(
         for seed in seeds:
             config = config_of(label, task, seed, choices, draw=not fixed_data)
             found.append((f"{folder_name(label)}-seed{seed}", config))
-    require_same_data(found)
+    _require_same_data(found)
     return found if "headline" in " ".join((*shared, *labels)) else same_headline(found)
 
 
@@ -302,7 +302,7 @@ def data_seed_of(seed: int) -> int:
     return derive(seed, "data") % 10**9
 
 
-def require_same_data(found: Sequence[tuple[str, RunConfig]]) -> None:
+def _require_same_data(found: Sequence[tuple[str, RunConfig]]) -> None:
     """Raise UserError, before anything runs, where runs of one seed differ in more than the method and its training."""
     first: dict[int, tuple[str, RunConfig]] = {}
     for name, config in found:
