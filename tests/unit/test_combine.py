@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from fairflare.functional.decision import Design
 from fairflare.inference.mix import MIX, NUMBERS, Member, Mix, Trees, monitored, open_mix, open_model
 from fairflare.report.join import OutOfFold
 from fairflare.studies.groups import by_group
+from fairflare.studies.join import OneSplit, Question
+from fairflare.studies.join_cost import fewer, within
 from fairflare.studies.own_model import as_module, own_model
 
 LABELS = ["fedavg", "fedavg + intercept", "fedavg + class shares", "glm", "glm + intercept"]
@@ -158,7 +161,9 @@ def test_the_own_model_is_stored_as_numbers(boosted):
     assert isinstance(made, Trees) == boosted
     new = torch.from_numpy(rng.normal(size=(500, 3)).astype(np.float32))
     assert np.allclose(torch.sigmoid(made(new)), model.predict_proba(new.double().numpy())[:, 1], atol=1e-12)
-    mix = torch.jit.trace(Mix({"own": made}, [Member("own", "own", 1.0)], 1), new[:2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch advises another format
+        mix = torch.jit.trace(Mix({"own": made}, [Member("own", "own", 1.0)], 1), new[:2])
     assert torch.allclose(mix(new).softmax(1)[:, 1], torch.sigmoid(made(new)), atol=1e-12)
 
 
@@ -169,6 +174,16 @@ def test_a_group_is_told_only_where_none_of_its_attribute_is_small():
     found = by_group(tested, {"large": large, "small": small, "one": ["a"] * 200}, ["fedavg"], Design(2, 1))
     assert list(found) == ["large=unknown", "large=a", "large=b"]
     assert found["large=a"]["n"] == 100 and {*found["large=a"]["candidates"]["fedavg"]} == {"benefit", "low", "high"}
+
+
+def test_a_budget_takes_repetitions_then_folds_and_never_patients(joined):
+    assert [(one.folds, one.repeats) for one in fewer(Design(4, 2))] == [(4, 2), (4, 1), (3, 1), (2, 1)]
+    assert fewer(OneSplit(3, 1)) == [OneSplit(3, 1)] and OneSplit(3, 1).factor == 1.5
+    folder, choices = joined[2] / "join", {"rounds": 2, "values": {"logit_tau": 1}}
+    question = Question(("fedavg", "glm"), "heart:full", Design(3, 2), choices=choices)
+    assert within(question, folder, 1e4) == question, "finished runs say how long one takes"
+    with pytest.raises(UserError, match="--budget: expected at least"):
+        within(question, folder, 1e-4)
 
 
 def test_federations_of_other_data_or_one_name_are_no_candidates():

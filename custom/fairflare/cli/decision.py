@@ -32,6 +32,13 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option(
     "--repeats", type=click.IntRange(1, 20), default=3, show_default=True, metavar="R", help="Deals of folds."
 )
+@click.option("--one-split", is_flag=True, help="Test one fold of K alone, for large images: wide intervals.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(0, min_open=True),
+    metavar="MINUTES",
+    help="For the trainings: fewer repetitions, then fewer folds.",
+)
 @click.option(
     "--no-harm",
     "margin",
@@ -57,6 +64,8 @@ def join(
     choices: dict[str, Any],
     folds: int,
     repeats: int,
+    one_split: bool,
+    budget: float | None,
     margin: float,
     new_size: int,
     seed: int,
@@ -72,10 +81,15 @@ def join(
     """
     from fairflare.cli import console
     from fairflare.functional.decision import Design
-    from fairflare.studies.join import Question, measure_join, sentences
+    from fairflare.studies.join import OneSplit, Question, measure_join, sentences
 
-    question = Question(methods, task, Design(folds, repeats), margin, new_size, seed, choices)
+    design = OneSplit(folds, 1) if one_split else Design(folds, repeats)
+    question = Question(methods, task, design, margin, new_size, seed, choices)
     folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": methods}, "join")
+    if budget is not None:
+        from fairflare.studies.join_cost import within
+
+        question = within(question, folder, budget, **how)
     found = measure_join(question, folder, **how)
     if as_json:
         console.dump(found)

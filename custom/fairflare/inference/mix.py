@@ -33,7 +33,7 @@ from fairflare.trainers.base import Trainer
 
 MIX, NUMBERS, FORMAT = "mix.json", "mix.safetensors", 1
 OWN, MIXED = "own", "mix"
-REGRESSION, TREES, NETWORK = "regression", "trees", "network"
+REGRESSION, TREES = "regression", "trees"
 SURE = 1e-9
 """Risks lie within [this, 1 - this], so that a logit is finite."""
 MOST_MEMBERS, MOST_DEPTH, MOST_NODES = 100, 64, 1_000_000
@@ -150,8 +150,7 @@ class Made:
     Attributes:
         site: whose it is.
         runs: source -> content of ``config.json`` of the run that its network is from.
-        own: how the own model is built: {"kind": "regression", "features": F} or {"kind": "trees", ...}; {"kind":
-            "network"} where it is a network, whose run is ``runs["own"]``.
+        own: how the own model is built: {"kind": "regression", "features": F}, or "trees" with trees, nodes and depth.
         members: see ``Member``.
         network: all of them.
         inputs: what the site keeps of its training inputs.
@@ -308,16 +307,14 @@ def _members(content: Any) -> list[Member]:
 
 
 def _own(content: Any, features: int) -> dict[str, nn.Module]:
-    """The own model, empty, where it is no network of a run."""
+    """The own model, still empty."""
     shape = dict(content) if isinstance(content, dict) else {}
     kind, sizes = shape.pop("kind", None), shape
     fits = all(type(value) is int and 0 < value <= MOST_NODES for value in sizes.values())
-    if kind == NETWORK and not sizes:
-        return {}
     if fits and kind == REGRESSION and sizes == {"features": features}:
         return {OWN: Regression(features)}
     names = {"trees", "nodes", "depth"}
     fits = fits and kind == TREES and set(sizes) == names and sizes["depth"] <= MOST_DEPTH
     if fits and sizes["trees"] * sizes["nodes"] <= MOST_NODES:
         return {OWN: Trees(**sizes)}
-    raise UserError(f"{MIX}: own: expected regression, trees or network, got {shown(content)}")
+    raise UserError(f"{MIX}: own: expected regression or trees of the task's features, got {shown(content)}")

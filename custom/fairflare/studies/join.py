@@ -38,6 +38,15 @@ Json = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
+class OneSplit(Design):
+    """One fold of K is tested, once; K / (K - 1) is Nadeau and Bengio's factor for one split."""
+
+    @property
+    def factor(self) -> float:
+        return self.folds / (self.folds - 1)
+
+
+@dataclasses.dataclass(frozen=True)
 class Question:
     """What is asked.
 
@@ -64,17 +73,23 @@ class Question:
     def runs(self) -> dict[str, RunConfig]:
         """Folder name -> run, for every method, deal and fold."""
         found = {}
-        for label in self.methods:
-            config = self.made.get(label) or config_of(label, self.task, self.seed, self.choices, draw=False)
+        for label, config in self.each().items():
             for deal, number in self._folds():
                 fold = f"{number}/{self.design.folds}/{deal}"
                 found[self.name(label, deal, number)] = dataclasses.replace(config, fold=fold)
         return found
 
+    def each(self) -> dict[str, RunConfig]:
+        """Method -> its run, without a fold."""
+        choices = (self.task, self.seed, self.choices)
+        return {label: self.made.get(label) or config_of(label, *choices, draw=False) for label in self.methods}
+
     def name(self, label: str, deal: int, fold: int) -> str:
         return f"{folder_name(label)}-fold{fold}of{self.design.folds}-deal{deal}"
 
     def _folds(self) -> list[tuple[int, int]]:
+        if isinstance(self.design, OneSplit):
+            return [(0, 0)]
         return [(deal, fold) for deal in range(self.design.repeats) for fold in range(self.design.folds)]
 
 
@@ -123,24 +138,30 @@ def measure_join(
     runs = question.runs()
     first = build_parts(next(iter(runs.values())), at_site=True)
     _check(first, question, runs)
-    sites = list(first.task.sites())
+    sites, candidates = list(first.task.sites()), f"{len(question.methods)} candidate methods"
     display.note(
-        f"{len(runs)} federated trainings ({len(question.methods)} candidate methods, {question.design.folds} folds, "
-        f"{question.design.repeats} repetitions) and as many own models at each of {len(sites)} sites"
+        f"{len(runs)} federated trainings ({candidates}, {_in_words(question.design)}) and as many own models at each "
+        f"of {len(sites)} sites"
     )
     with Study(runs).finished(folder, partial(run_once, force=force), workers=workers):
         tested, names, kinds, refused = _tested(question, runs, folder)
         if not tested:
             raise UserError(f"join: no site has patients enough: {next(iter(refused.values()))}")
         found = answers(tested, names, question.design, question.margin, question.new_size)
-        for client, attributes in _attributes(next(iter(runs.values())), tested).items():
+        split = isinstance(question.design, OneSplit)  # of few patients, so that no group is told
+        for client, attributes in _attributes(next(iter(runs.values())), () if split else tested).items():
             found["sites"][client]["groups"] = by_group(tested[client], attributes, names, question.design)
         told = {"title": first.task.title, "task": question.task, "methods": list(question.methods)}
-        more = {"new_size": question.new_size, "refused": refused, "own_models": kinds, **facts()}
+        more = {"new_size": question.new_size, "one_split": split, "refused": refused, "own_models": kinds, **facts()}
         result = {**told, **found, **more}
         save_json(folder / JOIN, result)
         save_text(folder / JOIN_PAGE, page(result))
     return result
+
+
+def _in_words(design: Design) -> str:
+    one = isinstance(design, OneSplit)
+    return f"one fold of {design.folds}" if one else f"{design.folds} folds, {design.repeats} repetitions"
 
 
 def _check(parts: Parts, question: Question, runs: Mapping[str, RunConfig]) -> None:
@@ -186,12 +207,14 @@ def _tested(
                     whole = risks[client].setdefault(candidate, np.full((design.repeats, len(labels[client])), np.nan))
                     whole[deal, place[client][deal] == fold] = values
     candidates = [name for name in next(iter(risks.values()), {}) if name != OWN]
-    tested = {
-        client: OutOfFold(
-            (labels[client] == event).astype(np.float64), np.stack([found[name] for name in (OWN, *candidates)])
-        )
-        for client, found in risks.items()
-    }
+    tested = {}
+    for client, found in risks.items():
+        rows = place[client][0] == 0 if isinstance(design, OneSplit) else np.full(len(labels[client]), True)
+        if why := untestable(labels[client][rows]):
+            refused[client] = f"{why} in the split that is tested"
+            continue
+        all_risks = np.stack([found[name][:, rows] for name in (OWN, *candidates)])
+        tested[client] = OutOfFold((labels[client][rows] == event).astype(np.float64), all_risks)
     for client, one in tested.items():
         if not np.isfinite(one.risks).all():
             raise UserError(f"join: {client}: a model's risks are not finite; it has diverged")
