@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,11 @@ from fairflare.functional.recalibration import fitted
 from fairflare.inference.loaded_run import open_run
 
 INTERCEPT, SHARES = " + intercept", " + class shares"
+
+
+def on_fold(config: RunConfig, fold: str) -> RunConfig:
+    """The run on a fold, or on ``folds.ALL`` patients, where a site that tests none is no error."""
+    return dataclasses.replace(config, fold=fold, accept=sorted({*config.accept, "empty_split"}))
 
 
 def model_for(parts: Parts, folder: Path, client: str) -> StateDict:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import SITE, expected
@@ -21,12 +22,12 @@ from fairflare.engine.files import CONFIG, is_there, read_json
 from fairflare.engine.memory import inputs_file
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.local import SITES
-from fairflare.engine.setup.parts import Parts, build_parts
+from fairflare.engine.setup.parts import Parts, build_parts, without_folders
 from fairflare.engine.state import save_json
 from fairflare.inference.atomic_output import MARK, check, whole_folder
 from fairflare.inference.mix import OWN, Made, Member, Mix, check_mixable, event_index, save_mix
 from fairflare.studies import display
-from fairflare.studies.candidates import logits_of, model_for, moved
+from fairflare.studies.candidates import logits_of, model_for, moved, on_fold
 from fairflare.studies.folders import JOIN
 from fairflare.studies.labels import folder_name
 from fairflare.studies.own_model import as_module, own_model
@@ -103,7 +104,7 @@ def deployed_runs(folder: Path, found: Mapping[str, Any]) -> dict[str, RunConfig
     runs = {}
     for label in used:
         fold = folder / f"{folder_name(label)}-fold0of{found['folds']}-deal0"
-        runs[label] = dataclasses.replace(RunConfig.from_json(read_json(fold / CONFIG)), fold=ALL)
+        runs[label] = on_fold(RunConfig.from_json(read_json(fold / CONFIG)), ALL)
     return runs
 
 
@@ -130,10 +131,11 @@ def mix_of(client: str, found: Mapping[str, Any], trained: Mapping[str, Trained]
     x, y = np.asarray(whole.inputs, dtype=np.float64), (whole.labels.numpy() == event).astype(np.float64)
     model, kind = own_model(x, y)
     own = as_module(model, kind, x)
-    members, networks, runs = [Member(OWN, OWN, 1.0 - share)], {OWN: own}, {}
+    members, runs = [Member(OWN, OWN, 1.0 - share)], {}
+    networks: dict[str, nn.Module] = {OWN: own}
     for label, one in trained.items():
-        described = {**read_json(one.folder / CONFIG), "fold": ""}
-        runs[label] = described
+        described = read_json(one.folder / CONFIG)
+        runs[label] = {**described, "fold": "", "options": without_folders(described["options"])}
         state = model_for(one.parts, one.folder, client)
         fit, labels = logits_of(one.parts, one.config, state, data, "train", event)
         for name, by in moved(one.parts, one.config, label, fit, labels).items():

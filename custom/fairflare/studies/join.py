@@ -24,7 +24,7 @@ from fairflare.engine.state import save_json, save_text
 from fairflare.functional.decision import Array, Design
 from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.studies import display
-from fairflare.studies.candidates import logits_of, model_for, moved
+from fairflare.studies.candidates import logits_of, model_for, moved, on_fold
 from fairflare.studies.folders import JOIN, JOIN_PAGE
 from fairflare.studies.groups import by_group
 from fairflare.studies.labels import folder_name
@@ -76,7 +76,7 @@ class Question:
         for label, config in self.each().items():
             for deal, number in self._folds():
                 fold = f"{number}/{self.design.folds}/{deal}"
-                found[self.name(label, deal, number)] = dataclasses.replace(config, fold=fold)
+                found[self.name(label, deal, number)] = on_fold(config, fold)
         return found
 
     def each(self) -> dict[str, RunConfig]:

@@ -13,6 +13,7 @@ from fairflare.engine import audit
 from fairflare.engine.files import AUDIT
 from fairflare.functional.decision import Design
 from fairflare.studies import display
+from fairflare.studies.candidates import on_fold
 from fairflare.studies.join import OneSplit, Question
 from fairflare.studies.labels import folder_name
 from fairflare.studies.parallel import Workers, budget
@@ -39,10 +40,7 @@ def within(
     Raises:
         UserError: there is no time for one repetition of two folds.
     """
-    runs = {
-        f"{folder_name(label)}-{ALL}": dataclasses.replace(config, fold=ALL)
-        for label, config in question.each().items()
-    }
+    runs = {f"{folder_name(label)}-{ALL}": on_fold(config, ALL) for label, config in question.each().items()}
     with Study(runs).finished(folder, partial(run_once, force=force), workers=workers):
         each = sum(seconds_of(folder / name) for name in runs)
     found = budget(workers, "local", question.runs())
