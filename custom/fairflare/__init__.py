@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fairflare.api import Federation as Federation
+    from fairflare.api import join as join
+    from fairflare.studies.joined import Joined as Joined
     from fairflare.studies.parallel import Cluster as Cluster
     from fairflare.studies.study import Study as Study
 
 __version__ = "0.2.0"
-__all__ = ["Cluster", "Federation", "Study", "__version__"]
+__all__ = ["Cluster", "Federation", "Joined", "Study", "__version__", "join"]
 _HOMES = {
     "Cluster": "fairflare.studies.parallel",
     "Federation": "fairflare.api",
+    "Joined": "fairflare.studies.joined",
     "Study": "fairflare.studies.study",
+    "join": "fairflare.api",
 }
 """Name -> its module, which is imported when the name is first used: a job's processes and ``--help`` do without."""
 

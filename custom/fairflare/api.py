@@ -31,6 +31,8 @@ from fairflare.studies.runs import as_before, default_folder, execute_deployed, 
 if TYPE_CHECKING:
     import pandas
 
+    from fairflare.studies.joined import Joined
+
 Settings = Mapping[str, Any]
 Paths = str | os.PathLike[str]
 
@@ -243,6 +245,43 @@ class Federation:
         made.attrs["unlike"] = list(found.unlike)
         return made
 
+    def join(
+        self,
+        *others: Federation,
+        folds: int = 5,
+        repeats: int = 3,
+        no_harm: float = 0.002,
+        new_size: int = 100,
+        out: Paths | None = None,
+        workers: int | None = 1,
+        force: bool = False,
+        progress: bool = True,
+    ) -> Joined:
+        """Whether each hospital gains by this federation or one of ``others``, see ``fairflare join`` (docs/join.md).
+
+        Args:
+            others: further candidates, on the same task and data.
+            folds: K; every patient is tested by models of the other K - 1.
+            repeats: deals of folds.
+            no_harm: what a mix of models may lose with probability .05 at most; 0: strict.
+            new_size: patients of a hospital that is not in yet.
+            out: the folder, whose finished runs are reused; by default one below ``runs``.
+            workers: processes that compute side by side.
+            force: makes all runs again.
+            progress: shows how far they are on stderr.
+
+        Raises:
+            UserError: methods of one name, or of different data; a task that cannot be asked.
+        """
+        from fairflare.studies.join import asked, measure_join
+        from fairflare.studies.joined import Joined
+
+        question = asked([one.config for one in (self, *others)], folds, repeats, no_harm, new_size)
+        folder = Path(out) if out is not None else Path(f"{default_folder(self.config)}-join")
+        with as_before(self._named), contextlib.nullcontext() if progress else display.silent():
+            found = measure_join(question, folder, force=force, workers=workers)
+        return Joined(folder, found)
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The final model's entries, on the CPU."""
         found: dict[str, torch.Tensor] = read_tensors(self._finished / MODEL)
@@ -255,6 +294,24 @@ class Federation:
 
     def __repr__(self) -> str:
         return f"<Federation: {title(self.config)}; {self.folder or 'not run'}>"
+
+
+def join(methods: str | Sequence[str], task: str | None = None, **options: Any) -> Joined:
+    """Whether each hospital gains by joining, and with which method's model: ``fairflare join`` from Python.
+
+    Args:
+        methods: ids of candidates.
+        task: of two classes; None: your own data in ``datalists``.
+        options: those of ``Federation`` for all methods, and those of ``Federation.join``.
+    """
+    names = [methods] if isinstance(methods, str) else list(methods)
+    expected("join", bool(names), "methods", names)
+    how = {key: options.pop(key) for key in JOIN_OPTIONS if key in options}
+    first, *others = (Federation(name, task, **options) for name in names)
+    return first.join(*others, **how)
+
+
+JOIN_OPTIONS = ("folds", "repeats", "no_harm", "new_size", "out", "workers", "force", "progress")
 
 
 def _command(kept: list[dict[str, Any]]) -> click.Command:

@@ -32,6 +32,13 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option(
     "--repeats", type=click.IntRange(1, 20), default=3, show_default=True, metavar="R", help="Deals of folds."
 )
+@click.option("--one-split", is_flag=True, help="Test one fold of K alone, for large images: wide intervals.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(0, min_open=True),
+    metavar="MINUTES",
+    help="For the trainings: fewer repetitions, then fewer folds.",
+)
 @click.option(
     "--no-harm",
     "margin",
@@ -57,6 +64,8 @@ def join(
     choices: dict[str, Any],
     folds: int,
     repeats: int,
+    one_split: bool,
+    budget: float | None,
     margin: float,
     new_size: int,
     seed: int,
@@ -72,10 +81,15 @@ def join(
     """
     from fairflare.cli import console
     from fairflare.functional.decision import Design
-    from fairflare.studies.join import Question, measure_join, sentences
+    from fairflare.studies.join import OneSplit, Question, measure_join, sentences
 
-    question = Question(methods, task, Design(folds, repeats), margin, new_size, seed, choices)
+    design = OneSplit(folds, 1) if one_split else Design(folds, repeats)
+    question = Question(methods, task, design, margin, new_size, seed, choices)
     folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": methods}, "join")
+    if budget is not None:
+        from fairflare.studies.join_cost import within
+
+        question = within(question, folder, budget, **how)
     found = measure_join(question, folder, **how)
     if as_json:
         console.dump(found)
@@ -109,28 +123,71 @@ def sheet(folder: Path, sites: tuple[str, ...], language: str, as_json: bool) ->
 
 
 @click.command()
-@click.argument("table", type=PATH)
+@click.argument("folder", type=PATH, metavar="JOIN_FOLDER")
+@grid_options
+def combine(folder: Path, out: Path | None, as_json: bool, **how: Any) -> None:
+    """Write for every hospital of a finished join its own model mixed with the candidates, as join found it safe.
+
+    The candidates and the own models are trained once more, on all patients. DIR/HOSPITAL is a model that `predict`,
+    `evaluate`, `export-model` and `monitor` take. docs/join.md
+    """
+    from fairflare.studies.combine import combine
+
+    place = out or Path(f"{folder.resolve().name}-mixes")
+    told(combine(folder, place, **how), place, as_json)
+
+
+def told(weights: dict[str, dict[str, float]], folder: Path, as_json: bool) -> None:
+    """Every hospital's weights."""
+    from fairflare.cli import console
+
+    if as_json:
+        console.dump({"folder": str(folder), "weights": weights})
+        return
+    for site, members in weights.items():
+        console.say(f"{site}: " + ", ".join(f"{weight:.0%} {name}" for name, weight in members.items()))
+    console.say(f"a model for each hospital: {folder}")
+
+
+@click.command()
+@click.argument("places", type=PATH, nargs=-1, required=True, metavar="[MIX] TABLE")
 @click.option(
     "--state", type=PATH, metavar="FILE", help="Where the sums are kept; TABLE with .monitor.json by default."
 )
 @click.option("--margin", type=float, metavar="LOSS", help="A loss (Brier score) that does not matter; 0.01 at first.")
-@click.option("--outcome", default="outcome", show_default=True, metavar="COLUMN", help="0 or 1.")
-@click.option("--own", default="own", show_default=True, metavar="COLUMN", help="The risk by the hospital's own model.")
-@click.option("--used", default="used", show_default=True, metavar="COLUMN", help="The risk by the model in use.")
+@click.option("--outcome", metavar="COLUMN", help="0 or 1; outcome by default, with a MIX the label of its task.")
+@click.option("--own", metavar="COLUMN", help="The risk by the hospital's own model; own by default.")
+@click.option("--used", metavar="COLUMN", help="The risk by the model in use; used by default.")
 @as_json
 def monitor(
-    table: Path, state: Path | None, margin: float | None, outcome: str, own: str, used: str, as_json: bool
+    places: tuple[Path, ...],
+    state: Path | None,
+    margin: float | None,
+    outcome: str | None,
+    own: str | None,
+    used: str | None,
+    as_json: bool,
 ) -> None:
     """Say whether the model in use is still no worse than the hospital's own, as outcomes become known.
 
-    TABLE holds a row per patient in the order in which outcomes became known; rows are added at its end. However often
-    it is looked at, at most 5 % of the hospitals are told something false. docs/join.md
+    TABLE holds a row per patient in the order in which outcomes became known; rows are added at its end. With a MIX,
+    the folder that `combine` wrote for the hospital, it holds what the model takes, and the label; without one it holds
+    both models' risks. However often it is looked at, at most 5 % of the hospitals are told something false.
+    docs/join.md
     """
     from fairflare.cli import console
-    from fairflare.inference.monitor import watch
+    from fairflare.inference.monitor import counted, watch
 
+    *mixes, table = places
     kept = state or table.with_name(f"{table.stem}.monitor.json")
-    found, new = watch(table, kept, margin, (outcome, own, used))
+    if not mixes:
+        found, new = watch(table, kept, margin, (outcome or "outcome", own or "own", used or "used"))
+    else:
+        from fairflare.inference.mix import monitored
+
+        if own or used or len(mixes) > 1:
+            raise click.UsageError("expected MIX and TABLE alone: a MIX computes both risks by itself")
+        found, new = counted(monitored(mixes[0], table, outcome or ""), kept, margin)
     if as_json:
         console.dump({**found.summary(), "new": new, "state": str(kept)})
         return

@@ -25,6 +25,7 @@ MISTAKES |= {errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.EPERM, errno.EROFS}
 """Refusals of the system that another argument would not meet; a full disk, say, is a failed run."""
 COMMANDS = {
     "after": "folders",
+    "combine": "decision",
     "compare": "studies",
     "contribution": "studies",
     "convert": "folders",

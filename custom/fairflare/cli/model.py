@@ -70,7 +70,7 @@ def predict(
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import check, whole_folder
     from fairflare.inference.baseline_hazard import with_baseline
-    from fairflare.inference.loaded_run import open_run
+    from fairflare.inference.mix import open_model
     from fairflare.inference.predict import about, predict
     from fairflare.report.values import plural
     from fairflare.studies import display
@@ -78,7 +78,7 @@ def predict(
     user_code.use(code)
     folder = out or Path(f"{run.resolve().name}-predictions")
     check(folder, "predictions", force)
-    opened = with_baseline(open_run(run, **how), baseline)
+    opened = with_baseline(open_model(run, **how), baseline)
     with whole_folder(folder, "predictions", force=force) as scratch, display.busy("predicting"):
         found = predict(opened, inputs, scratch)
     for line in found.unlike:
@@ -159,14 +159,14 @@ def evaluate(
     from fairflare.inference.external import ALL, Asked
     from fairflare.inference.external import evaluate as evaluated
     from fairflare.inference.hospitals import hospitals, refuse_trained
-    from fairflare.inference.loaded_run import open_run
+    from fairflare.inference.mix import MIXED, open_model
     from fairflare.studies import display
     from fairflare.studies.folders import EVALUATION
 
     user_code.use(code)
     with display.busy("reading the run"):
-        opened = open_run(run, site, which=which, site_files=None if own else site_files, plain=True)
-        other = open_run(own, own_site, site_files=site_files, plain=True) if own else None
+        opened = open_model(run, site, which=which, site_files=None if own else site_files, plain=True)
+        other = open_model(own, own_site, site_files=site_files, plain=True) if own else None
     everything = asked["split"] == ALL
     if job or env != "local":
         choices = {"name": name, "site": site, "split": not everything, "label": asked["label"]}
@@ -183,6 +183,8 @@ def evaluate(
     found = hospitals(opened, data, name)
     if everything:
         refuse_trained(opened, found)
+    elif opened.whose == MIXED:
+        raise UserError("--split: expected all of new patients; a mix was trained on all that its hospitals had")
     folder = out or run / f"{EVALUATION}{name or (next(iter(found)) if len(found) == 1 else data.resolve().name)}"
     with whole_folder(folder, "evaluation", force=force) as scratch, display.busy("evaluating"):
         content, remarks = evaluated(opened, found, Asked(**asked, own=other))
@@ -256,14 +258,14 @@ def export_model(
     from fairflare.inference.atomic_output import check, whole_folder
     from fairflare.inference.baseline_hazard import with_baseline
     from fairflare.inference.export import export_model
-    from fairflare.inference.loaded_run import open_run
+    from fairflare.inference.mix import open_model
     from fairflare.inference.predict import about
     from fairflare.studies import display
 
     user_code.use(code)
     folder = out or Path(f"{run.resolve().name}-{form}")
     check(folder, "model", force)
-    opened = with_baseline(open_run(run, **how), baseline)
+    opened = with_baseline(open_model(run, **how), baseline)
     with whole_folder(folder, "model", force=force) as scratch, display.busy(f"writing {form}"):
         remarks = export_model(opened, form, scratch)
     for line in remarks:

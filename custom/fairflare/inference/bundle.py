@@ -20,6 +20,7 @@ from fairflare.engine.files import CONFIG, is_file, read_json
 from fairflare.engine.state import save_json, save_text, write_atomically
 from fairflare.inference.deployable_model import WholeModel, threshold_of
 from fairflare.inference.loaded_run import Opened
+from fairflare.inference.mix import MIXED
 from fairflare.report import REPORT
 
 WARNING = "**Not a medical device.** A research model. Nobody has shown that its predictions are safe to act on."
@@ -27,7 +28,7 @@ WARNING = "**Not a medical device.** A research model. Nobody has shown that its
 
 def card(opened: Opened, how: Sequence[str], inputs: str, outputs: str, remarks: Sequence[str]) -> str:
     """Markdown: task, data, method, results as reported, inputs and outputs, limits."""
-    about, described = opened.about, read_json(opened.folder / CONFIG)
+    about = opened.about
     report = read_json(opened.folder / REPORT) if is_file(opened.folder / REPORT) else {}
     whose = "shared by all sites" if opened.whose == "shared" else f"{opened.site}'s own ({opened.whose})"
     parts = [
@@ -37,7 +38,7 @@ def card(opened: Opened, how: Sequence[str], inputs: str, outputs: str, remarks:
         _listed(
             {
                 "Classes or structures": ", ".join(map(_text, about.get("classes", ()))),
-                "Method": f"{_text(described.get('title'))} ({_text(described.get('paper'))})",
+                "Method": _text(_method(opened)),
                 "Trained": f"{opened.finished} rounds over {len(about['sites'])} sites",
                 "Which": f"{whose}; SHA-256 of the entries {opened.model_sha256}",
                 "Inputs": inputs,
@@ -56,6 +57,13 @@ def card(opened: Opened, how: Sequence[str], inputs: str, outputs: str, remarks:
         _limits(opened),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _method(opened: Opened) -> str:
+    if opened.whose == MIXED:
+        return "; ".join(opened.remarks)
+    described = read_json(opened.folder / CONFIG)
+    return f"{described.get('title')} ({described.get('paper')})"
 
 
 def _results(opened: Opened, report: Mapping[str, Any]) -> str:

@@ -185,8 +185,7 @@ def evaluate(opened: Opened, hospitals: Mapping[str, SiteConfig], asked: Asked) 
     config = evaluation_of(
         opened.config, opened.task, list(hospitals), group_by=asked.group_by, min_count=asked.min_count
     )
-    parts = build_parts(config, at_site=True)
-    parts.network.load_state_dict(opened.network.state_dict())
+    parts = dataclasses.replace(build_parts(config, at_site=True), network=opened.network)
     answers, beside, remarks = dict[str, Json](), dict[str, Json](), [*opened.remarks]
     table = opened.task.table_inputs()
     if table is not None and table.fixed is None and opened.scaling is None and asked.split == ALL:

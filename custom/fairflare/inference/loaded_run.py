@@ -122,7 +122,7 @@ def open_run(
     model, whose = _model_of(parts, site, shared, {} if best else standing.models, place, best)
     if not site and parts.counts_own:
         remarks.append("the run's results are those of the sites' own models: --site NAME uses one")
-    _fit(parts.network, model)
+    fit_network(parts.network, model)
     sha256 = model_hash(model)
     adjustment = None
     if not plain:
@@ -151,7 +151,7 @@ def _model_of(
     return shared, "shared"
 
 
-def _fit(network: nn.Module, model: StateDict) -> None:
+def fit_network(network: nn.Module, model: StateDict) -> None:
     """Load ``model``, whose entries must be the network's in name, shape and kind."""
     own = network.state_dict()
     for name in sorted({*own, *model}):

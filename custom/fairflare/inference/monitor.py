@@ -111,13 +111,21 @@ class Monitor:
 
 
 def watch(table: Path, state: Path, margin: float | None, columns: Sequence[str]) -> tuple[Monitor, int]:
-    """Count a table's new patients, keep the state, and return it with their number.
+    """Count a table's new patients, see ``counted``.
 
     Args:
         table: CSV, Excel or Parquet.
+        columns: names of the outcome, the own model's risk and the risk of the model in use.
+    """
+    return counted(patients_of(table, columns), state, margin)
+
+
+def counted(patients: Sequence[Patient], state: Path, margin: float | None) -> tuple[Monitor, int]:
+    """Count the new ones of all ``patients`` so far, keep the state, and return it with their number.
+
+    Args:
         state: JSON file; begun where there is none.
         margin: None: that of the state, or 0.01.
-        columns: names of the outcome, the own model's risk and the risk of the model in use.
 
     Raises:
         UserError: something in a file is not as expected.
@@ -125,7 +133,7 @@ def watch(table: Path, state: Path, margin: float | None, columns: Sequence[str]
     known = Monitor.from_json(read_json(state)) if is_there(state) else Monitor(0.01 if margin is None else margin)
     if margin is not None and margin != known.margin:
         raise UserError(f"--margin: expected {known.margin:g}, with which {state.name} was begun, got {margin:g}")
-    new = known.see(patients_of(table, columns))
+    new = known.see(patients)
     save_json(state, known.to_json())
     return known, new
 

@@ -8,7 +8,7 @@ answer of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,30 +16,36 @@ from typing import Any
 import numpy as np
 
 from fairflare.core.errors import UserError
-from fairflare.core.execution import default_device
+from fairflare.core.validation import expected
 from fairflare.data.tensors import TensorData
-from fairflare.engine.evaluation import predict
-from fairflare.engine.files import MODEL, read_model
-from fairflare.engine.memory import personal_file
 from fairflare.engine.setup.config import RunConfig, site_of_client
-from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.functional.decision import Array, Design
 from fairflare.functional.reasons import Models, explained
-from fairflare.functional.recalibration import Line, fitted
 from fairflare.report.join import INTERCEPT, OWN, OutOfFold, answers, page
 from fairflare.studies import display
+from fairflare.studies.candidates import logits_of, model_for, moved, on_fold
 from fairflare.studies.folders import JOIN, JOIN_PAGE
+from fairflare.studies.groups import by_group
 from fairflare.studies.labels import folder_name, split_method
 from fairflare.studies.own_model import own_risks
 from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import run_once
 from fairflare.studies.sheets import write_sheets
-from fairflare.studies.study import Study, config_of, facts
-from fairflare.tasks.folds import dealt, everyone, untestable
+from fairflare.studies.study import SHARED, Study, config_of, facts
+from fairflare.tasks.folds import FEWEST, dealt, everyone, untestable
 
 Json = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class OneSplit(Design):
+    """One fold of K is tested, once; K / (K - 1) is Nadeau and Bengio's factor for one split."""
+
+    @property
+    def factor(self) -> float:
+        return self.folds / (self.folds - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +60,7 @@ class Question:
         new_size: patients of a hospital that is not in yet.
         seed: of the runs.
         choices: rounds, sites and values of ``make_config``.
+        made: method -> its run, where that is made already.
     """
 
     methods: tuple[str, ...]
@@ -63,22 +70,52 @@ class Question:
     new_size: int = 100
     seed: int = 0
     choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    made: Mapping[str, RunConfig] = dataclasses.field(default_factory=dict)
 
     def runs(self) -> dict[str, RunConfig]:
         """Folder name -> run, for every method, deal and fold."""
         found = {}
-        for label in self.methods:
-            config = config_of(label, self.task, self.seed, self.choices, draw=False)
+        for label, config in self.each().items():
             for deal, number in self._folds():
                 fold = f"{number}/{self.design.folds}/{deal}"
-                found[self.name(label, deal, number)] = dataclasses.replace(config, fold=fold)
+                found[self.name(label, deal, number)] = on_fold(config, fold)
         return found
+
+    def each(self) -> dict[str, RunConfig]:
+        """Method -> its run, without a fold."""
+        choices = (self.task, self.seed, self.choices)
+        return {label: self.made.get(label) or config_of(label, *choices, draw=False) for label in self.methods}
 
     def name(self, label: str, deal: int, fold: int) -> str:
         return f"{folder_name(label)}-fold{fold}of{self.design.folds}-deal{deal}"
 
     def _folds(self) -> list[tuple[int, int]]:
+        if isinstance(self.design, OneSplit):
+            return [(0, 0)]
         return [(deal, fold) for deal in range(self.design.repeats) for fold in range(self.design.folds)]
+
+
+def asked(configs: Sequence[RunConfig], folds: int, repeats: int, margin: float, new_size: int) -> Question:
+    """The question whether to join one of these runs, which share their data; raises UserError."""
+    labels, first = [config.method for config in configs], configs[0]
+    expected("join", len(set(labels)) == len(labels), "methods of different names", ", ".join(labels))
+    expected("folds", folds >= FEWEST, f"at least {FEWEST}", folds)
+    expected("repeats", repeats >= 1, "at least 1", repeats)
+    expected("no_harm", 0 <= margin <= 0.1, "a loss from 0 to 0.1", margin)
+    for config in configs:
+        fits = _data(config) == _data(first)
+        expected(f"join: {config.method}", fits, f"the data, sites and seed of {first.method}", "others")
+    task, made = (
+        f"{first.task}:{first.preset}",
+        {c.method: dataclasses.replace(c, solo=False, trees=False) for c in configs},
+    )
+    return Question(tuple(labels), task, Design(folds, repeats), margin, new_size, first.seed, made=made)
+
+
+def _data(config: RunConfig) -> dict[str, Any]:
+    """What candidates have alike; a method may bring a network of its own."""
+    options = {key: value for key, value in config.options.items() if key != "model"}
+    return {"options": options, **{key: getattr(config, key) for key in ("task", "preset", "seed", *SHARED)}}
 
 
 def measure_join(
@@ -103,23 +140,31 @@ def measure_join(
     runs = question.runs()
     first = build_parts(next(iter(runs.values())), at_site=True)
     _check(first, question, runs)
-    sites = list(first.task.sites())
+    sites, candidates = list(first.task.sites()), f"{len(question.methods)} candidate methods"
     display.note(
-        f"{len(runs)} federated trainings ({len(question.methods)} candidate methods, {question.design.folds} folds, "
-        f"{question.design.repeats} repetitions) and as many own models at each of {len(sites)} sites"
+        f"{len(runs)} federated trainings ({candidates}, {_in_words(question.design)}) and as many own models at each "
+        f"of {len(sites)} sites"
     )
     with Study(runs).finished(folder, partial(run_once, force=force), workers=workers):
         tested, names, kinds, refused = _tested(question, runs, folder)
         if not tested:
             raise UserError(f"join: no site has patients enough: {next(iter(refused.values()))}")
         found = answers(tested, names, question.design, question.margin, question.new_size)
+        split = isinstance(question.design, OneSplit)  # of few patients, so that no group is told
+        for client, attributes in _attributes(next(iter(runs.values())), () if split else tested).items():
+            found["sites"][client]["groups"] = by_group(tested[client], attributes, names, question.design)
         told = {"title": first.task.title, "task": question.task, "methods": list(question.methods)}
-        more = {"new_size": question.new_size, "refused": refused, "own_models": kinds, **facts()}
+        more = {"new_size": question.new_size, "one_split": split, "refused": refused, "own_models": kinds, **facts()}
         result = {**told, **found, **_why(tested, names, question), **more}
         save_json(folder / JOIN, result)
         save_text(folder / JOIN_PAGE, page(result))
         write_sheets(result, folder)
     return result
+
+
+def _in_words(design: Design) -> str:
+    one = isinstance(design, OneSplit)
+    return f"one fold of {design.folds}" if one else f"{design.folds} folds, {design.repeats} repetitions"
 
 
 def _check(parts: Parts, question: Question, runs: Mapping[str, RunConfig]) -> None:
@@ -130,8 +175,8 @@ def _check(parts: Parts, question: Question, runs: Mapping[str, RunConfig]) -> N
         raise UserError(f"join: expected a task on a table, got {question.task}")
     for label in question.methods:
         made = build_parts(runs[question.name(label, 0, 0)], at_site=True)
-        if made.personal or made.rule.own_models or not made.trainer.shares_model:
-            raise UserError(f"join: {label}: expected a method with one shared model, or a personal one beside it")
+        if made.rule.alone or not made.trainer.shares_model:
+            raise UserError(f"join: {label}: expected a method with a shared model, or one for each site from all")
 
 
 def _tested(
@@ -165,12 +210,14 @@ def _tested(
                     whole = risks[client].setdefault(candidate, np.full((design.repeats, len(labels[client])), np.nan))
                     whole[deal, place[client][deal] == fold] = values
     candidates = [name for name in next(iter(risks.values()), {}) if name != OWN]
-    tested = {
-        client: OutOfFold(
-            (labels[client] == event).astype(np.float64), np.stack([found[name] for name in (OWN, *candidates)])
-        )
-        for client, found in risks.items()
-    }
+    tested = {}
+    for client, found in risks.items():
+        rows = place[client][0] == 0 if isinstance(design, OneSplit) else np.full(len(labels[client]), True)
+        if why := untestable(labels[client][rows]):
+            refused[client] = f"{why} in the split that is tested"
+            continue
+        all_risks = np.stack([found[name][:, rows] for name in (OWN, *candidates)])
+        tested[client] = OutOfFold((labels[client][rows] == event).astype(np.float64), all_risks)
     for client, one in tested.items():
         if not np.isfinite(one.risks).all():
             raise UserError(f"join: {client}: a model's risks are not finite; it has diverged")
@@ -186,6 +233,13 @@ def _why(tested: Mapping[str, OutOfFold], names: Sequence[str], question: Questi
     at = [*(1 + names.index(name) for name in chain), 0]
     models = {site: (one.labels, Models(*(one.risks[k] for k in at))) for site, one in tested.items()}
     return dict(zip(("why", "why_average"), explained(models, question.design), strict=True))
+
+
+def _attributes(config: RunConfig, clients: Iterable[str]) -> dict[str, Mapping[str, Sequence[str]]]:
+    """Client -> attribute -> its patients' values, in the order in which they are tested."""
+    plain = build_parts(dataclasses.replace(config, fold=""), at_site=True).task
+    names = site_of_client(config, plain)
+    return {client: everyone(plain.site_data(names[client])).attributes for client in clients}
 
 
 def _event(parts: Parts) -> int:
@@ -204,26 +258,9 @@ def _risks(
     parts: Parts, config: RunConfig, folder: Path, client: str, data: TensorData, label: str, event: int
 ) -> dict[str, Array]:
     """Candidate -> its risks of the site's test patients."""
-    if parts.has_personal:
-        model = read_model(personal_file(folder / SITES / f"{client}.safetensors"))
-        return {label: _sigmoid(_logits(parts, config, model, data, "test", event)[0])}
-    model = read_model(folder / MODEL)
-    (fit, labels), (new, _) = (_logits(parts, config, model, data, split, event) for split in ("train", "test"))
-    own: Line = fitted(fit, labels)
-    return {label: _sigmoid(new), label + INTERCEPT: _sigmoid(new + own.intercept)}
-
-
-def _logits(
-    parts: Parts, config: RunConfig, model: Mapping[str, Any], data: TensorData, split: Any, event: int
-) -> tuple[Array, Array]:
-    """(N,) logits of the event, and its labels, 0 or 1."""
-    parts.network.load_state_dict(dict(model))
-    device = default_device()
-    prepared = parts.trainer.site_data(data.on(device))
-    batches = prepared.fixed(split, int(config.training["batch_size"]))
-    outputs, targets, _ = predict(parts.network.to(device), batches, device, parts.task.condense)
-    found = outputs.double().numpy()
-    return found[:, event] - found[:, 1 - event], (targets.numpy() == event).astype(np.float64)
+    model = model_for(parts, folder, client)
+    (fit, labels), (new, _) = (logits_of(parts, config, model, data, split, event) for split in ("train", "test"))
+    return {name: _sigmoid(new + by) for name, by in moved(parts, config, label, fit, labels).items()}
 
 
 def _sigmoid(logits: Array) -> Array:

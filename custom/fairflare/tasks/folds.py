@@ -28,20 +28,22 @@ if TYPE_CHECKING:
     from fairflare.data.site_config import SiteConfig
 
 FEWEST, LEAST_OF_CLASS, MOST_DEALS = 2, 2, 1000
+ALL, NOBODY = "all", (-1, FEWEST, 0)
+"""All patients train, and none is tested: a fold that there is not."""
 LEAST_PATIENTS, LEAST_OF_EACH = 30, 5
 """Patients of a site, and of each of two classes or more, below which it trains with all of them and tests none."""
 Rows = npt.NDArray[np.int64]
 
 
 def folded(task: Task, fold: str) -> Task:
-    """The task with the data of a fold "F/K/D", see ``RunConfig``; "": the task itself.
+    """The task with the data of a fold "F/K/D" or "all", see ``RunConfig``; "": the task itself.
 
     Raises:
         UserError: no fold F of K >= 2.
     """
     if not fold:
         return task
-    number, folds, deal = (int(part) for part in fold.split("/"))
+    number, folds, deal = NOBODY if fold == ALL else (int(part) for part in fold.split("/"))
     if not number < folds >= FEWEST:
         raise UserError(f"fold: expected F/K/D with K of at least {FEWEST} and F from 0 to K - 1, got {fold}")
     known = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
@@ -111,7 +113,8 @@ class _Folded:
         number, folds, deal = self._fold
         whole = everyone(data)
         labels = whole.labels.numpy()
-        place = np.full(len(labels), -1) if untestable(labels) else dealt(labels, folds, deal, site)
+        nobody = number < 0 or untestable(labels)
+        place = np.full(len(labels), folds) if nobody else dealt(labels, folds, deal, site)
         found = copy.copy(data)
         found.splits = {"train": part(whole, place != number), "val": part(whole, place < -1)}
         found.splits["test"] = part(whole, place == number)

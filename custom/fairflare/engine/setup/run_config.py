@@ -101,7 +101,7 @@ class RunConfig:
         init_from: SHA-256 of the tensors that the initial model starts from, see ``engine.setup.parts``; "": none.
         evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
         fold: "F/K/D": every site tests its patients of fold F of K and trains on the others, by the D-th deal, see
-            ``tasks.folds``; "": the task's own splits.
+            ``tasks.folds``; "all": it trains on all of them and tests none; "": the task's own splits.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
         format: of ``config.json``; a run that was begun in an old format keeps it, and with it its hash.
     """
@@ -147,7 +147,7 @@ class RunConfig:
     threshold: Annotated[float, Range(0.001, 0.999)] | None = None
     init_from: Annotated[str, Text(pattern=f"({SHA256.pattern})?", words="a run, a file of weights or a bundle")] = ""
     evaluation: bool = False
-    fold: Annotated[str, Text(pattern=r"(\d{1,2}/\d{1,2}/\d{1,4})?", words="a fold as 0/5/0")] = ""
+    fold: Annotated[str, Text(pattern=r"(all|\d{1,2}/\d{1,2}/\d{1,4})?", words="a fold as 0/5/0")] = ""
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
     format: int = dataclasses.field(default=FORMAT, compare=False)
 

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models that a METHOD's run offers a hospital: shared, so with an intercept or class shares of its own, or own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairflare.core.execution import default_device
+from fairflare.core.types import StateDict
+from fairflare.data.tensors import TensorData
+from fairflare.engine.evaluation import predict
+from fairflare.engine.files import MODEL, read_model
+from fairflare.engine.memory import personal_file
+from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.local import SITES
+from fairflare.engine.setup.parts import Parts
+from fairflare.functional.decision import Array
+from fairflare.functional.recalibration import fitted
+from fairflare.inference.loaded_run import open_run
+
+INTERCEPT, SHARES = " + intercept", " + class shares"
+
+
+def on_fold(config: RunConfig, fold: str) -> RunConfig:
+    """The run on a fold, or on ``folds.ALL`` patients, where a site that tests none is no error."""
+    return dataclasses.replace(config, fold=fold, accept=sorted({*config.accept, "empty_split"}))
+
+
+def model_for(parts: Parts, folder: Path, client: str) -> StateDict:
+    """What the finished run in ``folder`` has for a site: a personal model, one of the rule's, or the shared."""
+    if parts.has_personal:
+        return read_model(personal_file(folder / SITES / f"{client}.safetensors"))
+    if parts.counts_own:
+        return dict(open_run(folder, client, plain=True).network.state_dict())
+    return read_model(folder / MODEL)
+
+
+def moved(parts: Parts, config: RunConfig, label: str, logits: Array, labels: Array) -> dict[str, float]:
+    """Candidate -> what it adds to the logits of the method's model.
+
+    Class shares: a model trained with logits adjusted by each site's own shares (``logit_tau``) is balanced, and gets
+    tau log(n_1 / n_0) back (Menon et al., ICLR 2021, equation 10 read backwards).
+
+    Args:
+        label: the method's, as it was asked.
+        logits: (N,) of the site's training patients.
+        labels: (N,) 0 or 1, both there.
+    """
+    if parts.has_personal or parts.counts_own:
+        return {label: 0.0}
+    found = {label: 0.0, label + INTERCEPT: fitted(logits, labels).intercept}
+    tau, events = float(config.training["logit_tau"]), float(labels.sum())
+    if tau and not parts.trainer.sums_only:  # an exact fit adjusts no logits
+        found[label + SHARES] = tau * float(np.log(events / (len(labels) - events)))
+    return found
+
+
+def logits_of(
+    parts: Parts, config: RunConfig, model: Mapping[str, Any], data: TensorData, split: Any, event: int
+) -> tuple[Array, Array]:
+    """(N,) logits of the event in a split, and its labels, 0 or 1."""
+    parts.network.load_state_dict(dict(model))
+    device = default_device()
+    prepared = parts.trainer.site_data(data.on(device))
+    batches = prepared.fixed(split, int(config.training["batch_size"]))
+    outputs, targets, _ = predict(parts.network.to(device), batches, device, parts.task.condense)
+    found = outputs.double().numpy()
+    return found[:, event] - found[:, 1 - event], (targets.numpy() == event).astype(np.float64)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A deployable model for each hospital of a join: its own model and the candidates, by the weights that join found.
+
+The candidates are trained once more, on all patients of all hospitals, and so is each own model. Every hospital's mix
+is a folder of its own, which ``inference.mix`` writes and reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from fairflare.core.errors import UserError
+from fairflare.core.validation import SITE, expected
+from fairflare.engine.files import CONFIG, is_there, read_json
+from fairflare.engine.memory import inputs_file
+from fairflare.engine.setup.config import RunConfig, site_of_client
+from fairflare.engine.setup.local import SITES
+from fairflare.engine.setup.parts import Parts, build_parts, without_folders
+from fairflare.engine.state import save_json
+from fairflare.inference.atomic_output import MARK, check, whole_folder
+from fairflare.inference.mix import OWN, Made, Member, Mix, check_mixable, event_index, save_mix
+from fairflare.studies import display
+from fairflare.studies.candidates import logits_of, model_for, moved, on_fold
+from fairflare.studies.folders import JOIN
+from fairflare.studies.labels import folder_name
+from fairflare.studies.own_model import as_module, own_model
+from fairflare.studies.parallel import Workers
+from fairflare.studies.runs import run_once
+from fairflare.studies.study import Study
+from fairflare.tasks.folds import ALL, everyone
+
+KIND = "mixes"
+Json = dict[str, Any]
+
+
+def combine(folder: Path, out: Path, *, force: bool = False, workers: Workers | None = 1) -> Json:
+    """Train what a join in ``folder`` would deploy, and write each hospital's mix to a folder below ``out``.
+
+    Args:
+        folder: of a finished ``join``; gets the runs on all patients, which are reused.
+        out: gets a folder for each hospital that was answered.
+        force: replaces earlier mixes in ``out``.
+        workers: see ``parallel.budget``.
+
+    Returns:
+        site -> member -> weight.
+
+    Raises:
+        UserError: the folder holds no finished join, or a model cannot be stored.
+    """
+    found = read_join(folder)
+    runs = deployed_runs(folder, found)
+    built = {label: build_parts(config, at_site=True) for label, config in runs.items()}
+    for label, parts in built.items():
+        check_mixable(label, parts)
+    check(out, KIND, force)
+    places = {label: f"{folder_name(label)}-all" for label in runs}
+    display.note(f"{len(runs)} federated trainings on all patients, and an own model for each site")
+    study = Study({places[label]: config for label, config in runs.items()})
+    weights: dict[str, dict[str, float]] = {}
+    with study.finished(folder, partial(run_once), workers=workers), whole_folder(out, KIND, force=force) as scratch:
+        trained = {label: Trained(built[label], config, folder / places[label]) for label, config in runs.items()}
+        for client in found["sites"]:
+            made = mix_of(client, found, trained)
+            (scratch / client).mkdir()
+            save_mix(made, scratch / client)
+            weights[client] = {member.name: member.weight for member in made.members}
+        save_json(scratch / MARK, {"join": folder.name, "task": found["task"], "weights": weights})
+    return weights
+
+
+def read_join(folder: Path) -> Json:
+    """What ``join`` has found in ``folder``; raises UserError where that is not there, or not whole."""
+    if not is_there(folder / JOIN):
+        raise UserError(f"{folder}: expected the folder of a finished join, found no {JOIN}")
+    found = read_json(folder / JOIN)
+    sites, weights, methods = found.get("sites"), found.get("weights"), found.get("methods")
+    shares = [_share(row) for row in sites.values()] if isinstance(sites, dict) else []
+    proper = bool(shares) and None not in shares and all(SITE.fullmatch(site) for site in dict(sites or {}))
+    expected(f"{JOIN}: sites", proper, "hospitals with the share of their mix", sites)
+    known = isinstance(weights, dict) and all(type(w) is float and 0 <= w <= 1 for w in weights.values())
+    expected(f"{JOIN}: weights", known and abs(sum(dict(weights or {}).values()) - 1) < 1e-6, "those of a mix", weights)
+    named = isinstance(methods, list) and bool(methods) and all(isinstance(label, str) for label in methods)
+    expected(f"{JOIN}: methods", named and type(found.get("folds")) is int, "the methods that were asked", methods)
+    return found
+
+
+def _share(row: Any) -> float | None:
+    share = row.get("mix", {}).get("share") if isinstance(row, dict) and isinstance(row.get("mix"), dict) else None
+    return share if type(share) is float and 0 <= share <= 1 else None
+
+
+def deployed_runs(folder: Path, found: Mapping[str, Any]) -> dict[str, RunConfig]:
+    """Label -> the run of each method that a mix needs, on all patients, as the join's folds had it."""
+    weights: Mapping[str, float] = found["weights"]
+    used = [label for label in found["methods"] if any(w and _of(name, label) for name, w in weights.items())]
+    runs = {}
+    for label in used:
+        fold = folder / f"{folder_name(label)}-fold0of{found['folds']}-deal0"
+        runs[label] = on_fold(RunConfig.from_json(read_json(fold / CONFIG)), ALL)
+    return runs
+
+
+def _of(candidate: str, label: str) -> bool:
+    return candidate == label or candidate.startswith(f"{label} + ")
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A method's run on all patients."""
+
+    parts: Parts
+    config: RunConfig
+    folder: Path
+
+
+def mix_of(client: str, found: Mapping[str, Any], trained: Mapping[str, Trained]) -> Made:
+    """A hospital's mix, from its own patients and the models that it was sent."""
+    share, weights = found["sites"][client]["mix"]["share"], found["weights"]
+    first = next(iter(trained.values()))
+    event = event_index(first.parts)
+    data = first.parts.task.site_data(site_of_client(first.config, first.parts.task)[client])
+    whole = everyone(data)
+    x, y = np.asarray(whole.inputs, dtype=np.float64), (whole.labels.numpy() == event).astype(np.float64)
+    model, kind = own_model(x, y)
+    own = as_module(model, kind, x)
+    members, runs = [Member(OWN, OWN, 1.0 - share)], {}
+    networks: dict[str, nn.Module] = {OWN: own}
+    for label, one in trained.items():
+        described = read_json(one.folder / CONFIG)
+        runs[label] = {**described, "fold": "", "options": without_folders(described["options"])}
+        state = model_for(one.parts, one.folder, client)
+        fit, labels = logits_of(one.parts, one.config, state, data, "train", event)
+        for name, by in moved(one.parts, one.config, label, fit, labels).items():
+            if share * weights.get(name, 0.0):
+                members.append(Member(name, label, share * weights[name], by))
+                networks[label] = one.parts.network
+    kept = read_json(inputs_file(first.folder / SITES / f"{client}.safetensors"))
+    told = {key: found["sites"][client]["mix"][key] for key in ("share", "benefit", "low", "high", "p_harm")}
+    told |= {"margin": found["margin"], "patients": len(y)}
+    return Made(client, _needed(runs, members), own.shape, members, Mix(networks, members, event), kept, told)
+
+
+def _needed(runs: Mapping[str, Json], members: Sequence[Member]) -> dict[str, Json]:
+    """The runs of the members' networks; at least one, which says how inputs are prepared."""
+    sources = {member.source for member in members}
+    found = {label: run for label, run in runs.items() if label in sources}
+    return found or dict(list(runs.items())[:1])
