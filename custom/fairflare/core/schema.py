@@ -159,6 +159,9 @@ class Instruction:
     counted: int | None = _field(
         "count", "the last round in which the site's answer was accepted, 0: none so far; nothing: not known"
     )
+    phase: int | None = _field(
+        "count", "which of a join's federations or exchanges it is of; nothing: the job has one federation"
+    )
     best: int | None = _field(
         "count", "the round whose model is the best so far, where sites keep personal models; nothing: none is chosen"
     )
