@@ -105,8 +105,20 @@ def join(
     for site, why in found["refused"].items():
         console.say(f"{site}: not answered: {why}")
     if secure:
-        console.say(f"each hospital's own answer lies at its site: SITE.join.json ({len(found['candidates'])} candidates)")
+        console.say("each hospital's own answer lies at its site, in SITE.join.json: fairflare join-sheet FILE")
     console.say(f"page: {folder / 'join.html'}")
+
+
+@click.command("join-sheet")
+@click.argument("file", type=PATH)
+def join_sheet(file: Path) -> None:
+    """Show a hospital its own answer from FILE, which its site has kept of a join: SITE.join.json. docs/join.md"""
+    from fairflare.cli import console
+    from fairflare.studies.join_job import sheet
+
+    words, target = sheet(file)
+    console.say(words)
+    console.say(f"page: {target}")
 
 
 @click.command()

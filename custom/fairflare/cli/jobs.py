@@ -24,6 +24,7 @@ from fairflare.core.validation import JOB_NAME, shown
 from fairflare.core.versions import PACKAGE, package_files, package_sha256
 from fairflare.data.site_config import FILES as SITE_FILES
 from fairflare.engine.files import read_json
+from fairflare.engine.join.plan import plan_of
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.method_parts import NO_STEP
@@ -35,6 +36,7 @@ from fairflare.flare.policy_file import Policy
 from fairflare.flare.run_files import LOCAL_FINDINGS, LOCAL_LOG, SITE_CONTEXT
 from fairflare.flare.site_policy import EXECUTOR, check_app
 from fairflare.flare.staging import APPS, SIDES
+from fairflare.functional.exchange import LEAST_PATIENTS, many
 from fairflare.inference.atomic_output import replaced
 from fairflare.privacy.secure_sum.schemes import NONE
 from fairflare.studies import display
@@ -276,6 +278,9 @@ def _leaves(config: RunConfig | None) -> Iterator[dict[str, str]]:
     asked = {"preflight", "train", "compare", "evaluate"} | ({"sum", "weigh"} if secure else set())
     asked |= {"calibrate", "adjust"} if config is None or config.after != NO_STEP else set()
     asked |= {"solo", "benefit"} if config is None or config.solo else set()
+    if config is not None and config.join:
+        yield from _leaves_of_join(config)
+        return
     for name, spec in answer_fields().items():
         exchanges = [task for task in sorted(asked) if spec.travels(task, secure=secure)]
         if exchanges and spec.carried not in ("transport", "params_type"):
@@ -284,6 +289,23 @@ def _leaves(config: RunConfig | None) -> Iterator[dict[str, str]]:
         when = "hidden by secure sums" if secure else "train"
         for row in (row for row in leaving_rows() if row["method"] == config.method):
             yield {"name": row["number"], "meaning": f"{row['meaning']} ({row['range']})", "exchanges": when}
+
+
+def _leaves_of_join(config: RunConfig) -> Iterator[dict[str, str]]:
+    """The same of a join: what each of its federations trains with, and no metric; then numbers over all patients."""
+    plan = plan_of(config)
+    for run in plan.runs.values():
+        for one in _leaves(run):
+            if one["name"] not in ("metrics", "personal", "clinical"):
+                yield {**one, "meaning": f"{run.method}, in each fold: {one['meaning']}"}
+    numbers = "sealed, in sums over hospitals alone" if plan.secure else f"{many(len(plan.names)) + 3} numbers"
+    meaning = f"{numbers}: patients, mean products of errors and of differences between models, second moments; of "
+    yield {"name": "sums", "meaning": meaning + f"{LEAST_PATIENTS} patients or more", "exchanges": "calibrate"}
+    yield {
+        "name": "metrics",
+        "meaning": "findings and versions in preflight; none of any fold",
+        "exchanges": "preflight",
+    }
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:

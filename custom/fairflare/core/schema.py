@@ -216,7 +216,8 @@ class Answer:
         only_secure=True,
     )  # fmt: skip
     sums: Any = _field(
-        "sums", "sums over the site's calibration cases: counts per bin, or losses on a grid",
+        "sums", "sums over the site's calibration cases: counts per bin, or losses on a grid; in a join means over "
+        "all its patients",
         exchanges=("calibrate",), secure="hidden",
     )  # fmt: skip
     adjusted: Any = _field(

@@ -184,6 +184,7 @@ class FairExecutor(Executor):
             if config.join:
                 ledger = (memory.parent if is_named() else memory.parents[2]) / name
                 self._site = importlib.import_module(JOIN).Phases(config, name, memory, local, tell, own, ledger)
+                self._claim.callback(self._site.close)
                 return self._site
             parts = site_parts(config)
             self._site = build_site(config, parts, name, memory=memory, local=local, tell=tell, credentials=own)

@@ -105,7 +105,8 @@ def mix_seconds(labels: Array, risks: Array, weights: Array) -> Array:
 
 def _seconds(right: Array, square: Array) -> Array:
     found = [np.cov(a, b, ddof=1) for a, b in zip(right, square, strict=True)]
-    return np.mean([(c[0, 0], c[0, 1], c[1, 1]) for c in found], axis=0)
+    mean: Array = np.mean([(c[0, 0], c[0, 1], c[1, 1]) for c in found], axis=0)
+    return mean
 
 
 class Direction(NamedTuple):
@@ -233,7 +234,8 @@ class Known:
         return combination.common_weights(products + np.triu(products, 1).T)
 
     def _of_first(self, c: int) -> Array:
-        return self._total(0)[1 + self.candidates * (self.candidates + 1) // 2 :].reshape(-1, 9)[c]
+        rows: Array = self._total(0)[1 + self.candidates * (self.candidates + 1) // 2 :].reshape(-1, 9)[c]
+        return rows
 
     def _directions(self, row: Row) -> list[Direction]:
         units = np.eye(self.candidates)
@@ -258,7 +260,8 @@ class Known:
     # What follows from the second.
 
     def _of_second(self, c: int) -> Array:
-        return self._total(1)[:-1].reshape(self.candidates, -1)[c]
+        rows: Array = self._total(1)[:-1].reshape(self.candidates, -1)[c]
+        return rows
 
     @cached_property
     def _mix_precision(self) -> float:
@@ -286,7 +289,7 @@ class Known:
         return {"average": average, "between_sd": everyone.spread, "new_hospital": about}
 
     def _hospitals(self, c: int) -> Hospitals:
-        return Hospitals(self._s0(c), self._total(2)[: -TERMS].reshape(self.candidates, decision.POINTS, 7)[c])
+        return Hospitals(self._s0(c), self._total(2)[:-TERMS].reshape(self.candidates, decision.POINTS, 7)[c])
 
     def answer(self, row: Row, seconds: Array, names: Sequence[str], margin: float) -> Json:
         """n, candidates and mix of one hospital, which it alone can make where sums are secret."""
@@ -322,9 +325,7 @@ class Known:
         return others.given(part.a, part.variance, self._x(part), luck, combination.UNLIKE)
 
 
-def _told(
-    own: Benefit, ends: tuple[float, float], of: Normals, p_harm: float, variance: float, design: Design
-) -> Json:
+def _told(own: Benefit, ends: tuple[float, float], of: Normals, p_harm: float, variance: float, design: Design) -> Json:
     """A hospital's row of one candidate."""
     low, high = of.interval()
     needed = decision.patients_needed(of.mean, variance, design) - own.n

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A join as one job: sites keep their risks, and send means or sums (``engine.join``); ``studies.join`` asks in place."""
+"""A join as one job: sites keep their risks and send means or sums, see ``engine.join``."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ from fairflare.tasks.folds import everyone
 
 OWN_FILES = re.compile(r"fold\d+(-again\d+)?|sites|he|audit\.jsonl|join\.(json|html)|flare_log\.txt|preflight_.+\.txt")
 SECRET = {"secure_sum": "masks", "min_sites": 5}
+LAST = {"best_by": "none", "headline": "final"}
+"""A fold has no validation split to choose a model by."""
 
 
 def job_of(question: Question, *, secure: bool = False) -> RunConfig:
@@ -42,15 +44,21 @@ def job_of(question: Question, *, secure: bool = False) -> RunConfig:
     Raises:
         UserError: no table of two classes, candidates that cannot be asked, or too few hospitals for secret sums.
     """
-    values = {**(SECRET if secure else {}), **(question.choices.get("values") or {})}
+    values = {**LAST, **(SECRET if secure else {}), **(question.choices.get("values") or {})}
     choices = {**question.choices, "values": values}
     runs = {label: config_of(label, question.task, question.seed, choices, draw=False) for label in question.methods}
     config = with_join(runs, question.design, question.margin, question.new_size)
-    task = build_parts(next(iter(plan_of(config).runs.values())), at_site=True).task
+    for label, run in plan_of(config).runs.items():
+        made = build_parts(run, at_site=True)
+        if made.personal or made.rule.own_models:
+            raise UserError(f"join: {label}: expected a method with one shared model, or a personal one beside it")
+    task = made.task
     if len(task.classes) != 2 or not task.kind.has_classes:
         raise UserError(f"join: expected a task of two classes, got {question.task}: {', '.join(task.classes)}")
-    if not config.options.get("site_names") and len(everyone(task.site_data(next(iter(task.sites())))).inputs.shape) != 2:
-        raise UserError(f"join: expected a task on a table, got {question.task}")
+    if not config.options.get("site_names"):  # else the data are at the sites, which say so
+        one = everyone(task.site_data(next(iter(task.sites()))))
+        if len(one.inputs.shape) != 2:
+            raise UserError(f"join: expected a task on a table, got {question.task}")
     return config
 
 
@@ -79,7 +87,9 @@ def join_by_job(
     plan = plan_of(config)
     with created(folder), opened(folder):
         _make_room(folder, config, force)
-        display.note(f"{plan.folds} federated trainings in one job, then three sums over {len(site_names(config))} sites")
+        display.note(
+            f"{plan.folds} federated trainings in one job, then three sums over {len(site_names(config))} sites"
+        )
         if not _is_complete(folder):
             _run(config, folder, env, deployment)
         result = finished(read_json(folder / JOIN), build_parts(plan.first, at_site=True).task.title)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,10 @@ def run_join(config: RunConfig, folder: Path, tell: Any = lambda name, finding: 
     """
     at_site, at_server = new_credentials(config)
     home = folder / SITES
-    sites: dict[str, Any] = {
-        name: Phases(
-            config, name, home / f"{name}{SUFFIX}", tell=partial(tell, name), credentials=at_site, ledger=home / name
-        )
-        for name in site_names(config)
-    }
-    return Join(config, InProcess(sites), folder, "local", at_server).run()
+    with contextlib.ExitStack() as stack:
+        sites: dict[str, Any] = {}
+        for name in site_names(config):
+            memory, own = home / f"{name}{SUFFIX}", partial(tell, name)
+            sites[name] = Phases(config, name, memory, tell=own, credentials=at_site, ledger=home / name)
+            stack.callback(sites[name].close)
+        return Join(config, InProcess(sites), folder, "local", at_server).run()

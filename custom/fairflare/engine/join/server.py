@@ -203,13 +203,17 @@ class Join:
         aggregation = server_part(run, build_parts(run, at_site=True), self.credentials)
         if rejections := aggregation.learn(self._preflight(transport)):
             raise RunFailed(f"join: {'; '.join(f'{r.site}: {r.detail}' for r in rejections)}")
-        total = aggregation.total(transport, {site: {} for site in sorted(transport.among)}, self._end, lambda a: [], terms)
+        total = aggregation.total(
+            transport, {site: {} for site in sorted(transport.among)}, self._end, lambda a: [], terms
+        )
         if total.rejections:
             raise RunFailed(f"join: no sum: {'; '.join(f'{r.site}: {r.detail}' for r in total.rejections)}")
         return combine(list(total.told["sealed"]["sums"].values())), dict(total.told)
 
     def _preflight(self, transport: OfPhase) -> list[Answer]:
-        answers = list(transport.exchange({s: Instruction("preflight", self._end, {}) for s in sorted(transport.among)}))
+        answers = list(
+            transport.exchange({s: Instruction("preflight", self._end, {}) for s in sorted(transport.among)})
+        )
         statements, rejections = inspect_preflight(answers, all_versions(), {}, self.config.accept)
         if reason := refusal(statements, rejections):
             raise RunFailed(reason)
@@ -255,4 +259,3 @@ def _silent(place: Path, among: frozenset[str]) -> list[str]:
 
 def _words(out: Mapping[str, str]) -> str:
     return "; ".join(f"{site}: {why}" for site, why in out.items()) or "none"
-

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fairflare.core.errors import DataError
 from fairflare.core.findings import Finding
 from fairflare.core.schema import Answer, Instruction
 from fairflare.data.site_config import SiteConfig, find_site_config
@@ -85,6 +86,10 @@ class Phases:
     def handle(self, instruction: Instruction) -> Answer:
         return self._at(instruction).handle(instruction)
 
+    def close(self) -> None:
+        """Another process may take the memory's place."""
+        self._claim.close()
+
     @property
     def memory(self) -> Any:
         return self._now.memory
@@ -108,7 +113,9 @@ class Phases:
             at = self._memory.with_name(f"{self._memory.stem}.phase{phase}{SUFFIX}")
             self._claim.enter_context(claimed(at))
             index = phase % self.plan.phases
-            self._site = self._fold(index, at) if index < self.plan.folds else self._sum_site(index - self.plan.folds, at)
+            self._site = (
+                self._fold(index, at) if index < self.plan.folds else self._sum_site(index - self.plan.folds, at)
+            )
         self._now.stop_if_aborted = self.stop_if_aborted
         return self._now
 
@@ -143,7 +150,9 @@ class Phases:
 
         def row(name: str) -> Array:
             """(R, n) in the order of the folds."""
-            parts = [[one[name].numpy() for one in found[i : i + deal] if name in one] for i in range(0, len(found), deal)]
+            parts = [
+                [one[name].numpy() for one in found[i : i + deal] if name in one] for i in range(0, len(found), deal)
+            ]
             return np.stack([np.concatenate(one) for one in parts])
 
         return row("labels"), np.stack([row(name) for name in ("own", *self.plan.names)])
@@ -211,6 +220,8 @@ class FoldSite(Site):
             return labels
         train, test = self.data.splits["train"], self.data.splits["test"]  # type: ignore[union-attr]  # in memory, see ``tasks.folds``
         x, new = (np.asarray(part.inputs.cpu(), dtype=np.float64) for part in (train, test))
+        if x.ndim != 2:
+            raise DataError("table", "join: expected a table")
         fit = importlib.import_module(OWN_MODEL).own_risks
         return np.asarray(fit(x, (train.labels.cpu().numpy() == self.event).astype(np.float64), new)[0])
 
@@ -294,7 +305,10 @@ class Exchange:
         if "why" not in kept:
             labels, risks = self.tested()
             why = self._untold(labels)
-            kept = self._keep({"why": why} | ({} if why else {"row": torch.tensor(row_of(labels, risks).numbers(), dtype=torch.float64)}))
+            kept = self._keep(
+                {"why": why}
+                | ({} if why else {"row": torch.tensor(row_of(labels, risks).numbers(), dtype=torch.float64)})
+            )
         if kept["why"]:
             return known, None, None, kept["why"]
         if self.place == 1 and "seconds" not in kept:
@@ -387,4 +401,3 @@ def leaves_in(config: RunConfig, phase: int | None, min_count: int | None, own: 
     run = plan.fold(index if index < plan.folds else 0)[3]
     egress = leaves(run, site_parts(run), min_count, own)
     return of_fold(egress) if index < plan.folds else of_sum(egress, plan, index - plan.folds)
-
