@@ -3,7 +3,7 @@
 
 import json
 
-from fairflare.engine.join.local import run_join
+from fairflare.engine.setup.join.local import run_join
 from fairflare.functional.decision import Design
 from fairflare.studies.join import Question
 from fairflare.studies.join_job import job_of, join_by_job

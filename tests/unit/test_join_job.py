@@ -17,11 +17,11 @@ from fairflare.core.schema import Answer, answer_fields
 from fairflare.data.site_config import SiteConfig
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.join import local, server, site
-from fairflare.engine.join.plan import plan_of
-from fairflare.engine.join.server import Join
 from fairflare.engine.loop import Federation
 from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.join import local, server, site
+from fairflare.engine.setup.join.plan import plan_of
+from fairflare.engine.setup.join.server import Join
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.flare.policy_file import Policy
 from fairflare.flare.staging import modules_of_run, needed
@@ -370,8 +370,30 @@ def test_a_hospital_is_sent_no_more_than_in_another_job_and_inspect_says_what_le
     said = {(one["name"], one["exchanges"]) for one in found["leaves"]}
     assert ("sums", "calibrate") in said and not {name for name, where in said if where == "evaluate"} & {"metrics"}
     home = tmp_path / "job" / "app_sites" / "custom" / "fairflare"
-    assert (home / "engine/join/site.py").is_file() and (home / "studies/own_model.py").is_file()
-    assert not (home / "engine/join/server.py").exists()
+    assert (home / "engine/setup/join/site.py").is_file() and (home / "studies/own_model.py").is_file()
+    assert not (home / "engine/setup/join/server.py").exists()
     begins = ["fairflare.flare.executor.FairExecutor", "fairflare.flare.egress.EgressFilter"]
     plain = {path.as_posix() for path in needed([*begins, *modules_of_run(plan_of(config).first)])}
-    assert not {"engine/join/site.py", "functional/exchange.py", "functional/decision.py"} & plain
+    assert not {"engine/setup/join/site.py", "functional/exchange.py", "functional/decision.py"} & plain
+
+
+@each(
+    "n, ill, least, told",
+    [
+        (46, 20, 10, True),
+        (45, 20, 10, False),
+        (29, 10, 10, False),
+        (90, 4, 10, False),
+        (90, 40, None, False),
+        (90, 40, 91, False),
+    ],
+)
+def test_few_patients_tell_nothing(n, ill, least, told, tmp_path, folder):
+    """Three candidates are 20 numbers and three more: 46 patients; a site's own minimum counts, too."""
+    labels = (np.arange(n) < ill).astype(float)[None]
+    risks = np.random.default_rng(0).random((4, 1, n))
+    one = site.Exchange(
+        plan_of(job(folder)), 0, least, lambda: (labels, risks), tmp_path / "sums.safetensors", print, lambda n: ""
+    )
+    assert any(one.sums(None)) == told
+    assert len(one.sums(None)) == exchange.many(3)

@@ -24,9 +24,9 @@ from fairflare.core.validation import JOB_NAME, shown
 from fairflare.core.versions import PACKAGE, package_files, package_sha256
 from fairflare.data.site_config import FILES as SITE_FILES
 from fairflare.engine.files import read_json
-from fairflare.engine.join.plan import plan_of
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.join.plan import plan_of
 from fairflare.engine.setup.method_parts import NO_STEP
 from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.paths import SITES, STATE

@@ -34,11 +34,11 @@ from fairflare.core.tensor_files import DTYPES
 from fairflare.core.validation import expected
 from fairflare.core.versions import PACKAGE, all_versions
 from fairflare.engine.files import AUDIT
-from fairflare.engine.join.server import Join
 from fairflare.engine.loop import Observer
 from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup.assembly import Credentials, build_federation, site_names
 from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.join.server import Join
 from fairflare.engine.setup.parts import build_parts, find
 from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare import paths

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A join as one job: sites keep their risks and send means or sums, see ``engine.join``."""
+"""A join as one job: sites keep their risks and send means or sums, see ``engine.setup.join``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rich.markup import escape
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.audit import AuditLog, first_entry
 from fairflare.engine.files import AUDIT, is_there, read_json
-from fairflare.engine.join.local import run_join
-from fairflare.engine.join.plan import plan_of, with_join
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.join.local import run_join
+from fairflare.engine.setup.join.plan import plan_of, with_join
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.report.join import SEPARATELY, page, sentence
@@ -112,6 +112,7 @@ def _run(config: RunConfig, folder: Path, env: str, deployment: Mapping[str, Any
         return
     from fairflare.flare.deploy import run_deployed
 
+    _clear(folder)  # what an earlier job has brought home comes again, and more
     run_deployed(config, folder, env, watch=lambda text: err.print(escape(text), soft_wrap=True), **(deployment or {}))
 
 
@@ -136,6 +137,10 @@ def _make_room(folder: Path, config: RunConfig, force: bool) -> None:
         return
     if "join" not in first or not force:
         raise UserError(f"--out {folder}: holds something else; give another folder, or --force to replace a join")
+    _clear(folder)
+
+
+def _clear(folder: Path) -> None:
     for item in folder.iterdir():
         if OWN_FILES.fullmatch(item.name):
             shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()

@@ -10,10 +10,10 @@ from typing import Any
 
 from fairflare.engine.files import SUFFIX
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.join.server import Join
-from fairflare.engine.join.site import Phases
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.at_site import new_credentials
+from fairflare.engine.setup.join.server import Join
+from fairflare.engine.setup.join.site import Phases
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.run_config import RunConfig
 

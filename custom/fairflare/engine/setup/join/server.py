@@ -22,11 +22,11 @@ from fairflare.core.versions import all_versions, versions
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.checks import Refused, first_good, left_out, silent
 from fairflare.engine.files import AUDIT
-from fairflare.engine.join.plan import LEAST_SECRET, SUMS, Plan, plan_of
-from fairflare.engine.join.site import checked
 from fairflare.engine.messages import Transport
 from fairflare.engine.preflight import inspect_preflight, refusal
 from fairflare.engine.setup.assembly import build_federation, server_part
+from fairflare.engine.setup.join.plan import LEAST_SECRET, SUMS, Plan, plan_of
+from fairflare.engine.setup.join.site import checked
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.state import save_json

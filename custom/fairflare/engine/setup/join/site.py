@@ -25,9 +25,9 @@ from fairflare.data.site_config import SiteConfig, find_site_config
 from fairflare.engine.evaluation import predict
 from fairflare.engine.files import SUFFIX, is_there, read_json, read_tensors
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.join.plan import INTERCEPT, SUMS, Plan, plan_of
 from fairflare.engine.memory import AskedAgain, check_last, claimed
 from fairflare.engine.setup.at_site import build_site, event_of, leaves
+from fairflare.engine.setup.join.plan import INTERCEPT, SUMS, Plan, plan_of
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
