@@ -183,9 +183,10 @@ class FairExecutor(Executor):
             own = None if config.secure_sum == NONE else site_credentials(fl_ctx)
             if config.join:
                 ledger = (memory.parent if is_named() else memory.parents[2]) / name
-                self._site = importlib.import_module(JOIN).Phases(config, name, memory, local, tell, own, ledger)
-                self._claim.callback(self._site.close)
-                return self._site
+                phases: Any = importlib.import_module(JOIN).Phases(config, name, memory, local, tell, own, ledger)
+                self._claim.callback(phases.close)
+                self._site = phases
+                return phases
             parts = site_parts(config)
             self._site = build_site(config, parts, name, memory=memory, local=local, tell=tell, credentials=own)
             if isinstance(parts.task, Script):

@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -72,9 +72,14 @@ class Phases:
         self.plan, self.name, self.stop_if_aborted = plan_of(config), name, lambda: None
         self._config, self._memory = config, memory
         self._ledger = ledger and ledger.with_name(ledger.name + LEDGER_ENDING)
-        self._build = lambda run, at: build_site(run, site_parts(run), name, at, local, tell, credentials)
+
+        def build(run: RunConfig, at: Path) -> Site:
+            return build_site(run, site_parts(run), name, at, local, tell, credentials)
+
+        self._build = build
         self._own = find_site_config(local, name)
-        self._phase, self._site = -1, None
+        self._phase = -1
+        self._site: Site | None = None
         self._claim = contextlib.ExitStack()
 
     def prepare(self, instruction: Instruction) -> Answer:
@@ -133,7 +138,8 @@ class Phases:
         site = _as(SumSite, self._build(self.plan.fold(0)[3], at))
         site.clinical = None
         site.egress = of_sum(site.egress, self.plan, place)
-        site.after = Exchange(self.plan, place, site.min_count, self._tested, self._sums, self._end, self._refused)
+        after: Any = Exchange(self.plan, place, site.min_count, self._tested, self._sums, self._end, self._refused)
+        site.after = after
         return site
 
     @property
@@ -173,7 +179,10 @@ class Phases:
                 path.unlink(missing_ok=True)
 
 
-def _as(cls: type[Any], site: Site) -> Any:
+S = TypeVar("S", bound=Site)
+
+
+def _as(cls: type[S], site: Site) -> S:
     return cls(**{field.name: getattr(site, field.name) for field in dataclasses.fields(Site)})
 
 
