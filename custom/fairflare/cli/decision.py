@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fairflare.cli.options import PATH, as_json, choices_options, grid_options
+from fairflare.cli.options import PATH, as_json, choices_options, grid_options, run_options
 from fairflare.studies.labels import comparison_name
 
 STRICT = "strict"
@@ -28,6 +28,9 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.command()
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
 @choices_options
+@run_options
+@click.option("--secure", is_flag=True, help="Sites send sums in secret alone; each hospital makes its own answer.")
+@click.option("--export", type=PATH, metavar="DIR", help="Write the FLARE job to DIR, and run nothing.")
 @click.option("--folds", type=click.IntRange(2, 20), default=5, show_default=True, metavar="K", help="Folds.")
 @click.option(
     "--repeats", type=click.IntRange(1, 20), default=3, show_default=True, metavar="R", help="Deals of folds."
@@ -69,6 +72,10 @@ def join(
     margin: float,
     new_size: int,
     seed: int,
+    env: str,
+    deployment: dict[str, Any] | None,
+    secure: bool,
+    export: Path | None,
     out: Path | None,
     as_json: bool,
     **how: Any,
@@ -78,6 +85,9 @@ def join(
     Every patient is tested by models that never saw this patient: for each fold the federation trains without it. The
     own model is the better of penalised regression and boosted trees on the hospital's table. Finished runs found in
     --out are reused, so that an interrupted measurement goes on where it stopped. docs/join.md
+
+    With --env sim, poc or prod, and with --secure, it is one FLARE job: risks stay at the sites, which send a few means
+    over all their patients, or with --secure sums over sites alone.
     """
     from fairflare.cli import console
     from fairflare.functional.decision import Design
@@ -86,11 +96,20 @@ def join(
     design = OneSplit(folds, 1) if one_split else Design(folds, repeats)
     question = Question(methods, task, design, margin, new_size, seed, choices)
     folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": methods}, "join")
-    if budget is not None:
-        from fairflare.studies.join_cost import within
+    if export or secure or env != "local":
+        from fairflare.studies.join_job import job_of, join_by_job
 
-        question = within(question, folder, budget, **how)
-    found = measure_join(question, folder, **how)
+        config = job_of(question, secure=secure)
+        if export:
+            from fairflare.cli.jobs import export_job
+
+            return export_job(config, export, name=None, simulation=env == "sim", force=how["force"])
+        found = join_by_job(config, folder, env=env, deployment=deployment, force=how["force"])
+    else:
+        if budget is not None:
+            from fairflare.studies.join_cost import within
+            question = within(question, folder, budget, **how)
+        found = measure_join(question, folder, **how)
     if as_json:
         console.dump(found)
         return
@@ -98,8 +117,22 @@ def join(
         console.say(f"{site}: {words}")
     for site, why in found["refused"].items():
         console.say(f"{site}: not answered: {why}")
+    if secure:
+        console.say("each hospital's own answer lies at its site, in SITE.join.json: fairflare join-sheet FILE")
     console.say(f"page: {folder / 'join.html'}")
     console.say(f"sheets: {folder / 'sheets'}")
+
+
+@click.command("join-sheet")
+@click.argument("file", type=PATH)
+def join_sheet(file: Path) -> None:
+    """Show a hospital its own answer from FILE, which its site has kept of a join: SITE.join.json. docs/join.md"""
+    from fairflare.cli import console
+    from fairflare.studies.join_job import sheet
+
+    words, target = sheet(file)
+    console.say(words)
+    console.say(f"page: {target}")
 
 
 @click.command()

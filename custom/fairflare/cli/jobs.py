@@ -25,6 +25,7 @@ from fairflare.data.site_config import FILES as SITE_FILES
 from fairflare.engine.files import read_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.join.plan import plan_of
 from fairflare.engine.setup.method_parts import NO_STEP
 from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.paths import SITES, STATE
@@ -34,6 +35,7 @@ from fairflare.flare.policy_file import Policy
 from fairflare.flare.run_files import LOCAL_FINDINGS, LOCAL_LOG, SITE_CONTEXT
 from fairflare.flare.site_policy import EXECUTOR, check_app
 from fairflare.flare.staging import APPS, SIDES
+from fairflare.functional.exchange import LEAST_PATIENTS, many
 from fairflare.inference.atomic_output import replaced
 from fairflare.privacy.secure_sum.schemes import NONE
 from fairflare.studies import display
@@ -273,8 +275,27 @@ def _leaves(config: RunConfig | None) -> list[dict[str, str]]:
     """The fields of the site's answers in this run, and the numbers of the method's parts."""
     if config is None:
         return leaving("", secure=False, after=True, solo=True)
+    if config.join:
+        return list(_leaves_of_join(config))
     secure = config.secure_sum != NONE
     return leaving(config.method, secure=secure, after=config.after != NO_STEP, solo=config.solo)
+
+
+def _leaves_of_join(config: RunConfig) -> Iterator[dict[str, str]]:
+    """The same of a join: what each of its federations trains with, and no metric; then numbers over all patients."""
+    plan = plan_of(config)
+    for run in plan.runs.values():
+        for one in _leaves(run):
+            if one["name"] not in ("metrics", "personal", "clinical"):
+                yield {**one, "meaning": f"{run.method}, in each fold: {one['meaning']}"}
+    numbers = "sealed, in sums over hospitals alone" if plan.secure else f"{many(len(plan.names)) + 3} numbers"
+    meaning = f"{numbers}: patients, mean products of errors and of differences between models, second moments; of "
+    yield {"name": "sums", "meaning": meaning + f"{LEAST_PATIENTS} patients or more", "exchanges": "calibrate"}
+    yield {
+        "name": "metrics",
+        "meaning": "findings and versions in preflight; none of any fold",
+        "exchanges": "preflight",
+    }
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:

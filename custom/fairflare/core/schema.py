@@ -159,6 +159,9 @@ class Instruction:
     counted: int | None = _field(
         "count", "the last round in which the site's answer was accepted, 0: none so far; nothing: not known"
     )
+    phase: int | None = _field(
+        "count", "which of a join's federations or exchanges it is of; nothing: the job has one federation"
+    )
     best: int | None = _field(
         "count", "the round whose model is the best so far, where sites keep personal models; nothing: none is chosen"
     )
@@ -213,7 +216,8 @@ class Answer:
         only_secure=True,
     )  # fmt: skip
     sums: Any = _field(
-        "sums", "sums over the site's calibration cases: counts per bin, or losses on a grid",
+        "sums", "sums over the site's calibration cases: counts per bin, or losses on a grid; in a join means over "
+        "all its patients",
         exchanges=("calibrate",), secure="hidden",
     )  # fmt: skip
     adjusted: Any = _field(

@@ -37,7 +37,7 @@ def _check_tensors(received: Any, tensors: Mapping[str, Slot]) -> None:
 
 def _check_count(value: Any, tensors: Mapping[str, Slot]) -> None:
     if value is not None and (type(value) is not int or value < 0):
-        raise ValueError("counted, best: expected the number of a round, or 0")
+        raise ValueError("counted, phase, best: expected a number from 0 on")
 
 
 CHECKS: Mapping[str, Callable[[Any, Mapping[str, Slot]], None]] = {

@@ -35,8 +35,8 @@ from fairflare.engine.setup.at_site import build_site
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
 from fairflare.flare.credentials import site_credentials
-from fairflare.flare.egress import MASK, EgressFilter
-from fairflare.flare.paths import federation_id, job_config, memory_file, vouch_for_code
+from fairflare.flare.egress import JOIN, MASK, PHASE, EgressFilter
+from fairflare.flare.paths import federation_id, is_named, job_config, memory_file, vouch_for_code
 from fairflare.flare.run_files import LOCAL_FINDINGS, LOCAL_LOG
 from fairflare.flare.wire import (
     ERROR_HEADER,
@@ -149,6 +149,7 @@ class FairExecutor(Executor):
 
         The site's own filters see the update first; the job's filter, the last one, masks it and lets no other pass.
         """
+        fl_ctx.set_prop(PHASE, instruction.phase, private=True, sticky=False)
         answer = site.prepare(instruction)
         if not site.aggregation.masks(answer):
             return site.finish(instruction, answer)
@@ -175,23 +176,24 @@ class FairExecutor(Executor):
             memory = memory_file(config.federation, config.sha256(), fl_ctx)
             self._claim.close()  # of an attempt before that failed
             self._claim.enter_context(claimed(memory))
-            parts = site_parts(config)
             local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
             findings = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / LOCAL_FINDINGS
             findings.unlink(missing_ok=True)
-            self._site = build_site(
-                config,
-                parts,
-                fl_ctx.get_identity_name(),
-                memory=memory,
-                local=local,
-                tell=lambda finding: _append(findings, str(finding)),
-                credentials=None if config.secure_sum == NONE else site_credentials(fl_ctx),
-            )
+            name, tell = fl_ctx.get_identity_name(), lambda finding: _append(findings, str(finding))
+            own = None if config.secure_sum == NONE else site_credentials(fl_ctx)
+            if config.join:
+                ledger = (memory.parent if is_named() else memory.parents[2]) / name
+                phases: Any = importlib.import_module(JOIN).Phases(config, name, memory, local, tell, own, ledger)
+                self._claim.callback(phases.close)
+                self._site = phases
+                return phases
+            parts = site_parts(config)
+            self._site = build_site(config, parts, name, memory=memory, local=local, tell=tell, credentials=own)
             if isinstance(parts.task, Script):
                 runner: type[ScriptRunner] = importlib.import_module(SCRIPT).ScriptRunner
                 self._script = runner(config, parts, self._site, local)
                 self._site.script = self._script.answer
+        assert self._site is not None
         return self._site
 
 

@@ -18,8 +18,8 @@ from fairflare.engine.setup.method_parts import NO_STEP
 from fairflare.privacy.secure_sum.schemes import NONE
 
 FILES = ("fairflare_policy.yaml", "fairflare_policy.yml", "fairflare_policy.json")
-SOLO = "solo"
-"""In ``after``: the benefit of joining for the site."""
+SOLO, JOIN = "solo", "join"
+"""In ``after``: the benefit of joining for the site, of the run's own models, and in a job that asks nothing else."""
 HERE = "this site's policy file"
 """What a submitter reads in place of its path."""
 SHARES = "a list of numbers between 0 and 1"
@@ -39,7 +39,7 @@ class Policy:
         min_count: the least ``min_count`` of a job; None: any.
         secure_sum: True takes jobs with secure sums only.
         after: steps after the last round that jobs may have, which ask for numbers over single cases: "recalibrate",
-            "conformal", and "solo" for the benefit of joining; None: all.
+            "conformal", "solo" for the benefit of joining, and "join" for jobs that ask it fold by fold; None: all.
         thresholds: risks from which on jobs may count patients as flagged (the run key ``threshold``, else the task's),
             since two that lie close tell of the few between; None: all.
         names: what jobs may name in the site's own ``local/custom``, as module.Name; None: everything defined there.
@@ -73,6 +73,8 @@ class Policy:
             raise UserError(f"after: expected one of {', '.join((NO_STEP, *self.after))}, got {config.after!r}")
         if self.after is not None and config.solo and SOLO not in self.after:
             raise UserError("solo: expected false, for this site does not report its benefit of joining")
+        if self.after is not None and config.join and JOIN not in self.after:
+            raise UserError("join: expected none, for this site does not report its benefit of joining")
         if self.thresholds is not None:
             self._check_threshold(config)
 

@@ -8,9 +8,11 @@ user's own files import. ``MANIFEST.json`` lists what is there.
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from fairflare.engine.setup.at_site import CURVES, EXTERNAL
 from fairflare.engine.setup.method_parts import STEP_CLASSES
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import FOLDS
+from fairflare.flare.egress import JOIN
 from fairflare.flare.executor import SCRIPT
 from fairflare.tasks.own.script import Script
 
@@ -112,6 +115,10 @@ def needed(names: Iterable[str], own: Iterable[Path] = ()) -> set[Path]:
 
 def modules_of_run(config: RunConfig) -> list[str]:
     """The modules of a run that no import names: its parts, its task, metrics, and where parts are looked for."""
+    if config.join:
+        join = importlib.import_module(JOIN)
+        runs = [replace(run, join={}, fold="0/2/0") for run in join.plan_of(config).runs.values()]
+        return [JOIN, join.OWN_MODEL, *(name for run in runs for name in modules_of_run(run))]
     entry = registry.get_method(config.method)
     classes = [*registry.owners(entry, **config.parts).values(), tasks.known(config.task)]
     homes = [f"{PACKAGE}.{room}" for room in ROOMS] + [f"{PACKAGE}.{room}.base" for room, _ in registry.BASES.values()]

@@ -102,6 +102,7 @@ class RunConfig:
         evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
         fold: "F/K/D": every site tests its patients of fold F of K and trains on the others, by the D-th deal, see
             ``tasks.folds``; "all": it trains on all of them and tests none; "": the task's own splits.
+        join: candidates and folds of a join, see ``engine.setup.join.plan``; {}: one federation.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
         format: of ``config.json``; a run that was begun in an old format keeps it, and with it its hash.
     """
@@ -148,6 +149,7 @@ class RunConfig:
     init_from: Annotated[str, Text(pattern=f"({SHA256.pattern})?", words="a run, a file of weights or a bundle")] = ""
     evaluation: bool = False
     fold: Annotated[str, Text(pattern=r"(all|\d{1,2}/\d{1,2}/\d{1,4})?", words="a fold as 0/5/0")] = ""
+    join: dict[str, Any] = dataclasses.field(default_factory=dict)
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
     format: int = dataclasses.field(default=FORMAT, compare=False)
 
@@ -198,7 +200,8 @@ class RunConfig:
         return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
 
 
-BESIDE = {"method", "settings", "task", "preset", "options", "training", "seed", "code", "format", "evaluation", "fold"}
+BESIDE = {"method", "settings", "task", "preset", "options", "training", "seed", "code", "format"}
+BESIDE |= {"evaluation", "fold", "join"}
 """Fields that are no settings of a run, but what it is made of."""
 RUN_KEYS = tuple(
     field.name
@@ -238,6 +241,7 @@ LATER: Mapping[str, Any] = {
     "init_from": "",
     "evaluation": False,
     "fold": "",
+    "join": {},
 }
 LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None, "fewest_steps": None, "most_steps": None}
 LATER_IN_OPTIONS: Mapping[str, Mapping[str, Any]] = {

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's side of a join: the federations of all folds over one transport, then three sums over hospitals.
+
+Each federation is a run in a folder of its own, with its audit log and checkpoint, so that a join which was cut short
+goes on in the middle of a fold. A hospital that falls silent is asked once more; then it is left out and all folds are
+made again without it, so that the others' numbers are those of a join that never had it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairflare.core.errors import RunFailed
+from fairflare.core.schema import Answer, Instruction
+from fairflare.core.types import Round
+from fairflare.core.versions import all_versions, versions
+from fairflare.engine.audit import AuditLog
+from fairflare.engine.checks import Refused, first_good, left_out, silent
+from fairflare.engine.files import AUDIT
+from fairflare.engine.messages import Transport
+from fairflare.engine.preflight import inspect_preflight, refusal
+from fairflare.engine.setup.assembly import build_federation, server_part
+from fairflare.engine.setup.join.plan import LEAST_SECRET, SUMS, Plan, plan_of
+from fairflare.engine.setup.join.site import checked
+from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.setup.run_config import RunConfig
+from fairflare.engine.state import save_json
+from fairflare.functional.exchange import Known, Row, added
+from fairflare.privacy.secure_sum.pairwise import combine
+from fairflare.privacy.secure_sum.schemes import Credentials
+
+RESULT = "join.json"
+ATTEMPTS = 2
+"""Times that a fold is tried before a hospital that is silent is left out; it goes on after its last good round."""
+NOT_TESTED = "took no part: too few patients, or nearly the same were asked about before; its own file says which"
+
+
+class Dropped(Exception):
+    """Hospitals have fallen silent: ``args[0]`` is hospital -> where."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OfPhase:
+    """The transport as one phase sees it: of those hospitals that are still in, every instruction with its number."""
+
+    transport: Transport
+    phase: int
+    among: frozenset[str]
+
+    def sites(self) -> list[str]:
+        return [site for site in self.transport.sites() if site in self.among]
+
+    def exchange(self, instructions: Mapping[str, Instruction]) -> Iterable[Answer]:
+        return self.transport.exchange(
+            {site: dataclasses.replace(one, phase=self.phase) for site, one in instructions.items()}
+        )
+
+
+@dataclasses.dataclass
+class Join:
+    """A join that runs or goes on in ``folder``.
+
+    Attributes:
+        env: as of ``build_federation``.
+        credentials: the server's for secure sums.
+    """
+
+    config: RunConfig
+    transport: Transport
+    folder: Path
+    env: str
+    credentials: Credentials = dataclasses.field(default_factory=Credentials)
+
+    def run(self) -> dict[str, Any]:
+        """All of it; the content of ``join.json``.
+
+        Raises:
+            RunFailed: too few hospitals are left, or one is silent in the sums; the same join goes on from there.
+        """
+        self.plan: Plan = plan_of(self.config)
+        self._log = AuditLog(self.folder / AUDIT)
+        self._begin()
+        out = {site: why for e in self._log.entries if e["event"] == "left_out" for site, why in e["sites"].items()}
+        attempt = sum(e["event"] == "left_out" for e in self._log.entries)
+        try:
+            while True:
+                among = frozenset(self._sites) - out.keys()
+                least = max(self.config.min_sites, LEAST_SECRET if self.plan.secure else 2)
+                if len(among) < least:
+                    raise RunFailed(f"join: {len(among)} hospitals are left, {least} needed; left out: {_words(out)}")
+                try:
+                    self._folds(attempt, among)
+                    break
+                except Dropped as dropped:
+                    out, attempt = out | dropped.args[0], attempt + 1
+                    self._log.append("left_out", sites=dropped.args[0])
+            found = self._sums(attempt, among)
+        except RunFailed as failure:
+            self._log.append("finish", status="failed", reason=str(failure))
+            raise
+        result = self._result(*found, out)
+        save_json(self.folder / RESULT, result)
+        self._log.append("finish", status="completed", reason="")
+        return result
+
+    def _begin(self) -> None:
+        """The log's first line, or that of the same join which goes on."""
+        sha256 = self.config.sha256()
+        if not self._log.entries:
+            about = {"join": list(self.plan.names), "task": f"{self.config.task}:{self.config.preset}"}
+            sites = sorted(self.transport.sites())
+            first = self._log.append("start", config_sha256=sha256, sites=sites, versions=versions(), **about)
+            self._sites = first["sites"]
+            return
+        if self._log.first.get("config_sha256") != sha256:
+            raise RunFailed(f"{self.folder}: holds a join of another configuration, which cannot be continued")
+        self._sites = self._log.first["sites"]
+
+    def _folds(self, attempt: int, among: frozenset[str]) -> None:
+        """Make what is missing of the folds; raises Dropped."""
+        for index in range(self.plan.folds):
+            label, deal, number, run = self.plan.fold(index)
+            place = self.folder / f"fold{index}{f'-again{attempt}' if attempt else ''}"
+            place.mkdir(exist_ok=True)
+            transport = OfPhase(self.transport, index + attempt * self.plan.phases, among)
+            for turn in range(ATTEMPTS):
+                silent = {} if _is_complete(place) and not turn else self._fold(run, place, transport)
+                if not (silent := silent or _silent(place, among)):
+                    break
+            else:
+                where = f"fell silent in fold {number} of deal {deal} ({label})"
+                raise Dropped({site: where for site in silent})
+
+    def _fold(self, run: RunConfig, place: Path, transport: OfPhase) -> list[str]:
+        """One federation; the hospitals that stopped it, none where it has come to its end."""
+        parts = build_parts(run)
+        federation = build_federation(run, parts, transport, place, self.env, credentials=self.credentials)
+        federation.min_sites = len(transport.among)
+        try:
+            federation.run(parts.model)
+        except RunFailed:
+            gone = sorted(transport.among - set(transport.sites()))
+            if found := sorted({*_silent(place, transport.among), *gone}):
+                return found
+            raise
+        return []
+
+    def _sums(self, attempt: int, among: frozenset[str]) -> tuple[Known, dict[str, Row], dict[str, Any]]:
+        """The three sums; in the clear each hospital's numbers, too."""
+        known = Known(len(self.plan.names), self.plan.design)
+        rows, seconds = dict[str, Row](), dict[str, Any]()
+        for place in range(SUMS):
+            phase = self.plan.folds + place + attempt * self.plan.phases
+            transport = OfPhase(self.transport, phase, among)
+            told: dict[str, Any]
+            if self.plan.secure:
+                total, told = self._secret(transport, known.lengths()[place])
+            else:
+                numbers = self._clear(transport, place)
+                if place == 0:
+                    rows = {s: Row.of(one, known.candidates) for s, one in sorted(numbers.items()) if any(one)}
+                if place == 1:
+                    seconds = {site: np.array(numbers[site]) for site in rows}
+                total = added([known.terms(None), *(known.terms(rows[s], seconds.get(s)) for s in rows)])
+                told = {"orders": {str(i): value for i, value in enumerate(total)}}
+            known = known.after(total)
+            if not known.sites:
+                raise RunFailed(f"join: nobody is tested: every hospital {NOT_TESTED}")
+            self._log.append("sum", place=place, sites=sorted(among), hospitals=known.sites, total=total)
+            asked = {site: Instruction("adjust", self._end, {}, **told) for site in sorted(among)}
+            self._all(asked, transport, f"did not take sum {place}")
+        return known, rows, seconds
+
+    @property
+    def _end(self) -> Round:
+        rounds = self.plan.first.training["rounds"]
+        return Round(rounds, rounds)
+
+    def _all(self, asked: Mapping[str, Instruction], transport: OfPhase, what: str) -> dict[str, Answer]:
+        """The answers of all that are asked; raises RunFailed, since two sums that differ by a hospital show it."""
+        answers = list(transport.exchange(asked))
+        found, refused, _ = first_good(answers, lambda answer: answer, self._end.number)
+        if missing := left_out(refused, found) + silent(asked, answers):
+            raise RunFailed(f"join: {what}: {'; '.join(f'{r.site}: {r.code} {r.detail}'.strip() for r in missing)}")
+        return found
+
+    def _clear(self, transport: OfPhase, place: int) -> dict[str, list[float]]:
+        self._preflight(transport)
+        asked = {site: Instruction("calibrate", self._end, {}) for site in sorted(transport.among)}
+        answers = self._all(asked, transport, f"did not answer to sum {place}")
+        try:
+            return {site: checked(answer.sums, len(self.plan.names), place) for site, answer in answers.items()}
+        except (ValueError, Refused) as error:
+            raise RunFailed(f"join: sum {place}: {error}") from None
+
+    def _secret(self, transport: OfPhase, terms: int) -> tuple[list[float], dict[str, Any]]:
+        run = self.plan.first
+        aggregation = server_part(run, build_parts(run, at_site=True), self.credentials)
+        if rejections := aggregation.learn(self._preflight(transport)):
+            raise RunFailed(f"join: {'; '.join(f'{r.site}: {r.detail}' for r in rejections)}")
+        total = aggregation.total(
+            transport, {site: {} for site in sorted(transport.among)}, self._end, lambda a: [], terms
+        )
+        if total.rejections:
+            raise RunFailed(f"join: no sum: {'; '.join(f'{r.site}: {r.detail}' for r in total.rejections)}")
+        return combine(list(total.told["sealed"]["sums"].values())), dict(total.told)
+
+    def _preflight(self, transport: OfPhase) -> list[Answer]:
+        answers = list(
+            transport.exchange({s: Instruction("preflight", self._end, {}) for s in sorted(transport.among)})
+        )
+        statements, rejections = inspect_preflight(answers, all_versions(), {}, self.config.accept)
+        if reason := refusal(statements, rejections):
+            raise RunFailed(reason)
+        return answers
+
+    def _result(
+        self, known: Known, rows: Mapping[str, Row], seconds: Mapping[str, Any], out: Mapping[str, str]
+    ) -> dict[str, Any]:
+        plan, names = self.plan, self.plan.names
+        sites = {site: known.answer(rows[site], seconds[site], names, plan.margin) for site in rows}
+        untold = {} if plan.secure else {site: NOT_TESTED for site in self._sites if site not in {*rows, *out}}
+        design = plan.design
+        return {
+            "score": "brier",
+            "folds": design.folds,
+            "repeats": design.repeats,
+            "kappa": design.kappa,
+            "margin": plan.margin,
+            "new_size": plan.new_size,
+            "task": f"{self.config.task}:{self.config.preset}",
+            "secure": plan.secure,
+            "hospitals": known.sites,
+            "candidates": known.together(names, plan.new_size),
+            "weights": dict(zip(names, map(float, known.weights), strict=True)),
+            "sites": sites,
+            "refused": {**out, **untold},
+        }
+
+
+def _is_complete(place: Path) -> bool:
+    entries = AuditLog(place / AUDIT).entries
+    return bool(entries) and entries[-1]["event"] == "finish" and entries[-1]["status"] == "completed"
+
+
+def _silent(place: Path, among: frozenset[str]) -> list[str]:
+    """The hospitals that a fold's log says were missing where it stopped, or when its model was tested."""
+    for entry in reversed(AuditLog(place / AUDIT).entries):
+        if entry["event"] in ("round_failed", "evaluation"):
+            there = set(entry.get("sites", among))
+            return sorted(among & {*entry["rejected"], *(among - there)})
+    return []
+
+
+def _words(out: Mapping[str, str]) -> str:
+    return "; ".join(f"{site}: {why}" for site, why in out.items()) or "none"

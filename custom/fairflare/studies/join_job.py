@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A join as one job: sites keep their risks and send means or sums, see ``engine.setup.join``."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from fairflare.core.errors import RunFailed, UserError
+from fairflare.engine.audit import AuditLog, first_entry
+from fairflare.engine.files import AUDIT, is_there, read_json
+from fairflare.engine.setup.assembly import site_names
+from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.join.local import run_join
+from fairflare.engine.setup.join.plan import plan_of, with_join
+from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.state import save_json, save_text
+from fairflare.report.join import SEPARATELY, page, sentence
+from fairflare.studies import display
+from fairflare.studies.display import err
+from fairflare.studies.folders import JOIN, JOIN_PAGE, check_path, content, created, opened
+from fairflare.studies.join import Question
+from fairflare.studies.study import config_of, facts
+from fairflare.tasks.folds import everyone
+
+OWN_FILES = re.compile(r"fold\d+(-again\d+)?|sites|he|audit\.jsonl|join\.(json|html)|flare_log\.txt|preflight_.+\.txt")
+SECRET = {"secure_sum": "masks", "min_sites": 5}
+LAST = {"best_by": "none", "headline": "final"}
+"""A fold has no validation split to choose a model by."""
+
+
+def job_of(question: Question, *, secure: bool = False) -> RunConfig:
+    """The configuration of the job.
+
+    Args:
+        secure: whether sites send sums in secret alone.
+
+    Raises:
+        UserError: no table of two classes, candidates that cannot be asked, or too few hospitals for secret sums.
+    """
+    values = {**LAST, **(SECRET if secure else {}), **(question.choices.get("values") or {})}
+    choices = {**question.choices, "values": values}
+    runs = {label: config_of(label, question.task, question.seed, choices, draw=False) for label in question.methods}
+    config = with_join(runs, question.design, question.margin, question.new_size)
+    for label, run in plan_of(config).runs.items():
+        made = build_parts(run, at_site=True)
+        if made.personal or made.rule.own_models:
+            raise UserError(f"join: {label}: expected a method with one shared model, or a personal one beside it")
+    task = made.task
+    if len(task.classes) != 2 or not task.kind.has_classes:
+        raise UserError(f"join: expected a task of two classes, got {question.task}: {', '.join(task.classes)}")
+    if not config.options.get("site_names"):  # else the data are at the sites, which say so
+        one = everyone(task.site_data(next(iter(task.sites()))))
+        if len(one.inputs.shape) != 2:
+            raise UserError(f"join: expected a task on a table, got {question.task}")
+    return config
+
+
+def join_by_job(
+    config: RunConfig,
+    folder: Path,
+    *,
+    env: str = "local",
+    deployment: Mapping[str, Any] | None = None,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Run the join that ``config`` describes, or go on with it, and write join.json and join.html.
+
+    Args:
+        config: see ``job_of``.
+        folder: new, or that of the same join.
+        env: "local" (this process), "sim" (FLARE's simulator), or "poc" and "prod" with ``deployment``.
+        deployment: arguments of ``run_deployed``.
+        force: begins anew.
+
+    Raises:
+        UserError: the folder holds something else.
+        RunFailed: the join stopped; the same command goes on.
+    """
+    check_path(folder)
+    plan = plan_of(config)
+    with created(folder), opened(folder):
+        _make_room(folder, config, force)
+        display.note(
+            f"{plan.folds} federated trainings in one job, then three sums over {len(site_names(config))} sites"
+        )
+        if not _is_complete(folder):
+            _run(config, folder, env, deployment)
+        result = finished(read_json(folder / JOIN), build_parts(plan.first, at_site=True).task.title)
+        save_json(folder / JOIN, result)
+        save_text(folder / JOIN_PAGE, page(result))
+    return result
+
+
+def _run(config: RunConfig, folder: Path, env: str, deployment: Mapping[str, Any] | None) -> None:
+    if env == "local":
+        run_join(config, folder)
+        return
+    if env == "sim":
+        from fairflare.flare.simulate import LOG, run_simulator
+
+        run_simulator(config, folder, site_names(config))
+        last = (AuditLog(folder / AUDIT).entries or [{}])[-1]
+        if last.get("status") != "completed":
+            raise RunFailed(last.get("reason") or f"the simulator stopped early; see {folder / LOG}")
+        return
+    from fairflare.flare.deploy import run_deployed
+
+    _clear(folder)  # what an earlier job has brought home comes again, and more
+    run_deployed(config, folder, env, watch=lambda text: err.print(escape(text), soft_wrap=True), **(deployment or {}))
+
+
+def finished(result: Mapping[str, Any], title: str) -> dict[str, Any]:
+    """The server's result with a sentence for each hospital whose numbers it has."""
+    names, found = list(result["candidates"]), dict(result)
+    weights = [result["weights"][name] for name in names]
+    found["sites"] = {s: {**row, "answer": sentence(row, names, weights)} for s, row in result["sites"].items()}  # type: ignore[arg-type]  # it only looks through them
+    few = not any(result["candidates"].values())
+    return {"title": title, **found, "methods": names, "note": SEPARATELY if few else "", **facts()}
+
+
+def _is_complete(folder: Path) -> bool:
+    return is_there(folder / JOIN) and AuditLog(folder / AUDIT).entries[-1].get("status") == "completed"
+
+
+def _make_room(folder: Path, config: RunConfig, force: bool) -> None:
+    if not content(folder):
+        return
+    first = first_entry(folder / AUDIT) if is_there(folder / AUDIT) else {}
+    if first.get("config_sha256") == config.sha256() and not force:
+        return
+    if "join" not in first or not force:
+        raise UserError(f"--out {folder}: holds something else; give another folder, or --force to replace a join")
+    _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    for item in folder.iterdir():
+        if OWN_FILES.fullmatch(item.name):
+            shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
+
+
+def sheet(path: Path) -> tuple[str, Path]:
+    """A hospital's own answer from the file that its site has kept, ``SITE.join.json``; writes a page beside it.
+
+    Raises:
+        UserError: it is no such file.
+    """
+    kept = read_json(path)
+    if not {"site", "together", "weights", "hospitals"} <= kept.keys():
+        raise UserError(f"{path}: expected the file of a join that a site keeps, SITE.join.json")
+    why = kept.get("refused")
+    sites = {} if why else {kept["site"]: {key: kept[key] for key in ("n", "candidates", "mix")}}
+    size = next((one["new_hospital"]["n"] for one in kept["together"].values() if one), 0)
+    refused = {kept["site"]: why} if why else {}
+    result = {**kept, "candidates": kept["together"], "sites": sites, "refused": refused, "new_size": size}
+    found = finished(json.loads(json.dumps(result)), f"{kept['site']}'s own sheet")
+    target = path.with_suffix(".html")
+    save_text(target, page(found))
+    return (why or found["sites"][kept["site"]]["answer"]), target
