@@ -147,13 +147,13 @@ def _announced(look: Callable[[], T], announce: Callable[[], None]) -> T:
 
 
 def once_for_rows(
-    results: partial[Mapping[str, Mapping[str, float]]], task: Task, data: SiteData
+    results: Callable[[SiteData], Mapping[str, Mapping[str, float]]], task: Task, data: SiteData
 ) -> Mapping[str, Mapping[str, float]]:
     """What needs no network, computed once for the same rows: the runs of a comparison are many, and on one table."""
     if not isinstance(data, TensorData) or not (rows := _rows(data)):
         return results(data)
     metrics = tuple(map(task.metric, task.metrics))
-    key = (results.func, repr(results.keywords), type(task), repr(task), task.kind, metrics, type(data), rows)
+    key = (repr(results), type(task), repr(task), task.kind, metrics, type(data), rows)
     if key not in _known:
         _known[key] = results(data)
     return copy.deepcopy(_known[key])
@@ -170,7 +170,7 @@ def _rows(data: TensorData) -> str:
             return ""
         for tensor in (split.inputs, split.targets):
             digest.update(f"{tensor.shape}".encode())
-            digest.update(tensor.contiguous().numpy())
+            digest.update(tensor.numpy().tobytes())
         digest.update(repr(split.attributes).encode())
     return digest.hexdigest()
 
