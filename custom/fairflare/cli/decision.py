@@ -108,6 +108,7 @@ def join(
     else:
         if budget is not None:
             from fairflare.studies.join_cost import within
+
             question = within(question, folder, budget, **how)
         found = measure_join(question, folder, **how)
     if as_json:

@@ -18,8 +18,6 @@ from fairflare.report.values import signed
 
 Json = dict[str, Any]
 OWN, MIX = "own", "mix"
-INTERCEPT = " + intercept"
-"""After the name of a candidate: its shared model with an intercept that the hospital fits."""
 LEAST_SITES = 4
 """Hospitals from which on they are read together; with fewer each speaks for itself."""
 MOST_MORE = 10

@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fairflare.report.join import INTERCEPT, MIX, OWN, choice, rounded
+from fairflare.engine.setup.join.plan import INTERCEPT
+from fairflare.report.join import MIX, OWN, choice, rounded
 from fairflare.report.templates import rendered
 from fairflare.report.values import signed, text
 

@@ -17,13 +17,14 @@ from fairflare.engine.evaluation import predict
 from fairflare.engine.files import MODEL, read_model
 from fairflare.engine.memory import personal_file
 from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.join.plan import INTERCEPT
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts
 from fairflare.functional.decision import Array
 from fairflare.functional.recalibration import fitted
 from fairflare.inference.loaded_run import open_run
 
-INTERCEPT, SHARES = " + intercept", " + class shares"
+SHARES = " + class shares"
 
 
 def on_fold(config: RunConfig, fold: str) -> RunConfig:

@@ -23,9 +23,9 @@ from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.functional.decision import Array, Design
 from fairflare.functional.reasons import Models, explained
-from fairflare.report.join import INTERCEPT, OWN, OutOfFold, answers, page
+from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.studies import display
-from fairflare.studies.candidates import logits_of, model_for, moved, on_fold
+from fairflare.studies.candidates import INTERCEPT, logits_of, model_for, moved, on_fold
 from fairflare.studies.folders import JOIN, JOIN_PAGE
 from fairflare.studies.groups import by_group
 from fairflare.studies.labels import folder_name, split_method

@@ -24,6 +24,7 @@ OWN_KEYS = ("method", "trainer", "selector", "server_optimizer", "settings", "tr
 NONE_OF_THESE = {"after": "none", "best_by": "none", "leave_out": "", "evaluation": False, "solo": False, "fold": ""}
 BOUNDS = {"folds": (2, 20), "repeats": (1, 20), "margin": (0, 0.1), "new_size": (30, 100_000)}
 INTERCEPT = " + intercept"
+"""After the name of a candidate: its shared model with an intercept that the hospital fits."""
 SUMS = 3
 """Sums over hospitals, which follow the folds."""
 LEAST_SECRET = 5
