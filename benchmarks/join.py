@@ -250,7 +250,7 @@ def regressed(kept: Federation, realised: Array) -> tuple[list[slopes.Slopes], l
     own, *asked = expit(np.stack([kept.joined[0], kept.shared, level[0]]) @ one.x.T)
     rows = []
     for name, risks, true in zip((*CANDIDATES[:2], CANDIDATES[2]), (*asked, of.risks(one.x)), realised, strict=True):
-        told = combination.Regressed.of_models(of, one.x, own, risks).widened().benefit(1.0)
+        told = slopes.Regressed.of_models(of, one.x, own, risks).widened().benefit(1.0)
         rows.append(row(name, "forecast", true, len(one.y), *told.interval(), float(told.below(0.0)), told.mean))
     return [slopes.Slopes.of(fit, weights) for fit in fits], rows
 
@@ -260,7 +260,7 @@ def by_regression(kept: Federation, regressions: Sequence[slopes.Slopes], fresh:
     for one, of, f, models_ in zip(kept.found, regressions, fresh, kept.fitted, strict=True):
         risks = expit(models_[:, -1] @ one.x.T)
         for c, name in enumerate(CANDIDATES, 1):
-            told = combination.Regressed.of_models(of, one.x, risks[0], risks[c]).widened().benefit(1.0)
+            told = slopes.Regressed.of_models(of, one.x, risks[0], risks[c]).widened().benefit(1.0)
             harm = [float(told.below(-margin)) for margin in (0.0, 0.002)]
             yield row(name, "regressed", truth(one, f[0]) - truth(one, f[c]), len(one.y), *told.interval(), *harm)
 
@@ -335,9 +335,9 @@ def policies(
     known = []
     for one, of_models, regression in zip(found, fitted, regressions, strict=True):
         risks = expit(of_models[:, -1] @ one.x.T)
-        known.append(combination.Regressed.of_models(regression, one.x, risks[0], weights @ risks[1:]))
-    distances = [combination.misfit_terms(p, k.of, DESIGN) for p, k in zip(parts, known, strict=True)]
-    wrong = combination.misfit(np.sum(distances, axis=0))
+        known.append(slopes.Regressed.of_models(regression, one.x, risks[0], weights @ risks[1:]))
+    distances = [slopes.misfit_terms(p, k.of, DESIGN) for p, k in zip(parts, known, strict=True)]
+    wrong = slopes.misfit(np.sum(distances, axis=0))
     for i, (one, part) in enumerate(zip(found, parts, strict=True)):
         own, end = fresh[i][0], np.tensordot(weights, fresh[i][1:], 1)
         base = truth(one, own)
@@ -346,7 +346,7 @@ def policies(
         yield row("oracle", "policy", base - oracle(one, fresh[i]), part.n, 0, 0, 0, 0)
         yield row("common weights", "policy", base - truth(one, end), part.n, 0, 0, 0, 0)
         alone = expit(fitted[i][0, -1] @ one.x.T)
-        slope = combination.Regressed.of_models(regressions[i], one.x, alone, regressions[i].risks(one.x))
+        slope = slopes.Regressed.of_models(regressions[i], one.x, alone, regressions[i].risks(one.x))
         yield from mixes(one, own, end, known[i].widened(*wrong), "regression")
         yield row("own slopes", "policy", base - truth(one, regressions[i].risks(one.fresh)), part.n, 0, 0, 0, 0)
         yield from mixes(one, own, regressions[i].risks(one.fresh), slope.widened(), "own slopes")
@@ -361,7 +361,7 @@ def policies(
                     yield row(label, "posterior", true, part.n, *part.benefit(share, of).interval(), share, 0)
 
 
-def mixes(one: Hospital, own: Array, end: Array, part: combination.Regressed, name: str) -> Iterable[Row]:
+def mixes(one: Hospital, own: Array, end: Array, part: slopes.Regressed, name: str) -> Iterable[Row]:
     """Of a direction whose right part is known by regression: the safe shares' true gains, and what is said of them."""
     for margin in (0.0, combination.TOLERANCE):
         share, label = combination.safe_share(part.of, part.q, margin), f"{name}, {margin or 'strict'}"
@@ -422,7 +422,7 @@ def outside_deal(
     of, rows = slopes.Slopes.of(slopes.fitted(x, y, others), prior), []
     for name, model in (("shared", others.centre), ("shared+intercept", level), ("own slopes", None)):
         inside, new = (of.risks(z) if model is None else expit(z @ model) for z in (x, rest[0]))
-        part = combination.Regressed.of_models(of, x, expit(x @ own), inside).widened()
+        part = slopes.Regressed.of_models(of, x, expit(x @ own), inside).widened()
         told = part.benefit(1.0)
         true = float(((expit(rest[0] @ own) - rest[1]) ** 2 - (new - rest[1]) ** 2).mean())
         rows.append(row(name, "forecast", true, len(y), *told.interval(), float(told.below(0.0)), told.mean))
@@ -463,10 +463,10 @@ def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]
     known, sums = [], np.zeros(2)
     for one, f, t, of in zip(found, fitted, tested, regressions, strict=True):
         risks = expit(f[:, -1] @ one.x.T)
-        known.append(combination.Regressed.of_models(of, one.x, risks[0], weights @ risks[1:]))
+        known.append(slopes.Regressed.of_models(of, one.x, risks[0], weights @ risks[1:]))
         part = combination.part_right(one.y, t[0], np.tensordot(weights, t[1:], 1), REAL)
-        sums += combination.misfit_terms(part, known[-1].of, REAL)
-    wrong = combination.misfit(sums)
+        sums += slopes.misfit_terms(part, known[-1].of, REAL)
+    wrong = slopes.misfit(sums)
     for i, (one, f, of) in enumerate(zip(found, fitted, regressions, strict=True)):
         told, risks, new = (
             {"site": hospitals[i][0], "n": len(one.y)},
@@ -478,7 +478,7 @@ def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]
             *zip(CANDIDATES, risks[1:], new[1:], strict=True),
             ("own slopes", of.risks(one.x), slope),
         ):
-            said = combination.Regressed.of_models(of, one.x, risks[0], inside).widened().benefit(1.0)
+            said = slopes.Regressed.of_models(of, one.x, risks[0], inside).widened().benefit(1.0)
             low, high = said.interval()
             words = decision.verdict(float(said.below(0.0)), low, high)
             true = own - ((test - one.risks) ** 2).mean()
@@ -490,7 +490,7 @@ def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]
                 "high": high,
                 "verdict": words,
             }
-        slope_part = combination.Regressed.of_models(of, one.x, risks[0], of.risks(one.x)).widened()
+        slope_part = slopes.Regressed.of_models(of, one.x, risks[0], of.risks(one.x)).widened()
         for name, part, moved in (
             ("regression", known[i].widened(*wrong), end),
             ("own slopes", slope_part, slope),

@@ -103,3 +103,10 @@ def test_a_total_is_held_against_what_sums_of_all_sites_can_be(examples):
     worse = {**nothing, "information": -torch.eye(len(model["score"]), dtype=torch.float64)}
     assert "negative eigenvalue" in check.doubt(model, worse, examples)
     assert SumsCheck("bernoulli", "random").doubt(model, worse, examples) == ""  # Louis' information can be indefinite
+
+
+def test_a_hospital_of_many_more_patients_is_not_refused_by_what_grows_with_them(tmp_path):
+    """A fit of its own whose precision is ten thousand times the others', as of ten thousand times their patients."""
+    many = torch.tensor([1.0, 1e4, 1e4, 1e4, 1e8], dtype=torch.float64)[:, None]
+    (only,) = told(changed(own=lambda t: many * t), tmp_path, 1)
+    assert not only["rejected"] and BAD in only["accepted"]

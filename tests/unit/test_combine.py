@@ -22,10 +22,11 @@ from fairflare.engine.state import save_json, save_tensors
 from fairflare.functional.decision import Design
 from fairflare.inference.mix import MIX, NUMBERS, Member, Mix, Trees, monitored, open_mix, open_model
 from fairflare.report.join import OutOfFold
+from fairflare.studies.combine import as_module
 from fairflare.studies.groups import by_group
 from fairflare.studies.join import OneSplit, Question
 from fairflare.studies.join_cost import fewer, within
-from fairflare.studies.own_model import as_module, own_model
+from fairflare.studies.own_model import own_model
 
 LABELS = ["fedavg", "fedavg + intercept", "fedavg + class shares", "glm", "glm + intercept"]
 

@@ -76,7 +76,7 @@ def test_the_part_that_is_right_is_that_of_draws_from_the_posterior():
     x, y = hospital(120)
     of = slopes.Slopes.of(slopes.fitted(x, y, OTHERS), np.full(len(slopes.PULLS), 1 / len(slopes.PULLS)))
     own, moved = expit(x @ np.array([0.1, 0.9, -0.1])), of.risks(x)
-    part = combination.Regressed.of_models(of, x, own, moved)
+    part = slopes.Regressed.of_models(of, x, own, moved)
     rng = np.random.default_rng(0)
     which = rng.choice(len(of.weights), 20_000, p=of.weights)
     drawn = of.at[which] + np.einsum("kij,kj->ki", np.linalg.cholesky(of.cov)[which], rng.normal(size=(20_000, 3)))
@@ -88,16 +88,16 @@ def test_the_part_that_is_right_is_that_of_draws_from_the_posterior():
 
 
 def test_deviations_are_widened_and_patients_out_of_fold_move():
-    part = combination.Regressed(0.01, Normals(np.array([0.5, 0.5]), np.array([0.6, 1.0]), np.array([0.2, 0.1])))
+    part = slopes.Regressed(0.01, Normals(np.array([0.5, 0.5]), np.array([0.6, 1.0]), np.array([0.2, 0.1])))
     wide = part.widened().of
-    assert (wide.mean, wide.sd) == pytest.approx((part.of.mean, combination.WIDER * part.of.sd))
+    assert (wide.mean, wide.sd) == pytest.approx((part.of.mean, slopes.WIDER * part.of.sd))
     design = Design()
     rights = [combination.Right(100, 0.3, 0.05, 0.01)] * 10
-    shift, variance = combination.misfit(sum(combination.misfit_terms(one, part.of, design) for one in rights))
+    shift, variance = slopes.misfit(sum(slopes.misfit_terms(one, part.of, design) for one in rights))
     precision = 10 / (design.factor * 0.05)
     assert shift == pytest.approx(-0.5 * precision / (precision + 0.15**-2))
     assert variance == pytest.approx(1 / (precision + 0.15**-2))
-    assert combination.misfit(np.zeros(2)) == pytest.approx((0.0, 0.15**2))
+    assert slopes.misfit(np.zeros(2)) == pytest.approx((0.0, 0.15**2))
     moved = part.widened(shift, variance).of
     assert moved.mean == pytest.approx(part.of.mean + shift) and moved.sd > wide.sd
 

@@ -2,6 +2,7 @@
 """What a job carries of the package: at a site what its executor reaches, and nothing that stays at the desk."""
 
 import ast
+import importlib
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from fairflare.core import manifest, registry, user_code, versions
 from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
+from fairflare.flare import staging
 from fairflare.flare.recipe import FairRecipe
 from fairflare.flare.staging import copy_package, modules_of_run, needed, own_files
 from own_folder import write_images, write_tables
@@ -87,6 +89,18 @@ def test_every_method_keeps_below_the_line():
             assert not tops & DESK, f"{said}: {sorted(tops & DESK)}"
 
 
+def test_a_join_keeps_below_the_line_whatever_its_candidate():
+    """Of own tables, which a join is of; of the desk it has what fits the hospital's own model."""
+    own_model = importlib.import_module(staging.JOIN).OWN_MODEL
+    for method in registry.methods():
+        run = Run(method, "tabular")
+        run.fold = "0/2/0"
+        files = needed([*SITE, *modules_of_run(run), staging.JOIN, own_model], own_files())
+        lines, desk = lines_of(files), {path.as_posix() for path in files if path.parts[0] in DESK}
+        assert len(files) <= MOST_FILES and lines <= MOST_LINES, f"{method}: {lines} lines"
+        assert desk == {"studies/__init__.py", "studies/own_model.py"}, method
+
+
 def test_a_site_is_sent_no_server():
     """The loop, the gate, the log's readers and what weighs updates stay at the server."""
     names = {path.as_posix() for path in at_site("fedavg", "tabular")}
@@ -140,7 +154,7 @@ def test_imports_by_name_are_known():
     known = {"__init__.py", "engine/setup/tasks.py", "core/plugins.py", "core/registry.py", "core/user_code.py"}
     known |= {"networks/monai_networks.py", "core/metric.py", "flare/executor.py", "engine/setup/at_site.py"}
     known |= {"engine/setup/site_parts.py", "engine/setup/method_parts.py", "engine/setup/join/site.py"}
-    known |= {"flare/egress.py", "flare/staging.py"}
+    known |= {"flare/egress.py", "flare/staging.py", "flare/forked_sites.py"}
     assert not {name for name in found if name.split("/")[0] not in DESK - {"datasets"}} - known, sorted(found)
 
 

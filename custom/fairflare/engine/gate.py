@@ -29,7 +29,7 @@ from fairflare.engine.choices import RATIO
 from fairflare.engine.clinical import CLINICAL, NOTHING, View
 from fairflare.engine.evaluation import checked_intervals
 from fairflare.engine.field_checks import CHECKS, Against, Form, Measured, check_counts
-from fairflare.engine.sums_check import SumsCheck
+from fairflare.engine.sums_check import BY_PATIENTS, SumsCheck
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,11 @@ class Gate:
         )
         check_counts(values["scalars"], self.scalars, values["n_examples"])
         measured: Measured = values["update"]
-        return reply_of(answer.site, {**values, "update": measured.update}, self.trainable), measured.sizes
+        sizes = measured.sizes
+        if self.sums:
+            compared = {key: value for key, value in measured.update.items() if key not in BY_PATIENTS}
+            sizes = norms.norms_of(compared, self.trainable)
+        return reply_of(answer.site, {**values, "update": measured.update}, self.trainable), sizes
 
     def _checked(self, answer: Answer, task: str, against: Against) -> dict[str, Any]:
         """Field -> its accepted value, for every field that travels in ``task``; the cheap checks come first."""

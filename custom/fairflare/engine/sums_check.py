@@ -13,6 +13,8 @@ from fairflare.core.types import StateDict
 SLACK = 1e-6
 """Of rounding: masks round at 1e-9."""
 SUMS = ("score", "information", "value", "between", "own")
+BY_PATIENTS = ("between", "own")
+"""Entries that grow with a site's patients: other sites' are no measure for them, and ``doubt`` checks them."""
 
 
 @dataclass(frozen=True)

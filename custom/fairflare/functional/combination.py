@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fairflare.functional.decision import LEAST_DISAGREEMENT, Array, Design, Doubt, Normals, of_size
-from fairflare.functional.slopes import Slopes
 
 SHARES = np.linspace(0.0, 1.0, 51)
 SITES_FOR_SIZE = 6
@@ -24,12 +23,6 @@ LEAST_SPREAD = 1e-4
 UNLIKE = Doubt(0.15, 0.3, 0.5)
 """Of the part that is right. Without it a fifth of the hospitals with slopes of their own are harmed in simulated mixed
 federations, since the others speak for them; chosen there, and checked on federations of other seeds."""
-
-
-WIDER = 1.15
-"""Of the deviations that a regression gives; chosen on simulated federations, checked on those of other seeds."""
-MISFIT = 0.15
-"""Prior standard deviation of what a regression misjudges of the part that is right."""
 
 
 def error_products(labels: Array, risks: Array) -> Array:
@@ -105,47 +98,6 @@ def part_right(labels: Array, own: Array, moved: Array, design: Design) -> Right
     n = labels.shape[-1]
     spread = max(float(errors.var(axis=1, ddof=1).mean()), LEAST_SPREAD * q)
     return Right(n, a, spread / (n * q * q), q)
-
-
-class Regressed(NamedTuple):
-    """The part of a direction that is right, by the hospital's regression (``Slopes``), not by its outcomes.
-
-    Attributes:
-        q: E[D^2] of the models as deployed.
-        of: the distribution of a.
-    """
-
-    q: float
-    of: Normals
-
-    @classmethod
-    def of_models(cls, slopes: Slopes, x: Array, own: Array, moved: Array) -> Regressed:
-        """Of deployed models' risks (n,) of the hospital's patients ``x`` (n, P)."""
-        move = moved - own
-        q = max(float((move**2).mean()), LEAST_DISAGREEMENT)
-        means, sds = slopes.along(x, own, move)
-        return cls(q, Normals(slopes.weights, means / q, np.maximum(sds / q, LEAST_SPREAD)))
-
-    def widened(self, shift: float = 0.0, variance: float = 0.0) -> Regressed:
-        """With deviations times ``WIDER``, and moved by ``misfit``, if that is known."""
-        means = self.of.mean + WIDER * (self.of.means - self.of.mean) + shift
-        return Regressed(self.q, Normals(self.of.weights, means, np.sqrt((WIDER * self.of.sds) ** 2 + variance)))
-
-    def benefit(self, share: float) -> Normals:
-        """The gain of a share (> 0) of the direction."""
-        return self.of.scaled(2 * share * self.q, -self.q * share**2)
-
-
-def misfit_terms(part: Right, of: Normals, design: Design) -> Array:
-    """(2,) terms of a sum over hospitals: 1 / variance of a from patients out of fold, and times its distance."""
-    precision = 1 / (design.factor * part.variance)
-    return np.array([precision, precision * (part.a - of.mean)])
-
-
-def misfit(total: Array) -> tuple[float, float]:
-    """By how much regressions misjudge a, over all hospitals: mean and variance; a priori N(0, ``MISFIT``^2)."""
-    precision = float(total[0]) + MISFIT**-2
-    return float(total[1]) / precision, 1 / precision
 
 
 def harm(of: Normals, q: float, share: float = 1.0, margin: float = 0.0) -> float:

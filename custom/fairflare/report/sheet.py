@@ -44,7 +44,7 @@ def sheet(found: Mapping[str, Any], site: str, leaves: Sequence[Mapping[str, str
 
     Returns:
         format, language, site, title, task; sites, refused (names), patients; answer: kind, candidate, sentence; mix,
-        with its sentence; candidates and groups: rows as in join.json; leaves.
+        with its sentence; candidates: rows as in join.json; groups: those of the answer's candidate; leaves.
     """
     words, row, candidates = texts(language), found["sites"][site], list(found["candidates"])
     kind, name = choice(row, candidates)
@@ -113,8 +113,8 @@ def figures(value: float, low: float, high: float, words: Mapping[str, Any]) -> 
 
 
 def own(one: Mapping[str, Any], words: Mapping[str, Any]) -> str:
-    """The benefit by the hospital's own patients."""
-    return figures(one["benefit"], one["own_low"], one["own_high"], words)
+    """The benefit by the hospital's own patients; a group of them has no other."""
+    return figures(one["benefit"], one.get("own_low", one["low"]), one.get("own_high", one["high"]), words)
 
 
 def together(one: Mapping[str, Any], words: Mapping[str, Any]) -> str:

@@ -24,19 +24,33 @@ from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts, build_parts, without_folders
 from fairflare.engine.state import save_json
+from fairflare.functional.decision import Array
 from fairflare.inference.atomic_output import MARK, check, whole_folder
-from fairflare.inference.mix import OWN, Made, Member, Mix, check_mixable, event_index, save_mix
+from fairflare.inference.mix import (
+    OWN,
+    REGRESSION,
+    Made,
+    Member,
+    Mix,
+    Regression,
+    Trees,
+    check_mixable,
+    event_index,
+    save_mix,
+)
 from fairflare.studies import display
 from fairflare.studies.candidates import logits_of, model_for, moved, on_fold
 from fairflare.studies.folders import JOIN
 from fairflare.studies.labels import folder_name
-from fairflare.studies.own_model import as_module, own_model
+from fairflare.studies.own_model import own_model
 from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import Study
 from fairflare.tasks.folds import ALL, everyone
 
 KIND = "mixes"
+CLOSE = 1e-6
+"""The largest difference between the risks of scikit-learn's model and of what is stored of it."""
 Json = dict[str, Any]
 
 
@@ -153,3 +167,51 @@ def _needed(runs: Mapping[str, Json], members: Sequence[Member]) -> dict[str, Js
     sources = {member.source for member in members}
     found = {label: run for label, run in runs.items() if label in sources}
     return found or dict(list(runs.items())[:1])
+
+
+def as_module(model: Any, kind: str, x: Array) -> Regression | Trees:
+    """The own model as plain numbers, which need no pickle; compared with the model on the rows ``x`` (N, F).
+
+    Raises:
+        UserError: scikit-learn keeps its trees in another way than is known here.
+    """
+    import torch
+
+    made = _regression(model) if kind == REGRESSION else _trees(model)
+    rows = torch.from_numpy(x).float()
+    found = torch.sigmoid(made(rows)).numpy()
+    if not np.abs(found - model.predict_proba(rows.double().numpy())[:, 1]).max() < CLOSE:
+        raise UserError(f"own model: this version of scikit-learn keeps {kind} in another way; expected the same risks")
+    return made
+
+
+def _regression(model: Any) -> Regression:
+    made = Regression(model.coef_.shape[1])
+    _fill(made, coefficients=model.coef_[0], intercept=model.intercept_[0])
+    return made
+
+
+def _trees(model: Any) -> Trees:
+    """A leaf leads to itself; what fills up a smaller tree is never reached."""
+    every = [tree[0].nodes for tree in model._predictors]
+    shape = len(every), max(len(nodes) for nodes in every)
+    made = Trees(*shape, max(1, *(int(nodes["depth"].max()) for nodes in every)))
+    ends = np.broadcast_to(np.arange(shape[1]), shape)
+    found = {"feature": np.zeros(shape), "threshold": np.zeros(shape), "value": np.zeros(shape)}
+    found |= {"left": ends.copy(), "right": ends.copy()}
+    for k, nodes in enumerate(every):
+        inner = np.flatnonzero(nodes["is_leaf"] == 0)
+        for name, field in (("feature", "feature_idx"), ("threshold", "num_threshold"), ("left", "left")):
+            found[name][k, inner] = nodes[field][inner]
+        found["right"][k, inner] = nodes["right"][inner]
+        found["value"][k, : len(nodes)] = nodes["value"]
+    _fill(made, first=model._baseline_prediction.ravel()[0], **found)
+    return made
+
+
+def _fill(made: Regression | Trees, **values: Any) -> None:
+    import torch
+
+    for name, value in values.items():
+        own = getattr(made, name)
+        own.copy_(torch.as_tensor(np.asarray(value)).to(own.dtype))

@@ -107,13 +107,14 @@ def test_names_are_text_and_no_files_of_their_own(tmp_path):
     """A site's name is no markup, no placeholder and no path; groups are shown where there are any."""
     names = ["<script>alert(1)</script>", "../{0.__class__}", *(f"h{k}" for k in range(30))]
     found = joined(sites=names)
-    group = {"women <b>": {"n": 61, "candidates": found["sites"]["h1"]["candidates"]}}
+    told = {"benefit": 0.01, "low": -0.02, "high": 0.04}
+    group = {"women <b>": {"n": 61, "candidates": dict.fromkeys(found["sites"]["h1"]["candidates"], told)}}
     found["sites"][names[0]] = {**found["sites"]["h1"], "groups": group}
     pages = write_sheets(found, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sheets"] and len(pages) == 32
     assert [path.name for path in pages[:3]] == ["hospital-1.html", "hospital-2.html", "h0.html"]
     text = pages[0].read_text()
-    assert "<script" not in text and "&lt;script&gt;alert(1)" in text and "women &lt;b&gt;" in text
+    assert "<script" not in text and "&lt;script&gt;alert(1)" in text and "women &lt;b&gt;" in text and "+.0100" in text.replace("+0.0100", "+.0100")
     assert "../{0.__class__}" in pages[1].read_text() and f"and {32 - MOST_NAMES} more" in text
     assert json.loads((tmp_path / "sheets" / "hospital-1.json").read_text())["groups"]["women <b>"]["n"] == 61
 
