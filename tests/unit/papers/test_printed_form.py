@@ -38,14 +38,7 @@ AS_PRINTED = {
     **{"Dice, Disc": "Dice", "Dice, Cup": "Dice", "dDice, Disc": "dDice", "dDice, Cup": "dDice"},
     **{"Performance contribution, %": "Performance Contribution", "Training samples": "Training Samples"},
     "Sample contribution, %": "Sample Contribution",
-    **{"WorstTPR, %": "WorstTPR (%)", "Overall accuracy, %": "Overall Acc (%)", "Accuracy": "Overall Acc (%)"},
-    **{"Accuracy of the worst client, %": "Acc for the worst client (%)"},
-    **{"Accuracy of the worst attribute, %": "Acc for the worst attribute (%)"},
-    "a b / (a + b) of the disparities over clients and attributes": "Harmonic average of disparity",
-    "a b / (a + b) of both disparities": "Harmonic average of disparity",
-    "2 a b / (a + b) of the worst client's and the worst attribute's accuracy, %": "Harmonic average of worst Acc (%)",
-    "2 a b / (a + b) of both worst, %": "Harmonic average of worst Acc (%)",
-    **{"disparity over clients": "client fairness", "over attributes": "attribute fairness"},
+    **{"WorstTPR, %": "WorstTPR (%)", "Overall accuracy, %": "Overall Acc (%)"},
     **{"Vanilla": "Vanilla FL", "Fair optimization": "Fair Optimization (0th-Order State)"},
     **{"Fair generalization": "Fair Generalization (1st-Order State)", "Ours": "Ours (Multiple States)"},
     **{"alpha 1": "out of distribution", "train": "training"},
@@ -71,8 +64,18 @@ IN_EXHIBIT = {
         title: title.replace("SCAFFOLD", "Scaffold").replace(" + ", " +")
         for title in (row.title for row in OURS["fedheal-table-2"].tables[0].rows)
     },
-    "fedufo-figure-4": {"disparity over clients": "fairness"},
+    "fedufo-figure-4": {"Disparity over clients": "fairness"},
 }
+OF_GROUPS = {
+    ("over-groups", "sites"): "Disparity over clients",
+    ("over-groups", "disparity"): "Disparity over attributes",
+    ("over-sites", "worst"): "Acc for the worst client (%)",
+    ("over-groups", "worst"): "Acc for the worst attribute (%)",
+    ("over-groups", "overall"): "Overall Acc (%)",
+    **{(m, "harmonic-printed"): "Harmonic average of disparity" for m in ("over-groups", "elsewhere")},
+    **{(m, "harmonic-worst"): "Harmonic average of worst Acc (%)" for m in ("over-groups", "elsewhere")},
+}
+"""(measure, which) -> what FedUFO prints of it."""
 DRAWN = {"landscape": "Corrupted loss", "layers": "CKA", "density": "pixel intensity"}
 OF_ROUNDS = {
     ("fedlwr", "mean"): "Avg.",
@@ -124,11 +127,12 @@ class Shown:
     def stub(self, measure, run, beside, given):
         """One value under each name that the measure gives columns to; ``run`` is the data set."""
         sites = [f"site-{k}" for k in range(1, (5 if run.title.startswith("RIF") else 7))]
+        left = next((k for table in self.tables for k in table.left_sites), 1)
         names = {
             "sites": sites,
             "domains": {"office": office_caltech.DOMAINS}.get(run.key, digits5.DOMAINS),
             "without": sites if given.get("drop") else [*sites, "No"],
-            **{"shares": sites, "examples": sites, "relative-weights": [s for s in sites if s != "site-5"]},
+            **{"shares": sites, "examples": sites, "relative-weights": sites[: left - 1] + sites[left:]},
             **{"rounds": ["1", "2"], "condition-rounds": ["1", "2"], "domain-rounds": ["1", "2"]},
             "note-rounds": ["1", "2"] if given.get("site") else [f"round 10, {site}" for site in sites],
         }
@@ -264,7 +268,9 @@ class Shown:
             elif table.draw in ("rounds", "heat"):
                 found.append([OF_ROUNDS[self.paper, which] for which in read])
             else:
-                found.append([self.words(column.title) for column in columns.values()])
+                means = {} if table.draw == "bars" else OF_GROUPS
+                of = [means.get((c.measure, which), c.title) for c, which in zip(columns.values(), read)]
+                found.append([self.words(title) for title in of])
         return one(found)
 
     def swept(self):
