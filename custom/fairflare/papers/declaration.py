@@ -82,6 +82,8 @@ class Column:
     Args:
         measure: name of a function of ``measures``.
         given: its further arguments.
+        order: of the columns that the measure makes, as printed; "" is the place of all others, in natural order, which
+            else come last.
         scale: 100 for per cent.
     """
 
@@ -92,6 +94,7 @@ class Column:
     better: Better = "higher"
     digits: int = 3
     scale: float = 1.0
+    order: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,8 +122,9 @@ class Table:
         structure: what of the printed form is not known: a drawing whose legend or axes are lost; empty: nothing.
         choose: column by which the best of the rows of one ``one_of`` is shown, on each data set; empty: each column
             shows its own best.
+        mean: heading of a last column, the mean of all others; empty: none.
         transposed: methods (or points of a sweep) stand across, and data sets, measures and groups of rows down, as
-            printed.
+            printed; of a single row the columns that a measure makes (clients) stand across.
         note: a sentence for the caption.
         stub: heading of the rows' titles.
         draw: how a figure's panel is drawn: "" (a table), "curve" (rows are points on an axis), "rounds" (a curve per
@@ -145,6 +149,7 @@ class Table:
     left_sites: tuple[int, ...] = ()
     structure: str = ""
     choose: str = ""
+    mean: str = ""
     transposed: bool = False
     note: str = ""
     stub: str = "Method"
@@ -198,11 +203,11 @@ def on(columns: tuple[Column, ...], *data: Data) -> tuple[Block, ...]:
     return tuple(Block(one, columns) for one in data)
 
 
-def printed(each: str, over: str, mean: str, ddof: int) -> tuple[Column, ...]:
+def printed(each: str, over: str, mean: str, ddof: int, order: tuple[str, ...] = ()) -> tuple[Column, ...]:
     """A column for each site or domain, their mean and their standard deviation, in per cent."""
     of: dict[str, Any] = {"digits": 2, "scale": 100}
     return (
-        Column(each, each, f"{each}s", **of),
+        Column(each, each, f"{each}s", order=order, **of),
         Column("mean", mean, over, {"which": "mean"}, **of),
         Column("std", "Std", over, {"which": "std", "ddof": ddof}, better="lower", **of),
     )

@@ -86,7 +86,7 @@ def agreement(measure: str, *keys: str) -> tuple[Column, ...]:
 
 def leave_one_out(number: str, data: Data, *structures: tuple[str, str, str]) -> Exhibit:
     """Dice, its drop, and shares of drops and of samples without each client and with all."""
-    dice = tuple(Column(k, title, "without", {"metric": m}, "", 2, 100) for k, title, m in structures)
+    dice = tuple(Column(k, title, "without", {"metric": m}, "", 2, 100, ("", "No")) for k, title, m in structures)
     drop = tuple(
         Column(f"d{k}", f"d{title}", "without", {"metric": m, "drop": True}, "", 2, 100) for k, title, m in structures
     )
@@ -208,11 +208,11 @@ PAPER = paper(
             Row(key, words, LEFT_OUT, given={"whole": whole})
             for key, words, whole in (("with", "all six train", True), ("without", "client 5 has left", False))
         ),
-        on((Column("weight", "client", "relative-weights", better=""),), RETINA),
+        on((Column("weight", "client", "relative-weights", better="", digits=2, scale=100),), RETINA),
         left_out=LEFT_OUT,
         left_sites=(5,),
         draw="bars",
-        axes=("client", "relative weight"),
+        axes=("client", "relative weight, %"),
     ),
     figure(
         "6",

@@ -190,13 +190,16 @@ def domain_rounds(run: Run, beside: Beside, which: str = "mean") -> dict[str, fl
 
 
 @measure("condition-std")
-def condition_std(run: Run, beside: Beside, metric: str) -> float | None:
-    """Standard deviation over clients of which each is given the score of its own condition (FedISM+, Table IV)."""
-    at_clean, at_corrupted = (_mean(_of_condition(run, which, metric).values()) for which in ("clean", "corrupted"))
-    if at_clean is None or at_corrupted is None:
-        return None
+def condition_std(run: Run, beside: Beside, metric: str) -> list[float | None]:
+    """Standard deviation over clients of which each is given the score of its own condition (FedISM+, Table IV).
+
+    One value per scored round.
+    """
+    at_clean, at_corrupted = (_of_condition(run, which, metric).values() for which in ("clean", "corrupted"))
     clean = sum(row["kind"] == SITE_CLEAN for row in run.report["sites"].values())
-    return fairness.client_std(at_clean, at_corrupted, clean, len(run.report["sites"]) - clean)
+    counts = clean, len(run.report["sites"]) - clean
+    pairs = zip(at_clean, at_corrupted)
+    return [None if a is None or b is None else fairness.client_std(a, b, *counts) for a, b in pairs]
 
 
 @measure("groups")

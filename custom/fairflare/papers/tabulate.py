@@ -56,9 +56,10 @@ def tabulated(table: Table, key: str, used: Sequence[Used], published: Published
         cells = {name: cell for _, cells in found for name, cell in cells.get(row.key, {}).items()}
         rows.append(model.Row(row.key, row.title, _with_published(row, cells, published, used), row.group))
     whole = model.Table(key, table.title, tuple(columns), tuple(rows), table.stub, caption(table, used))
-    shown = replace(whole, rows=_with_the_best(table, whole))
+    shown = _with_mean(table, replace(whole, rows=_with_the_best(table, whole)))
     tried = [replace(whole, key=f"{key}-tried", title=f"{table.title}: every setting that was tried")]
-    shown = _transposed(table, shown) if table.transposed else shown
+    if table.transposed:
+        shown = _by_names(table, shown) if len(table.rows) == 1 else _transposed(table, shown)
     return [shown if table.draw else model.with_best(shown), *(tried if any(r.one_of for r in table.rows) else [])]
 
 
@@ -90,6 +91,32 @@ def _best(rows: Sequence[model.Row], key: str, column: model.Column) -> model.Ro
     sign = -1.0 if column.better == "lower" else 1.0
     known = [(row, cell.value) for row in rows if (cell := row.cells.get(key)) and cell.value is not None]
     return max(known, key=lambda pair: sign * pair[1])[0] if known else rows[0]
+
+
+def _with_mean(table: Table, shown: model.Table) -> model.Table:
+    """With ``Table.mean``'s column: the mean of a row's values, where it has all."""
+    if not table.mean:
+        return shown
+    rows = []
+    for row in shown.rows:
+        values = [v for column in shown.columns if (v := shown.cell(row, column).value) is not None]
+        mean = math.fsum(values) / len(values) if len(values) == len(shown.columns) else None
+        rows.append(replace(row, cells={**row.cells, "mean": model.Cell(mean)}))
+    last = replace(shown.columns[0], key="mean", title=table.mean, group="")
+    return replace(shown, columns=(*shown.columns, last), rows=tuple(rows))
+
+
+def _by_names(table: Table, shown: model.Table) -> model.Table:
+    """One method's table: what its measures have columns for (clients) stands across, a row is a measure."""
+    across = list(dict.fromkeys(column.title for column in shown.columns))
+    names = {title: f"c{i}" for i, title in enumerate(across)}
+    (method,), (block,) = shown.rows, table.blocks
+    cells: dict[str, dict[str, model.Cell]] = {column.key: {} for column in block.columns}
+    for column in shown.columns:
+        cell = method.cells.get(column.key, model.Cell())
+        cells[column.key.partition(".")[0]][names[column.title]] = replace(cell, form=column.form)
+    rows = tuple(model.Row(column.key, column.title, cells[column.key]) for column in block.columns)
+    return replace(shown, columns=tuple(model.Column(names[title], title) for title in across), rows=rows)
 
 
 def _transposed(table: Table, shown: model.Table) -> model.Table:
@@ -185,7 +212,9 @@ def _block(table: Table, block: Block, used: Used) -> tuple[list[model.Column], 
     group = block.data.title if len(table.blocks) > 1 else ""
     for column in block.columns:
         by_row = {row.key: _values(column, row, used) for row in table.rows}
-        for name in in_order({name for rows in by_row.values() for values in rows for name in values}):
+        names = in_order({name for rows in by_row.values() for values in rows for name in values})
+        places = column.order if "" in column.order else (*column.order, "")
+        for name in sorted(names, key=lambda name: places.index(name if name in places else "")):
             key = _key(block, column, name, len(table.blocks) > 1)
             form = model.Form(column.digits, scale=column.scale)
             columns[key] = model.Column(key, name or column.title, group, column.better, form)
