@@ -51,6 +51,7 @@ ELSEWHERE = {
     r"fairflare export fedavg --task script": "tests/unit/test_client.py::test_a_job_without_code_names_the_script",
     r"fairflare search ": "tests/unit/test_search.py",
     r"fairflare compare .*--scheduler ": "tests/unit/test_cluster.py",
+    r"fairflare compare .*--trees ": "tests/unit/test_trees_beside.py",
     r"python docs/notebooks/make.py": "tests/docs/test_notebooks.py",
     r"fairflare (run|export) run.yaml": "tests/unit/test_python.py::test_the_pages_examples_are_one_run",
     r"python benchmarks/": "tests/unit/test_benchmarks.py",
