@@ -148,3 +148,21 @@ def test_no_message_of_a_run_holds_a_time(countries, tmp_path, monkeypatch):
         for name, value in (answer.clinical or {}).items():  # of agreed times alone: counts and shares
             assert name.startswith(("n", "left", "observed")) and (value == round(value) or 0 < value < 1), name
     assert trained
+
+
+def test_support2s_patients_have_the_times_of_their_deaths(tmp_path):
+    """Every patient is in one split of one class; a run's exact fit is the pooled one; a stay is a count of days."""
+    task, stays = tasks.load("support2-survival", output="cox"), tasks.load("support2-stay")
+    splits = [task.site_data(site).splits for site in task.sites()]
+    times, died = torch.cat([split.targets for own in splits for split in own.values()]).T
+    assert len(times) == 9105 and int(died.sum()) == 6201 and (float(times.min()), float(times.max())) == (3, 2029)
+    days = [split.targets for site in stays.sites() for split in stays.site_data(site).splits.values()]
+    assert sum(map(len, days)) == 9105 and min(float(d.min()) for d in days) == 3
+    config = make_config("glm", "support2-survival", rounds=ROUNDS, values={"output": "cox"})
+    model = run_local(config, tmp_path)
+    kept = model["weight"].flatten().nonzero().flatten()  # a column that follows from others is left out
+    assert 35 < len(kept) < 46
+    found = [
+        (own["train"].inputs[:, kept].double().numpy(), *own["train"].targets.double().numpy().T) for own in splits
+    ]
+    assert model["weight"].flatten()[kept].numpy() == pytest.approx(pooled(found).params_.to_numpy(), abs=1e-6)

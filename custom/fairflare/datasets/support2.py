@@ -48,9 +48,9 @@ LABELS = {"hospital_death": "hospdead", "death": "death"}
 
 
 @cache
-def cells_of() -> Mapping[str, tuple[str, ...]]:
+def cells_of(file: str = "support2.csv.gz") -> Mapping[str, tuple[str, ...]]:
     """Column name -> its 9,105 cells as text, "" where missing, in the order of the original file."""
-    packed = resources.files("fairflare.datasets").joinpath("data/support2.csv.gz").read_bytes()
+    packed = resources.files("fairflare.datasets").joinpath(f"data/{file}").read_bytes()
     rows = csv.reader(io.StringIO(gzip.decompress(packed).decode()))
     names = next(rows)
     return dict(zip(names, zip(*rows)))

@@ -114,7 +114,12 @@ def test_names_are_text_and_no_files_of_their_own(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sheets"] and len(pages) == 32
     assert [path.name for path in pages[:3]] == ["hospital-1.html", "hospital-2.html", "h0.html"]
     text = pages[0].read_text()
-    assert "<script" not in text and "&lt;script&gt;alert(1)" in text and "women &lt;b&gt;" in text and "+.0100" in text.replace("+0.0100", "+.0100")
+    assert (
+        "<script" not in text
+        and "&lt;script&gt;alert(1)" in text
+        and "women &lt;b&gt;" in text
+        and "+.0100" in text.replace("+0.0100", "+.0100")
+    )
     assert "../{0.__class__}" in pages[1].read_text() and f"and {32 - MOST_NAMES} more" in text
     assert json.loads((tmp_path / "sheets" / "hospital-1.json").read_text())["groups"]["women <b>"]["n"] == 61
 
