@@ -160,9 +160,18 @@ def test_support2s_patients_have_the_times_of_their_deaths(tmp_path):
     assert sum(map(len, days)) == 9105 and min(float(d.min()) for d in days) == 3
     config = make_config("glm", "support2-survival", rounds=ROUNDS, values={"output": "cox"})
     model = run_local(config, tmp_path)
-    kept = model["weight"].flatten().nonzero().flatten()  # a column that follows from others is left out
-    assert 35 < len(kept) < 46
-    found = [
-        (own["train"].inputs[:, kept].double().numpy(), *own["train"].targets.double().numpy().T) for own in splits
-    ]
+    kept = model["weight"].flatten().nonzero().flatten()  # what follows from others, or is the same within each class
+    assert len(kept) == 38
+    trained = [own["train"] for own in splits]
+    found = [(part.inputs[:, kept].double().numpy(), *part.targets.double().numpy().T) for part in trained]
     assert model["weight"].flatten()[kept].numpy() == pytest.approx(pooled(found).params_.to_numpy(), abs=1e-6)
+
+
+def test_a_feature_that_is_the_same_for_all_patients_of_a_hospital_says_nothing():
+    rng = np.random.default_rng(4)
+    x = torch.from_numpy(np.column_stack([rng.normal(size=60), np.full(60, 0.1)]))
+    times, events = torch.from_numpy(rng.exponential(size=60)), torch.from_numpy(rng.integers(0, 2, 60))
+    value, score, information = maths.partial_likelihood(x, times, events, torch.tensor([0.3, -2.0]).double())
+    assert float(score[1]) == 0 and not information[1].any()
+    alone = maths.partial_likelihood(x[:, :1], times, events, torch.tensor([0.3]).double())
+    assert float(value) == pytest.approx(float(alone[0])) and float(information[0, 0]) == pytest.approx(float(alone[2]))
