@@ -15,7 +15,7 @@ from test_run_ends import assert_nothing_is_left, scratches_of
 
 from cases import each
 from fairflare.cli.main import main
-from fairflare.flare.simulate import PATIENCE, SITES, Heartbeat
+from fairflare.flare.simulate import PATIENCE, WORKER, Heartbeat
 from fairflare.report.write import verify_run
 
 RUN = ["run", "fedavg", "--task", "support2:dirichlet", "--sites", "3", "--no-solo", "--set", "epochs=1"]
@@ -42,13 +42,13 @@ class Said:
         self._thread.join(timeout=30)
 
 
-def client(scratches, site):
+def client(child, site):
     """The process of ``site``; None while there is none."""
-    for scratch in scratches:
-        for file in (scratch / SITES).iterdir():
-            with contextlib.suppress(psutil.Error):  # it has ended since
-                if file.read_text() == site:
-                    return psutil.Process(int(file.name))
+    for process in psutil.Process(child.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended since
+            words = process.cmdline()
+            if WORKER in words and site in words:
+                return process
     return None
 
 
@@ -79,8 +79,8 @@ def test_a_killed_site_is_named_and_the_rounds_go_on_by_their_rules(tmp_path, ca
     said, log = Said(child), tmp_path / "run" / "audit.jsonl"
     try:
         wait_for(lambda: log.is_file() and '"event": "round"' in log.read_text(), child)
-        assert (scratches := scratches_of(tmp_path / "run"))
-        client(scratches, "site-2").kill()
+        wait_for(lambda: client(child, "site-2"), child)
+        client(child, "site-2").kill()
         killed, before = time.monotonic(), log.read_text().count('"event": "round"')
         wait_for(lambda: said.of(ENDED), child)
         when, text = said.of(ENDED)[0]
@@ -88,6 +88,7 @@ def test_a_killed_site_is_named_and_the_rounds_go_on_by_their_rules(tmp_path, ca
         assert when - killed < WITHIN * busy and text.startswith("site-2: ")
         assert "rounds end without it (2 answers and 1 s)" in text and f"`fairflare resume {tmp_path / 'run'}`" in text
         wait_for(lambda: log.read_text().count('"event": "round"') > before + 1, child)
+        assert (scratches := scratches_of(tmp_path / "run"))
         child.send_signal(signal.SIGINT)
         assert child.wait(timeout=60) == 130
         said.end()
@@ -110,9 +111,7 @@ def test_at_the_end_of_a_run_nobody_is_missed(tmp_path, capfd, threads):
 def looked(tmp_path, one_each, seconds):
     """A heartbeat over no processes, with a clock of its own, and the sites that it has named."""
     named, clock = [], iter(range(1, 99))
-    beat = Heartbeat(
-        2**22 - 1, tmp_path, tmp_path / "log", tmp_path / SITES, one_each, named.append, lambda: next(clock)
-    )
+    beat = Heartbeat(2**22 - 1, tmp_path, tmp_path / "log", one_each, named.append, lambda: next(clock))
     return beat, named, lambda: [beat.look() for _ in range(seconds)]
 
 

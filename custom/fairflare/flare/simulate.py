@@ -45,8 +45,6 @@ PATIENCE = 3.0
 """Seconds for which a client's process is gone before it is named: at the end of a run all of them go."""
 WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
 """FLARE's module that a client's process runs."""
-SITES = "sites"
-"""Folder of the workspace where a file named after each site's process says whose it is."""
 DEAD = re.compile(r"(?:Subprocess died for|Communication error with) client (?P<site>[^\s,:]+)")
 """How FLARE's log names a client whose process has ended in the middle of its work."""
 FINISH = b'"event": "finish"'
@@ -78,7 +76,6 @@ def run_simulator(
         make_contexts(folder)
     with tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True) as scratch:
         workspace = Path(scratch)
-        (workspace / SITES).mkdir()
         (workspace / OWNER).write_text(os.path.abspath(folder), encoding="utf-8")
         (workspace / "config.json").write_text(json.dumps(config.to_json()))
         with (folder / LOG).open("ab") as log:
@@ -86,8 +83,7 @@ def run_simulator(
             child = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=_environment(folder)
             )
-            one_each = (threads or len(sites)) >= len(sites)
-            heartbeat = Heartbeat(child.pid, folder, folder / LOG, workspace / SITES, one_each, lost)
+            heartbeat = Heartbeat(child.pid, folder, folder / LOG, (threads or len(sites)) >= len(sites), lost)
             try:
                 _wait(child, folder, watch, heartbeat)
             finally:
@@ -145,12 +141,6 @@ def _family(pid: int, workspace: str) -> list[psutil.Process]:
 
 def main(workspace: str, threads: str) -> None:
     """The child: build the job that ``export`` would write and run it in FLARE's simulator."""
-    import torch
-
-    if sys.platform == "linux" and not torch.cuda.device_count():
-        from fairflare.flare.forked_sites import SiteStarter
-
-        SiteStarter(Path(workspace) / SITES, WORKER).take_over()
     # FLARE ends its processes on Ctrl-C only.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     end_with_command()
@@ -205,7 +195,6 @@ class Heartbeat:
     Args:
         pid: of the simulator's process, from which all others descend.
         log: FLARE's log; what it holds by now is of an earlier command.
-        sites: where a file named after a forked site's process says whose it is; others say it in their command line.
         one_each: whether every site has its own process.
     """
 
@@ -214,12 +203,11 @@ class Heartbeat:
         pid: int,
         folder: Path,
         log: Path,
-        sites: Path,
         one_each: bool,
         tell: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pid, self._folder, self._log, self._sites, self._one_each = pid, folder, log, sites, one_each
+        self._pid, self._folder, self._log, self._one_each = pid, folder, log, one_each
         self._tell, self._clock = tell, clock
         self._read, self._begun = _size(log), _size(folder / AUDIT)
         self._known: dict[str, psutil.Process] = {}
@@ -250,15 +238,10 @@ class Heartbeat:
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self._pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
-                    if process.status() != psutil.STATUS_ZOMBIE and (site := self._site_of(process)):
-                        found[site] = process
+                    words = process.cmdline()
+                    if WORKER in words and "--client" in words and process.status() != psutil.STATUS_ZOMBIE:
+                        found[words[words.index("--client") + 1]] = process
         return found
-
-    def _site_of(self, process: psutil.Process) -> str:
-        with contextlib.suppress(OSError):
-            return (self._sites / str(process.pid)).read_text(encoding="utf-8")
-        words = process.cmdline()
-        return words[words.index("--client") + 1] if WORKER in words and "--client" in words else ""
 
     def _ended(self, alive: dict[str, psutil.Process]) -> list[str]:
         if self._one_each:
