@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/images/joining.svg, each hospital's benefit of joining under three models, from docs/results/joining.
+"""Draws docs/images/joining.svg, each hospital's benefit of joining under three models, from docs/images/joining-data.
 
 python docs/images/joining.py
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-FOLDER = HERE.parent / "results" / "joining"
+FOLDER = HERE / "joining-data"
 CANDIDATES = {
     "fedavg": ("FedAvg", "a"),
     "glm": ("Exact regression of all patients together (glm)", "b"),

@@ -175,7 +175,8 @@ def test_every_figure_of_the_readme_is_in_a_result(page):
     assert not strange, strange
 
 
-JOINED = {name: json.loads((RESULTS / "joining" / f"{name}.json").read_text()) for name in ("heart", "ist")}
+JOINING = RESULTS.parent / "images" / "joining-data"
+JOINED = {name: json.loads((JOINING / f"{name}.json").read_text()) for name in ("heart", "ist")}
 
 
 def told(name, verdict, *candidates):

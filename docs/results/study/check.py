@@ -3,8 +3,8 @@
 
     python docs/results/study/check.py
 
-A sentence that compares (``COMPARING``) has marks in claims.txt; others need none. A line "= PAGE" begins a page; then
-come sentences by their opening words, each with its marks below it, indented:
+A sentence that compares (``COMPARING``) has marks in docs/study_claims.txt; others need none. A line "= PAGE" begins
+a page; then come sentences by their opening words, each with its marks below it, indented:
 
     claim: TASK | ARM | VERSUS | OVER | METRIC | better   a paired difference and its verdict: better, worse or cannot
                                                           be told
@@ -52,7 +52,7 @@ COMPARING = re.compile(
 )
 FIGURE = re.compile(r"(?<![\w.])[+\u2212-]?\d?\.\d{3}(?!\d)")
 DRIFT, EXACT = "drift/", "exact/"
-CLAIMS = tables.HERE / "claims.txt"
+CLAIMS = tables.HERE.parents[1] / "study_claims.txt"
 ELSEWHERE = re.compile(r"^## (Drift|Survival|Joining)$.*?(?=^## |\Z)", re.S | re.M)
 Marks = list[tuple[str, list[str]]]
 """Of a sentence: (kind, words)."""
@@ -67,7 +67,7 @@ def main() -> int:
     for name, page in pages.items():
         found += [f"{name}: {one}" for one in problems(page, marks.get(name, {}))]
         found += [] if tables.filled(page) == page else [f"{name}: tables not those of the files; run tables.py"]
-    found += [f"claims.txt: no such page: {name}" for name in marks if name not in pages]
+    found += [f"study_claims.txt: no such page: {name}" for name in marks if name not in pages]
     print("\n".join(found) or f"{sum(len(list(sentences(one))) for one in pages.values())} sentences, as the files say")
     return 1 if found else 0
 
