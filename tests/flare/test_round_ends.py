@@ -177,6 +177,9 @@ class Context:
     def get_prop(self, key):
         return self.task if key == ReservedKey.TASK_ID else None
 
+    def set_prop(self, key, value, **how):
+        """What the executor says of the task to the filters that come after it."""
+
     def get_engine(self):
         return self.engine
 

@@ -343,7 +343,7 @@ def test_the_configuration_comes_back_and_a_wrong_one_is_refused(whole):
             plan_of(dataclasses.replace(config, join={**config.join, **change}))
     with pytest.raises(UserError, match="after"):
         plan_of(dataclasses.replace(config, after="recalibrate"))
-    with pytest.raises(UserError, match="does not say what joining gives"):
+    with pytest.raises(UserError, match="does not report its benefit of joining"):
         Policy(after=[]).check(config)
     Policy(after=["join"]).check(config)
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -49,6 +49,9 @@ class Bounded(Rule):
         rule: says everything but that.
         bounds: of every site.
     """
+
+    weighs_sums: ClassVar[bool] = False
+    """Clipped sums over patients are those of no patients."""
 
     rule: Rule
     bounds: Bounds
