@@ -64,9 +64,9 @@ def test_the_rule_steps_by_these_weights():
     ]
     model = {"w": torch.zeros(6, dtype=torch.float64)}
     for parts in ("fael", "both"):
-        rule = FedHEAL(parts=parts, solver="exact")
+        rule = FedHEAL(parts=parts, variant="exact")
         outcome = rule.aggregate(model, replies, {}, Info(Round(1, 3)))
         weights = np.array(list(outcome.weights.values()))
         np.testing.assert_allclose(weights, equalised((u := updates.astype(np.float32)) @ u.T), atol=1e-5)
-    fael = FedHEAL(parts="fael", solver="exact").aggregate(model, replies, {}, Info(Round(1, 3)))
+    fael = FedHEAL(parts="fael", variant="exact").aggregate(model, replies, {}, Info(Round(1, 3)))
     assert torch.allclose(fael.model["w"], torch.from_numpy(weights @ updates))

@@ -11,7 +11,7 @@ FAEL (fair aggregation by distance):
 
     d_m  = ||kept u_m||_2^2;   dp_m <- (1 - beta) dp_m + beta d_m / sum_j d_j;   p_m <- p_m + dp_m, normalised
 
-which stands for the program that it simplifies, and that ``solver=exact`` solves: p >= 0, sum p = 1, minimal
+which stands for the program that it simplifies, and that ``variant=exact`` solves: p >= 0, sum p = 1, minimal
 Var_m(||sum_j p_j u_j - u_m||_2^2) (Eq. 10).
 """
 
@@ -48,9 +48,8 @@ class FedHEAL(WeighingRule):
         beta: share of this round's distances in the weight step, in [0, 1]; 0 leaves p at n_k / n, which is FedAvg.
         variant: "paper", or the authors' code as "reference": consistency is that of the rounds before this one, counts
             decreases or no change against increases, must exceed tau and masks running statistics too; d is the sum
-            over parameter tensors of unsquared norms; p starts uniform and its unnormalised sum is carried.
-        solver: of FAEL: "simplified" as above, or "exact": p of Eq. 10 from the whole updates, anew in each round;
-            ``beta`` has no part in it.
+            over parameter tensors of unsquared norms; p starts uniform and its unnormalised sum is carried. "exact":
+            the paper, but FAEL's p is that of Eq. 10 from the whole updates, anew in each round; ``beta`` has no part.
     """
 
     notes: ClassVar[tuple[Note, ...]] = (
@@ -60,8 +59,7 @@ class FedHEAL(WeighingRule):
     parts: Literal["both", "fphl", "fael"] = "both"
     tau: float = 0.3
     beta: float = 0.4
-    variant: Literal["paper", "reference"] = "paper"
-    solver: Literal["simplified", "exact"] = "simplified"
+    variant: Literal["paper", "reference", "exact"] = "paper"
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau < math.inf:
@@ -83,7 +81,7 @@ class FedHEAL(WeighingRule):
         """
         sites = [r.site for r in replies]
         if self.parts == "fael":
-            distances = [] if self.solver == "exact" else self._distances(replies)
+            distances = [] if self.variant == "exact" else self._distances(replies)
             weights, carried = self._fael(replies, dict(zip(sites, distances)), state)
             return Outcome(add_weighted(model, replies, weights), weights, carried)
         masks = Consistency.of(replies, state, self.tau, self.variant == "reference")
@@ -130,7 +128,7 @@ class FedHEAL(WeighingRule):
         start = example_shares(replies)
         if self.parts == "fphl":
             return start, {}
-        if self.solver == "exact":
+        if self.variant == "exact":
             return dict(zip(start, equalised(gram(replies)).tolist())), {}
         carried, steps = dict(state.get("p", {})), dict(state.get("dp", {}))
         if self.variant == "reference":
