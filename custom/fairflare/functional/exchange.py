@@ -297,7 +297,7 @@ class Known:
         part = self.mixed(row, seconds)
         total = self._total(2)[-TERMS:].reshape(decision.POINTS, 7)
         of = self._posterior(part, total, self._mix_precision if self.sites >= LEAST_SITES else 0.0)
-        return {"n": row.n, "candidates": each, "mix": _mix(part, of, margin)}
+        return {"n": row.n, "candidates": each, "mix": safe_mix(part, of, margin)}
 
     def _answer(self, c: int, one: Direction) -> Json:
         benefit, part = one.benefit(self.design), one.part_right(self.design)
@@ -342,16 +342,18 @@ def _told(own: Benefit, ends: tuple[float, float], of: Normals, p_harm: float, v
     }
 
 
-def _mix(part: Right, of: Normals, margin: float) -> Json:
+def safe_mix(part: Right, of: Normals, margin: float) -> Json:
+    """The safe share of a direction at a hospital, its gain with an interval, and the probability of harm.
+
+    Args:
+        part: which part of the direction is right there.
+        of: its posterior.
+        margin: the loss that does not matter; 0: strict.
+    """
     share = combination.safe_share(of, part.q, margin)
     if not share:
         return {"share": 0.0, "p_harm": 0.0, "benefit": 0.0, "low": 0.0, "high": 0.0}
     gain = part.benefit(share, of)
     low, high = gain.interval()
-    return {
-        "share": share,
-        "p_harm": combination.harm(of, part.q, share, margin),
-        "benefit": gain.mean,
-        "low": low,
-        "high": high,
-    }
+    harm = combination.harm(of, part.q, share, margin)
+    return {"share": share, "p_harm": harm, "benefit": gain.mean, "low": low, "high": high}

@@ -13,6 +13,7 @@ import numpy as np
 from fairflare.functional import combination, decision
 from fairflare.functional.combination import UNLIKE, Right
 from fairflare.functional.decision import Array, Benefit, Design, Hospitals, Normals
+from fairflare.functional.exchange import safe_mix
 from fairflare.report.templates import rendered
 from fairflare.report.values import signed
 
@@ -126,7 +127,7 @@ def _mixes(sites: Mapping[str, OutOfFold], design: Design, margin: float) -> tup
     weights = combination.common_weights(np.mean(products, axis=0))
     moved = {site: np.tensordot(weights, t.risks[1:], 1) for site, t in sites.items()}
     parts = {s: combination.part_right(t.labels, t.risks[0], moved[s], design) for s, t in sites.items()}
-    return weights, {site: _mix(part, of, margin) for site, (part, of) in _posteriors(parts, design).items()}
+    return weights, {site: safe_mix(part, of, margin) for site, (part, of) in _posteriors(parts, design).items()}
 
 
 def _posteriors(parts: Mapping[str, Right], design: Design) -> dict[str, tuple[Right, Normals]]:
@@ -148,16 +149,6 @@ def _posteriors(parts: Mapping[str, Right], design: Design) -> dict[str, tuple[R
         )
         for site, p in parts.items()
     }
-
-
-def _mix(part: Right, of: Normals, margin: float) -> Json:
-    share = combination.safe_share(of, part.q, margin)
-    if not share:
-        return {"share": 0.0, "p_harm": 0.0, "benefit": 0.0, "low": 0.0, "high": 0.0}
-    gain = part.benefit(share, of)
-    low, high = gain.interval()
-    harm = combination.harm(of, part.q, share, margin)
-    return {"share": share, "p_harm": harm, "benefit": gain.mean, "low": low, "high": high}
 
 
 def choice(row: Mapping[str, Any], candidates: Sequence[str]) -> tuple[str, str]:
