@@ -14,6 +14,7 @@ import pytest
 
 from fairflare.cli.main import main
 from fairflare.core.processes import RUN_FOLDER, SCRATCH
+from fairflare.engine.files import CHECKPOINT
 from fairflare.report.write import check_resumable
 
 pytestmark = pytest.mark.flare
@@ -52,8 +53,7 @@ def simulated(tmp_path):
     hearing = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **hearing)
     try:
-        log = folder / "audit.jsonl"
-        until(lambda: log.is_file() and '"event": "round"' in log.read_text() or child.poll() is not None)
+        until(lambda: (folder / CHECKPOINT).exists() or child.poll() is not None)  # after the round's line in the log
         assert child.poll() is None and len(running(str(folder))) >= 5, "the simulator never got going"
         yield child, folder
     finally:

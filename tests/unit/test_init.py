@@ -10,6 +10,7 @@ import pty
 import re
 import stat
 import struct
+import subprocess
 import sys
 import termios
 from collections import defaultdict
@@ -334,16 +335,11 @@ def test_nothing_is_written_without_a_yes(tmp_path, capsys):
 
 def at_a_terminal(answer, *arguments):
     """Exit code and output of a command in a terminal of 80 columns that is answered its question."""
-    child, main_end = pty.fork()
-    if not child:
-        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
-        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "r" if n == 0 else "w", 1) for n in range(3))
-        try:
-            main([*map(str, arguments)])
-        except SystemExit as end:
-            os._exit(end.code)
-        finally:
-            os._exit(70)
+    main_end, child_end = pty.openpty()
+    fcntl.ioctl(child_end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+    command = [sys.executable, "-m", "fairflare", *map(str, arguments)]  # no fork of ours: that of threads may crash
+    child = subprocess.Popen(command, stdin=child_end, stdout=child_end, stderr=child_end)
+    os.close(child_end)
     shown = b""
     with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
         while part := os.read(main_end, 4096):
@@ -353,8 +349,7 @@ def at_a_terminal(answer, *arguments):
                 answer = b""
     os.close(main_end)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode().replace("\r\n", "\n"))
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status), "\n".join(line.rpartition("\r")[2] for line in plain.split("\n"))
+    return child.wait(60), "\n".join(line.rpartition("\r")[2] for line in plain.split("\n"))
 
 
 @pytest.mark.slow
