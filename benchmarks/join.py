@@ -229,7 +229,7 @@ def federation(task: tuple[str, int, int, str | None]) -> list[Row]:
     regressions, forecasts = regressed(kept, losses[0] - losses[1:])
     label: Row = {"regime": regime, "sites": sites, "number": number}
     found = [*candidates(kept.found, tested, fresh, losses[0] - losses[1:]), *forecasts]
-    found += by_regression(kept, regressions, fresh)
+    found += by_regression(kept, regressions, tested, fresh)
     return [label | row for row in [*found, *policies(kept.found, kept.folds, tested, fresh, regressions, kept.fitted)]]
 
 
@@ -255,14 +255,35 @@ def regressed(kept: Federation, realised: Array) -> tuple[list[slopes.Slopes], l
     return [slopes.Slopes.of(fit, weights) for fit in fits], rows
 
 
-def by_regression(kept: Federation, regressions: Sequence[slopes.Slopes], fresh: Sequence[Array]) -> Iterable[Row]:
+def by_regression(
+    kept: Federation, regressions: Sequence[slopes.Slopes], tested: Sequence[Array], fresh: Sequence[Array]
+) -> Iterable[Row]:
     """Candidates' benefits by each hospital's regression."""
-    for one, of, f, models_ in zip(kept.found, regressions, fresh, kept.fitted, strict=True):
-        risks = expit(models_[:, -1] @ one.x.T)
-        for c, name in enumerate(CANDIDATES, 1):
-            told = slopes.Regressed.of_models(of, one.x, risks[0], risks[c]).widened().benefit(1.0)
+    for c, name in enumerate(CANDIDATES, 1):
+        moved = np.eye(len(CANDIDATES))[c - 1]
+        known = known_parts(kept.found, kept.fitted, tested, regressions, moved, DESIGN)
+        for one, f, part in zip(kept.found, fresh, known, strict=True):
+            told = part.benefit(1.0)
             harm = [float(told.below(-margin)) for margin in (0.0, 0.002)]
             yield row(name, "regressed", truth(one, f[0]) - truth(one, f[c]), len(one.y), *told.interval(), *harm)
+
+
+def known_parts(
+    found: Sequence[Hospital],
+    fitted: Sequence[Array],
+    tested: Sequence[Array],
+    regressions: Sequence[slopes.Slopes],
+    weights: Array,
+    design: Design,
+) -> list[slopes.Regressed]:
+    """What is right of the direction to the candidates by ``weights``, as ``report.join`` has it."""
+    known, sums = [], np.zeros(2)
+    for one, f, t, of in zip(found, fitted, tested, regressions, strict=True):
+        risks = expit(f[:, -1] @ one.x.T)
+        part = combination.part_right(one.y, t[0], np.tensordot(weights, t[1:], 1), design)
+        known.append(slopes.Regressed.of_models(of, one.x, risks[0], weights @ risks[1:], part.q))
+        sums += slopes.misfit_terms(part, known[-1].of, design)
+    return [part.widened(*slopes.misfit(sums)) for part in known]
 
 
 def candidates(
@@ -332,12 +353,7 @@ def policies(
     moved = [np.tensordot(weights, t[1:], 1) for t in tested]
     parts = [combination.part_right(one.y, t[0], m, DESIGN) for one, t, m in zip(found, tested, moved, strict=True)]
     everyone, terms = of_parts(parts)
-    known = []
-    for one, of_models, regression in zip(found, fitted, regressions, strict=True):
-        risks = expit(of_models[:, -1] @ one.x.T)
-        known.append(slopes.Regressed.of_models(regression, one.x, risks[0], weights @ risks[1:]))
-    distances = [slopes.misfit_terms(p, k.of, DESIGN) for p, k in zip(parts, known, strict=True)]
-    wrong = slopes.misfit(np.sum(distances, axis=0))
+    known = known_parts(found, fitted, tested, regressions, weights, DESIGN)
     for i, (one, part) in enumerate(zip(found, parts, strict=True)):
         own, end = fresh[i][0], np.tensordot(weights, fresh[i][1:], 1)
         base = truth(one, own)
@@ -347,7 +363,7 @@ def policies(
         yield row("common weights", "policy", base - truth(one, end), part.n, 0, 0, 0, 0)
         alone = expit(fitted[i][0, -1] @ one.x.T)
         slope = slopes.Regressed.of_models(regressions[i], one.x, alone, regressions[i].risks(one.x))
-        yield from mixes(one, own, end, known[i].widened(*wrong), "regression")
+        yield from mixes(one, own, end, known[i], "regression")
         yield row("own slopes", "policy", base - truth(one, regressions[i].risks(one.fresh)), part.n, 0, 0, 0, 0)
         yield from mixes(one, own, regressions[i].risks(one.fresh), slope.widened(), "own slopes")
         others = everyone.without(terms[i])
@@ -460,13 +476,8 @@ def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]
     weights = combination.common_weights(
         np.mean([combination.error_products(o.y, t[1:]) for o, t in zip(found, tested, strict=True)], axis=0)
     )
-    known, sums = [], np.zeros(2)
-    for one, f, t, of in zip(found, fitted, tested, regressions, strict=True):
-        risks = expit(f[:, -1] @ one.x.T)
-        known.append(slopes.Regressed.of_models(of, one.x, risks[0], weights @ risks[1:]))
-        part = combination.part_right(one.y, t[0], np.tensordot(weights, t[1:], 1), REAL)
-        sums += slopes.misfit_terms(part, known[-1].of, REAL)
-    wrong = slopes.misfit(sums)
+    known = known_parts(found, fitted, tested, regressions, weights, REAL)
+    each = [known_parts(found, fitted, tested, regressions, unit, REAL) for unit in np.eye(len(CANDIDATES))]
     for i, (one, f, of) in enumerate(zip(found, fitted, regressions, strict=True)):
         told, risks, new = (
             {"site": hospitals[i][0], "n": len(one.y)},
@@ -474,11 +485,9 @@ def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]
             expit(f[:, -1] @ one.fresh.T),
         )
         own, slope, end = ((new[0] - one.risks) ** 2).mean(), of.risks(one.fresh), weights @ new[1:]
-        for name, inside, test in (
-            *zip(CANDIDATES, risks[1:], new[1:], strict=True),
-            ("own slopes", of.risks(one.x), slope),
-        ):
-            said = slopes.Regressed.of_models(of, one.x, risks[0], inside).widened().benefit(1.0)
+        slope_part = slopes.Regressed.of_models(of, one.x, risks[0], of.risks(one.x)).widened()
+        for name, test in (*zip(CANDIDATES, new[1:], strict=True), ("own slopes", slope)):
+            said = (each[CANDIDATES.index(name)][i] if name in CANDIDATES else slope_part).benefit(1.0)
             low, high = said.interval()
             words = decision.verdict(float(said.below(0.0)), low, high)
             true = own - ((test - one.risks) ** 2).mean()
@@ -490,9 +499,8 @@ def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]
                 "high": high,
                 "verdict": words,
             }
-        slope_part = slopes.Regressed.of_models(of, one.x, risks[0], of.risks(one.x)).widened()
         for name, part, moved in (
-            ("regression", known[i].widened(*wrong), end),
+            ("regression", known[i], end),
             ("own slopes", slope_part, slope),
         ):
             for margin in (0.0, combination.TOLERANCE):

@@ -9,6 +9,7 @@ is told the exact regression's coefficients and Hessian, from which it takes its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +71,23 @@ class Others(NamedTuple):
         diagonals = np.stack([np.append(INTERCEPT_VARIANCE, np.full(len(self.centre) - 1, 1 / p)) for p in PULLS])
         between = diagonals[:, :, None] * np.eye(len(self.centre))
         return np.asarray(np.linalg.inv(between * (1 + 1 / self.sites) + self.cov), dtype=np.float64)
+
+
+def together(hospitals: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """(P,) coefficients of the ridge regression of all hospitals' (x, y), and (P, P) its Hessian: sums over hospitals.
+
+    The penalty of slopes is 1, of the intercept a thousandth.
+    """
+    width = hospitals[0][0].shape[1]
+    ridge, at = np.append(1e-3, np.ones(width - 1)), np.zeros(width)
+    for _ in range(STEPS):
+        parts = [derivatives(x, y, at) for x, y in hospitals]
+        hessian = np.sum([one for _, one in parts], axis=0) + np.diag(ridge)
+        step = np.linalg.solve(hessian, np.sum([one for one, _ in parts], axis=0) - ridge * at)
+        at = at + np.clip(step, -LARGEST_STEP, LARGEST_STEP)
+        if np.abs(step).max() < CLOSE:
+            break
+    return at, hessian
 
 
 class Fitted(NamedTuple):
@@ -152,11 +170,19 @@ class Slopes(NamedTuple):
         return (risks - own) @ move / len(x), np.sqrt(np.einsum("mi,mij,mj->m", slopes, self.cov, slopes))
 
 
+def regressions(hospitals: Sequence[tuple[Array, Array]]) -> list[Slopes]:
+    """Each hospital's, from (x, y) of at least two hospitals, see ``fitted``."""
+    centre, total = together(hospitals)
+    fits = [fitted(x, y, Others.of_all(centre, total, len(hospitals), x, y)) for x, y in hospitals]
+    weights = pull_weights(np.stack([fit.evidence for fit in fits]))
+    return [Slopes.of(fit, weights) for fit in fits]
+
+
 class Regressed(NamedTuple):
     """The part of a direction that is right, by the hospital's regression (``Slopes``), not by its outcomes.
 
     Attributes:
-        q: E[D^2] of the models as deployed.
+        q: E[D^2] of the models as deployed; of patients that trained none of them it is larger.
         of: the distribution of a.
     """
 
@@ -164,12 +190,12 @@ class Regressed(NamedTuple):
     of: Normals
 
     @classmethod
-    def of_models(cls, slopes: Slopes, x: Array, own: Array, moved: Array) -> Regressed:
-        """Of deployed models' risks (n,) of the hospital's patients ``x`` (n, P)."""
+    def of_models(cls, slopes: Slopes, x: Array, own: Array, moved: Array, new: float | None = None) -> Regressed:
+        """Of deployed models' risks (n,) of the hospital's patients ``x`` (n, P); ``new``: q of other patients."""
         move = moved - own
         q = max(float((move**2).mean()), LEAST_DISAGREEMENT)
         means, sds = slopes.along(x, own, move)
-        return cls(q, Normals(slopes.weights, means / q, np.maximum(sds / q, LEAST_SPREAD)))
+        return cls(new or q, Normals(slopes.weights, means / q, np.maximum(sds / q, LEAST_SPREAD)))
 
     def widened(self, shift: float = 0.0, variance: float = 0.0) -> Regressed:
         """With deviations times ``WIDER``, and moved by ``misfit``, if that is known."""

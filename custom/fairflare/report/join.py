@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.functional import combination, decision
+from fairflare.functional import combination, decision, slopes
 from fairflare.functional.combination import UNLIKE, Right
 from fairflare.functional.decision import Array, Benefit, Design, Hospitals, Normals
 from fairflare.functional.exchange import safe_mix
+from fairflare.functional.slopes import Regressed, Slopes
 from fairflare.report.templates import rendered
 from fairflare.report.values import signed
 
@@ -21,6 +22,8 @@ Json = dict[str, Any]
 OWN, MIX = "own", "mix"
 LEAST_SITES = 4
 """Hospitals from which on they are read together; with fewer each speaks for itself."""
+LEAST_PATIENTS_EACH = 10
+"""Patients of all hospitals for each coefficient, from which on a regression is asked."""
 MOST_MORE = 10
 """Times a hospital's patients up to which a number of further ones is named."""
 SEPARATELY = "fewer than four hospitals: each is judged by its own patients alone, and none by the others"
@@ -33,9 +36,25 @@ class OutOfFold:
     Attributes:
         labels: (n,) 0 or 1.
         risks: (1 + C, R, n): the own model's, then those of the candidates.
+        deployed: with it the hospital's regression says how far models are from the true risks (``slopes``), not its
+            outcomes alone.
     """
 
     labels: Array
+    risks: Array
+    deployed: Deployed | None = None
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A hospital's patients, as the models see them that are trained with all of them.
+
+    Attributes:
+        x: (n, P) features with a constant in front.
+        risks: (1 + C, n): the own model's, then those of the candidates.
+    """
+
+    x: Array
     risks: Array
 
 
@@ -53,15 +72,18 @@ def answers(
 
     Returns:
         design, candidates: name -> average, between_sd, new_hospital and sites, weights (of the candidates in the mix),
-        and sites: name -> n, answer (a sentence), mix (share, p_harm, benefit with its interval) and candidates.
+        and sites: name -> n, by ("regression" or "outcomes"), answer (a sentence), mix (share, p_harm, benefit with its
+        interval) and candidates.
     """
-    found = {name: _candidate(sites, c, design, new_size) for c, name in enumerate(candidates, 1)}
-    weights, mixes = _mixes(sites, design, margin)
+    known = _regressions(sites)
+    found = {name: _candidate(sites, c, design, new_size, known) for c, name in enumerate(candidates, 1)}
+    weights, mixes = _mixes(sites, design, margin, known)
     about = {"score": "brier", "folds": design.folds, "repeats": design.repeats, "kappa": design.kappa}
     rows = {}
     for site, tested in sites.items():
         each = {name: one["sites"][site] for name, one in found.items()}
-        row = {"n": len(tested.labels), "candidates": each, MIX: mixes[site]}
+        by = "regression" if site in known else "outcomes"
+        row = {"n": len(tested.labels), "by": by, "candidates": each, MIX: mixes[site]}
         rows[site] = {**row, "answer": sentence(row, candidates, weights)}
     together = {name: {k: v for k, v in one.items() if k != "sites"} for name, one in found.items()}
     mixed = dict(zip(candidates, (float(w) for w in weights), strict=True))
@@ -69,8 +91,31 @@ def answers(
     return {**about, "margin": margin, "candidates": together, "weights": mixed, "sites": rows, "note": note}
 
 
-def _candidate(sites: Mapping[str, OutOfFold], c: int, design: Design, new_size: int) -> Json:
-    """Intervals are of the benefit itself; the probability of harm is that of the part that is right, below a half."""
+def _regressions(sites: Mapping[str, OutOfFold]) -> dict[str, Slopes]:
+    """Of hospitals whose deployed models are known, where all hospitals together have patients enough for that."""
+    some = {site: (one.deployed.x, one.labels) for site, one in sites.items() if one.deployed}
+    many = sum(len(y) for _, y in some.values())
+    if len(some) < LEAST_SITES or many < LEAST_PATIENTS_EACH * next(iter(some.values()))[0].shape[1]:
+        return {}
+    return dict(zip(some, slopes.regressions(list(some.values())), strict=True))
+
+
+def _by_regression(
+    sites: Mapping[str, OutOfFold], parts: Mapping[str, Right], weights: Array, known: Mapping[str, Slopes], by: Design
+) -> dict[str, Normals]:
+    """The part that is right of the direction to the candidates by ``weights`` (C,), of hospitals in ``known``."""
+    found, sums = {}, np.zeros(2)
+    for site, of in known.items():
+        assert (models := sites[site].deployed)
+        found[site] = Regressed.of_models(of, models.x, models.risks[0], weights @ models.risks[1:], parts[site].q)
+        sums += slopes.misfit_terms(parts[site], found[site].of, by)
+    return {site: one.widened(*slopes.misfit(sums)).of for site, one in found.items()}
+
+
+def _candidate(
+    sites: Mapping[str, OutOfFold], c: int, design: Design, new_size: int, known: Mapping[str, Slopes]
+) -> Json:
+    """The probability of harm is that of the part that is right, below a half; by regression intervals are, too."""
     own = {s: decision.brier_benefit(t.labels, t.risks[0], t.risks[c], design) for s, t in sites.items()}
     if len(own) < LEAST_SITES:
         return {"sites": {site: _alone(one, design) for site, one in own.items()}}
@@ -80,12 +125,14 @@ def _candidate(sites: Mapping[str, OutOfFold], c: int, design: Design, new_size:
     terms = {site: decision.terms(b.mean, noise[site], decision.of_size(b.n), s0) for site, b in own.items()}
     everyone = Hospitals(s0, np.sum(list(terms.values()), axis=0))
     parts = {s: combination.part_right(t.labels, t.risks[0], t.risks[c], design) for s, t in sites.items()}
-    right = _posteriors(parts, design)
-    rows = {}
+    right, rows = _posteriors(parts, design), {}
+    regressed = _by_regression(sites, parts, np.eye(len(next(iter(sites.values())).risks) - 1)[c - 1], known, design)
     for site, b in own.items():
         luck = (design.factor - 1) * noise[site]
         of = everyone.without(terms[site]).given(b.mean, noise[site], decision.of_size(b.n), luck)
-        p_harm = combination.harm(right[site][1], right[site][0].q)
+        part, of_part = parts[site], regressed.get(site, right[site][1])
+        of = part.benefit(1.0, of_part) if site in regressed else of
+        p_harm = combination.harm(of_part, part.q)
         rows[site] = _row(b, b.interval(design), of, p_harm, noise[site] * b.n, design)
     sums = np.sum([(1, b.mean, b.mean**2, design.factor * noise[s]) for s, b in own.items()], axis=0)
     new = everyone.new(decision.of_size(new_size), (design.factor - 1) * smooth.at([new_size]) / new_size)
@@ -121,13 +168,16 @@ def _row(own: Benefit, ends: tuple[float, float], of: Normals, p_harm: float, va
     return {**told, **more, "more_patients": int(max(needed, 0)) if math.isfinite(needed) else None}
 
 
-def _mixes(sites: Mapping[str, OutOfFold], design: Design, margin: float) -> tuple[Array, dict[str, Json]]:
+def _mixes(
+    sites: Mapping[str, OutOfFold], design: Design, margin: float, known: Mapping[str, Slopes]
+) -> tuple[Array, dict[str, Json]]:
     """The candidates' common weights, and of each hospital the share of them that it may safely take."""
     products = [combination.error_products(t.labels, t.risks[1:]) for t in sites.values()]
     weights = combination.common_weights(np.mean(products, axis=0))
     moved = {site: np.tensordot(weights, t.risks[1:], 1) for site, t in sites.items()}
     parts = {s: combination.part_right(t.labels, t.risks[0], moved[s], design) for s, t in sites.items()}
-    return weights, {site: safe_mix(part, of, margin) for site, (part, of) in _posteriors(parts, design).items()}
+    right, regressed = _posteriors(parts, design), _by_regression(sites, parts, weights, known, design)
+    return weights, {s: safe_mix(p, regressed.get(s, right[s][1]), margin) for s, p in parts.items()}
 
 
 def _posteriors(parts: Mapping[str, Right], design: Design) -> dict[str, tuple[Right, Normals]]:

@@ -23,18 +23,18 @@ from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.functional.decision import Array, Design
 from fairflare.functional.reasons import Models, explained
-from fairflare.report.join import OWN, OutOfFold, answers, page
+from fairflare.report.join import OWN, Deployed, OutOfFold, answers, page
 from fairflare.studies import display
 from fairflare.studies.candidates import INTERCEPT, logits_of, model_for, moved, on_fold
 from fairflare.studies.folders import JOIN, JOIN_PAGE
 from fairflare.studies.groups import by_group
 from fairflare.studies.labels import folder_name, split_method
-from fairflare.studies.own_model import own_risks
+from fairflare.studies.own_model import TREES, own_model, own_risks
 from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import run_once
 from fairflare.studies.sheets import write_sheets
 from fairflare.studies.study import SHARED, Study, config_of, facts
-from fairflare.tasks.folds import FEWEST, dealt, everyone, untestable
+from fairflare.tasks.folds import ALL, FEWEST, dealt, everyone, untestable
 
 Json = dict[str, Any]
 
@@ -80,6 +80,11 @@ class Question:
                 fold = f"{number}/{self.design.folds}/{deal}"
                 found[self.name(label, deal, number)] = on_fold(config, fold)
         return found
+
+    def deployed(self) -> dict[str, RunConfig]:
+        """Folder name -> run on all patients, which ``combine`` needs anyhow; none where one split is tested."""
+        each = {} if isinstance(self.design, OneSplit) else self.each()
+        return {f"{folder_name(label)}-{ALL}": on_fold(config, ALL) for label, config in each.items()}
 
     def each(self) -> dict[str, RunConfig]:
         """Method -> its run, without a fold."""
@@ -142,13 +147,14 @@ def measure_join(
     _check(first, question, runs)
     sites, candidates = list(first.task.sites()), f"{len(question.methods)} candidate methods"
     display.note(
-        f"{len(runs)} federated trainings ({candidates}, {_in_words(question.design)}) and as many own models at each "
-        f"of {len(sites)} sites"
+        f"{len(runs)} federated trainings ({candidates}, {_in_words(question.design)}), {len(question.deployed())} on "
+        f"all patients, and an own model for each fold at each of {len(sites)} sites"
     )
-    with Study(runs).finished(folder, partial(run_once, force=force), workers=workers):
+    with Study(runs | question.deployed()).finished(folder, partial(run_once, force=force), workers=workers):
         tested, names, kinds, refused = _tested(question, runs, folder)
         if not tested:
             raise UserError(f"join: no site has patients enough: {next(iter(refused.values()))}")
+        tested = _with_deployed(question, folder, tested, names)
         found = answers(tested, names, question.design, question.margin, question.new_size)
         split = isinstance(question.design, OneSplit)  # of few patients, so that no group is told
         for client, attributes in _attributes(next(iter(runs.values())), () if split else tested).items():
@@ -224,6 +230,31 @@ def _tested(
     return tested, candidates, kinds, refused
 
 
+def _with_deployed(
+    question: Question, folder: Path, tested: Mapping[str, OutOfFold], names: Sequence[str]
+) -> dict[str, OutOfFold]:
+    """With what the models of all patients say, but at sites whose own model is trees, which know their patients."""
+    found: dict[str, dict[str, Array]] = {client: {} for client in tested}
+    features = {}
+    for label, (name, config) in zip(question.methods, question.deployed().items()):
+        parts = build_parts(config, at_site=True)
+        event, sites = _event(parts), site_of_client(config, parts.task)
+        for client, one in tested.items():
+            data = parts.task.site_data(sites[client])
+            found[client] |= _risks(parts, config, folder / name, client, data, label, event, "train")
+            if client not in features:
+                x = np.asarray(data.splits["train"].inputs, dtype=np.float64)  # type: ignore[union-attr]  # examples are in memory
+                model, kind = own_model(x, one.labels)
+                found[client][OWN] = model.predict_proba(x)[:, 1]
+                features[client] = None if kind == TREES else np.hstack([np.ones((len(x), 1)), x])
+    more = {
+        client: Deployed(x, np.stack([found[client][name] for name in (OWN, *names)]))
+        for client, x in features.items()
+        if x is not None
+    }
+    return {client: dataclasses.replace(one, deployed=more.get(client)) for client, one in tested.items()}
+
+
 def _why(tested: Mapping[str, OutOfFold], names: Sequence[str], question: Question) -> Json:
     """Why FedAvg loses or gains at each hospital, if exact regression is a candidate beside it; else nothing."""
     first = {name: next((m for m in question.methods if split_method(m)[0] == name), "") for name in ("fedavg", "glm")}
@@ -255,11 +286,18 @@ def _own(data: TensorData, event: int) -> tuple[Array, str]:
 
 
 def _risks(
-    parts: Parts, config: RunConfig, folder: Path, client: str, data: TensorData, label: str, event: int
+    parts: Parts,
+    config: RunConfig,
+    folder: Path,
+    client: str,
+    data: TensorData,
+    label: str,
+    event: int,
+    of: str = "test",
 ) -> dict[str, Array]:
-    """Candidate -> its risks of the site's test patients."""
+    """Candidate -> its risks of the site's patients in the split ``of``."""
     model = model_for(parts, folder, client)
-    (fit, labels), (new, _) = (logits_of(parts, config, model, data, split, event) for split in ("train", "test"))
+    (fit, labels), (new, _) = (logits_of(parts, config, model, data, split, event) for split in ("train", of))
     return {name: _sigmoid(new + by) for name, by in moved(parts, config, label, fit, labels).items()}
 
 
