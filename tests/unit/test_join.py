@@ -15,8 +15,9 @@ from fairflare.cli.main import main
 from fairflare.core.errors import DataError, UserError
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.functional import combination, slopes
 from fairflare.functional.decision import Design
-from fairflare.report.join import OutOfFold, answers, page
+from fairflare.report.join import Deployed, OutOfFold, answers, page
 from fairflare.studies.own_model import own_risks
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
 
@@ -119,6 +120,62 @@ def test_fewer_than_four_hospitals_speak_for_themselves():
     assert all(row["candidates"]["fedavg"]["verdict"] == "gains" for row in found["sites"].values())
 
 
+def regressed_hospitals(sites: int, seed: int = 0) -> dict[str, OutOfFold]:
+    """Alike hospitals of 60 patients; the own model is off by chance, and the candidate knows the truth."""
+    rng, found = np.random.default_rng(seed), {}
+    truth = np.array([-0.4, 0.8, -0.6, 0.5])
+    for k in range(sites):
+        x = np.hstack([np.ones((60, 1)), rng.normal(size=(60, 3))])
+        own = truth + rng.normal(0, 0.4, 4)
+        risks = np.stack([expit(x @ own), expit(x @ truth)])
+        labels = (rng.random(60) < expit(x @ truth)).astype(float)
+        found[f"site-{k}"] = OutOfFold(labels, np.stack([risks, risks], axis=1), Deployed(x, risks))
+    return found
+
+
+def test_a_hospitals_regression_tells_more_than_its_outcomes():
+    tested = regressed_hospitals(10)
+    told = answers(tested, ["fedavg"], DESIGN, 0.0)["sites"]
+    plain = answers({s: dataclasses.replace(t, deployed=None) for s, t in tested.items()}, ["fedavg"], DESIGN, 0.0)
+    assert {row["by"] for row in told.values()} == {"regression"}
+    assert {row["by"] for row in plain["sites"].values()} == {"outcomes"}
+
+    def gainers(rows):
+        return sum(row["candidates"]["fedavg"]["verdict"] == "gains" for row in rows.values())
+
+    assert gainers(told) > gainers(plain["sites"])
+    assert all(row["mix"]["share"] >= plain["sites"][site]["mix"]["share"] for site, row in told.items())
+
+
+def test_what_the_regression_says_is_that_of_slopes():
+    tested = regressed_hospitals(6)
+    found = answers(tested, ["fedavg"], DESIGN, 0.002)["sites"]
+    regressions = slopes.regressions([(t.deployed.x, t.labels) for t in tested.values()])
+    parts, known, sums = [], [], np.zeros(2)
+    for t, of in zip(tested.values(), regressions):
+        parts.append(combination.part_right(t.labels, t.risks[0], t.risks[1], DESIGN))
+        known.append(slopes.Regressed.of_models(of, t.deployed.x, *t.deployed.risks, parts[-1].q))
+        sums += slopes.misfit_terms(parts[-1], known[-1].of, DESIGN)
+    for row, part, one in zip(found.values(), parts, known):
+        one = one.widened(*slopes.misfit(sums))
+        told = row["candidates"]["fedavg"]
+        assert told["p_harm"] == pytest.approx(combination.harm(one.of, part.q))
+        assert (told["shrunken"], told["low"]) == pytest.approx((one.benefit(1).mean, one.benefit(1).interval()[0]))
+        assert row["mix"]["share"] == combination.safe_share(one.of, part.q, 0.002)
+
+
+def test_hospitals_of_few_patients_or_with_trees_are_told_by_their_outcomes():
+    tested = regressed_hospitals(6)
+    some = {**tested, "site-0": dataclasses.replace(tested["site-0"], deployed=None)}
+    rows = answers(some, ["fedavg"], DESIGN, 0.002)["sites"]
+    assert [row["by"] for row in rows.values()] == ["outcomes", *["regression"] * 5]
+    wide = {
+        site: dataclasses.replace(t, deployed=Deployed(np.tile(t.deployed.x, 11), t.deployed.risks))
+        for site, t in tested.items()
+    }
+    assert {row["by"] for row in answers(wide, ["fedavg"], DESIGN, 0.002)["sites"].values()} == {"outcomes"}
+
+
 @each("sites", [2, 6])
 def test_the_page_has_a_sheet_for_each_hospital_and_escapes_names(sites):
     tested = {f"<b>{name}": one for name, one in hospitals(sites, 0.5).items()}
@@ -157,6 +214,7 @@ def test_the_command_answers_every_hospital_and_goes_on_where_it_was_stopped(tmp
     assert list(first["weights"]) == ["fedavg", "fedavg + intercept", "ditto"]
     assert "Switzerland: " in said.out and "4 federated trainings" in " ".join(said.err.split())
     assert sum(row["n"] for row in first["sites"].values()) == 920
+    assert {row["by"] for row in first["sites"].values()} == {"regression"}
     removed = next(path for path in out.iterdir() if path.name.startswith("ditto-fold1"))
     (removed / "model.safetensors").unlink()
     (removed / "report.json").unlink()
