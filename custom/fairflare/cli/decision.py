@@ -59,6 +59,9 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
     metavar="N",
     help="Patients of a hospital that is not in yet, for which a forecast is given.",
 )
+@click.option(
+    "--event", default="", metavar="CLASS", help="The class whose risk is asked for, of a task with more than two."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the initial models and all local work.")
 @grid_options
 def join(
@@ -71,6 +74,7 @@ def join(
     budget: float | None,
     margin: float,
     new_size: int,
+    event: str,
     seed: int,
     env: str,
     deployment: dict[str, Any] | None,
@@ -94,7 +98,7 @@ def join(
     from fairflare.studies.join import OneSplit, Question, measure_join, sentences
 
     design = OneSplit(folds, 1) if one_split else Design(folds, repeats)
-    question = Question(methods, task, design, margin, new_size, seed, choices)
+    question = Question(methods, task, design, margin, new_size, seed, choices, event=event)
     folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": methods}, "join")
     if export or secure or env != "local":
         from fairflare.studies.join_job import job_of, join_by_job

@@ -19,6 +19,7 @@ from fairflare.report.values import signed, text
 FORMAT = 1
 TEXTS = Path(__file__).parent / "sheet_texts"
 LANGUAGES = ("en", "de", "fr")
+TABLE_MODELS = ("regression", "trees")
 MOST_NAMES = 20
 """Hospitals that a sheet names."""
 Json = dict[str, Any]
@@ -63,7 +64,7 @@ def sheet(found: Mapping[str, Any], site: str, leaves: Sequence[Mapping[str, str
         "patients": row["n"],
         "folds": found["folds"],
         "repeats": found["repeats"],
-        "own_model": {one: kinds.get(one, 0) for one in ("regression", "trees")} if kinds else None,
+        "own_model": {one: kinds.get(one, 0) for one in TABLE_MODELS} if set(kinds) & set(TABLE_MODELS) else None,
         "answer": {"kind": kind, "candidate": name, "sentence": words["answers"][kind].format(**values)},
         MIX: {**row[MIX], "sentence": _mix(row[MIX], found, words)},
         "candidates": row["candidates"],

@@ -62,13 +62,21 @@ def moved(parts: Parts, config: RunConfig, label: str, logits: Array, labels: Ar
 
 
 def logits_of(
-    parts: Parts, config: RunConfig, model: Mapping[str, Any], data: TensorData, split: Any, event: int
+    parts: Parts,
+    config: RunConfig,
+    model: Mapping[str, Any],
+    data: TensorData,
+    split: Any,
+    event: int,
+    *,
+    plain: bool = False,
 ) -> tuple[Array, Array]:
-    """(N,) logits of the event in a split, and its labels, 0 or 1."""
+    """(N,) logits of the event, against all other classes, in a split, and its labels, 0 or 1."""
     parts.network.load_state_dict(dict(model))
     device = default_device()
-    prepared = parts.trainer.site_data(data.on(device))
+    prepared = data.on(device) if plain else parts.trainer.site_data(data.on(device))
     batches = prepared.fixed(split, int(config.training["batch_size"]))
     outputs, targets, _ = predict(parts.network.to(device), batches, device, parts.task.condense)
-    found = outputs.double().numpy()
-    return found[:, event] - found[:, 1 - event], (targets.numpy() == event).astype(np.float64)
+    found = outputs.double()
+    others = found[:, [k for k in range(found.shape[1]) if k != event]].logsumexp(1)
+    return (found[:, event] - others).numpy(), (targets.numpy() == event).astype(np.float64)

@@ -70,6 +70,8 @@ def combine(folder: Path, out: Path, *, force: bool = False, workers: Workers | 
         UserError: the folder holds no finished join, or a model cannot be stored.
     """
     found = read_join(folder)
+    if found.get("event"):
+        raise UserError(f"{JOIN}: expected a join of two classes, got one of {found['event']} against all others")
     runs = deployed_runs(folder, found)
     built = {label: build_parts(config, at_site=True) for label, config in runs.items()}
     for label, parts in built.items():
@@ -142,6 +144,8 @@ def mix_of(client: str, found: Mapping[str, Any], trained: Mapping[str, Trained]
     event = event_index(first.parts)
     data = first.parts.task.site_data(site_of_client(first.config, first.parts.task)[client])
     whole = everyone(data)
+    if len(whole.inputs.shape) != 2:
+        raise UserError(f"combine: expected a task on a table, got {first.config.task}")
     x, y = np.asarray(whole.inputs, dtype=np.float64), (whole.labels.numpy() == event).astype(np.float64)
     model, kind = own_model(x, y)
     own = as_module(model, kind, x)

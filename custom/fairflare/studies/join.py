@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.core.errors import UserError
-from fairflare.core.validation import expected
+from fairflare.core.validation import expected, shown
 from fairflare.data.tensors import TensorData
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
@@ -54,13 +54,14 @@ class Question:
 
     Args:
         methods: candidates, "name:key=value" as in ``compare``; a shared model counts with an own intercept, too.
-        task: of two classes, with a row of a table per patient.
+        task: of classes, whose examples are in memory.
         design: folds and repetitions.
         margin: a loss (Brier score) that does not matter; 0: strict.
         new_size: patients of a hospital that is not in yet.
         seed: of the runs.
         choices: rounds, sites and values of ``make_config``.
         made: method -> its run, where that is made already.
+        event: the class whose risk is asked for, against all others; "": the task's own of two classes.
     """
 
     methods: tuple[str, ...]
@@ -71,6 +72,7 @@ class Question:
     seed: int = 0
     choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     made: Mapping[str, RunConfig] = dataclasses.field(default_factory=dict)
+    event: str = ""
 
     def runs(self) -> dict[str, RunConfig]:
         """Folder name -> run, for every method, deal and fold."""
@@ -145,22 +147,31 @@ def measure_join(
     runs = question.runs()
     first = build_parts(next(iter(runs.values())), at_site=True)
     _check(first, question, runs)
+    table = _is_table(first)
+    deployed = question.deployed() if table else {}
     sites, candidates = list(first.task.sites()), f"{len(question.methods)} candidate methods"
     display.note(
-        f"{len(runs)} federated trainings ({candidates}, {_in_words(question.design)}), {len(question.deployed())} on "
+        f"{len(runs)} federated trainings ({candidates}, {_in_words(question.design)}), {len(deployed)} on "
         f"all patients, and an own model for each fold at each of {len(sites)} sites"
     )
-    with Study(runs | question.deployed()).finished(folder, partial(run_once, force=force), workers=workers):
+    with Study(runs | deployed).finished(folder, partial(run_once, force=force), workers=workers):
         tested, names, kinds, refused = _tested(question, runs, folder)
         if not tested:
             raise UserError(f"join: no site has patients enough: {next(iter(refused.values()))}")
-        tested = _with_deployed(question, folder, tested, names)
+        tested = _with_deployed(question, deployed, folder, tested, names)
         found = answers(tested, names, question.design, question.margin, question.new_size)
         split = isinstance(question.design, OneSplit)  # of few patients, so that no group is told
         for client, attributes in _attributes(next(iter(runs.values())), () if split else tested).items():
             found["sites"][client]["groups"] = by_group(tested[client], attributes, names, question.design)
         told = {"title": first.task.title, "task": question.task, "methods": list(question.methods)}
-        more = {"new_size": question.new_size, "one_split": split, "refused": refused, "own_models": kinds, **facts()}
+        more = {
+            "new_size": question.new_size,
+            "event": question.event,
+            "one_split": split,
+            "refused": refused,
+            "own_models": kinds,
+            **facts(),
+        }
         result = {**told, **found, **_why(tested, names, question), **more}
         save_json(folder / JOIN, result)
         save_text(folder / JOIN_PAGE, page(result))
@@ -175,14 +186,21 @@ def _in_words(design: Design) -> str:
 
 def _check(parts: Parts, question: Question, runs: Mapping[str, RunConfig]) -> None:
     task = parts.task
-    if len(task.classes) != 2 or not task.kind.has_classes:
-        raise UserError(f"join: expected a task of two classes, got {question.task}: {', '.join(task.classes)}")
-    if len(everyone(task.site_data(next(iter(task.sites())))).inputs.shape) != 2:
-        raise UserError(f"join: expected a task on a table, got {question.task}")
+    if not task.kind.has_classes or (len(task.classes) != 2 and not question.event):
+        raise UserError(
+            f"join: expected a task of two classes, or --event CLASS, got {question.task}: {', '.join(task.classes)}"
+        )
+    if question.event and question.event not in task.classes:
+        raise UserError(f"--event: expected one of {', '.join(task.classes)}, got {shown(question.event)}")
+    everyone(task.site_data(next(iter(task.sites()))))  # raises where examples are files
     for label in question.methods:
         made = build_parts(runs[question.name(label, 0, 0)], at_site=True)
         if made.rule.alone or not made.trainer.shares_model:
             raise UserError(f"join: {label}: expected a method with a shared model, or one for each site from all")
+
+
+def _is_table(parts: Parts) -> bool:
+    return len(everyone(parts.task.site_data(next(iter(parts.task.sites())))).inputs.shape) == 2
 
 
 def _tested(
@@ -193,7 +211,7 @@ def _tested(
     plain = build_parts(dataclasses.replace(config, fold=""), at_site=True)
     names = site_of_client(config, plain.task)
     labels = {client: everyone(plain.task.site_data(site)).labels.numpy() for client, site in names.items()}
-    event = _event(plain)
+    event = _event(plain, question)
     refused = {client: why for client, found in labels.items() if (why := untestable(found))}
     risks: dict[str, dict[str, Array]] = {client: {} for client in labels if client not in refused}
     kinds: dict[str, dict[str, int]] = {client: {} for client in risks}
@@ -210,7 +228,7 @@ def _tested(
                 data = parts.task.site_data(names[client])
                 found = _risks(parts, runs[name], folder / name, client, data, label, event)
                 if label == question.methods[0]:
-                    found[OWN], kind = _own(data, event)
+                    found[OWN], kind = _own(parts, runs[name], data, event)
                     kinds[client][kind] = kinds[client].get(kind, 0) + 1
                 for candidate, values in found.items():
                     whole = risks[client].setdefault(candidate, np.full((design.repeats, len(labels[client])), np.nan))
@@ -231,14 +249,18 @@ def _tested(
 
 
 def _with_deployed(
-    question: Question, folder: Path, tested: Mapping[str, OutOfFold], names: Sequence[str]
+    question: Question,
+    runs: Mapping[str, RunConfig],
+    folder: Path,
+    tested: Mapping[str, OutOfFold],
+    names: Sequence[str],
 ) -> dict[str, OutOfFold]:
     """With what the models of all patients say, but at sites whose own model is trees, which know their patients."""
     found: dict[str, dict[str, Array]] = {client: {} for client in tested}
     features = {}
-    for label, (name, config) in zip(question.methods, question.deployed().items()):
+    for label, (name, config) in zip(question.methods, runs.items()):
         parts = build_parts(config, at_site=True)
-        event, sites = _event(parts), site_of_client(config, parts.task)
+        event, sites = _event(parts, question), site_of_client(config, parts.task)
         for client, one in tested.items():
             data = parts.task.site_data(sites[client])
             found[client] |= _risks(parts, config, folder / name, client, data, label, event, "train")
@@ -273,16 +295,21 @@ def _attributes(config: RunConfig, clients: Iterable[str]) -> dict[str, Mapping[
     return {client: everyone(plain.site_data(names[client])).attributes for client in clients}
 
 
-def _event(parts: Parts) -> int:
-    interest = parts.task.class_of_interest
+def _event(parts: Parts, question: Question) -> int:
+    interest = question.event or parts.task.class_of_interest
     return list(parts.task.classes).index(interest) if interest else 1
 
 
-def _own(data: TensorData, event: int) -> tuple[Array, str]:
+def _own(parts: Parts, config: RunConfig, data: TensorData, event: int) -> tuple[Array, str]:
     """The own model's risks of the test patients, and its kind."""
     train, test = data.splits["train"], data.splits["test"]
     x, new = (np.asarray(part.inputs, dtype=np.float64) for part in (train, test))  # type: ignore[union-attr]  # examples are in memory
-    return own_risks(x, (train.labels.numpy() == event).astype(np.float64), new)
+    if x.ndim == 2:
+        return own_risks(x, (train.labels.numpy() == event).astype(np.float64), new)
+    from fairflare.studies.own_network import NETWORK, own_network
+
+    model = own_network(parts, config, data)
+    return _sigmoid(logits_of(parts, config, model, data, "test", event, plain=True)[0]), NETWORK
 
 
 def _risks(
