@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The own model of a hospital's images: trained on its patients alone, stopped early, then with all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from cases import each
+from fairflare.core.errors import UserError
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.parts import build_parts
+from fairflare.functional.decision import Design
+from fairflare.studies import own_network
+from fairflare.studies.join import Question, measure_join
+
+SMALL = {"n_sites": 4, "images_per_site": 120, "test_images": 20, "site_test_images": 0}
+
+
+@pytest.fixture(scope="module")
+def site():
+    """Parts, configuration and one site's data."""
+    config = make_config("fedavg", "digits:small", rounds=3, values=SMALL)
+    config = dataclasses.replace(config, fold="0/3/0", accept=["empty_split"])
+    parts = build_parts(config, at_site=True)
+    return parts, config, parts.task.site_data("site-1")
+
+
+def same(a, b):
+    return all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_it_learns_and_is_the_same_each_time(site):
+    model = own_network.own_network(*site)
+    assert not same(model, site[0].model) and same(model, own_network.own_network(*site))
+
+
+@each("losses, epochs", [([1, 2, 3, 4] * 2, 0), ([4, 3, 2, 1] * 2, 3), ([4, 3, 3, 4, 4, 1, 3, 4], 1)])
+def test_the_best_epoch_and_rate_are_taken(losses, epochs, site, monkeypatch):
+    told = iter(losses)
+    monkeypatch.setattr(own_network, "_loss", lambda *_: float(next(told)))
+    found = own_network.own_network(*site)
+    rate = own_network.RATES[losses.index(1) >= 4]
+    assert same(found, list(own_network._epochs(*site, rate))[epochs])
+
+
+@each("task, event, words", [("digits:small", "", "--event CLASS"), ("digits:small", "eleven", "expected one of 0, 1")])
+def test_several_classes_need_one_that_is_asked_for(task, event, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        measure_join(Question(("fedavg",), task, Design(2, 1), event=event), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_join_on_images_answers_for_one_class(tmp_path):
+    question = Question(("fedavg",), "digits:small", Design(2, 1), choices={"rounds": 1, "values": SMALL}, event="8")
+    found = measure_join(question, tmp_path)
+    assert {row["by"] for row in found["sites"].values()} | {"outcomes"} == {"outcomes"}
+    assert found["event"] == "8" and all(kinds == {"network": 2} for kinds in found["own_models"].values())
