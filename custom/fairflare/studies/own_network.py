@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.core import registry
 from fairflare.core.execution import Execution, default_device
 from fairflare.core.seeds import derive
 from fairflare.core.types import LocalWork, Round, StateDict, Training
@@ -20,7 +21,6 @@ from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts
 from fairflare.tasks.folds import part as rows_of
-from fairflare.trainers.sgd import PlainTrainer
 
 Array = npt.NDArray[np.float64]
 NETWORK = "network"
@@ -65,7 +65,7 @@ def _epochs(parts: Parts, config: RunConfig, data: TensorData, rate: float) -> I
     memory: dict[str, object] = {}
     for number in range(1, rounds + 1):
         seed = derive(config.seed, "own network", number)
-        PlainTrainer().train(
+        registry.get_trainer("sgd")().train(
             LocalWork(
                 network.to(default_device()),
                 data.on(default_device()),
