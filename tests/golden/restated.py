@@ -73,3 +73,30 @@ def maxfl(losses, required):
     sigmoid = 1 / (1 + np.exp(-(np.asarray(losses) - np.asarray(required))))
     q = sigmoid * (1 - sigmoid)
     return q, q / q.sum()
+
+
+def ifca(starts, steps, losses):
+    """Ghosh et al., Algorithm 1, option II, rounds of which each gives every site a step and a loss per cluster.
+
+    Args:
+        starts: k models (P,) and the sites' first clusters (K,).
+        steps: (T, K, P): what site k adds in round t to the model that it was sent.
+        losses: (T, K, k): of the clusters' new models.
+    """
+    (models, place), rounds = starts, []
+    for moved, measured in zip(steps, losses):
+        trained = np.array([models[j] for j in place]) + moved
+        models = [trained[place == j].mean(0) if (place == j).any() else models[j] for j in range(len(models))]
+        place = np.argmin(measured, axis=1)
+        rounds.append((models, place))
+    return rounds
+
+
+def fedamp(models, alpha, sigma):
+    """Huang et al., Algorithm 1: u_i of the models (K, P), A(x) = 1 - exp(-x / sigma)."""
+    clouds = []
+    for i, own in enumerate(models):
+        xi = [alpha * np.exp(-((own - other) ** 2).sum() / sigma) / sigma for other in models]
+        xi[i] = 0.0
+        clouds.append((1 - sum(xi)) * own + sum(x * other for x, other in zip(xi, models)))
+    return np.array(clouds)
