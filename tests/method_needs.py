@@ -8,6 +8,8 @@ OTHERS = {
     "moon": (TABLE, {"model": "mlp"}),
     "fedproc": (TABLE, {"model": "mlp"}),
     "fedproto": (TABLE, {"model": "mlp"}),
+    "fedper": (TABLE, {"model": "mlp"}),
+    "fedrep": (TABLE, {"model": "mlp"}),
     "scaffold": (TABLE, SGD),
     "glm": (TABLE, {"model": "regression"}),
     "fedrdn": (IMAGES, {}),

@@ -42,6 +42,8 @@ NEEDS = {
     ("scaffold", "images"): SGD,
     ("fedbn", "images"): ["--set", "model=small-cnn-bn"],
     ("silobn", "images"): ["--set", "model=small-cnn-bn"],
+    ("fedper", "table"): ["--set", "model=mlp"],
+    ("fedrep", "table"): ["--set", "model=mlp"],
 }
 """What a method needs of the training or of the network."""
 REFUSED = {

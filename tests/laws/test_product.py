@@ -31,7 +31,7 @@ NORMALISED = ("fedbn", "fedrdn", "silobn")
 """Trainers that need BatchNorm or convolutions, which no network of the table has."""
 STEPS = {"none": {}, "momentum": {}, "adagrad": {}, "adam": {}, "yogi": {}}
 
-OWN_MODELS = ("afl", "cffl", "cgsv", "solo")
+OWN_MODELS = ("afl", "cffl", "cgsv", "fedamp", "ifca", "solo")
 """Rules that give sites models of their own (AFL the average, beside the last model): there is no one update."""
 HEEDED = ("fedufo",)
 """Rules that weigh a site's examples, which only the trainer "weighted" does."""

@@ -90,7 +90,7 @@ def weights(weighed):
 
 
 SUMMED = [{}, {"state": "L", "q": 1.0}, {"prior": "examples"}, {"beta": 1.0}, {"method": "qffl", "q": 2.0}]
-SUMMED += [{"method": "fedcostwavg"}]
+SUMMED += [{"method": "fedcostwavg"}, {"method": "maxfl"}]
 
 
 @each("settings", SUMMED, ids=str)

@@ -24,7 +24,7 @@ from fairflare.data import tensors
 from fairflare.data.grouping import Grouping
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds.domains import CroppedData, FlippedData
-from fairflare.trainers import base, ditto
+from fairflare.trainers import base
 from fairflare.trainers.sgd import PlainTrainer
 
 for module in pkgutil.iter_modules(fairflare.trainers.__path__):
@@ -32,6 +32,7 @@ for module in pkgutil.iter_modules(fairflare.trainers.__path__):
 OPTIONS = {
     "weighted": [{}, {"weight_sum": "batch"}],
     "ditto": [{}, {"aggregate": "personal"}],
+    "apfl": [{}, {"adapt": True}],
     "scaffold": [{}, {"estimate": "gradient"}],
     "fedproto": [{}, {"share": "both"}],
 }
@@ -93,8 +94,7 @@ def unfused(monkeypatch):
             group.update(params=[p for p in network.parameters() if p.requires_grad], fused=False, foreach=True)
         return optimizer
 
-    for module in (base, ditto):
-        monkeypatch.setattr(module, "make_optimizer", made)
+    monkeypatch.setattr(base, "make_optimizer", made)
 
 
 @pytest.mark.parametrize("name, options", CASES)

@@ -20,8 +20,10 @@ from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.config_checks import _check_sites
 from fairflare.privacy.egress import Egress, EgressRefused
+from fairflare.trainers.apfl import APFL
 from fairflare.trainers.ditto import Ditto
 from fairflare.trainers.fedbn import STATISTICS, FedBN, SiloBN
+from fairflare.trainers.fedper import FedPer, FedRep
 from fairflare.trainers.fedprox import FedProx
 from fairflare.trainers.sgd import PlainTrainer
 from helpers import initial_model, make_federation, make_sites, small_network
@@ -33,7 +35,7 @@ RESULTS = {"val": NUMBERS, "test": NUMBERS, "n": {"val": 8.0, "test": 8.0}, "gro
 
 @pytest.fixture(scope="module")
 def trainers():
-    both = {"ditto": Ditto(), "ditto-personal": Ditto(aggregate="personal")}
+    both = {"ditto": Ditto(), "ditto-personal": Ditto(aggregate="personal"), "apfl": APFL(), "fedrep": FedRep()}
     return {"fedbn": FedBN(), "silobn": SiloBN(), **both}
 
 
@@ -74,7 +76,7 @@ def test_personal_entries_are_in_no_update_and_the_next_round_starts_from_them(t
     assert all(torch.equal(start[key], initial_model()[key]) for key in set(start) - stay)
 
 
-@pytest.mark.parametrize("name", ["fedbn", "silobn", "ditto", "ditto-personal"])
+@pytest.mark.parametrize("name", ["fedbn", "silobn", "ditto", "ditto-personal", "apfl", "fedrep"])
 def test_a_restart_and_a_repeated_round_leave_the_same_personal_model(trainers, name, tmp_path):
     path = tmp_path / "site-1.safetensors"
     site = a_site(trainers[name], path)
@@ -89,7 +91,7 @@ def test_a_restart_and_a_repeated_round_leave_the_same_personal_model(trainers, 
     assert not same(saved, read_tensors(personal_file(tmp_path / "other.safetensors"))), "nothing was kept"
 
 
-@pytest.mark.parametrize("name", ["fedbn", "ditto"])
+@pytest.mark.parametrize("name", ["fedbn", "ditto", "apfl", "fedrep"])
 def test_the_personal_model_is_evaluated_beside_the_shared_one_and_is_what_its_file_holds(trainers, name, tmp_path):
     path = tmp_path / "site-1.safetensors"
     site = a_site(trainers[name], path)
@@ -198,6 +200,28 @@ def test_bad_parameters_are_named(cls, name, bad):
 def test_fedbn_needs_batchnorm(cls):
     with pytest.raises(UserError, match="BatchNorm"):
         cls().personal_entries(plain_network().state_dict())
+
+
+def test_fedper_keeps_the_last_layers_or_the_named_ones():
+    model = initial_model()
+    head = frozenset(key for key in model if key.rpartition(".")[0] == list(model)[-1].rpartition(".")[0])
+    assert FedPer().personal_entries(model) == head
+    assert FedPer(head=" 1 ").personal_entries(model) == NORM
+    for wrong in (FedPer(layers=99), FedPer(head="nowhere"), FedPer(head=",".join({key[0] for key in model}))):
+        with pytest.raises(UserError, match="fedper or fedrep: expected a network with"):
+            wrong.personal_entries(model)
+
+
+@pytest.mark.parametrize("trainer", [APFL(), FedRep()])
+def test_a_second_optimizer_is_kept_where_the_run_keeps_optimizers(trainer):
+    ends = []
+    for keep in (True, False):
+        site = a_site(trainer, network=plain_network())
+        site = dataclasses.replace(site, training=dataclasses.replace(site.training, momentum=0.9, keep_optimizer=keep))
+        for round in (1, 2):
+            trained(site, round, {key: value.clone() for key, value in plain_network().state_dict().items()})
+        ends.append(site.memory.at(2)["personal"])
+    assert not same(*ends)
 
 
 def test_layers_are_known_by_their_statistics_whatever_their_names():

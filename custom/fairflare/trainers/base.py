@@ -290,6 +290,24 @@ def make_optimizer(network: torch.nn.Module, training: Training) -> torch.optim.
     return eager(torch.optim.Adam)(parameters, betas=(0.9, training.adam_beta2), **shared)
 
 
+BESIDE = "personal optimizer"
+"""Key of a site's memory: the state of a second optimizer, in runs that keep optimizers."""
+
+
+def optimizer_beside(work: LocalWork, network: torch.nn.Module) -> torch.optim.Optimizer:
+    """A second optimizer of the round, for ``network``; it lies in ``work.scratch["beside"]``, too."""
+    work.scratch["beside"] = optimizer = make_optimizer(network, work.training)
+    if work.training.keep_optimizer and BESIDE in work.memory:
+        optimizer.load_state_dict(work.memory[BESIDE])
+    return optimizer
+
+
+def keep_optimizer_beside(work: LocalWork) -> None:
+    """Keep the state of the round's second optimizer, if it has one and the run keeps optimizers."""
+    if work.training.keep_optimizer and "beside" in work.scratch:
+        work.memory[BESIDE] = work.scratch["beside"].state_dict()
+
+
 WRAPPED = ("step", "zero_grad", "add_param_group", "state_dict", "load_state_dict")
 """Methods of optimizers that import ``torch._dynamo`` when they are first called, to tell a compiler that there may be
 to leave them alone: 1.3 CPU seconds in every process that trains, and a look for it at every step."""

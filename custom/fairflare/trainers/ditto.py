@@ -14,11 +14,8 @@ from fairflare.core.registry import method, trainer
 from fairflare.core.types import Batch, Cost, LocalWork, Paper
 from fairflare.core.validation import Range
 from fairflare.functional.proximal import add_proximal
-from fairflare.trainers.base import make_optimizer
+from fairflare.trainers.base import keep_optimizer_beside, optimizer_beside
 from fairflare.trainers.sgd import PlainTrainer
-
-OPTIMIZER = "personal optimizer"
-"""Key of a site's memory: the state of v's optimizer, in runs that keep optimizers."""
 
 
 @trainer("ditto")
@@ -48,10 +45,8 @@ class Ditto(PlainTrainer):
             return
         own = copy.deepcopy(work.network)
         own.load_state_dict(work.personal or work.received)
-        optimizer = make_optimizer(own, work.training)
-        if work.training.keep_optimizer and OPTIMIZER in work.memory:
-            optimizer.load_state_dict(work.memory[OPTIMIZER])
-        work.scratch.update(own=own, optimizer=optimizer)
+        work.scratch["own"] = own
+        optimizer_beside(work, own)
 
     def step(
         self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
@@ -60,7 +55,7 @@ class Ditto(PlainTrainer):
         if self.aggregate == "personal":
             return self._personal_step(work, optimizer, objective, batch, work.network)
         loss = super().step(work, optimizer, objective, batch)
-        self._personal_step(work, work.scratch["optimizer"], objective, batch, work.scratch["own"])
+        self._personal_step(work, work.scratch["beside"], objective, batch, work.scratch["own"])
         return loss
 
     def _personal_step(
@@ -81,8 +76,7 @@ class Ditto(PlainTrainer):
     def finish(self, work: LocalWork) -> None:
         own = work.scratch.get("own", work.network)
         work.personal = {key: value.clone() for key, value in own.state_dict().items()}
-        if work.training.keep_optimizer and "optimizer" in work.scratch:
-            work.memory[OPTIMIZER] = work.scratch["optimizer"].state_dict()
+        keep_optimizer_beside(work)
 
 
 DITTO = Paper(
