@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import parts  # noqa: F401  # registers its tasks and rules
 import regimes
 import torch
 from regimes import Arm, Regime
