@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from scipy.ndimage import binary_dilation
 from torch import nn
 
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, uniform
@@ -35,7 +36,7 @@ from fairflare.tasks.kinds.masks import MASKS
 EDGE = 16
 HIDDEN = (80, 40)
 VALIDATION = "validation"
-"""The shared test set that the plateau is judged on: nobody's training images, looks and qualities as the sites have."""
+"""The shared test set that the plateau is judged on: nobody's training images, looks and qualities as at the sites."""
 Part = tuple[np.ndarray, np.ndarray, Mapping[str, Sequence[str]]]
 """Images float32 (N, ...), targets, and attributes."""
 Sites = Mapping[str, Mapping[str, Part]]
@@ -126,7 +127,7 @@ def _built(task: Bench) -> tuple[Sites, Mapping[str, tuple[np.ndarray, np.ndarra
 def cut(
     x: np.ndarray, y: np.ndarray, n_val: int, attributes: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, Part]:
-    """A site's examples as splits: the first ``n_val`` are for validation; shared test sets stand for its test split."""
+    """A site's examples as splits: the first ``n_val`` are for validation; test sets are shared."""
     found = {}
     for name, rows in (("val", slice(0, n_val)), ("test", slice(0, 0)), ("train", slice(n_val, None))):
         found[name] = (x[rows], y[rows], {key: values[rows] for key, values in (attributes or {}).items()})
@@ -178,10 +179,8 @@ class Quality(Bench):
         }
         kinds = ("clean", "noise", "blur")
         sets = {kind: (self.spoilt(x[-1000:], kind, rng), y[-1000:]) for kind in kinds}
-        parts = [
-            self.spoilt(x[-2000:-1000][part], kind, rng)
-            for kind, part in zip(kinds, (slice(0, 800), slice(800, 900), slice(900, 1000)))
-        ]
+        shares = (slice(0, 800), slice(800, 900), slice(900, 1000))
+        parts = [self.spoilt(x[-2000:-1000][part], kind, rng) for kind, part in zip(kinds, shares)]
         return found, {**sets, VALIDATION: (np.concatenate(parts), y[-2000:-1000])}
 
 
@@ -197,9 +196,9 @@ class Fixed(Rule):
     """A ceiling: weights fixed by hand, with knowledge of what is wrong where.
 
     Args:
-        chosen: comma-separated numbers of sites.
+        chosen: numbers of sites, with + between them.
         share: their total weight; the others share the rest.
-        layers: comma-separated beginnings of entries that this holds for; the others are averaged uniformly. Empty: all.
+        layers: beginnings of entries, with + between them, that it holds for; others are averaged evenly. Empty: all.
     """
 
     chosen: str = ""
@@ -239,7 +238,7 @@ class ShuffledISM(FedISM):
 @rule("plateau-shuffled-heal")
 @dataclass(frozen=True)
 class ShuffledHEAL(FedHEAL):
-    """A placebo: in each round FedHEAL takes each site's update for another's, so no history or weight is a site's own."""
+    """A placebo: in each round FedHEAL takes each site's update for another's: no history or weight is a site's own."""
 
     deal: int = 0
 
@@ -310,33 +309,30 @@ SUBGROUP, MAJORITY = "subgroup", "majority"
 
 @dataclass(frozen=True)
 class Looks(Bench):
-    """8 sites, two of each look: MNIST and optdigits, which is coarse and fills the image, and both inverted.
+    """4 sites, one of each look: MNIST and optdigits, which is coarse and fills the image, and both inverted.
 
-    What is ink at four sites is paper at the others, so that their updates conflict.
+    What is ink at two sites is paper at the others, so that their updates conflict.
     """
 
     name = "plateau-looks"
     title = "Digits in four looks, two of them inverted"
-    per_site: int = 120
-    n_sites: int = 8
+    per_site: int = 240
+    n_sites: int = 4
 
     def sites(self) -> dict[str, str]:
-        return {f"site-{k + 1}": look for k, look in enumerate(np.repeat(LOOKS, 2).tolist())}
+        return {f"site-{k}": look for k, look in enumerate(LOOKS, start=1)}
 
     def domains(self) -> dict[str, str]:
         return self.sites()
 
     def built(self) -> tuple[Sites, Mapping[str, tuple[np.ndarray, np.ndarray]]]:
-        found, sets, validation, n = {}, {}, [], 2 * self.per_site
-        for k, look in enumerate(LOOKS):
+        found, sets, validation, n = {}, {}, [], self.per_site
+        for site, look in self.sites().items():
             domain, _, inverted = look.partition(" ")
             x, y = images(domain, self.data_seed, 2 * n + 500)
-            x = flat(small(255 - x if inverted else x))
-            for part in (0, 1):  # no image is there twice, but in the test sets
-                first = (n if inverted else 0) + part * self.per_site
-                rows = slice(first, first + self.per_site)
-                found[f"site-{2 * k + part + 1}"] = cut(x[rows], y[rows], 0)
-            sets[look] = x[-400:], y[-400:]
+            x = 2 * flat(small(255 - x if inverted else x)) - 1
+            rows = slice(n, 2 * n) if inverted else slice(0, n)  # no image is at two sites
+            found[site], sets[look] = cut(x[rows], y[rows], 0), (x[-400:], y[-400:])
             validation.append((x[-500:-400], y[-500:-400]))
         return found, {**sets, VALIDATION: tuple(map(np.concatenate, zip(*validation)))}
 
@@ -348,8 +344,7 @@ LOOKS = (digits.MNIST, digits.OPTDIGITS, f"{digits.MNIST} inverted", f"{digits.O
 class Subgroups(Bench):
     """Is the digit 5 or more? A tenth of the patients bears a mark, and for six of the ten digits the opposite holds.
 
-    Eight sites of 100 images have 0 to 30 per cent of the marked ones, so that a model can serve both and the group is
-    small.
+    Five sites of 160 images have 0 to 20 per cent of marked ones. A model can serve both, as it sees the mark.
     """
 
     name = "plateau-subgroups"
@@ -357,8 +352,8 @@ class Subgroups(Bench):
     classes = ("low", "high")
     attributes = {"kind": ("majority", "subgroup")}
     mark: float = 0.5
-    per_site: int = 100
-    n_sites: int = 8
+    per_site: int = 160
+    n_sites: int = 5
 
     def sites(self) -> dict[str, str]:
         return {f"site-{k}": f"{share:.0%} marked" for k, share in enumerate(MARKED, start=1)}
@@ -383,7 +378,7 @@ class Subgroups(Bench):
         return found, {**sets, VALIDATION: self.marked(x[rest], y[rest], np.arange(1000) < 100)}
 
 
-MARKED = (0.0, 0.0, 0.05, 0.05, 0.1, 0.1, 0.2, 0.3)
+MARKED = (0.0, 0.05, 0.1, 0.15, 0.2)
 REVERSED = (0, 1, 2, 5, 6, 7)
 
 
@@ -412,16 +407,12 @@ class Contribution(Bench):
 
         one, two, three = (slice(k * n, (k + 1) * n) for k in range(3))
         third = slice(0, n // 3)
-        data = [
-            (x[one], y[one]), (x[third], y[third]), (x[one], y[one]), (x[two], wrong(y[two], 0.2)),
-            (x[three], wrong(y[three], 0.4)), (np.repeat(x[3 * n : 3 * n + 1], n, 0), np.repeat(y[3 * n : 3 * n + 1], n)),
-        ]  # fmt: skip
+        data = [(x[rows], y[rows]) for rows in (one, third, one)]
+        data += [(x[two], wrong(y[two], 0.2)), (x[three], wrong(y[three], 0.4))]
+        data.append((np.repeat(x[3 * n : 3 * n + 1], n, 0), np.repeat(y[3 * n : 3 * n + 1], n)))
         found = {site: cut(*part, len(part[1]) // 5) for site, part in zip(self.sites(), data)}
-        return found, {
-            "test a": (x[-1000:], y[-1000:]),
-            "test b": (x[-2000:-1000], y[-2000:-1000]),
-            VALIDATION: (x[-3000:-2000], y[-3000:-2000]),
-        }
+        sets = {"test a": slice(-1000, None), "test b": slice(-2000, -1000), VALIDATION: slice(-3000, -2000)}
+        return found, {name: (x[rows], y[rows]) for name, rows in sets.items()}
 
 
 @dataclass(frozen=True)
@@ -459,36 +450,22 @@ class Layers(Bench):
             x = 200 - 0.5 * x
         ink = ink > 100
         if shifted and self.shift == "late":
-            padded = np.pad(ink, ((0, 0), (1, 1), (1, 1)))
-            ink = (
-                padded[:, 1:-1, 1:-1]
-                | padded[:, :-2, 1:-1]
-                | padded[:, 2:, 1:-1]
-                | padded[:, 1:-1, :-2]
-                | padded[:, 1:-1, 2:]
-            )
+            ink = binary_dilation(ink, structure=np.array([[0, 1, 0], [1, 1, 1], [0, 1, 0]])[None])
         return (x[:, None] / 255).astype(np.float32), ink[:, None].astype(np.uint8)
 
     def built(self) -> tuple[Sites, Mapping[str, tuple[np.ndarray, np.ndarray]]]:
         n, more = self.per_site * self.n_sites, 400
         x = small(images(digits.PHOTO, self.data_seed, n + more)[0])
-        ink = small(
-            np.stack(
-                [
-                    digits._scaled(digits._mnist()[0][k])
-                    for k in digits.numbers_in(digits.PHOTO, self.data_seed)[: n + more]
-                ]
-            )
-        )
+        numbers = digits.numbers_in(digits.PHOTO, self.data_seed)[: n + more]
+        ink = small(np.stack([digits._scaled(digits._mnist()[0][k]) for k in numbers]))
         found = {}
         for k, (site, kind) in enumerate(self.sites().items()):
             rows = slice(k * self.per_site, (k + 1) * self.per_site)
             found[site] = cut(*self.seen(x[rows], ink[rows], kind == "shifted"), 0)
         test = slice(n, n + 300)
         sets = {kind: self.seen(x[test], ink[test], kind == "shifted") for kind in ("plain", "shifted")}
-        parts = [
-            self.seen(x[rows], ink[rows], late) for rows, late in ((slice(-100, -33), False), (slice(-33, None), True))
-        ]
+        rest = ((slice(-100, -33), False), (slice(-33, None), True))
+        parts = [self.seen(x[rows], ink[rows], shifted) for rows, shifted in rest]
         return found, {**sets, VALIDATION: tuple(map(np.concatenate, zip(*parts)))}
 
 

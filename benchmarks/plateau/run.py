@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the runs of ``regimes.py`` that are missing, a seed after the other with all its arms, and keeps what they score.
+"""Makes the runs of ``regimes.py`` that are missing, a seed after the other with all its arms, and keeps scores.
 
     python benchmarks/plateau/run.py FOLDER [--only quality,looks] [--seeds 0,1,2] [--until 17:05]
     python benchmarks/plateau/run.py FOLDER --collect      # FOLDER's scores as benchmarks/plateau/results
@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import page
 import parts  # noqa: F401  # registers its tasks and rules
 import regimes
 import torch
@@ -96,7 +97,8 @@ def make(regime: Regime, key: str, seed: int, folder: Path) -> None:
 
 
 def read(lines: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, Any]:
-    """ "scores": set -> metric -> a value per round; "weights": site -> that of the last round; "notes" of that round."""
+    """ "scores": set -> metric -> a value per round; "weights": site -> that of the last round; "notes" and
+    "examples" of that round."""
     scored = {line["round"]: line["test_sets"] for line in lines if line["event"] == "scores"}
     scored[rounds] = next(line["test_sets"] for line in lines if line["event"] == "finish")
     sets = {
@@ -107,10 +109,15 @@ def read(lines: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, Any]:
         for name, first in (scored[rounds] or {}).items()
     }
     last = [line for line in lines if line["event"] == "round"][-1]
-    return {"scores": sets, "weights": last["weights"], "notes": last.get("notes", {})}
+    return {
+        "scores": sets,
+        "weights": last["weights"],
+        "notes": last.get("notes", {}),
+        "examples": {k: one["n_examples"] for k, one in last["accepted"].items()},
+    }
 
 
-COALITIONS = "coalition-"
+COALITIONS, EXAMPLES = "coalition-", "examples"
 
 
 def scores(found: Mapping[str, Any], name: str, metric: str) -> float:
@@ -130,36 +137,40 @@ def kept_runs(folder: Path, regime: Regime) -> Iterator[tuple[str, int, dict[str
 
 
 def collect(folder: Path) -> None:
-    """``values.csv``, ``curves.csv``, ``contribution.csv`` and ``about.json`` of what has ended."""
+    """``values.csv``, ``curves.csv``, ``contribution.csv`` and ``about.json`` of what has ended.
+
+    Seeds that a regime has in the files and not in the folder stay as they are.
+    """
     values: list[list[object]] = []
-    curves: dict[tuple[str, str, int, str], list[float]] = {}
+    curves: list[list[object]] = []
     worth: list[list[object]] = []
     for regime in regimes.REGIMES:
         for arm, seed, found in kept_runs(folder, regime):
             chosen = sum(found["weights"].get(site, 0.0) for site in regime.chosen)
-            about = [
-                regime.key,
-                seed,
-                arm,
-                found["config_sha256"][:12],
-                found["cpu_seconds"],
-                f"{chosen:.4f}" if regime.chosen else "",
-            ]
+            weight = f"{chosen:.4f}" if regime.chosen else ""
+            about = [regime.key, seed, arm, found["config_sha256"][:12], found["cpu_seconds"], weight]
             for name, of in found["scores"].items():
                 values.append([*about, name, *(f"{scores(found, name, m):.5f}" for m in (regime.metric, "loss"))])
-                if arm.startswith(COALITIONS):
-                    continue
-                for t in range(regimes.CURVE, len(of[regime.metric]) + 1, regimes.CURVE):
-                    curves.setdefault((regime.key, arm, t, name), []).append(of[regime.metric][t - 1])
+                if not arm.startswith(COALITIONS):
+                    points = range(regimes.CURVE, len(of[regime.metric]) + 1, regimes.CURVE)
+                    curves += [[regime.key, seed, arm, t, name, of[regime.metric][t - 1]] for t in points]
             if regime.key == regimes.CONTRIBUTION:
-                worth += [[seed, arm, site, f"{share:.5f}"] for site, share in estimated(found).items()]
-    heads = ["regime", "seed", "arm", "config", "cpu_seconds", "chosen_weight", "set", "score", "loss"]
-    write(RESULTS / "values.csv", heads, values)
-    rows = [[*key, f"{sum(of) / len(of):.4f}", len(of)] for key, of in curves.items()]
-    write(RESULTS / "curves.csv", ["regime", "arm", "round", "set", "mean_score", "seeds"], rows)
-    write(RESULTS / "contribution.csv", ["seed", "arm", "site", "estimate"], worth)
-    text = json.dumps({"versions": all_versions(), "machine": machine()}, indent=1, default=str)
+                said = {arm: estimated(found)} | ({EXAMPLES: found["examples"]} if arm == regime.method else {})
+                worth += [[regime.key, seed, k, site, one] for k, of in said.items() for site, one in of.items()]
+    heads = ["config", "cpu_seconds", "chosen_weight", "set", "score", "loss"]
+    merged("values.csv", ["regime", "seed", "arm", *heads], values)
+    merged("curves.csv", ["regime", "seed", "arm", "round", "set", "score"], curves)
+    merged("contribution.csv", ["regime", "seed", "arm", "site", "estimate"], worth)
+    text = json.dumps({"versions": all_versions(), "machine": machine()}, indent=1)
     (RESULTS / "about.json").write_text(text + "\n", encoding="utf-8")
+
+
+def merged(name: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A file of results with these rows in place of old ones of the same regime and seed."""
+    new = {(str(row[0]), str(row[1])) for row in rows}
+    old = [list(row.values()) for row in page.read(name) if (row["regime"], row["seed"]) not in new]
+    order = [regime.key for regime in regimes.REGIMES]
+    write(RESULTS / name, heads, sorted([*old, *rows], key=lambda row: (order.index(str(row[0])), int(str(row[1])))))
 
 
 def estimated(found: Mapping[str, Any]) -> Mapping[str, float]:
