@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/which-method-when.md from the files in ``results``.
+"""Writes docs/which-method-when.md, and a paragraph of each method's card, from the files in ``results``.
 
 python benchmarks/plateau/page.py
 """
@@ -232,6 +232,38 @@ def written() -> str:
     return "\n\n".join(page) + "\n"
 
 
+CARDS = {
+    "fedism-plus": ("quality",),
+    "fedheal": ("looks",),
+    "fedufo": ("subgroups",),
+    "fedce": (CONTRIBUTION,),
+    "fedlwr": ("layers-early", "layers-late"),
+}
+"""Method -> the regimes that are about it."""
+BENCH = "**In the plateau bench**"
+
+
+def on_card(method: str) -> str:
+    """What a method's card says of the bench: a paragraph of one line."""
+    by_key, said = {regime.key: regime for regime in regimes.REGIMES}, []
+    for regime in (by_key[key] for key in CARDS[method]):
+        values = endpoint(regime)
+        text = f"{regime.title.lower()}, " + (verdict(regime, values) if values else "not run")
+        if values:
+            found, base = compared(regime, values), "examples" if regime.key == CONTRIBUTION else "fedavg"
+            over = "n_k in Kendall's tau" if regime.key == CONTRIBUTION else f"FedAvg in points of {regime.metric}"
+            n = len(values[regime.method])
+            text += f": {difference(found[base], factor(regime))} over {over}, {n} of {len(SEEDS)} seeds"
+        said.append(text)
+    return f"{BENCH} ([which method when](../which-method-when.md)): {'; '.join(said)}."
+
+
+def with_bench(text: str, method: str) -> str:
+    """A card whose first paragraph is ``on_card``."""
+    title, *paragraphs = text.split("\n\n")
+    return "\n\n".join([title, on_card(method), *(one for one in paragraphs if not one.startswith(BENCH))])
+
+
 def rule() -> str:
     return (regimes.__doc__ or "").strip().replace("``", "`")
 
@@ -260,3 +292,6 @@ def drawn(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(written(), encoding="utf-8")
+    for name in CARDS:
+        card = PAGE.parent / "methods" / f"{name}.md"
+        card.write_text(with_bench(card.read_text(encoding="utf-8"), name), encoding="utf-8")

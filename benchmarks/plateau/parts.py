@@ -278,7 +278,7 @@ class OtherUFO(FedUFO):
     small: float = 0.0
     deal: int = 0
 
-    def _next(self, current, losses, radius):  # type: ignore[no-untyped-def]  # as in FedUFO
+    def _next(self, current, losses, radius):
         if self.small and SUBGROUP in losses:
             return {SUBGROUP: self.small, MAJORITY: 1 - self.small}
         turn = str(sorted(losses.items()))  # the rule is not told the round
