@@ -136,21 +136,21 @@ def cut(
 
 @dataclass(frozen=True)
 class Quality(Bench):
-    """20 sites of 60 images, of which two are noisy and two blurred: sites 17, 18 and 19, 20.
+    """10 sites of 120 images, of which site 9 is noisy and site 10 blurred.
 
     Args:
         alpha: concentration of a Dirichlet label skew as in FedISM+; 0: the same number of each class nearly.
     """
 
     name = "plateau-quality"
-    title = "Digits, two of twenty sites noisy and two blurred"
+    title = "Digits, one of ten sites noisy and one blurred"
     alpha: float = 0.0
     noise: float = 0.5
-    per_site: int = 60
-    n_sites: int = 20
+    per_site: int = 120
+    n_sites: int = 10
 
     def sites(self) -> dict[str, str]:
-        kinds = ["clean"] * 16 + ["noise"] * 2 + ["blur"] * 2
+        kinds = ["clean"] * 8 + ["noise", "blur"]
         return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
 
     def spoilt(self, x: np.ndarray, kind: str, rng: np.random.RandomState) -> np.ndarray:
@@ -167,7 +167,7 @@ class Quality(Bench):
         n, rng = self.per_site * self.n_sites, np.random.RandomState(derive(self.data_seed, "spoilt") % 2**32)
         if self.alpha:
             places = redrawn(
-                lambda seed: dirichlet_with_corrupted(y[:n], self.n_sites, 4, self.alpha, seed), y[:n], self.n_sites,
+                lambda seed: dirichlet_with_corrupted(y[:n], self.n_sites, 2, self.alpha, seed), y[:n], self.n_sites,
                 self.data_seed % 2**32, minimum=20,
             )  # fmt: skip
         else:

@@ -100,13 +100,13 @@ def read(lines: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, Any]:
     """ "scores": set -> metric -> a value per round; "weights": site -> that of the last round; "notes" and
     "examples" of that round."""
     scored = {line["round"]: line["test_sets"] for line in lines if line["event"] == "scores"}
-    scored[rounds] = next(line["test_sets"] for line in lines if line["event"] == "finish")
+    assert len(scored) == rounds, f"expected a score of each of {rounds} rounds, got {len(scored)}"
     sets = {
         name: {
             metric: [round(scored[t][name]["metrics"][metric], DIGITS) for t in sorted(scored)]
             for metric in first["metrics"]
         }
-        for name, first in (scored[rounds] or {}).items()
+        for name, first in scored[rounds].items()
     }
     last = [line for line in lines if line["event"] == "round"][-1]
     return {
