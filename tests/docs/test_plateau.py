@@ -12,10 +12,10 @@ from scipy import stats
 
 FOLDER = ROOT / "benchmarks" / "plateau"
 sys.path[:0] = [str(FOLDER)]
-import page  # noqa: E402
-import parts  # noqa: E402
-import regimes  # noqa: E402
-import run  # noqa: E402
+import plateau_page as page  # noqa: E402
+import plateau_parts as parts  # noqa: E402
+import plateau_regimes as regimes  # noqa: E402
+import plateau_run as run  # noqa: E402
 
 DONE = [regime for regime in regimes.REGIMES if page.endpoint(regime)]
 KEYS = [regime.key for regime in DONE]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the runs of ``regimes.py`` that are missing, a seed after the other with all its arms, and keeps scores.
+"""Makes the runs of ``plateau_regimes.py`` that are missing, a seed after the other with all its arms, and keeps scores.
 
-    python benchmarks/plateau/run.py FOLDER [--only quality,looks] [--seeds 0,1,2] [--until 17:05]
-    python benchmarks/plateau/run.py FOLDER --collect      # FOLDER's scores as benchmarks/plateau/results
+    python benchmarks/plateau/plateau_run.py FOLDER [--only quality,looks] [--seeds 0,1,2] [--until 17:05]
+    python benchmarks/plateau/plateau_run.py FOLDER --collect      # FOLDER's scores as benchmarks/plateau/results
 
 FOLDER keeps a file for each run that has ended; the same command goes on with what is missing, also beside another one
-that has other regimes. ``page.py`` writes the page from the results.
+that has other regimes. ``plateau_page.py`` writes the page from the results.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import page
-import parts  # noqa: F401  # registers its tasks and rules
-import regimes
+import plateau_page as page
+import plateau_parts  # noqa: F401  # registers its tasks and rules
+import plateau_regimes as regimes
 import torch
-from regimes import Arm, Regime
+from plateau_regimes import Arm, Regime
 
 from fairflare.core.versions import all_versions
 from fairflare.engine.files import AUDIT

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes docs/which-method-when.md, and a paragraph of each method's card, from the files in ``results``.
 
-python benchmarks/plateau/page.py
+python benchmarks/plateau/plateau_page.py
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import regimes
-from regimes import CONTRIBUTION, SEEDS, SITES, Regime
+import plateau_regimes as regimes
+from plateau_regimes import CONTRIBUTION, SEEDS, SITES, Regime
 from scipy.stats import kendalltau
 
 from fairflare.functional import shapley
@@ -113,7 +113,7 @@ def room(regime: Regime, values: Values) -> dict[str, Any]:
 
 
 def verdict(regime: Regime, values: Values) -> str:
-    """By the rule in ``regimes``."""
+    """By the rule in ``plateau_regimes``."""
     found, ceiling = compared(regime, values).values(), room(regime, values)
     if len(values[regime.method]) < 2 or not ceiling["low"] > 0:
         return NO_ROOM if len(values[regime.method]) >= 2 else UNDECIDED
@@ -177,10 +177,17 @@ def told(regime: Regime, values: Values) -> str:
     found = [f"**{regime.arms[regime.method].words}: {verdict(regime, values)}.** {n} of {len(SEEDS)} seeds."]
     found.append(f"Room (ceiling minus {base}): {difference(room(regime, values), factor(regime))}.")
     found += weights(regime)
+    if "passes" in values:
+        still = scored(regime, ("validation",), False, "loss")
+        longer = regime.arms["passes"].times
+        found.append(
+            f"FedAvg's validation loss is {still['fedavg'].mean():.3f}, and {still['passes'].mean():.3f} after "
+            f"{longer:g} times the rounds."
+        )
     return " ".join(found if n == len(SEEDS) else [*found, GO_ON.format(key=regime.key)])
 
 
-GO_ON = "`python benchmarks/plateau/run.py FOLDER --only {key} --seeds N,...`, then `--collect`, adds seeds."
+GO_ON = "`python benchmarks/plateau/plateau_run.py FOLDER --only {key} --seeds N,...`, then `--collect`, adds seeds."
 
 
 def weights(regime: Regime) -> list[str]:
@@ -273,8 +280,8 @@ HEAD = """# Which method when
 Five kinds of federation, each made so that one of the five papers' mechanisms should work: what it gained over FedAvg,
 at what cost, and beside it a ceiling (what knowing the truth would give) and a placebo (the method with its weights
 shuffled). Networks of about 24,000 parameters, real handwriting at 16 x 16 pixels. This page is written by
-`python benchmarks/plateau/page.py` from [the results](../benchmarks/plateau/results); regimes, endpoints and the rule
-were [written down](../benchmarks/plateau/regimes.py) before the runs."""
+`python benchmarks/plateau/plateau_page.py` from [the results](../benchmarks/plateau/results); regimes, endpoints and the rule
+were [written down](../benchmarks/plateau/plateau_regimes.py) before the runs."""
 UNITS = """Gains are points of the regime's endpoint (of Kendall's tau in *contribution*, over n_k), with 95 % intervals
 over seeds. A verdict is about the mechanism in this federation; it is no promise for another one."""
 LIMITS = """## What this cannot show
