@@ -13,8 +13,9 @@ Student's 95 % interval and, over the comparisons that a regime names here, Holm
 - *Undecided*: anything else, too few seeds among it: Holm's p of two or three comparisons can be .05 from 7 seeds on.
 
 **Rounds.** All arms have the number from which on FedAvg's loss on shared validation images, but for its noise from
-round to round, no longer fell in half as many rounds again, on seed 100, which is not reported; the arm *passes* is
-FedAvg with as many forward and backward passes as the method. An arm's value is the mean of its last five rounds.
+round to round, no longer fell in half as many rounds again, on seed 100, which is not reported (*quality*: as seen with
+20 sites of 60 images; *contribution* and *layers*: a guess); the arm *passes* is FedAvg with as many forward and
+backward passes as the method. An arm's value is the mean of its last five rounds.
 
 **Tuning.** One learning rate for all arms, FedAvg's; the method's radius or ball and the ceiling's weight, each of one
 to three values, on seed 100 alone.

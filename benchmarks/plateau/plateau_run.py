@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the runs of ``plateau_regimes.py`` that are missing, a seed after the other with all its arms, and keeps scores.
+"""Makes the runs of ``plateau_regimes.py`` that are missing, a seed after the other, and keeps scores.
 
     python benchmarks/plateau/plateau_run.py FOLDER [--only quality,looks] [--seeds 0,1,2] [--until 17:05]
     python benchmarks/plateau/plateau_run.py FOLDER --collect      # FOLDER's scores as benchmarks/plateau/results
