@@ -289,7 +289,9 @@ LIMITS = """## What this cannot show
 Small networks and images, and one learning rate, FedAvg's, from one seed. FedAvg was not watched for 100 rounds after
 its plateau; where there is an arm with more passes, the page says how its validation loss went on. What is wrong at the
 sites is planted. The signs by which a federation would recognise its regime are what was planted; how well `preflight`
-or `join` could measure them was not looked at. Fewer seeds than ten decide less, and intervals say how much less.
+or `join` could measure them was not looked at. Fewer seeds than ten decide less, and intervals say how much less; the
+clock ended the runs, and *subpopulations* was given its last seeds after four had been looked at. A refutation needs
+one of two or three intervals, without a correction for their number.
 
 Changed before the runs that are reported: *quality* has 10 sites of 120 images and no longer 20 of 60, *domain skew*
 one site of each look with ink and paper swapped in place of photographs and print, which networks of this size did not
