@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plateau bench compares, what it looks at first, and by which rule it says so: written before its runs.
+
+**Rule.** All differences are paired by seed, which draws data, sites, first model and order. Told are the mean,
+Student's 95 % interval and, over the comparisons that a regime names here, Holm's p of exact sign-flip tests
+(``report.paired``).
+
+- *There is room* where the interval of the ceiling minus FedAvg lies above 0. Without room a regime says nothing.
+- *Confirmed*: there is room, and the method is better than FedAvg at equal rounds, than FedAvg with as many passes and
+  than its placebo: each interval lies above 0 and each of Holm's p is at most .05.
+- *Refuted*: there is room, and the upper end of one of these intervals lies below ``matters``: that part of the promise
+  is shown to gain nothing that matters (one point of accuracy or Dice, .1 of Kendall's tau).
+- *Undecided*: anything else, too few seeds among it: Holm's p of two or three comparisons can be .05 from 7 seeds on.
+
+**Rounds.** All arms have the number from which on FedAvg's loss on shared validation images, but for its noise from
+round to round, no longer fell in half as many rounds again, on seed 100, which is not reported (*quality*: as seen with
+20 sites of 60 images; *contribution* and *layers*: a guess); the arm *passes* is FedAvg with as many forward and
+backward passes as the method. An arm's value is the mean of its last five rounds.
+
+**Tuning.** One learning rate for all arms, FedAvg's; the method's radius or ball and the ceiling's weight, each of one
+to three values, on seed 100 alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SEEDS = tuple(range(10))
+LAST = 5
+CURVE = 10
+"""A curve is kept at every so many rounds."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train.
+
+    Attributes:
+        label: METHOD of ``fairflare compare``; "{seed}" is the run's seed, by which a placebo is dealt.
+        words: what it is, in the page's table.
+        times: rounds, as a multiple of the regime's.
+        passes: forward and backward passes of a round, as a multiple of FedAvg's.
+        over: further settings.
+    """
+
+    label: str
+    words: str
+    times: float = 1.0
+    passes: float = 1.0
+    over: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A kind of federation.
+
+    Attributes:
+        method: key of the arm that the regime is about.
+        metric: of the shared test sets; higher is better.
+        endpoint: names of the sets whose mean is the primary endpoint, or "worst of" all of them.
+        others: sets whose mean is told beside it: what it costs everyone else.
+        comparisons: arms that the method is held against; Holm's p is over these.
+        matters: the smallest gain that matters.
+        chosen: sites whose summed weight in the last round is told.
+        sign: how a federation recognises that it is in this regime.
+    """
+
+    key: str
+    title: str
+    setting: str
+    task: str
+    values: Mapping[str, Any]
+    rounds: int
+    arms: Mapping[str, Arm]
+    method: str
+    endpoint: tuple[str, ...]
+    others: tuple[str, ...]
+    comparisons: tuple[str, ...]
+    sign: str
+    metric: str = "accuracy"
+    worst: bool = False
+    matters: float = 0.01
+    chosen: tuple[str, ...] = field(default=())
+
+
+POOR = ("site-9", "site-10")
+SMALL = {"optimizer": "adam", "batch_size": 60}
+QUALITY = Regime(
+    key="quality",
+    title="Quality shift",
+    setting="10 sites of 120 handwritten digits with the same labels; images of one site are noisy (sd .4), of one "
+    "blurred by motion",
+    task="plateau-quality:bench",
+    values={**SMALL, "lr": 6e-3, "epochs": 2, "task.noise": 0.4},
+    rounds=30,
+    arms={
+        "fedavg": Arm("fedavg", "FedAvg"),
+        "passes": Arm("fedavg", "FedAvg, as many passes as FedISM+", times=3.3),
+        "method": Arm("fedism-plus:state=L,rho_max=0.1", "FedISM+ (L)", passes=3.3),
+        "ceiling": Arm(
+            "plateau-fixed:trainer=gsam,rho_max=0.1,chosen=9+10,share=0.5",
+            "ceiling: flat training, the spoilt sites weigh .5 together", passes=2.0,
+        ),
+        "placebo": Arm(
+            "plateau-shuffled-ism:state=L,rho_max=0.1,deal={seed}",
+            "placebo: FedISM+, each weight at another site", passes=3.3,
+        ),
+    },
+    method="method",
+    endpoint=("noise", "blur"),
+    others=("clean",),
+    comparisons=("fedavg", "passes", "placebo"),
+    chosen=POOR,
+    sign="sites where the shared model's loss is far above the others', while their labels are alike",
+)  # fmt: skip
+LOOKS = Regime(
+    key="looks",
+    title="Domain skew, with a planted conflict",
+    setting="4 sites of 240 handwritten digits, one of each look: MNIST, optdigits (coarse, fills the image), and both "
+    "with inverted contrast",
+    task="plateau-looks:bench",
+    values={"optimizer": "adam", "batch_size": 60, "lr": 6e-3, "epochs": 2},
+    rounds=60,
+    arms={
+        "fedavg": Arm("fedavg", "FedAvg; FedHEAL has its passes"),
+        "method": Arm("fedheal", "FedHEAL"),
+        "ceiling": Arm("plateau-fixed:chosen=1+3,share=0.7", "ceiling: the two sites of MNIST weigh .7 together"),
+        "placebo": Arm(
+            "plateau-shuffled-heal:deal={seed}", "placebo: FedHEAL, updates under other sites' names in each round"
+        ),
+    },
+    method="method",
+    endpoint=("MNIST", "optdigits", "MNIST inverted", "optdigits inverted"),
+    others=("MNIST", "optdigits", "MNIST inverted", "optdigits inverted"),
+    worst=True,
+    comparisons=("fedavg", "placebo"),
+    chosen=("site-1", "site-3"),
+    sign="sites whose updates point away from one another (negative cosines) while each of them alone fits its data",
+)
+GROUPED = {"group_by": "kind", "min_count": 1}
+SUBGROUPS = Regime(
+    key="subgroups",
+    title="Subpopulations",
+    setting="5 sites of 160 digits, high or low; a tenth of all images bears a mark, 0 to 20 % at a site, and for them "
+    "the opposite holds of six of the ten digits",
+    task="plateau-subgroups:bench",
+    values={"optimizer": "adam", "batch_size": 40, "lr": 5e-3, "epochs": 2, **GROUPED},
+    rounds=25,
+    arms={
+        "fedavg": Arm("fedavg", "FedAvg"),
+        "passes": Arm("fedavg", "FedAvg, as many passes as FedUFO", times=1.32),
+        "method": Arm("fedufo:radius=none,level=multi", "FedUFO (sites and groups)", passes=1.33),
+        "dro": Arm("fedufo:radius=none,level=attribute", "group DRO (FedUFO's groups alone, no ball)", passes=1.33),
+        "ceiling": Arm("plateau-ufo:level=attribute,small=0.95", "ceiling: marked images count 19 times", passes=1.33),
+        "placebo": Arm(
+            "plateau-ufo:radius=none,level=multi,deal={seed}", "placebo: losses shuffled", passes=1.33
+        ),
+    },
+    method="method",
+    endpoint=("majority", "subgroup"),
+    others=("majority",),
+    worst=True,
+    comparisons=("fedavg", "passes", "placebo"),
+    chosen=("site-4", "site-5"),
+    sign="a group of patients whose loss stays far above the others' at every site that has it",
+)  # fmt: skip
+CONTRIBUTION = "contribution"
+SITES = tuple(f"site-{k}" for k in range(1, 7))
+
+
+def coalitions() -> dict[str, Arm]:
+    """Plain averaging with equal weights of each of the 63 coalitions."""
+    found = {}
+    for team in range(1, 2 ** len(SITES)):
+        names = [site for k, site in enumerate(SITES) if team >> k & 1]
+        team_key = "coalition-" + "".join(name[-1] for name in names)
+        over = {"selector": "list", "select.sites": ",".join(names), "min_sites": "1"}
+        found[team_key] = Arm("fedavg:weighting=uniform", "a coalition", over=over)
+    return found
+
+
+WORTH = Regime(
+    key=CONTRIBUTION,
+    title="Contribution",
+    setting="6 sites of 120 digits: whole; a third of site 1's; site 1's again; 20 % and 40 % wrong labels; one image "
+    "120 times",
+    task="plateau-contribution:bench",
+    values={"optimizer": "adam", "batch_size": 48, "lr": 8e-3, "epochs": 3},
+    rounds=10,
+    arms={
+        "method": Arm("fedce", "FedCE (sum)"),
+        "multi": Arm("fedce:combine=multi", "FedCE (multi)"),
+        "cgsv": Arm("cgsv", "CGSV"),
+        "shapfed": Arm("shapfed", "ShapFed"),
+        **coalitions(),
+    },
+    method="method",
+    endpoint=("test a", "test b"),
+    others=(),
+    comparisons=("placebo", "examples", "cgsv"),
+    matters=0.1,
+    sign="sites whose removal changes the accuracy of all by unlike amounts; nothing that one round's updates show",
+)
+"""Of each method Kendall's tau-b of its last shares with exact Shapley values of accuracy on both test sets; the
+placebo's is 0, the mean over all ways to shuffle shares over sites; the ceiling's that of Shapley values on one test
+set with those on the other. There is room where it is above that of n_k; no arm has other passes."""
+
+
+def layers(shift: str, start: str) -> Regime:
+    return Regime(
+        key=f"layers-{shift}",
+        title=f"Feature shift in {shift} layers",
+        setting="6 sites of 24 digits over photographs, whose ink is segmented; two sites have "
+        + {"early": "inverted and faded images", "late": "masks that are a pixel wider"}[shift],
+        task="plateau-layers:bench",
+        values={"optimizer": "adam", "batch_size": 12, "lr": 3e-3, "epochs": 2, "task.shift": shift},
+        rounds=30,
+        arms={
+            "fedavg": Arm("fedavg", "FedAvg"),
+            "passes": Arm("fedavg", "FedAvg, as many passes as Fed-LWR", times=1.7),
+            "method": Arm("fedlwr", "Fed-LWR", passes=1.7),
+            "ceiling": Arm(f"plateau-fixed:chosen=5+6,share=0.5,layers={start}", "ceiling: they weigh .5 there"),
+            "placebo": Arm("plateau-shuffled-lwr:deal={seed}", "placebo: layers' weights shuffled", passes=1.7),
+        },
+        method="method",
+        metric="dice",
+        endpoint=("shifted",),
+        others=("plain",),
+        comparisons=("fedavg", "passes", "placebo"),
+        chosen=("site-5", "site-6"),
+        sign="CKA between a site's model and the average that is low in some layers and high in others",
+    )  # fmt: skip
+
+
+REGIMES = (QUALITY, LOOKS, SUBGROUPS, WORTH, layers("early", "conv1+conv2"), layers("late", "conv4+head"))

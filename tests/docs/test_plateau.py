@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plateau bench: its page follows from its files, its verdicts from its rule, and its placebos are placebos."""
+
+import dataclasses
+import json
+import sys
+
+import numpy as np
+import pytest
+from printed_commands import ROOT
+from scipy import stats
+
+FOLDER = ROOT / "benchmarks" / "plateau"
+sys.path[:0] = [str(FOLDER)]
+import plateau_page as page  # noqa: E402
+import plateau_parts as parts  # noqa: E402
+import plateau_regimes as regimes  # noqa: E402
+import plateau_run as run  # noqa: E402
+
+DONE = [regime for regime in regimes.REGIMES if page.endpoint(regime)]
+KEYS = [regime.key for regime in DONE]
+
+
+def test_page_and_cards_follow_from_the_files_which_are_small():
+    assert page.PAGE.read_text(encoding="utf-8") == page.written()
+    for name in page.CARDS:
+        card = (page.PAGE.parent / "methods" / f"{name}.md").read_text(encoding="utf-8")
+        assert card == page.with_bench(card, name), f"{name}: python benchmarks/plateau/plateau_page.py writes it"
+    files = [path for path in page.RESULTS.iterdir() if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 800_000
+    assert json.loads((page.RESULTS / "about.json").read_text(encoding="utf-8"))["versions"]["fairflare"]
+
+
+@pytest.mark.parametrize("regime", DONE, ids=KEYS)
+def test_every_arm_has_the_same_seeds_and_the_configuration_that_is_declared(regime):
+    rows = [row for row in page.read("values.csv") if row["regime"] == regime.key]
+    seeds = {arm: {int(row["seed"]) for row in rows if row["arm"] == arm} for arm in regime.arms}
+    assert len(set(map(frozenset, seeds.values()))) == 1
+    assert seeds[regime.method] <= set(regimes.SEEDS)
+    first = min(seeds[regime.method])
+    said = {row["arm"]: row["config"] for row in rows if int(row["seed"]) == first}
+    for arm in list(regime.arms)[:7]:
+        assert said[arm] == run.configured(regime, regime.arms[arm], first).sha256()[:12], arm
+
+
+@pytest.mark.parametrize("regime", DONE, ids=KEYS)
+def test_intervals_and_verdicts_on_the_page_are_those_of_scipy_and_of_the_rule(regime):
+    """Read from the page's own words and worked out from the values by other code."""
+    text = page.PAGE.read_text(encoding="utf-8").split(f"\n## {regime.title}\n")[1].split("\n## ")[0]
+    values = page.endpoint(regime)
+    n, scale = len(values[regime.method]), page.factor(regime)
+    assert f"{n} of {len(regimes.SEEDS)} seeds" in text
+    ends, p = {}, {}
+    for arm in regime.comparisons:
+        differences = values[regime.method] - values[arm]
+        words = regime.arms[arm].words if arm in regime.arms else page.EXTRA[arm]
+        row = next(line for line in text.splitlines() if line.startswith(f"| {words} |"))
+        assert f"{scale * differences.mean():+.{page.PLACES[scale]}f}" in row
+        if n < 2:
+            continue
+        spread = stats.sem(differences)
+        low, high = stats.t.interval(0.95, n - 1, differences.mean(), spread) if spread else [differences.mean()] * 2
+        ends[arm] = low, high
+        assert f"[{scale * low:+.{page.PLACES[scale]}f}, {scale * high:+.{page.PLACES[scale]}f}]" in row
+        signs = np.array([[1 - 2 * (k >> bit & 1) for bit in range(n)] for k in range(2**n)])
+        p[arm] = (np.abs(signs @ differences) >= abs(differences.sum()) * (1 - 1e-12)).mean()
+    gap = values["ceiling"] - values["examples" if regime.key == regimes.CONTRIBUTION else "fedavg"]
+    said = text.split(f"**{regime.arms[regime.method].words}: ")[1].split(".**")[0]
+    if n < 2:
+        assert said == page.UNDECIDED
+        return
+    least = stats.t.interval(0.95, n - 1, gap.mean(), stats.sem(gap))[0]
+    ordered = sorted(p.values())
+    decided = all(value * (len(ordered) - k) <= 0.05 for k, value in enumerate(ordered))
+    if least <= 0:
+        expected = page.NO_ROOM
+    elif decided and all(low > 0 for low, _ in ends.values()):
+        expected = page.CONFIRMED
+    else:
+        expected = page.REFUTED if any(high < regime.matters for _, high in ends.values()) else page.UNDECIDED
+    assert said == expected
+    overview = next(line for line in page.written().splitlines() if line.startswith(f"| {regime.title} |"))
+    assert f"| {expected} |" in overview
+
+
+def test_a_rule_decides_nothing_without_room_or_with_few_seeds():
+    regime = regimes.QUALITY
+    gain, noise = np.array([0.05, 0.06, 0.04, 0.05, 0.07, 0.05, 0.06, 0.05]), np.linspace(0, 0.01, 8)
+    values = {"fedavg": noise, "passes": noise, "placebo": noise, "method": gain, "ceiling": gain + 0.02}
+    assert page.verdict(regime, values) == page.CONFIRMED
+    assert page.verdict(regime, {arm: of[:6] for arm, of in values.items()}) == page.UNDECIDED
+    assert page.verdict(regime, {**values, "placebo": gain + noise}) == page.REFUTED
+    assert page.verdict(regime, {**values, "ceiling": noise[::-1]}) == page.NO_ROOM
+
+
+def test_kendall_and_shapley_of_a_game_with_a_known_value(tmp_path, monkeypatch):
+    """Each site adds its own worth: estimates in that order have tau 1, reversed ones -1."""
+    adds = dict(zip(regimes.SITES, (0.1, 0.02, 0.05, 0.08, 0.03, 0.01)))
+    regime = next(one for one in regimes.REGIMES if one.key == regimes.CONTRIBUTION)
+    values = []
+    for arm in regime.arms:
+        team = [site for site in regimes.SITES if arm.startswith("coalition-") and site[-1] in arm.split("-")[1]]
+        score = 0.1 + sum(adds[site] for site in team)
+        values += [[regime.key, 0, arm, "", "", "", name, score, 0] for name in regime.endpoint]
+    heads = ["regime", "seed", "arm", "config", "cpu_seconds", "chosen_weight", "set", "score", "loss"]
+    run.write(tmp_path / "values.csv", heads, values)
+    said = [
+        [regime.key, 0, arm, site, sign * one]
+        for arm, sign in (("method", 1), ("cgsv", -1))
+        for site, one in adds.items()
+    ]
+    run.write(tmp_path / "contribution.csv", ["regime", "seed", "arm", "site", "estimate"], said)
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    found = page.taus(regime)
+    assert [found[arm][0] for arm in ("method", "cgsv", "loo", "ceiling", "placebo")] == pytest.approx([1, -1, 1, 1, 0])
+
+
+@pytest.mark.parametrize("key", ["quality", "looks", "subgroups", "contribution", "layers-early"])
+def test_a_regime_can_be_run_and_read(key, tmp_path):
+    """Two rounds of the method's placebo or, in contribution, of a coalition, through the command's own code."""
+    regime = next(one for one in regimes.REGIMES if one.key == key)
+    arm = "coalition-25" if key == regimes.CONTRIBUTION else "placebo"
+    run.make(dataclasses.replace(regime, rounds=2), arm, 0, tmp_path)
+    found = json.loads((tmp_path / key / f"{arm}-seed0.json").read_text(encoding="utf-8"))
+    assert set(found["scores"]) >= {parts.VALIDATION, *(name for name in regime.endpoint)}
+    assert all(len(of[regime.metric]) == 2 for of in found["scores"].values())
+    weights = found["weights"]
+    assert sum(weights.values()) == pytest.approx(1)
+    if key == regimes.CONTRIBUTION:
+        assert sorted(weights) == ["site-2", "site-5"]
