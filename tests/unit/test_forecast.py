@@ -26,10 +26,11 @@ def quick(monkeypatch):
 
 
 @pytest.fixture
-def joined(tmp_path):
+def joined(tmp_path_factory):
     """The folder of a join as far as a forecast looks at it, and a table of a hospital that is not in."""
 
     def made(methods=(METHOD,), sites=SITES, fold="glm-fold0of2-deal0"):
+        tmp_path = tmp_path_factory.mktemp("forecast")
         options = {"task.datalists": str(write_tables(tmp_path / "data", sites)), "task.site_names": ",".join(sites)}
         options |= {"task.labels": "lived,died", "task.label": "outcome", "task.features": "age,score"}
         config = config_of(METHOD, "tabular", 0, {"rounds": 2, "values": options}, draw=False)

@@ -216,15 +216,31 @@ def answer(question: Json, table: Path) -> tuple[Json, Path]:
     if why := untestable(whole.labels.numpy()):
         raise UserError(f"{table.name}: {why}")
     known = patients(whole, event_index(parts))
-    centre, total, weights = (np.array(question[key], dtype=np.float64) for key in ("centre", "total", "weights"))
-    expected(f"{QUESTION}: centre", len(centre) == known[0].shape[1], f"{known[0].shape[1]} coefficients", len(centre))
-    others = slopes.Others(centre, np.linalg.inv(total), question["sites"])
+    width, pulls = known[0].shape[1], len(slopes.PULLS)
+    centre = _numbers(question, "centre", (width,))
+    weights = _numbers(question, "weights", (pulls,))
+    cov: Array = np.asarray(np.linalg.inv(_numbers(question, "total", (width, width))), dtype=np.float64)
+    others = slopes.Others(centre, cov, question["sites"])
     each = forecasts(known, others, weights)
     told = {name: {key: float(rounded(np.array(one[key]))) for key in sorted(KEYS)} for name, one in each.items()}
     found = {"n": len(known[1]), "candidates": told}
     target = table.with_name(table.stem + ENDING)
     save_json(target, found)
     return found, target
+
+
+def _numbers(question: Json, key: str, shape: tuple[int, ...]) -> Array:
+    try:
+        found = np.array(question[key], dtype=np.float64)
+    except (TypeError, ValueError):
+        found = np.zeros(0)
+    expected(
+        f"{QUESTION}: {key}",
+        found.shape == shape and bool(np.isfinite(found).all()),
+        f"numbers of shape {shape}",
+        "others",
+    )
+    return found
 
 
 def patients(data: Any, event: int) -> Patients:
@@ -243,8 +259,9 @@ def read(path: Path, kind: str) -> Json:
     wanted = KEYS if kind == "n" else set(Calibration._fields)
     proper = isinstance(rows, dict) and rows.keys() <= {METHOD, METHOD + INTERCEPT}
     proper = proper and all(isinstance(row, dict) and set(row) == wanted for row in rows.values())
-    numbers = [value for row in rows.values() for value in row.values()] if proper else [None]
-    proper = all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
+    numbers = [value for row in rows.values() for value in row.values()] if proper else []
+    proper = proper and all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
+    proper = proper and (kind == "n" or (type(found["sites"]) is int and found["sites"] >= LEAST_SITES))
     expected(path.name, proper, "what join-forecast writes", "something else")
     return found
 
