@@ -33,6 +33,7 @@ from scipy.stats import linregress
 from fairflare.engine.setup import tasks
 from fairflare.functional import betting, combination, decision, slopes
 from fairflare.functional.decision import Array, Design
+from fairflare.studies.forecast import Calibration
 from fairflare.tasks.folds import everyone, untestable
 
 FEATURES, FRESH = 10, 4000
@@ -451,6 +452,16 @@ def show_outside(table: pd.DataFrame) -> None:
     print(f"{means.number.nunique()} hospitals; mean realised benefit and s.e. over hospitals:")
     print(means.groupby("what", sort=False)["true"].agg(["mean", "sem"]).round(4).to_string())
     show_forecasts(means)
+    print("\nCalibrated on all others (`join-forecast`): intervals held, mean width; verdicts: number, mean realised")
+    for name, rows in means.groupby("what", sort=False):
+        true, told = rows["true"].to_numpy(), rows[["p2", "low", "high"]].to_numpy()
+        found = []
+        for k in range(len(true)):
+            mean, low, high, p_harm = Calibration.of(np.delete(true, k), np.delete(told, k, 0)).expect(told[k, 0])
+            found.append((low <= true[k] <= high, high - low, decision.verdict(p_harm, low, high), true[k]))
+        each = pd.DataFrame(found, columns=["held", "width", "verdict", "true"])
+        words = each.groupby("verdict")["true"].agg(["size", "mean"]).round(4).to_dict("index")
+        print(f"{name:18}{each.held.mean():.3f}, {each.width.mean():.3f}; {words}")
 
 
 def real(name: str, deals: int, seed: int) -> list[Row]:

@@ -14,6 +14,8 @@ from federation_processes import ROOT, check_run, federation, here, in_process, 
 
 from fairflare.data.site_config import read_site_config
 from fairflare.engine.audit import verify
+from fairflare.engine.setup.join.local import run_join
+from fairflare.flare import simulate
 from fairflare.flare.policy_file import FILES, Policy, read_policy
 from own_folder import write_tables
 
@@ -99,6 +101,23 @@ def joining(entries):
 def job_of(run):
     """Id of the job whose run this is, from the submitter's copy of the server's log."""
     return re.search(r"run=([0-9a-f-]{36})", (run / "flare_log.txt").read_text())[1]
+
+
+def test_a_join_gives_the_numbers_of_one_process_and_each_hospital_keeps_its_own_answer(three, tmp_path, monkeypatch):
+    own = ["--datalists", three.tables, "--kind", "tabular", "--classes", "lived,died", "--rounds", "1"]
+    own += [part for pair in COLUMNS for part in ("--set", pair)]
+    asked = ["join", "fedavg", *own, "--folds", "2", "--repeats", "1"]
+    monkeypatch.setattr(simulate, "run_simulator", lambda config, folder, sites: run_join(config, folder))
+    here(*asked, "--env", "sim", "--out", tmp_path / "local")
+    where = ["--env", "prod", "--kit", three.kits / LEAD, "--out", tmp_path / "run"]
+    done = three.fairflare(*asked, *where)
+    assert "FINISHED:COMPLETED" in done.stderr and "page: " in done.stdout and "sheets: " not in done.stdout
+    found, expected = (json.loads((tmp_path / name / "join.json").read_text()) for name in ("run", "local"))
+    assert found == expected and list(found["sites"]) == list(HOSPITALS)
+    for site in HOSPITALS:
+        (kept,) = (three.kits / site).glob(f"fairflare_state/*/sites/{site}.*.join.json")
+        assert json.loads(kept.read_text())["mix"] == found["sites"][site]["mix"]
+    assert not list((tmp_path / "run").rglob("*.safetensors.join.json")) and not (tmp_path / "run" / "sites").exists()
 
 
 def test_who_may_not_submit_is_told_so(three, tmp_path):

@@ -2,6 +2,7 @@
 """A join as one job: what messages hold, the same answers from sums in secret, kills, silent sites, the ledger."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ from fairflare.flare.staging import modules_of_run, needed
 from fairflare.functional import exchange
 from fairflare.functional.decision import Design
 from fairflare.privacy.egress import EgressRefused
+from fairflare.privacy.secure_sum.schemes import Credentials
 from fairflare.report.join import OutOfFold, answers
 from fairflare.studies import own_model
 from fairflare.studies.join import Question
@@ -196,8 +198,19 @@ def test_the_answers_are_those_of_all_risks_out_of_fold(whole):
     assert words and "east: 80 patients" in page.read_text() and "west" not in page.read_text()
 
 
+class Signed:
+    """An identity whose signature is a hash of what it signs: as strict as a certificate about the content."""
+
+    def sign(self, content):
+        return {"signature": hashlib.sha256(content).hexdigest()}
+
+    def vouches(self, site, content, proof):
+        return proof.get("signature") == hashlib.sha256(content).hexdigest()
+
+
 def test_sums_in_secret_give_the_same_and_the_server_sees_no_hospital(folder, tmp_path, monkeypatch):
     """On made risks; 1e-6 was asked for, and nothing but rounding is between the two."""
+    monkeypatch.setattr(local, "new_credentials", lambda config: (Credentials(Signed()),) * 2)
     hospitals = {s: one for s, one in made(SITES, repeats=1).items()}
     labels = {name: one.labels[None] for name, one in hospitals.items()}
     risks = {s: np.concatenate([one.risks, one.risks[:1] * 0.9 + 0.05]) for s, one in hospitals.items()}

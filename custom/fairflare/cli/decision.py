@@ -125,7 +125,8 @@ def join(
     if secure:
         console.say("each hospital's own answer lies at its site, in SITE.join.json: fairflare join-sheet FILE")
     console.say(f"page: {folder / 'join.html'}")
-    console.say(f"sheets: {folder / 'sheets'}")
+    if (folder / "sheets").is_dir():
+        console.say(f"sheets: {folder / 'sheets'}")
 
 
 @click.command("join-sheet")
@@ -138,6 +139,41 @@ def join_sheet(file: Path) -> None:
     words, target = sheet(file)
     console.say(words)
     console.say(f"page: {target}")
+
+
+@click.command("join-forecast")
+@click.argument("source", type=PATH, metavar="JOIN_FOLDER|QUESTION")
+@click.argument("file", type=PATH, required=False, metavar="[ANSWER|TABLE]")
+@as_json
+def join_forecast(source: Path, file: Path | None, as_json: bool) -> None:
+    """Say what a hospital outside would gain, before it joins, and how far such forecasts came true in the federation.
+
+    Alone, the federation writes its question, JOIN_FOLDER/forecast.json. With QUESTION and its TABLE the hospital
+    answers in TABLE.forecast.json, means over all its patients; JOIN_FOLDER and this ANSWER tell the federation the
+    same. For joins with glm, of patients on this machine. docs/join.md
+    """
+    from fairflare.cli import console
+    from fairflare.studies import forecast
+
+    target, found = source, None
+    if source.is_dir():
+        question = forecast.read(source / forecast.QUESTION, "run") if file else forecast.ask(source)
+        target = source / forecast.QUESTION
+        found = forecast.read(file, "n") if file else None
+    else:
+        if file is None:
+            raise click.UsageError("expected QUESTION and TABLE, or JOIN_FOLDER")
+        question = forecast.read(source, "run")
+        found, target = forecast.answer(question, file)
+    told = forecast.tell(question, found) if found else {}
+    if as_json:
+        console.dump({"candidates": told, "calibration": question["calibration"]})
+        return
+    for name, row in told.items():
+        console.say(f"{name}: {row['sentence']}")
+    console.say("\n".join(forecast.right(question)))
+    if file is None or not source.is_dir():
+        console.say(f"{'question' if file is None else 'answer'}: {target}")
 
 
 @click.command()

@@ -37,6 +37,7 @@ COMMANDS = {
     "init": "data",
     "inspect": "folders",
     "join": "decision",
+    "join-forecast": "decision",
     "join-sheet": "decision",
     "list": "about",
     "monitor": "decision",

@@ -97,7 +97,8 @@ def run_deployed(
             raise
         _fetch(server, job, Path(scratch), folder)
     if meta.get("status") not in GOOD or _last_entry(folder).get("status") != "completed":
-        again = f"; {_again(config.federation or job)}" if (folder / CHECKPOINT).is_file() else ""
+        begun = any(folder.rglob(CHECKPOINT))  # a join's folds have one each
+        again = f"; {_again(config.federation or job)}" if begun else ""
         raise RunFailed(f"job {job}: {_reason(meta, folder)}{again}")
     return job
 

@@ -115,7 +115,8 @@ def _run(config: RunConfig, folder: Path, env: str, deployment: Mapping[str, Any
     from fairflare.flare.deploy import run_deployed
 
     _clear(folder)  # what an earlier job has brought home comes again, and more
-    run_deployed(config, folder, env, watch=lambda text: err.print(escape(text), soft_wrap=True), **(deployment or {}))
+    where = {"env": env, **(deployment or {})}
+    run_deployed(config, folder, watch=lambda text: err.print(escape(text), soft_wrap=True), **where)
 
 
 def finished(result: Mapping[str, Any], title: str) -> dict[str, Any]:

@@ -199,7 +199,7 @@ class Join:
             raise RunFailed(f"join: sum {place}: {error}") from None
 
     def _secret(self, transport: OfPhase, terms: int) -> tuple[list[float], dict[str, Any]]:
-        run = self.plan.first
+        run = self.plan.fold(0)[3]  # as at the sites, whose keys are signed for this configuration
         aggregation = server_part(run, build_parts(run, at_site=True), self.credentials)
         if rejections := aggregation.learn(self._preflight(transport)):
             raise RunFailed(f"join: {'; '.join(f'{r.site}: {r.detail}' for r in rejections)}")

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a hospital outside would gain by joining: asked by the federation, answered at the hospital, told by both.
+
+The federation's question holds the exact regression of all its hospitals (``functional.slopes``) and how far forecasts
+were right when each hospital was taken for one outside. The hospital's answer holds means over all its patients. What
+is told is calibrated: the regression of realised on forecast benefit over the federation's hospitals, with its
+prediction interval.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.seeds import derive
+from fairflare.core.validation import expected
+from fairflare.data.site_config import SiteConfig
+from fairflare.engine.files import CONFIG, is_there, read_json
+from fairflare.engine.setup.config import RunConfig, site_of_client
+from fairflare.engine.setup.parts import build_parts, without_folders
+from fairflare.engine.state import save_json
+from fairflare.functional import slopes
+from fairflare.functional.decision import UNCLEAR, Array, verdict
+from fairflare.functional.exchange import LEAST_SITES, rounded
+from fairflare.functional.recalibration import fitted
+from fairflare.inference.mix import event_index
+from fairflare.studies.candidates import INTERCEPT
+from fairflare.studies.folders import JOIN
+from fairflare.studies.labels import folder_name, split_method
+from fairflare.studies.own_model import own_risks
+from fairflare.tasks.external import labelled
+from fairflare.tasks.folds import LEAST_OF_EACH, everyone, untestable
+
+QUESTION, ENDING = "forecast.json", ".forecast.json"
+METHOD = "glm"
+PENALTY = 1.0
+"""Of the federation's regression on standardised features; its intercept has none."""
+DEALS = 5
+"""Times that each hospital is halved: one half forecasts, the other says what came of it."""
+MEASURED = (
+    "on 111 hospitals of the International Stroke Trial the slope of realised on forecast benefit was .30 (0.14), and "
+    "intervals before calibration held 55 %"
+)
+KEYS = {"benefit", "low", "high"}
+Json = dict[str, Any]
+Patients = tuple[Array, Array]
+"""(n, P) features with a constant in front, and (n,) outcomes."""
+
+
+class Calibration(NamedTuple):
+    """The line of realised (y) on forecast (x) benefits of hospitals, and what its prediction interval needs.
+
+    Attributes:
+        sites: hospitals, at least ``LEAST_SITES``.
+        intercept, slope, error: of the line, and the slope's standard error.
+        residual: standard deviation about the line, of sites - 2 degrees of freedom.
+        centre, spread: mean and sum of squared deviations of the forecasts.
+        held: share of realised benefits within the intervals before calibration.
+    """
+
+    sites: int
+    intercept: float
+    slope: float
+    error: float
+    residual: float
+    centre: float
+    spread: float
+    held: float
+
+    @classmethod
+    def of(cls, realised: Array, told: Array) -> Calibration:
+        """Of (S,) realised benefits and (S, 3) forecasts with the ends of their intervals."""
+        from scipy.stats import linregress
+
+        x, sites = told[:, 0], len(realised)
+        line = linregress(x, realised)
+        residual = math.sqrt(float(((realised - line.intercept - line.slope * x) ** 2).sum()) / (sites - 2))
+        held = float(((told[:, 1] <= realised) & (realised <= told[:, 2])).mean())
+        about = (line.intercept, line.slope, line.stderr, residual, x.mean(), ((x - x.mean()) ** 2).sum(), held)
+        return cls(sites, *map(float, about))
+
+    def expect(self, forecast: float) -> tuple[float, float, float, float]:
+        """Expected benefit of a hospital with this forecast, its 95 % prediction interval, and P(benefit < 0)."""
+        from scipy.stats import t
+
+        mean, of = self.intercept + self.slope * forecast, t(self.sites - 2)
+        leverage = 1 + 1 / self.sites + (forecast - self.centre) ** 2 / max(self.spread, 1e-12)
+        sd = max(self.residual * math.sqrt(leverage), 1e-9)
+        half = float(of.ppf(0.975)) * sd
+        return mean, mean - half, mean + half, float(of.cdf(-mean / sd))
+
+
+class Federation(NamedTuple):
+    """What hospitals say together: their regression, how often each pull occurs, and each one's others."""
+
+    centre: Array
+    total: Array
+    weights: Array
+    others: list[slopes.Others]
+
+    @classmethod
+    def of(cls, hospitals: Sequence[Patients]) -> Federation:
+        from sklearn.linear_model import LogisticRegression
+
+        x, y = (np.concatenate(parts) for parts in zip(*hospitals, strict=True))
+        model = LogisticRegression(C=1 / PENALTY, tol=1e-8, max_iter=10_000).fit(x[:, 1:], y)
+        centre = np.append(model.intercept_, model.coef_[0])
+        total = slopes.derivatives(x, y, centre)[1] + PENALTY * np.diag(np.append(0.0, np.ones(x.shape[1] - 1)))
+        others = [slopes.Others.of_all(centre, total, len(hospitals), *one) for one in hospitals]
+        fits = [slopes.fitted(*one, them) for one, them in zip(hospitals, others, strict=True)]
+        return cls(centre, total, slopes.pull_weights(np.stack([fit.evidence for fit in fits])), others)
+
+
+def forecasts(known: Patients, others: slopes.Others, weights: Array, rest: Patients | None = None) -> Json:
+    """Candidate -> benefit, low and high before calibration; with ``rest`` also the benefit realised there.
+
+    Args:
+        known: the hospital's patients.
+        others: see ``slopes.Others``.
+        weights: of the pulls, see ``slopes.pull_weights``.
+        rest: others of its patients.
+    """
+    x, y = known
+    new = np.concatenate([x, rest[0]]) if rest else x
+    own, logits = own_risks(x[:, 1:], y, new[:, 1:])[0], new @ others.centre
+    of, found = slopes.Slopes.of(slopes.fitted(x, y, others), weights), {}
+    for name, by in ((METHOD, 0.0), (METHOD + INTERCEPT, fitted(logits[: len(y)], y).intercept)):
+        risks = slopes.sigmoid(logits + by)
+        part = slopes.Regressed.of_models(of, x, own[: len(y)], risks[: len(y)]).widened().benefit(1.0)
+        found[name] = {"benefit": part.mean, **dict(zip(("low", "high"), part.interval(), strict=True))}
+        if rest:
+            inside, outcome = risks[len(y) :], rest[1]
+            found[name]["realised"] = float(((own[len(y) :] - outcome) ** 2 - (inside - outcome) ** 2).mean())
+    return found
+
+
+def calibrated(hospitals: Mapping[str, Patients], federation: Federation, deals: int = DEALS) -> dict[str, Calibration]:
+    """Candidate -> its calibration, each hospital taken for one outside; {} where too few have patients enough."""
+    rows: dict[str, list[Array]] = {METHOD: [], METHOD + INTERCEPT: []}
+    for (name, (x, y)), them in zip(hospitals.items(), federation.others, strict=True):
+        rng, each = np.random.default_rng(derive(0, "forecast", name)), []
+        for _ in range(deals):
+            half = rng.permutation(len(y)) < len(y) // 2
+            if LEAST_OF_EACH <= y[half].sum() <= half.sum() - LEAST_OF_EACH:
+                each.append(forecasts((x[half], y[half]), them, federation.weights, (x[~half], y[~half])))
+        for candidate in rows if each else ():
+            keys = ("realised", "benefit", "low", "high")
+            rows[candidate].append(np.mean([[one[candidate][key] for key in keys] for one in each], axis=0))
+    if len(rows[METHOD]) < LEAST_SITES:
+        return {}
+    return {name: Calibration.of(np.stack(found)[:, 0], np.stack(found)[:, 1:]) for name, found in rows.items()}
+
+
+def ask(folder: Path) -> Json:
+    """The question of the join in ``folder``, which is written to ``forecast.json`` there.
+
+    Raises:
+        UserError: no finished join on this machine, exact regression is none of its methods, or too few hospitals.
+    """
+    expected(f"{folder}", is_there(folder / JOIN), "the folder of a finished join", "another one")
+    found = read_json(folder / JOIN)
+    methods = list(found.get("methods") or ())
+    first = [label for label in methods if split_method(str(label))[0] == METHOD]
+    if not first:
+        raise UserError(
+            f"{folder}: a forecast is known for exact regression alone: expected {METHOD} among the join's methods, "
+            f"got {', '.join(map(str, methods))}"
+        )
+    place = folder / f"{folder_name(first[0])}-fold0of{found.get('folds')}-deal0" / CONFIG
+    if not is_there(place):
+        raise UserError(f"{folder}: expected a join of patients on this machine, got one as a job, which stay at sites")
+    described = read_json(place)
+    config = dataclasses.replace(RunConfig.from_json(described), fold="")
+    parts = build_parts(config, at_site=True)
+    hospitals = {}
+    for client, site in site_of_client(config, parts.task).items():
+        data = everyone(parts.task.site_data(site))
+        if not untestable(data.labels.numpy()):
+            hospitals[client] = patients(data, event_index(parts))
+    if len(hospitals) < LEAST_SITES:
+        raise UserError(
+            f"{folder}: expected at least {LEAST_SITES} hospitals with patients enough, got {len(hospitals)}"
+        )
+    federation = Federation.of(list(hospitals.values()))
+    made = calibrated(hospitals, federation)
+    question = {
+        "run": {**described, "fold": "", "options": without_folders(described["options"])},
+        "sites": len(hospitals),
+        "centre": federation.centre.tolist(),
+        "total": federation.total.tolist(),
+        "weights": federation.weights.tolist(),
+        "calibration": {name: one._asdict() for name, one in made.items()},
+    }
+    save_json(folder / QUESTION, question)
+    return question
+
+
+def answer(question: Json, table: Path) -> tuple[Json, Path]:
+    """What a hospital with this table answers, and the file beside it that says so.
+
+    Raises:
+        UserError: the table lacks what the federation's models take, or has too few patients.
+    """
+    parts = build_parts(RunConfig.from_json(question["run"]), at_site=True)
+    try:
+        data = labelled(parts.task, "outside", SiteConfig(data_root=str(table.parent), datalist=table.name))
+    except (DataError, ValueError) as error:
+        raise UserError(f"{table.name}: {error}") from None
+    whole = everyone(data)
+    if why := untestable(whole.labels.numpy()):
+        raise UserError(f"{table.name}: {why}")
+    known = patients(whole, event_index(parts))
+    width, pulls = known[0].shape[1], len(slopes.PULLS)
+    centre = _numbers(question, "centre", (width,))
+    weights = _numbers(question, "weights", (pulls,))
+    cov: Array = np.asarray(np.linalg.inv(_numbers(question, "total", (width, width))), dtype=np.float64)
+    others = slopes.Others(centre, cov, question["sites"])
+    each = forecasts(known, others, weights)
+    told = {name: {key: float(rounded(np.array(one[key]))) for key in sorted(KEYS)} for name, one in each.items()}
+    found = {"n": len(known[1]), "candidates": told}
+    target = table.with_name(table.stem + ENDING)
+    save_json(target, found)
+    return found, target
+
+
+def _numbers(question: Json, key: str, shape: tuple[int, ...]) -> Array:
+    try:
+        found = np.array(question[key], dtype=np.float64)
+    except (TypeError, ValueError):
+        found = np.zeros(0)
+    expected(
+        f"{QUESTION}: {key}",
+        found.shape == shape and bool(np.isfinite(found).all()),
+        f"numbers of shape {shape}",
+        "others",
+    )
+    return found
+
+
+def patients(data: Any, event: int) -> Patients:
+    """Of a split of a table, whose features are standardised."""
+    x = np.asarray(data.inputs, dtype=np.float64)
+    expected("task", x.ndim == 2, "a table", f"inputs of {x.ndim} dimensions")
+    return np.hstack([np.ones((len(x), 1)), x]), (data.labels.numpy() == event).astype(np.float64)
+
+
+def read(path: Path, kind: str) -> Json:
+    """A question ("run") or an answer ("n"); raises UserError where it is none."""
+    found = read_json(path)
+    keys = {"run": {"run", "sites", "centre", "total", "weights", "calibration"}, "n": {"n", "candidates"}}[kind]
+    expected(path.name, set(found) == keys, f"keys {', '.join(sorted(keys))}", ", ".join(map(str, found)))
+    rows = found["candidates" if kind == "n" else "calibration"]
+    wanted = KEYS if kind == "n" else set(Calibration._fields)
+    proper = isinstance(rows, dict) and rows.keys() <= {METHOD, METHOD + INTERCEPT}
+    proper = proper and all(isinstance(row, dict) and set(row) == wanted for row in rows.values())
+    numbers = [value for row in rows.values() for value in row.values()] if proper else []
+    proper = proper and all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
+    proper = proper and (kind == "n" or (type(found["sites"]) is int and found["sites"] >= LEAST_SITES))
+    expected(path.name, proper, "what join-forecast writes", "something else")
+    return found
+
+
+def tell(question: Mapping[str, Any], found: Mapping[str, Any]) -> Json:
+    """Candidate -> forecast, expected benefit with its interval, p_harm, verdict and a sentence."""
+    told: Json = {}
+    for name, row in found["candidates"].items():
+        if name not in question["calibration"]:
+            words = f"{UNCLEAR}: fewer than {LEAST_SITES} hospitals say whether such forecasts come true"
+            told[name] = {"forecast": row["benefit"], "verdict": UNCLEAR, "sentence": words}
+            continue
+        one = Calibration(**question["calibration"][name])
+        mean, low, high, p_harm = one.expect(row["benefit"])
+        said = verdict(p_harm, low, high)
+        words = f"{said}: expected benefit {mean:+.4f} [{low:+.4f}, {high:+.4f}], forecast {row['benefit']:+.4f}"
+        about = {"forecast": row["benefit"], "benefit": mean, "low": low, "high": high, "p_harm": p_harm}
+        told[name] = {**about, "verdict": said, "sentence": words}
+    return told
+
+
+def right(question: Mapping[str, Any]) -> list[str]:
+    """How far the federation's forecasts of its own hospitals came true, a line for each candidate."""
+    lines = [
+        f"{name}: slope of realised on forecast benefit {one['slope']:.2f} ({one['error']:.2f}) over {one['sites']} "
+        f"hospitals; intervals before calibration held {one['held']:.0%}"
+        for name, one in question["calibration"].items()
+    ]
+    return [*lines, f"elsewhere: {MEASURED}"]
