@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What do one and two lying sites of eight cost the honest ones, by attack, method and defence?
 
-    nice python benchmarks/robustness.py [--seeds 5] [--liars 1,2]   # goes on with what docs/benchmarks/robustness.csv lacks
-    python benchmarks/robustness.py --tables                         # docs/robustness.md from it
+    nice python benchmarks/robustness.py [--seeds 5] [--liars 1,2]
+        # goes on with what docs/benchmarks/robustness.csv lacks, then writes the tables of docs/robustness.md
+    python benchmarks/robustness.py --tables    # these alone
 
-Liars know all honest updates of the round and lie together. Each attack on updates comes with the lies about itself that
-win the method's weight ("lie" alone lies, and flips its update); AUC is the mean over honest sites of the final model's
-on their test patients, weight the liars' largest share of a round in the log.
+Liars know all honest updates of the round and act together. All but those of "label flip" and "mimic" also say of
+themselves what wins the method's weight; "lie" does so and turns its update round. AUC is the mean over honest sites of
+the final model's on their test patients; weight is the largest share of one liar in a round, from the log.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import dataclasses
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -32,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CSV, PAGE = ROOT / "docs" / "benchmarks" / "robustness.csv", ROOT / "docs" / "robustness.md"
 COLUMNS = ("task", "seed", "liars", "attack", "method", "defence", "auc", "weight")
 METHODS = ("fedism-plus", "fedlwr", "fedheal", "fedce", "fedavg", "fedufo", "median", "trimmed-mean", "multi-krum")
+DEFENCES = ("none", "robust")
 LIES = {
     "sharpness": 10.0,
     "similarity": -1.0,
@@ -119,7 +122,8 @@ class Hostile(InProcess):
         honest = [u for site, u in updates.items() if site not in self.liars]
         for answer in answers:
             if answer.site in self.liars:
-                answer = dataclasses.replace(answer, scalars=_lied(answer.scalars))
+                if self.attack != "mimic":
+                    answer = dataclasses.replace(answer, scalars=_lied(answer.scalars))
                 if answer.update:
                     made = ATTACKS[self.attack](torch.stack(honest), updates[answer.site])
                     answer = dataclasses.replace(answer, update=_split(made, answer.update, keys))
@@ -161,12 +165,14 @@ def measured(task: str, method: str, attack: str, defence: str, liars: int, seed
 
 def wanted(seeds: int, liars: Sequence[int]) -> Iterator[tuple[int, int, str, str, str]]:
     """Seed, liars, attack, method, defence: what says most comes first."""
+    papers, others = METHODS[:5], METHODS[5:]
+    yield from ((seed, 0, "none", *of) for seed in range(seeds) for of in product(papers, DEFENCES))
     for seed in range(seeds):
-        for attack in ATTACKS:
-            for count in (0,) if attack == "none" else liars:
-                for method in METHODS:
-                    for defence in ("none", "robust"):
-                        yield seed, count, attack, method, defence
+        for methods in (papers, others):
+            for attack in ATTACKS:
+                for count, method in product((0,) if attack == "none" else liars, methods):
+                    if attack != "none" or methods is others:
+                        yield from ((seed, count, attack, method, defence) for defence in DEFENCES)
 
 
 def stored(path: Path) -> list[dict[str, str]]:
@@ -200,7 +206,7 @@ def table(rows: Sequence[dict[str, str]], liars: int) -> Iterator[str]:
     for method in METHODS:
         for attack in ATTACKS:
             cells, counts = [], []
-            for defence in ("none", "robust"):
+            for defence in DEFENCES:
                 found = [
                     (honest[method, r["seed"]] - float(r["auc"]), float(r["weight"]))
                     for r in rows

@@ -18,7 +18,7 @@ AUTO: Literal["auto"] = "auto"
 LIARS = 0.25
 """The share of the sites against which "auto" holds."""
 
-ROBUST = {"clip_updates": 1.0, "cap_weights": AUTO, "mix_updates": "neighbours"}
+ROBUST = {"clip_updates": 1.0, "cap_weights": AUTO, "mix_updates": "krum-neighbours"}
 """The run's settings that ``--robust`` stands for."""
 
 
@@ -113,6 +113,6 @@ class Bounds:
         adds = isinstance(rule, WeighingRule) and type(rule).aggregate is WeighingRule.aggregate
         if self.cap == 1 or adds or rule.caps or isinstance(rule, Combining):
             return ""
-        if self.cap == AUTO and self.mix == "neighbours":
+        if self.cap == AUTO and self.mix in ("neighbours", "krum-neighbours"):
             return ""  # which itself keeps a site's part at 1 / (K - f) or less
         return f"rule {type(rule).__name__} does more with its weights than to add updates, so that none can be capped"

@@ -16,7 +16,7 @@ import numpy as np
 from fairflare.core.types import Reply
 from fairflare.functional.blocks import blocks_of
 
-Mix = Literal["none", "neighbours", "buckets", "krum", "centre", "geometric"]
+Mix = Literal["none", "neighbours", "buckets", "krum", "krum-neighbours", "centre", "geometric"]
 MIXES: tuple[Mix, ...] = get_args(Mix)
 SMOOTHED = 1e-6
 """Distances below this part of the median one count as it, in the geometric median."""
@@ -102,7 +102,7 @@ def mixing(kind: Mix, squared: np.ndarray, faulty: int, order: np.ndarray) -> np
 
     Args:
         kind: "neighbours": ``nearest``; "buckets": ``buckets`` of two; "krum": updates that multi-Krum drops become the
-            mean of those that it keeps; "geometric": all become the geometric median; "centre": updates are clipped
+            mean of those that it keeps; "krum-neighbours": "neighbours", then the same; "geometric": all become the geometric median; "centre": updates are clipped
             around it, to the median distance from it (Karimireddy et al., https://arxiv.org/abs/2012.10333, Eq. CC).
         squared: (K, K) squared distances.
         faulty: f, in [0, K / 2).
@@ -113,10 +113,11 @@ def mixing(kind: Mix, squared: np.ndarray, faulty: int, order: np.ndarray) -> np
     if kind == "buckets":
         return buckets(order, 2)
     count = len(squared)
-    if kind == "krum":
+    if kind in ("krum", "krum-neighbours"):
         scores = np.array(krum_scores(squared, faulty))
         kept = scores <= np.sort(scores)[count - faulty - 1]
-        return np.where(kept[:, None], np.eye(count), kept / kept.sum())
+        own = np.eye(count) if kind == "krum" else nearest(squared, faulty)
+        return np.where(kept[:, None], own, own[kept].mean(0))
     equal = np.full(count, 1 / count)
     middle = geometric_median(squared, equal, equal, SMOOTHED * math.sqrt(float(np.median(squared))), STEPS)
     if kind == "geometric":
