@@ -146,8 +146,13 @@ def _split(vector: torch.Tensor, like, keys: Sequence[str]):
     return {key: part.view_as(like[key]).to(like[key].dtype) for key, part in zip(keys, parts)}
 
 
-def measured(task: str, method: str, attack: str, defence: str, liars: int, seed: int, values) -> tuple[float, float]:
-    """Mean test AUC of the honest sites, and the largest weight of a liar in any round."""
+def measured(
+    task: str, method: str, attack: str, defence: str, liars: int, seed: int, values
+) -> dict[int, tuple[float, float]]:
+    """Last sites left out -> mean test AUC of the others, and the largest weight of one of those in any round.
+
+    Of an honest run that is for none, one and two, of others for the liars.
+    """
     chosen = {**values, **(ROBUST if defence == "robust" else {})}
     config = make_config(method, task, seed=seed, rounds=5, values=chosen)
     with tempfile.TemporaryDirectory() as where:
@@ -158,9 +163,14 @@ def measured(task: str, method: str, attack: str, defence: str, liars: int, seed
             run_local(config, folder, parts=parts, sites=sites)
         log = list(verify(folder / "audit.jsonl"))
     found = next(entry for entry in log if entry["event"] == "evaluation")["sites"]
-    weights = [e["weights"].get(site, 0.0) for e in log if e["event"] == "round" for site in hostile.liars]
-    aucs = [of["test"]["auc"] for site, of in found.items() if site not in hostile.liars]
-    return statistics.mean(aucs), max(weights, default=0.0)
+    names = sorted(found)
+    result = {}
+    for count in (0, 1, 2) if attack == "none" else (liars,):
+        last = names[len(names) - count :]
+        weights = [e["weights"].get(site, 0.0) for e in log if e["event"] == "round" for site in last]
+        aucs = [of["test"]["auc"] for site, of in found.items() if site not in last]
+        result[count] = statistics.mean(aucs), max(weights, default=0.0)
+    return result
 
 
 def wanted(seeds: int, liars: Sequence[int]) -> Iterator[tuple[int, int, str, str, str]]:
@@ -187,37 +197,40 @@ def fill(path: Path, task: str, seeds: int, liars: Sequence[int], values, most: 
     have = {tuple(row[key] for key in COLUMNS[:-2]) for row in stored(path)}
     todo = [one for one in wanted(seeds, liars) if (task, *map(str, one)) not in have]
     for seed, count, attack, method, defence in todo[:most]:
-        auc, weight = measured(task, method, attack, defence, count, seed, values)
-        row = (task, seed, count, attack, method, defence, f"{auc:.4f}", f"{weight:.4f}")
-        print(*row, flush=True)
+        found = measured(task, method, attack, defence, count, seed, values)
+        rows = [
+            (task, seed, left, attack, method, defence, f"{auc:.4f}", f"{weight:.4f}")
+            for left, (auc, weight) in found.items()
+        ]
+        print(*rows, sep="\n", flush=True)
         new = not path.exists()
         with path.open("a", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerows([COLUMNS, row] if new else [row])
+            writer.writerows([COLUMNS, *rows] if new else rows)
 
 
 def table(rows: Sequence[dict[str, str]], liars: int) -> Iterator[str]:
-    """A line for each method and attack: AUC lost against the honest run of that defence's lack, and weight taken."""
-    yield "| method | attack | seeds | none: AUC lost | weight | `--robust`: AUC lost | weight |"
+    """For each method and attack what the same sites lose of their AUC in the honest run without defence, and weights.
+
+    Means over seeds that have all of it; of an honest run the change that the defence makes.
+    """
+    yield "| method | attack | seeds | AUC lost | weight | AUC lost with `--robust` | weight |"
     yield "|---|---|---|---|---|---|---|"
-    honest = {
-        (r["method"], r["seed"]): float(r["auc"]) for r in rows if r["attack"] == "none" and r["defence"] == "none"
+    of = {
+        tuple(r[key] for key in ("method", "attack", "defence", "seed")): (float(r["auc"]), float(r["weight"]))
+        for r in rows
+        if r["liars"] == str(liars)
     }
-    for method in METHODS:
-        for attack in ATTACKS:
-            cells, counts = [], []
-            for defence in DEFENCES:
-                found = [
-                    (honest[method, r["seed"]] - float(r["auc"]), float(r["weight"]))
-                    for r in rows
-                    if (r["method"], r["attack"], r["defence"]) == (method, attack, defence)
-                    and r["liars"] == str(liars if attack != "none" else 0)
-                    and (method, r["seed"]) in honest
-                ]
-                counts.append(len(found))
-                cells += [f"{statistics.mean(x):.3f}" for x in zip(*found)] if found else ["", ""]
-            if min(counts):
-                yield f"| {method} | {attack} | {min(counts)} | {' | '.join(cells)} |"
+    for method, attack in product(METHODS, ATTACKS):
+        seeds = sorted({seed for *_, seed in of})
+        seeds = [s for s in seeds if all((method, a, d, s) in of for a, d in product(("none", attack), DEFENCES))]
+        cells = []
+        for defence in DEFENCES:
+            lost = [of[method, "none", "none", s][0] - of[method, attack, defence, s][0] for s in seeds]
+            taken = [of[method, attack, defence, s][1] for s in seeds]
+            cells += [f"{statistics.mean(lost):.3f}", f"{statistics.mean(taken):.2f}"] if seeds else []
+        if seeds:
+            yield f"| {method} | {attack} | {len(seeds)} | {' | '.join(cells)} |"
 
 
 def write_page(rows: Sequence[dict[str, str]], page: Path) -> None:

@@ -102,8 +102,9 @@ def mixing(kind: Mix, squared: np.ndarray, faulty: int, order: np.ndarray) -> np
 
     Args:
         kind: "neighbours": ``nearest``; "buckets": ``buckets`` of two; "krum": updates that multi-Krum drops become the
-            mean of those that it keeps; "krum-neighbours": "neighbours", then the same; "geometric": all become the geometric median; "centre": updates are clipped
-            around it, to the median distance from it (Karimireddy et al., https://arxiv.org/abs/2012.10333, Eq. CC).
+            mean of those that it keeps; "krum-neighbours": the same, after ``nearest``; "geometric": all become the
+            geometric median; "centre": updates are clipped around it, to the median distance from it (Karimireddy et
+            al., ICML 2021, https://arxiv.org/abs/2012.10333).
         squared: (K, K) squared distances.
         faulty: f, in [0, K / 2).
         order: a permutation of the K sites, for buckets.
