@@ -125,7 +125,7 @@ def mixing(kind: Mix, squared: np.ndarray, faulty: int, order: np.ndarray) -> np
         return np.tile(middle, (count, 1))
     away = distances_to(middle, squared)
     kept = shortened(away, float(np.median(away)))
-    return np.diag(kept) + (1 - kept)[:, None] * middle
+    return np.asarray(np.diag(kept) + (1 - kept)[:, None] * middle)
 
 
 def nearest(squared: np.ndarray, faulty: int) -> np.ndarray:
@@ -177,7 +177,7 @@ def distances_to(parts: np.ndarray, squared: np.ndarray) -> np.ndarray:
 
 def shortened(lengths: np.ndarray, radius: float) -> np.ndarray:
     """(K,) factors that bring ``lengths`` within ``radius``."""
-    return np.minimum(1.0, np.divide(radius, lengths, out=np.ones_like(lengths), where=lengths > 0))
+    return np.asarray(np.minimum(1.0, np.divide(radius, lengths, out=np.ones_like(lengths), where=lengths > 0)))
 
 
 def weighted_median(values: Mapping[str, float], weights: Mapping[str, float]) -> float:
