@@ -10,7 +10,7 @@ import torch
 from cases import each
 from fairflare.aggregators.base import Rule, add_weighted
 from fairflare.aggregators.bounded import Bounded, Bounds, bounded
-from fairflare.aggregators.bounds import liars_among
+from fairflare.aggregators.bounds import MIXES, liars_among
 from fairflare.aggregators.fedavg import FedAvg
 from fairflare.aggregators.fedce import FedCE
 from fairflare.aggregators.fedheal import FedHEAL
@@ -23,7 +23,6 @@ from fairflare.core.types import Info, Reply, Round
 from fairflare.engine.audit import verify
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig, make_config
-from fairflare.functional.robust import MIXES
 from helpers import initial_model, make_federation
 
 INFO = Info(Round(1, 5))

@@ -11,9 +11,10 @@ from typing import Literal, get_args
 
 from fairflare.aggregators.base import Outcome, Rule, State, WeighingRule, example_shares, uniform
 from fairflare.core.types import Info, Reply, StateDict, Weights
-from fairflare.functional.robust import MIXES, Mix, capped
 
 At = Literal["median", "weighted", "bits"]
+Mix = Literal["none", "neighbours", "buckets", "krum", "krum-neighbours", "centre", "geometric"]
+MIXES: tuple[Mix, ...] = get_args(Mix)
 AUTO: Literal["auto"] = "auto"
 LIARS = 0.25
 """The share of the sites against which "auto" holds."""
@@ -37,6 +38,8 @@ def limited(weights: Weights, cap: float) -> Weights:
     positive = sum(1 for w in weights.values() if w > 0)
     if cap * positive <= 1:
         return {site: 1 / positive if w > 0 else 0.0 for site, w in weights.items()}
+    from fairflare.functional.robust import capped  # with the arithmetic of updates, which no site needs
+
     return capped(weights, cap)
 
 

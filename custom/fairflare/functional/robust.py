@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
 
 import numpy as np
 
 from fairflare.core.types import Reply
 from fairflare.functional.blocks import blocks_of
 
-Mix = Literal["none", "neighbours", "buckets", "krum", "krum-neighbours", "centre", "geometric"]
-MIXES: tuple[Mix, ...] = get_args(Mix)
 SMOOTHED = 1e-6
 """Distances below this part of the median one count as it, in the geometric median."""
 STEPS = 100
@@ -97,7 +94,7 @@ def krum_scores(squared: np.ndarray, faulty: int) -> list[float]:
     return [math.fsum(np.sort(np.delete(row, k))[:count].tolist()) for k, row in enumerate(squared)]
 
 
-def mixing(kind: Mix, squared: np.ndarray, faulty: int, order: np.ndarray) -> np.ndarray:
+def mixing(kind: str, squared: np.ndarray, faulty: int, order: np.ndarray) -> np.ndarray:
     """(K, K) M >= 0 whose rows sum to 1: sum_j M_kj D_j takes the place of the update D_k.
 
     Args:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast, get_args
 
-from fairflare.aggregators.bounds import LIARS, At, Bounds
+from fairflare.aggregators.bounds import LIARS, MIXES, At, Bounds, Mix
 from fairflare.core import registry, validation
 from fairflare.core.errors import UserError
 from fairflare.core.findings import ACCEPTABLE
@@ -28,7 +28,6 @@ from fairflare.core.validation import (
 from fairflare.engine.choices import BY, NO_CHOICE, RATIO
 from fairflare.engine.setup.config_checks import checked_config
 from fairflare.engine.setup.method_parts import NO_STEP, PART_KEYS, STEPS
-from fairflare.functional.robust import MIXES, Mix
 from fairflare.privacy.secure_sum.graph import AUTO, NEIGHBOURS
 from fairflare.privacy.secure_sum.schemes import SCHEMES
 from fairflare.tasks.base import Task
@@ -87,7 +86,7 @@ class RunConfig:
         clip_at: which median: "median", "weighted" by examples, or followed by "bits".
         clip_memory: share of the past in a moving average of that median.
         cap_weights: the largest weight of a site; 1: any; "auto": 2 / K.
-        mix_updates: what takes the place of single updates: "none" or one of ``functional.robust.MIXES``.
+        mix_updates: what takes the place of single updates: "none" or one of ``aggregators.bounds.MIXES``.
         liars: share of the sites that mixing holds against.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
         after: what is done with the final model: "none", "recalibrate" or "conformal", see ``engine.after``.
