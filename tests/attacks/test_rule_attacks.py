@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 
 from cases import each
+from fairflare.aggregators.bounds import ROBUST
 from fairflare.aggregators.flexfair import FlexFair
 from fairflare.core.types import Info, Round
 from fairflare.engine.audit import verify
@@ -88,3 +89,21 @@ def test_a_site_that_praises_itself_does_not_remove_the_others(tmp_path, monkeyp
     received = [last["notes"]["received"][site] for site in ("site-1", "site-2")]
     assert (others == [0, 0]) == remove
     assert remove or (min(others) > 0.2 and min(received) > 0.05)
+
+
+# --robust
+
+
+@each("method", ["fedism-plus", "fedlwr", "fedheal", "fedce"])
+def test_a_site_that_lies_and_turns_its_update_round_has_little_weight(tmp_path, monkeypatch, method):
+    """Without the profile it has more than half of the weight in FedISM+ and Fed-LWR."""
+    lies = {"sharpness": 10.0, "minus_error": 1.0}
+
+    def lie(answer):
+        told = {k: -1.0 if k.startswith("similarity") else lies.get(k, v) for k, v in answer.scalars.items()}
+        update = {key: -5 * value for key, value in answer.update.items()}
+        return dataclasses.replace(answer, scalars=told, update=update)
+
+    values = {"n_sites": 5, "max_norm_ratio": 100, **ROBUST}
+    for entry in rounds_of(tmp_path, monkeypatch, method, values, lie, rounds=2):
+        assert entry["rejected"] == {} and entry["weights"]["site-5"] < 0.2

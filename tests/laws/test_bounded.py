@@ -8,11 +8,15 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.aggregators.base import Rule
+from fairflare.aggregators.base import Rule, add_weighted
 from fairflare.aggregators.bounded import Bounded, Bounds, bounded
+from fairflare.aggregators.bounds import MIXES, liars_among
 from fairflare.aggregators.fedavg import FedAvg
+from fairflare.aggregators.fedce import FedCE
 from fairflare.aggregators.fedheal import FedHEAL
+from fairflare.aggregators.fedism import FedISM
 from fairflare.aggregators.fedlwr import FedLWR
+from fairflare.aggregators.qfedavg import QFedAvg
 from fairflare.aggregators.robust import Median
 from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round
@@ -106,7 +110,7 @@ def test_a_rule_keeps_its_own_state_and_its_anchor_is_of_clipped_updates():
 
 
 def test_a_run_with_both_ends_in_the_same_bits_when_it_is_continued(tmp_path):
-    rule = Bounded(FedAvg(), Bounds(clip=1.0, memory=0.8, cap=0.35))
+    rule = Bounded(FedAvg(), Bounds(clip=1.0, memory=0.8, cap=0.35, mix="krum-neighbours"))
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
     whole = make_federation(tmp_path / "whole", rule=rule).run(initial_model())
@@ -125,7 +129,7 @@ def test_a_run_with_both_ends_in_the_same_bits_when_it_is_continued(tmp_path):
     assert rounds == [1]
     assert model_hash(make_federation(tmp_path / "parts", rule=rule).run(initial_model())) == model_hash(whole)
     entry = next(e for e in verify(tmp_path / "whole" / "audit.jsonl") if e["event"] == "round")
-    assert set(entry["notes"]) >= {"clip_factor", "capped"} and max(entry["weights"].values()) <= 0.35
+    assert set(entry["notes"]) >= {"clip_factor", "capped", "mixed_in"} and max(entry["weights"].values()) <= 0.5
 
 
 # Settings
@@ -151,8 +155,13 @@ def test_defaults_are_not_written_and_others_are_read_back():
         ("fedavg", {"clip_updates": 1, "clip_at": "mean"}, "clip_at: expected one of median, weighted, bits"),
         ("fedavg", {"cap_weights": 0}, r"cap_weights must be in \(0, 1\]"),
         ("fedavg", {"clip_updates": -1}, "clip_updates: expected a number"),
-        ("fedheal", {"cap_weights": 0.3}, "cap_weights: rule FedHEAL does more with its weights than to add updates"),
+        ("fedfv", {"cap_weights": 0.3}, "cap_weights: rule FedFV does more with its weights than to add updates"),
         ("fedism", {"secure_sum": "masks", "clip_updates": 1}, "clip_updates: compares single updates"),
+        ("fedavg", {"liars": 0.3}, "liars has no effect without mix_updates"),
+        ("cgsv", {"mix_updates": "neighbours"}, "mix_updates: cgsv gives sites models of their own"),
+        ("fedfv", {"cap_weights": "auto"}, "cap_weights: rule FedFV does more"),
+        ("fedavg", {"cap_weights": "some"}, "cap_weights: expected auto or a number"),
+        ("fedism", {"secure_sum": "masks", "mix_updates": "krum"}, "mix_updates: compares single updates"),
         ("fedism", {"secure_sum": "masks", "cap_weights": 0.3}, "cap_weights: needs single weights"),
         ("median", {"secure_sum": "masks"}, "secure_sum: median weighs by more than sums over the sites"),
     ],
@@ -168,3 +177,84 @@ def test_bounds_reach_the_run():
     config = make_config("fedavg", "support2", values={"cap_weights": 0.3})
     assert build_parts(config).rule == Bounded(FedAvg(), Bounds(cap=0.3))
     assert dataclasses.asdict(build_parts(make_config("fedavg", "support2")).rule) == {"weighting": "examples"}
+
+
+# Mixed updates, and caps under rules that treat positions or layers apart
+
+
+def eight(n=10):
+    """Six sites that agree, and two that send twenty times the opposite."""
+    return [reply(k, [1.0 + 0.01 * k, 0.5] if k < 6 else [-20.0 - k, -10.0], n=n) for k in range(8)]
+
+
+@each("rule", [FedAvg(), FedHEAL(), FedLWR(), FedCE(), Median(), FedISM(), QFedAvg(lipschitz=1.0)])
+@each("mix", ["neighbours", "krum-neighbours"])
+def test_no_site_has_more_than_its_share_of_mixed_updates_whatever_it_says(rule, mix):
+    sites = [
+        dataclasses.replace(
+            r, scalars={"sharpness": 1.0 + 1e5 * (r.site == "site-7"), "loss": 1.0, "similarity/w": 0.5}
+        )
+        for r in eight()
+    ]
+    bounds = Bounds(clip=1.0, cap="auto", mix=mix)
+    outcome = Bounded(rule, bounds).aggregate(model(), sites, {}, INFO)
+    assert max(outcome.weights.values()) <= 1 / 6 + 1e-9 and sum(outcome.weights.values()) == pytest.approx(1)
+    assert outcome.model["w"][0] > 0 and sum(outcome.notes["mixed_in"].values()) == pytest.approx(8)
+
+
+@each("mix", [mix for mix in MIXES if mix != "none"])
+def test_the_weights_of_mixed_updates_are_those_that_were_used(mix):
+    sites = [reply(k, [float(k * k), 1.0 - k], n=10 + k) for k in range(6)]
+    outcome = run(Bounds(cap=0.4, mix=mix), sites)
+    used = add_weighted(model(), sites, outcome.weights)
+    assert all(torch.allclose(outcome.model[key].float(), used[key].float(), atol=1e-5) for key in used)
+
+
+def test_updates_that_multi_krum_drops_have_no_part():
+    for mix in ("krum", "krum-neighbours"):
+        outcome = run(Bounds(mix=mix), eight())
+        assert outcome.weights["site-6"] == outcome.weights["site-7"] == 0 and outcome.model["w"][0] > 1
+
+
+@each("kind", ["centre", "geometric"])
+def test_far_updates_hardly_move_the_middle(kind):
+    assert torch.allclose(run(Bounds(mix=kind), eight()).model["w"], torch.tensor([1.0, 0.5]), atol=0.1)
+
+
+def test_two_sites_are_not_mixed():
+    plain, sites = FedAvg(), [reply(0, [1.0, 0.0]), reply(1, [0.0, 3.0])]
+    found = run(Bounds(mix="neighbours"), sites)
+    assert torch.equal(found.model["w"], plain.aggregate(model(), sites, {}, INFO).model["w"])
+    assert "mixed_in" not in found.notes
+
+
+def test_layers_are_capped_one_by_one():
+    sites = [dataclasses.replace(r, scalars={"similarity/a": 0.9, "similarity/b": 0.9}) for r in eight()]
+    update = {"a.w": torch.ones(2), "b.w": torch.ones(3)}
+    sites = [dataclasses.replace(r, update=update, trainable=frozenset(update)) for r in sites]
+    sites[7] = dataclasses.replace(sites[7], scalars={"similarity/a": -1.0, "similarity/b": 0.9})
+    start = {key: torch.zeros_like(value) for key, value in update.items()}
+    plain, found = (
+        rule.aggregate(start, sites, {}, INFO) for rule in (FedLWR(), Bounded(FedLWR(), Bounds(cap="auto")))
+    )
+    rho = {name: of["layer_weights"]["a"]["site-7"] for name, of in (("plain", plain.notes), ("capped", found.notes))}
+    assert rho["plain"] > 0.5 and rho["capped"] == 0.25
+    assert found.notes["layer_weights"]["b"] == pytest.approx(dict.fromkeys([r.site for r in sites], 1 / 8))
+
+
+def test_the_weights_of_masked_updates_are_capped():
+    rule = Bounded(FedHEAL(beta=1.0), Bounds(cap="auto"))
+    assert FedHEAL(beta=1.0).aggregate(model(), eight(), {}, INFO).weights["site-7"] > 0.25
+    assert rule.aggregate(model(), eight(), {}, INFO).weights["site-7"] == 0.25
+
+
+def test_the_weight_that_fedce_orders_a_site_to_take_out_is_the_one_it_had():
+    sites = eight()
+    outcome = Bounded(FedCE(), Bounds(cap=0.13)).aggregate(model(), sites, {}, INFO)
+    told = Bounded(FedCE(), Bounds(cap=0.13)).orders(outcome.state, "site-7", INFO)["coefficient"]
+    assert told == outcome.weights["site-7"] <= 0.13
+
+
+def test_how_many_may_lie():
+    assert [liars_among(sites) for sites in (1, 2, 3, 4, 7, 8, 12, 100)] == [0, 0, 1, 1, 1, 2, 3, 25]
+    assert liars_among(8, 0.4) == 3 and liars_among(5, 0.49) == 2

@@ -351,13 +351,15 @@ def test_krum_takes_as_many_faulty_sites_as_fit():
         (MultiKrum(faulty=3), 7, "multi-krum protects from 2 with 7 sites: faulty=3 takes 9"),
         (MultiKrum(faulty=0, keep=2), 4, ""),
         (MultiKrum(keep=6), 6, "multi-krum protects from nobody with 6 sites: keep=6 keeps all"),
+        (TrimmedMean(), 3, ""),
         (
-            TrimmedMean(),
+            TrimmedMean(trim=0.1),
             3,
             "trim=0.1 leaves 70% of a wild site in the model where 3 weigh alike: set trim to 0.33 or above, or use "
             "the median",
         ),
-        (TrimmedMean(), 10, ""),
+        (TrimmedMean(trim=0.1), 10, ""),
+        (MultiKrum(), 8, ""),
         (TrimmedMean(trim=1 / 3), 3, ""),
         (
             TrimmedMean(trim=0.4),

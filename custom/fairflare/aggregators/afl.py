@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, shares
+from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
@@ -35,6 +36,7 @@ class AFL(Rule):
         variant: "reference" projects as fair_flearn's code does, whose lambda may sum to more than 1.
     """
 
+    caps: ClassVar[bool] = True
     notes: ClassVar[tuple[Note, ...]] = (
         Note("site_lambda", "Next weights of the sites", "fraction", shares=True, meaning="Next round's weights."),
     )
@@ -60,6 +62,7 @@ class AFL(Rule):
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """w + sum_k lambda_k D_k; in the last round with the average, as ``average`` says."""
         weights, following = self._weighed(replies, state)
+        weights = limited(weights, info.cap)
         after = add_weighted(model, replies, weights)
         notes = {"site_lambda": shares(following["lambda"])}
         if self.average == "none":

@@ -55,6 +55,8 @@ class Rule(ABC):
     """Whether no site may learn of any other, so that trainers which exchange anything else are refused."""
     weighs_sums: ClassVar[bool] = False
     """Whether sites may answer with sums over patients in place of models, as it only weighs answers by numbers."""
+    caps: ClassVar[bool] = False
+    """Whether ``aggregate`` keeps its weights within ``Info.cap`` itself, by ``bounds.limited``."""
     donates: ClassVar[bool] = False
     """Whether ``aggregate`` may use up the state that it is given (optax's donated arguments); else it leaves it alone.
 

@@ -2,9 +2,10 @@
 """Bounds on what one site can do, around any rule: updates are clipped to a common length, weights are capped.
 
 clip    D_k <- D_k min(1, C / ||D_k||)      over trainable entries; C = factor times the median norm of those that moved
+mix     D_k <- sum_j M_kj D_j               all entries; M >= 0 with rows that sum to 1, from the updates' distances
 cap     weights above c get c, the others keep their proportions and share what is left, until none is above
 
-The order is reject (the gate), clip, cap, combine (the rule), step (the server optimizer).
+The order is reject (the gate), clip, mix, cap, combine (the rule), step (the server optimizer).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from fairflare.aggregators.base import (
@@ -23,15 +25,16 @@ from fairflare.aggregators.base import (
     State,
     add_weighted,
 )
-from fairflare.aggregators.bounds import Bounds, Combining
+from fairflare.aggregators.bounds import Bounds, Combining, liars_among, limited
 from fairflare.aggregators.own import View
 from fairflare.core.notes import Note
 from fairflare.core.types import Info, Need, Offer, Reply, StateDict, Training, Weights
 from fairflare.functional.blocks import blocks_of, square_of
-from fairflare.functional.robust import capped, radius_by_bits, weighted_median
+from fairflare.functional.robust import distances, mixing, radius_by_bits, weighted_median
 
 NOTES = (
     Note("clip_factor", "Kept length of the update", "fraction", meaning="min(1, C / ||D_k||)."),
+    Note("mixed_in", "Part in the mixed updates", meaning="Column sum of M: 1 on average, little for an outlier."),
     Note("capped", "Weight beyond the cap", "fraction", meaning="What the cap takes from the site's weight."),
 )
 
@@ -80,6 +83,11 @@ class Bounded(Rule):
         return self.rule.alone
 
     @property
+    def caps(self) -> bool:  # type: ignore[override]  # as ``notes``
+        """The rule's."""
+        return self.rule.caps
+
+    @property
     def donates(self) -> bool:  # type: ignore[override]  # as ``notes``
         """The rule's."""
         return self.rule.donates
@@ -116,39 +124,58 @@ class Bounded(Rule):
         return self.rule.tensors_for(_inner(state), site, info)
 
     def anchor(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> StateDict | None:
-        return self.rule.anchor(model, self._clipped(replies, state)[0], _inner(state), info)
+        return self.rule.anchor(model, self._heard(replies, state, info)[0], _inner(state), info)
 
     def anchors(
         self, model: StateDict, replies: Sequence[Reply], state: State, info: Info
     ) -> Iterator[tuple[str, StateDict]]:
         if type(self.rule).anchor is Rule.anchor and type(self.rule).anchors is Rule.anchors:
             return iter(())
-        return self.rule.anchors(model, self._clipped(replies, state)[0], _inner(state), info)
+        return self.rule.anchors(model, self._heard(replies, state, info)[0], _inner(state), info)
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """The rule's outcome of clipped updates, with capped weights; notes hold what was taken."""
-        heard, factors, clip = self._clipped(replies, state)
-        inner = _inner(state)
+        """The rule's outcome of clipped and mixed updates, with capped weights; notes hold what was taken.
+
+        The weights are each site's part in the model: w M, where updates were mixed.
+        """
+        heard, notes, clip, mix = self._heard(replies, state, info)
+        inner, cap = _inner(state), self.bounds.cap_of(len(replies))
+        before: Weights = {}
         if isinstance(self.rule, Combining):
             before = self.rule.prior(heard)
-            after = self._capped(before)
+            after = limited(before, cap)
             outcome = self.rule.combine(model, heard, after, inner)
+        elif self.rule.caps:
+            outcome = self.rule.aggregate(model, heard, inner, replace(info, cap=cap))
         else:
             outcome = self.rule.aggregate(model, heard, inner, info)
-            before, after = outcome.weights, self._capped(outcome.weights)
-            if after != before:
-                outcome = replace(outcome, model=add_weighted(model, heard, after), weights=after)
-        taken = {site: max(weight - after[site], 0.0) for site, weight in before.items()}
-        notes = {**outcome.notes, **({"clip_factor": factors} if factors else {}), "capped": taken}
-        return replace(outcome, state={"rule": outcome.state, "clip": clip}, notes=notes)
+            if not Bounds(cap=cap).uncappable(self.rule):
+                before, after = outcome.weights, limited(outcome.weights, cap)
+                if after != before:
+                    outcome = replace(outcome, model=add_weighted(model, heard, after), weights=after)
+        if before:
+            notes = {**notes, "capped": {site: max(weight - after[site], 0.0) for site, weight in before.items()}}
+        sites = [r.site for r in replies]
+        weights = outcome.weights
+        if mix is not None:
+            weights = dict(zip(sites, (np.array([weights[site] for site in sites]) @ mix).tolist()))
+        taken = {"rule": outcome.state, "clip": clip}
+        return replace(outcome, weights=weights, state=taken, notes={**outcome.notes, **notes})
 
-    def _capped(self, weights: Weights) -> Weights:
-        positive = sum(1 for w in weights.values() if w > 0)
-        if self.bounds.cap == 1 or all(w <= self.bounds.cap for w in weights.values()):
-            return weights
-        if self.bounds.cap * positive <= 1:
-            return {site: 1 / positive if w > 0 else 0.0 for site, w in weights.items()}
-        return capped(weights, self.bounds.cap)
+    def _heard(
+        self, replies: Sequence[Reply], state: State, info: Info
+    ) -> tuple[list[Reply], dict[str, Any], Mapping[str, Any], np.ndarray | None]:
+        """What the rule hears, the notes, what is remembered of the radius, and M where updates are mixed."""
+        heard, factors, clip = self._clipped(replies, state)
+        notes: dict[str, Any] = {"clip_factor": factors} if factors else {}
+        faulty = liars_among(len(replies), self.bounds.liars)
+        if self.bounds.mix == "none" or not faulty:
+            return heard, notes, clip, None
+        order = np.random.default_rng(info.round.number).permutation(len(replies))
+        mix = mixing(self.bounds.mix, distances(heard), faulty, order)
+        notes["mixed_in"] = dict(zip([r.site for r in replies], mix.sum(0).tolist()))
+        mixed = [replace(r, update=View(r.update, partial(_mixed, heard, row))) for r, row in zip(heard, mix)]
+        return mixed, notes, clip, mix
 
     def _clipped(
         self, replies: Sequence[Reply], state: State
@@ -193,6 +220,16 @@ def _scaled(reply: Reply, factor: float) -> Reply:
 
 def _times(factor: float, trainable: frozenset[str], key: str, change: torch.Tensor) -> torch.Tensor:
     return change * factor if key in trainable else change
+
+
+def _mixed(replies: Sequence[Reply], row: np.ndarray, key: str, _: torch.Tensor) -> torch.Tensor:
+    """sum_j M_kj D_j for one entry, one site's at a time, in order of the sites."""
+    total = torch.zeros(())
+    for reply, part in zip(replies, row.tolist()):
+        if part:
+            change = reply.update[key]
+            total = total.to(torch.promote_types(change.dtype, torch.float32)) + part * change
+    return total
 
 
 def _inner(state: State) -> State:

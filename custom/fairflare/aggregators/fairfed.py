@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_factors, convex, example_shares, shares
+from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
@@ -75,7 +76,7 @@ class FairFed(WeighingRule):
         factors, following, notes = self._weighed(replies, state)
         weights = convex(factors, replies)
         if self._clips:
-            factors = weights
+            factors = weights = limited(weights, info.cap)
         return Outcome(add_factors(model, replies, factors, weights), weights, following, notes | {"factor": factors})
 
     def moved(self, carried: Mapping[str, float], deviations: Mapping[str, float]) -> dict[str, float]:
@@ -84,6 +85,10 @@ class FairFed(WeighingRule):
         low = 0.0 if self._clips else -math.inf
         fresh = {site: carried[site] - self.beta * (d - mean) for site, d in deviations.items()}
         return {**carried, **{site: max(value, low) for site, value in fresh.items()}}
+
+    @property
+    def caps(self) -> bool:  # type: ignore[override]  # depends on options
+        return self._clips
 
     @property
     def _clips(self) -> bool:

@@ -12,6 +12,7 @@ from statistics import stdev
 from typing import Annotated, Any, ClassVar, Literal
 
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, example_shares, shares
+from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
@@ -34,6 +35,7 @@ class FairFedAvg(WeighingRule):
             to be used with ``metric=eo-gap``.
     """
 
+    caps: ClassVar[bool] = True
     notes: ClassVar[tuple[Note, ...]] = (
         Note("unfairness", "Unfairness at the site", meaning="m_k, where it is defined and could leave the site."),
     )
@@ -56,6 +58,7 @@ class FairFedAvg(WeighingRule):
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         found = _unfairness(replies, self.metric)
         weights, following = self.weighed(found, replies, state)
+        weights = limited(weights, info.cap)
         return Outcome(add_weighted(model, replies, weights), weights, following, {"unfairness": found})
 
     def weighed(self, found: Mapping[str, float], replies: Sequence[Reply], state: State) -> tuple[Weights, State]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, filled, shares, uniform
+from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
@@ -42,6 +43,7 @@ class FedCE(WeighingRule):
             least 0.001. "ffl4mia" is the code behind FedISM+'s tables: weights averaged over the rounds are used.
     """
 
+    caps: ClassVar[bool] = True
     notes: ClassVar[tuple[Note, ...]] = (
         Note("contribution", "Estimated contribution", "fraction", shares=True, meaning="The site's weight."),
         Note("novelty", "Novelty", chart="table", meaning="1 minus the update's cosine with the other sites' update."),
@@ -68,12 +70,12 @@ class FedCE(WeighingRule):
         return {} if weight is None or weight > ALONE else {"coefficient": weight}
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
-        weights, _, next_state = self._weighed(replies, state)
+        weights, _, next_state = self._weighed(replies, state, info)
         return weights, next_state
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """w <- w + sum rho_i D_i; notes hold contribution shares and the free-rider score with its factors."""
-        weights, fresh, next_state = self._weighed(replies, state)
+        weights, fresh, next_state = self._weighed(replies, state, info)
         gaps = {r.site: _error_gap(r) for r in replies}
         known = {site: gap for site, gap in gaps.items() if gap is not None}
         notes = {
@@ -84,13 +86,16 @@ class FedCE(WeighingRule):
         }
         return Outcome(add_weighted(model, replies, weights), weights, next_state, notes)
 
-    def _weighed(self, replies: Sequence[Reply], state: State) -> tuple[Weights, dict[str, float], dict[str, Any]]:
+    def _weighed(
+        self, replies: Sequence[Reply], state: State, info: Info
+    ) -> tuple[Weights, dict[str, float], dict[str, Any]]:
         fresh = novelty(replies, self._prior(replies, state), of_nothing=1.0 if self.variant == "flare" else 0.0)
         if len(replies) == 1:
             weights = uniform([replies[0].site])
             return weights, fresh, {**state, "last": weights}
         rule = self._accumulated if self.variant == "paper" else self._averaged
         weights, next_state = rule(replies, fresh, state)
+        weights = limited(weights, info.cap)
         return weights, fresh, {**next_state, "last": weights}
 
     def _prior(self, replies: Sequence[Reply], state: State) -> Weights:

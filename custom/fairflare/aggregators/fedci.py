@@ -25,6 +25,7 @@ from fairflare.aggregators.base import (
     shares,
     uniform,
 )
+from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
@@ -50,6 +51,7 @@ class FedCI(WeighingRule):
         accumulate: False weighs by this round's values alone.
     """
 
+    caps: ClassVar[bool] = True
     notes: ClassVar[tuple[Note, ...]] = (
         Note("contribution", "Estimated contribution", "fraction", shares=True, meaning="The site's weight."),
         Note("shapley", "Shapley value", meaning="What the site's update adds to the score, mean over coalitions."),
@@ -86,6 +88,7 @@ class FedCI(WeighingRule):
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """w^t + sum p_k D_k; notes hold the values of this round."""
         weights, after = self.weigh(replies, state, info)
+        weights = limited(weights, info.cap)
         notes = {
             "contribution": weights,
             "shapley": self._values(replies, info),

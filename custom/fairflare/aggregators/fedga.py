@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, example_shares, shares
+from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import Info, Paper, Reply, Round, StateDict, Weights
@@ -44,6 +45,7 @@ class GeneralizationAdjustment(WeighingRule):
             s_t = (1 - t / T) s, normalised first and clipped then.
     """
 
+    caps: ClassVar[bool] = True
     notes: ClassVar[tuple[Note, ...]] = (
         Note("gap", "Generalization gap", meaning="Loss of the average minus that of the site's own model before it."),
     )
@@ -67,6 +69,7 @@ class GeneralizationAdjustment(WeighingRule):
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """w + sum_k a_k D_k; the note holds the gaps of the round before."""
         weights, following = self.weigh(replies, state, info)
+        weights = limited(weights, info.cap)
         notes = {"gap": gaps} if (gaps := self._gaps(replies, state)) else {}
         return Outcome(add_weighted(model, replies, weights), weights, following, notes)
 

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, example_shares, shares, uniform
+from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
@@ -52,6 +53,7 @@ class FedHEAL(WeighingRule):
             the paper, but FAEL's p is that of Eq. 10 from the whole updates, anew in each round; ``beta`` has no part.
     """
 
+    caps: ClassVar[bool] = True
     notes: ClassVar[tuple[Note, ...]] = (
         Note("kept_share", "Kept share of the update", "fraction", meaning="Share of its positions that count."),
     )
@@ -83,10 +85,12 @@ class FedHEAL(WeighingRule):
         if self.parts == "fael":
             distances = [] if self.variant == "exact" else self._distances(replies)
             weights, carried = self._fael(replies, dict(zip(sites, distances)), state)
+            weights = limited(weights, info.cap)
             return Outcome(add_weighted(model, replies, weights), weights, carried)
         masks = Consistency.of(replies, state, self.tau, self.variant == "reference")
         distances, kept = self._masked_distances(replies, masks)
         weights, carried = self._fael(replies, dict(zip(sites, distances)), state)
+        weights = limited(weights, info.cap)
         new = self._harmonised(model, replies, weights, masks)
         return Outcome(new, weights, {**masks.after(replies), **carried}, {"kept_share": dict(zip(sites, kept))})
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, shares, uniform
+from fairflare.aggregators.bounds import limited
 from fairflare.core.layers import LAST_ENCODER, SIMILARITY, Group, layers_of
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
@@ -39,6 +40,7 @@ class FedLWR(Rule):
         variant: "reference" adds 1e-9 to the sum of the weights, as the authors' code does.
     """
 
+    caps: ClassVar[bool] = True
     notes: ClassVar[tuple[Note, ...]] = (
         Note(
             "layer_weights",
@@ -65,7 +67,7 @@ class FedLWR(Rule):
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """Layer by layer w^{t+1},m = w^m + sum_k rho_k^m D_k^m; the weights are rho averaged over the entries."""
-        layers = self._layer_weights(replies)
+        layers = {n: (keys, limited(rho, info.cap)) for n, (keys, rho) in self._layer_weights(replies).items()}
         result = {key: value.clone() for key, value in model.items() if not value.is_floating_point()}
         for keys, weights in layers.values():
             result |= add_weighted({key: model[key] for key in keys}, replies, weights)

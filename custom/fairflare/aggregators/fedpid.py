@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_factors, convex, example_shares
+from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
@@ -60,6 +61,10 @@ class FedPID(WeighingRule):
             raise ValueError(f"gamma must be 1 - alpha - beta, got {self.gamma}")
 
     @property
+    def caps(self) -> bool:  # type: ignore[override]  # depends on options
+        return self.clamp and self.variant != "reference"
+
+    @property
     def wanted(self) -> tuple[str, ...]:
         return (COSTS[self.cost],)
 
@@ -75,7 +80,7 @@ class FedPID(WeighingRule):
         if self.variant == "reference":
             model = _shrunk(model, replies[0].trainable, sum(factors.values()))
         elif self.clamp:
-            factors = weights
+            factors = weights = limited(weights, info.cap)
         return Outcome(add_factors(model, replies, factors, weights), weights, following, {"factor": factors})
 
     def _factors(self, replies: Sequence[Reply], state: State) -> tuple[dict[str, float], State]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, shares, uniform
+from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Paper, Reply, StateDict, Training, Weights
@@ -56,6 +57,7 @@ class FedUFO(WeighingRule):
             level "unknown" projects each site's row by itself.
     """
 
+    caps: ClassVar[bool] = True
     notes: ClassVar[tuple[Note, ...]] = (
         Note("group_loss", "Loss of the groups", "nats", "group", meaning="Mean over a group's examples at all sites."),
         Note("client_lambda", "Weights of the sites", "fraction", "site", shares=True, meaning=LAMBDA),
@@ -146,6 +148,7 @@ class FedUFO(WeighingRule):
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """w + sum_i p_i D_i; notes hold the next lambda and the groups' losses."""
         weights, following = self.weigh(replies, state, info)
+        weights = limited(weights, info.cap)
         notes: dict[str, Any] = {"group_loss": _group_risks(replies, "mean")}
         if "clients" in following:
             notes["client_lambda"] = following["clients"]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from fairflare.aggregators.base import Outcome, State, SummedRule, add_weighted, example_shares, shares
+from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Paper, Reply, StateDict, Training, Weights
@@ -64,6 +65,7 @@ class FlexFair(SummedRule):
 
     n_terms: ClassVar[int] = 5
     counted: ClassVar[int | None] = 4
+    caps: ClassVar[bool] = True
     notes: ClassVar[tuple[Note, ...]] = (
         Note("penalty", "Variance of the losses", "nats^2", "round", meaning="The penalty without lambda."),
         Note("penalised", "Cells of the penalty", "cells", "round", meaning="Sites or groups that have losses."),
@@ -141,6 +143,7 @@ class FlexFair(SummedRule):
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """w + sum_k p_k D_k; notes hold the penalty and the next weights."""
         weights, following = self.weigh(replies, state, info)
+        weights = limited(weights, info.cap)
         _, found = self._next(replies, state)
         known = {"site_extra" if self.cells == "sites" else "group_extra": following.get("extra", {})}
         notes = {"penalty": found.penalty, "penalised": found.cells, **known} if self.lam else {}

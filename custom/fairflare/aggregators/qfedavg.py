@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from fairflare.aggregators.base import Outcome, Rule, State, SummedRule, add_scaled, shares
+from fairflare.aggregators.bounds import limited
 from fairflare.core.errors import UserError
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
@@ -52,6 +53,7 @@ class QFedAvg(Rule):
         static: h_k = L_k, the authors' ``static_step_size``: the step is F^q times as long, up to 10,000 times.
     """
 
+    caps: ClassVar[bool] = True
     notes: ClassVar[tuple[Note, ...]] = (
         Note("step", "Length of the step", "times the mean update", "round", meaning="1 at q = 0, then below 1."),
     )
@@ -76,7 +78,7 @@ class QFedAvg(Rule):
         worst = max(losses)
         scaled = [loss / worst for loss in losses]
         mass = {r.site: bound * f**self.q for r, bound, f in zip(replies, bounds, scaled)}
-        weights = shares(mass)
+        weights = limited(shares(mass), info.cap)
         if self.static:
             step = _bounded(sum(mass.values()) / sum(bounds), self.q * math.log(worst))
         else:

@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
 
 from fairflare.aggregators.base import Outcome, State, add_weighted, shares
-from fairflare.aggregators.bounds import Combining
+from fairflare.aggregators.bounds import AUTO, Combining, liars_among
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import Paper, Reply, StateDict, Weights
@@ -56,27 +56,32 @@ class TrimmedMean(Combining):
     """The mean at each position without the outermost mass (Yin et al., arXiv:1803.01498, Algorithm 1, option II).
 
     Args:
-        trim: the mass that is dropped at either end, in [0, 0.5); 0 is the mean.
+        trim: the mass that is dropped at either end, in [0, 0.5); 0 is the mean; "auto": f / K of the round's K sites,
+            f = K / 4 rounded down, at least 1 of three.
     """
 
     notes: ClassVar[tuple[Note, ...]] = (REMOVED,)
-    trim: Annotated[float, Range(0, 0.5)] = 0.1
+    trim: Annotated[float, Range(0, 0.5)] | Literal["auto"] = AUTO
 
     def __post_init__(self) -> None:
-        if not 0 <= self.trim < 0.5:
-            raise ValueError(f"trim must be in [0, 0.5), got {self.trim}")
+        if self.trim != AUTO and not 0 <= self.trim < 0.5:
+            raise ValueError(f"trim must be auto or in [0, 0.5), got {self.trim}")
 
     def unprotected(self, sites: int) -> str:
         """A site that weighs more than the trimmed mass is dropped in part."""
-        left = 1 - self.trim * sites
+        trim = self._trim(sites)
+        left = 1 - trim * sites
         if left <= 1e-9:
             return ""
         advice = "it takes 3 sites" if sites < 3 else f"set trim to {1 / sites:.2g} or above, or use the median"
-        return f"trim={self.trim:.3g} leaves {left:.0%} of a wild site in the model where {sites} weigh alike: {advice}"
+        return f"trim={trim:.3g} leaves {left:.0%} of a wild site in the model where {sites} weigh alike: {advice}"
+
+    def _trim(self, sites: int) -> float:
+        return liars_among(sites) / sites if self.trim == AUTO else self.trim
 
     def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
         """A site at the boundary is dropped in part."""
-        after, kept = _by_position(model, replies, prior, partial(trimmed_mean, trim=self.trim))
+        after, kept = _by_position(model, replies, prior, partial(trimmed_mean, trim=self._trim(len(replies))))
         removed = {site: max(prior[site] - mass, 0.0) for site, mass in kept.items()}
         return Outcome(after, shares(kept), state, {"removed": removed})
 
@@ -90,7 +95,8 @@ class MultiKrum(Combining):
     who has the same score as the last one that is kept is kept too.
 
     Args:
-        faulty: f, the sites that may send anything; where fewer than 2 f + 3 are there, as many as fit.
+        faulty: f, the sites that may send anything; where fewer than 2 f + 3 are there, as many as fit; "auto": K / 4,
+            rounded down, at least 1.
         keep: m, the updates that are averaged; none: K - f.
     """
 
@@ -98,26 +104,30 @@ class MultiKrum(Combining):
         REMOVED,
         Note("score", "Krum score", chart="table", meaning="Sum of the squared distances to the nearest updates."),
     )
-    faulty: Annotated[int, Range(0, 10_000)] = 1
+    faulty: Annotated[int, Range(0, 10_000)] | Literal["auto"] = AUTO
     keep: Annotated[int, Range(1, 10_000)] | None = None
 
     def __post_init__(self) -> None:
-        if self.faulty < 0:
-            raise ValueError(f"faulty must be at least 0, got {self.faulty}")
+        if self.faulty != AUTO and self.faulty < 0:
+            raise ValueError(f"faulty must be auto or at least 0, got {self.faulty}")
         if self.keep is not None and self.keep < 1:
             raise ValueError(f"keep must be none or at least 1, got {self.keep}")
 
     def unprotected(self, sites: int) -> str:
         """f is as large as fits, and ``keep`` may keep everybody."""
-        faulty, need = self._faulty(sites), f"faulty={self.faulty} takes {2 * self.faulty + 3}"
+        asked, faulty = self._asked(sites), self._faulty(sites)
         if (self.keep or 0) >= sites:
             return f"multi-krum protects from nobody with {sites} sites: keep={self.keep} keeps all"
-        if faulty < self.faulty:
+        if faulty < asked:
+            need = f"faulty={asked} takes {2 * asked + 3}"
             return f"multi-krum protects from {faulty or 'nobody'} with {sites} sites: {need}"
         return ""
 
     def _faulty(self, sites: int) -> int:
-        return max(min(self.faulty, (sites - 3) // 2), 0)
+        return max(min(self._asked(sites), (sites - 3) // 2), 0)
+
+    def _asked(self, sites: int) -> int:
+        return max(liars_among(sites), 1) if self.faulty == AUTO else self.faulty
 
     def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
         """The mean over the kept sites, with their weights renormalised; running statistics too."""

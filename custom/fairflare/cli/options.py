@@ -191,9 +191,15 @@ def parts_option(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--rule", metavar="ID", help="Another rule: moon --rule fedheal is fedheal --trainer moon.")
     @click.option("--selector", metavar="ID", help="Another selector; see `fairflare list --parts`.")
     @click.option("--server-optimizer", metavar="ID", help="Another server optimizer.")
+    @click.option("--robust", is_flag=True, help="Against sites that lie: clip, mix and cap; see docs/robustness.md.")
     @click.option("--after", metavar="STEP", help="After the last round: recalibrate or conformal; see docs/after.md.")
     @functools.wraps(command)
-    def with_parts(*, pairs: tuple[str, ...], **others: Any) -> None:
+    def with_parts(*, pairs: tuple[str, ...], robust: bool, **others: Any) -> None:
+        if robust:
+            from fairflare.aggregators.bounds import ROBUST
+
+            given = {pair.partition("=")[0].strip().removeprefix("run.") for pair in pairs}
+            pairs = (*(f"{key}={value}" for key, value in ROBUST.items() if key not in given), *pairs)
         named = {kind: others.pop(kind) for kind in ("trainer", "rule", "selector", "server_optimizer", "after")}
         command(pairs=(*pairs, *(f"{kind}={id}" for kind, id in named.items() if id is not None)), **others)
 

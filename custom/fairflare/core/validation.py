@@ -174,17 +174,27 @@ def _bound(kind: type, bounds: tuple[Any, ...], default: Any) -> Any:
 
 
 def _optional(base: Any) -> Any:
-    """T of ``T | None``; None for any other type."""
+    """T of ``T | None`` and of ``T | Literal[...]``; None for any other type."""
     if typing.get_origin(base) in (typing.Union, types.UnionType):
-        return next(one for one in typing.get_args(base) if one is not type(None))
+        inside = typing.get_args(base)
+        return next(o for o in inside if o is not type(None) and typing.get_origin(o) is not typing.Literal)
     return None
+
+
+def _words(base: Any) -> tuple[str, ...]:
+    """The words of ``T | Literal[...]``."""
+    inside = typing.get_args(base) if typing.get_origin(base) in (typing.Union, types.UnionType) else ()
+    return next((typing.get_args(one) for one in inside if typing.get_origin(one) is typing.Literal), ())
 
 
 def _exact(key: str, value: Any, hint: Any) -> Any:
     base, bounds = _bare(hint)
-    inner = _optional(base)
+    inner, words = _optional(base), _words(base)
     if inner is not None:
-        return None if value is None else _exact(key, value, inner)
+        if words and isinstance(value, str):
+            expected(key, value in words, f"{', '.join(words)} or a number", value)
+            return value
+        return None if value is None and not words else _exact(key, value, inner)
     origin = typing.get_origin(base)
     if origin is typing.Literal:
         allowed = typing.get_args(base)
@@ -248,6 +258,8 @@ def _from_text(key: str, value: Any, hint: Any) -> Any:
     true, which Python's callers may write."""
     base, bounds = _bare(hint)
     inner = _optional(base)
+    if inner is not None and (words := _words(base)):
+        return value if value in words else _from_text(key, value, inner)
     if inner is not None:
         return None if value is None or value == "none" else _from_text(key, value, inner)
     if typing.get_origin(base) is typing.Literal:

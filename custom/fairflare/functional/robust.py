@@ -15,6 +15,10 @@ import numpy as np
 from fairflare.core.types import Reply
 from fairflare.functional.blocks import blocks_of
 
+SMOOTHED = 1e-6
+"""Distances below this part of the median one count as it, in the geometric median."""
+STEPS = 100
+"""Of the geometric median, at most."""
 BLOCK = 1 << 14
 """Positions sorted at once."""
 ROUNDING = 1e-12
@@ -88,6 +92,89 @@ def krum_scores(squared: np.ndarray, faulty: int) -> list[float]:
     """
     count = max(len(squared) - faulty - 2, 1)
     return [math.fsum(np.sort(np.delete(row, k))[:count].tolist()) for k, row in enumerate(squared)]
+
+
+def mixing(kind: str, squared: np.ndarray, faulty: int, order: np.ndarray) -> np.ndarray:
+    """(K, K) M >= 0 whose rows sum to 1: sum_j M_kj D_j takes the place of the update D_k.
+
+    Args:
+        kind: "neighbours": ``nearest``; "buckets": ``buckets`` of two; "krum": updates that multi-Krum drops become the
+            mean of those that it keeps; "krum-neighbours": the same, after ``nearest``; "geometric": all become the
+            geometric median; "centre": updates are clipped around it, to the median distance from it (Karimireddy et
+            al., ICML 2021, https://arxiv.org/abs/2012.10333).
+        squared: (K, K) squared distances.
+        faulty: f, in [0, K / 2).
+        order: a permutation of the K sites, for buckets.
+    """
+    if kind == "neighbours":
+        return nearest(squared, faulty)
+    if kind == "buckets":
+        return buckets(order, 2)
+    count = len(squared)
+    if kind in ("krum", "krum-neighbours"):
+        scores = np.array(krum_scores(squared, faulty))
+        kept = scores <= np.sort(scores)[count - faulty - 1]
+        own = np.eye(count) if kind == "krum" else nearest(squared, faulty)
+        return np.where(kept[:, None], own, own[kept].mean(0))
+    equal = np.full(count, 1 / count)
+    middle = geometric_median(squared, equal, equal, SMOOTHED * math.sqrt(float(np.median(squared))), STEPS)
+    if kind == "geometric":
+        return np.tile(middle, (count, 1))
+    away = distances_to(middle, squared)
+    kept = shortened(away, float(np.median(away)))
+    return np.asarray(np.diag(kept) + (1 - kept)[:, None] * middle)
+
+
+def nearest(squared: np.ndarray, faulty: int) -> np.ndarray:
+    """(K, K): row k averages the K - f updates nearest to D_k, itself among them (Allouah et al., AISTATS 2023,
+    https://arxiv.org/abs/2302.01772, Algorithm 2). Of equally near ones the first count."""
+    count = len(squared)
+    near = np.argsort(squared - np.eye(count), axis=1, kind="stable")[:, : count - faulty]
+    mix = np.zeros((count, count))
+    np.put_along_axis(mix, near, 1 / (count - faulty), axis=1)
+    return mix
+
+
+def buckets(order: np.ndarray, size: int) -> np.ndarray:
+    """(K, K): each row averages the site's bucket, of ``size`` successive ones in ``order`` (the last may have fewer;
+    Karimireddy et al., ICLR 2022, https://arxiv.org/abs/2006.09365, Algorithm 1)."""
+    mix = np.zeros((len(order), len(order)))
+    for start in range(0, len(order), size):
+        inside = order[start : start + size]
+        mix[np.ix_(inside, inside)] = 1 / len(inside)
+    return mix
+
+
+def geometric_median(
+    squared: np.ndarray, weights: np.ndarray, start: np.ndarray, floor: float, steps: int
+) -> np.ndarray:
+    """(K,) parts >= 0, sum 1, of the points in their geometric median, by smoothed Weiszfeld steps (Pillutla et al.,
+    IEEE TSP 2022, https://arxiv.org/abs/1912.13445, Algorithm 2).
+
+    Args:
+        squared: (K, K) squared distances.
+        weights: (K,) >= 0 of the points.
+        start: (K,) parts of the first point.
+        floor: distances below it count as it.
+        steps: at most; fewer where the parts no longer change.
+    """
+    parts = start
+    for _ in range(steps):
+        inverse = weights / np.maximum(distances_to(parts, squared), max(floor, np.finfo(float).tiny))
+        before, parts = parts, inverse / inverse.sum()
+        if np.abs(parts - before).max() < ROUNDING:
+            break
+    return parts
+
+
+def distances_to(parts: np.ndarray, squared: np.ndarray) -> np.ndarray:
+    """(K,) distances of the points to sum_k parts_k x_k, where the parts sum to 1."""
+    return np.asarray(np.sqrt(np.maximum(squared @ parts - 0.5 * (parts @ squared @ parts), 0.0)))
+
+
+def shortened(lengths: np.ndarray, radius: float) -> np.ndarray:
+    """(K,) factors that bring ``lengths`` within ``radius``."""
+    return np.asarray(np.minimum(1.0, np.divide(radius, lengths, out=np.ones_like(lengths), where=lengths > 0)))
 
 
 def weighted_median(values: Mapping[str, float], weights: Mapping[str, float]) -> float:

@@ -114,20 +114,26 @@ def _check_bounds(config: RunConfig, rule: Rule, trainer: Trainer) -> None:
         raise UserError(str(error)) from None
     if config.secure_sum != NONE and bounds.clip:
         raise UserError("clip_updates: compares single updates, which secure sums hide")
-    if config.secure_sum != NONE and bounds.cap < 1:
+    if config.secure_sum != NONE and bounds.mix != "none":
+        raise UserError("mix_updates: compares single updates, which secure sums hide")
+    if config.secure_sum != NONE and bounds.cap != 1:
         raise UserError("cap_weights: needs single weights, which stay at the sites with secure sums")
     if reason := bounds.uncappable(rule):
         raise UserError(f"cap_weights: {reason}")
+    if bounds.mix != "none" and (rule.own_models or rule.alone):
+        raise UserError(f"mix_updates: {config.method} gives sites models of their own, whose updates do not compare")
     if trainer.sums_only and bounds != Bounds():
-        raise UserError(
-            f"{'clip_updates' if bounds.clip else 'cap_weights'}: expected none, since trainer "
-            f"{config.trainer} sends sums over patients"
-        )
+        raise UserError(f"{_bounding(bounds)}: expected none, since trainer {config.trainer} sends sums over patients")
     if trainer.collects and bounds != Bounds():
-        key = "clip_updates" if bounds.clip else "cap_weights"
         raise UserError(
-            f"{key}: does not bound what the server half of trainer {config.trainer} takes up; leave it out"
+            f"{_bounding(bounds)}: does not bound what the server half of trainer {config.trainer} takes up; "
+            "leave it out"
         )
+
+
+def _bounding(bounds: Bounds) -> str:
+    """The key of a run that bounds a site."""
+    return "clip_updates" if bounds.clip else "mix_updates" if bounds.mix != "none" else "cap_weights"
 
 
 def _check_best(config: RunConfig, rule: Rule, trainer: Trainer, headline: str) -> None:

@@ -7,9 +7,9 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
-from fairflare.aggregators.bounds import At, Bounds
+from fairflare.aggregators.bounds import LIARS, MIXES, At, Bounds, Mix
 from fairflare.core import registry, validation
 from fairflare.core.errors import UserError
 from fairflare.core.findings import ACCEPTABLE
@@ -85,7 +85,9 @@ class RunConfig:
         clip_updates: updates are clipped to this many times their median norm; 0: none is, see ``aggregators.bounded``.
         clip_at: which median: "median", "weighted" by examples, or followed by "bits".
         clip_memory: share of the past in a moving average of that median.
-        cap_weights: the largest weight of a site; 1: any.
+        cap_weights: the largest weight of a site; 1: any; "auto": 2 / K.
+        mix_updates: what takes the place of single updates: "none" or one of ``aggregators.bounds.MIXES``.
+        liars: share of the sites that mixing holds against.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
         after: what is done with the final model: "none", "recalibrate" or "conformal", see ``engine.after``.
         after_settings: every parameter of it.
@@ -135,7 +137,9 @@ class RunConfig:
     clip_updates: Annotated[float, Range(0, 1_000_000)] = 0.0
     clip_at: Annotated[str, Text(pattern="|".join(get_args(At)), words=f"one of {', '.join(get_args(At))}")] = "median"
     clip_memory: Annotated[float, Range(0, 1)] = 0.0
-    cap_weights: Annotated[float, Range(0, 1)] = 1.0
+    cap_weights: Annotated[float, Range(0, 1)] | Literal["auto"] = 1.0
+    mix_updates: Annotated[str, Text(pattern="|".join(MIXES), words=f"one of {', '.join(MIXES)}")] = "none"
+    liars: Annotated[float, Range(0, 0.5)] = LIARS
     accept: Annotated[list[Code], Entries(16)] = dataclasses.field(default_factory=list)
     after: Annotated[str, Text(pattern="|".join(STEPS), words=f"one of {', '.join(STEPS)}")] = NO_STEP
     after_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -156,7 +160,8 @@ class RunConfig:
     @property
     def bounds(self) -> Bounds:
         """How far one site may reach; raises ValueError where the values do not fit each other."""
-        return Bounds(self.clip_updates, cast("At", self.clip_at), self.clip_memory, self.cap_weights)
+        of = (cast("At", self.clip_at), self.clip_memory, self.cap_weights, cast("Mix", self.mix_updates), self.liars)
+        return Bounds(self.clip_updates, *of)
 
     @property
     def parts(self) -> dict[str, str]:
@@ -229,6 +234,8 @@ LATER: Mapping[str, Any] = {
     "clip_at": "median",
     "clip_memory": 0.0,
     "cap_weights": 1.0,
+    "mix_updates": "none",
+    "liars": LIARS,
     "after": "none",
     "after_settings": {},
     "best_by": "none",
