@@ -50,7 +50,6 @@ def test_settings_are_those_of_the_command_line():
         ({"task": "heart", "rounds": "x"}, "'--rounds': 'x' is not a valid integer"),
         ({"task": "heart", "settings": {"rule.qq": 1}}, "unknown key 'rule.qq'"),
         ({"task": "heart", "settings": 3}, "set: expected names and values"),
-        ({}, "--task: expected a task"),
         ({"method": "run.yaml"}, "method: expected a method's id"),
         ({"task": "heart", "env": "cloud"}, "is not one of 'local', 'sim', 'poc', 'prod'"),
     ],
@@ -66,6 +65,8 @@ def test_before_fit_there_is_nothing_to_see(tmp_path):
     for look in (lambda: federation.sites, lambda: federation.report, federation.state_dict):
         with pytest.raises(UserError, match=r"call fit\(\) first"):
             look()
+    with pytest.raises(UserError, match="fit: expected data: a DataFrame, a folder or a task"):
+        Federation("fedavg").fit()
     assert "not run" in repr(federation)
     with pytest.raises(UserError, match="expected the folder of a run"):
         Federation.open(tmp_path)
