@@ -3,6 +3,7 @@
 
 import inspect
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,7 @@ from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.datasets.heart import patients
 from fairflare.import_data.proposal import Choices
+from fairflare.report.values import signed, text
 
 ROLES = {"site": "hospital", "outcome": "ill", "groups": ["sex"], "patient": "patient"}
 ONCE = {"rounds": 1, "min_count": 5}
@@ -233,3 +235,40 @@ def test_methods_are_compared_on_a_frame(tmp_path):
     found = compare(["fedavg", "fedprox"], table(), **ROLES, **ONCE, out=tmp_path / "both", progress=False)
     assert sorted(found.table.method) == ["fedavg", "fedprox"] and (tmp_path / "both" / "compare.html").is_file()
     assert len(found.sites) == 6
+
+
+NUMBER = re.compile(r"(?<![\w.])[+\N{MINUS SIGN}]?\d+\.\d{3}(?!\d)")
+
+
+@pytest.mark.slow
+def test_the_first_screen_holds_the_report_s_numbers_and_no_others(fitted):
+    """The page's answer is report.json's, in words that need no statistics; these are behind the fold."""
+    page, detail = fitted.report().read_text(), json.loads(json.dumps(fitted.report))["detail"]
+    first = page.partition("<body>")[2].partition('<section aria-label="In short">')[0]
+    shown = re.sub(r"<[^>]+>", " ", first)
+    joined = detail["benefit"]["metrics"][detail["benefit"]["metric"]]
+    rows = re.findall(r"<tr.*?</tr>", first, re.S)[1:]
+    for html, row in zip(rows, joined["sites"], strict=True):
+        found = re.sub(r"<[^>]+>", " ", html)
+        assert row["site"] in found and f"{row['n']:.0f} test patients" in found and row["verdict"] in found
+        assert NUMBER.findall(found) == [signed(row[key]) for key in ("benefit", "low", "high")]
+    values = [value for value in numbers(detail) if isinstance(value, (int, float))]
+    assert set(NUMBER.findall(shown)) <= {text(value) for value in values} | {signed(value) for value in values}
+    told = [row for one in detail["benefit"]["metrics"].values() for row in one["groups"] if row["verdict"]]
+    lose = {(row["group"], row["site"]) for row in told if row["verdict"] == "loses"}
+    every = len({(row["group"], row["site"]) for row in told})
+    assert (f"{len(lose)} of {every} groups" if lose else f"None of {every} groups") in shown
+    assert "<h1>Predicting ill: does it serve every site?</h1>" in first and "Outcome: ill." in shown
+    tested = sum(row["n_test"] for row in fitted.report["sites"].values())
+    assert f"3 sites; {fitted.sites.n_train.sum()} training and {tested:.0f} test patients" in shown
+    assert not re.search(r"ddof|Jain|FedISM|lassification of", shown)
+    fold = page.partition('<details id="terms">')[2].partition("</details>")[0]
+    assert "Jain's index" in fold and "ddof 0" in fold and "FedISM+" in fold and "Glossary" in fold
+    assert "predicted risk of <strong>ill</strong>" in page
+
+
+def numbers(found):
+    """Every value inside."""
+    if isinstance(found, (dict, list)):
+        return [one for part in (found.values() if isinstance(found, dict) else found) for one in numbers(part)]
+    return [found]
