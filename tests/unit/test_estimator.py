@@ -53,7 +53,11 @@ def test_every_public_name_says_what_it_takes():
     """Functions, and methods of the classes: a docstring, and each argument of the longer ones under Args."""
     for name in {*fairflare.__all__} - {"__version__", "tasks"}:
         one = getattr(fairflare, name)
-        own = [(name, one)] if inspect.isfunction(one) else inspect.getmembers(one, inspect.isroutine)
+        own = (
+            [(name, one)]
+            if inspect.isfunction(one)
+            else inspect.getmembers(one, lambda part: inspect.isfunction(part) or inspect.ismethod(part))
+        )
         for called, function in own:
             if (
                 called.startswith("_")

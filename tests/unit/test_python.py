@@ -121,6 +121,7 @@ def test_the_pages_examples_are_one_run(tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit) as stop:
             main(command.removeprefix("$ fairflare ").split())
         assert stop.value.code == 0, command
+    assert (tmp_path / "benefit.png").stat().st_size > 1000
     hashes = [Federation.open(tmp_path / "runs" / name).model_sha256 for name in ("python", "file", "other")]
     assert hashes[0] == hashes[1] != hashes[2]
 
