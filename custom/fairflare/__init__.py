@@ -7,31 +7,55 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import fairflare.tasks as tasks
     from fairflare.api import Federation as Federation
+    from fairflare.api import compare as compare
+    from fairflare.api import evaluate as evaluate
     from fairflare.api import join as join
+    from fairflare.core.metric import Metric as Metric
+    from fairflare.inference.frames import metric_frame as metric_frame
     from fairflare.studies.joined import Joined as Joined
     from fairflare.studies.parallel import Cluster as Cluster
     from fairflare.studies.study import Study as Study
 
 __version__ = "0.2.0"
-__all__ = ["Cluster", "Federation", "Joined", "Study", "__version__", "join"]
 _HOMES = {
     "Cluster": "fairflare.studies.parallel",
     "Federation": "fairflare.api",
     "Joined": "fairflare.studies.joined",
+    "Metric": "fairflare.core.metric",
     "Study": "fairflare.studies.study",
+    "compare": "fairflare.api",
+    "evaluate": "fairflare.api",
     "join": "fairflare.api",
+    "metric_frame": "fairflare.inference.frames",
+    "tasks": "",
 }
 """Name -> its module, which is imported when the name is first used: a job's processes and ``--help`` do without."""
+__all__ = [
+    "Cluster",
+    "Federation",
+    "Joined",
+    "Metric",
+    "Study",
+    "__version__",
+    "compare",
+    "evaluate",
+    "join",
+    "metric_frame",
+    "tasks",
+]
 
 
 def __getattr__(name: str) -> Any:
     """What ``from fairflare import NAME`` gives."""
     if name not in _HOMES:
         raise AttributeError(f"module 'fairflare' has no attribute {name!r}")
+    if not _HOMES[name]:
+        return importlib.import_module(f"fairflare.{name}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    """The names that can be imported."""
-    return sorted([*globals(), *_HOMES])
+    """The public names, and no others."""
+    return sorted(__all__)

@@ -4,25 +4,39 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import functools
+import html
 import os
+import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
 import torch
 
-from fairflare.cli.options import cache_option, config_options, out_option, run_options, threads_option, workers_option
+from fairflare.cli.options import (
+    cache_option,
+    choices_options,
+    config_options,
+    out_option,
+    run_options,
+    threads_option,
+    workers_option,
+)
 from fairflare.cli.run_file import METHOD, SUFFIXES, RunCommand, as_arguments
-from fairflare.core import user_code
+from fairflare.core import registry, user_code
 from fairflare.core.errors import UserError
-from fairflare.core.validation import expected
+from fairflare.core.validation import expected, shown
 from fairflare.engine.files import CONFIG, MODEL, read_json, read_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig
-from fairflare.report import REPORT
+from fairflare.report import PAGE, REPORT
 from fairflare.report.write import verify_run
 from fairflare.studies import display
 from fairflare.studies.labels import CACHE
@@ -30,23 +44,43 @@ from fairflare.studies.runs import as_before, default_folder, execute_deployed, 
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
+    from fairflare.inference.loaded_run import Opened
+    from fairflare.inference.predict import Predictions
     from fairflare.studies.joined import Joined
+    from fairflare.studies.study import Study
 
 Settings = Mapping[str, Any]
 Paths = str | os.PathLike[str]
 
 
-class Federation:
-    """One federation of a method on a task: what ``fairflare run`` does, from Python.
-
-    Example:
-        >>> from fairflare import Federation                                      # doctest: +SKIP
-        >>> federation = Federation("fedism-plus", "support2", rounds=5).fit()    # doctest: +SKIP
-        >>> federation.sites                                                      # doctest: +SKIP
+class Report(dict[str, Any]):
+    """The content of ``report.json`` (docs/comparing.md says what the numbers mean); called, its page.
 
     Attributes:
-        config: every choice of the run, as ``config.json`` has it.
+        page: ``report.html``.
+    """
+
+    page: Path
+
+    def __call__(self) -> Path:
+        """Path of the page."""
+        return self.page
+
+
+class Federation:
+    """One federation of a method: what ``fairflare run`` does, from Python, with scikit-learn's conventions.
+
+    The data are a task's, or given to ``fit``: a DataFrame with the rows of all hospitals, or a folder.
+
+    Example:
+        >>> from fairflare import Federation                                                    # doctest: +SKIP
+        >>> federation = Federation("fedism-plus", rounds=5)                                    # doctest: +SKIP
+        >>> federation.fit(df, site="hospital", outcome="died", groups=["sex"], patient="id")   # doctest: +SKIP
+        >>> federation.benefit                                                                  # doctest: +SKIP
+
+    Attributes:
         folder: where the run lies; None before ``fit``.
     """
 
@@ -62,6 +96,12 @@ class Federation:
         datalists: Paths | None = None,
         kind: str | None = None,
         classes: str | int | Sequence[str] | None = None,
+        trainer: str | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        group_by: str | None = None,
+        min_count: int | None = None,
         code: Sequence[Paths] = (),
         accept: Sequence[str] = (),
         **options: Any,
@@ -69,25 +109,54 @@ class Federation:
         """
         Args:
             method: id, e.g. "fedism-plus"; see ``fairflare list``.
-            task: name or name:preset; see ``fairflare tasks``. None: your own data in ``datalists``.
+            task: name or name:preset; see ``fairflare tasks``. None: the data are in ``datalists`` or given to ``fit``.
             settings: by any name that ``--set`` takes, flat or by owner: {"rule.q": 2} is {"rule": {"q": 2}}.
-            rounds: communication rounds; the preset's by default.
+            rounds: communication rounds, >= 1; the preset's by default, as all that is None.
             sites: number of sites; the preset's by default.
             seed: of the initial model and all local work.
             datalists: folder with a list per site.
-            kind: what ``datalists`` are of.
-            classes: their classes or structures, a number or names.
+            kind: what ``datalists`` or the data of ``fit`` are of.
+            classes: their classes or structures, a number or names; of two, the second is the one whose risk is shown.
+            trainer: id of another local training than the method's.
+            epochs: local epochs per round, >= 1.
+            batch_size: cases per local step, >= 2.
+            lr: local learning rate, >= 0.
+            group_by: groups of patients, e.g. "sex" or "label+sex"; see docs/settings.md.
+            min_count: the fewest patients whose number leaves a site, >= 1.
             code: your own files that the run needs.
             accept: preflight's errors that count as warnings.
-            options: any other option of ``fairflare run`` by its name: trainer, rule, env, out, workers.
+            options: any other option of ``fairflare run`` by its name: rule, env, out, workers.
 
         Raises:
             UserError: one line that names the key, what was expected and what came.
         """
-        given: dict[str, Any] = {"method": method, "task": task, "set": settings, "rounds": rounds, "sites": sites}
-        given |= {"seed": seed, "datalists": datalists, "kind": kind, "classes": classes}
-        given |= {"code": list(code), "accept": list(accept), **options}
-        self._take(_arguments(given))
+        taken: dict[str, Any] = {"method": method, "task": task, "settings": settings, "rounds": rounds}
+        taken |= {"sites": sites, "seed": seed, "datalists": datalists, "kind": kind, "classes": classes}
+        taken |= {"trainer": trainer, "epochs": epochs, "batch_size": batch_size, "lr": lr, "group_by": group_by}
+        self._params = {**taken, "min_count": min_count, "code": code, "accept": accept, **options}
+        own_lists = kind is not None and classes is not None and "site_names" in str(settings)
+        self._has_data = bool(task or datalists or own_lists or "script" in options)
+        self._options: dict[str, Any] = {}
+        self._named: dict[str, str | None] = {}
+        self._config: RunConfig | None = None
+        self._labels: dict[str, Any] = {}
+        self._site_column = ""
+        self.folder: Path | None = None
+        arguments = self._arguments({})
+        if self._has_data:
+            self._take(arguments)
+        else:
+            registry.get_method(method)
+
+    def _arguments(self, more: Settings) -> list[str]:
+        """The command line of the keywords and of ``more``, which win."""
+        given = {**self._params, **more}
+        own = {name: value for key, name in TYPED.items() if (value := given.pop(key, None)) is not None}
+        values = given.pop("settings", None)
+        if values is None or isinstance(values, Mapping):
+            values = {**(values or {}), **own}
+        lists = {key: list(given.get(key) or ()) for key in ("code", "accept")}
+        return _arguments({**given, **lists, "set": values})
 
     def _take(self, arguments: list[str]) -> None:
         kept: list[dict[str, Any]] = []
@@ -98,8 +167,33 @@ class Federation:
                 raise UserError(error.format_message()) from None
             self._named = {user_code.VARIABLE: os.environ.get(user_code.VARIABLE), CACHE: kept[0]["cache"]}
         self._options = kept[0]
-        self.config: RunConfig = self._options["config"]
-        self.folder: Path | None = None
+        self._config = self._options["config"]
+        self.folder = None
+
+    @property
+    def config(self) -> RunConfig:
+        """Every choice of the run, as ``config.json`` has it; not before there are data."""
+        if self._config is None:
+            raise _not_fitted()("Federation: expected data: call fit() first")
+        return self._config
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The keywords that it was made with, as scikit-learn's ``clone`` takes them; ``deep`` changes nothing."""
+        return dict(self._params)
+
+    def set_params(self, **params: Any) -> Federation:
+        """Change keywords of ``__init__``; what was fitted is forgotten."""
+        self.__init__(**{**self._params, **params})  # type: ignore[misc]  # as a new one, in place
+        self.__dict__.pop("report", None)
+        return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self.folder is not None
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import Tags, TargetTags
+
+        return Tags(estimator_type=None, target_tags=TargetTags(required=False))
 
     @classmethod
     def from_yaml(cls, path: Paths, **changes: Any) -> Federation:
@@ -112,8 +206,15 @@ class Federation:
         file = os.fspath(path)
         expected("from_yaml", file.endswith(SUFFIXES), f"a file named {' or '.join(f'*{s}' for s in SUFFIXES)}", file)
         given = {"set" if key == "settings" else key: value for key, value in changes.items() if key != METHOD}
-        made = cls.__new__(cls)
+        made = cls._bare(method=file, **given)
         made._take([file, *_arguments(given)])
+        return made
+
+    @classmethod
+    def _bare(cls, **params: Any) -> Federation:
+        made = cls.__new__(cls)
+        made._params, made._has_data, made._options, made._named = params, True, {}, {}
+        made._config, made.folder, made._labels, made._site_column = None, None, {}, ""
         return made
 
     @classmethod
@@ -123,15 +224,28 @@ class Federation:
         verify_run(place)
         if not (place / REPORT).is_file():
             raise UserError(f"{place}: has no {REPORT}; `fairflare report {place}` writes it")
-        made = cls.__new__(cls)
-        made._options, made._named = {}, {}
-        made.config, made.folder = RunConfig.from_json(read_json(place / CONFIG)), place
+        made = cls._bare()
+        made._config, made.folder = RunConfig.from_json(read_json(place / CONFIG)), place
+        made._params = {"method": made.config.method, "task": f"{made.config.task}:{made.config.preset}"}
         return made
 
     def fit(
         self,
-        out: Paths | None = None,
+        data: pandas.DataFrame | Paths | None = None,
         *,
+        site: str = "",
+        outcome: str = "",
+        groups: Sequence[str] = (),
+        patient: str = "",
+        time: str = "",
+        event: str = "",
+        horizons: str = "",
+        categories: Sequence[str] = (),
+        leave_out: Sequence[str] = (),
+        keep: Sequence[str] = (),
+        missing: Sequence[str] = (),
+        data_folder: Paths | None = None,
+        out: Paths | None = None,
         env: str | None = None,
         workers: int | None = None,
         force: bool = False,
@@ -139,10 +253,26 @@ class Federation:
     ) -> Federation:
         """Run the federation into a folder, and return it.
 
-        A finished run of the very same configuration in the folder is taken as it is, one cut short goes on.
+        A finished run of the very same configuration in the folder is taken as it is, one cut short goes on. A table is
+        read, checked and divided as by ``fairflare init``: what may be read in two ways is refused with both readings.
 
         Args:
-            out: the folder; by default that of the command line, below ``runs``.
+            data: a DataFrame or a table's file with the rows of all hospitals, a folder that ``fairflare init`` has
+                looked at, or a task's name. Where ``__init__`` was given data: ``out``.
+            site: the column of the hospital. This and the following: of a table, "" for what its columns' names say.
+            outcome: the column of what is predicted.
+            groups: columns by which patients are grouped; ages become bands.
+            patient: the column that says who it is, "none": each row is another; nobody is in two splits.
+            time: of survival, the column of times.
+            event: of survival, the column that is 1 where there was an event, else 0.
+            horizons: until when survival is asked for: "1" or "1,5", in the unit of ``time``.
+            categories: columns of numbers that are codes.
+            leave_out: columns that are no predictors.
+            keep: predictors that are known before the outcome, whatever their names say.
+            missing: cells that stand for a missing value.
+            data_folder: keeps what was read of a table; by default a private folder that goes with this object.
+            out: the folder of the run; by default that of the command line, below ``runs``, and of a table the private
+                one.
             env: "local", or "sim" for FLARE's simulator.
             workers: processes that compute side by side; 1 by default, since a fork of a process that has used torch
                 or runs a notebook may not be safe. The bits are the same.
@@ -150,9 +280,21 @@ class Federation:
             progress: shows how far it is on stderr.
 
         Raises:
-            UserError: the folder holds another run, or the data are not there.
+            UserError: the folder holds another run, the data are not there, or a table may be read in two ways.
             RunFailed: the federation stopped; the folder keeps its last good model.
         """
+        if self._has_data:
+            if data is not None and not isinstance(data, (str, os.PathLike)):
+                raise UserError("fit: expected no data, since Federation was given a task or a folder")
+            out = out if data is None else data
+        else:
+            if data is None:
+                raise UserError("fit: expected data: a DataFrame, a folder or a task; or Federation(METHOD, TASK)")
+            reading = {"site": site, "outcome": outcome, "groups": groups, "patient": patient, "time": time}
+            reading |= {"event": event, "horizons": horizons, "categories": categories, "keep": keep}
+            reading |= {"leave_out": leave_out, "missing": missing}
+            with contextlib.nullcontext() if progress else display.silent():
+                out = self._use(data, reading, data_folder, out)
         if not self._options:
             raise UserError("fit: the run was opened, and has ended; a new Federation begins another")
         deployment, chosen = self._options["deployment"], env or self._options["env"]
@@ -168,16 +310,88 @@ class Federation:
         self.__dict__.pop("report", None)
         return self
 
+    def _use(self, data: Any, reading: Settings, data_folder: Paths | None, out: Paths | None) -> Paths | None:
+        """Make the run of data that were given to ``fit``; returns where it goes."""
+        from fairflare.engine.setup.config import asks_by_itself, with_benefit
+
+        more, private = _located(data, reading, data_folder, self._params)
+        if private:
+            self._private = weakref.finalize(self, shutil.rmtree, private, ignore_errors=True)
+        self._take(self._arguments(more))
+        given = self._params["settings"] or {}
+        if not {"solo", "run.solo"} & {*given, *(f"run.{key}" for key in given.get("run") or {})}:
+            self._config = self._options["config"] = with_benefit(self.config, asks_by_itself(self.config))
+        self._site_column = reading["site"]
+        label = self.config.options.get("label")
+        if not isinstance(data, (str, os.PathLike)) and label in data.columns:
+            from fairflare.data.readers.tables import as_cell
+
+            self._labels = {as_cell(value): value for value in data[label].dropna().unique()}
+        return out if out is not None or not private else private / "run"
+
     @property
     def _finished(self) -> Path:
         if self.folder is None:
-            raise UserError("Federation: expected a run that has ended; call fit() first, or open a folder")
+            raise _not_fitted()("Federation: expected a run that has ended; call fit() first, or open a folder")
         return self.folder
 
     @cached_property
-    def report(self) -> dict[str, Any]:
-        """The content of ``report.json``: see docs/comparing.md for what the numbers mean."""
-        return read_json(self._finished / REPORT)
+    def report(self) -> Report:
+        """The content of ``report.json``; ``report()`` is the path of ``report.html``."""
+        found = Report(read_json(self._finished / REPORT))
+        found.page = self._finished / PAGE
+        return found
+
+    @property
+    def groups(self) -> pandas.DataFrame:
+        """A row per group of patients, pooled over the sites that may say it, on their test splits.
+
+        Columns: ``group``, ``metric``, ``n``, ``value``, ``sites``, and ``lowest`` and ``highest`` with their sites.
+        """
+        from fairflare.studies.study import groups_table
+
+        return groups_table(self.report)
+
+    @property
+    def history(self) -> pandas.DataFrame:
+        """A row per round and site: the received model's ``value`` in ``metric`` on its validation split, ``weight``,
+        and whether its update was ``accepted``."""
+        from fairflare.studies.study import history_table
+
+        return history_table(self.report)
+
+    @property
+    def benefit(self) -> pandas.DataFrame:
+        """A row per metric and site, then per group of patients at a site: what joining brings (docs/benefit.md).
+
+        Columns: ``site``, ``group`` ("": all its patients), ``metric``, ``n``, ``federated`` and ``solo`` model's
+        value, ``benefit`` (above 0 the federation's is better) with its 95 % interval ``low`` and ``high`` over test
+        patients, ``verdict``.
+        """
+        from fairflare.studies.study import benefit_table
+
+        return benefit_table(self.report)
+
+    @property
+    def plot(self) -> Plots:
+        """Its figures."""
+        return Plots(self.report)
+
+    @property
+    def classes_(self) -> np.ndarray:
+        """(C,) the classes, as the DataFrame of ``fit`` spells them, in the order of ``predict_proba``."""
+        return np.array([self._labels.get(name, name) for name in self.report["detail"]["task"]["classes"]])
+
+    @property
+    def feature_names_in_(self) -> np.ndarray:
+        """(F,) names of a table's columns that are predictors."""
+        _ = self._finished
+        return np.array(next(csv.reader([str(self.config.options.get("features", ""))]), []), dtype=object)
+
+    @property
+    def n_features_in_(self) -> int:
+        """F."""
+        return len(self.feature_names_in_)
 
     @property
     def sites(self) -> pandas.DataFrame:
@@ -202,48 +416,171 @@ class Federation:
 
     def predict(
         self,
-        inputs: Paths | Sequence[Paths],
+        inputs: pandas.DataFrame | Paths | Sequence[Paths],
         *,
         site: str = "",
         which: str = "",
         plain: bool = False,
         out: Paths | None = None,
-    ) -> pandas.DataFrame:
+    ) -> Any:
         """The model on new images or the rows of a table, as ``fairflare predict`` does it (docs/using-a-model.md).
 
         Args:
-            inputs: files, a folder, or one table.
+            inputs: files, a folder, or one table; or a DataFrame with the columns of ``fit``, of which the outcome is
+                not read.
             site: whose model, scaling and thresholds are used; empty: the shared model alone.
             which: "final" or "best".
             plain: neither recalibration nor thresholds.
             out: keeps the results in this new folder, which masks need.
 
         Returns:
-            A row per case; ``attrs["unlike"]`` says what is unlike the training.
+            Of a DataFrame with N rows, for a model of classes, (N,) of ``classes_``. Else a DataFrame with a row per
+            case; ``attrs["unlike"]`` says what is unlike the training.
 
         Raises:
             UserError: something cannot be read, or masks have nowhere to go.
         """
         import pandas
 
-        from fairflare.inference.atomic_output import whole_folder
-        from fairflare.inference.loaded_run import open_run
-        from fairflare.inference.predict import predict
-
-        named = [Path(one) for one in ([inputs] if isinstance(inputs, (str, os.PathLike)) else inputs)]
-        with as_before(self._named), tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
-            opened = open_run(self._finished, site, which=which, plain=plain)
-            if out is None and opened.task.kind.has_masks:
-                raise UserError("predict: masks are files; expected out=FOLDER")
-            with (
-                contextlib.nullcontext(Path(scratch))
-                if out is None
-                else whole_folder(Path(out), "predictions", force=False) as folder
-            ):
-                found = predict(opened, named, folder)
+        found = self._predicted(inputs, site, which, plain, out)
+        if isinstance(inputs, pandas.DataFrame) and found.probabilities.size:
+            return self.classes_[found.probabilities.argmax(axis=1)]
         made = pandas.DataFrame(found.rows, columns=found.header)
         made.attrs["unlike"] = list(found.unlike)
         return made
+
+    def predict_proba(
+        self, data: pandas.DataFrame, *, site: str = "", which: str = "", plain: bool = False
+    ) -> np.ndarray:
+        """(N, C) float64: the probability of each of ``classes_`` for each of N rows.
+
+        Args:
+            data: the rows, with the columns of ``fit``.
+            site: as of ``predict``, with ``which`` and ``plain``.
+            which: "final" or "best".
+            plain: neither recalibration nor thresholds.
+
+        Raises:
+            UserError: the model is not one of classes.
+        """
+        found = self._predicted(data, site, which, plain, None)
+        if not found.probabilities.size:
+            raise UserError("predict_proba: expected a model of classes; predict gives what this one says")
+        return found.probabilities
+
+    def _predicted(self, inputs: Any, site: str, which: str, plain: bool, out: Paths | None) -> Predictions:
+        from fairflare.inference.atomic_output import whole_folder
+        from fairflare.inference.predict import predict
+
+        with self._opened(site, which, plain) as (opened, scratch):
+            if out is None and opened.task.kind.has_masks:
+                raise UserError("predict: masks are files; expected out=FOLDER")
+            if not isinstance(inputs, (str, os.PathLike, list, tuple)):
+                inputs = _written(inputs, Path(scratch, "data.csv"))
+            named = [Path(one) for one in ([inputs] if isinstance(inputs, (str, os.PathLike)) else inputs)]
+            results = Path(scratch, "results")
+            results.mkdir()
+            with (
+                contextlib.nullcontext(results)
+                if out is None
+                else whole_folder(Path(out), "predictions", force=False) as folder
+            ):
+                return predict(opened, named, folder)
+
+    @contextlib.contextmanager
+    def _opened(self, site: str, which: str, plain: bool) -> Iterator[tuple[Opened, str]]:
+        """Within: the run in use, and a folder of its own for files."""
+        from fairflare.inference.loaded_run import open_run
+
+        with as_before(self._named), tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
+            yield open_run(self._finished, site, which=which, plain=plain), scratch
+
+    def evaluate(
+        self,
+        data: pandas.DataFrame | Paths,
+        *,
+        site: str = "",
+        outcome: str = "",
+        name: str = "",
+        group_by: str = "",
+        min_count: int | None = None,
+        recalibrate: str = "",
+        which: str = "",
+    ) -> pandas.DataFrame:
+        """The model on labelled data of hospitals that did not train it, as ``fairflare evaluate`` does it.
+
+        Args:
+            data: a DataFrame, or what ``fairflare evaluate`` takes.
+            site: a DataFrame's column of the hospital; that of ``fit`` by default, where it is there.
+            outcome: its column of the outcome; the run's by default.
+            name: what one hospital is called.
+            group_by: groups of patients; what the run knows by default.
+            min_count: the fewest patients whose numbers are told, >= 1; the run's by default.
+            recalibrate: "intercept" or "slope": also with a fit to the other half of the patients.
+            which: "final" or "best".
+
+        Returns:
+            A row per hospital and metric: ``site``, ``metric``, ``n``, ``value``, 95 % interval ``low`` and ``high``,
+            ``trivial`` (of one answer for all). ``attrs["evaluation"]``: the content of ``evaluation.json``.
+
+        Raises:
+            UserError: a hospital took part in the training, or its data do not fit the run.
+        """
+        import pandas
+
+        from fairflare.import_data.frames import by_column
+        from fairflare.inference import external
+        from fairflare.inference.hospitals import hospitals, refuse_trained
+
+        with self._opened("", which, True) as (opened, scratch):
+            place = data
+            if isinstance(data, pandas.DataFrame):
+                column = site or (self._site_column if self._site_column in data.columns else "")
+                place = Path(scratch)
+                for called, rows in (by_column(data, column) if column else {name or "data": data}).items():
+                    _written(rows, place / f"{called}.csv")
+            found = hospitals(opened, Path(place), name)
+            try:
+                refuse_trained(opened, found)
+            except UserError as error:
+                raise UserError(f"{str(error).partition(': --')[0]}: .sites has its test patients' results") from None
+            asked = external.Asked(label=outcome, group_by=group_by, min_count=min_count, recalibrate=recalibrate)
+            content, remarks = external.evaluate(opened, found, asked)
+        rows = [
+            {
+                "site": called,
+                "metric": metric,
+                "n": one["n"],
+                **{k: own[k] for k in ("value", "low", "high", "trivial")},
+            }
+            for called, one in content["sites"].items()
+            for metric, own in one["metrics"].items()
+        ]
+        made = pandas.DataFrame(rows, columns=["site", "metric", "n", "value", "low", "high", "trivial"])
+        made.attrs |= {"evaluation": content, "remarks": remarks}
+        return made
+
+    def export(self, out: Paths, form: str = "bundle", *, site: str = "", which: str = "", force: bool = False) -> Path:
+        """Write the model for other programs, as ``fairflare export-model`` does; returns the folder.
+
+        Args:
+            out: the new folder.
+            form: "bundle", "torchscript", "onnx" or "state-dict".
+            site: whose model, scaling and thresholds are used; empty: the shared model alone.
+            which: "final" or "best".
+            force: replaces an earlier export.
+
+        Raises:
+            UserError: the run's inputs cannot be part of a model, or a package is missing.
+        """
+        from fairflare.inference.atomic_output import whole_folder
+        from fairflare.inference.export import export_model
+
+        expected("form", form in FORMATS, f"one of {', '.join(FORMATS)}", form)
+        with self._opened(site, which, False) as (opened, _), whole_folder(Path(out), "model", force=force) as folder:
+            for line in export_model(opened, form, folder):
+                display.note(line)
+        return Path(out)
 
     def join(
         self,
@@ -293,32 +630,241 @@ class Federation:
         return model_hash(self.state_dict())
 
     def __repr__(self) -> str:
-        return f"<Federation: {title(self.config)}; {self.folder or 'not run'}>"
+        called = title(self._config) if self._config else self._params["method"]
+        return f"<Federation: {called}; {self.folder or 'not run'}>"
+
+    def _repr_html_(self) -> str:
+        table = "" if self.folder is None else self.sites.round(3).to_html(border=0)
+        return f"<p>{html.escape(repr(self))}</p>{table}"
 
 
-def join(methods: str | Sequence[str], task: str | None = None, **options: Any) -> Joined:
+class Plots:
+    """A finished run's figures, as its page has them: ``savefig`` writes them, a notebook shows them."""
+
+    def __init__(self, report: Settings) -> None:
+        """
+        Args:
+            report: the content of ``report.json``.
+        """
+        self._summary = report["detail"]
+
+    def benefit(self, metric: str = "") -> Figure:
+        """What joining brings each hospital, with 95 % intervals over its test patients.
+
+        Args:
+            metric: one of the run's that benefit is told in; "": the first.
+        """
+        from fairflare.report.figures import draw_benefit
+
+        found = (self._summary.get("benefit") or {}).get("metrics") or {}
+        if not found or (metric or next(iter(found))) not in found:
+            raise UserError(f"plot.benefit: expected one of {', '.join(found) or 'no metric: the run has not asked'}")
+        return _figure("benefit", partial(draw_benefit, one=found[metric or next(iter(found))]))
+
+    def history(self) -> Figure:
+        """The received model's metric over the rounds, on the sites' validation splits."""
+        from fairflare.report.figures import metric_rounds
+
+        return _figure("history", partial(metric_rounds.__wrapped__, summary=self._summary))  # type: ignore[attr-defined]  # the drawing under the SVG
+
+    def weights(self) -> Figure:
+        """Each site's aggregation weight over the rounds."""
+        from fairflare.report.figures import weight_rounds
+
+        return _figure("weights", partial(weight_rounds.__wrapped__, summary=self._summary))  # type: ignore[attr-defined]  # the drawing under the SVG
+
+
+def _figure(key: str, draw: Any) -> Figure:
+    from fairflare.report.svg import drawing, svg_of
+
+    figure, named = drawing(draw)
+    if named is None:
+        raise UserError(f"plot.{key}: the run has no values to draw")
+    setattr(figure, "_repr_svg_", partial(svg_of, figure, key, named))  # noqa: B010  # what a notebook looks for
+    return figure
+
+
+@functools.cache
+def _not_fitted() -> type[UserError]:
+    """What scikit-learn expects of an estimator that has not been fitted, and this package of a user's mistake."""
+    from sklearn.exceptions import NotFittedError
+
+    return type("NotFitted", (UserError, NotFittedError), {})
+
+
+WORDS = ("site", "outcome", "patient", "time", "event", "horizons")
+LISTS = ("groups", "categories", "leave_out", "keep", "missing")
+"""Keywords of ``Federation.fit`` that say how a table is read, "outcome" being a label: a text, or several."""
+TYPED = {"epochs": "train.epochs", "batch_size": "train.batch_size", "lr": "train.lr"}
+TYPED |= {"group_by": "group_by", "min_count": "min_count"}
+"""Keyword of ``Federation`` -> the setting that it is."""
+FORMATS = ("bundle", "torchscript", "onnx", "state-dict")
+
+
+def _located(
+    data: Any, reading: Settings, folder: Paths | None, params: Settings
+) -> tuple[dict[str, Any], Path | None]:
+    """Keywords of ``Federation`` for data given later, and the private folder that was made for them, if one was.
+
+    Args:
+        data: see ``Federation.fit``.
+        reading: those of ``WORDS`` and ``LISTS`` that are given.
+        folder: where what is read of a table is kept; None: a private one.
+        params: of the federation, of which kind and classes say how a table is read.
+    """
+    from fairflare.engine.setup.tasks import every
+
+    if isinstance(data, (str, os.PathLike)):
+        path = Path(data)
+        if isinstance(data, str) and data.partition(":")[0] in every():
+            return {"task": data}, None
+        if path.is_dir():
+            return {"datalists": data}, None
+        if not path.is_file():
+            raise UserError(f"fit: {shown(str(data))}: expected a table's file, a folder or a task, found none")
+        from fairflare.data.readers.tables import read_table
+
+        data = read_table(path)
+    if not hasattr(data, "columns"):
+        raise UserError(f"fit: expected a DataFrame, a table's file, a folder or a task, got {type(data).__name__}")
+    from fairflare.import_data import frames
+    from fairflare.import_data.proposal import Choices
+
+    private = None if folder is not None else Path(tempfile.mkdtemp(prefix="fairflare_"))
+    classes = params.get("classes") or ()
+    lists = {key: [one] if isinstance(one := reading.get(key) or (), str) else one for key in LISTS}
+    lists["classes"] = classes.split(",") if isinstance(classes, str) else () if isinstance(classes, int) else classes
+    told: dict[str, Any] = {key: tuple(str(one).strip() for one in values) for key, values in lists.items()}
+    told |= {"label" if key == "outcome" else key: reading.get(key) or "" for key in WORDS}
+    try:
+        chosen = Choices(**told, kind=params.get("kind") or "")
+        proposal = frames.imported(data, Path(folder) if private is None else private, chosen)  # type: ignore[arg-type]  # one is there
+    except BaseException:
+        if private:
+            shutil.rmtree(private, ignore_errors=True)
+        raise
+    for line in (*proposal.found.suspects, *proposal.found.notes):
+        display.note(line)
+    more: dict[str, Any] = {"datalists": private or folder, "kind": None, "classes": None}
+    if told["groups"] and not params.get("group_by"):
+        more["group_by"] = frames.grouping(told["groups"])
+    return more, private
+
+
+def _written(frame: pandas.DataFrame, path: Path) -> Path:
+    from fairflare.import_data.frames import text_of
+
+    path.write_text(text_of(frame), encoding="utf-8")
+    return path
+
+
+def evaluate(run: Federation | Paths, data: pandas.DataFrame | Paths, **how: Any) -> pandas.DataFrame:
+    """A finished run's model on labelled data of hospitals that did not train it: ``Federation.evaluate``.
+
+    Args:
+        run: the run, or its folder.
+        data: a DataFrame, or what ``fairflare evaluate`` takes.
+        how: the other keywords of ``Federation.evaluate``.
+    """
+    found = run if isinstance(run, Federation) else Federation.open(run)
+    return found.evaluate(data, **how)
+
+
+def compare(
+    methods: str | Sequence[str],
+    data: pandas.DataFrame | Paths | None = None,
+    *,
+    seeds: Sequence[int] = (0,),
+    solo: bool = False,
+    out: Paths | None = None,
+    workers: int | None = 1,
+    force: bool = False,
+    progress: bool = True,
+    **options: Any,
+) -> Study:
+    """Methods on the same data, first models and seeds, as ``fairflare compare`` compares them (docs/comparing.md).
+
+    Args:
+        methods: ids, each with settings of its own if any: "fedism-plus:state=L,q=1".
+        data: a task's name, a DataFrame, a table's file or a folder; None: ``task`` or ``datalists`` say it.
+        seeds: different numbers >= 0; each draws the data anew where a task draws them.
+        solo: sites also report the benefit of joining.
+        out: the folder, which gets ``compare.html`` and ``compare.json`` too; by default that of the command line.
+        workers: processes that compute side by side.
+        force: makes all runs again.
+        progress: shows how far they are on stderr.
+        options: those of ``Federation`` for all methods, and those of ``Federation.fit`` that say how a table is read.
+
+    Returns:
+        The finished runs, whose ``table`` has a row per run, ``sites`` one per run and site.
+
+    Raises:
+        UserError: a name or a setting is wrong, or a method would not have the others' data.
+    """
+    from fairflare.engine.setup.config import can_ask, with_benefit
+    from fairflare.studies.comparison import compare_all
+    from fairflare.studies.labels import comparison_name
+    from fairflare.studies.study import Study, arms
+
+    names = [methods] if isinstance(methods, str) else list(methods)
+    kept: list[dict[str, Any]] = []
+    with as_before({}), contextlib.nullcontext() if progress else display.silent():
+        given, private = _for_all(data, options)
+        told = Federation._bare(**given)._arguments({})
+        _command(kept, choices_options).main(told, standalone_mode=False)
+        task, choices = kept[0]["task"], kept[0]["choices"]
+        configs = arms(names, task, seeds, **choices)
+        if solo:
+            configs = [(name, with_benefit(config, can_ask(config))) for name, config in configs]
+        named = comparison_name(
+            task, {**choices, "fixed_data": False, "env": "local", **({"solo": True} if solo else {})}
+        )
+        folder = Path(out) if out is not None else (private or Path("runs")) / named
+        compare_all(configs, folder, workers=workers, force=force)
+    found = Study.open(folder)
+    if private:
+        weakref.finalize(found, shutil.rmtree, private, ignore_errors=True)
+    return found
+
+
+def join(methods: str | Sequence[str], task: pandas.DataFrame | Paths | None = None, **options: Any) -> Joined:
     """Whether each hospital gains by joining, and with which method's model: ``fairflare join`` from Python.
 
     Args:
         methods: ids of candidates.
-        task: of two classes; None: your own data in ``datalists``.
-        options: those of ``Federation`` for all methods, and those of ``Federation.join``.
+        task: of two classes, or a DataFrame, a table's file or a folder; None: your own data in ``datalists``.
+        options: those of ``Federation`` for all methods, those of ``Federation.fit`` that say how a table is read, and
+            those of ``Federation.join``.
     """
     names = [methods] if isinstance(methods, str) else list(methods)
     expected("join", bool(names), "methods", names)
     how = {key: options.pop(key) for key in JOIN_OPTIONS if key in options}
-    first, *others = (Federation(name, task, **options) for name in names)
-    return first.join(*others, **how)
+    given, private = _for_all(task, options)
+    first, *others = (Federation(name, **given) for name in names)
+    if private:
+        how.setdefault("out", private / "join")
+    found = first.join(*others, **how)
+    if private:
+        weakref.finalize(found, shutil.rmtree, private, ignore_errors=True)
+    return found
+
+
+def _for_all(data: Any, options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
+    """Keywords of ``Federation`` for several of them, and the private folder of their data, if one was made."""
+    reading = {key: options.pop(key) for key in (*WORDS, *LISTS) if key in options}
+    folder = options.pop("data_folder", None)
+    more, private = ({}, None) if data is None else _located(data, reading, folder, options)
+    return {**options, **more}, private
 
 
 JOIN_OPTIONS = ("folds", "repeats", "no_harm", "new_size", "out", "workers", "force", "progress")
 
 
-def _command(kept: list[dict[str, Any]]) -> click.Command:
-    """``fairflare run`` but that it keeps what it was told."""
+def _command(kept: list[dict[str, Any]], chooses: Callable[..., Any] = config_options) -> click.Command:
+    """``fairflare run`` but that it keeps what it was told; or with other options a command on several methods."""
 
     @click.command("run", cls=RunCommand)
-    @config_options
+    @chooses
     @run_options
     @threads_option
     @workers_option

@@ -39,7 +39,7 @@ for site in FILES:
     """`Federation` takes what `fairflare run` takes, and refuses a mistake in one line.""",
     """from fairflare import Federation
 
-settings = {"label": "ill", "features": features, "attribute_values": "sex=f|m", "group_by": "label+sex"}
+settings = {"label": "ill", "features": features, "attribute_values": "sex=f|m", "group_by": "label+sex", "solo": True}
 federation = Federation("fedism", datalists=folder, kind="tabular", classes=2, rounds=10, settings=settings)
 federation.fit("run", progress=False)
 federation""",
@@ -49,6 +49,10 @@ federation""",
     """federation.weights.round(3).tail(3)""",
     """The report page is `run/report.html`; its numbers:""",
     """{key: federation.report["fairness"][key] for key in ("metric", "worst_site", "gap")}""",
+    """What joining brings each hospital, beside a model that it has trained alone:""",
+    """benefit = federation.benefit
+benefit[(benefit["metric"] == "auc") & (benefit["group"] == "")].drop(columns="group").round(3)""",
+    """federation.plot.benefit("auc")""",
     """New patients of one hospital, prepared as its own were:""",
     """new[["sex", *features]].to_csv("new_patients.csv", index=False)
 federation.predict("new_patients.csv", site="VA").head()""",
@@ -86,7 +90,20 @@ again = Federation("fedism", "support2", rounds=5, seed=0).fit("runs/fedism-0", 
 again.model_sha256 == before""",
 ]
 NOTEBOOKS = {"a_hospitals_folder": HOSPITAL, "comparing_methods": METHODS}
-CODE = ("from ", "import ", "settings", "federation", "{", "new[", "auc", "by_run", "worst", "before", "methods")
+CODE = (
+    "from ",
+    "import ",
+    "settings",
+    "federation",
+    "{",
+    "new[",
+    "auc",
+    "by_run",
+    "worst",
+    "before",
+    "methods",
+    "benefit",
+)
 
 
 def made(cells: list[str]) -> nbformat.NotebookNode:

@@ -48,7 +48,7 @@ TOP = {
     "__init__": {"api", "studies"},
     "__main__": {"cli"},
     "client": {"flare", "probes"},
-    "api": {"core", "engine", "report", "studies", "cli", "tasks", "inference", "data"},
+    "api": {"core", "engine", "report", "studies", "cli", "tasks", "inference", "data", "import_data"},
 }
 """What stands at the package's top level."""
 RELATIVE = re.compile(r"^\s*from\s*\.", re.M)

@@ -50,7 +50,6 @@ def test_settings_are_those_of_the_command_line():
         ({"task": "heart", "rounds": "x"}, "'--rounds': 'x' is not a valid integer"),
         ({"task": "heart", "settings": {"rule.qq": 1}}, "unknown key 'rule.qq'"),
         ({"task": "heart", "settings": 3}, "set: expected names and values"),
-        ({}, "--task: expected a task"),
         ({"method": "run.yaml"}, "method: expected a method's id"),
         ({"task": "heart", "env": "cloud"}, "is not one of 'local', 'sim', 'poc', 'prod'"),
     ],
@@ -66,6 +65,8 @@ def test_before_fit_there_is_nothing_to_see(tmp_path):
     for look in (lambda: federation.sites, lambda: federation.report, federation.state_dict):
         with pytest.raises(UserError, match=r"call fit\(\) first"):
             look()
+    with pytest.raises(UserError, match="fit: expected data: a DataFrame, a folder or a task"):
+        Federation("fedavg").fit()
     assert "not run" in repr(federation)
     with pytest.raises(UserError, match="expected the folder of a run"):
         Federation.open(tmp_path)
@@ -120,6 +121,7 @@ def test_the_pages_examples_are_one_run(tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit) as stop:
             main(command.removeprefix("$ fairflare ").split())
         assert stop.value.code == 0, command
+    assert (tmp_path / "benefit.png").stat().st_size > 1000
     hashes = [Federation.open(tmp_path / "runs" / name).model_sha256 for name in ("python", "file", "other")]
     assert hashes[0] == hashes[1] != hashes[2]
 

@@ -237,11 +237,12 @@ def benefit_figures(summary: Json) -> list[str]:
     return [
         svg
         for place, one in enumerate(found.values())
-        if len(one["sites"]) <= MANY and (svg := rendered(f"benefit{place}", partial(_benefit, one=one)))
+        if len(one["sites"]) <= MANY and (svg := rendered(f"benefit{place}", partial(draw_benefit, one=one)))
     ]
 
 
-def _benefit(figure: Figure, one: Json) -> str | None:
+def draw_benefit(figure: Figure, one: Json) -> str | None:
+    """A point and its interval for each site, the largest benefit first; ``one``: of ``benefit_section``."""
     rows = sorted((row for row in one["sites"] if row["benefit"] is not None), key=lambda row: -row["benefit"])
     if not rows:
         return None

@@ -51,9 +51,14 @@ def render_run(summary: Json) -> str:
     means = {"mean of clean": tests["clean_mean"], "mean of corrupted": tests["corrupted_mean"]}
     return rendered(
         "run",
-        {"label": label},
+        {"label": label, "class_words": words.class_words, "group_words": words.group_words},
         run=summary,
-        opening=words.opening(summary),
+        study=words.study(summary),
+        size=words.size(summary),
+        harm=words.groups_harmed(summary),
+        not_concluded=words.not_concluded(summary),
+        glossary=words.glossary(summary),
+        opening=words.opening({**summary, "benefit": None}),  # which the answer above says
         verdict=learned.verdict(summary),
         figures=drawn(one(summary) for one in draw),
         benefit_figures=drawn(figures.benefit_figures(summary)),

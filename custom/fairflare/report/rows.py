@@ -24,9 +24,9 @@ def site_rows(trail: Trail, sites: Sequence[str], described: Mapping[str, str], 
     """One row per site of ``sites``.
 
     ``value`` is the final model's headline metric on the site's test split, ``intervals`` metric -> "low" and "high"
-    over its test patients, ``data_share`` n_k / n over the sites with a known n_k, ``weight_mean`` the mean over the
-    rounds in which the site was accepted, ``expected`` how many updates the rounds counted on, ``codes`` how often it
-    was rejected for which reason.
+    over its test patients, ``n_val`` and ``n_test`` how many these splits hold, ``data_share`` n_k / n over the sites
+    with a known n_k, ``weight_mean`` the mean over the rounds in which the site was accepted, ``expected`` how many
+    updates the rounds counted on, ``codes`` how often it was rejected for which reason.
     """
     rows = [_site_row(trail, site, described.get(site) or "", headline) for site in sites]
     asked = Counter(site for record in trail.rounds for site in expected_in(record, trail, sites))
@@ -47,6 +47,7 @@ def _site_row(trail: Trail, site: str, description: str, headline: str) -> Json:
         "site": site,
         "description": description,
         "n_examples": accepted[-1]["accepted"][site].get("n_examples") if accepted else None,
+        **{f"n_{split}": number(_part(splits, "n").get(split)) for split in ("val", "test")},
         "value": number(test.get(headline)),
         "val": val,
         "test": test,

@@ -27,6 +27,126 @@ def opening(summary: Json) -> list[str]:
     return [" ".join(sentences) for sentences in paragraphs]
 
 
+CODES = ("1", "yes", "true", "y")
+"""Names of a class, in lower case, that say no more than that the outcome came true."""
+NOT = ("0", "no", "false", "n")
+FEW = 30
+"""Validation patients below which what a validation split says is mostly noise."""
+SHOWN_GROUPS = 4
+
+
+def class_words(name: str, summary: Json) -> str:
+    """A class as a reader knows it: "died" for the class "1" of a table whose outcome is called so, "not died" for "0".
+
+    Other names stay as they are.
+    """
+    outcome = str((summary["task"].get("options") or {}).get("label") or "")
+    coded = {str(one).lower() for one in summary["task"].get("classes") or ()} <= {*CODES, *NOT}
+    if not outcome or not coded:
+        return name
+    return outcome if name.lower() in CODES else f"not {outcome}" if name.lower() in NOT else name
+
+
+def group_words(name: str, summary: Json) -> str:
+    """A group of patients, its class as ``class_words`` has it."""
+    by = [key.strip() for key in str((summary.get("groups") or {}).get("by") or "").split("+")]
+    parts = name.split(", ")
+    if "label" not in by or len(parts) != len(by):
+        return name
+    return ", ".join(class_words(part, summary) if key == "label" else part for key, part in zip(by, parts))
+
+
+def study(summary: Json) -> str:
+    """What the page is about: "Predicting died" of a table of the sites' own, else the task's title."""
+    options, task = summary["task"].get("options") or {}, summary["task"]
+    own = options.get("site_names") and options.get("label")
+    return f"Predicting {options['label']}" if own else str(task.get("title") or task.get("id") or "unnamed task")
+
+
+def size(summary: Json) -> str:
+    """ "4 sites; 546 training and 230 test patients": as far as the log says it."""
+    known = {"training": "n_examples", "test": "n_test"}
+    sums = {split: sum(row.get(key) or 0 for row in summary["sites"]) for split, key in known.items()}
+    told = listing(f"{n:.0f} {split}" for split, n in sums.items() if n)
+    return plural(len(summary["sites"]), "site") + (f"; {told} patients" if told else "")
+
+
+def groups_harmed(summary: Json) -> Json:
+    """Which groups of patients at a site lose by joining, by the interval; the furthest first.
+
+    Returns:
+        said: in a sentence; rows: group, site, metric (in words) and the row of ``benefit_section``.
+    """
+    found = (summary.get("benefit") or {}).get("metrics") or {}
+    told = [
+        {**row, "group": group_words(row["group"], summary), "metric": one["label"]}
+        for one in found.values()
+        for row in one["groups"]
+        if row["verdict"] is not None
+    ]
+    harmed = sorted((row for row in told if row["verdict"] == "loses"), key=lambda row: (row["benefit"], row["site"]))
+    looked = len({(row["group"], row["site"]) for row in told})
+    lose = len({(row["group"], row["site"]) for row in harmed})
+    if not found:
+        said = "Whether a group of patients is harmed by joining was not measured."
+    elif not told:
+        said = "No group of patients could be told of: whether one is harmed by joining is not known."
+    elif not harmed:
+        said = f"None of {looked} groups of patients at a site loses by joining, by the interval."
+    else:
+        lost = "loses" if lose == 1 else "lose"
+        said = f"{lose} of {looked} groups of patients at a site {lost} by joining, by the interval:"
+    return {"said": said, "rows": harmed[:SHOWN_GROUPS], "more": max(0, len(harmed) - SHOWN_GROUPS)}
+
+
+def not_concluded(summary: Json) -> list[str]:
+    """What must not be concluded from the first screen, the weightiest first."""
+    short = [
+        f"{row['site']}: {row['n_val']:.0f}" for row in summary["sites"] if row.get("n_val") and row["n_val"] < FEW
+    ]
+    measured = (summary.get("benefit") or {}).get("metrics")
+    candidates = (
+        (summary["status"] != "completed", "Anything of a finished model: the run did not complete."),
+        (True, "That another training would end alike: this is one run with one seed."),
+        (
+            bool(measured),
+            "That every gain or loss is real: each interval is of one site's test patients, and of many intervals some "
+            "exclude zero by chance.",
+        ),
+        (not measured, "That a site gains or loses by joining: no site was compared with a model of its own."),
+        (
+            bool(short),
+            f"Much from validation splits of fewer than {FEW} patients, which are mostly noise ({_some(short)}).",
+        ),
+        (True, "That it is safe to act on: nobody has tested the model at other hospitals or in care."),
+    )
+    return [text for holds, text in candidates if holds]
+
+
+GLOSSARY = {
+    "Benefit of joining": "How much better the federation's model is than one that the site has trained alone, on the "
+    "site's own test patients. Above zero joining is better.",
+    "95 % interval": "The values that fit the tested patients. Where it holds zero, it cannot be told whether the site "
+    "gains or loses.",
+    "Training, validation and test patients": "Those that the model learns from, those that training is watched on, "
+    "and those that it has never seen. Nobody is in two of them.",
+    "Round": "One exchange: the server sends the model, each site trains it on its own patients and sends its update.",
+    "Aggregation weight": "How strongly a site's update was used in a round.",
+    "Gap": "The best site's value less the worst site's.",
+    "Standard deviation over sites": "How far the sites' values are spread; ddof 1 divides by one less than the number "
+    "of sites, ddof 0 by that number.",
+    "Bottom decile": "The mean over the worst tenth of the sites.",
+    "Jain's index": "Evenness between sites: 1 where all have the same value, 1 over their number at the least.",
+}
+
+
+def glossary(summary: Json) -> list[tuple[str, str]]:
+    """The page's terms, its metrics first: (name, what it means)."""
+    names = dict.fromkeys([summary["headline"], *(summary.get("metrics") or {})])
+    told = [(capital(label(name, summary)), meaning(name, summary)) for name in names]
+    return [*((name, f"{capital(text)}.") for name, text in told if text), *GLOSSARY.items()]
+
+
 def _state(summary: Json) -> list[str]:
     title, done, planned = summary["method"]["title"], summary["rounds_done"], summary["rounds_planned"]
     sites, of_planned = plural(len(summary["sites"]), "site"), f"{done} of {planned or 'an unknown number of'} rounds"

@@ -68,6 +68,12 @@ def inline(key: str) -> Callable[[Draw], Callable[[dict[str, Any]], str]]:
 
 def rendered(key: str, draw: Callable[[Figure], str | None]) -> str:
     """The SVG of what ``draw(figure) -> title`` draws; "" where it returns None. ``key``: see ``inline``."""
+    figure, title = drawing(draw)
+    return "" if title is None else svg_of(figure, key, title)
+
+
+def drawing(draw: Callable[[Figure], str | None]) -> tuple[Figure, str | None]:
+    """The figure that ``draw`` has drawn on, in this package's style, and its title; None: nothing to show."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -76,10 +82,17 @@ def rendered(key: str, draw: Callable[[Figure], str | None]) -> str:
         figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
         FigureCanvasSVG(figure)
         title = draw(figure)
-        if title is None:
-            return ""
-        figure.suptitle("\n".join(textwrap.wrap(title, 52)), x=0.01, ha="left")
-        buffer = io.BytesIO()
+        if title is not None:
+            figure.suptitle("\n".join(textwrap.wrap(title, 52)), x=0.01, ha="left")
+    return figure, title
+
+
+def svg_of(figure: Figure, key: str, title: str) -> str:
+    """``figure`` as an SVG element for a page."""
+    import matplotlib
+
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     return _element(buffer.getvalue(), key, title)
 

@@ -367,6 +367,53 @@ def sites_table(report: Mapping[str, Any]) -> pandas.DataFrame:
     return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("site")
 
 
+def groups_table(report: Mapping[str, Any]) -> pandas.DataFrame:
+    """``Federation.groups``."""
+    import pandas
+
+    found = report["detail"].get("groups") or {"rows": [], "metric": None}
+    rows = [
+        {**{key: row[key] for key in ("group", "n", "value", "sites")}, "metric": found["metric"]}
+        | {f"{end}_site": row[end]["site"] for end in ("lowest", "highest")}
+        | {end: row[end]["value"] for end in ("lowest", "highest")}
+        for row in found["rows"]
+    ]
+    names = ["group", "metric", "n", "value", "sites", "lowest", "lowest_site", "highest", "highest_site"]
+    return pandas.DataFrame(rows, columns=names)
+
+
+def history_table(report: Mapping[str, Any]) -> pandas.DataFrame:
+    """``Federation.history``."""
+    import pandas
+
+    detail = report["detail"]
+    rows = [
+        {"round": one["round"], "site": site, "metric": detail["headline"], "value": one["metric"].get(site)}
+        | {"weight": one["weights"].get(site), "accepted": site in one["metric"]}
+        for one in detail["rounds"]
+        for site in report["sites"]
+    ]
+    return pandas.DataFrame(rows, columns=["round", "site", "metric", "value", "weight", "accepted"])
+
+
+def benefit_table(report: Mapping[str, Any]) -> pandas.DataFrame:
+    """``Federation.benefit``."""
+    import pandas
+
+    found = report["detail"].get("benefit")
+    if not found:
+        raise UserError(
+            "benefit: the run has not asked: settings={'solo': True}, or fairflare after FOLDER --step solo"
+        )
+    rows = [
+        {"metric": metric, "group": "", **row}
+        for metric, one in found["metrics"].items()
+        for row in (*one["sites"], *one["groups"])
+    ]
+    names = ["site", "group", "metric", "n", "federated", "solo", "benefit", "low", "high", "verdict"]
+    return pandas.DataFrame(rows, columns=names)
+
+
 def _row(site: Mapping[str, Any]) -> dict[str, Any]:
     row = {key: site[key] for key in ("kind", "n_train", "n_val", "n_test")}
     kinds = {"": "metrics", "val_": "val_metrics", "personal_": "personal_metrics"}
