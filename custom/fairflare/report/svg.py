@@ -74,13 +74,15 @@ def rendered(key: str, draw: Callable[[Figure], str | None]) -> str:
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
-        FigureCanvasSVG(figure)
+        canvas = FigureCanvasSVG(figure)
         title = draw(figure)
         if title is None:
             return ""
         figure.suptitle("\n".join(textwrap.wrap(title, 52)), x=0.01, ha="left")
         buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        for drawn in (figure, *figure.axes):
+            drawn.patch.set_facecolor("none")
+        canvas.print_svg(buffer, metadata={"Date": None})  # savefig draws once more before, to lay it out
     return _element(buffer.getvalue(), key, title)
 
 
