@@ -14,7 +14,7 @@ from fairflare.core.registry import method, trainer
 from fairflare.core.types import Batch, Cost, LocalWork, Paper
 from fairflare.core.validation import Range
 from fairflare.functional.proximal import add_proximal
-from fairflare.trainers.base import make_optimizer
+from fairflare.trainers.base import go_on, make_optimizer
 from fairflare.trainers.sgd import PlainTrainer
 
 OPTIMIZER = "personal optimizer"
@@ -50,7 +50,7 @@ class Ditto(PlainTrainer):
         own.load_state_dict(work.personal or work.received)
         optimizer = make_optimizer(own, work.training)
         if work.training.keep_optimizer and OPTIMIZER in work.memory:
-            optimizer.load_state_dict(work.memory[OPTIMIZER])
+            go_on(optimizer, work.memory[OPTIMIZER])
         work.scratch.update(own=own, optimizer=optimizer)
 
     def step(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fairflare.core import registry
-from fairflare.core.execution import default_device
+from fairflare.core.execution import default_device, placed
 from fairflare.core.metric import Metric, described, finite
 from fairflare.core.types import PERSONAL, Batch, StateDict
 from fairflare.core.versions import versions
@@ -325,7 +325,7 @@ def scorer(parts: Parts, batch_size: int) -> Score:
     def score(model: StateDict, final: bool, before_batch: Callable[[], None]) -> dict[str, Any]:
         found.extend(() if found else task.test_sets())
         device = default_device()
-        network.to(device).load_state_dict(model)
+        placed(network, device).load_state_dict(model)  # as sites have it, so that scores are the same bits
         del model  # as large as the network
         return {
             test.name: {
