@@ -80,8 +80,8 @@ def rendered(key: str, draw: Callable[[Figure], str | None]) -> str:
             return ""
         figure.suptitle("\n".join(textwrap.wrap(title, 52)), x=0.01, ha="left")
         buffer = io.BytesIO()
-        for drawn in (figure, *figure.axes):
-            drawn.patch.set_facecolor("none")
+        for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+            patch.set_facecolor("none")
         canvas.print_svg(buffer, metadata={"Date": None})  # savefig draws once more before, to lay it out
     return _element(buffer.getvalue(), key, title)
 
