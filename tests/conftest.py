@@ -22,7 +22,7 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 import torch
-from matplotlib.figure import Figure
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what it starts with "&"
@@ -226,7 +226,7 @@ LAID_OUT = (
 """Where pages and pictures are what is tested, or may be what breaks."""
 
 
-LAYS_OUT = Figure.savefig
+LAYS_OUT = FigureCanvasSVG.print_svg
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -235,11 +235,11 @@ def pytest_runtest_setup(item):
 
     So it is for a test and for all fixtures that are made for it.
     """
-    Figure.savefig = LAYS_OUT if item.nodeid.startswith(LAID_OUT) else _save_words
+    FigureCanvasSVG.print_svg = LAYS_OUT if item.nodeid.startswith(LAID_OUT) else _save_words
 
 
-def _save_words(figure, file, **options):
-    file.write(_words_of(figure))
+def _save_words(canvas, file, **options):
+    file.write(_words_of(canvas.figure))
 
 
 def _words_of(figure):

@@ -11,12 +11,15 @@ from torch.nn import functional as F
 from cases import each
 from fairflare.core import execution as execution_module
 from fairflare.core.errors import UserError
-from fairflare.core.execution import Execution, ahead, shared_gpu
+from fairflare.core.execution import Execution, ahead, plainly, shared_gpu
 from fairflare.core.types import Round, Training
 from fairflare.data.site_config import SiteConfig, read_site_config
+from fairflare.engine.memory import SiteMemory
 from fairflare.engine.messages import Instruction
 from fairflare.engine.setup.at_site import _execution
+from fairflare.engine.site import difference
 from fairflare.flare import simulate
+from fairflare.trainers.base import go_on, make_optimizer
 from fairflare.trainers.gsam import GSAM
 from fairflare.trainers.sgd import PlainTrainer
 from helpers import initial_model, make_sites
@@ -27,6 +30,36 @@ def convolutions():
     return nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(144, 2)
     )
+
+
+def test_what_leaves_a_network_or_is_kept_of_it_is_contiguous():
+    """Sums over it, and what a restart reads, are the same bits wherever it has been."""
+    Execution().place(lasting := convolutions())
+    received = {key: value.contiguous() for key, value in convolutions().state_dict().items()}
+    update = difference(lasting, received)
+    memory = SiteMemory()
+    memory.keep(1, {"model": lasting.state_dict()})
+    assert all(value.is_contiguous() for value in (*update.values(), *memory.at(1)["model"].values()))
+
+
+def test_an_optimizer_that_goes_on_from_a_file_steps_as_one_that_never_stopped():
+    found = []
+    for stops in (False, True):
+        Execution().place(network := convolutions())
+        optimizer = make_optimizer(network, Training())
+        for _ in range(2):
+            if stops:
+                kept = {
+                    key: {name: plainly(value) for name, value in one.items()}
+                    for key, one in optimizer.state_dict()["state"].items()
+                }
+                state = {**optimizer.state_dict(), "state": kept}
+                go_on(optimizer := make_optimizer(network, Training()), state)
+            optimizer.zero_grad(set_to_none=True)
+            network(images()[0]).pow(2).mean().backward()
+            optimizer.step()
+        found.append([p.detach().clone() for p in network.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def images():
@@ -54,10 +87,22 @@ def gradients(execution, network=None):
     return loss, [p.grad for p in network.parameters()]
 
 
-def test_a_cpu_computes_in_the_network_s_own_layout_unless_told():
+@each(
+    "norm, width, expected",
+    [
+        (nn.BatchNorm2d, 8, torch.channels_last),
+        (nn.InstanceNorm2d, 8, torch.contiguous_format),
+        (nn.BatchNorm2d, 129, torch.contiguous_format),
+    ],
+)
+def test_a_rule_of_layers_and_widths_says_how_a_cpu_lays_a_network_out(norm, width, expected):
+    network = nn.Sequential(nn.Conv2d(3, width, 3), norm(width), nn.Linear(8, 8))
+    Execution().place(network)
+    assert network[0].weight.is_contiguous(memory_format=expected)
+
+
+def test_a_site_s_own_layout_wins():
     last = convolutions().to(memory_format=torch.channels_last)
-    Execution().place(last)
-    assert last[0].weight.is_contiguous(memory_format=torch.channels_last)
     Execution(layout="contiguous").place(last)
     assert last[0].weight.is_contiguous() and last[3].weight.is_contiguous()
     assert Execution(torch.device("cuda:0")).memory_format is torch.channels_last

@@ -47,6 +47,7 @@ def python(*arguments):
         ["list"],
         ["list", "--parts"],
         ["list", "--parts", "--json"],
+        ["describe", "fedism"],
         ["new", "rule", "my-own"],
         ["run", "--no-such-option"],
         ["no-such-command"],

@@ -19,7 +19,7 @@ from fairflare.engine.history import read_history
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.model_files import UNSCORED, Unscored
 from fairflare.engine.scoring import Backlog, Beside
-from fairflare.engine.setup.assembly import build_federation, build_site
+from fairflare.engine.setup.assembly import build_federation, build_site, scorer
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.state import save_tensors
@@ -28,6 +28,27 @@ from helpers import initial_model, make_federation, make_sites
 
 LIMIT = 30
 """Seconds after which something that waits is stuck."""
+
+
+SMALL = {"images_per_site": 24, "test_images": 20, "site_test_images": 10, "n_sites": 4}
+
+
+@pytest.mark.slow
+def test_test_sets_are_scored_side_by_side_to_the_same_bits():
+    """Two threads wait for one another inside a set, so that neither could have been alone."""
+    parts, both = build_parts(make_config("fedavg", "digits:small", values=SMALL)), threading.Barrier(2, timeout=LIMIT)
+    alone = scorer(parts, 16)(parts.model, True, lambda: None)
+    assert len(alone) > 1
+    met = threading.local()
+
+    def meet():
+        if not hasattr(met, "once"):
+            met.once = both.wait()
+
+    together = scorer(parts, 16, 2)
+    assert together(parts.model, True, meet) == alone
+    changed = {key: value + 0.1 for key, value in parts.model.items()}
+    assert together(changed, True, lambda: None) == scorer(parts, 16)(changed, True, lambda: None) != alone
 
 
 class Dies(BaseException):

@@ -51,6 +51,9 @@ def describe(name: str, as_json: bool) -> None:
     The default is the one that the method or the task's preset has; a name of several settings is listed with each.
     """
     from fairflare.cli import console
+    from fairflare.studies.later import put_off
+
+    put_off("torch", "numpy")
     from fairflare.cli.settings_rows import about
 
     found = about(name)

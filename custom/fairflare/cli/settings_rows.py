@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every setting with its owner, default, range and meaning, read from where it is declared."""
+"""Every setting with its owner, default, range and meaning, read from where it is declared.
+
+The tasks are imported where they are asked for: what a method's settings are needs neither them nor PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,6 @@ from fairflare.core.settings import Owners
 from fairflare.core.suggest import unlisted
 from fairflare.core.types import Training
 from fairflare.core.validation import Entries, Range, Text
-from fairflare.engine.setup import tasks
-from fairflare.engine.setup.config import RUN_KEYS, RunConfig
 from fairflare.engine.setup.method_parts import STEPS, defaults_of, step_class
 
 Row = dict[str, Any]
@@ -31,9 +32,11 @@ def about(name: str) -> dict[str, Any]:
     Raises:
         UserError: nothing has the name; the message says what was meant.
     """
-    task, colon, preset = name.partition(":")
     if name in registry.methods():
         return _method(registry.get_method(name))
+    from fairflare.engine.setup import tasks
+
+    task, colon, preset = name.partition(":")
     if task in tasks.every():
         return _task(task, preset if colon else None)
     rows = [row for row in all_settings() if row["owner"] == name]
@@ -64,6 +67,8 @@ def _method(entry: Method) -> dict[str, Any]:
 
 def _task(name: str, preset: str | None) -> dict[str, Any]:
     """The options of a task and how its sites train, with the values of one preset, the first by default."""
+    from fairflare.engine.setup import tasks
+
     cls = tasks.known(name)
     chosen = next(iter(cls.presets)) if preset is None else preset
     built = tasks.load(name, chosen)
@@ -94,6 +99,8 @@ def key_settings(key: str) -> list[Row]:
     Raises:
         UserError: there is none; the message says what was meant.
     """
+    from fairflare.engine.setup import tasks
+
     rows = all_settings()
     if found := [row for row in rows if key in (row["full"], row["name"])]:
         return found
@@ -106,7 +113,11 @@ def key_settings(key: str) -> list[Row]:
 
 def all_settings() -> list[Row]:
     """Every setting of every part, task and run: owner, of which part or task, default, range, meaning."""
-    rows = [*_rows("train", Training), *_rows("run", RunConfig)]
+    from fairflare.engine.setup import tasks
+    from fairflare.engine.setup.run_config import RUN_KEYS, RunConfig
+
+    run = (row for row in _rows("run", RunConfig) if row["name"] in (*RUN_KEYS, "after"))
+    rows = [*_rows("train", Training), *run]
     for kind in registry.BASES:
         for id, cls in registry.parts(kind).items():
             rows += _rows(ONE_OF_KIND.get(kind, f"probe.{id}"), cls, f"{kind} {id}")
@@ -131,7 +142,6 @@ def _rows(owner: str, cls: type, of: str = "") -> list[Row]:
             "meaning": meaning(cls, name),
         }
         for name, hint in hints.items()
-        if cls is not RunConfig or name in (*RUN_KEYS, "after")
     ]
 
 

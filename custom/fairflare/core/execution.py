@@ -22,6 +22,7 @@ from fairflare.core.findings import Finding
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T", bound="Iterable[torch.Tensor]")
+N = TypeVar("N", bound="torch.nn.Module")
 Precision = Literal["auto", "float32", "bfloat16"]
 Layout = Literal["auto", "contiguous", "channels_last", "fastest"]
 Compiler = Literal["none", "inductor", "cudagraphs"]
@@ -33,6 +34,8 @@ GIVE_BACK = {-3: 2**19, -8: 2}
 """M_MMAP_THRESHOLD: blocks of this size are pages of their own; M_ARENA_MAX: heaps that threads share."""
 OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 """Environment variables that say the same of a process."""
+WIDEST = 128
+"""Channels of a convolution up to which a CPU is faster with channels last: wider ones outweigh what pooling saves."""
 LEAST = 2
 """Examples of a pass: BatchNorm cannot train on one."""
 
@@ -57,8 +60,9 @@ class Execution:
         precision: of training passes: "bfloat16" runs them under autocast; "auto" does so on GPUs that have it. Probes
             and evaluation always compute in the network's own precision.
         micro_batch: the most examples of one training pass; None: a whole batch. Halved when memory runs out.
-        layout: of images and convolutions in memory: "auto" is channels_last on a GPU and as the network has it on a
-            CPU; "fastest" is what ``compare_layouts`` has found. Another layout rounds otherwise.
+        layout: of images and convolutions in memory: "auto" is channels_last on a GPU, on a CPU where ``is_narrow``
+            says so of the network, and else as the network has it; "fastest" is what ``compare_layouts`` has found.
+            Another layout rounds otherwise.
         compiler: backend of ``torch.compile`` for training passes; rounds otherwise, too.
         beside: further devices, of the same type: each training batch is shared out among all. The gradient is that of
             the batch, rounded otherwise; BatchNorm sees each device's share, and keeps the statistics of the first's.
@@ -90,14 +94,17 @@ class Execution:
 
     def place(self, network: torch.nn.Module) -> None:
         """Move ``network`` to the device and its convolutions to the layout, where they are not there yet."""
-        if not all(self._is_placed(tensor) for tensor in chain(network.parameters(), network.buffers())):
+        wanted = self.memory_format
+        if wanted == torch.preserve_format and is_narrow(network):
+            wanted = torch.channels_last
+        if not all(self._is_placed(tensor, wanted) for tensor in chain(network.parameters(), network.buffers())):
             network.to(self.device)
-            if self.memory_format != torch.preserve_format:
-                network.to(memory_format=self.memory_format)  # type: ignore[call-overload]  # torch's stubs lack it
+            if wanted != torch.preserve_format:
+                network.to(memory_format=wanted)  # type: ignore[call-overload]  # torch's stubs lack it
 
-    def _is_placed(self, tensor: torch.Tensor) -> bool:
-        free = tensor.dim() != 4 or self.memory_format == torch.preserve_format
-        return tensor.device == self.device and (free or tensor.is_contiguous(memory_format=self.memory_format))
+    def _is_placed(self, tensor: torch.Tensor, wanted: torch.memory_format) -> bool:
+        free = tensor.dim() != 4 or wanted == torch.preserve_format
+        return tensor.device == self.device and (free or tensor.is_contiguous(memory_format=wanted))
 
     @property
     def is_undecided(self) -> bool:
@@ -233,6 +240,28 @@ class Execution:
         if self.precision == "auto":
             return self.on_gpu and torch.cuda.is_bf16_supported()
         return self.precision == "bfloat16"
+
+
+def is_narrow(network: torch.nn.Module) -> bool:
+    """Whether a CPU computes ``network`` in channels last.
+
+    A rule of layers and shapes, so that all machines round alike: it has 2D convolutions, none of more than ``WIDEST``
+    channels, and no instance normalisation, which is slower so.
+    """
+    sizes = [max(p.shape[:2]) for p in network.parameters() if p.dim() == 4]
+    slow = torch.nn.modules.instancenorm._InstanceNorm
+    return bool(sizes) and max(sizes) <= WIDEST and not any(isinstance(module, slow) for module in network.modules())
+
+
+def placed(network: N, device: torch.device) -> N:
+    """``network`` itself, moved to ``device`` and laid out as a site without wishes of its own has it."""
+    Execution(device).place(network)
+    return network
+
+
+def plainly(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy on the CPU: what leaves a network is summed in the same order wherever it has been."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _elsewhere(

@@ -77,6 +77,11 @@ class InWorkers:
         """End the processes; a site that is writing a file leaves the old one or the new one."""
         stop(worker.process for worker in self._workers)
 
+    @property
+    def processes(self) -> int:
+        """How many there are."""
+        return len(self._workers)
+
     def sites(self) -> list[str]:
         return list(self._names)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fairflare.core.errors import DataError, UserError
+from fairflare.core.execution import plainly
 from fairflare.core.types import Round, StateDict
 from fairflare.engine.after.site import after_file
 from fairflare.engine.files import SUFFIX, is_there, read_json, read_tensors, refuse_earlier
@@ -188,7 +189,7 @@ def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
 def _detached(value: Any) -> Any:
     """Tensors as copies on the CPU: what is kept must not change when the network trains on."""
     if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
+        return plainly(value)
     if isinstance(value, Mapping):
         return {key: _detached(item) for key, item in value.items()}
     return [_detached(item) for item in value] if isinstance(value, (list, tuple)) else value

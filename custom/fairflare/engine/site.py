@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fairflare.core.execution import Execution, memory_findings
+from fairflare.core.execution import Execution, memory_findings, plainly
 from fairflare.core.findings import Finding, merged, packed
 from fairflare.core.metric import finite
 from fairflare.core.objectives import Objective, local_objective
@@ -238,7 +238,7 @@ class Site:
             n_examples=self._examples.size("train"),
             scalars=scalars,
             steps=work.steps,
-            tensors={key: value.detach().to("cpu", copy=True) for key, value in flat(work.send_tensors).items()},
+            tensors={key: plainly(value) for key, value in flat(work.send_tensors).items()},
             **work.measured,
             metrics=finite(metrics | {"train_loss": train_loss}),
             seconds=clock.laps,
@@ -488,7 +488,7 @@ def _count(data: SiteData) -> int:
 def difference(network: nn.Module, received: StateDict, personal: frozenset[str] = frozenset()) -> StateDict:
     """D_k = w_k - w^t on the CPU for every shared floating-point entry; integer buffers and ``personal`` ones stay."""
     return {
-        key: value.detach().cpu() - received[key].cpu()
+        key: plainly(value).sub_(received[key].cpu())
         for key, value in network.state_dict().items()
         if value.is_floating_point() and key not in personal
     }

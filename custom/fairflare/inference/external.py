@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fairflare.core.errors import DataError, RunFailed, UserError
-from fairflare.core.execution import Execution, default_device
+from fairflare.core.execution import Execution, default_device, placed
 from fairflare.core.findings import Finding
 from fairflare.core.metric import finite
 from fairflare.core.schema import IN_USE
@@ -288,7 +288,7 @@ class _Hospital:
 
     def _predicted(self, network: torch.nn.Module, data: TensorData, condense: Any = None) -> Predictions:
         way = condense or self._parts.task.condense
-        return predict(network.to(self._device), data.fixed("test", self._training.batch_size), self._device, way)
+        return predict(placed(network, self._device), data.fixed("test", self._training.batch_size), self._device, way)
 
     def _paired(self, other: Opened) -> Json:
         if list(other.task.classes) != list(self._opened.task.classes):

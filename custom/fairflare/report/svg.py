@@ -90,10 +90,13 @@ def drawing(draw: Callable[[Figure], str | None]) -> tuple[Figure, str | None]:
 def svg_of(figure: Figure, key: str, title: str) -> str:
     """``figure`` as an SVG element for a page."""
     import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     buffer = io.BytesIO()
     with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+            patch.set_facecolor("none")
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})  # savefig draws once more, to lay it out
     return _element(buffer.getvalue(), key, title)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.core.execution import default_device
+from fairflare.core.execution import default_device, placed
 from fairflare.core.types import StateDict
 from fairflare.data.tensors import TensorData
 from fairflare.engine.evaluation import predict
@@ -76,7 +76,7 @@ def logits_of(
     device = default_device()
     prepared = data.on(device) if plain else parts.trainer.site_data(data.on(device))
     batches = prepared.fixed(split, int(config.training["batch_size"]))
-    outputs, targets, _ = predict(parts.network.to(device), batches, device, parts.task.condense)
+    outputs, targets, _ = predict(placed(parts.network, device), batches, device, parts.task.condense)
     found = outputs.double()
     others = found[:, [k for k in range(found.shape[1]) if k != event]].logsumexp(1)
     return (found[:, event] - others).numpy(), (targets.numpy() == event).astype(np.float64)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fairflare.core.errors import UserError
-from fairflare.core.execution import default_device
+from fairflare.core.execution import default_device, placed
 from fairflare.core.seeds import derive
 from fairflare.core.versions import all_versions
 from fairflare.data.tensors import TensorData
@@ -286,7 +286,7 @@ def _predicted(parts: Parts, config: RunConfig, data: TensorData) -> tuple[Tenso
     device = default_device()
     prepared = parts.trainer.site_data(data.on(device))
     batches = prepared.fixed("test", int(config.training["batch_size"]))
-    return predict(parts.network.to(device), batches, device, parts.task.condense)[:2]
+    return predict(placed(parts.network, device), batches, device, parts.task.condense)[:2]
 
 
 def _loaded(config: RunConfig, folder: Path) -> Parts:

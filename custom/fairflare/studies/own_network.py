@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.core import registry
-from fairflare.core.execution import Execution, default_device
+from fairflare.core.execution import Execution, default_device, placed
 from fairflare.core.seeds import derive
 from fairflare.core.types import LocalWork, Round, StateDict, Training
 from fairflare.data.grouping import Grouping
@@ -67,7 +67,7 @@ def _epochs(parts: Parts, config: RunConfig, data: TensorData, rate: float) -> I
         seed = derive(config.seed, "own network", number)
         registry.get_trainer("sgd")().train(
             LocalWork(
-                network.to(default_device()),
+                placed(network, default_device()),
                 data.on(default_device()),
                 per_round,
                 Round(number, rounds),
@@ -87,5 +87,5 @@ def _loss(parts: Parts, config: RunConfig, data: TensorData, model: StateDict) -
     network = copy.deepcopy(parts.network)
     network.load_state_dict(model)
     batches = data.on(default_device()).fixed("val", int(config.training["batch_size"]))
-    outputs, targets, _ = predict(network.to(default_device()), batches, default_device(), parts.task.condense)
+    outputs, targets, _ = predict(placed(network, default_device()), batches, default_device(), parts.task.condense)
     return float(cross_entropy(outputs, targets))

@@ -97,7 +97,7 @@ class Trainer(ABC):
         work.network.train()
         optimizer = make_optimizer(work.network, work.training)
         if work.training.keep_optimizer and "optimizer" in work.memory:
-            optimizer.load_state_dict(work.memory["optimizer"])
+            go_on(optimizer, work.memory["optimizer"])
         work.steps = 0
         self.setup(work)
         objective = self.objective(work)
@@ -290,6 +290,18 @@ def make_optimizer(network: torch.nn.Module, training: Training) -> torch.optim.
     return eager(torch.optim.Adam)(parameters, betas=(0.9, training.adam_beta2), **shared)
 
 
+def go_on(optimizer: torch.optim.Optimizer, kept: dict[str, Any]) -> None:
+    """Load what ``optimizer`` was when ``kept`` was its state dict.
+
+    Fused steps take memory as it comes, so that a moment has to lie as its parameter does.
+    """
+    optimizer.load_state_dict(kept)
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                values[name] = torch.empty_like(parameter).copy_(value)
+
+
 BESIDE = "personal optimizer"
 """Key of a site's memory: the state of a second optimizer, in runs that keep optimizers."""
 
@@ -298,7 +310,7 @@ def optimizer_beside(work: LocalWork, network: torch.nn.Module) -> torch.optim.O
     """A second optimizer of the round, for ``network``; it lies in ``work.scratch["beside"]``, too."""
     work.scratch["beside"] = optimizer = make_optimizer(network, work.training)
     if work.training.keep_optimizer and BESIDE in work.memory:
-        optimizer.load_state_dict(work.memory[BESIDE])
+        go_on(optimizer, work.memory[BESIDE])
     return optimizer
 
 

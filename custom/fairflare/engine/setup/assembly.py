@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from torch import nn
 
 from fairflare.core import registry
-from fairflare.core.execution import default_device
+from fairflare.core.execution import default_device, placed
 from fairflare.core.metric import Metric, described, finite
 from fairflare.core.types import PERSONAL, Batch, StateDict
 from fairflare.core.versions import versions
@@ -73,6 +75,7 @@ def build_federation(
     if not _has_begun(folder):
         save_config(config, parts, folder, env)
     view = view_of(config, parts)
+    threads = getattr(transport, "processes", 1)  # on as many cores as the sites, which wait meanwhile
     return Federation(
         rule=parts.rule,
         aggregation=server_part(config, parts, credentials or Credentials()),
@@ -87,7 +90,7 @@ def build_federation(
         groups=parts.grouping.names,
         leave_out=config.leave_out,
         accept=config.accept,
-        score=scorer(parts, config.training["batch_size"]) if is_scored(parts) else None,
+        score=scorer(parts, config.training["batch_size"], threads) if is_scored(parts) else None,
         scored_rounds=_scored_rounds(parts.task, config),
         beside=BESIDE[env],
         selector=parts.selector,
@@ -312,30 +315,42 @@ def is_scored(parts: Parts) -> bool:
     return parts.task.has_test_sets and not parts.counts_own
 
 
-def scorer(parts: Parts, batch_size: int) -> Score:
+def scorer(parts: Parts, batch_size: int, at_once: int = 1) -> Score:
     """Scores models on the task's shared test sets, which are built at the first call and kept.
 
     A model that is not the final one only on those of the papers' tables, which are of the last rounds' mean.
+
+    Args:
+        parts: of the run.
+        batch_size: of the test sets' batches.
+        at_once: on so many test sets at once, each in a thread with a network of its own; the scores are the same bits.
     """
     # Without the initial model, which nobody needs once the run has begun.
-    task, network, shared = parts.task, parts.network, parts.trainer.shared_batches
-    found: list[TestSet] = []
+    task, shared = parts.task, parts.trainer.shared_batches
+    networks, found = [parts.network], list[TestSet]()
     tabled = set(task.table_sets().values())
 
     def score(model: StateDict, final: bool, before_batch: Callable[[], None]) -> dict[str, Any]:
         found.extend(() if found else task.test_sets())
-        device = default_device()
-        network.to(device).load_state_dict(model)
+        device, wanted = default_device(), [test for test in found if final or test.name in tabled]
+        while len(networks) < min(at_once, len(wanted)):
+            networks.append(copy.deepcopy(networks[0]))
+        for network in networks:
+            placed(network, device).load_state_dict(model)  # as sites have it, so that scores are the same bits
         del model  # as large as the network
-        return {
-            test.name: {
-                "corrupted": test.corrupted,
-                "n": len(test.targets),
-                "metrics": _scored(task, network, shared(partial(test.batches, batch_size)), device, before_batch),
-            }
-            for test in found
-            if final or test.name in tabled
-        }
+
+        def row(test: TestSet) -> dict[str, Any]:
+            network = networks.pop()
+            try:
+                metrics = _scored(task, network, shared(partial(test.batches, batch_size)), device, before_batch)
+            finally:
+                networks.append(network)
+            return {"corrupted": test.corrupted, "n": len(test.targets), "metrics": metrics}
+
+        if len(networks) == 1:
+            return {test.name: row(test) for test in wanted}
+        with ThreadPoolExecutor(len(networks)) as pool:
+            return dict(zip((test.name for test in wanted), pool.map(row, wanted), strict=True))
 
     return score
 
