@@ -382,7 +382,7 @@ class Board:
 
 
 def score_words(entry: Mapping[str, Any], headline: str) -> str:
-    """Mean and worst site of a round, as in "validation Dice score 0.710, worst 0.620 (VA)"; "" where no site sent anything.
+    """Mean and worst site of a round, "validation Dice score 0.710, worst 0.620 (VA)"; "" where no site sent any.
 
     The sites measured the model that they received. Where none sends the ``headline`` metric (no validation split,
     secure sums), a loss takes its place, of which the largest is the worst.
