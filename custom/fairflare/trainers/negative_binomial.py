@@ -93,7 +93,7 @@ class NegativeBinomial(Newton):
     def missing(self, offer: Offer) -> str:
         if offer.family != "poisson":
             return "it needs counts"
-        both = "expected shared or site, since a dispersion and a spread of intercepts are not fitted together, got random"
+        both = "expected shared or site, as dispersion and spread of intercepts are not fitted together, got random"
         return f"intercept: {both}" if self.intercept == "random" else ""
 
     def _own_fit(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
