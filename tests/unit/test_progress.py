@@ -63,7 +63,7 @@ SITES = {
 @each(
     "accepted, headline, words",
     [
-        (SITES, "auc", "validation auc 0.800, worst 0.700 (b)"),
+        (SITES, "auc", "validation AUC 0.800, worst 0.700 (b)"),
         (SITES, "dice", "validation loss 0.400, worst 0.600 (b)"),
         (
             {"a": {"metrics": {"balanced_accuracy": 0.001}}, "b": {"metrics": {"balanced_accuracy": 0.5}}},
@@ -87,8 +87,8 @@ def test_a_redirected_run_gets_a_line_for_each_round_with_the_time_left(capsys):
             progress.saw({**entry, "accepted": SITES})
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "start: fedavg on heart, seed 0, 2 sites, 3 rounds"
-    assert lines[1] == "round 1 of 3: 2 sites, validation auc 0.800, worst 0.700 (b), about 1 s left"
-    assert lines[3] == "round 3 of 3: 2 sites, validation auc 0.800, worst 0.700 (b)"
+    assert lines[1] == "round 1 of 3: 2 sites, validation AUC 0.800, worst 0.700 (b), about 1 s left"
+    assert lines[3] == "round 3 of 3: 2 sites, validation AUC 0.800, worst 0.700 (b)"
 
 
 @pytest.mark.parametrize("done, text", [(0, ""), (4, ""), (5, "about 50 s left"), (10, "")])

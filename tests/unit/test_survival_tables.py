@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from lifelines import KaplanMeierFitter
 
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, UserError
@@ -92,7 +93,7 @@ def test_curves_are_of_enough_patients_and_on_the_page(report, run):
         left = [row["n"], *(step["left"] for step in row["steps"])]
         assert row["steps"] or row["group"]
         assert all(a - b >= 10 and b >= 10 for a, b in zip(left, left[1:], strict=False))
-        assert all(step["time"] in {24 * k / 10 for k in range(1, 11)} for step in row["steps"])
+        assert all(step["time"] * 10 / 24 == pytest.approx(round(step["time"] * 10 / 24)) for step in row["steps"])
         assert all(step["low"] <= step["observed"] <= step["high"] for step in row["steps"] if step["low"] is not None)
     assert any(row["group"] for row in curves["rows"])
     page = (run / "report.html").read_text()
@@ -142,6 +143,7 @@ def _baseline(folder):
     assert (np.diff(told, axis=1) <= 0).all() and ((told >= 0) & (told <= 1)).all()
     call("export-model", folder / "cox", "--format", "torchscript", "--baseline", own, "--out", folder / "model")
     assert f"log risk, and survival after each of {len(ends)} horizons" in (folder / "model" / "README.md").read_text()
+    _judged(folder, own, told, [float(end.removeprefix("survival_")) for end in ends])
     opened = open_run(folder / "cox")
     for rows, match in (
         (rows_of(7, 9), "9 labelled cases: expected at least 10"),
@@ -151,6 +153,40 @@ def _baseline(folder):
     ):
         with pytest.raises((UserError, DataError), match=match):
             with_baseline(opened, write(folder / "bad" / "Bad.csv", rows))
+
+
+def _judged(folder, own, told, ends):
+    """With that hazard the run's log risks are scored as the probabilities that ``predict`` gives."""
+    rows = rows_of(9, 200)
+    new = write(folder / "Ost" / "Ost.csv", rows)
+    call("evaluate", folder / "cox", new, "--out", folder / "order_judged")
+    call("evaluate", folder / "cox", new, "--baseline", own, "--out", folder / "judged")
+    alone, found = (
+        json.loads((folder / name / "evaluation.json").read_text())["sites"]["Ost"]
+        for name in ("order_judged", "judged")
+    )
+    assert "integrated_brier" not in alone["metrics"] and "concordant" not in alone["metrics"]
+    assert all(found["metrics"][name] == alone["metrics"][name] for name in ("harrell_c", "uno_c"))
+    times, events = np.array([[float(row[3]), float(row[4])] for row in rows]).T
+    assert set(times) & set(ends)  # an event at a horizon is before it
+    seen = KaplanMeierFitter().fit(times, events).survival_function_at_times(ends).to_numpy()
+    away = np.abs(told.mean(0) - seen)
+    assert found["metrics"]["survival_calibration_error"]["value"] == pytest.approx(away.mean(), abs=1e-6)
+    # Weights are who is not censored, of those who have not died at the same time either (as scikit-survival's).
+    free = KaplanMeierFitter().fit(times - 1e-6 * events, 1 - events)
+    at, own_time = (free.survival_function_at_times(when).to_numpy() for when in (ends, times))
+    died = (times[:, None] <= ends) & (events[:, None] == 1)
+    scores = told**2 * died / own_time.clip(1e-9)[:, None] + (1 - told) ** 2 * (times[:, None] > ends) / at
+    whole = np.trapezoid(scores.mean(0), ends) / (ends[-1] - ends[0])
+    assert found["metrics"]["integrated_brier"]["value"] == pytest.approx(whole, abs=1e-6)
+    steps = [step for step in found["survival"] if round(step["time"], 5) in ends]
+    assert len(steps) > 2 and all(step["expected"] is None for step in found["survival"] if step not in steps)
+    for step in steps:
+        k = ends.index(round(step["time"], 5))
+        assert [step["observed"], step["expected"]] == pytest.approx([seen[k], told[:, k].mean()], abs=1e-4)
+    page = (folder / "judged" / "evaluation.html").read_text()
+    assert "Integrated Brier score" in page and "Survival at the horizons" in page and "Calibration" not in page
+    call("evaluate", folder / "cox", new, "--baseline", own, "--own", folder / "cox", code=2)
 
 
 def test_the_logs_of_a_baseline_are_breslows_whatever_the_size_of_the_risks():

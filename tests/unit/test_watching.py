@@ -57,7 +57,7 @@ def test_scores_weights_and_who_is_away(tmp_path):
     assert watched.scores("c") == [0.7, None, None] and watched.weights("a") == [1 / 3, 1 / 2, 1]
     assert [watched.state(site) for site in "abc"] == ["in", "not asked", "away for 2 rounds: no_answer"]
     text = _text(watched, tmp_path)
-    assert "round 3 of 6, validation auc 0.700, worst 0.700 (a)" in text and "about 30 s left" in text
+    assert "round 3 of 6, validation AUC 0.700, worst 0.700 (a)" in text and "about 30 s left" in text
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "▁▅█" in text and "█··" not in text  # one value alone is neither low nor high
     assert "▄··" in text

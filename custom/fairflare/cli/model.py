@@ -118,6 +118,7 @@ def predict(
 )
 @which_option
 @site_files_option
+@baseline_option
 @code_option
 @click.option("--sites", default="", metavar="A,B", help="A job's sites, each with labelled data of its own.")
 @click.option("--export", "job", type=PATH, metavar="JOBDIR", help="Write the FLARE job that evaluates, and no more.")
@@ -134,6 +135,7 @@ def evaluate(
     own_site: str,
     which: str,
     site_files: Path | None,
+    baseline: Path | None,
     code: tuple[Path, ...],
     sites: str,
     out: Path | None,
@@ -156,6 +158,7 @@ def evaluate(
     from fairflare.cli import evaluation
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import whole_folder
+    from fairflare.inference.baseline_hazard import with_baseline
     from fairflare.inference.external import ALL, Asked
     from fairflare.inference.external import evaluate as evaluated
     from fairflare.inference.hospitals import hospitals, refuse_trained
@@ -170,7 +173,7 @@ def evaluate(
     everything = asked["split"] == ALL
     if job or env != "local":
         choices = {"name": name, "site": site, "split": not everything, "label": asked["label"]}
-        choices |= {"own": own, "recalibrate": asked["recalibrate"]}
+        choices |= {"own": own, "recalibrate": asked["recalibrate"], "baseline": baseline}
         if given := [key for key, value in choices.items() if value]:
             raise UserError(f"--{given[0]}: is for data in this process, not for a job")
         if data is None and env == "sim":
@@ -180,6 +183,9 @@ def evaluate(
         return
     if data is None:
         raise UserError("DATA: expected a hospital's labelled data")
+    if own and baseline:
+        raise UserError("--baseline: expected no --own RUN2 beside it, whose log risks have another baseline")
+    opened = with_baseline(opened, baseline)
     found = hospitals(opened, data, name)
     if everything:
         refuse_trained(opened, found)

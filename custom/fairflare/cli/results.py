@@ -16,7 +16,7 @@ from fairflare.report.deployed_model import QUANTITIES as PERSONAL
 from fairflare.report.deployed_model import remark
 from fairflare.report.free_riders import DETECTORS
 from fairflare.report.sanity_checks import sentences, verdict
-from fairflare.report.sentences import differences
+from fairflare.report.sentences import differences, group_words
 from fairflare.report.values import label, plural, with_half_width
 from fairflare.studies.display import note, out
 
@@ -83,11 +83,18 @@ def comparison(found: dict[str, Any], folder: Path) -> None:
     rows = table(found)
     quantities = [name for name in rows[0] if name not in ("method", "seeds")]
     show_table(
-        f"{label(found['headline'], found)}, {plural(len(found['seeds']), 'seed')}",
+        f"{label(found['headline'], found)}, {'' if found['higher_is_better'] else 'less is better, '}"
+        + plural(len(found["seeds"]), "seed"),
         ["", *(row["method"] for row in rows)],
         [[LABELS.get(name, name), *(str(row.get(name, "")) for row in rows)] for name in quantities],
     )
-    for sentence in (drawn_words(found), remark(found["methods"]), *differences(found), *over_methods(found)):
+    for sentence in (
+        drawn_words(found),
+        group_words(found),
+        remark(found["methods"]),
+        *differences(found),
+        *over_methods(found),
+    ):
         if sentence:
             say(sentence)
     for text in found["notes"]:
@@ -111,7 +118,7 @@ def contribution(found: Mapping[str, Any], folder: Path) -> None:
         for method in (next(iter(runs[0]["methods"])), "examples"):
             cells.append(_number(sum(run["methods"][method][site] for run in runs) / len(runs)))
         rows.append(cells)
-    title = f"{found['method']} on {found['task']}: contribution, in {found['metric']}, "
+    title = f"{found['method']} on {found['task']}: contribution, in {label(found['metric'], {})}, "
     title += plural(len(found["seeds"]), "seed")
     show_table(title, [*columns, "method's last weight", "share of examples"], rows)
     score = sum(run["score"] for run in runs) / len(runs)

@@ -257,10 +257,12 @@ def search(
     if as_json:
         console.dump(found)
         return
+    from fairflare.report.values import label
+
     best, test = found["best"], found["test"]
     settings = ", ".join(f"{key}={value}" for key, value in best["values"].items())
     console.say(f"best of {len(found['trials'])} trials: {settings}")
-    console.say(f"validation: {found['objective']} {found['metric']} {best['score']:.4f}")
+    console.say(f"validation: {found['objective']} {label(found['metric'], {})} {best['score']:.4f}")
     console.say(f"test, once: mean {test['mean']:.4f}, worst site ({test['worst_site']}) {test['worst']:.4f}")
     console.say(f"run it:     {found['command']}")
     console.say(f"page:       {folder / 'search.html'}")

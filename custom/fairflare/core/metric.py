@@ -57,6 +57,7 @@ class Metric:
         value: cases -> the metric.
         each: cases -> (N,) its value for each case, of which it is the mean.
         weighted: cases, counts (B, N) -> (B,) the metric of B resamples that hold each case so often.
+        ordered: whether a worst value can be named; not of one that is best in the middle of its range.
         needs: what cases it needs to be defined, in words; "": any.
         interval: cases, level -> its lower and upper end; by default that of a mean, where ``each`` lies in [0, 1].
             The ends leave the site: they must not depend on the cases' order, nor on a draw that others know.
@@ -80,6 +81,7 @@ class Metric:
     value: Callable[[Any], float | None] | None = None
     each: Callable[[Any], Array] | None = None
     weighted: Callable[[Any, Array], Array] | None = None
+    ordered: bool = True
     needs: str = ""
     interval: Callable[[Any, float], tuple[float, float] | None] | None = None
     of_classes: bool = False

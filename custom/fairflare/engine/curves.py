@@ -145,6 +145,6 @@ class CurvesAtSite(ClinicalAtSite):
         for k in steps:
             found[f"{LEFT}{k}{where}"] = float((times[chosen] > ends[k]).sum())
             found[f"{OBSERVED}{k}{where}"] = round(float(observed[k]), DIGITS)
-            if survival is not None:
+            if survival is not None and not np.isnan(survival[chosen, k]).any():
                 found[f"{EXPECTED}{k}{where}"] = round(float(survival[chosen, k].mean()), DIGITS)
         return found

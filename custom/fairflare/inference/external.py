@@ -7,6 +7,7 @@ checks decide what may be told, and the page is made of that answer alone.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ from fairflare.inference.loaded_run import Opened
 from fairflare.inference.predict import about as about_model
 from fairflare.report.clinical import views
 from fairflare.report.external import evaluation, paired
+from fairflare.tasks.base import Task
 from fairflare.tasks.external import Labelled, constant_results, labelled, of_split, preflight
 
 HALVES = 2
@@ -185,7 +187,7 @@ def evaluate(opened: Opened, hospitals: Mapping[str, SiteConfig], asked: Asked) 
     config = evaluation_of(
         opened.config, opened.task, list(hospitals), group_by=asked.group_by, min_count=asked.min_count
     )
-    parts = dataclasses.replace(build_parts(config, at_site=True), network=opened.network)
+    parts = dataclasses.replace(build_parts(config, at_site=True), network=opened.network, task=_scored(opened))
     answers, beside, remarks = dict[str, Json](), dict[str, Json](), [*opened.remarks]
     table = opened.task.table_inputs()
     if table is not None and table.fixed is None and opened.scaling is None and asked.split == ALL:
@@ -196,6 +198,17 @@ def evaluate(opened: Opened, hospitals: Mapping[str, SiteConfig], asked: Asked) 
         answers[name], beside[name] = one.answer(), one.beside()
     about = {**about_task(config, parts), **about_evaluation(opened, config, asked.split)}
     return evaluation(about, answers, beside), remarks
+
+
+def _scored(opened: Opened) -> Task:
+    """The run's task; with a hospital's baseline hazard one whose log risks are scored as probabilities, too."""
+    if opened.with_baseline is None:
+        return opened.task
+    kind = opened.task.kind.scored(opened.with_baseline)  # type: ignore[attr-defined]  # Cox's
+    made, own = copy.copy(opened.task), type(opened.task)
+    changed = type(own.__name__, (own,), {"kind": kind, "headline": opened.task.headline})
+    object.__setattr__(made, "__class__", changed)  # whether a kind is a property depends on the task
+    return made
 
 
 def about_evaluation(opened: Opened, config: RunConfig, split: str) -> Json:

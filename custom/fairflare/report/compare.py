@@ -36,6 +36,7 @@ from fairflare.report.quantities import (
     site_metrics,
     test_set_metrics,
 )
+from fairflare.report.summary import LABELS_CAVEAT, other_labels
 from fairflare.report.values import MISSING, higher_is_better, listing, number, plural, signed, stop, with_half_width
 
 FORMAT = 1
@@ -95,6 +96,7 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
     found = {
         "format": FORMAT,
         **{key: done[0][key] for key in ("headline", "higher_is_better", "metrics", "task")},
+        "group_metric": (done[0].get("groups") or {}).get("metric"),
         "sites": [{key: row[key] for key in ("site", "description")} for row in done[0]["sites"]],
         "seeds": seeds,
         "seeds_draw": _seeds_draw(groups[first], seeds),
@@ -217,6 +219,7 @@ def _caveats(run: Json, seeds: Sequence[Any]) -> list[str]:
     few = f"{plural(len(seeds), 'seed')} only: intervals are wide, or absent for one seed."
     found = [f"Simulated: {stop(simulated)}"] if simulated not in (None, "", "nothing") else []
     found += [few] if len(seeds) < 3 else []
+    found += [LABELS_CAVEAT] if other_labels(run) else []
     return found + [
         "Intervals are Student t over seeds for each quantity alone; with many methods some exclude zero by chance, "
         "which is why a verdict needs Holm's p as well. Quantities are not corrected for.",

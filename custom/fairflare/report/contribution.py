@@ -17,7 +17,7 @@ from fairflare.report.agreement import agreements, clipped_shares, leave_one_out
 from fairflare.report.fairness import mean_ci
 from fairflare.report.paired import corrected, holm, paired
 from fairflare.report.table_files import Cell, Column, Form, Row, Table
-from fairflare.report.values import plural
+from fairflare.report.values import label, plural
 
 Json = dict[str, Any]
 EXACT_TO = 6
@@ -95,9 +95,9 @@ def contribution_tables(found: Mapping[str, Any]) -> list[Table]:
     rows = [Row(site, site, _cells(site, one, together["shapley"])) for site, one in together["leave_one_out"].items()]
     drawn = "" if not how or how["exact"] else f" Shapley values are of {how['permutations']} drawn orders per seed."
     caption = (
-        f"Score: {found['metric']}, mean over all sites' own test splits, of federations trained without the site "
-        f"(drop) and with coalitions alone (Shapley); mean over {plural(len(found['seeds']), 'seed')}, ± or brackets: "
-        f"95 % interval (Student t).{drawn} Shares count what is negative as 0."
+        f"Score: {label(found['metric'], {})}, mean over all sites' own test splits, of federations trained without "
+        f"the site (drop) and with coalitions alone (Shapley); mean over {plural(len(found['seeds']), 'seed')}, ± or "
+        f"brackets: 95 % interval (Student t).{drawn} Shares count what is negative as 0."
     )
     return [
         Table("sites", "Sites", tuple(columns), tuple(rows), "Site", caption),

@@ -33,7 +33,7 @@ def curves_section(trail: Trail, config: Json, about: Json, sites: Sequence[str]
         groups = sorted(name[2:] for name in known if name.startswith("n/"))
         for group in ("", *groups) if "n" in known else ():
             where = f"/{group}" if group else ""
-            steps = _steps(known, where, ends)
+            steps = steps_of(known, ends, where)
             rows.append(
                 {
                     "site": site,
@@ -48,7 +48,7 @@ def curves_section(trail: Trail, config: Json, about: Json, sites: Sequence[str]
     return {"horizon": ends[-1], "min_count": config.get("min_count"), "rows": rows}
 
 
-def _steps(known: Mapping[str, float], where: str, ends: Sequence[float]) -> list[Json]:
+def steps_of(known: Mapping[str, Any], ends: Sequence[float], where: str = "") -> list[Json]:
     """The steps with 95 % intervals on the scale of log(-log S), with Greenwood's variance.
 
     All that is known of a step is who remains after it: taken for the patients at risk in it, that makes intervals too

@@ -11,6 +11,7 @@ from fairflare.core.types import INTERVALS, TRIVIAL
 from fairflare.engine.benefit.measured import FEDERATED, HIGH, LOW, SOLO
 from fairflare.engine.clinical import CLINICAL
 from fairflare.report.clinical import views
+from fairflare.report.curves import steps_of
 from fairflare.report.templates import drawn, rendered
 from fairflare.report.values import in_order, json_value, label, number, plural
 
@@ -61,7 +62,8 @@ def of_site(found: Mapping[str, Any], about: Json) -> Json:
     values, ends = found.get(TEST) or {}, found.get(INTERVALS) or {}
     trivial, n = (found.get(TRIVIAL) or {}).get(TEST) or {}, number((found.get("n") or {}).get(TEST))
     reasons = {name: _reason(name, one) for name, one in about["metrics"].items()}
-    names = [name for name, reason in reasons.items() if name in values or reason]
+    unasked = about.get("group_metric") if about.get("group_metric") != about.get("headline") else None
+    names = [name for name, reason in reasons.items() if name in values or (reason and name != unasked)]
     metrics = {
         name: {
             "value": number(values.get(name)),
@@ -72,7 +74,7 @@ def of_site(found: Mapping[str, Any], about: Json) -> Json:
         for name in names
     }
     threshold = number((about.get("clinical") or {}).get("threshold")) or 0.5
-    seen = views(found.get(CLINICAL) or {}, threshold)
+    seen = {} if about.get("curves") else views(found.get(CLINICAL) or {}, threshold)  # of times there are no risks
     whole = seen.pop("", None)
     return {
         "n": n,
@@ -80,6 +82,7 @@ def of_site(found: Mapping[str, Any], about: Json) -> Json:
         "calibration": whole,
         "calibration_why": "" if whole or not about.get("clinical") else _why_not(n, about),
         "trivial_brier": _constant(whole),
+        "survival": steps_of(found.get(CLINICAL) or {}, (about.get("curves") or {}).get("ends", ())),
         "groups": _groups((found.get("groups") or {}).get(TEST) or {}, seen, about),
     }
 

@@ -170,7 +170,8 @@ def tradeoff(figure: Figure, comparison: Json) -> str | None:
         axes.plot([x], [y], markers[i % len(markers)], color=color, markersize=7, label=short(method["label"], 40))
     right = "right" if comparison["higher_is_better"] else "left"
     better = f"{'up' if right == 'right' or key == 'worst_group' else 'down'} and to the {right}"
-    what = "worst group's accuracy" if key == "worst_group" else f"{metric}, worst site"
+    of_groups = label(comparison.get("group_metric") or "accuracy", comparison)
+    what = f"worst group's {of_groups}" if key == "worst_group" else f"{metric}, worst site"
     legend(figure, axes, f"{metric}, mean over sites\n({better} is better)", what, columns=1)
     return f"Trade-off: {what} against the mean over sites"
 

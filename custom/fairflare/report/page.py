@@ -103,7 +103,7 @@ def render_compare(comparison: Json) -> str:
         figures=drawn(figures),
         tables=[shown(table) for table in comparison_tables(comparison)],
         metric=label(comparison["headline"], comparison),
-        remark=remark(methods),
+        remark=" ".join(filter(None, (words.group_words(comparison), remark(methods)))),
         columns={
             key: name
             for key, name in COLUMNS.items()
@@ -130,4 +130,4 @@ def trials_csv(found: Mapping[str, Any]) -> str:
 def render_search(found: Json) -> str:
     from fairflare.report.figures import progress
 
-    return rendered("search", found=found, figures=drawn([progress(found)]))
+    return rendered("search", {"label": label}, found=found, figures=drawn([progress(found)]))

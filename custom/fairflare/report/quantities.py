@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.core.metric import named
 from fairflare.report.audit_reader import SUMMARISED
 from fairflare.report.comparability import data_seed
 from fairflare.report.deployed_model import QUANTITIES as PERSONAL
@@ -129,7 +130,8 @@ def site_metrics(run: Json) -> dict[str, dict[str, float | None]]:
 
 
 def metric_row(run: Json, metric: str, values: Mapping[str, float | None]) -> dict[str, float | None]:
-    return {"mean": mean(values), "worst": worst(values, higher_is_better(metric, run))[1], "std": std(values)}
+    least = worst(values, higher_is_better(metric, run))[1] if named(metric).ordered else None
+    return {"mean": mean(values), "worst": least, "std": std(values)}
 
 
 def test_set_metrics(run: Json) -> dict[str, dict[str, float | None]]:

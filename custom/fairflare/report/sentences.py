@@ -183,7 +183,10 @@ def _service(summary: Json) -> list[str]:
 def _not_defined(summary: Json) -> list[str]:
     """Which metrics some sites' test cases leave undefined, and what they need."""
     lacking: dict[tuple[str, ...], list[str]] = {}
+    of_groups = (summary.get("groups") or {}).get("metric")
     for name, about in (summary.get("metrics") or {}).items():
+        if name == of_groups and not any(name in row["test"] for row in summary["sites"]):
+            continue  # what groups are compared in, which is no metric of a site
         sites = [row["site"] for row in summary["sites"] if row["test"] and name not in row["test"]]
         if sites and about.get("needs"):
             lacking.setdefault((about["needs"], *sites), []).append(label(name, summary))
@@ -235,7 +238,8 @@ def _next_worst(summary: Json) -> list[str]:
     lower = [row for row in known if sign * row["value"] < sign * fairness["mean"]]
     nearest = sorted(lower, key=lambda row: sign * row["value"])[:2]
     named = [f"{_named(summary, row['site'])} with {text(row['value'])}" for row in nearest]
-    return [f"The next lowest: {listing(named)}."] if named and fairness["n_sites"] > 3 else []
+    word = "lowest" if sign > 0 else "highest"
+    return [f"The next {word}: {listing(named)}."] if named and fairness["n_sites"] > 3 else []
 
 
 def _named(summary: Json, site: str) -> str:
@@ -374,6 +378,15 @@ def _best(comparison: Json, methods: Sequence[Json], among: str) -> list[str]:
             top = pick(known, key=lambda method: method[quantity]["mean"])
             found.append(f"The best {metric} {where}{among}: {top['label']} with {text(top[quantity]['mean'])}.")
     return found
+
+
+def group_words(comparison: Json) -> str:
+    """In what groups of patients are compared, in one sentence; "" where that is the headline, or nothing is said."""
+    metric = comparison.get("group_metric")
+    told = any((method.get("worst_group") or {}).get("mean") is not None for method in comparison["methods"])
+    if not told or metric in (None, comparison["headline"]):
+        return ""
+    return f"Groups of patients are compared in the {label(metric, comparison)}, of which more is better."
 
 
 def differences(comparison: Json) -> list[str]:

@@ -34,6 +34,11 @@ WEIGHTS_CAVEAT = (
     "Aggregation weights say how strongly a site's update was used in a round. Weights are not payments and do not "
     "measure what a site's data are worth."
 )
+MEANS_OVER_LABELS = ("macro_auc", "macro_auprc")
+LABELS_CAVEAT = (
+    "Not every label is known at every site: a site's mean over labels is over its own, so that means of different "
+    "labels stand beside each other. Compare sites label by label."
+)
 POOL = "pool"
 """The selector whose site trains on the data of all."""
 POOLED_CAVEAT = (
@@ -192,6 +197,12 @@ def _provenance(config: Json, trail: Trail) -> Json:
     }
 
 
+def other_labels(summary: Json) -> bool:
+    """Whether the headline is a mean over labels, and not over the same ones at every site."""
+    known = (frozenset(name for name in row["test"] if name.startswith("auc_")) for row in summary["sites"])
+    return summary["headline"] in MEANS_OVER_LABELS and len(set(known)) > 1
+
+
 def _caveats(summary: Json) -> list[str]:
     simulated, provenance = summary["task"]["simulated"], summary["provenance"]
     strange = provenance["evaluated_model_sha256"] not in (None, provenance["model_sha256"])
@@ -201,6 +212,7 @@ def _caveats(summary: Json) -> list[str]:
         (strange, "The evaluated model is not the last model of the log: do not use these numbers before verifying."),
         (True, "One run with one seed: another seed gives other numbers. Compare methods over several matched seeds."),
         (summary["fairness"]["ci"]["low"] is not None, CI_CAVEAT),
+        (other_labels(summary), LABELS_CAVEAT),
         (len(summary["sites"]) <= 10, "With ten sites or fewer the bottom decile is the worst site."),
         ((summary.get("chosen") or {}).get("headline") == "best", BEST_CAVEAT),
         (summary["personal"] is not None and "counted" not in summary, PERSONAL_CAVEAT),

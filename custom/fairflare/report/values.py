@@ -54,7 +54,7 @@ def digits(values: Iterable[float | None]) -> int:
 
 def signed(value: Any, digits: int = 3) -> str:
     """A difference with its sign: "+0.012"."""
-    return text(value, digits, "+")
+    return text(0.0 if value == 0 else value, digits, "+")
 
 
 def with_half_width(found: Mapping[str, Any]) -> str:

@@ -382,7 +382,7 @@ class Board:
 
 
 def score_words(entry: Mapping[str, Any], headline: str) -> str:
-    """Mean and worst site of a round, as in "validation dice 0.710, worst 0.620 (VA)"; "" where no site sent anything.
+    """Mean and worst site of a round, "validation Dice score 0.710, worst 0.620 (VA)"; "" where no site sent any.
 
     The sites measured the model that they received. Where none sends the ``headline`` metric (no validation split,
     secure sums), a loss takes its place, of which the largest is the worst.
@@ -393,7 +393,7 @@ def score_words(entry: Mapping[str, Any], headline: str) -> str:
     worst = min if named(name).higher_is_better else max
     site = worst(sorted(values), key=values.__getitem__)
     mean = sum(values.values()) / len(values)
-    words = {"train_loss": "training loss"}.get(name, f"validation {name.replace('_', ' ')}")
+    words = {"train_loss": "training loss"}.get(name, f"validation {named(name).label}")
     # A balanced accuracy near 0 looks like a fault: only the classes that a site has count there.
     low = sum(value < NEAR_ZERO for value in values.values()) if name == "balanced_accuracy" else 0
     why = f"; near 0 at {low}: the model names hardly any of the classes that these sites have" if low else ""

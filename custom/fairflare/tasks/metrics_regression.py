@@ -81,6 +81,7 @@ R2 = free(
 SLOPE = free(
     "calibration_slope",
     meaning="outcomes on predictions; 1 is perfect, below 1 predictions are too extreme; no order from bad to good",
+    ordered=False,
     needs=PREDICTIONS,
     weighted=calibration_slope,
 )

@@ -3,7 +3,8 @@
 
 Weights for censoring come from the cases that are evaluated, at each site its own. Without an event, and without two
 cases that can be compared, none is defined; what needs a probability is undefined where the network gives a log risk
-alone. Errors over time are taken at the ends of the task's intervals that lie before the last time of the cases.
+alone. Errors over time are taken at the ends of the task's intervals that lie before the last time of the cases, and
+of a log risk at those at which a baseline hazard is known.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _over_ends(measure: Measure, cases: TimeCases, counts: Array) -> Array:
     """(B,) ``measure`` of the predicted curves at the ends that can be judged; nan where it is not defined."""
     nothing = np.full(len(counts), np.nan)
     ends = np.array(cases.ends)
-    known = ends < cases.times.max()
+    known = (ends < cases.times.max()) & ~np.isnan(cases.log_hazards or ends)
     if cases.survival is None or not known.any():
         return nothing
     found = measure(cases, counts, cases.survival[:, known], ends[known])

@@ -93,7 +93,8 @@ class NegativeBinomial(Newton):
     def missing(self, offer: Offer) -> str:
         if offer.family != "poisson":
             return "it needs counts"
-        return "intercept: expected shared or site for these counts, got random" if self.intercept == "random" else ""
+        both = "expected shared or site, as dispersion and spread of intercepts are not fitted together, got random"
+        return f"intercept: {both}" if self.intercept == "random" else ""
 
     def _own_fit(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(work.network.own)  # type: ignore[arg-type]  # a buffer

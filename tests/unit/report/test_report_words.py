@@ -7,7 +7,8 @@ from fairflare.core.metric import described, named
 from fairflare.report import sentences as words
 from fairflare.report import values as metrics
 from fairflare.report.compare import compare
-from fairflare.report.summary import summarise
+from fairflare.report.page import render_compare
+from fairflare.report.summary import LABELS_CAVEAT, summarise
 
 
 def test_opening_of_a_completed_run(summary):
@@ -120,3 +121,26 @@ def test_one_seed_is_said_to_prove_nothing(make_run):
 def test_the_best_method_by_mean_and_by_worst_site(make_run):
     found = compare([make_run("A", 0), make_run("B", 0, 0.1)])
     assert "The best balanced accuracy at the worst site: B with 0.700." in words.opening_compare(found)
+
+
+@pytest.mark.parametrize(
+    ("headline", "of_groups"), [("rmse", "within"), ("harrell_c", "concordant"), ("macro_auc", "label_accuracy")]
+)
+def test_outcomes_that_are_no_class_are_told_in_their_own_words(inputs, make_run, headline, of_groups):
+    """Which way is better, in what groups are compared, what has no worst site, and what is not undefined at all."""
+    known = (headline, of_groups, "calibration_slope", "balanced_accuracy")
+    about = {"headline": headline, "group_metric": of_groups, "groups": ["f", "m"]}
+    inputs["config"]["about"] |= about | {"metrics": described(map(named, known), 2)}
+    inputs["config"]["group_by"] = "sex"
+    for k, found in enumerate(inputs["entries"][-2]["sites"].values()):
+        labels = {"auc_edema": 0.7} | ({"auc_mass": 0.6} if k else {})
+        found["test"] = {headline: 0.5 + 0.1 * k, "calibration_slope": 0.8 + 0.2 * k, "balanced_accuracy": 0.5} | labels
+        found["groups"] = {"test": {name: {"n": 20, "value": 0.5} for name in ("f", "m")}}
+    summary, found = make_run("A"), compare([make_run("A"), make_run("B", shift=0.01)])
+    page, label = render_compare(found), metrics.label(of_groups, summary)
+    assert f"Groups of patients are compared in the {label}, of which more is better." in page
+    assert ("of which less is better" in page) is (headline == "rmse")
+    slope = found["methods"][0]["detail"]["metrics"]["calibration_slope"]
+    assert slope["worst"]["mean"] is None and slope["mean"]["mean"] == pytest.approx(1.0, abs=0.1)
+    assert "Not defined" not in " ".join(words.opening(summary))
+    assert (LABELS_CAVEAT in found["caveats"] and LABELS_CAVEAT in summary["caveats"]) is (headline == "macro_auc")

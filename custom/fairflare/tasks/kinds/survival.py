@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -95,10 +95,12 @@ class TimeCases(Cases):
     Attributes:
         ends: of the intervals; of a log risk the times at which curves are drawn, if any.
         log_risk: whether the output is a log risk.
+        log_hazards: see ``Cox``; nan at ends at which none is known.
     """
 
     ends: tuple[float, ...] = ()
     log_risk: bool = False
+    log_hazards: tuple[float, ...] = ()
 
     @cached_property
     def times(self) -> Array:
@@ -112,8 +114,10 @@ class TimeCases(Cases):
 
     @cached_property
     def survival(self) -> Array | None:
-        """(N, K) predicted probability of being without event after each end; None of a log risk."""
-        return None if self.log_risk else np.exp(-F.softplus(self.outputs.double()).cumsum(1).numpy())
+        """(N, K) predicted probability of being without event after each end; None of a log risk alone."""
+        if not self.log_risk:
+            return np.exp(-F.softplus(self.outputs.double()).cumsum(1).numpy())
+        return _proportional(self.outputs, self.log_hazards).numpy() if self.log_hazards else None
 
     @cached_property
     def risks(self) -> Array:
@@ -121,6 +125,11 @@ class TimeCases(Cases):
         outputs = self.outputs.double()
         found: Array = (outputs[:, 0] if self.log_risk else F.softplus(outputs).sum(1)).numpy()
         return found
+
+
+def _proportional(outputs: Tensor, log_hazards: Sequence[float]) -> Tensor:
+    """float64 (N, K) survival of log risks (N, 1)."""
+    return torch.exp(-torch.exp(outputs.double() + torch.tensor(log_hazards, dtype=torch.float64)))
 
 
 @dataclass(frozen=True)
@@ -234,8 +243,16 @@ class Cox(Survival):
         outputs = outputs.double()
         if not self.log_hazards:
             return ["log_risk"], outputs.tolist()
-        survival = torch.exp(-torch.exp(outputs + torch.tensor(self.log_hazards, dtype=torch.float64)))
+        survival = _proportional(outputs, self.log_hazards)
         return ["log_risk", *self.columns], torch.cat((outputs, survival), dim=1).tolist()
+
+    def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> TimeCases:
+        return replace(super().cases(outputs, targets, classes), log_hazards=self.log_hazards)
+
+    def scored(self, told: Cox) -> Cox:
+        """This kind with the metrics of probabilities, by the hazards of ``told``, at those of its horizons."""
+        known = dict(zip(told.ends, told.log_hazards, strict=True))
+        return replace(self, metrics=Survival.metrics, log_hazards=tuple(known.get(end, math.nan) for end in self.ends))
 
     def exported(self, classes: Sequence[str]) -> tuple[str, dict[str, Any], list[str], str]:
         if not self.log_hazards:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
 
+import torch
 from torch import Tensor
 
 from fairflare.core.errors import UserError
@@ -70,11 +71,12 @@ class SurvivalTable(Tabular):
 
 
 def ends_of(horizons: str, intervals: int) -> tuple[float, ...]:
-    """The ends of the intervals; () where no horizon is named yet. UserError for what are none."""
+    """The ends of the intervals, as times are read (float32); () where no horizon is named yet. UserError for none."""
     try:
         found = tuple(float(part) for part in horizons.split(",")) if horizons.strip() else ()
     except ValueError:
         raise UserError(f"horizons: expected numbers separated by commas, got {shown(horizons)}") from None
     fits = len(found) <= MOST_ENDS and all(a < b for a, b in pairwise((0.0, *found, math.inf)))
     expect("horizons", fits, f"at most {MOST_ENDS} rising numbers above 0", horizons)
-    return tuple(found[0] * k / intervals for k in range(1, intervals + 1)) if len(found) == 1 else found
+    found = tuple(found[0] * k / intervals for k in range(1, intervals + 1)) if len(found) == 1 else found
+    return tuple(torch.tensor(found).tolist())
