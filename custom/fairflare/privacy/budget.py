@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a site's training has told of a record, in epsilon and delta, and where its noise comes from.
 
-Two data sets are neighbours if one has one record more. The accountant is Opacus's for Renyi differential privacy of the
-subsampled Gaussian mechanism (Mironov, Talwar and Zhang 2019, arXiv:1908.10530). Jobs whose trainer is private carry
-this module alone.
+Two data sets are neighbours if one has one record more. The accountant is Opacus's for Renyi differential privacy of
+the subsampled Gaussian mechanism (Mironov, Talwar and Zhang 2019, arXiv:1908.10530). Only jobs
+whose trainer is private carry this module.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _of_a_step(noise: float, rate: float) -> Any:
 
 @lru_cache(maxsize=256)
 def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    """The smallest noise with which ``steps`` stay within the budget, to a part in 10,000; raises UserError for none."""
+    """The least noise with which ``steps`` stay within the budget, to a part in 10,000; raises UserError for none."""
     low, high = LEAST, 1e6
     if epsilon_of([Mechanism(high, rate, steps)], delta) > epsilon:
         raise UserError(f"epsilon: expected one that some noise can keep to over {steps} steps, got {epsilon:g}")
@@ -87,7 +87,7 @@ class Draws:
 
     def uniform(self, n: int) -> np.ndarray[Any, np.dtype[np.float64]]:
         """(n,) in (0, 1), multiples of 2^-53."""
-        return ((np.frombuffer(self._bytes(8 * n), "<u8") >> 11) + 0.5) * 2.0**-53
+        return np.asarray(((np.frombuffer(self._bytes(8 * n), "<u8") >> 11) + 0.5) * 2.0**-53, dtype=np.float64)
 
     def normal(self, like: torch.Tensor) -> torch.Tensor:
         """Standard normal numbers of the shape, type and device of ``like``.

@@ -254,7 +254,7 @@ class Trainer(ABC):
         return ""
 
     def halted(self, work: LocalWork) -> str:
-        """Called before a round at the site: why it takes no part in it, in words that leave the site; "" where it does."""
+        """Called before a round at the site: why it takes no part, in words that leave the site; "" where it does."""
         return ""
 
     def backward(

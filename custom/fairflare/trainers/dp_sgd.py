@@ -13,8 +13,9 @@ metrics of splits that the model was not trained on.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ import torch
 from fairflare.core.errors import UserError
 from fairflare.core.registry import trainer
 from fairflare.core.seeds import derive
-from fairflare.core.types import Cost, LocalWork, Number, Offer, Training
+from fairflare.core.types import Batch, Cost, LocalWork, Number, Offer, SplitName, Training
 from fairflare.core.validation import Range
 from fairflare.privacy.budget import Draws, Mechanism, epsilon_of, noise_for
 from fairflare.trainers.base import Trainer, make_optimizer
@@ -31,6 +32,17 @@ SPENT = "privacy budget spent: this site takes no further part"
 COX = "cox"
 PATIENTS = ("patient_id", "patient")
 """Attributes that tell whose a record is."""
+
+
+@runtime_checkable
+class Picks(Protocol):
+    """A site's data that can be read record by record, as ``data.tensors.TensorData`` can."""
+
+    def picked(self, batches: Sequence[torch.Tensor], seed: int) -> Iterator[Batch]:
+        """The training examples of each batch of row numbers, with train transforms, which ``seed`` fixes."""
+
+    def size(self, split: SplitName) -> int:
+        """Number of examples in ``split``."""
 
 
 @trainer("dp-sgd")
@@ -104,7 +116,7 @@ class PrivateTrainer(Trainer):
     def planned(self, work: LocalWork) -> Mechanism:
         """What a round at the site is; UserError where records are not patients, but patients are known."""
         n, training = work.data.size("train"), work.training
-        attributes = getattr(work.data, "attributes", lambda split: {})("train")
+        attributes: Any = getattr(work.data, "attributes", lambda split: {})("train")
         for name in PATIENTS:
             ids = [one for one in attributes.get(name, ()) if one]
             if len(set(ids)) < len(ids):
@@ -119,7 +131,10 @@ class PrivateTrainer(Trainer):
         from opacus import GradSampleModule
         from opacus.optimizers import DPOptimizer
 
-        plan, training, n = self.planned(work), work.training, work.data.size("train")
+        plan, training, data = self.planned(work), work.training, work.data
+        if not isinstance(data, Picks):
+            raise UserError(f"trainer dp-sgd: expected data that are read by record, got {type(data).__name__}")
+        n = data.size("train")
         draws = Draws(None if self.draws == "system" else derive(work.seed, "noise"))
         work.network.train()
         inner = make_optimizer(work.network, training)
@@ -145,7 +160,7 @@ class PrivateTrainer(Trainer):
                 for number, part in enumerate(parts, 1):
                     optimizer.signal_skip_step(number < len(parts))
                     if len(part):
-                        (batch,) = work.data.picked([part], derive(work.seed, "picked", step, number))
+                        (batch,) = data.picked([part], derive(work.seed, "picked", step, number))
                         batch = batch.to(work.device)
                         objective(wrapped(batch.inputs), batch.targets, reduction="none").sum().backward()
                     else:
