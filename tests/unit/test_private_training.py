@@ -73,7 +73,7 @@ def audited(data, n=1000, **settings):
 
 
 def test_an_audit_with_canaries_finds_no_violation_and_finds_planted_ones(monkeypatch):
-    """At most Binomial(m, e^eps / (1 + e^eps)) of m guesses hold (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846)."""
+    """At most Binomial(m, e^eps / (1 + e^eps)) of m guesses hold (Steinke et al. 2023, arXiv:2305.08846)."""
     n, delta = 1000, 1e-7
     epsilon = epsilon_of([Mechanism(4.0, 1.0, 1)], delta)
     most = binom.ppf(1 - 1e-6, n, 1 / (1 + np.exp(-epsilon)))
