@@ -30,6 +30,8 @@ def exported(tmp_path_factory):
         "images": make_config("fedavg", "classification", values=OWN),
         "sums": make_config("fedism-plus", "support2:dirichlet", sites=3, values=secret),
     }
+    private = {**secret, "secure_sum": "none", "trainer": "dp-sgd", "epsilon": 3}
+    runs["private"] = make_config("fedavg", "support2:dirichlet", sites=3, values=private)
     for name, config in runs.items():
         FairRecipe(config, name=name, simulation=False, preinstalled=True).export(str(folder))
     return {name: folder / name / "app_sites" for name in runs}
@@ -94,6 +96,29 @@ def in_options(**values):
 @pytest.mark.parametrize("name", ["table", "images", "sums"])
 def test_an_exported_job_is_accepted_as_it_is(site, name):
     assert site.answer(name=name) == ""
+
+
+def test_a_sites_privacy_budget_takes_private_jobs_alone_and_is_spent_over_all_of_them(site):
+    site.policy(epsilon=5, delta=1e-4)
+    assert "trainer: expected dp-sgd, got" in site.answer()
+    assert site.answer(name="private") == ""
+    state = site.root / "fairflare_state"
+    state.mkdir()
+    (state / "hospital-a.privacy.json").write_text(json.dumps({"runs": {"a": {"epsilon": 2.5, "delta": 1e-5}}}))
+    assert "at most 2.5, which is left of this site's budget, got 3" in site.answer(name="private")
+    site.policy(epsilon=5.5, delta=1.9e-5)
+    assert "trainer.delta: expected at most 9e-06" in site.answer(name="private")
+    site.policy(epsilon=5.5)
+    assert site.answer(name="private") == ""
+    seeded = lambda content: in_config(settings=nested_settings(content, "draws", "seed"))(content)  # noqa: E731
+    assert "trainer.draws: expected system, got seed" in site.answer(seeded, name="private")
+
+
+def nested_settings(content, name, value):
+    """The settings of a job's configuration with one of its trainer's changed."""
+    settings = copy.deepcopy(content["executors"][0]["executor"]["args"]["config"]["settings"])
+    settings["trainer"][name] = value
+    return settings
 
 
 def test_a_job_that_brings_its_code_is_accepted_unless_the_site_says_otherwise(site):

@@ -49,6 +49,8 @@ LINES = ("newton", "newton-alone")
 """Trainers of a regression."""
 COUNTING = ("negative-binomial",)
 """Newton's trainers for counts, which no table here has: ``tests/unit/test_exact_regression.py`` runs them."""
+PRIVATE = ("dp-sgd",)
+"""Trainers that refuse a method by the numbers that it sends: ``tests/unit/test_private_training.py``."""
 AT_SITES = ("fedproto",)
 """Trainers whose models stay at the sites: no updates to weigh, and none to step along."""
 
@@ -151,7 +153,7 @@ def sites_of(pair):
 @each("rule", registry.parts("rule"))
 def test_every_trainer_and_server_optimizer_under(rule, tmp_path):
     ran, wrong = 0, []
-    for trainer in (one for one in registry.trainers() if one not in COUNTING):
+    for trainer in (one for one in registry.trainers() if one not in (*COUNTING, *PRIVATE)):
         try:
             ran += check(rule, trainer, made(tmp_path / trainer))
         except Exception as error:  # whatever it is: the whole row of the table is worth reading at once
@@ -172,6 +174,8 @@ def test_all_server_optimizers_are_here():
 def test_every_name_in_the_table_is_one_of_a_part():
     """No reason is written for what does not exist."""
     assert {*OWN_MODELS, *HEEDED, *COMBINING} <= set(registry.parts("rule"))
-    assert {*NORMALISED, *EXCHANGING, *AT_SITES, *ONE_MODEL, *SUMMING, *LINES, *COUNTING} <= set(registry.trainers())
+    assert {*NORMALISED, *EXCHANGING, *AT_SITES, *ONE_MODEL, *SUMMING, *LINES, *COUNTING, *PRIVATE} <= set(
+        registry.trainers()
+    )
     found = {id for id, rule in registry.parts("rule").items() if rule().own_models}
     assert found == set(OWN_MODELS)

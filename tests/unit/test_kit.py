@@ -19,10 +19,12 @@ from fairflare.trainers.sgd import PlainTrainer
 SENT = Number("n", 0.0, 1.0, "a number")
 ORDERS = {"leave-one-out": {"coefficient": 0.3}, "weighted": {"weight": 0.5, "weight/a": 0.2, "relative": 1.0}}
 
+SETTINGS = {"dp-sgd": {"draws": "seed"}}
+
 
 @each("id", registry.trainers())
 def test_every_trainer_passes(id):
-    check_trainer(id, orders=ORDERS.get(id))
+    check_trainer(id, orders=ORDERS.get(id), **SETTINGS.get(id, {}))
 
 
 @pytest.mark.parametrize("steps", [3, 11])

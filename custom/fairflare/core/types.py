@@ -42,6 +42,7 @@ __all__ = [
     "Info",
     "INTERVALS",
     "LARGEST_LOSS",
+    "Ledger",
     "LocalWork",
     "MOST_EXAMPLES",
     "MOST_STEPS",
@@ -174,6 +175,16 @@ class SiteData(Protocol):
         """``split`` in its stored order with eval transforms only; ``at_most`` takes that many, evenly spaced."""
 
 
+class Ledger(Protocol):
+    """What a site has spent in a run, on its own disk; no round that is asked for again takes anything back."""
+
+    def read(self) -> dict[str, Any]:
+        """What was written last; empty at first."""
+
+    def write(self, content: dict[str, Any]) -> None:
+        """Keep ``content``, JSON values, before what it is about is done."""
+
+
 PERSONAL = "personal"
 """Key of a site's memory under which its personal model, or its personal entries, lie."""
 TRIVIAL = "trivial"
@@ -213,6 +224,7 @@ class LocalWork:
         send_tensors: name -> {entry: tensor} that leaves with the update; trainers and probes declare it in ``sends``.
         tensors: name -> {entry: tensor} that the rule sent beside the model, float32 on the CPU; the parts that
             receive it declare it in ``receives``.
+        ledger: what a private trainer has spent; None: nobody keeps it.
     """
 
     network: torch.nn.Module
@@ -238,6 +250,7 @@ class LocalWork:
     send_numbers: dict[str, float] = field(default_factory=dict)
     send_tensors: dict[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
     tensors: Mapping[str, StateDict] = field(default_factory=dict)
+    ledger: Ledger | None = None
 
     @property
     def device(self) -> torch.device:

@@ -155,7 +155,14 @@ class TensorData:
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(self.size("train"), generator=generator)
         batches = batches_of(order, batch_size, self.lone)
-        yield from self._augmented(batches, generator) if self.augment else self._read("train", batches)
+        yield from self._picked(batches, generator)
+
+    def picked(self, batches: Sequence[Tensor], seed: int) -> Iterator[Batch]:
+        """The training examples of each batch of row numbers, with train transforms, which ``seed`` fixes."""
+        return self._picked(batches, torch.Generator().manual_seed(seed))
+
+    def _picked(self, batches: Sequence[Tensor], generator: torch.Generator) -> Iterator[Batch]:
+        return self._augmented(batches, generator) if self.augment else self._read("train", batches)
 
     def fixed(self, split: SplitName, batch_size: int, at_most: int | None = None) -> Iterator[Batch]:
         """``split`` in its stored order with eval transforms only; ``at_most`` takes that many, evenly spaced."""

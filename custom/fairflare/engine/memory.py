@@ -29,6 +29,8 @@ BEST_ENDING = f".best{PERSONAL_ENDING}"
 ASKED_ENDING, INPUTS_ENDING = ".asked.json", ".inputs.json"
 ALONE_ENDING, WORK_ENDING = f".solo{SUFFIX}", f".solo-work{SUFFIX}"
 """What the names of the files have of a model that a site has trained, or is training, alone."""
+SPENT_ENDING = ".privacy.json"
+"""What the name of a site's file of spent privacy budgets ends in; no run's end takes it away."""
 ENDINGS = (ASKED_ENDING, INPUTS_ENDING, ALONE_ENDING, WORK_ENDING)
 WAIT = 30.0
 """Seconds that a job which continues a federation gives the process of the job before to end."""
@@ -84,6 +86,33 @@ def forget(folder: Path, sites: Iterable[str]) -> None:
     own = {f"{site}{ending}" for site in sites for ending in (SUFFIX, f"{SUFFIX}.lock", ASKED_ENDING, WORK_ENDING)}
     with contextlib.suppress(OSError):  # nothing reads them any more
         remove_files(folder, own.__contains__)
+
+
+class SpentFile:
+    """``core.types.Ledger`` in a site's file for all of its runs.
+
+    Args:
+        path: None keeps it in this object alone.
+        run: the run's key in the file.
+    """
+
+    def __init__(self, path: Path | None, run: str) -> None:
+        self._path, self._run = path, run
+        self._runs: dict[str, Any] = {}
+
+    def read(self) -> dict[str, Any]:
+        """What this run has written last; empty at first."""
+        if self._path is not None and is_there(self._path):
+            self._runs = read_json(self._path)["runs"]
+        return dict(self._runs.get(self._run, {}))
+
+    def write(self, content: dict[str, Any]) -> None:
+        """Keep ``content`` beside what other runs have written."""
+        self.read()
+        self._runs[self._run] = content
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            save_json(self._path, {"runs": self._runs})
 
 
 class SiteMemory:

@@ -18,7 +18,7 @@ from fairflare.core.objectives import Objective, local_objective
 from fairflare.core.schema import IN_USE
 from fairflare.core.seeds import derive, seed_everything
 from fairflare.core.slots import Slot, flat, nested
-from fairflare.core.types import TRIVIAL, Batch, LocalWork, Round, SiteData, SplitName, StateDict, Training
+from fairflare.core.types import TRIVIAL, Batch, Ledger, LocalWork, Round, SiteData, SplitName, StateDict, Training
 from fairflare.core.versions import all_versions
 from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.after.site import AfterAtSite
@@ -64,6 +64,7 @@ class Site:
         trees: its data -> answers of gradient boosting on its rows, for the benefit; None where there are none.
         trivial: its data -> split -> metrics of an answer that needs no network, to read the final model's beside.
         family: see ``LocalWork``.
+        ledger: see ``LocalWork``.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Site:
     trees: Callable[[SiteData], Callable[[Tensor], Tensor] | None] = lambda data: None
     trivial: Callable[[SiteData], Mapping[str, Mapping[str, float]]] = lambda data: {}
     family: str = "bernoulli"
+    ledger: Ledger | None = None
 
     def __post_init__(self) -> None:
         self._findings: list[Finding] = []
@@ -219,6 +221,8 @@ class Site:
 
     def _train(self, instruction: Instruction) -> Answer:
         work = self._work(instruction, self._kept(instruction))
+        if reason := self.trainer.halted(work):
+            raise EgressRefused(reason)
         self.network.load_state_dict(work.received)
         clock = _Clock()
         work.received_metrics = metrics = self._score("val")
@@ -428,6 +432,7 @@ class Site:
             groups=self.groups,
             min_count=self.min_count,
             family=self.family,
+            ledger=self.ledger,
         )
 
     def _measure(self, work: LocalWork, when: str) -> dict[str, float]:

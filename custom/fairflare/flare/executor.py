@@ -111,6 +111,7 @@ class FairExecutor(Executor):
             read = validation_from_shareable if foreign else partial(instruction_from_shareable, task_name)
             answer = self._watched(site, read(shareable), fl_ctx, abort_signal)
             if answer.error:
+                self.log_error(fl_ctx, f"task {task_name}: {answer.error}")
                 return make_reply(ReturnCode.EXECUTION_EXCEPTION, {ERROR_HEADER: answer.error})
             return answer_to_shareable(validation_answer(answer) if foreign else answer)
         except Aborted:
@@ -181,14 +182,14 @@ class FairExecutor(Executor):
             findings.unlink(missing_ok=True)
             name, tell = fl_ctx.get_identity_name(), lambda finding: _append(findings, str(finding))
             own = None if config.secure_sum == NONE else site_credentials(fl_ctx)
+            ledger = (memory.parent if is_named() else memory.parents[2]) / name
             if config.join:
-                ledger = (memory.parent if is_named() else memory.parents[2]) / name
                 phases: Any = importlib.import_module(JOIN).Phases(config, name, memory, local, tell, own, ledger)
                 self._claim.callback(phases.close)
                 self._site = phases
                 return phases
             parts = site_parts(config)
-            self._site = build_site(config, parts, name, memory=memory, local=local, tell=tell, credentials=own)
+            self._site = build_site(config, parts, name, memory, local, tell, own, ledger)
             if isinstance(parts.task, Script):
                 runner: type[ScriptRunner] = importlib.import_module(SCRIPT).ScriptRunner
                 self._script = runner(config, parts, self._site, local)

@@ -8,9 +8,12 @@ import os
 from pathlib import Path
 from typing import Annotated
 
+from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.settings import document
 from fairflare.core.validation import Entries, Range, expected
+from fairflare.engine.files import read_json
+from fairflare.engine.memory import SPENT_ENDING
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import event_of
 from fairflare.engine.setup.config import RunConfig
@@ -42,6 +45,9 @@ class Policy:
             "conformal", "solo" for the benefit of joining, and "join" for jobs that ask it fold by fold; None: all.
         thresholds: risks from which on jobs may count patients as flagged (the run key ``threshold``, else the task's),
             since two that lie close tell of the few between; None: all.
+        epsilon: the most that jobs together may spend of it, by their sum in the site's ``*.privacy.json``; then every
+            job's trainer must be private (dp-sgd). None: any, spent or not.
+        delta: the same, of delta.
         names: what jobs may name in the site's own ``local/custom``, as module.Name; None: everything defined there.
         classes: FLARE components that jobs may have beside this package's and FLARE's privacy filters.
     """
@@ -54,6 +60,8 @@ class Policy:
     secure_sum: bool = False
     after: Names | None = None
     thresholds: Annotated[list[Annotated[float, Range(0, 1)]], Entries(words=SHARES)] | None = None
+    epsilon: Annotated[float, Range(0, 1e6)] | None = None
+    delta: Annotated[float, Range(0, 1)] | None = None
     names: Names | None = None
     classes: Names = dataclasses.field(default_factory=list)
 
@@ -77,6 +85,15 @@ class Policy:
             raise UserError("join: expected none, for this site does not report its benefit of joining")
         if self.thresholds is not None:
             self._check_threshold(config)
+        private = registry.get_trainer(config.trainer).private
+        if private and config.settings.get("trainer.draws") == "seed":
+            raise UserError("trainer.draws: expected system, got seed")
+        for key, left in (("epsilon", self.epsilon), ("delta", self.delta)):
+            if left is not None and not private:
+                raise UserError(f"trainer: expected dp-sgd, got {config.trainer!r}")
+            if left is not None and not config.settings[f"trainer.{key}"] <= left:
+                words = f"at most {left:g}, which is left of this site's budget"
+                raise UserError(f"trainer.{key}: expected {words}, got {config.settings[f'trainer.{key}']:g}")
 
     def _check_threshold(self, config: RunConfig) -> None:
         task = tasks.load(config.task, config.preset, **config.options)
@@ -86,6 +103,17 @@ class Policy:
         if chosen not in (self.thresholds or ()):
             known = ", ".join(f"{value:g}" for value in self.thresholds or ()) or "none"
             raise UserError(f"threshold: expected one of {known}, got {chosen:g}")
+
+
+def after_spending(policy: Policy, state: Path) -> Policy:
+    """``policy`` with what is left of its budget after the runs that the site's ledgers in ``state`` name."""
+    runs = [run for path in state.glob(f"*{SPENT_ENDING}") for run in read_json(path)["runs"].values()]
+    left = {
+        key: max(0.0, whole - sum(run[key] for run in runs))
+        for key, whole in (("epsilon", policy.epsilon), ("delta", policy.delta))
+        if whole is not None
+    }
+    return dataclasses.replace(policy, **left)
 
 
 def read_policy(local: Path, name: str = "") -> Policy:

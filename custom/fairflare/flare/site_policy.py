@@ -26,8 +26,9 @@ from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.manifest import check_code
 from fairflare.core.user_code import check_name
 from fairflare.engine.setup.config import RunConfig
+from fairflare.flare.paths import STATE
 from fairflare.flare.paths import shown as shown_braces
-from fairflare.flare.policy_file import Policy, read_policy
+from fairflare.flare.policy_file import Policy, after_spending, read_policy
 from fairflare.networks import monai_networks
 from fairflare.networks.own import class_path
 
@@ -90,7 +91,7 @@ class SitePolicy(AppValidator):
         local = app.parents[1] / "local"
         if not local.is_dir():
             raise UserError("this site's folder local/ was not found")
-        policy = read_policy(local, self.policy)
+        policy = after_spending(read_policy(local, self.policy), local.parent / STATE)
         brings_code = (app / "custom").exists()
         if brings_code and not policy.allow_code:
             raise UserError("the job brings code (app/custom); this site takes jobs without code only")

@@ -39,12 +39,19 @@ LABELS_CAVEAT = (
     "Not every label is known at every site: a site's mean over labels is over its own, so that means of different "
     "labels stand beside each other. Compare sites label by label."
 )
-POOL = "pool"
+POOL, PRIVATE = "pool", "dp-sgd"
 """The selector whose site trains on the data of all."""
 POOLED_CAVEAT = (
     "One site trained on the training examples of all sites, and its number of examples is theirs: a reference for "
     "simulated and published data, which no federation could compute."
 )
+PRIVATE_CAVEAT = (
+    "Training was differentially private for every record of a site's training split, where neighbours differ by one "
+    "record. The epsilon that each site spent stands among the numbers of the sites (with secure sums it stays there), "
+    "for the delta among the settings. Not covered: numbers of examples, steps and times, how a table was scaled, the "
+    "choice of settings, what is said of validation and test splits, and a patient with several records as a whole."
+)
+SEEDED_CAVEAT = "Samples and noise of the private training came from the run's seed: this run protects nobody."
 Json = dict[str, Any]
 
 
@@ -204,7 +211,7 @@ def other_labels(summary: Json) -> bool:
 
 
 def _caveats(summary: Json) -> list[str]:
-    simulated, provenance = summary["task"]["simulated"], summary["provenance"]
+    simulated, provenance, method = summary["task"]["simulated"], summary["provenance"], summary["method"]
     strange = provenance["evaluated_model_sha256"] not in (None, provenance["model_sha256"])
     candidates = (
         (simulated not in (None, "", "nothing"), f"Simulated: {stop(str(simulated))}"),
@@ -217,7 +224,9 @@ def _caveats(summary: Json) -> list[str]:
         ((summary.get("chosen") or {}).get("headline") == "best", BEST_CAVEAT),
         (summary["personal"] is not None and "counted" not in summary, PERSONAL_CAVEAT),
         ("counted" in summary, OWN_CAVEAT),
-        (summary["method"].get("selector") == POOL, POOLED_CAVEAT),
+        (method.get("selector") == POOL, POOLED_CAVEAT),
+        (method.get("trainer") == PRIVATE, PRIVATE_CAVEAT),
+        (method.get("trainer") == PRIVATE and (method["settings"] or {}).get("trainer.draws") == "seed", SEEDED_CAVEAT),
         (True, WEIGHTS_CAVEAT),
     )
     return [sentence for holds, sentence in candidates if holds]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,10 @@ class SmallData:
             rows[-2:] = [torch.cat(rows[-2:])]
         yield from (self._rows("train", chosen) for chosen in rows)
 
+    def picked(self, batches: Sequence[Tensor], seed: int) -> Iterator[Batch]:
+        """The training examples of each batch of row numbers."""
+        return (self._rows("train", rows) for rows in batches)
+
     def fixed(self, split: SplitName, batch_size: int, at_most: int | None = None) -> Iterator[Batch]:
         """``split`` in its stored order."""
         n = SIZES[split]
@@ -82,9 +86,13 @@ class RowMeans(SmallData):
 
 
 def example_of(trainer: Trainer) -> tuple[nn.Module, SmallData]:
-    """The small network and its data, or, for a trainer that only suits a regression, a regression and its table."""
+    """The small network and its data, or, for one that suits others alone, a line and its data."""
     if trainer.model == "regression":
         return Regression(8), RowMeans()
+    if trainer.private:  # no BatchNorm
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), SmallData()
     return small_network(), SmallData()
 
 

@@ -69,6 +69,8 @@ class Trainer(ABC):
     sums_only: ClassVar[bool] = False
     """Whether updates hold sums over patients: a rule may weigh them by numbers of the site, and do nothing else."""
 
+    private: ClassVar[bool] = False
+    """Whether its updates keep to a privacy budget: then no part may send numbers beside them but its own."""
     few: ClassVar[str] = ""
     """Why ``fewest`` is more than any example, in words."""
 
@@ -249,6 +251,10 @@ class Trainer(ABC):
 
     def unsuited_to(self, training: Training) -> str:
         """Why this trainer cannot train as ``training`` says, in words that end a sentence; empty where it can."""
+        return ""
+
+    def halted(self, work: LocalWork) -> str:
+        """Called before a round at the site: why it takes no part, in words that leave the site; "" where it does."""
         return ""
 
     def backward(

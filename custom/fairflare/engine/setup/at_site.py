@@ -30,7 +30,7 @@ from fairflare.engine.benefit.measured import reports
 from fairflare.engine.choices import NO_CHOICE
 from fairflare.engine.clinical import NOTHING, View
 from fairflare.engine.clinical_site import ClinicalAtSite
-from fairflare.engine.memory import Asked, SiteMemory, asked_file
+from fairflare.engine.memory import SPENT_ENDING, Asked, SiteMemory, SpentFile, asked_file
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.run_config import RunConfig, site_of_client
 from fairflare.engine.setup.site_parts import Parts, shape, step_of
@@ -98,6 +98,7 @@ def build_site(
     local: Path | None = None,
     tell: Callable[[Finding], None] = lambda finding: None,
     credentials: Credentials | None = None,
+    ledger: Path | None = None,
 ) -> Site:
     """One site's side, whose data are read when they are first needed; raises DataError for a site the task lacks.
 
@@ -109,6 +110,7 @@ def build_site(
         local: the folder where the site's own configuration may lie, see ``site_config``.
         tell: called with what preflight finds at the site.
         credentials: what the site has been given for secure sums; nothing by default.
+        ledger: beside it lies what private trainers have spent, run by run; None: beside the memory, if there is one.
     """
     known, own = site_of_client(config, parts.task), find_site_config(local, name)
     if known and name not in known:
@@ -118,7 +120,9 @@ def build_site(
     min_count = stricter(own.min_count, config.min_count) if own else config.min_count
     if own and own.secure_sum and config.secure_sum == NONE:
         raise DataError("secure_sum", f"site {name}: takes part in jobs with secure_sum only")
-    kept = SiteMemory(memory)
+    if own and parts.trainer.private and config.settings.get("trainer.draws") == "seed":
+        raise DataError("privacy", f"site {name}: trainer.draws: expected system on a site's own data, got seed")
+    kept, home = SiteMemory(memory), ledger or (memory and memory.with_suffix(""))
     return Site(
         name=name,
         data=None,
@@ -147,6 +151,9 @@ def build_site(
         aggregation=site_part(config, parts, name, kept, credentials or Credentials()),
         receives=parts.received_tensors,
         family=parts.task.kind.family or Site.family,
+        ledger=SpentFile(home and home.with_name(home.name + SPENT_ENDING), f"{config.federation} {config.sha256()}")
+        if parts.trainer.private
+        else None,
     )
 
 

@@ -306,7 +306,7 @@ def can_ask(config: RunConfig) -> bool:
     """Whether a run can report the benefit of joining: not one that is itself what others are held against."""
     parts = method_parts(registry.get_method(config.method), config.settings, **config.parts)
     chosen = config.headline == "best" and not parts.trainer.is_shared
-    return not (parts.rule.alone or parts.selector.pools or chosen)
+    return not (parts.rule.alone or parts.selector.pools or chosen or parts.trainer.private)
 
 
 def words(config: RunConfig) -> str:

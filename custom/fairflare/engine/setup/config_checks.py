@@ -62,6 +62,8 @@ def checked_config(config: RunConfig) -> RunConfig:
         _check_solo(config, made.rule, made.selector, names)
     if config.trees:
         _check_trees(task)
+    if made.trainer.private:
+        _check_private(config, task)
     if isinstance(task, Script):
         _check_script(config, made.trainer)
     if config.evaluation:
@@ -95,6 +97,14 @@ def _check_script(config: RunConfig, trainer: Trainer) -> None:
     expected("after", config.after == NO_STEP, "none with a script, whose cases nobody reads", config.after)
     expected("stacked", not config.stacked, "false with a script", config.stacked)
     expected("solo", not config.solo, "false with a script, which nobody else can have train alone", config.solo)
+
+
+def _check_private(config: RunConfig, task: Task) -> None:
+    """Raise UserError for what would tell of training patients past the trainer's budget."""
+    what = f"with trainer {config.trainer}, whose budget does not cover"
+    expected("solo", not config.solo, f"false {what} a site's model of its own", config.solo)
+    expected("join", not config.join, f"none {what} folds", config.join)
+    expected("task", not isinstance(task, Script), f"no script {what} what a script does", config.task)
 
 
 def _check_evaluation(config: RunConfig) -> None:

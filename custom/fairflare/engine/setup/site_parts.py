@@ -153,6 +153,10 @@ def site_parts(config: RunConfig, begin: Begin | None = None) -> Parts:
         task, made.rule, made.trainer, chosen, network, model, grouping, made.selector, made.server_optimizer, origin
     )
     parts.personal  # noqa: B018  (whatever is wrong with it is said before anything starts)
+    sent = [*parts.sent_tensors, *(s.name for when in (False, True) for s in parts.scalars(anchored=when))]
+    beside = [name for name in sent if name not in {spec.name for spec in made.trainer.sends}]
+    if made.trainer.private and beside:
+        raise UserError(f"trainer {config.trainer}: {config.method} sends {beside[0]}, which no privacy budget covers")
     if isinstance(task, Script) and parts.has_personal:
         raise UserError(f"trainer {config.trainer}: keeps layers at the sites, which a script does not")
     if reason := made.trainer.unsuited(network):
