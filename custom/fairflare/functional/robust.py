@@ -186,31 +186,6 @@ def weighted_median(values: Mapping[str, float], weights: Mapping[str, float]) -
     return float(found[0])
 
 
-def capped(weights: Mapping[str, float], cap: float) -> dict[str, float]:
-    """The weights with none above ``cap``: the others keep their proportions and share what is left, until none is.
-
-    Args:
-        weights: >= 0, sum 1.
-        cap: > 0; at most 1 / K gives equal weights.
-
-    Raises:
-        ValueError: too few positive weights to reach 1 under the cap.
-    """
-    if cap * len(weights) <= 1:
-        return dict.fromkeys(weights, 1 / len(weights))
-    positive = sum(1 for w in weights.values() if w > 0)
-    if cap * positive < 1:
-        raise ValueError(f"cap must be at least 1 / {positive}, the number of positive weights, got {cap:g}")
-    full: set[str] = set()
-    while True:
-        rest = math.fsum(w for site, w in weights.items() if site not in full)
-        scale = (1 - cap * len(full)) / rest if rest > 0 else 0.0
-        over = {site for site, w in weights.items() if site not in full and w * scale > cap}
-        if not over:
-            return {site: cap if site in full else w * scale for site, w in weights.items()}
-        full |= over
-
-
 def radius_by_bits(radius: float, norms: Sequence[float]) -> float:
     """The radius moved towards the median norm, from one bit per site: whether its norm is within it.
 
