@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from fairflare.aggregators.bounds import ROBUST
+from fairflare.cli.options import ROBUST
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.config import make_config

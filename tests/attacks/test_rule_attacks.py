@@ -6,8 +6,8 @@ import dataclasses
 import pytest
 
 from cases import each
-from fairflare.aggregators.bounds import ROBUST
 from fairflare.aggregators.flexfair import FlexFair
+from fairflare.cli.options import ROBUST
 from fairflare.core.types import Info, Round
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess

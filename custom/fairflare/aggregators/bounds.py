@@ -19,9 +19,6 @@ AUTO: Literal["auto"] = "auto"
 LIARS = 0.25
 """The share of the sites against which "auto" holds."""
 
-ROBUST = {"clip_updates": 1.0, "cap_weights": AUTO, "mix_updates": "krum-neighbours"}
-"""The run's settings that ``--robust`` stands for."""
-
 
 def liars_among(sites: int, share: float = LIARS) -> int:
     """f: that share of the sites, rounded down; at least 1 where there are three, and always fewer than half."""

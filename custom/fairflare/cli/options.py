@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 DAY = 86400.0
 LONGEST_WAIT = 30 * DAY
 MOST_WORKERS = 1024
+ROBUST = {"clip_updates": 1.0, "cap_weights": "auto", "mix_updates": "krum-neighbours"}
+"""The run's settings that ``--robust`` stands for."""
 
 
 class AnyPath(click.Path):
@@ -196,8 +198,6 @@ def parts_option(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def with_parts(*, pairs: tuple[str, ...], robust: bool, **others: Any) -> None:
         if robust:
-            from fairflare.aggregators.bounds import ROBUST
-
             given = {pair.partition("=")[0].strip().removeprefix("run.") for pair in pairs}
             pairs = (*(f"{key}={value}" for key, value in ROBUST.items() if key not in given), *pairs)
         named = {kind: others.pop(kind) for kind in ("trainer", "rule", "selector", "server_optimizer", "after")}

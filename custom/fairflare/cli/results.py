@@ -16,7 +16,7 @@ from fairflare.report.deployed_model import QUANTITIES as PERSONAL
 from fairflare.report.deployed_model import remark
 from fairflare.report.free_riders import DETECTORS
 from fairflare.report.sanity_checks import sentences, verdict
-from fairflare.report.sentences import differences, group_words
+from fairflare.report.sentences import differences, group_metric_words
 from fairflare.report.values import label, plural, with_half_width
 from fairflare.studies.display import note, out
 
@@ -90,7 +90,7 @@ def comparison(found: dict[str, Any], folder: Path) -> None:
     )
     for sentence in (
         drawn_words(found),
-        group_words(found),
+        group_metric_words(found),
         remark(found["methods"]),
         *differences(found),
         *over_methods(found),

@@ -103,7 +103,7 @@ def render_compare(comparison: Json) -> str:
         figures=drawn(figures),
         tables=[shown(table) for table in comparison_tables(comparison)],
         metric=label(comparison["headline"], comparison),
-        remark=" ".join(filter(None, (words.group_words(comparison), remark(methods)))),
+        remark=" ".join(filter(None, (words.group_metric_words(comparison), remark(methods)))),
         columns={
             key: name
             for key, name in COLUMNS.items()

@@ -380,7 +380,7 @@ def _best(comparison: Json, methods: Sequence[Json], among: str) -> list[str]:
     return found
 
 
-def group_words(comparison: Json) -> str:
+def group_metric_words(comparison: Json) -> str:
     """In what groups of patients are compared, in one sentence; "" where that is the headline, or nothing is said."""
     metric = comparison.get("group_metric")
     told = any((method.get("worst_group") or {}).get("mean") is not None for method in comparison["methods"])
