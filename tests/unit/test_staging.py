@@ -20,6 +20,7 @@ from fairflare.engine.setup.config import make_config
 from fairflare.flare import staging
 from fairflare.flare.recipe import FairRecipe
 from fairflare.flare.staging import copy_package, modules_of_run, needed, own_files
+from fairflare.networks.own import MONAI
 from own_folder import write_images, write_tables
 
 SOURCE = Path(fairflare.__file__).parent
@@ -51,7 +52,7 @@ class Run:
     def __init__(self, method, task, after="none"):
         entry = registry.get_method(method)
         self.method, self.task, self.evaluation, self.fold, self.after = method, task, False, "", after
-        self.join = {}
+        self.join, self.options = {}, {}
         kinds = ("trainer", "selector", "server_optimizer")
         self.parts = {kind: getattr(entry, kind) for kind in kinds}
 
@@ -154,7 +155,7 @@ def test_imports_by_name_are_known():
     known = {"__init__.py", "engine/setup/tasks.py", "core/plugins.py", "core/registry.py", "core/user_code.py"}
     known |= {"networks/monai_networks.py", "core/metric.py", "flare/executor.py", "engine/setup/at_site.py"}
     known |= {"engine/setup/site_parts.py", "engine/setup/method_parts.py", "engine/setup/join/site.py"}
-    known |= {"flare/egress.py", "flare/staging.py"}
+    known |= {"flare/egress.py", "flare/staging.py", "networks/own.py"}
     assert not {name for name in found if name.split("/")[0] not in DESK - {"datasets"}} - known, sorted(found)
 
 
@@ -164,6 +165,13 @@ def test_a_job_carries_its_own_step_after_the_last_round_and_no_other():
         files = at_site("glm", "volume-segmentation", step)
         assert {path.name for path in files if path.parent == Path("engine/after")} & steps == own
         assert lines_of(files) <= MOST_LINES
+
+
+def test_code_for_networks_by_class_travels_with_a_class_alone():
+    run = Run("fedavg", "tabular")
+    assert MONAI not in modules_of_run(run)
+    run.options = {"model": '{"class_path": "monai.networks.nets.UNet"}'}
+    assert MONAI in modules_of_run(run)
 
 
 def test_code_of_volumes_travels_with_their_tasks_alone():

@@ -31,6 +31,7 @@ from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import FOLDS
 from fairflare.flare.egress import JOIN
 from fairflare.flare.executor import SCRIPT
+from fairflare.networks.own import MONAI, is_own
 from fairflare.tasks.own.script import Script
 
 PACKAGE = "fairflare"
@@ -123,6 +124,7 @@ def modules_of_run(config: RunConfig) -> list[str]:
     classes = [*registry.owners(entry, **config.parts).values(), tasks.known(config.task)]
     homes = [f"{PACKAGE}.{room}" for room in ROOMS] + [f"{PACKAGE}.{room}.base" for room, _ in registry.BASES.values()]
     wanted = {SCRIPT: config.task == Script.name, EXTERNAL: config.evaluation, FOLDS: bool(config.fold)}
+    wanted[MONAI] = is_own(str(config.options.get("model", "")))
     wanted |= {module: config.after == step for step, (module, _) in STEP_CLASSES.items()}
     named = [name for name, asked in wanted.items() if asked]
     return [metric.OWN, registry.home(entry.id), *homes, *(cls.__module__ for cls in classes), *named]

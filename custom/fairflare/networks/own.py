@@ -6,9 +6,11 @@ It is a class of the user's own files (``user_code``) or one of MONAI's on a clo
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,9 +20,10 @@ from fairflare.core.suggest import unlisted
 from fairflare.core.user_code import check_name, load_object
 from fairflare.core.validation import expected as expect
 from fairflare.networks import builtin as networks
-from fairflare.networks import monai_networks
 
 SHAPE = '{"class_path": "module.Name", "args": {...}}'
+MONAI = "fairflare.networks.monai_networks"
+"""By a name that no reader of imports follows: a job whose network is no class does without (``staging``)."""
 LONGEST = 10_000
 """Characters of a class's JSON."""
 
@@ -41,8 +44,8 @@ def check_model(model: str, names: Sequence[str]) -> None:
     """
     if is_own(model):
         dotted, args = _parsed(model)
-        if monai_networks.is_listed(dotted):
-            monai_networks.checked(dotted, args)
+        if _monai().is_listed(dotted):
+            _monai().checked(dotted, args)
         else:
             check_name(dotted, "model")
     else:
@@ -66,9 +69,9 @@ def build(
     if not is_own(model):
         return networks.build(model, inputs[0], outputs[0], **options, **({"cuts": cuts} if cuts else {}))
     dotted, args = _parsed(model)
-    kind = None if monai_networks.is_listed(dotted) else load_object(dotted, "model", _is_network, "a torch.nn.Module")
+    kind = None if _monai().is_listed(dotted) else load_object(dotted, "model", _is_network, "a torch.nn.Module")
     try:
-        network = kind(**args) if kind else monai_networks.build(dotted, args)
+        network = kind(**args) if kind else _monai().build(dotted, args)
         got = tuple(network.eval()(torch.zeros(2, *inputs)).shape)
     except UserError:
         raise
@@ -80,6 +83,10 @@ def build(
         return networks.Ordered(network, cuts).train()
     network.made_of = {"class_path": dotted, "args": args}
     return network.train()
+
+
+def _monai() -> Any:
+    return importlib.import_module(MONAI)
 
 
 def _is_network(found: object) -> bool:
