@@ -39,8 +39,6 @@ from fairflare.tasks.folds import LEAST_OF_EACH, everyone, untestable
 
 QUESTION, ENDING = "forecast.json", ".forecast.json"
 METHOD = "glm"
-PENALTY = 1.0
-"""Of the federation's regression on standardised features; its intercept has none."""
 DEALS = 5
 """Times that each hospital is halved: one half forecasts, the other says what came of it."""
 MEASURED = (
@@ -106,12 +104,7 @@ class Federation(NamedTuple):
 
     @classmethod
     def of(cls, hospitals: Sequence[Patients]) -> Federation:
-        from sklearn.linear_model import LogisticRegression
-
-        x, y = (np.concatenate(parts) for parts in zip(*hospitals, strict=True))
-        model = LogisticRegression(C=1 / PENALTY, tol=1e-8, max_iter=10_000).fit(x[:, 1:], y)
-        centre = np.append(model.intercept_, model.coef_[0])
-        total = slopes.derivatives(x, y, centre)[1] + PENALTY * np.diag(np.append(0.0, np.ones(x.shape[1] - 1)))
+        centre, total = slopes.together(hospitals)
         others = [slopes.Others.of_all(centre, total, len(hospitals), *one) for one in hospitals]
         fits = [slopes.fitted(*one, them) for one, them in zip(hospitals, others, strict=True)]
         return cls(centre, total, slopes.pull_weights(np.stack([fit.evidence for fit in fits])), others)
