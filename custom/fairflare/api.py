@@ -851,7 +851,8 @@ def join(methods: str | Sequence[str], task: pandas.DataFrame | Paths | None = N
 
 def _for_all(data: Any, options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
     """Keywords of ``Federation`` for several of them, and the private folder of their data, if one was made."""
-    reading = {key: options.pop(key) for key in (*WORDS, *LISTS) if key in options}
+    table = hasattr(data, "columns") or (isinstance(data, (str, os.PathLike)) and Path(data).is_file())
+    reading = {key: options.pop(key) for key in (*WORDS, *LISTS) if table and key in options}
     folder = options.pop("data_folder", None)
     more, private = ({}, None) if data is None else _located(data, reading, folder, options)
     return {**options, **more}, private

@@ -36,7 +36,7 @@ OPTIONS = {
     "scaffold": [{}, {"estimate": "gradient"}],
     "fedproto": [{}, {"share": "both"}],
 }
-STEPPING = [name for name, cls in registry.trainers().items() if cls.model != "regression"]
+STEPPING = [name for name, cls in registry.trainers().items() if cls.model != "regression" and not cls.private]
 CASES = [(name, options) for name in STEPPING for options in OPTIONS.get(name, [{}])]
 READING = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "_unique2", "masked_select"}
 N, GROUPS = 22, ("a", "b", "c")

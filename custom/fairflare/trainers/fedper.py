@@ -19,7 +19,7 @@ from fairflare.core.validation import Names, Range
 from fairflare.trainers.base import keep_optimizer_beside, local_batches, optimizer_beside
 from fairflare.trainers.sgd import PlainTrainer
 
-Parameters = Iterable[torch.nn.Parameter]
+Parameters = Iterable["torch.nn.Parameter"]  # quoted: a listing of methods imports no PyTorch
 
 
 @trainer("fedper")
