@@ -410,20 +410,15 @@ def outside(name: str, deals: int, seed: int) -> list[Row]:
     The federation is the exact regression of all other hospitals.
     """
     found = real_hospitals(name)
-    x, y = np.vstack([x for _, x, _ in found]), np.concatenate([y for *_, y in found])
-    shared = newton(x, y, np.ones((1, len(y))), np.full(1, SHARED_PENALTY), np.zeros((1, x.shape[1])))[0]
-    total = slopes.derivatives(x, y, shared)[1] + SHARED_PENALTY * np.diag(ridge_of(x))
-    others = [slopes.Others.of_all(shared, total, len(found), x, y) for _, x, y in found]
-    fits = [slopes.fitted(x, y, them) for (_, x, y), them in zip(found, others, strict=True)]
-    weights = slopes.pull_weights(np.stack([fit.evidence for fit in fits]))
+    known = slopes.Together.of([(x, y) for _, x, y in found])
     rows = []
-    for (site, x, y), them in zip(found, others, strict=True):
+    for (site, x, y), them in zip(found, known.others, strict=True):
         rng = np.random.default_rng([seed, len(y), int(y.sum())])
         for deal in range(deals if len(y) >= 50 else 0):
             half = rng.permutation(len(y)) < len(y) // 2
             if not 5 <= y[half].sum() <= half.sum() - 5:
                 continue
-            told = outside_deal(rng, (x[half], y[half]), (x[~half], y[~half]), them, weights)
+            told = outside_deal(rng, (x[half], y[half]), (x[~half], y[~half]), them, known.weights)
             rows += [row_ | {"regime": "real", "number": site, "deal": deal} for row_ in told]
     return rows
 

@@ -14,9 +14,11 @@ import sysconfig
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fairflare.cli.main import main
+from fairflare.core.processes import RUN_FOLDER
 from fairflare.engine.in_process import InProcess
 from fairflare.flare.deploy import Server, find_kit
 from fairflare.report.write import verify_run
@@ -225,3 +227,15 @@ def _call(command, environment, check):
     )
     assert not check or done.returncode == 0, f"{command[:4]}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
     return done
+
+
+def simulated_processes(folder):
+    """The processes of the simulated run or join in ``folder``, without its command."""
+
+    def belongs(process):
+        try:
+            return process.environ().get(RUN_FOLDER) == str(folder) and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+    return [process for process in psutil.process_iter() if belongs(process)]

@@ -7,11 +7,9 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
-import psutil
 import pytest
-from federation_processes import until
+from federation_processes import simulated_processes, until
 
-from fairflare.core.processes import RUN_FOLDER
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.join.local import run_join
 from fairflare.functional.decision import Design
@@ -55,18 +53,6 @@ join_by_job(RunConfig.from_json(json.loads(Path(sys.argv[1]).read_text())), Path
 """
 
 
-def processes(folder):
-    """Those of the simulator that works for the join in ``folder``."""
-
-    def belongs(process):
-        try:
-            return process.environ().get(RUN_FOLDER) == str(folder) and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return False
-
-    return [process for process in psutil.process_iter() if belongs(process)]
-
-
 @contextmanager
 def in_second_fold(config, folder):
     """A join's command, once its second fold has begun."""
@@ -79,7 +65,7 @@ def in_second_fold(config, folder):
         yield child
     finally:
         child.kill()
-        for process in processes(folder):
+        for process in simulated_processes(folder):
             process.kill()
         child.communicate()
 
@@ -89,7 +75,7 @@ def test_a_site_that_is_killed_is_named_and_the_others_are_answered_as_without_i
     """The server waits ``task_timeout`` for it twice."""
     config, folder = job(tmp_path, (*SITES, "north"), folds=3), tmp_path / "join"
     with in_second_fold(config, folder) as child:
-        (site,) = (one for one in processes(folder) if " --client north " in " ".join(one.cmdline()))
+        (site,) = (one for one in simulated_processes(folder) if " --client north " in " ".join(one.cmdline()))
         site.kill()
         assert child.wait(timeout=240) == 0, child.communicate()[1]
     found = json.loads((folder / "join.json").read_text())
@@ -106,7 +92,7 @@ def test_a_command_that_is_killed_goes_on_in_the_middle_of_a_fold(tmp_path):
     """With the server, which is one of its processes, and all sites."""
     config, folder = job(tmp_path, SITES, folds=3), tmp_path / "join"
     with in_second_fold(config, folder) as child:
-        for process in [child, *processes(folder)]:
+        for process in [child, *simulated_processes(folder)]:
             process.kill()
         child.wait()
     assert not (folder / "join.json").exists()

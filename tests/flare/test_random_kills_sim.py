@@ -13,10 +13,10 @@ import time
 
 import psutil
 import pytest
+from federation_processes import simulated_processes
 
 from cases import each
 from fairflare.cli.main import main
-from fairflare.core.processes import RUN_FOLDER
 from fairflare.report.write import verify_run
 
 pytestmark = pytest.mark.flare
@@ -27,18 +27,6 @@ SMALL = ["--task", "support2:dirichlet", "--sites", "2", "--rounds", str(ROUNDS)
 RUNS = [(method, seed) for method in ("fedce", "fedheal", "fedism-plus", "fedlwr", "fedufo") for seed in range(2)]
 LIMIT = 150
 """Seconds for one command."""
-
-
-def family(folder):
-    """The processes of a simulated run, without its command."""
-
-    def belongs(process):
-        try:
-            return process.environ().get(RUN_FOLDER) == str(folder) and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return False
-
-    return [process for process in psutil.process_iter() if belongs(process)]
 
 
 def start(words):
@@ -58,7 +46,7 @@ def kill_someone(child, folder, chance):
         assert time.monotonic() < until, "stuck"
         time.sleep(0.02)
     time.sleep(pause if wanted >= 0 else 8 * pause)
-    victims = sorted(family(folder), key=lambda process: process.pid)
+    victims = sorted(simulated_processes(folder), key=lambda process: process.pid)
     victim = chance.choice([psutil.Process(child.pid), *victims]) if child.poll() is None else None
     if victim is not None:
         victim.kill()
@@ -91,11 +79,11 @@ def test_killed_at_random_a_simulated_run_ends_in_the_same_bits(method, seed, tm
             if kills == KILLS or child.returncode == 0:
                 break
     finally:
-        for process in family(folder):
+        for process in simulated_processes(folder):
             process.kill()
     code = finish(["resume", folder] if (folder / "config.json").is_file() else run)
     assert code == 0 or "the run is complete" in capsys.readouterr().err, said
     entries = verify_run(folder)
     assert entries[-1]["model_sha256"] == wanted and entries[-1]["status"] == "completed", said
-    assert not family(folder) and not [name for name in os.listdir(folder) if name.startswith(".")]
+    assert not simulated_processes(folder) and not [name for name in os.listdir(folder) if name.startswith(".")]
     assert kills == KILLS, said

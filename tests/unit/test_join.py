@@ -150,7 +150,7 @@ def test_a_hospitals_regression_tells_more_than_its_outcomes():
 def test_what_the_regression_says_is_that_of_slopes():
     tested = regressed_hospitals(6)
     found = answers(tested, ["fedavg"], DESIGN, 0.002)["sites"]
-    regressions = slopes.regressions([(t.deployed.x, t.labels) for t in tested.values()])
+    regressions = slopes.Together.of([(t.deployed.x, t.labels) for t in tested.values()]).each
     parts, known, sums = [], [], np.zeros(2)
     for t, of in zip(tested.values(), regressions):
         parts.append(combination.part_right(t.labels, t.risks[0], t.risks[1], DESIGN))

@@ -170,12 +170,30 @@ class Slopes(NamedTuple):
         return (risks - own) @ move / len(x), np.sqrt(np.einsum("mi,mij,mj->m", slopes, self.cov, slopes))
 
 
-def regressions(hospitals: Sequence[tuple[Array, Array]]) -> list[Slopes]:
-    """Each hospital's, from (x, y) of at least two hospitals, see ``fitted``."""
-    centre, total = together(hospitals)
-    fits = [fitted(x, y, Others.of_all(centre, total, len(hospitals), x, y)) for x, y in hospitals]
-    weights = pull_weights(np.stack([fit.evidence for fit in fits]))
-    return [Slopes.of(fit, weights) for fit in fits]
+class Together(NamedTuple):
+    """What hospitals say together.
+
+    Attributes:
+        centre, total: see ``together``.
+        weights: of the pulls, see ``pull_weights``.
+        others: what the others say of each hospital.
+        each: each hospital's regression.
+    """
+
+    centre: Array
+    total: Array
+    weights: Array
+    others: list[Others]
+    each: list[Slopes]
+
+    @classmethod
+    def of(cls, hospitals: Sequence[tuple[Array, Array]]) -> Together:
+        """From (x, y) of at least two hospitals, see ``fitted``."""
+        centre, total = together(hospitals)
+        others = [Others.of_all(centre, total, len(hospitals), x, y) for x, y in hospitals]
+        fits = [fitted(x, y, them) for (x, y), them in zip(hospitals, others, strict=True)]
+        weights = pull_weights(np.stack([fit.evidence for fit in fits]))
+        return cls(centre, total, weights, others, [Slopes.of(fit, weights) for fit in fits])
 
 
 class Regressed(NamedTuple):

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar, Literal
 
 from fairflare.core.types import Cost, LocalWork, Need, Number, Offer, Outline, TensorSpec
@@ -48,3 +50,14 @@ class Probe(ABC):
     def missing(self, offer: Offer) -> str:
         """What the task lacks for this probe, in words that end a sentence; empty when nothing is missing."""
         return ""
+
+
+@contextmanager
+def showing(work: LocalWork) -> Iterator[None]:
+    """Within: the network holds the model of this exchange; after it the site's trained one again."""
+    trained = {key: value.detach().clone() for key, value in work.network.state_dict().items()}
+    work.network.load_state_dict(work.received)
+    try:
+        yield
+    finally:
+        work.network.load_state_dict(trained)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from fairflare.core.registry import probe
 from fairflare.core.types import LARGEST_LOSS, Cost, LocalWork, Number
+from fairflare.probes.base import showing
 from fairflare.probes.loss import Loss, mean_loss
 
 
@@ -31,9 +32,5 @@ class ClusterLoss(Loss):
         return "anchored"
 
     def measure(self, work: LocalWork) -> dict[str, float]:
-        trained = {key: value.detach().clone() for key, value in work.network.state_dict().items()}
-        work.network.load_state_dict(work.received)
-        try:
+        with showing(work):
             return {"cluster_loss": mean_loss(work, self.loss_split, self.probe_batch)}
-        finally:
-            work.network.load_state_dict(trained)

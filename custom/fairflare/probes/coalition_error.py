@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from fairflare.core.registry import probe
 from fairflare.core.types import Cost, LocalWork, Need, Number, Offer
-from fairflare.probes.base import Probe
+from fairflare.probes.base import Probe, showing
 from fairflare.probes.leave_one_out import FEWEST, error_of, missing_metric
 
 
@@ -38,12 +38,8 @@ class CoalitionError(Probe):
 
     def measure(self, work: LocalWork) -> dict[str, float]:
         """1 - score of the received model; the network holds the site's trained one before and after."""
-        trained = {key: value.detach().clone() for key, value in work.network.state_dict().items()}
-        work.network.load_state_dict(work.received)
-        try:
+        with showing(work):
             return error_of(work.evaluate("val"), self.score_metric, work.headline, "coalition_error")
-        finally:
-            work.network.load_state_dict(trained)
 
     @property
     def needs(self) -> tuple[Need, ...]:

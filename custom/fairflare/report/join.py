@@ -97,7 +97,7 @@ def _regressions(sites: Mapping[str, OutOfFold]) -> dict[str, Slopes]:
     many = sum(len(y) for _, y in some.values())
     if len(some) < LEAST_SITES or many < LEAST_PATIENTS_EACH * next(iter(some.values()))[0].shape[1]:
         return {}
-    return dict(zip(some, slopes.regressions(list(some.values())), strict=True))
+    return dict(zip(some, slopes.Together.of(list(some.values())).each, strict=True))
 
 
 def _by_regression(

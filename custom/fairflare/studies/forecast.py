@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,22 +94,6 @@ class Calibration(NamedTuple):
         return mean, mean - half, mean + half, float(of.cdf(-mean / sd))
 
 
-class Federation(NamedTuple):
-    """What hospitals say together: their regression, how often each pull occurs, and each one's others."""
-
-    centre: Array
-    total: Array
-    weights: Array
-    others: list[slopes.Others]
-
-    @classmethod
-    def of(cls, hospitals: Sequence[Patients]) -> Federation:
-        centre, total = slopes.together(hospitals)
-        others = [slopes.Others.of_all(centre, total, len(hospitals), *one) for one in hospitals]
-        fits = [slopes.fitted(*one, them) for one, them in zip(hospitals, others, strict=True)]
-        return cls(centre, total, slopes.pull_weights(np.stack([fit.evidence for fit in fits])), others)
-
-
 def forecasts(known: Patients, others: slopes.Others, weights: Array, rest: Patients | None = None) -> Json:
     """Candidate -> benefit, low and high before calibration; with ``rest`` also the benefit realised there.
 
@@ -133,7 +117,9 @@ def forecasts(known: Patients, others: slopes.Others, weights: Array, rest: Pati
     return found
 
 
-def calibrated(hospitals: Mapping[str, Patients], federation: Federation, deals: int = DEALS) -> dict[str, Calibration]:
+def calibrated(
+    hospitals: Mapping[str, Patients], federation: slopes.Together, deals: int = DEALS
+) -> dict[str, Calibration]:
     """Candidate -> its calibration, each hospital taken for one outside; {} where too few have patients enough."""
     rows: dict[str, list[Array]] = {METHOD: [], METHOD + INTERCEPT: []}
     for (name, (x, y)), them in zip(hospitals.items(), federation.others, strict=True):
@@ -180,7 +166,7 @@ def ask(folder: Path) -> Json:
         raise UserError(
             f"{folder}: expected at least {LEAST_SITES} hospitals with patients enough, got {len(hospitals)}"
         )
-    federation = Federation.of(list(hospitals.values()))
+    federation = slopes.Together.of(list(hospitals.values()))
     made = calibrated(hospitals, federation)
     question = {
         "run": {**described, "fold": "", "options": without_folders(described["options"])},

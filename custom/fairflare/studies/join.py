@@ -23,6 +23,7 @@ from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.functional.decision import Array, Design
 from fairflare.functional.reasons import Models, explained
+from fairflare.inference.mix import event_index
 from fairflare.report.join import OWN, Deployed, OutOfFold, answers, page
 from fairflare.studies import display
 from fairflare.studies.candidates import INTERCEPT, logits_of, model_for, moved, on_fold
@@ -141,14 +142,12 @@ def measure_join(
         folds in which it was the better one).
 
     Raises:
-        UserError: the task is not of two classes in a table, a method's models cannot be asked one by one, or the
-            folder holds something else.
+        UserError: the task has no class to ask for, or examples in files, a method's models cannot be asked one by one,
+            or the folder holds something else.
     """
     runs = question.runs()
     first = build_parts(next(iter(runs.values())), at_site=True)
-    _check(first, question, runs)
-    table = _is_table(first)
-    deployed = question.deployed() if table else {}
+    deployed = question.deployed() if _checked(first, question, runs) else {}
     sites, candidates = list(first.task.sites()), f"{len(question.methods)} candidate methods"
     display.note(
         f"{len(runs)} federated trainings ({candidates}, {_in_words(question.design)}), {len(deployed)} on "
@@ -184,7 +183,8 @@ def _in_words(design: Design) -> str:
     return f"one fold of {design.folds}" if one else f"{design.folds} folds, {design.repeats} repetitions"
 
 
-def _check(parts: Parts, question: Question, runs: Mapping[str, RunConfig]) -> None:
+def _checked(parts: Parts, question: Question, runs: Mapping[str, RunConfig]) -> bool:
+    """Whether the task is a table; raises UserError for what cannot be asked."""
     task = parts.task
     if not task.kind.has_classes or (len(task.classes) != 2 and not question.event):
         raise UserError(
@@ -192,15 +192,12 @@ def _check(parts: Parts, question: Question, runs: Mapping[str, RunConfig]) -> N
         )
     if question.event and question.event not in task.classes:
         raise UserError(f"--event: expected one of {', '.join(task.classes)}, got {shown(question.event)}")
-    everyone(task.site_data(next(iter(task.sites()))))  # raises where examples are files
+    one = everyone(task.site_data(next(iter(task.sites()))))  # raises where examples are files
     for label in question.methods:
         made = build_parts(runs[question.name(label, 0, 0)], at_site=True)
         if made.rule.alone or not made.trainer.shares_model:
             raise UserError(f"join: {label}: expected a method with a shared model, or one for each site from all")
-
-
-def _is_table(parts: Parts) -> bool:
-    return len(everyone(parts.task.site_data(next(iter(parts.task.sites())))).inputs.shape) == 2
+    return len(one.inputs.shape) == 2
 
 
 def _tested(
@@ -296,8 +293,7 @@ def _attributes(config: RunConfig, clients: Iterable[str]) -> dict[str, Mapping[
 
 
 def _event(parts: Parts, question: Question) -> int:
-    interest = question.event or parts.task.class_of_interest
-    return list(parts.task.classes).index(interest) if interest else 1
+    return list(parts.task.classes).index(question.event) if question.event else event_index(parts)
 
 
 def _own(parts: Parts, config: RunConfig, data: TensorData, event: int) -> tuple[Array, str]:
@@ -324,7 +320,8 @@ def _risks(
 ) -> dict[str, Array]:
     """Candidate -> its risks of the site's patients in the split ``of``."""
     model = model_for(parts, folder, client)
-    (fit, labels), (new, _) = (logits_of(parts, config, model, data, split, event) for split in ("train", of))
+    fit, labels = logits_of(parts, config, model, data, "train", event)
+    new = fit if of == "train" else logits_of(parts, config, model, data, of, event)[0]
     return {name: _sigmoid(new + by) for name, by in moved(parts, config, label, fit, labels).items()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -52,7 +53,7 @@ def own_network(parts: Parts, config: RunConfig, data: TensorData) -> StateDict:
             loss = _loss(parts, config, inner, model)
             if loss < best:
                 best, rate, epochs = loss, tried, epoch
-    return [model for model, _ in zip(_epochs(parts, config, data, rate), range(epochs + 1))][-1]
+    return next(itertools.islice(_epochs(parts, config, data, rate), epochs, None))
 
 
 def _epochs(parts: Parts, config: RunConfig, data: TensorData, rate: float) -> Iterator[StateDict]:
