@@ -159,7 +159,7 @@ def _neighbours(name, order):
 
 
 def test_two_whole_sums_tell_their_difference_with_the_graph_as_with_all_pairs(sites):
-    """A server that lies about silence: what docs/security.md says of it holds whatever the graph, no more, no less."""
+    """A server that lies about silence: what docs/secure-sums.md says holds whatever the graph, no more, no less."""
     for graph in (GRAPH, MaskGraph(len(NAMES))):
         members = {name: PairwiseKeys(name, CONTEXT, graph=graph) for name in NAMES}
         rest = [name for name in NAMES if name != VICTIM]

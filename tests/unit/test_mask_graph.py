@@ -41,7 +41,7 @@ def test_few_sites_share_masks_with_all_others(sites):
 
 @each("sites, degree", [(31, 12), (50, 18), (100, 34), (200, 52), (466, 64), (1000, 72)])
 def test_many_sites_have_few_neighbours(sites, degree):
-    """The figures of docs/security.md; with one neighbour pair less the bound would not hold."""
+    """The figures of docs/secure-sums.md; with one neighbour pair less the bound would not hold."""
     graph = graph_of("auto", sites)
     assert graph.degree(sites) == degree and graph_of("all", sites).degree(sites) == sites - 1
     assert cut_off(sites, degree, sites // 3) <= -BITS < cut_off(sites, degree - 2, sites // 3)

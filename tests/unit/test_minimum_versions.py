@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""setup.cfg takes no version below the first safe one of docs/security.md."""
+"""setup.cfg takes no version below the first safe one of SECURITY.md."""
 
 import configparser
 import re
@@ -15,8 +15,8 @@ ADVISORY = re.compile(r"CVE-20\d\d-\d+")
 
 
 def table():
-    """Package -> (first safe version, the advisories' cell) of docs/security.md."""
-    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    """Package -> (first safe version, the advisories' cell) of SECURITY.md."""
+    page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     text = page.partition("<!-- minimum versions: begin -->\n")[2].partition("<!-- minimum versions: end -->")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
     return {package.strip("`"): (Version(version), advisories) for package, version, advisories, _ in rows}

@@ -52,7 +52,7 @@ def test_tiny_updates_do_not_have_the_others_refused(tiny, honest):
 
 @pytest.mark.parametrize("times", [0.02, 0.2, 5.0, 50.0])
 def test_honest_sites_differ(times):
-    """Far beyond what the seven methods were seen to do, see docs/security.md."""
+    """Far beyond what the seven methods were seen to do, see docs/gate.md."""
     small = {"site-1": dict.fromkeys(norms.norms_of(update(), TRAINABLE), [0.2] * 5)}
     assert refused(update(0.1 * times), update(), history=small) == {}
     assert refused(update(0.1 * times), update(), update(0.13)) == {}

@@ -2,7 +2,7 @@
 """What may travel between server and sites: every field of an instruction and of an answer, described once.
 
 The update gate, a site's egress check, FLARE's messages in both directions, the filter on FLARE's results, secure sums,
-the audit log and the table in docs/security.md iterate over the fields of ``Instruction`` and ``Answer`` and do what
+the audit log and the table in docs/what-leaves.md iterate over the fields of ``Instruction`` and ``Answer`` and do what
 their specifications say. A new field of a known kind is one line here, and the code that fills it.
 """
 
@@ -64,7 +64,7 @@ class Spec:
         hidden: names within the field that secure sums hide.
         audit: whether the accepted value stands in the audit log.
         carried: see ``Carried``.
-        meaning: for people: the table in docs/security.md and the report show it.
+        meaning: for people: the table in docs/what-leaves.md and the report show it.
     """
 
     kind: Kind | Mapping[str, Kind]

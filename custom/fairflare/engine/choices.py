@@ -7,4 +7,4 @@ NO_CHOICE = "none"
 BY = (NO_CHOICE, "mean", "worst", "trade-off")
 """What the choice of a run's best model goes by, see ``engine.best``."""
 RATIO = 100.0
-"""Default of the run key ``max_norm_ratio``. Honest sites stayed below 7 times the others, see docs/security.md."""
+"""Default of the run key ``max_norm_ratio``. Honest sites stayed below 7 times the others, see docs/gate.md."""
