@@ -7,7 +7,7 @@ DEMO_OUT ?= runs/demo
 # A third process computes while another waits for FLARE's.
 WORKERS ?= 3
 
-.PHONY: help demo demo-imaging test test-fast test-long mutations coverage lint bench jobs clean
+.PHONY: help demo demo-imaging test test-fast test-long mutations coverage lint docs bench jobs clean
 
 help:
 	@echo "make demo       four real heart hospitals: FedAvg and exact regression with real FLARE processes, then: should each join?"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-fast  unit, golden and law tests, the slow ones left out"
 	@echo "make coverage   the lines that unit, golden, law and attack tests run"
 	@echo "make lint       ruff (rules, format) and mypy"
+	@echo "make docs       the documentation as a site in build/site; a warning is an error"
 	@echo "make bench      the benchmarks, printed as ratios"
 	@echo "make jobs       regenerate app_configs/ from jobs/"
 
@@ -58,6 +59,9 @@ lint: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+docs: $(STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(STAMP)
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
@@ -65,4 +69,4 @@ jobs: $(STAMP)
 	@$(BIN)/python jobs/export_configs.py
 
 clean:
-	rm -rf build .pytest_cache .ruff_cache .coverage .coverage.* .mypy_cache
+	rm -rf build .cache .pytest_cache .ruff_cache .coverage .coverage.* .mypy_cache

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation site builds without a warning, which a dead link or anchor is, and its references are whole."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fairflare
+from fairflare.cli.main import COMMANDS
+from fairflare.core import registry
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_its_references_are_whole(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
+    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=quiet)
+    assert done.returncode == 0, done.stderr[-3000:]
+    page = {name: (tmp_path / f"reference/{name}.html").read_text() for name in ("python", "cli", "methods")}
+    homes = {name: f"{fairflare._HOMES[name] or 'fairflare'}.{name}" for name in fairflare.__all__ if name[0] != "_"}
+    assert [name for name, home in homes.items() if f'id="{home}"' not in page["python"]] == []
+    assert [name for name in COMMANDS if f'id="fairflare-{name}"' not in page["cli"]] == []
+    assert [id for id in registry.methods() if f"methods/{id}.html" not in page["methods"]] == []
+    listed = re.findall(r"\]\((\S+\.html)\)", (tmp_path / "llms.txt").read_text())
+    assert len(listed) > 30 and [link for link in listed if not (tmp_path / link).exists()] == []
