@@ -154,6 +154,29 @@ def method_points(figure: Figure, comparison: Json) -> str | None:
     return f"{capital(metric)}, worst site: {text(min(worst))} to {text(max(worst))}"
 
 
+@inline("forest")
+def forest(figure: Figure, comparison: Json) -> str | None:
+    """Each method's paired difference from the first, of the mean and of the worst site, with its verdict."""
+    told = {"better": GAINS, "worse": LOSES}
+    rows = [
+        (
+            f"{short(method['label'], 20)}, {of}",
+            {**found, "benefit": found["mean"], "verdict": told.get(found["verdict"], UNCLEAR)},
+        )
+        for method in comparison["methods"][1:]
+        for key, of in (("mean", "mean"), ("worst", "worst site"))
+        if (found := method["versus_first"][key])["low"] is not None
+    ]
+    if not rows:
+        return None
+    seeds, first = plural(len(comparison["seeds"]), "seed"), short(comparison["reference"])
+    side = "right" if comparison["higher_is_better"] else "left"
+    words = {GAINS: "better", LOSES: "worse", UNCLEAR: "cannot be told"}
+    note = f" minus {first}'s, {side} of 0 is better\n(95 % interval over {seeds};\nbetter and worse by Holm's p)"
+    draw_benefits(figure, rows, label(comparison["headline"], comparison), words, note)
+    return f"Differences from {first}"
+
+
 @inline("tradeoff")
 def tradeoff(figure: Figure, comparison: Json) -> str | None:
     """Mean over sites against the worst group, or the worst site where there are no groups; a point per method."""
@@ -253,12 +276,17 @@ def draw_benefit(figure: Figure, one: Json) -> str | None:
 
 
 def draw_benefits(
-    figure: Figure, rows: Sequence[tuple[str, Json]], what: str, words: Mapping[str, str] | None = None
+    figure: Figure,
+    rows: Sequence[tuple[str, Json]],
+    what: str,
+    words: Mapping[str, str] | None = None,
+    note: str = ", above 0 joining is better\n(95 % interval over patients)",
 ) -> None:
     """A point and its interval around zero for each of ``rows``, (name, row of a benefit), from the top.
 
     Args:
         words: verdict -> what the legend says; the verdicts themselves by default.
+        note: follows ``what`` below the axis.
     """
     figure.set_figheight(1.7 + 0.26 * len(rows))
     axes = figure.subplots()
@@ -275,7 +303,8 @@ def draw_benefits(
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
-    legend(figure, axes, f"{what}, above 0 joining is better\n(95 % interval over patients)", columns=3)
+    axes.locator_params(axis="x", nbins=5)
+    legend(figure, axes, what + note, columns=3)
 
 
 MOST_SITES = 24

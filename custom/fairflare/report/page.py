@@ -89,10 +89,15 @@ def render_edition(found: Json) -> str:
 
 
 def render_compare(comparison: Json) -> str:
-    from fairflare.report.figures import front_figure, method_points, tradeoff
+    from fairflare.report.figures import forest, front_figure, method_points, tradeoff
 
     front = comparison.get("pareto")
-    figures = method_points(comparison), front_figure(comparison, front) if front else "", tradeoff(comparison)
+    figures = (
+        method_points(comparison),
+        forest(comparison),
+        front_figure(comparison, front) if front else "",
+        tradeoff(comparison),
+    )
     methods = comparison["methods"]
     return rendered(
         "compare",
