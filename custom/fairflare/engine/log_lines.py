@@ -13,7 +13,7 @@ FORMAT = 3
 READABLE = (2, FORMAT)
 """Format 1 had none written down, and bound neither rule state nor reports."""
 REPORT, COUNTERSIGNED, COMPLETED = "report", "countersigned", "completed"
-"""The events of lines that record a report, and that sites have signed the log; the status of a run that came to its end."""
+"""Events of lines that record a report, and sites' signatures of the log; the status of a run that came to its end."""
 
 NUMBER = (int, float)
 NUMBERS = {str: NUMBER}

@@ -64,7 +64,7 @@ class Heads:
         numbers = numbers_hash(told)
         proof = self._identity.sign(answer_bytes(self._site, *self._asked, update, numbers))
         task, round, head = self._asked
-        said = {"task": task, "round": round, "head": head, "update": update, "numbers": numbers}
+        said = {"site": self._site, "task": task, "round": round, "head": head, "update": update, "numbers": numbers}
         self._append({"signed": {**said, **proof}, "told": told})
         return {"numbers": numbers, **proof}
 
