@@ -7,14 +7,17 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from fairflare.core.errors import DataError
+from fairflare.core.types import Round
 from fairflare.engine.audit import GENESIS, entry_hash, verify
+from fairflare.engine.countersigned import UNSIGNED
 from fairflare.engine.files import read_tensors
-from fairflare.engine.messages import Answer
+from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup.assembly import build_federation
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import LocalSites
@@ -187,6 +190,7 @@ CUT = {
 FORGERS = {"nobody's key": (), "server": (HUB,), "site": ("site-1",), "server and site": (HUB, "site-1")}
 
 
+@pytest.mark.slow
 def test_a_site_finds_a_hundred_tamperings(signed, kits, tmp_path):
     """Whoever forges the log afterwards, with the keys that it has: a site with its own file finds it, and so does
     whoever has the log and the root alone, but for a log that was cut."""
@@ -214,13 +218,11 @@ def test_a_log_of_another_job_or_signed_by_no_server_is_found(signed, other, kit
     log[2]["head"] = log_of(other)[2]["head"] | {"certificate": log[2]["head"]["certificate"]}
     path = write_log(tmp_path / "audit.jsonl", forged(log, {}))
     assert "of another log" in log_verifier.check(path, signed.root).problem, "a replayed head"
-    site, entries = Certificate(kits["site-1"], OF_CLIENT), log_of(signed)
-    made = forged(entries, {HUB: site})
-    pem = (kits["site-1"] / "client.crt").read_text()
-    path = write_log(
-        tmp_path / "audit.jsonl",
-        forged([e | ({"head": e["head"] | {"certificate": pem}} if "head" in e else {}) for e in made], {HUB: site}),
-    )
+    log, pem = log_of(signed), (kits["site-1"] / "client.crt").read_text()
+    for entry in log:
+        if "head" in entry:
+            entry["head"]["certificate"] = pem
+    write_log(path, forged(log, {HUB: Certificate(kits["site-1"], OF_CLIENT)}))
     assert "signed by site-1" in log_verifier.check(path, signed.root).problem, "a site in the server's place"
     assert log_verifier.check(signed.run, kits["site-1"] / "client.crt").problem, "another root"
 
@@ -244,7 +246,8 @@ def test_an_evaluation_that_is_rewritten_with_its_report_is_found(signed, tmp_pa
     write_log(run / "audit.jsonl", forged(entries, {}))
     write_report(run)
     verify_run(run)
-    assert log_verifier.check(run, signed.root).problem
+    found = log_verifier.check(run, signed.root)
+    assert found.remarks == ["nobody vouches for entry 4 (evaluation), 5 (finish), 6 (report)"]
     assert log_verifier.check(run, signed.root, [signed.heads["site-1"]]).problem
 
 
@@ -279,14 +282,7 @@ def test_a_log_told_twice_is_found_where_two_sites_compare(signed, other):
 def test_an_answer_without_the_sites_signature_is_left_out(other):
     entries = log_of(other)
     for entry in entries[1:4]:
-        assert (
-            entry["rejected"]["site-3"]
-            == {
-                "code": "error",
-                "detail": "signature: expected the site's own of this answer and of the log's head"[:200],
-            }
-            or "signature" in entry["rejected"]["site-3"]["detail"]
-        )
+        assert UNSIGNED in entry["rejected"]["site-3"]["detail"]
         assert set(entry["signed"]) == set(entry["accepted"]) == {"site-1", "site-2"}
     found = log_verifier.check(other.run, other.root, other.heads.values())
     assert not found.problem and set(found.vouched) == {f"server {HUB}", "site site-1", "site site-2"}
@@ -294,9 +290,6 @@ def test_an_answer_without_the_sites_signature_is_left_out(other):
 
 def test_a_site_takes_no_head_that_the_server_has_not_signed(signed, kits, tmp_path):
     """Before it works, and it writes nothing of it."""
-    from fairflare.core.types import Round
-    from fairflare.engine.messages import Instruction
-
     heads = Heads(tmp_path / "kept", "site-2", Certificate(kits["site-2"], OF_CLIENT))
     head = {"log": NOBODY, "seq": 0, "hash": NOBODY}
     for signer in (Certificate(kits["site-1"], OF_CLIENT), None):
@@ -317,7 +310,7 @@ def test_what_nobody_signed_is_said(signed, tmp_path):
 
 def test_the_verifier_runs_alone(signed):
     """At most 250 lines, without torch and without FLARE."""
-    assert len(open(log_verifier.__file__).readlines()) <= 250
+    assert len(Path(log_verifier.__file__).read_text().splitlines()) <= 250
     heads = [part for path in signed.heads.values() for part in ("--heads", path)]
     code = "import sys; from fairflare.privacy.log_verifier import main; code = main(); "
     code += "assert not {'torch', 'nvflare', 'numpy'} & sys.modules.keys(); sys.exit(code)"

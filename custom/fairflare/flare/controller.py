@@ -137,7 +137,7 @@ class FairController(ModelController):
         parts = build_parts(config)
         for line in parts.origin.lines() if parts.origin else ():
             self.info(line)
-        countersign: Callable[[], None] = list  # nothing, unless the run comes to its end
+        countersign: Callable[[], object] = dict  # nothing, unless the run comes to its end
         board, began = TensorBoard(folder, [note.to_json() for note in parts.rule.notes]), Began()
         try:
             keys = None if config.secure_sum == NONE else server_credentials(self.fl_ctx)

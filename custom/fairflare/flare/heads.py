@@ -39,7 +39,8 @@ class Heads:
         Raises:
             DataError: "head"; the federation's server has not signed it.
         """
-        head, self._asked = instruction.log, None
+        head: Mapping[str, Any] = instruction.log
+        self._asked = None
         if not head:
             return
         try:
@@ -53,7 +54,7 @@ class Heads:
         task = LAST if head.get(LAST) else instruction.task
         self._append({"head": kept, "task": task, "round": instruction.round.number})
         if task in (*SIGNED, LAST):
-            self._asked = task, instruction.round.number, kept["hash"]
+            self._asked = task, instruction.round.number, plain["hash"]
 
     def sign(self, answer: Answer) -> dict[str, str]:
         """What goes with the answer, as it leaves, to the question received last; nothing where that had no head."""

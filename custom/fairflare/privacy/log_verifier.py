@@ -66,8 +66,7 @@ def check(run: Path, root: Path | None = None, heads: Sequence[Path] = ()) -> Ve
         if run.is_dir():
             _check_files(run, entries, found)
         found.vouched |= {f"server {server}": _named(entries[: found.covered]) for server in signers.servers}
-        rest = [f"{one['seq']} ({one['event']})" for one in entries[found.covered :] if one["event"] != "countersigned"]
-        if rest:
+        if rest := [f"{e['seq']} ({e['event']})" for e in entries[found.covered :] if e["event"] != "countersigned"]:
             found.remarks.append(f"nobody vouches for {'entry ' + ', '.join(rest) if found.covered else 'this log'}")
     except Wrong as wrong:
         found.problem = str(wrong)
@@ -176,7 +175,7 @@ def _named(entries: Sequence[Entry]) -> str:
 def _check_kept(path: Path, entries: Sequence[Entry], signers: Signers, found: Verified) -> None:
     """A site's own file against the log: the heads that it saw, its updates, and its numbers."""
     name, lines = path.name, [json.loads(line) for line in path.read_bytes().splitlines()]
-    for head in [line["head"] for line in lines if "head" in line]:
+    for head in (line["head"] for line in lines if "head" in line):
         signers.check_head(head, len(entries), name)
         found.covered = max(found.covered, head["seq"] + 1)
     mine = [{**line["signed"], "told": line["told"]} for line in lines if "head" not in line]
@@ -238,13 +237,13 @@ def _model_hash(data: bytes) -> str:
 
 def main() -> int:
     """The command; 1 where something does not hold."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser()
     parser.add_argument("run", type=Path)
     parser.add_argument("--root", type=Path, help="rootCA.pem of the reader's own startup kit")
     parser.add_argument("--heads", type=Path, action="append", default=[], help="what a site kept; repeatable")
     found = check(**vars(parser.parse_args()))
     print("\n".join(found.lines()))
-    return 1 if found.problem else 0
+    return bool(found.problem)
 
 
 if __name__ == "__main__":
