@@ -73,6 +73,7 @@ VALUES = {
     "adjusted": {"own.slope": 0.5},
     "benefit": {"n": 30.0, "solo.auc": 0.5},
     "clinical": {"n": 30.0, "brier": 0.2, "positives": 12.0, "flagged": 9.0, "true_positives": 8.0},
+    "signed": {"numbers": "0" * 64, "signature": "c2lnbmVk" * 40},
 }
 """A good value of every field that is not the transport's own."""
 BAD = {
@@ -101,6 +102,7 @@ BAD = {
     ],
     "seconds": [{"lunch": 60.0}, {"train": -1.0}, {"train": math.inf}],
     "sealed": [{"key": "patient 17"}, {"sum": "text"}],
+    "signed": [{"numbers": "patient 17"}, {"signature": 17}, {"note": "text"}, ["text"]],
     "sums": [[3.0], [3.0, -1.0], [3.0, math.nan], {"sum": 3.0}, [3.0, 4.0]],
     "adjusted": [{"own.slope": 91.0}, {"own.slope": math.nan}, {"age": 0.5}, [0.5]],
     "benefit": [{"solo.auc": 1.5}, {"solo.auc": math.nan}, {"solo.age": 0.5}, [0.5]],
