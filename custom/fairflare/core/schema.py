@@ -236,7 +236,7 @@ class Answer:
     )  # fmt: skip
     signed: Any = _field(
         "signed", "the site's signature of this answer and of the log's head, in runs with certificates",
-        default={}, exchanges=("preflight", "train", "evaluate"),
+        default={}, exchanges=("preflight", "train", "compare", "evaluate"),
     )  # fmt: skip
     error: str | None = dataclasses.field(
         default=None, metadata={"spec": Spec("error", "why the site has no answer", _ALL, carried="transport")}

@@ -66,7 +66,7 @@ class Countersigned:
         return found
 
     def _note(self, task: str, round: int, head: Mapping[str, Any], answer: Answer) -> bool:
-        """Take note of an answer's signature, of several of a site the last; False where it is not the site's."""
+        """Take note of an answer's signature, of several that of an update; False where it is not the site's."""
         try:
             proof = {name: str(answer.signed[name]) for name in ("numbers", "certificate", "signature")}
             update = "" if answer.update is None else model_hash(answer.update)
@@ -79,7 +79,9 @@ class Countersigned:
         self._taken["head"] = {**shown, "certificate": self._named(head["certificate"])}
         about = {"task": task, "round": round, "update": update, "numbers": proof["numbers"]}
         proven = {"signature": proof["signature"], "certificate": self._named(proof["certificate"])}
-        self._taken.setdefault("signed", {})[answer.site] = {**about, **proven}
+        signed = self._taken.setdefault("signed", {})
+        if update or answer.site not in signed:
+            signed[answer.site] = {**about, **proven}
         return True
 
     def _named(self, certificate: str) -> str:

@@ -191,13 +191,12 @@ def _check_kept(path: Path, entries: Sequence[Entry], signers: Signers, found: V
         if not logged <= sent:
             raise Wrong(f"{where}: an update that is not in the site's own file")
         if entry["event"] == "round" and site in entry["accepted"]:
-            told = [o["told"] for o in mine if o["round"] == entry["round"] and o["task"] in ("train", "weigh")]
-            values = {key: value for one in told for key, value in one.items() if value not in (None, {})}
-            if not _within(entry["accepted"][site], values):
+            told = [one["told"] for one in mine if one["round"] == entry["round"] and one["task"] != "evaluate"]
+            if not _within(entry["accepted"][site], told):
                 raise Wrong(f"{where}: other numbers of {site} than it sent")
         if entry["event"] == "evaluation" and site in entry["sites"]:
             shown = {key: value for key, value in entry["sites"][site].items() if key in COMPARED}
-            if not any(_within(shown, one["told"]["metrics"]) for one in mine if one["task"] == "evaluate"):
+            if not any(_within(shown, [one["told"]["metrics"]]) for one in mine if one["task"] == "evaluate"):
                 raise Wrong(f"{where}: another evaluation of {site} than it sent")
     for number in sorted({number for number, _ in sent} - {number for number, _ in logged}):
         at = [entry for entry in entries if entry.get("round") == number and "rejected" in entry]
@@ -207,11 +206,12 @@ def _check_kept(path: Path, entries: Sequence[Entry], signers: Signers, found: V
         found.remarks.append(f"round {number}: the log lacks what {site} sent: {', '.join(why) or 'cut short'}")
 
 
-def _within(shown: Any, kept: Any) -> bool:
-    """Whether ``kept`` has every number that is shown."""
+def _within(shown: Any, kept: Sequence[Any]) -> bool:
+    """Whether one of ``kept`` has each number that is shown."""
     if isinstance(shown, Mapping):
-        return isinstance(kept, Mapping) and all(_within(value, kept.get(key, {})) for key, value in shown.items())
-    return bool(shown == kept)
+        inner = [one for one in kept if isinstance(one, Mapping)]
+        return all(_within(value, [one.get(key) for one in inner]) for key, value in shown.items())
+    return any(shown == one for one in kept)
 
 
 def _check_files(folder: Path, entries: Sequence[Entry], found: Verified) -> None:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-SIGNED = ("train", "weigh", "evaluate")
+SIGNED = ("train", "compare", "weigh", "evaluate")
 """The tasks whose answers are signed, beside what a site is sent at the end of the run."""
 LAST = "last"
 """In place of a task: the site has seen the last head, and has nothing else to say."""
