@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from fairflare.cli.main import main
 from fairflare.core.errors import DataError
 from fairflare.core.types import Round
 from fairflare.engine.audit import GENESIS, entry_hash, verify
@@ -319,3 +320,15 @@ def test_the_verifier_runs_alone(signed):
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 4 and "site site-3 vouches for its own: update 1" in done.stdout
+
+
+def test_the_command_says_who_vouches(signed, other, capsys):
+    for heads, code, said in (
+        ("signed", 0, f"server {HUB} vouches for entries 0 to 6"),
+        ("other", 2, "of another log"),
+    ):
+        kept = {"signed": signed, "other": other}[heads].heads["site-2"]
+        with pytest.raises(SystemExit) as stop:
+            main(["verify", str(signed.run), "--root", str(signed.root), "--heads", str(kept)])
+        streams = capsys.readouterr()
+        assert stop.value.code == code and said in streams.out + streams.err
