@@ -7,7 +7,7 @@ DEMO_OUT ?= runs/demo
 # A third process computes while another waits for FLARE's.
 WORKERS ?= 3
 
-.PHONY: help demo demo-imaging test test-fast test-long mutations coverage lint docs bench jobs clean
+.PHONY: help demo demo-imaging test test-fast test-long mutations coverage lint docs bench jobs lock sbom clean
 
 help:
 	@echo "make demo       four real heart hospitals: FedAvg and exact regression with real FLARE processes, then: should each join?"
@@ -21,6 +21,8 @@ help:
 	@echo "make docs       the documentation as a site in build/site; a warning is an error"
 	@echo "make bench      the benchmarks, printed as ratios"
 	@echo "make jobs       regenerate app_configs/ from jobs/"
+	@echo "make lock       requirements.lock.txt: each dependency's version and hashes, for every supported Python"
+	@echo "make sbom       build/dist/: the wheel, the same bytes for the same commit, and its bill of materials"
 
 $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -67,6 +69,16 @@ bench: $(STAMP)
 
 jobs: $(STAMP)
 	@$(BIN)/python jobs/export_configs.py
+
+lock: $(STAMP)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check uv
+	@$(BIN)/uv pip compile setup.cfg -q -c constraints.txt --universal --python-version 3.10 --generate-hashes \
+		--no-annotate --no-header --upgrade -o requirements.lock.txt
+
+sbom: $(STAMP)
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m pip wheel -q --no-deps -w build/dist .
+	@$(BIN)/python jobs/sbom.py build/dist/*.whl >build/dist/sbom.json
+	@cd build/dist && sha256sum *.whl sbom.json
 
 clean:
 	rm -rf build .cache .pytest_cache .ruff_cache .coverage .coverage.* .mypy_cache

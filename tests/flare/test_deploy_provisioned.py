@@ -17,6 +17,7 @@ from fairflare.engine.audit import verify
 from fairflare.engine.setup.join.local import run_join
 from fairflare.flare import simulate
 from fairflare.flare.policy_file import FILES, Policy, read_policy
+from fairflare.privacy import log_verifier
 from own_folder import write_tables
 
 pytestmark = pytest.mark.deploy
@@ -89,6 +90,19 @@ def test_secure_sums_of_own_data_with_keys_that_the_hospitals_certificates_sign(
     assert not list((tmp_path / "run").rglob("*.solo.safetensors")), (
         "the models that sites have trained alone stay there"
     )
+    vouches(three, tmp_path / "run", job_of(tmp_path / "run"))
+
+
+def vouches(made, run, job):
+    """Server and hospitals have signed the whole log of a run, by the root and the heads that each hospital kept."""
+    heads = [made.kits / site / "fairflare_state" / job / "sites" / f"{site}.heads.jsonl" for site in HOSPITALS]
+    found = log_verifier.check(run, made.kits / "hospital-a" / "startup" / "rootCA.pem", heads)
+    assert not found.problem and not found.remarks
+    assert set(found.vouched) == {"server localhost", *(f"site {site}" for site in HOSPITALS)}
+    assert all("rounds to 2, evaluation, finish, report" in said for said in found.vouched.values()), found.vouched
+    assert all("its own: update 1, update 2, evaluation;" in found.vouched[f"site {site}"] for site in HOSPITALS)
+    heads[0].write_text(heads[0].read_text().replace('"seq": 2', '"seq": 1'))
+    assert log_verifier.check(run, made.kits / "hospital-a" / "startup" / "rootCA.pem", heads[:1]).problem
 
 
 def joining(entries):
@@ -195,6 +209,7 @@ def test_such_a_site_takes_part_in_a_job_without_code(strict, tmp_path):
     run = strict.folder / "results" / job / "workspace" / "fairflare"
     entries = check_run(run, expected)
     assert entries[0]["sites"] == list(HOSPITALS)
+    vouches(strict, run, job)
     assert joining(entries)["sites"] == joining(verify(tmp_path / "local" / "audit.jsonl"))["sites"]
     settings = json.loads((local(strict, "hospital-b") / "resources.json").read_text())
     assert "fairflare.flare.executor.FairExecutor" in settings["class_allow_list"]

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is published: the sdist holds all that a packager needs; the wheel built from it runs where it is installed."""
 
+import configparser
 import email
+import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +17,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from fairflare import __version__
 
@@ -87,6 +92,47 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert {name.partition("/")[0] for name in names} == {"fairflare", f"fairflare-{__version__}.dist-info"}
 
 
+def test_the_wheel_is_the_same_bytes_wherever_it_is_built(sdist, tmp_path, monkeypatch):
+    """From the source distribution, with one date for all files: SOURCE_DATE_EPOCH."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    built = []
+    for name in ("one", "two"):
+        with tarfile.open(sdist) as file:
+            file.extractall(tmp_path / name, filter="data")
+        (tree,) = (tmp_path / name).iterdir()
+        for path in tree.rglob("*.py") if name == "two" else ():
+            os.utime(path, (1e9, 1e9))
+        call(sys.executable, "-c", BUILD.replace("sdist", "wheel"), tmp_path / name, cwd=tree)
+        (found,) = (tmp_path / name).glob("*.whl")
+        built.append(found.read_bytes())
+    assert built[0] == built[1]
+
+
+def test_the_lock_holds_every_dependency_with_hashes():
+    """Of each supported Python and system; what `make lock` writes."""
+    blocks = re.split(r"\n(?=[a-z0-9])", (ROOT / "requirements.lock.txt").read_text().lower())
+    pinned = {}
+    for block in blocks:
+        one = Requirement(block.partition("\\")[0].strip())
+        assert "--hash=sha256:" in block and str(one.specifier).startswith("=="), one.name
+        pinned.setdefault(one.name, []).append(str(one.specifier).removeprefix("=="))
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    for text in settings["options"]["install_requires"].split():
+        wanted = Requirement(text)
+        assert all(wanted.specifier.contains(version) for version in pinned[wanted.name]), text
+
+
+def test_the_bill_of_materials_names_the_wheels_files_and_dependencies(wheel):
+    bill = json.loads(call(sys.executable, ROOT / "jobs" / "sbom.py", wheel, cwd=ROOT))
+    found = {one["name"]: one for one in bill["components"]}
+    with zipfile.ZipFile(wheel) as file:
+        assert {name for name, one in found.items() if one["type"] == "file"} == set(file.namelist())
+        content = file.read("fairflare/core/schema.py")
+    assert found["fairflare/core/schema.py"]["hashes"][0]["content"] == hashlib.sha256(content).hexdigest()
+    assert {"torch", "nvflare", "cryptography"} <= found.keys() and bill["bomFormat"] == "CycloneDX"
+
+
 def test_the_wheel_s_metadata(wheel):
     folder = f"fairflare-{__version__}.dist-info"
     with zipfile.ZipFile(wheel) as file:
@@ -94,7 +140,9 @@ def test_the_wheel_s_metadata(wheel):
         assert any(name.endswith("/LICENSE") for name in file.namelist())
         assert "fairflare = fairflare.cli.main:main" in file.read(f"{folder}/entry_points.txt").decode()
     assert metadata["Name"] == "fairflare" and metadata["Version"] == __version__
-    assert "Apache-2.0" in (metadata["License-Expression"], metadata["License"])
+    licences = metadata["License-Expression"] or metadata["License"]
+    assert licences == "Apache-2.0 AND CC-BY-4.0 AND ODC-By-1.0", "of the code, and of the data that come with it"
+    assert "custom/fairflare/datasets/data/README.md" in metadata.get_all("License-File")
     assert metadata["Requires-Python"] == "<3.14,>=3.10"
     assert metadata["Author"] and metadata["Keywords"] and metadata["Project-URL"]
     assert "Typing :: Typed" in metadata.get_all("Classifier")

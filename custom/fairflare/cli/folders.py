@@ -47,18 +47,22 @@ def report(folder: Path, sites: tuple[str, ...], every: bool, out: Path | None, 
 @click.command()
 @click.argument("folder", type=PATH)
 @click.option("--head", default="", metavar="HASH", help="A head that was kept: the log must hold that line.")
+@click.option("--heads", multiple=True, type=PATH, metavar="FILE", help="What a site kept of the log; repeatable.")
+@click.option("--root", type=PATH, metavar="FILE", help="rootCA.pem of a startup kit, which must vouch for signatures.")
 @as_json
-def verify(folder: Path, head: str, as_json: bool) -> None:
+def verify(folder: Path, head: str, heads: tuple[Path, ...], root: Path | None, as_json: bool) -> None:
     """Check that audit log, model, checkpoint, configuration and reports of the run in FOLDER fit together.
 
     Says what is absent: "not ended" of a run that was cut short, "no report". Exits with 1 when a completed run lacks
     its report, and with 3 while another command is at work in FOLDER and not all is there: of a run that goes on only
-    log, configuration and checkpoint can be checked.
+    log, configuration and checkpoint can be checked. Says who vouches for what of the log by a signature
+    (docs/audit-log.md).
     """
     from fairflare.cli import console
     from fairflare.core.errors import UserError
     from fairflare.engine.lock import at_work
     from fairflare.engine.log_lines import events
+    from fairflare.privacy.log_verifier import check
     from fairflare.report.write import absent, verified_run
     from fairflare.studies.earlier import as_converted
 
@@ -66,11 +70,14 @@ def verify(folder: Path, head: str, as_json: bool) -> None:
     try:
         with as_converted(folder) as place:
             run_history, entries = verified_run(place, head)
+            signed = check(place, root, heads)
     except UserError:
         if not (worker := worker or at_work(folder)):  # which may have ended, or begun, in the meantime
             raise
         _in_progress(folder, head, worker, as_json)
         return
+    if signed.problem:
+        raise UserError(signed.problem)
     happened, lacks = events(entries), absent(folder, run_history)
     if lacks and worker:
         _in_progress(folder, head, worker, as_json)
@@ -79,10 +86,13 @@ def verify(folder: Path, head: str, as_json: bool) -> None:
     head, status = happened[-1]["hash"], run_history.finish.get("status")
     if as_json:
         found = {"entries": len(happened), "head": head, "verified": whole, "in_progress": False}
-        console.dump({**found, "ended": bool(run_history.finish), "status": status, "absent": lacks})
+        who = {"vouched": signed.vouched, "remarks": signed.remarks}
+        console.dump({**found, "ended": bool(run_history.finish), "status": status, "absent": lacks, **who})
     else:
         words = "verified" if whole else "NOT verified"
         console.say("; ".join([f"{words}: {len(happened)} entries, chain head {head}", *lacks]))
+        for line in signed.lines():
+            console.say(line)
     if not whole:
         click.get_current_context().exit(1)
 

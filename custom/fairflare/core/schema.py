@@ -23,7 +23,7 @@ TaskName = Literal[
 ]
 Kind = Literal[
     "task", "round", "difference", "update", "model", "count", "numbers", "orders", "tensors", "metrics", "evaluation",
-    "statement", "seconds", "sealed", "sums", "adjusted", "benefit", "clinical", "name", "error",
+    "statement", "seconds", "sealed", "sums", "adjusted", "benefit", "clinical", "head", "signed", "name", "error",
 ]  # fmt: skip
 """What a value is, and so how it is checked: the gate and the egress check have one check per kind."""
 Carried = Literal["params", "params_type", "metrics", "meta", "round", "transport"]
@@ -165,6 +165,7 @@ class Instruction:
     best: int | None = _field(
         "count", "the round whose model is the best so far, where sites keep personal models; nothing: none is chosen"
     )
+    log: Mapping[str, Any] = _field("head", "the audit log's head, signed by the server", default={}, exchanges=_ALL)
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,10 @@ class Answer:
         "clinical", "calibration and decisions of the model that the site uses, on its test split: means, and counts "
         "per bin of the risk, or of times steps of survival curves; after the last round, of one model",
         default={}, exchanges=("evaluate", "adjust"),
+    )  # fmt: skip
+    signed: Any = _field(
+        "signed", "the site's signature of this answer and of the log's head, in runs with certificates",
+        default={}, exchanges=("preflight", "train", "compare", "evaluate"),
     )  # fmt: skip
     error: str | None = dataclasses.field(
         default=None, metadata={"spec": Spec("error", "why the site has no answer", _ALL, carried="transport")}

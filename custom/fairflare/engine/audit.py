@@ -41,6 +41,10 @@ class AuditLog:
         self.first = self.entries[0] if self.entries else {}
         self._seq, self._head = len(self.entries), self.entries[-1]["hash"] if self.entries else GENESIS
 
+    def head(self) -> dict[str, Any]:
+        """The log by its first entry, and place and hash of its last; empty before the first."""
+        return {"log": self.first["hash"], "seq": self._seq - 1, "hash": self._head} if self.first else {}
+
     def append(self, event: str, **content: Any) -> dict[str, Any]:
         """Write one entry durably and return it, with its ``seq``, ``time``, ``prev`` and ``hash``.
 
@@ -61,6 +65,7 @@ class AuditLog:
                 self._torn = 0
             self._write(file, data)
         self._seq, self._head, self._size = self._seq + 1, entry["hash"], self._size + len(data)
+        self.first = self.first or entry
         return entry
 
     def _write(self, file: BinaryIO, data: bytes) -> None:

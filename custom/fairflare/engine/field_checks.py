@@ -216,6 +216,7 @@ CHECKS: Mapping[str, Check | None] = {
     "round": None,  # ``first_good`` has looked at it
     "error": None,
     "name": None,
+    "signed": None,  # ``Countersigned`` has looked at it
     "difference": lambda name, value, spec, at: _check_difference(value),
     "update": lambda name, value, spec, at: _checked_update(value, at.form),
     "count": lambda name, value, spec, at: checked_count(value, at.declared if spec.declared else None, name, spec),

@@ -10,15 +10,21 @@ from typing import Any
 
 import torch
 
-from fairflare.core.types import StateDict
+from fairflare.core.lazy_tensors import Stored
 
 
-def model_hash(model: StateDict) -> str:
-    """SHA-256 over names, types, shapes and bytes in name order: equal exactly for bit-identical models."""
+def model_hash(model: Mapping[str, Any]) -> str:
+    """SHA-256 over names, types, shapes and bytes in name order: equal exactly for bit-identical models.
+
+    Args:
+        model: a state dict, or an update whose entries may be arrays or lie in files.
+    """
     digest = hashlib.sha256()
     for key in sorted(model):
-        digest.update(f"{key}|{_kind(model[key])}|".encode())
-        digest.update(_data(model[key]))
+        value = model[key]
+        value = value.materialize() if isinstance(value, Stored) else torch.as_tensor(value)
+        digest.update(f"{key}|{_kind(value)}|".encode())
+        digest.update(_data(value))
     return digest.hexdigest()
 
 

@@ -6,6 +6,7 @@ from the one before it where the process died between the line and the checkpoin
 A "best" line behind the evaluation names the model that a run chooses. A round's line may say that its model is
 "unscored"; then one "scores" line, anywhere between it and a completed run's end, holds what the model got on the
 shared test sets. A "report" line may stand anywhere behind: it holds the hashes of the report's files.
+A "countersigned" line holds the sites' signatures of the line before it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from fairflare.core.errors import UserError
 from fairflare.engine.files import AUDIT, CHECKPOINT, MODEL, is_there, read_model, refuse_earlier
 from fairflare.engine.hashes import model_hash, state_hash
-from fairflare.engine.log_lines import COMPLETED, FORMAT, READABLE, REPORT, SHAPES, Entry, alike, misfit
+from fairflare.engine.log_lines import COMPLETED, COUNTERSIGNED, FORMAT, READABLE, REPORT, SHAPES, Entry, alike, misfit
 from fairflare.engine.state import Checkpoint, load_checkpoint
 
 OLD = f"{AUDIT}: was written by an older version of this package, which alone can go on with it or verify it"
@@ -91,7 +92,7 @@ def read_history(entries: Sequence[Entry]) -> RunHistory:
             run_history = _started(entry)
         elif event == REPORT:
             run_history.reports.append(_checked_report(run_history, entry, number))
-        else:
+        elif event != COUNTERSIGNED:
             _STEPS[event](run_history, entry, number)
             run_history.last = entry
     assert run_history is not None  # the first line of a log is its start

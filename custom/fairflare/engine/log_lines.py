@@ -12,8 +12,8 @@ FORMAT = 3
 """Of the log; in format 2 a round's own line held its model's scores."""
 READABLE = (2, FORMAT)
 """Format 1 had none written down, and bound neither rule state nor reports."""
-REPORT, COMPLETED = "report", "completed"
-"""The event of a line that records a report; the status of a run that came to its end."""
+REPORT, COUNTERSIGNED, COMPLETED = "report", "countersigned", "completed"
+"""Events of lines that record a report, and sites' signatures of the log; the status of a run that came to its end."""
 
 NUMBER = (int, float)
 NUMBERS = {str: NUMBER}
@@ -60,14 +60,15 @@ SHAPES: dict[str, dict[Any, Any]] = {
         "model_sha256": str,
     },
     "finish": {"status": str, "reason": str, "model_sha256": str},
+    COUNTERSIGNED: {"of": str, "signed": {str: dict}},
     REPORT: {"of": str, "status": str, "model_sha256": str, "files": {str: str}},
 }
 """Event -> what its line holds at least."""
 
 
 def events(entries: Sequence[Entry]) -> list[Entry]:
-    """What happened in the federation: all lines but those that record reports of it."""
-    return [entry for entry in entries if entry.get("event") != REPORT]
+    """What happened in the federation: all lines but those that record reports and signatures of it."""
+    return [entry for entry in entries if entry.get("event") not in (REPORT, COUNTERSIGNED)]
 
 
 def misfit(value: Any, shape: Any, name: str = "") -> str:

@@ -25,12 +25,13 @@ from fairflare.engine.audit import AuditLog
 from fairflare.engine.best import Best, Choice, check_files
 from fairflare.engine.checks import Rejection, silent
 from fairflare.engine.clinical import CLINICAL
+from fairflare.engine.countersigned import Countersigned, Signer
 from fairflare.engine.entries import by_site, round_entry, too_few, usable
 from fairflare.engine.files import AUDIT, BEST, BEST_MODELS, CHECKPOINT, MODEL, UNSCORED, is_there
 from fairflare.engine.gate import Gate, Verdict, inspect_evaluation, steps_of
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import RunHistory, last_counted, left_behind, read_final, read_history, read_standing
-from fairflare.engine.log_lines import COMPLETED, FORMAT
+from fairflare.engine.log_lines import COMPLETED, COUNTERSIGNED, FORMAT
 from fairflare.engine.messages import Answer, Instruction, Transport
 from fairflare.engine.norms import remembered
 from fairflare.engine.preflight import Statement, inspect_preflight, refusal, turned_away
@@ -70,6 +71,7 @@ class Federation:
         selector: says which of the training sites that are there take part in a round; min_sites is judged among them.
         early_end: when the transport ends a round's training exchange; who is missing then is late and not absent.
         trainer: the sites', for its server half.
+        signer: signs the log's heads and checks the sites' signatures; None: there are no certificates.
     """
 
     rule: Rule
@@ -96,6 +98,7 @@ class Federation:
     after: After | None = None
     choice: Choice = field(default_factory=Choice)
     benefit: Benefit | None = None
+    signer: Signer | None = None
 
     def run(self, initial: StateDict) -> StateDict:
         """Train from ``initial`` (or the folder's checkpoint) and return the final model.
@@ -104,7 +107,8 @@ class Federation:
             RunFailed: too few accepted sites; the last good model has been saved and the audit log says why.
         """
         self._audit = AuditLog(self.folder / AUDIT)
-        self._traffic = Traffic(Spooled(self.transport))
+        self._signed = Countersigned(self.transport, self.signer, lambda: self._audit.head()) if self.signer else None
+        self._traffic = Traffic(Spooled(self._signed or self.transport))
         self._backlog = Backlog(self.folder, self.rounds, self.score, self.beside, self.scored_rounds)
         self._best = Best(self.folder, self.choice)
         standing = [self._open(initial)]
@@ -112,6 +116,20 @@ class Federation:
         del initial  # the next model takes its place in memory
         with contextlib.closing(self._backlog):
             return self._run(standing.pop()).model
+
+    def countersign(self) -> None:
+        """Send the sites that are there the head of the log, reports included, and log who signed it; once, last.
+
+        Without certificates nothing is sent.
+        """
+        if self._signed is None:
+            return
+        self._audit = AuditLog(self.folder / AUDIT)  # a report's line was written since
+        present, _ = self._participation.of(self.transport.sites())
+        told = dict.fromkeys(present, Instruction("preflight", self._end, {}))
+        for _ in self._signed.exchange(told, last=True):
+            pass
+        self._audit.append(COUNTERSIGNED, **{"of": self._audit.head()["hash"], "signed": {}, **self._signed.taken()})
 
     @property
     def _end(self) -> Round:
@@ -440,7 +458,8 @@ class Federation:
         return sites, rejections + silent(asked, answers)
 
     def _log(self, event: str, **content: Any) -> dict[str, Any]:
-        entry = self._audit.append(event, **content)
+        signed = self._signed.taken() if self._signed is not None else {}
+        entry = self._audit.append(event, **content, **signed)
         for observer in self.observers:
             observer.saw(entry)
         return entry

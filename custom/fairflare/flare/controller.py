@@ -9,7 +9,7 @@ import gc
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from fairflare.engine.setup.join.server import Join
 from fairflare.engine.setup.parts import build_parts, find
 from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare import paths
-from fairflare.flare.credentials import server_credentials
+from fairflare.flare.credentials import OF_SERVER, log_signer, server_credentials
 from fairflare.flare.tracking import Tracking
 from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to_model
 from fairflare.privacy.secure_sum.schemes import NONE
@@ -137,6 +137,7 @@ class FairController(ModelController):
         parts = build_parts(config)
         for line in parts.origin.lines() if parts.origin else ():
             self.info(line)
+        countersign: Callable[[], object] = dict  # nothing, unless the run comes to its end
         board, began = TensorBoard(folder, [note.to_json() for note in parts.rule.notes]), Began()
         try:
             keys = None if config.secure_sum == NONE else server_credentials(self.fl_ctx)
@@ -144,12 +145,16 @@ class FairController(ModelController):
             federation_loop = build_federation(config, parts, self, folder, self.env, observers, keys)
             initial = [parts.model]
             del parts  # the loop lets go of the initial model once there is another one
+            federation_loop.signer = log_signer(self.fl_ctx, OF_SERVER)
             federation_loop.run(initial.pop())
+            countersign = federation_loop.countersign
         finally:
             board.close()
             own = began.yes or not config.federation  # a federation that the loop has refused is not this job's
             if own and (folder / AUDIT).is_file():
                 write_report(folder)
+                with contextlib.suppress(RunFailed):  # aborted after all was done
+                    countersign()
             if own and not paths.is_named():
                 paths.hand_over(folder, Path(self.get_run_dir()))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a startup kit gives a server or a site for secure sums: its certificate, and TenSEAL's context if it has one."""
+"""What a startup kit gives a server or a site: its certificate and key, and for secure sums TenSEAL's context."""
 
 from __future__ import annotations
 
@@ -25,28 +25,36 @@ from fairflare.flare.run_files import HE, SERVER_CONTEXT, SITE_CONTEXT
 from fairflare.privacy.secure_sum.protocol import Identity, NoIdentity, Sealed
 from fairflare.privacy.secure_sum.schemes import Credentials
 
-ROOT, CERTIFICATE, KEY = "rootCA.pem", "client.crt", "client.key"
+ROOT = "rootCA.pem"
+OF_CLIENT, OF_SERVER = ("client.crt", "client.key"), ("server.crt", "server.key")
+"""A kit's own certificate and private key."""
 CLIENT, SERVER = "fed_client.json", "fed_server.json"
 
 
 def site_credentials(fl_ctx: FLContext) -> Credentials:
     """Those of the site that runs this job; without a kit, as in the simulator, it takes everyone's word."""
     kit = _kit(fl_ctx)
-    return Credentials(_identity(kit, CLIENT, signs=True), lambda: _context(kit, SITE_CONTEXT))
+    return Credentials(_identity(kit, CLIENT, OF_CLIENT), lambda: _context(kit, SITE_CONTEXT))
 
 
 def server_credentials(fl_ctx: FLContext) -> Credentials:
     """The server's, which checks sites' words and signs none."""
     kit = _kit(fl_ctx)
-    return Credentials(_identity(kit, SERVER, signs=False), lambda: _context(kit, SERVER_CONTEXT))
+    return Credentials(_identity(kit, SERVER), lambda: _context(kit, SERVER_CONTEXT))
 
 
-def _identity(kit: Path, settings: str, *, signs: bool) -> Identity:
-    if not (kit / ROOT).is_file() or (signs and not (kit / KEY).is_file()):
+def log_signer(fl_ctx: FLContext, own: tuple[str, str]) -> Certificate | None:
+    """Who signs the audit log here: the server, or a site (``own``: the kit's files); None without a kit."""
+    kit = _kit(fl_ctx)
+    return Certificate(kit, own) if all((kit / name).is_file() for name in (ROOT, *own)) else None
+
+
+def _identity(kit: Path, settings: str, own: tuple[str, str] | None = None) -> Identity:
+    if not (kit / ROOT).is_file() or (own and not (kit / own[1]).is_file()):
         if (kit / settings).is_file():
-            raise UserError(f"secure_sum: the startup kit lacks {ROOT} or {KEY}")
+            raise UserError(f"secure_sum: the startup kit lacks {ROOT}" + (f" or {own[1]}" if own else ""))
         return NoIdentity()
-    return Certificate(kit, signs=signs)
+    return Certificate(kit, own)
 
 
 class Certificate:
@@ -54,12 +62,12 @@ class Certificate:
 
     Args:
         kit: folder of a startup kit with the federation's root certificate.
-        signs: whether the kit is a site's, whose own certificate and key are there.
+        own: names of its certificate and private key, to sign with.
     """
 
-    def __init__(self, kit: Path, *, signs: bool = False) -> None:
+    def __init__(self, kit: Path, own: tuple[str, str] | None = None) -> None:
         self._root = load_crt(kit / ROOT)
-        self._own = ((kit / CERTIFICATE).read_bytes(), load_private_key_file(kit / KEY)) if signs else None
+        self._own = ((kit / own[0]).read_bytes(), load_private_key_file(kit / own[1])) if own else None
         self._servers = _server_names(kit)
 
     def sign(self, content: bytes) -> dict[str, str]:
@@ -74,14 +82,22 @@ class Certificate:
 
         The server and its administrators have certificates of the same root, and are no sites.
         """
+        return self._signer(content, proof) == site and site not in self._servers
+
+    def is_server(self, content: bytes, proof: Sealed) -> bool:
+        """The same of the federation's server."""
+        return self._signer(content, proof) in self._servers
+
+    def _signer(self, content: bytes, proof: Sealed) -> str | None:
+        """Whose key signed ``content``; None for nobody's of this federation, and for an administrator's."""
         try:
             leaf, *between = load_crt_chain_bytes(proof["certificate"].encode("ascii"))
             verify_cert_chain(leaf, between, self._root)
             verify_content(content, proof["signature"], leaf.public_key())
             has_role = leaf.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)
-            return get_cn_from_cert(leaf) == site and site not in self._servers and not has_role
+            return None if has_role else str(get_cn_from_cert(leaf))
         except Exception:  # whatever is wrong with a proof, it proves nothing
-            return False
+            return None
 
 
 def _server_names(kit: Path) -> set[str]:

@@ -33,6 +33,7 @@ from nvflare.tool.poc.poc_commands import get_poc_workspace
 
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.files import AUDIT, CHECKPOINT
+from fairflare.engine.log_lines import COUNTERSIGNED
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.flare.paths import RESULT
@@ -206,9 +207,10 @@ def _last_error(log: Path) -> str:
 
 
 def _last_entry(folder: Path) -> dict[str, Any]:
-    """The audit log's last line, as far as there is one; the caller verifies the chain."""
+    """The audit log's last line but for signatures, as far as there is one; the caller verifies the chain."""
     lines = (folder / AUDIT).read_text().splitlines() if (folder / AUDIT).is_file() else []
-    return json.loads(lines[-1]) if lines else {}
+    entries = [json.loads(line) for line in lines[-2:]]
+    return next((entry for entry in reversed(entries) if entry["event"] != COUNTERSIGNED), {})
 
 
 @contextlib.contextmanager

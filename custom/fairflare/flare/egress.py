@@ -35,6 +35,8 @@ MASK = "fairflare_mask"
 """Property of a task's context: from an answer to the one that may leave, in a run with secure sums."""
 JOIN = "fairflare.engine.setup.join.site"
 """What takes the site's place in a join: imported by name, for only a join's job carries it."""
+SIGN = "fairflare_sign"
+"""From an answer as it leaves to its signature, at a site with a certificate."""
 PHASE = "fairflare_phase"
 """Property of a task's context in a join: the number of its phase."""
 PUBLIC_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9_ :.]{0,79}")
@@ -65,7 +67,11 @@ class EgressFilter(DXOFilter):
         try:
             dxo = from_shareable(shareable)
             self.process_dxo(dxo, shareable, fl_ctx)
-            return self._rebuilt(self._masked(dxo, shareable, fl_ctx), shareable)
+            dxo = self._masked(dxo, shareable, fl_ctx)
+            if sign := fl_ctx.get_prop(SIGN):
+                as_it_leaves = FLModelUtils.from_shareable(self._rebuilt(dxo, shareable))
+                dxo.meta["signed"] = sign(answer_from_model(as_it_leaves, site=""))
+            return self._rebuilt(dxo, shareable)
         except EgressRefused as refusal:
             return self._refused(str(refusal), fl_ctx)
         except Exception as error:  # whatever cannot be checked does not leave

@@ -34,8 +34,9 @@ from fairflare.engine.memory import claimed
 from fairflare.engine.setup.at_site import build_site
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
-from fairflare.flare.credentials import site_credentials
-from fairflare.flare.egress import JOIN, MASK, PHASE, EgressFilter
+from fairflare.flare.credentials import OF_CLIENT, log_signer, site_credentials
+from fairflare.flare.egress import JOIN, MASK, PHASE, SIGN, EgressFilter
+from fairflare.flare.heads import ENDING, Heads
 from fairflare.flare.paths import federation_id, is_named, job_config, memory_file, vouch_for_code
 from fairflare.flare.run_files import LOCAL_FINDINGS, LOCAL_LOG
 from fairflare.flare.wire import (
@@ -47,6 +48,7 @@ from fairflare.flare.wire import (
     validation_from_shareable,
 )
 from fairflare.privacy.secure_sum.schemes import NONE
+from fairflare.privacy.statements import LAST
 from fairflare.tasks.own.script import Script
 
 if TYPE_CHECKING:
@@ -91,6 +93,7 @@ class FairExecutor(Executor):
         self._site: Site | None = None
         self._script: ScriptRunner | None = None
         self._claim = contextlib.ExitStack()
+        self._heads: Heads | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """When the job ends, stop the site's script and give its memory free for the next job."""
@@ -151,6 +154,11 @@ class FairExecutor(Executor):
         The site's own filters see the update first; the job's filter, the last one, masks it and lets no other pass.
         """
         fl_ctx.set_prop(PHASE, instruction.phase, private=True, sticky=False)
+        if self._heads is not None:
+            self._heads.receive(instruction)
+            fl_ctx.set_prop(SIGN, self._heads.sign, private=True, sticky=False)
+        if instruction.log.get(LAST):
+            return Answer(site=site.name, round=instruction.round.number)
         answer = site.prepare(instruction)
         if not site.aggregation.masks(answer):
             return site.finish(instruction, answer)
@@ -183,6 +191,8 @@ class FairExecutor(Executor):
             name, tell = fl_ctx.get_identity_name(), lambda finding: _append(findings, str(finding))
             own = None if config.secure_sum == NONE else site_credentials(fl_ctx)
             ledger = (memory.parent if is_named() else memory.parents[2]) / name
+            if (signer := log_signer(fl_ctx, OF_CLIENT)) is not None:
+                self._heads = Heads(memory.parent / f"{name}{ENDING}", name, signer)
             if config.join:
                 phases: Any = importlib.import_module(JOIN).Phases(config, name, memory, local, tell, own, ledger)
                 self._claim.callback(phases.close)

@@ -199,6 +199,13 @@ def _is_proof(name: str, value: Any) -> bool:
     return (KEY if name == "key" else SIGNATURE).fullmatch(value) is not None
 
 
+def _check_signed(signed: Any, field: _Field) -> None:
+    """A site's signature, or nothing yet: it is made of what leaves."""
+    _check_names("signed", signed, ("numbers", "certificate", "signature") if field.here else ())
+    if not all(_is_proof("key" if name == "numbers" else name, value) for name, value in signed.items()):
+        raise EgressRefused("signed: not a signature")
+
+
 def _check_statement(metrics: Any) -> None:
     """Findings as codes with bands, and versions: no text of a site's own."""
     _check_names("preflight", metrics, ("findings", "versions"))
@@ -271,6 +278,7 @@ CHECKS: Mapping[str, Callable[[Egress, Any, _Field], None]] = {
     "seconds": lambda egress, value, field: _check_numbers("seconds", value, field.bounds(PHASES)),
     "sealed": Egress._check_sealed,
     "sums": Egress._check_sums,
+    "signed": lambda egress, value, field: _check_signed(value, field),
     "clinical": Egress._check_clinical,
     "adjusted": lambda egress, value, field: check_scalars(value, egress.adjusted if field.here else ()),
     "benefit": lambda egress, value, field: check_scalars(value, egress.benefit if field.here else ()),

@@ -89,7 +89,7 @@ class Trail:
 def read_trail(entries: Iterable[Entry]) -> Trail:
     """The records that count of ``entries``, audit records in the order in which they were written."""
     trail, rounds, scores = Trail(), {}, {}
-    records = [e for e in entries if e.get("event") != "report"]
+    records = [e for e in entries if e.get("event") not in ("report", "countersigned")]
     for record in records:
         event = record.get("event")
         if event == "start":

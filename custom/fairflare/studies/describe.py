@@ -156,6 +156,7 @@ RANGES = {
     "tensors": "by the parts, below",
     "evaluation": "by the task; 0 to 1e+06 for losses, 0 to 1 for others",
     "sealed": "bytes of a fixed length; text of a fixed form",
+    "signed": "a hash, a certificate and a signature",
     "sums": "so many finite numbers of at least 0 as the step says, of a form that cases can have",
     "clinical": "counts of at least the site's minimum; means by their meaning",
     "adjusted": "by the step, [after.md](after.md)",

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server and its sites sign of an audit log, byte for byte: a signature is worth what it binds.
+
+The server signs a head: the log that it is of (hash of its first entry), an entry's place and the entry's hash, which
+binds all entries before it. A site signs its answer together with the head that came with the question, so that it
+vouches for the log up to there as well. No torch here: ``log_verifier`` runs on a plain machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+SIGNED = ("train", "compare", "weigh", "evaluate")
+"""The tasks whose answers are signed, beside what a site is sent at the end of the run."""
+LAST = "last"
+"""In place of a task: the site has seen the last head, and has nothing else to say."""
+
+
+def head_bytes(head: Mapping[str, Any]) -> bytes:
+    """What the server signs; ``head``: "log" and "hash" (SHA-256, hexadecimal), "seq" (from 0 on)."""
+    return _canonical("fairflare head", head["log"], head["seq"], head["hash"])
+
+
+def answer_bytes(site: str, task: str, round: int, head: str, update: str, numbers: str) -> bytes:
+    """What a site signs.
+
+    Args:
+        site: its name.
+        task: one of ``SIGNED``, or ``LAST``.
+        round: that it was asked for.
+        head: hash of the head that it was sent.
+        update: SHA-256 of the update as it left the site, hexadecimal; empty without one.
+        numbers: ``numbers_hash`` of what it said beside the update.
+    """
+    return _canonical("fairflare answer", site, task, round, head, update, numbers)
+
+
+def numbers_hash(numbers: Mapping[str, Any]) -> str:
+    """SHA-256 of numbers by name, nested as they may be."""
+    return hashlib.sha256(_canonical(numbers)).hexdigest()
+
+
+def _canonical(*content: Any) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
