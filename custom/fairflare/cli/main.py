@@ -34,6 +34,7 @@ COMMANDS = {
     "export": "run",
     "export-model": "model",
     "fingerprint": "data",
+    "forget": "folders",
     "init": "data",
     "inspect": "folders",
     "join": "decision",

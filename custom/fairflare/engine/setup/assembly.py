@@ -85,7 +85,7 @@ def build_federation(
         lr=config.training["lr"],
         min_sites=config.min_sites,
         folder=folder,
-        header=_header(config, folder),
+        header=header(config, folder),
         observers=observers,
         groups=parts.grouping.names,
         leave_out=config.leave_out,
@@ -104,7 +104,7 @@ def build_federation(
     )
 
 
-def _header(config: RunConfig, folder: Path) -> dict[str, Any]:
+def header(config: RunConfig, folder: Path) -> dict[str, Any]:
     """What the log's first line says of the run."""
     return {
         "method": config.method,

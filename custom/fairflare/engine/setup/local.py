@@ -79,12 +79,15 @@ class LocalSites:
         tell: called with what preflight finds at each site.
     """
 
-    def __init__(self, config: RunConfig, folder: Path, parts: Parts, workers: int = 1) -> None:
-        """``workers``: processes that the sites are spread over; 1: none beside this one, as for a stacked run."""
+    def __init__(self, config: RunConfig, folder: Path, parts: Parts, workers: int = 1, without: str = "") -> None:
+        """``workers``: processes that the sites are spread over; 1: none beside this one, as for a stacked run.
+
+        ``without``: a site that is not there at all, and asked for nothing.
+        """
         self.on_site: Callable[[str], None] = lambda name: None
         self.tell: Callable[[str, Finding], None] = lambda name, finding: None
         at_site, self.at_server = new_credentials(config)
-        names = list(site_of_client(config, parts.task))
+        names = [name for name in site_of_client(config, parts.task) if name != without]
         workers, method = 1 if config.stacked else min(workers, len(names)), start_method(config.threads)
         build = partial(local_sites, config, folder, at_site, parts if workers == 1 or method == "fork" else None)
         back = (lambda name: self.on_site(name), lambda name, finding: self.tell(name, finding))
