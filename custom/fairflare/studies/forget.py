@@ -19,23 +19,19 @@ from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import AuditLog
-from fairflare.engine.choices import NO_CHOICE
 from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, JOINED, SUFFIX, is_there, read_json
 from fairflare.engine.history import last_counted, left_behind
 from fairflare.engine.log_lines import alike
 from fairflare.engine.setup.assembly import header, save_config, site_names
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.local import LocalSites, run_local
+from fairflare.engine.setup.local import LocalSites, run_local, starts_anew
 from fairflare.engine.setup.parts import Parts, build_parts, find
 from fairflare.engine.state import Checkpoint, json_text, load_checkpoint, save_checkpoint, save_text
-from fairflare.privacy.secure_sum.schemes import NONE
-from fairflare.probes.base import Probe
 from fairflare.report import REPORT
 from fairflare.report.write import verified_run, write_report
 from fairflare.studies import display
 from fairflare.studies.folders import created, is_complete, is_run, opened, refuse_existing
 from fairflare.studies.study import leaving_out
-from fairflare.trainers.base import Trainer
 
 STATEMENT = "statement"
 CHAIN = ("seq", "time", "event", "prev", "hash")
@@ -138,7 +134,7 @@ def _state_before(
         return None, "it was there from the start"
     if last_counted(entries, config.training["rounds"]).get(site) is None:
         return None, "its update was never accepted; the run is repeated without it"
-    if not _starts_anew(config, parts):
+    if not starts_anew(config, parts):
         return None, f"sites keep something from round to round under {config.method}, which has not been kept"
     lines = {entry["round"]: entry for entry in entries if entry["event"] == "round"}
     joined = min(number for number, line in lines.items() if site in line["declared"])
@@ -150,17 +146,6 @@ def _state_before(
     if state.round != joined - 1 or not alike(left, left_behind(state)):
         raise UserError(f"{JOINED}/{path.name}: is not what {AUDIT} says of round {joined - 1}")
     return state, f"it joined after round {state.round}, of which the state has been kept"
-
-
-def _starts_anew(config: RunConfig, parts: Parts) -> bool:
-    """Whether a site starts every round from what it is sent alone, and the server from its checkpoint."""
-    trainer, training = parts.trainer, config.training
-    plain = all(getattr(type(trainer), name) is getattr(Trainer, name) for name in ("train", "_train", "finish"))
-    steps = [training.get(name) for name in ("local_steps", "fewest_steps", "most_steps")]
-    keeps = training["keep_optimizer"] or any(number is not None for number in steps)
-    keeps |= any(type(probe).remember is not Probe.remember for probe in parts.probes)
-    keeps |= config.secure_sum != NONE or config.best_by != NO_CHOICE
-    return plain and trainer.is_shared and not keeps
 
 
 def forget(chosen: Plan, out: Path, *, force: bool = False) -> Json:
