@@ -182,6 +182,26 @@ def forget(folder: Path, site: str, yes: bool, out: Path | None, force: bool, as
 
 
 @click.command()
+@click.argument("folder", type=PATH, metavar="RUN")
+@click.option("--shadows", type=int, default=8, show_default=True, metavar="N", help="Shadow models per site; 0: none.")
+@as_json
+def risk(folder: Path, shadows: int, as_json: bool) -> None:
+    """Say how well it can be told from the final model of RUN whose records it was trained on, by site and group.
+
+    Each site attacks its own training records; an AUC with its interval leaves, of enough patients. The report shows
+    it. The sites' data must be on this machine. docs/risk.md
+    """
+    from fairflare.cli import console
+    from fairflare.studies.risk import measure_risk
+
+    found = measure_risk(folder, shadows)
+    if as_json:
+        console.dump({"folder": str(folder), "risk": found["detail"]["risk"]})
+        return
+    console.say(found["detail"]["risk"]["sentence"])
+
+
+@click.command()
 @click.argument("folders", type=PATH, nargs=-1, required=True, metavar="FOLDER...")
 @as_json
 def convert(folders: tuple[Path, ...], as_json: bool) -> None:

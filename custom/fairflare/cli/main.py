@@ -51,6 +51,7 @@ COMMANDS = {
     "report": "folders",
     "resume": "run",
     "riders": "studies",
+    "risk": "folders",
     "run": "run",
     "search": "studies",
     "sheet": "decision",

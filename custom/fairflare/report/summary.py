@@ -23,6 +23,7 @@ from fairflare.report.deployed_model import (
 )
 from fairflare.report.fairness import describe, mean
 from fairflare.report.groups import group_section
+from fairflare.report.membership import risk_section
 from fairflare.report.notes import note_sections
 from fairflare.report.rows import contributions, number_sections, round_row, site_rows
 from fairflare.report.sanity_checks import learned_section, trivial_of
@@ -71,7 +72,8 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         groups (None where the run has none), numbers of the sites (``rows.number_sections``), notes of the rule
         (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
         those of the sites' own models; used: "personal" where sites use such, of which ``personal`` then has "groups",
-        too; curves: only of a run about times (``curves.curves_section``); chosen: only of a run that chooses its best
+        too; curves: only of a run about times (``curves.curves_section``); risk: only
+        where membership was attacked (``membership.risk_section``); chosen: only of a run that chooses its best
         model (``deployed_model.chosen_section``).
     """
     from fairflare.report.clinical import clinical_section  # what lists methods imports no NumPy
@@ -122,6 +124,8 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     summary |= {"counted": PERSONAL} if counts_own else {}
     if curves := curves_section(trail.with_clinical_of(whole), config, about, sites):
         summary["curves"] = curves
+    if risk := risk_section(trail, sites):
+        summary["risk"] = risk
     if used:
         summary["used"] = PERSONAL
         summary["personal"]["groups"] = group_section(trail.of_own_models(), config, about)
