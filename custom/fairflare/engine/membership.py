@@ -6,8 +6,8 @@
 
 The likelihood-ratio attack of Carlini et al., "Membership inference attacks from first principles", IEEE S&P 2022,
 https://arxiv.org/abs/2112.03570, section VI, offline and with one variance for all records, which they advise for few
-shadow models. Shadow models come in pairs: one is trained on a random half of the site's records (its training split and
-the others), the second on the other half, both as a site alone would train, from the same first model.
+shadow models. These come in pairs: one is trained on a random half of the site's records (its training split and the
+others), the second on the other half, both as a site alone would train, from the same first model.
 Members are the training split, non-members the site's validation and test splits.
 """
 

@@ -113,7 +113,14 @@ def header(config: RunConfig, folder: Path) -> dict[str, Any]:
         "config_sha256": config.sha256(),
         "config_json_sha256": hashlib.sha256(read_bytes(folder / CONFIG, MOST_JSON)).hexdigest(),
         "versions": versions(),
+        **({"site_privacy": site_privacy(config)} if config.site_epsilon else {}),
     }
+
+
+def site_privacy(config: RunConfig) -> dict[str, Any]:
+    """The budget of each hospital's updates over the run."""
+    names = ("epsilon", "delta", "clip", "colluders")
+    return {name: getattr(config, f"site_{name}") for name in names}
 
 
 def _gate(config: RunConfig, parts: Parts, view: View) -> Gate:
