@@ -24,7 +24,9 @@ from fairflare.engine.setup.local import run_local
 
 TASKS = {"heart:full": (10, {"local_steps": 5}), "ist": (10, {"local_steps": 5})}
 """Task -> rounds, settings."""
-METHODS = ("fedavg", "fedheal", "cgsv")
+HOSPITAL = "fedavg-site"
+"""FedAvg with a budget for each hospital in place of each record: secure sums, equal weights."""
+METHODS = ("fedavg", "fedheal", "cgsv", HOSPITAL)
 EPSILON = (None, 8, 3, 1)
 SHARED = {"optimizer": "sgd", "lr": 0.3, "batch_size": 64, "weight_decay": 0.0, "group_by": "sex"}
 OUT = Path(__file__).parents[1] / "docs" / "benchmarks" / "differential-privacy.csv"
@@ -38,6 +40,8 @@ def results(task, method, epsilon, seed, most=1000):
     """(kind, name, value): AUC of a hospital; accuracy of a group, weighed over hospitals by their patients in it."""
     rounds, values = TASKS[task]
     private = {} if epsilon is None else {"trainer": "dp-sgd", "draws": "seed", "epsilon": epsilon}
+    if method == HOSPITAL:
+        method, private = "fedavg", {"secure_sum": "masks", "site_epsilon": epsilon or 0.0, "weighting": "uniform"}
     config = make_config(method, task, rounds=min(rounds, most), seed=seed, values={**SHARED, **values, **private})
     with tempfile.TemporaryDirectory() as folder:
         run_local(config, Path(folder))

@@ -12,7 +12,7 @@ from fairflare.core.types import LocalWork, Round, Training
 from fairflare.data.grouping import Grouping
 from fairflare.data.tensors import Split, TensorData
 from fairflare.engine.audit import verify
-from fairflare.engine.membership import Attack, area
+from fairflare.engine.setup.membership import Attack, area
 from fairflare.engine.site import Site
 from fairflare.trainers.sgd import PlainTrainer
 from helpers import Accuracy

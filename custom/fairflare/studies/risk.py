@@ -11,10 +11,10 @@ from fairflare.core.errors import UserError
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.files import AUDIT, BEST, CONFIG, read_json, read_model
 from fairflare.engine.history import read_final
-from fairflare.engine.membership import LEVEL, Attack
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.at_site import benefit_at_site, build_site
 from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.membership import LEVEL, Attack
 from fairflare.engine.setup.parts import build_parts, find
 from fairflare.report.write import verified_run, write_report
 from fairflare.studies.folders import is_run, opened
