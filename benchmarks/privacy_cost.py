@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who pays for privacy: AUC by hospital, and accuracy by patient group, at several epsilon, method by method.
 
-    python benchmarks/privacy_cost.py --seeds 5
+    python benchmarks/privacy_cost.py --seeds 5 --raw FOLDER
 
-Writes docs/benchmarks/differential-privacy.csv, one row per task, method, epsilon, hospital (or patient group over all
-hospitals), with the mean over seeds and its standard deviation. Settings are the same for every cell: no cell is tuned.
+Each run leaves a file in FOLDER, and the same command goes on with what is missing. From all that are there it writes
+docs/benchmarks/differential-privacy.csv, one row per task, method, epsilon, hospital (or patient group over all
+hospitals), with the mean over seeds and its standard deviation, and the table in differential-privacy.md. Settings are
+the same for every cell: no cell is tuned.
 """
 
 import argparse
 import csv
+import json
+import os
+import re
 import statistics
 import tempfile
 from pathlib import Path
@@ -19,56 +24,117 @@ from fairflare.engine.setup.local import run_local
 
 TASKS = {"heart:full": (10, {"local_steps": 5}), "ist": (10, {"local_steps": 5})}
 """Task -> rounds, settings."""
-METHODS = ("fedavg", "fedheal", "cgsv")
-EPSILON = (None, 1, 3, 8)
+HOSPITAL = "fedavg-site"
+"""FedAvg with a budget for each hospital in place of each record: secure sums, equal weights."""
+METHODS = ("fedavg", "fedheal", "cgsv", HOSPITAL)
+EPSILON = (None, 8, 3, 1)
 SHARED = {"optimizer": "sgd", "lr": 0.3, "batch_size": 64, "weight_decay": 0.0, "group_by": "sex"}
 OUT = Path(__file__).parents[1] / "docs" / "benchmarks" / "differential-privacy.csv"
+TABLE = re.compile(r"(?s)(<!-- begin: written by privacy_cost.py -->\n).*(<!-- end -->)")
+HEAD = (
+    "| task | method | epsilon | seeds | mean AUC of hospitals | loses most (AUC lost) | loses least | accuracy lost |"
+)
 
 
-def results(task: str, method: str, epsilon: float | None, seed: int, most: int = 1000) -> dict[tuple[str, str], float]:
-    """(kind, name) -> AUC of a hospital; accuracy of a group, weighed over hospitals by their patients in it."""
+def results(task, method, epsilon, seed, most=1000):
+    """(kind, name, value): AUC of a hospital; accuracy of a group, weighed over hospitals by their patients in it."""
     rounds, values = TASKS[task]
     private = {} if epsilon is None else {"trainer": "dp-sgd", "draws": "seed", "epsilon": epsilon}
+    if method == HOSPITAL:
+        method, private = "fedavg", {"secure_sum": "masks", "site_epsilon": epsilon or 0.0, "weighting": "uniform"}
     config = make_config(method, task, rounds=min(rounds, most), seed=seed, values={**SHARED, **values, **private})
     with tempfile.TemporaryDirectory() as folder:
         run_local(config, Path(folder))
         (found,) = [e["sites"] for e in verify(Path(folder, "audit.jsonl")) if e["event"] == "evaluation"]
-    rows, groups = {}, {}
+    rows, groups = [], {}
     for site, one in found.items():
         if "auc" in one["test"]:
-            rows["hospital", site] = one["test"]["auc"]
+            rows.append(("hospital", site, one["test"]["auc"]))
         for name, cell in one.get("groups", {}).get("test", {}).items():
             groups.setdefault(name, []).append((cell["n"], cell["value"]))
-    for name, cells in groups.items():
-        rows["group", name] = sum(n * value for n, value in cells) / sum(n for n, _ in cells)
-    return rows
+    means = {name: sum(n * v for n, v in cells) / sum(n for n, _ in cells) for name, cells in groups.items()}
+    return [*rows, *(("group", name, value) for name, value in sorted(means.items()))]
 
 
-def main() -> None:
+def run_missing(raw, tasks, seeds):
+    """A file for every run; seed by seed, so that what is there is of all cells alike."""
+    for task in tasks:
+        for seed in range(seeds):
+            for method in METHODS:
+                for epsilon in EPSILON:
+                    file = raw / f"{task.replace(':', '-')}_{method}_{epsilon or 'none'}_{seed}.json"
+                    if not file.exists():
+                        told = {"task": task, "method": method, "epsilon": epsilon, "seed": seed}
+                        told["rows"] = results(task, method, epsilon, seed)
+                        file.with_suffix(".part").write_text(json.dumps(told))
+                        os.replace(file.with_suffix(".part"), file)
+                        print(file.name, flush=True)
+
+
+def gathered(raw):
+    """(task, method, epsilon) -> (kind, name) -> values over seeds, of every file in ``raw``."""
+    cells = {(t, m, e): {} for t in TASKS for m in METHODS for e in EPSILON}
+    for file in sorted(raw.glob("*.json")):
+        told = json.loads(file.read_text())
+        of = cells[told["task"], told["method"], told["epsilon"]]
+        for kind, name, value in told["rows"]:
+            of.setdefault((kind, name), []).append(value)
+    return {key: cell for key, cell in cells.items() if cell}
+
+
+def with_spread(values):
+    """Mean, and the standard deviation over seeds where there are several."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def table(cells):
+    """The page's table; what is lost is paired, seed by seed."""
+    lines = [HEAD, "|---" * 8 + "|"]
+    for (task, method, epsilon), cell in cells.items():
+        hospitals = [statistics.fmean(one) for (kind, _), one in cell.items() if kind == "hospital"]
+        seeds = max(map(len, cell.values()))
+        base = cells.get((task, method, None), {})
+        lost = {
+            (kind, name): with_spread([b - v for b, v in zip(base[kind, name], values)])
+            for (kind, name), values in cell.items()
+            if epsilon and (kind, name) in base
+        }
+        ranked = sorted((loss for loss in lost.items() if loss[0][0] == "hospital"), key=lambda one: -one[1][0])
+        ends = [f"{name} ({mean:+.3f} sd {sd:.3f})" for (_, name), (mean, sd) in (*ranked[:1], *ranked[-1:])]
+        groups = ", ".join(f"{n} {mean:+.3f} sd {sd:.3f}" for (kind, n), (mean, sd) in lost.items() if kind == "group")
+        ends = ends or ["", ""]
+        row = (task, method, epsilon or "none", seeds, f"{statistics.fmean(hospitals):.3f}", *ends, groups)
+        lines.append(f"| {' | '.join(map(str, row))} |")
+    return "\n".join(lines) + "\n"
+
+
+def write(cells, out):
+    """The figures beside the page, and the page's table."""
+    with out.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("task", "method", "epsilon", "kind", "name", "mean", "sd", "seeds"))
+        for (task, method, epsilon), cell in cells.items():
+            for (kind, name), values in sorted(cell.items()):
+                mean, sd = with_spread(values)
+                writer.writerow((task, method, epsilon or "none", kind, name, f"{mean:.4f}", f"{sd:.4f}", len(values)))
+    page = out.with_suffix(".md")
+    page.write_text(TABLE.sub(lambda found: found[1] + table(cells) + found[2], page.read_text()))
+
+
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--raw", type=Path, default=Path("runs") / "privacy-cost", help="a file for every run")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--toy", action="store_true", help="one round of one method on heart, and no file")
     given = parser.parse_args()
     if given.toy:
         print(results("heart:full", "fedavg", 8, 0, most=1))
         return
-    table = []
-    for task in given.tasks.split(","):
-        for method in METHODS:
-            for epsilon in EPSILON:
-                each = [results(task, method, epsilon, seed) for seed in range(given.seeds)]
-                for kind, name in each[0]:
-                    values = [one[kind, name] for one in each if (kind, name) in one]
-                    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                    told = (f"{statistics.fmean(values):.4f}", f"{spread:.4f}", len(values))
-                    table.append((task, method, epsilon or "none", kind, name, *told))
-                print(task, method, epsilon, flush=True)
-    with given.out.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("task", "method", "epsilon", "kind", "name", "mean", "sd", "seeds"))
-        writer.writerows(table)
+    given.raw.mkdir(parents=True, exist_ok=True)
+    run_missing(given.raw, given.tasks.split(","), given.seeds)
+    write(gathered(given.raw), given.out)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,8 @@ ELSEWHERE = {
     r"fairflare (init|run|predict) .*(scans/|\.nii\.gz)": "tests/unit/test_volume_runs.py",
     r"fairflare \w+ .*(FOLDER|NEW\.csv|OTHER\.csv)": "tests/unit/test_survival_tables.py",
     r"fairflare (run fedavg --task |paper flamby-)tcga-brca": "tests/unit/test_tcga_brca.py",
+    r"fairflare risk ": "tests/unit/test_membership.py",
+    r"fairflare forget ": "tests/unit/test_forget.py",
     r"fairflare new ": "tests/unit/test_new.py",
     r"FAIRFLARE_PLUGINS=my_rule.py": "tests/unit/test_new.py",
     r"pytest test_my_rule.py": "tests/unit/test_new.py",

@@ -52,7 +52,7 @@ class Run:
     def __init__(self, method, task, after="none"):
         entry = registry.get_method(method)
         self.method, self.task, self.evaluation, self.fold, self.after = method, task, False, "", after
-        self.join, self.options = {}, {}
+        self.join, self.options, self.site_epsilon = {}, {}, 0.0
         kinds = ("trainer", "selector", "server_optimizer")
         self.parts = {kind: getattr(entry, kind) for kind in kinds}
 
@@ -100,6 +100,13 @@ def test_a_join_keeps_below_the_line_whatever_its_candidate():
         lines, desk = lines_of(files), {path.as_posix() for path in files if path.parts[0] in DESK}
         assert len(files) <= MOST_FILES and lines <= MOST_LINES, f"{method}: {lines} lines"
         assert desk == {"studies/__init__.py", "studies/own_model.py"}, method
+
+
+def test_a_job_with_a_hospitals_budget_carries_its_noise():
+    run, noise = Run("fedavg", "tabular"), Path("privacy/site_noise.py")
+    without = needed([*SITE, *modules_of_run(run)], own_files())
+    run.site_epsilon = 1.0
+    assert {noise, Path("privacy/budget.py")} <= needed([*SITE, *modules_of_run(run)], own_files()) - without
 
 
 def test_a_site_is_sent_no_server():

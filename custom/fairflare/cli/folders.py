@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fairflare.cli.options import PATH, as_json, set_option
+from fairflare.cli.options import PATH, as_json, force_option, out_option, set_option
+from fairflare.core.errors import UserError
 from fairflare.studies.labels import parse_pairs
 
 IN_PROGRESS = 3
@@ -59,7 +61,6 @@ def verify(folder: Path, head: str, heads: tuple[Path, ...], root: Path | None, 
     (docs/audit-log.md).
     """
     from fairflare.cli import console
-    from fairflare.core.errors import UserError
     from fairflare.engine.lock import at_work
     from fairflare.engine.log_lines import events
     from fairflare.privacy.log_verifier import check
@@ -154,6 +155,60 @@ def after(folder: Path, step: str, pairs: tuple[str, ...], as_json: bool) -> Non
 
     found = take_step(folder, step, parse_pairs(pairs))
     console.dump({"folder": str(folder), "report": found}) if as_json else results.run_result(found, folder)
+
+
+@click.command()
+@click.argument("folder", type=PATH, metavar="RUN")
+@click.option("--site", required=True, metavar="NAME", help="The hospital that leaves.")
+@click.option("--yes", is_flag=True, help="Go on without asking.")
+@out_option
+@force_option
+@as_json
+def forget(folder: Path, site: str, yes: bool, out: Path | None, force: bool, as_json: bool) -> None:
+    """Train the model of the finished RUN again as if the hospital NAME had never been there.
+
+    Says first which rounds at which sites it takes. The new run goes to RUN-without-NAME, with statement.md for the
+    hospital; RUN stays as it is. docs/forget.md
+    """
+    from fairflare.cli import console
+    from fairflare.studies import forget as leaving
+
+    chosen = leaving.plan(folder, site)
+    target = out or folder.with_name(f"{folder.resolve().name}-without-{site}")
+    if not as_json:
+        console.say(chosen.cost())
+    if not yes:
+        if as_json or not sys.stdin.isatty():
+            raise UserError("forget: expected --yes where nobody can be asked")
+        if not click.confirm("go on?", default=False):
+            return
+    said = leaving.forget(chosen, target, force=force)
+    if as_json:
+        console.dump({"folder": str(target), "statement": said})
+        return
+    for name, scores in said["stay"].items():
+        console.say(f"{name}: {said['metric']} {leaving.told(scores['before'])} -> {leaving.told(scores['after'])}")
+    console.say(f"statement: {target / 'statement.md'}")
+
+
+@click.command()
+@click.argument("folder", type=PATH, metavar="RUN")
+@click.option("--shadows", type=int, default=8, show_default=True, metavar="N", help="Shadow models per site; 0: none.")
+@as_json
+def risk(folder: Path, shadows: int, as_json: bool) -> None:
+    """Say how well it can be told from the final model of RUN whose records it was trained on, by site and group.
+
+    Each site attacks its own training records; an AUC with its interval leaves, of enough patients. The report shows
+    it. The sites' data must be on this machine. docs/risk.md
+    """
+    from fairflare.cli import console
+    from fairflare.studies.risk import measure_risk
+
+    found = measure_risk(folder, shadows)
+    if as_json:
+        console.dump({"folder": str(folder), "risk": found["detail"]["risk"]})
+        return
+    console.say(found["detail"]["risk"]["sentence"])
 
 
 @click.command()

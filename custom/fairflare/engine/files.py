@@ -27,6 +27,8 @@ BEST = f"best{SUFFIX}"
 BEST_MODELS = "best"
 """Folder of the best model so far."""
 AUDIT = "audit.jsonl"
+JOINED = "joined"
+"""Folder of the checkpoints of rounds after which a site joined."""
 UNSCORED = "unscored"
 """Folder of the models whose scores are owed."""
 

@@ -219,6 +219,7 @@ _STEPS = {
     "best": _best,
     "after": _after,
     "benefit": _after,
+    "risk": _after,
     "finish": _finish,
     "resume": _resume,
 }

@@ -59,6 +59,7 @@ SHAPES: dict[str, dict[Any, Any]] = {
         "rejected": REJECTED,
         "model_sha256": str,
     },
+    "risk": {"shadows": int, "level": NUMBER, "sites": {str: NUMBERS}, "rejected": REJECTED, "model_sha256": str},
     "finish": {"status": str, "reason": str, "model_sha256": str},
     COUNTERSIGNED: {"of": str, "signed": {str: dict}},
     REPORT: {"of": str, "status": str, "model_sha256": str, "files": {str: str}},

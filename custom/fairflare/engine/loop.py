@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from fairflare.engine.checks import Rejection, silent
 from fairflare.engine.clinical import CLINICAL
 from fairflare.engine.countersigned import Countersigned, Signer
 from fairflare.engine.entries import by_site, round_entry, too_few, usable
-from fairflare.engine.files import AUDIT, BEST, BEST_MODELS, CHECKPOINT, MODEL, UNSCORED, is_there
+from fairflare.engine.files import AUDIT, BEST, BEST_MODELS, CHECKPOINT, JOINED, MODEL, SUFFIX, UNSCORED, is_there
 from fairflare.engine.gate import Gate, Verdict, inspect_evaluation, steps_of
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import RunHistory, last_counted, left_behind, read_final, read_history, read_standing
@@ -175,7 +176,7 @@ class Federation:
             (self.folder / MODEL).unlink(missing_ok=True)
             self._backlog.go_on(run_history, standing.round)
             self._best.go_on(self._audit.entries, standing.round)
-        self._sha256 = model_hash(standing.model)
+        self._sha256, self._known = model_hash(standing.model), set(standing.declared)
         self._counted = last_counted(self._audit.entries, standing.round)
         return self._preflight(standing, resumed=run_history is not None)
 
@@ -273,12 +274,20 @@ class Federation:
             self._backlog.owe(round.number, outcome.model, left["model_sha256"])
         self._best.challenge(standing.round, standing.model, self._sha256, line)
         after = dataclasses.replace(after, entry=line["hash"])
+        if standing.round and set(after.declared) - self._known:
+            self._keep_before(standing.round)
+        self._known = set(after.declared)
         save_checkpoint(self.folder / CHECKPOINT, after)
         self._best.settle()
         self._sha256 = left["model_sha256"]
         self._counted |= dict.fromkeys(line["accepted"], round.number)
         self._log_scores(self._backlog.ready())
         return after
+
+    def _keep_before(self, round: int) -> None:
+        """Keep the checkpoint that is there: a site has joined since, and it may leave again."""
+        (self.folder / JOINED).mkdir(exist_ok=True)
+        shutil.copyfile(self.folder / CHECKPOINT, self.folder / JOINED / f"{round}{SUFFIX}")
 
     def _log_scores(self, found: Iterable[Scored]) -> None:
         for scored in found:

@@ -29,6 +29,7 @@ class Trail:
         best: the last "best" after the last resume, which names the model that the run chose; else empty.
         after: "step/by/split" -> the last "after" of that kind since then: what a step after the last round came to.
         benefit: the last "benefit" since then: the benefit of joining for each site.
+        risk: the last "risk" since then: how well it can be told whose records the model was trained on.
         finish: the last "finish" after the last resume, else empty.
         n_entries: records in the log, superseded ones included, records of reports not.
         head: hash of the last of these; with it the chain up to there can be checked.
@@ -42,6 +43,7 @@ class Trail:
     best: Entry = field(default_factory=dict)
     after: dict[str, Entry] = field(default_factory=dict)
     benefit: Entry = field(default_factory=dict)
+    risk: Entry = field(default_factory=dict)
     finish: Entry = field(default_factory=dict)
     n_entries: int = 0
     head: str | None = None
@@ -100,10 +102,11 @@ def read_trail(entries: Iterable[Entry]) -> Trail:
             scores[record["round"]] = record
         elif event == "resume":
             trail.resumes.append(record)
-            trail.evaluation, trail.best, trail.benefit, trail.finish, trail.after = {}, {}, {}, {}, {}
+            trail.evaluation, trail.best, trail.benefit, trail.risk = {}, {}, {}, {}
+            trail.finish, trail.after = {}, {}
         elif event == "after":
             trail.after["/".join(str(record.get(key)) for key in ("step", "by", "split"))] = record
-        elif event in ("evaluation", "best", "benefit", "finish"):
+        elif event in ("evaluation", "best", "benefit", "risk", "finish"):
             setattr(trail, event, record)
     trail.rounds = [_scored(rounds[number], scores.get(number)) for number in sorted(rounds)]
     trail.n_entries = len(records)

@@ -23,6 +23,7 @@ from fairflare.report.deployed_model import (
 )
 from fairflare.report.fairness import describe, mean
 from fairflare.report.groups import group_section
+from fairflare.report.membership import risk_section
 from fairflare.report.notes import note_sections
 from fairflare.report.rows import contributions, number_sections, round_row, site_rows
 from fairflare.report.sanity_checks import learned_section, trivial_of
@@ -52,6 +53,13 @@ PRIVATE_CAVEAT = (
     "choice of settings, what is said of validation and test splits, and a patient with several records as a whole."
 )
 SEEDED_CAVEAT = "Samples and noise of the private training came from the run's seed: this run protects nobody."
+NO_BUDGET = ("epsilon", "delta", "colluders")
+SITE_CAVEAT = (
+    "What this run's sums tell of a hospital's updates keeps to epsilon = {epsilon:g} at delta = {delta:g}, against "
+    "the server, readers of the model and the other hospitals, as long as no more than {colluders} of them tell their "
+    "share of the noise or drop out of a sum. Neighbouring runs differ in one hospital, whose updates are zero. Not "
+    "covered: numbers of examples, who takes part, and all results on test splits."
+)
 Json = dict[str, Any]
 
 
@@ -71,7 +79,8 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         groups (None where the run has none), numbers of the sites (``rows.number_sections``), notes of the rule
         (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
         those of the sites' own models; used: "personal" where sites use such, of which ``personal`` then has "groups",
-        too; curves: only of a run about times (``curves.curves_section``); chosen: only of a run that chooses its best
+        too; curves: only of a run about times (``curves.curves_section``); risk: only
+        where membership was attacked (``membership.risk_section``); chosen: only of a run that chooses its best
         model (``deployed_model.chosen_section``).
     """
     from fairflare.report.clinical import clinical_section  # what lists methods imports no NumPy
@@ -122,6 +131,10 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     summary |= {"counted": PERSONAL} if counts_own else {}
     if curves := curves_section(trail.with_clinical_of(whole), config, about, sites):
         summary["curves"] = curves
+    if budget := trail.start.get("site_privacy"):
+        summary["site_privacy"] = budget
+    if risk := risk_section(trail, sites):
+        summary["risk"] = risk
     if used:
         summary["used"] = PERSONAL
         summary["personal"]["groups"] = group_section(trail.of_own_models(), config, about)
@@ -227,6 +240,7 @@ def _caveats(summary: Json) -> list[str]:
         (method.get("selector") == POOL, POOLED_CAVEAT),
         (method.get("trainer") == PRIVATE, PRIVATE_CAVEAT),
         (method.get("trainer") == PRIVATE and (method["settings"] or {}).get("trainer.draws") == "seed", SEEDED_CAVEAT),
+        ("site_privacy" in summary, SITE_CAVEAT.format(**(summary.get("site_privacy") or dict.fromkeys(NO_BUDGET, 0)))),
         (True, WEIGHTS_CAVEAT),
     )
     return [sentence for holds, sentence in candidates if holds]

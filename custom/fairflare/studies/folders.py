@@ -24,6 +24,7 @@ from fairflare.engine.files import (
     CHECKPOINT,
     EARLIER,
     INITIAL,
+    JOINED,
     MODEL,
     SUFFIX,
     UNSCORED,
@@ -49,11 +50,14 @@ FLARE_LOG = "flare_log.txt"
 EVALUATION_FILES = (EVALUATION_RESULT, EVALUATION_PAGE)
 WEIGHTS = (CHECKPOINT, MODEL, BEST, INITIAL)
 EARLIER_WEIGHTS = tuple(name.replace(SUFFIX, EARLIER) for name in WEIGHTS)
-RUN_FILES = (CONFIG, AUDIT, *WEIGHTS, *EARLIER_WEIGHTS, REPORT, PAGE, LOG, FLARE_LOG, RIDER, *EVALUATION_FILES)
+STATEMENTS = ("statement.md", "statement.json")
+RUN_FILES = (CONFIG, AUDIT, *WEIGHTS, *EARLIER_WEIGHTS, REPORT, PAGE, LOG, FLARE_LOG, RIDER, *STATEMENTS)
+RUN_FILES += EVALUATION_FILES
 TENSORS = rf"({re.escape(SUFFIX)}|{re.escape(EARLIER)})"
 PREFLIGHT = re.compile(r"preflight_[^/]+\.txt")
 RUN_FOLDERS = {
     SITES: re.compile(rf"[^/]+({TENSORS}(\.lock)?|\.(after|asked|inputs)\.json)"),
+    JOINED: re.compile(rf"\d+{re.escape(SUFFIX)}"),
     UNSCORED: re.compile(rf"\d+{TENSORS}"),
     BEST_MODELS: re.compile(rf"\d+{TENSORS}"),
     EDITIONS: re.compile(r"[^/]+\.(html|json)"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from fairflare.aggregators.base import SummedRule
 from fairflare.core.schema import MASKED, Answer, Instruction, first_with_secure_sums, rest_with_secure_sums
@@ -22,6 +22,19 @@ KEPT = "secure_sum"
 """Key of the site's memory under which the rule's number for the rounds to come lies."""
 
 
+class Noise(Protocol):
+    """``privacy.site_noise.SiteNoise``, which only jobs that ask for it carry."""
+
+    def check(self) -> None:
+        """Raise EgressRefused unless one more sum keeps to the budget."""
+
+    def charge(self) -> None:
+        """Count a sum; raises EgressRefused."""
+
+    def applied(self, update: Mapping[str, Any], sites: int) -> StateDict:
+        """The weighted update as it is masked for a sum over so many sites."""
+
+
 class SiteSums:
     """What happens to a site's answer between training and sending.
 
@@ -30,6 +43,7 @@ class SiteSums:
         memory: the site's; the rule's number is kept in it from round to round.
         scalars: the probes' numbers with their ranges, which nobody else can check.
         federation: its id, the same at all sites of a run.
+        noise: what is done to the weighted update before it is masked; None: nothing.
     """
 
     goes_back: ClassVar[bool] = False
@@ -45,11 +59,12 @@ class SiteSums:
         least: int,
         federation: str = "",
         ring: Ring | None = None,
+        noise: Noise | None = None,
     ) -> None:
         self._rule, self._scheme, self._keys, self._memory, self._scalars = rule, scheme, keys, memory, scalars
         self._sums, self._updates = Rosters(keys.site, least), Rosters(keys.site, least)
         self._counts, self._counted = MaskedSums(keys), Rosters(keys.site, least)
-        self._federation, self._ring = federation, ring or Ring()
+        self._federation, self._ring, self._noise = federation, ring or Ring(), noise
         self._scales: dict[str, Scale] = {}
         self._weight = 0.0
         self._held: Answer | None = None
@@ -76,6 +91,8 @@ class SiteSums:
             EgressRefused: a number is out of its range.
         """
         check_scalars(answer.scalars, self._scalars)
+        if self._noise is not None:
+            self._noise.check()
         self._held, self._weighted = answer, None
         self._scales = self._ring.scales(instruction.model)
         self._received = fingerprint(
@@ -108,6 +125,8 @@ class SiteSums:
         if order == self._updates.last:
             raise SumRefused("a second update with the same masks")
         self._keys.check(order)
+        if self._noise is not None:
+            self._noise.charge()
         self._updates.admit(order)
         if self._weighted is None:
             self._weighted = self._weigh(held, sealed)
@@ -152,6 +171,8 @@ class SiteSums:
         """The update of ``weigh``, or what the site's own filters made of it, as only everyone's sum shows it."""
         if self._updates.last is None:
             raise SumRefused("nothing was weighed")
+        if self._noise is not None:
+            update = self._noise.applied(update, len(self._updates.last.roster))
         return mask_update(self._keys, update, self._updates.last, self._scales, self._weight)
 
     def _weigh(self, held: Answer, total: Any) -> Answer:

@@ -85,7 +85,7 @@ def build_federation(
         lr=config.training["lr"],
         min_sites=config.min_sites,
         folder=folder,
-        header=_header(config, folder),
+        header=header(config, folder),
         observers=observers,
         groups=parts.grouping.names,
         leave_out=config.leave_out,
@@ -104,7 +104,7 @@ def build_federation(
     )
 
 
-def _header(config: RunConfig, folder: Path) -> dict[str, Any]:
+def header(config: RunConfig, folder: Path) -> dict[str, Any]:
     """What the log's first line says of the run."""
     return {
         "method": config.method,
@@ -113,7 +113,14 @@ def _header(config: RunConfig, folder: Path) -> dict[str, Any]:
         "config_sha256": config.sha256(),
         "config_json_sha256": hashlib.sha256(read_bytes(folder / CONFIG, MOST_JSON)).hexdigest(),
         "versions": versions(),
+        **({"site_privacy": site_privacy(config)} if config.site_epsilon else {}),
     }
+
+
+def site_privacy(config: RunConfig) -> dict[str, Any]:
+    """The budget of each hospital's updates over the run."""
+    names = ("epsilon", "delta", "clip", "colluders")
+    return {name: getattr(config, f"site_{name}") for name in names}
 
 
 def _gate(config: RunConfig, parts: Parts, view: View) -> Gate:

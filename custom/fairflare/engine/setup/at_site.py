@@ -47,6 +47,7 @@ BINARY = 2
 EXTERNAL = "fairflare.tasks.external"
 """What reads the data of a site that only evaluates: by a name that no reader of imports follows, as is the next."""
 CURVES = "fairflare.engine.curves"
+SITE_NOISE = "fairflare.privacy.site_noise"
 PLAIN = "sgd"
 """The trainer of a site alone where the run's own exchanges more than models."""
 
@@ -148,13 +149,18 @@ def build_site(
         look=partial(_look, config, parts, known.get(name, name), own, min_count, execution.device),
         tell=tell,
         describe=(lambda data: {}) if config.evaluation else described,
-        aggregation=site_part(config, parts, name, kept, credentials or Credentials()),
+        aggregation=site_part(
+            config, parts, name, kept, credentials or Credentials(), _spent(config, home, " hospital")
+        ),
         receives=parts.received_tensors,
         family=parts.task.kind.family or Site.family,
-        ledger=SpentFile(home and home.with_name(home.name + SPENT_ENDING), f"{config.federation} {config.sha256()}")
-        if parts.trainer.private
-        else None,
+        ledger=_spent(config, home) if parts.trainer.private else None,
     )
+
+
+def _spent(config: RunConfig, home: Path | None, of: str = "") -> SpentFile:
+    """Where a site keeps what it has spent in this run."""
+    return SpentFile(home and home.with_name(home.name + SPENT_ENDING), f"{config.federation} {config.sha256()}{of}")
 
 
 def _training(config: RunConfig, own: SiteConfig | None) -> Training:
@@ -292,7 +298,9 @@ def summed(rule: Rule) -> SummedRule:
     return rule
 
 
-def site_part(config: RunConfig, parts: Parts, name: str, kept: SiteMemory, own: Credentials) -> SitePart:
+def site_part(
+    config: RunConfig, parts: Parts, name: str, kept: SiteMemory, own: Credentials, spent: SpentFile | None = None
+) -> SitePart:
     """What seals and masks the answers of the site ``name``, or sends them as they are; raises as ``summed``."""
     if config.secure_sum == NONE:
         return PlainAtSite()
@@ -306,7 +314,14 @@ def site_part(config: RunConfig, parts: Parts, name: str, kept: SiteMemory, own:
     scheme = number_scheme(config.secure_sum, keys, own)
     scalars = parts.scalars(anchored=False)
     ring = Ring(config.mask_bits, parts.trainable)
-    return SiteSums(summed(parts.rule), scheme, keys, kept, scalars, config.min_sites, config.federation, ring)
+    noise = _noise(config, spent) if config.site_epsilon else None
+    return SiteSums(summed(parts.rule), scheme, keys, kept, scalars, config.min_sites, config.federation, ring, noise)
+
+
+def _noise(config: RunConfig, spent: SpentFile | None) -> Any:
+    """Of the site's updates; the module by a name that no reader of imports follows."""
+    budget = (config.site_clip, config.site_epsilon, config.site_delta, config.site_colluders)
+    return importlib.import_module(SITE_NOISE).SiteNoise(*budget, config.training["rounds"], spent)
 
 
 def new_credentials(config: RunConfig) -> tuple[Credentials, Credentials]:

@@ -64,6 +64,8 @@ def checked_config(config: RunConfig) -> RunConfig:
         _check_trees(task)
     if made.trainer.private:
         _check_private(config, task)
+    if config.site_epsilon:
+        _check_site_noise(config, made.trainer, task)
     if isinstance(task, Script):
         _check_script(config, made.trainer)
     if config.evaluation:
@@ -105,6 +107,18 @@ def _check_private(config: RunConfig, task: Task) -> None:
     expected("solo", not config.solo, f"false {what} a site's model of its own", config.solo)
     expected("join", not config.join, f"none {what} folds", config.join)
     expected("task", not isinstance(task, Script), f"no script {what} what a script does", config.task)
+
+
+def _check_site_noise(config: RunConfig, trainer: Trainer, task: Task) -> None:
+    """Raise UserError where a hospital's updates cannot have a budget, or much would be told past it."""
+    what = "with site_epsilon, whose noise is added behind masks"
+    expected("secure_sum", config.secure_sum != NONE, f"masks or ckks {what}", config.secure_sum)
+    expected("solo", not config.solo, "false with site_epsilon, which does not cover a site's own model", config.solo)
+    expected("join", not config.join, "none with site_epsilon, which does not cover folds", config.join)
+    if trainer.sums_only:
+        raise UserError(f"site_epsilon: trainer {config.trainer} sends sums over patients, which no norm bounds")
+    most = len(task.sites()) - bool(config.leave_out) - 1
+    expected("site_colluders", config.site_colluders < most, f"at most {most - 1}", config.site_colluders)
 
 
 def _check_evaluation(config: RunConfig) -> None:

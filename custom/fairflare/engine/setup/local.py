@@ -20,6 +20,7 @@ from fairflare.core.workers import start_method
 from fairflare.data.centralised import pooled
 from fairflare.data.tensors import Split, TensorData
 from fairflare.engine.aggregation.base import Aggregation
+from fairflare.engine.choices import NO_CHOICE
 from fairflare.engine.entries import by_site
 from fairflare.engine.files import SUFFIX
 from fairflare.engine.hashes import model_hash
@@ -34,8 +35,10 @@ from fairflare.engine.setup.at_site import build_site, new_credentials, view_of
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.site import Site
-from fairflare.privacy.secure_sum.schemes import Credentials
+from fairflare.privacy.secure_sum.schemes import NONE, Credentials
+from fairflare.probes.base import Probe
 from fairflare.tasks.base import Task
+from fairflare.trainers.base import Trainer
 
 T = TypeVar("T")
 SITES = "sites"
@@ -79,12 +82,15 @@ class LocalSites:
         tell: called with what preflight finds at each site.
     """
 
-    def __init__(self, config: RunConfig, folder: Path, parts: Parts, workers: int = 1) -> None:
-        """``workers``: processes that the sites are spread over; 1: none beside this one, as for a stacked run."""
+    def __init__(self, config: RunConfig, folder: Path, parts: Parts, workers: int = 1, without: str = "") -> None:
+        """``workers``: processes that the sites are spread over; 1: none beside this one, as for a stacked run.
+
+        ``without``: a site that is not there at all, and asked for nothing.
+        """
         self.on_site: Callable[[str], None] = lambda name: None
         self.tell: Callable[[str, Finding], None] = lambda name, finding: None
         at_site, self.at_server = new_credentials(config)
-        names = list(site_of_client(config, parts.task))
+        names = [name for name in site_of_client(config, parts.task) if name != without]
         workers, method = 1 if config.stacked else min(workers, len(names)), start_method(config.threads)
         build = partial(local_sites, config, folder, at_site, parts if workers == 1 or method == "fork" else None)
         back = (lambda name: self.on_site(name), lambda name, finding: self.tell(name, finding))
@@ -173,6 +179,17 @@ def _rows(data: TensorData) -> str:
             digest.update(tensor.numpy().tobytes())
         digest.update(repr(split.attributes).encode())
     return digest.hexdigest()
+
+
+def starts_anew(config: RunConfig, parts: Parts) -> bool:
+    """Whether every round follows from the server's checkpoint alone: no site keeps anything for the next one."""
+    trainer, training = parts.trainer, config.training
+    plain = all(getattr(type(trainer), name) is getattr(Trainer, name) for name in ("train", "_train", "finish"))
+    steps = [training.get(name) for name in ("local_steps", "fewest_steps", "most_steps")]
+    keeps = training["keep_optimizer"] or any(number is not None for number in steps)
+    keeps |= any(type(probe).remember is not Probe.remember for probe in parts.probes)
+    keeps |= config.secure_sum != NONE or config.best_by != NO_CHOICE
+    return plain and trainer.is_shared and not keeps
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,10 @@ class RunConfig:
             ``privacy.secure_sum.graph``.
         mask_bits: of each entry of a masked update: 64, or 32, which rounds parameters; see
             ``privacy.secure_sum.ring``.
+        site_epsilon: budget of a hospital's updates over the run; 0: none, see ``privacy.site_noise``.
+        site_delta: the chance that goes with it.
+        site_clip: the largest norm of a site's update, as if all weights were alike.
+        site_colluders: sites that may tell their share of the noise, or drop out of a sum.
         max_norm_ratio: how many times larger than the other sites', its own earlier ones and the model a site's update
             may be; see ``engine.norms``.
         clip_updates: updates are clipped to this many times their median norm; 0: none is, see ``aggregators.bounded``.
@@ -133,6 +137,10 @@ class RunConfig:
     secure_sum: Annotated[str, Text(pattern="|".join(SCHEMES), words=f"one of {', '.join(SCHEMES)}")] = "none"
     mask_neighbours: Annotated[str, Text(pattern=NEIGHBOURS, words="auto, all or a number of sites")] = AUTO
     mask_bits: Annotated[int, Range(32, 64)] = 64
+    site_epsilon: Annotated[float, Range(0, 1e6)] = 0.0
+    site_delta: Annotated[float, Range(1e-15, 0.1)] = 1e-5
+    site_clip: Annotated[float, Range(1e-9, 1e9)] = 1.0
+    site_colluders: Annotated[int, Range(0, 1000)] = 1
     max_norm_ratio: Annotated[float, Range(2, 1_000_000)] = RATIO
     clip_updates: Annotated[float, Range(0, 1_000_000)] = 0.0
     clip_at: Annotated[str, Text(pattern="|".join(get_args(At)), words=f"one of {', '.join(get_args(At))}")] = "median"
@@ -227,6 +235,10 @@ SINCE = {"selector": "all", "server_optimizer": "none"}
 LATER: Mapping[str, Any] = {
     "mask_neighbours": "auto",
     "mask_bits": 64,
+    "site_epsilon": 0.0,
+    "site_delta": 1e-5,
+    "site_clip": 1.0,
+    "site_colluders": 1,
     "min_responses": None,
     "grace": 0.0,
     "stacked": False,

@@ -157,11 +157,19 @@ def site_parts(config: RunConfig, begin: Begin | None = None) -> Parts:
     beside = [name for name in sent if name not in {spec.name for spec in made.trainer.sends}]
     if made.trainer.private and beside:
         raise UserError(f"trainer {config.trainer}: {config.method} sends {beside[0]}, which no privacy budget covers")
+    if config.site_epsilon and beside:
+        raise UserError(f"site_epsilon: {config.method} sends {beside[0]}, which no privacy budget covers")
+    if config.site_epsilon and (kept := sorted(set(_floating(model)) - parts.trainable)):
+        raise UserError(f"site_epsilon: {kept[0]} is a statistic of patients (choose another normalisation)")
     if isinstance(task, Script) and parts.has_personal:
         raise UserError(f"trainer {config.trainer}: keeps layers at the sites, which a script does not")
     if reason := made.trainer.unsuited(network):
         raise UserError(f"trainer {config.trainer or method.trainer}: {reason}")
     return parts
+
+
+def _floating(model: StateDict) -> list[str]:
+    return [key for key, value in model.items() if value.is_floating_point()]
 
 
 def without_weights(options: Mapping[str, Any]) -> dict[str, Any]:

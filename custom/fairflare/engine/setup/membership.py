@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether somebody who knows a patient's record can tell that a model was trained on it: membership inference.
+
+    phi(x)   = log p_y(x) / (1 - p_y(x)); where there are no classes, minus the loss
+    score(x) = phi of the model - mean of phi over shadow models that were trained without x
+
+The likelihood-ratio attack of Carlini et al., "Membership inference attacks from first principles", IEEE S&P 2022,
+https://arxiv.org/abs/2112.03570, section VI, offline and with one variance for all records, which they advise for few
+shadow models. These come in pairs: one is trained on a random half of the site's records (its training split and the
+others), the second on the other half, both as a site alone would train, from the same first model.
+Members are the training split, non-members the site's validation and test splits.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fairflare.core.seeds import derive, seed_everything
+from fairflare.core.types import LocalWork, Round, StateDict
+from fairflare.data.grouping import Grouping
+from fairflare.data.tensors import Split, TensorData
+from fairflare.engine.evaluation import predict
+from fairflare.engine.site import Site
+from fairflare.functional.intervals import of_auc, of_share
+from fairflare.privacy.counts import released
+from fairflare.trainers.base import Trainer
+
+LEVEL = 0.95
+SHADOWS = 8
+FEWEST = 20
+"""Records of a site below which no shadow models are trained."""
+Array = npt.NDArray[np.float64]
+Chosen = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """The attack on one model of a run.
+
+    Attributes:
+        model: the one that is attacked.
+        first: the one that shadow models begin with.
+        trainer: theirs.
+        classes: whether targets are classes.
+        shadows: how many, an even number; 0: the loss alone is looked at.
+    """
+
+    model: StateDict
+    first: StateDict
+    trainer: Trainer
+    classes: bool
+    shadows: int = SHADOWS
+
+    def at(self, site: Site) -> dict[str, float]:
+        """What may leave of the attack at ``site``, whose data are there; nothing of too few patients.
+
+        Returns:
+            n_train, n_other (members and others), auc with low and high (95 %), loss (AUC of the loss alone), shadows,
+            and auc, low and high of each "/group" of which enough are known in both.
+        """
+        data: Any = site.data
+        members, others = data.size("train"), data.size("val") + data.size("test")
+        if site.min_count is None or min(members, others) < max(site.min_count, 2):
+            return {}
+        there = np.repeat([True, False], (members, others))
+        splits = [data.splits[name] for name in ("train", "val", "test")]
+        site.network.load_state_dict(self.model)
+        parts = [self._confidence(site, data, name) for name in ("train", "val", "test") if data.size(name)]
+        own, groups = (np.concatenate(each) for each in zip(*parts))
+        score = own
+        shadows = self.shadows if all(isinstance(one, Split) for one in splits) and len(own) >= FEWEST else 0
+        if shadows:
+            score = own - self._without(site, data, splits, shadows)
+        found = {"n_train": float(members), "n_other": float(others), "shadows": float(shadows)}
+        found |= {**area(score, there), "loss": area(own, there)["auc"]}
+        cells = [groups == number for number in range(len(site.groups))]
+        free = [self._free(cells, kind, site.min_count) for kind in (there, ~there)]
+        for name, cell, *allowed in zip(site.groups, cells, *free):
+            if all(allowed) and min((cell & there).sum(), (cell & ~there).sum()) >= max(site.min_count, 2):
+                found |= {f"{key}/{name}": value for key, value in area(score[cell], there[cell]).items()}
+        return found
+
+    def _free(self, cells: list[Chosen], kind: Chosen, least: int | None) -> list[bool]:
+        counts = [int((cell & kind).sum()) for cell in cells]
+        return released(counts, least, unknown=int(kind.sum()) - sum(counts))
+
+    def _without(self, site: Site, data: TensorData, splits: list[Any], shadows: int) -> Array:
+        """(N,) mean confidence in each record of the shadow models that were trained without it."""
+        inputs, targets = torch.cat([s.inputs for s in splits]), torch.cat([s.targets for s in splits])
+        everything = _with_train(data, Split(inputs, targets))
+        total = np.zeros(len(targets))
+        for pair in range(shadows // 2):
+            seed = derive(site.seed, "shadow", site.name, pair)
+            order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))
+            for half in order.chunk(2):
+                seed_everything(seed)
+                self._train(site, _with_train(data, Split(inputs[half], targets[half])), seed)
+                out = np.ones(len(targets), dtype=bool)
+                out[half.numpy()] = False
+                total += np.where(out, self._confidence(site, everything, "train")[0], 0.0)
+        return total / (shadows // 2)
+
+    def _train(self, site: Site, data: TensorData, seed: int) -> None:
+        site.network.load_state_dict(self.first)
+        memory: dict[str, Any] = {}
+        rounds = site.training.rounds
+        for number in range(1, rounds + 1):
+            work = LocalWork(
+                network=site.network,
+                data=data,
+                training=site.training,
+                round=Round(number, rounds),
+                seed=derive(seed, number),
+                execution=site.execution,
+                memory=memory,
+                received={key: value.clone() for key, value in site.network.state_dict().items()},
+                objective=site.objective,
+                family=site.family,
+                min_count=site.min_count,
+            )
+            self.trainer.train(work)
+
+    def _confidence(self, site: Site, data: Any, split: Any) -> tuple[Array, npt.NDArray[np.int64]]:
+        """(N,) phi of the loaded model, and the groups."""
+        objective = site.objective(data.class_counts.to(site.execution.device), 0.0)
+
+        def losses(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            each = objective(outputs.double(), targets, reduction="none")
+            return each.reshape(len(each), -1).mean(1), targets
+
+        batches = data.fixed(split, site.training.batch_size)
+        found, _, groups = predict(site.network, batches, site.execution.device, losses)
+        loss = found.double().numpy()
+        phi = -np.log(np.expm1(loss.clip(1e-12, 500.0))) if self.classes else -loss
+        return phi, groups.numpy()
+
+
+def _with_train(data: TensorData, train: Split) -> TensorData:
+    """``data`` with another training split, in no groups."""
+    other = copy.copy(data)
+    other.splits = {**data.splits, "train": train}
+    if len(data.class_counts):
+        other.class_counts = torch.bincount(train.labels, minlength=len(data.class_counts)).to(data.class_counts)
+    return other.on(data.device).grouped(Grouping())
+
+
+def area(score: Array, there: Chosen) -> Mapping[str, float]:
+    """AUC of ``score`` for members, with the ends of its 95 % interval; none where all scores are alike.
+
+    Args:
+        score: (N,) larger for what is taken for a member.
+        there: (N,) the members, at least one and not all.
+    """
+    order = np.argsort(np.argsort(score, kind="stable"), kind="stable")
+    values, inverse = np.unique(score, return_inverse=True)
+    ranks = np.bincount(inverse, weights=order + 1.0)[inverse] / np.bincount(inverse)[inverse]
+    m, n = int(there.sum()), int((~there).sum())
+    auc = float((ranks[there].sum() - m * (m + 1) / 2) / (m * n))
+    ends = of_auc(score, there, LEVEL)
+    if ends is None and auc in (0.0, 1.0):  # apart: as if each of the fewer kind were one trial
+        ends = of_share(round(auc) * min(m, n), min(m, n), LEVEL)
+    return {"auc": auc, **({} if ends is None or len(values) < 2 else {"low": ends[0], "high": ends[1]})}
