@@ -135,9 +135,7 @@ def _places(replies: Sequence[Reply], entries: int) -> list[Room]:
     return [Room()] if in_files and entries * len(replies) >= LARGE else []
 
 
-def _counters(
-    found: torch.Tensor | Filed | None, entries: int, most: int, places: list[Room]
-) -> torch.Tensor | Filed:
+def _counters(found: torch.Tensor | Filed | None, entries: int, most: int, places: list[Room]) -> torch.Tensor | Filed:
     """The counters, of the type that ``most`` fits; zeros where there are none."""
     dtype = torch.uint8 if most <= NARROWEST else torch.int16
     if isinstance(found, Filed):
