@@ -104,7 +104,7 @@ def timed_step(name: str, execution: Execution, device: torch.device, options: a
 
 
 def runs() -> None:
-    """Print what a run of two rounds takes on the GPU beside the CPU; the first, which renders images, is not counted."""
+    """Print what a run of two rounds takes on the GPU beside the CPU; the first, which renders, is not counted."""
     command = [sys.executable, "-m", "fairflare", "run", "fedavg", "--task", "ich-phantom:small", "--rounds", "2"]
     seconds = {}
     for place in ("GPU", "CPU", "GPU"):

@@ -221,11 +221,12 @@ def test_weighing_does_not_advance_the_counters():
 
 @each("seen", [1, 100, 253, 254, 255, 256, 1000])
 def test_counters_of_one_byte_and_of_two_keep_the_same(seen):
-    """Checkpoints of earlier versions hold two bytes, and from 256 rounds on one is too few."""
+    """Checkpoints of earlier versions hold two bytes, entry by entry, and from 256 rounds on one is too few."""
     counts = torch.tensor([0, seen, seen // 3, seen // 2])
     outcomes = []
     for dtype in (torch.uint8, torch.int16) if seen < 256 else (torch.int16,):
-        held = {f"site-{k}": counts.roll(k).to(dtype) for k in range(2)}
+        own = [counts.roll(k).to(dtype) for k in range(2)]
+        held = {f"site-{k}": {"w": one} if dtype == torch.int16 and seen < 256 else one for k, one in enumerate(own)}
         state = {"history": held, "sizes": {"w": 4}, "rounds": dict.fromkeys(held, seen)}
         sites = [reply(0, [1.0, -1.0, 1.0, -1.0]), reply(1, [2.0, 2.0, -2.0, -2.0])]
         outcomes.append(FedHEAL(tau=0.4).aggregate({"w": torch.zeros(4)}, sites, state, ROUND))

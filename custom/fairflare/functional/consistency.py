@@ -57,11 +57,11 @@ class Consistency:
         keys = [key for key in replies[0].update if reference or key in replies[0].trainable]
         sizes = {key: replies[0].update[key].numel() for key in keys}
         history, rounds = dict(state.get("history", {})), dict(state.get("rounds", {}))
-        entries, places = sum(sizes.values()), _places(replies, sum(sizes.values()))
+        places = _places(replies, sum(sizes.values()))
         for reply in replies:
             if rounds.setdefault(reply.site, 0) >= MOST_ROUNDS:
                 raise OverflowError(f"site {reply.site}: {MOST_ROUNDS} rounds, more than the counters hold")
-            history[reply.site] = _counters(history.get(reply.site), entries, rounds[reply.site] + 1, places)
+            history[reply.site] = _counters(history.get(reply.site), sizes, rounds[reply.site] + 1, places)
         return cls(history, sizes, rounds, tau, reference)
 
     def after(self, replies: Sequence[Reply]) -> dict[str, Any]:
@@ -135,19 +135,26 @@ def _places(replies: Sequence[Reply], entries: int) -> list[Room]:
     return [Room()] if in_files and entries * len(replies) >= LARGE else []
 
 
-def _counters(found: torch.Tensor | Filed | None, entries: int, most: int, places: list[Room]) -> torch.Tensor | Filed:
+def _counters(
+    found: torch.Tensor | Filed | Mapping[str, torch.Tensor] | None,
+    sizes: Mapping[str, int],
+    most: int,
+    places: list[Room],
+) -> torch.Tensor | Filed:
     """The counters, of the type that ``most`` fits; zeros where there are none."""
     dtype = torch.uint8 if most <= NARROWEST else torch.int16
+    if isinstance(found, Mapping):  # a checkpoint of an earlier version has them entry by entry
+        found = torch.cat([found[key].reshape(-1) for key in sizes])
     if isinstance(found, Filed):
         if found.dtype is dtype:
             return found
         found = found.tensor()
     if places:
         try:
-            return Filed(places[0], entries, dtype) if found is None else Filed.of(places[0], found, dtype)
+            return Filed(places[0], sum(sizes.values()), dtype) if found is None else Filed.of(places[0], found, dtype)
         except OSError:  # a full disk leaves them in memory
             places.clear()
-    return torch.zeros(entries, dtype=dtype) if found is None else found.to(dtype)
+    return torch.zeros(sum(sizes.values()), dtype=dtype) if found is None else found.to(dtype)
 
 
 @cache
