@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directions of the sites' updates compared through one K x K matrix of inner products."""
+"""Directions of the sites' updates compared through inner products: of all pairs, or with a weighted sum of all."""
 
 from __future__ import annotations
 
