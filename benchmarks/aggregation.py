@@ -48,7 +48,7 @@ METHODS = ("fedavg", "fedism", "fedism-plus", "fedce", "fedlwr", "fedheal", "fed
 """Whose sites send an update and numbers alone."""
 GOALS = {"fedavg": 2.5, "fedism": 2.5, "fedism-plus": 2.5, "fedce": 5.0, "fedheal": 9.0}
 """Method -> reads that a round may cost."""
-MOST_MODELS = 3.0
+MOST_MODELS = 4.0
 MANY, SMALLER = 300, 0.3
 """Sites from which on models are of ``SMALLER`` times the width."""
 WARM = 2

@@ -18,36 +18,32 @@ from fairflare.engine.hashes import model_hash, state_hash
 from fairflare.engine.state import Checkpoint, load_checkpoint, save_checkpoint
 from fairflare.functional import consistency
 
-SIZES = {"a": 70_000, "b": 3, "c": 0}
 ROUNDS = 6
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
 def test_values_are_read_and_changed_block_by_block(dtype):
     room = Room()
-    before = {"a": (torch.arange(70_000) % 200).to(dtype), "old": torch.ones(2, dtype=dtype)}
-    first, second = Filed.of(room, before, SIZES, dtype), Filed(room, SIZES, dtype)
-    assert list(first) == list(SIZES) and torch.equal(first["a"], before["a"]) and first["a"].dtype == dtype
-    assert not first["b"].any() and first["c"].numel() == 0
-    block = slice(65_536, 131_072)
-    found = first.read("a", block, np.empty(65_536, first["a"].numpy().dtype))
-    assert len(found) == 70_000 - 65_536
-    first.write("a", block, found + 1)
-    assert torch.equal(first["a"][65_536:], before["a"][65_536:] + 1)
-    assert torch.equal(first["a"][:65_536], before["a"][:65_536]) and not second["a"].any()
+    before = (torch.arange(70_000) % 200).to(dtype)
+    first, second = Filed.of(room, before, dtype), Filed(room, 70_000, dtype)
+    assert torch.equal(first.tensor(), before) and first.tensor().dtype == dtype
+    found = first.read(65_536, np.empty(70_000 - 65_536, before.numpy().dtype))
+    first.write(65_536, found + 1)
+    assert torch.equal(first.tensor()[65_536:], before[65_536:] + 1)
+    assert torch.equal(first.tensor()[:65_536], before[:65_536]) and not second.tensor().any()
 
 
 def test_a_copy_lies_in_memory():
-    filed = Filed.of(Room(), {"b": torch.ones(3)}, SIZES, torch.uint8)
+    filed = Filed.of(Room(), torch.ones(3), torch.uint8)
     copied = copy.deepcopy({"history": filed})["history"]
-    assert type(copied) is dict and state_hash(copied) == state_hash(filed)
-    copied["b"] += 1
-    assert filed["b"].tolist() == [1, 1, 1]
+    assert type(copied) is torch.Tensor and state_hash({"history": copied}) == state_hash({"history": filed})
+    copied += 1
+    assert filed.tensor().tolist() == [1, 1, 1]
 
 
 def test_the_file_goes_with_the_last_that_lies_in_it():
     room = Room()
-    filed, number = Filed(room, SIZES, torch.uint8), room.number
+    filed, number = Filed(room, 3, torch.uint8), room.number
     del room
     gc.collect()
     assert os.fstat(number).st_nlink == 0
@@ -57,17 +53,17 @@ def test_the_file_goes_with_the_last_that_lies_in_it():
         os.fstat(number)
 
 
-def test_one_entry_is_in_memory_while_they_are_written(tmp_path, monkeypatch):
-    filed = Filed.of(Room(), {}, {str(k): 1 << 20 for k in range(8)}, torch.uint8)
-    arrays, read = [], Filed.__getitem__
+def test_one_site_is_in_memory_while_they_are_written(tmp_path, monkeypatch):
+    room, arrays, read = Room(), [], Filed.tensor
 
-    def counted(self, key):
-        arrays.append(weakref.ref(found := read(self, key)))
+    def counted(self):
+        arrays.append(weakref.ref(found := read(self)))
         assert sum(one() is not None for one in arrays) <= 2
         return found
 
-    monkeypatch.setattr(Filed, "__getitem__", counted)
-    save_checkpoint(tmp_path / "c", Checkpoint(1, {"w": torch.zeros(2)}, {"history": {"site-1": filed}}))
+    monkeypatch.setattr(Filed, "tensor", counted)
+    history = {f"site-{k}": Filed(room, 1 << 20, torch.uint8) for k in range(8)}
+    save_checkpoint(tmp_path / "c", Checkpoint(1, {"w": torch.zeros(2)}, {"history": history}))
     assert len(arrays) == 8 and (tmp_path / "c").stat().st_size > 8 << 20
 
 
@@ -95,13 +91,13 @@ def test_fedheal_makes_the_same_model_wherever_its_counters_lie(variant, monkeyp
     *found, in_file = rounds(lambda t: True, variant)
     *mixed, _ = rounds(lambda t: t in (2, 5), variant)
     assert found == expected and mixed == expected
-    assert {type(one) for one in in_memory["history"].values()} == {dict}
+    assert {type(one) for one in in_memory["history"].values()} == {torch.Tensor}
     assert {type(one) for one in in_file["history"].values()} == {Filed}
 
 
 def test_small_counters_stay_in_memory():
     *_, state = rounds(lambda t: True, "paper")
-    assert {type(one) for one in state["history"].values()} == {dict}
+    assert {type(one) for one in state["history"].values()} == {torch.Tensor}
 
 
 def test_checkpoints_are_alike_and_rounds_go_on_from_them(tmp_path, monkeypatch):
@@ -134,15 +130,15 @@ def test_on_a_full_disk_counters_stay_in_memory(monkeypatch):
 
     monkeypatch.setattr(Room, "take", full)
     *found, state = rounds(lambda t: True, "paper")
-    assert found == expected and {type(one) for one in state["history"].values()} == {dict}
+    assert found == expected and {type(one) for one in state["history"].values()} == {torch.Tensor}
 
 
 def test_counters_in_a_file_widen_after_255_rounds(monkeypatch):
     monkeypatch.setattr(consistency, "LARGE", 0)
     update = {"w": torch.ones(5)}
     reply = Reply("site-1", Entries(update, {"w": torch.float32}), 1, trainable=frozenset("w"))
-    found = {"w": torch.full((5,), 255, dtype=torch.uint8)}
-    state = {"history": {"site-1": Filed.of(Room(), found, {"w": 5}, torch.uint8)}, "rounds": {"site-1": 255}}
+    found = torch.full((5,), 255, dtype=torch.uint8)
+    state = {"history": {"site-1": Filed.of(Room(), found, torch.uint8)}, "rounds": {"site-1": 255}}
     after = FedHEAL().aggregate({"w": torch.zeros(5)}, [reply], state, Info(Round(256, 300))).state
     counters = after["history"]["site-1"]
-    assert isinstance(counters, Filed) and counters["w"].tolist() == [256] * 5 and counters.dtype == torch.int16
+    assert isinstance(counters, Filed) and counters.tensor().tolist() == [256] * 5 and counters.dtype == torch.int16

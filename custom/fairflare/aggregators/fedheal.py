@@ -154,7 +154,7 @@ class FedHEAL(WeighingRule):
         self, model: StateDict, replies: Sequence[Reply], weights: Weights, masks: Consistency
     ) -> StateDict:
         """w_i + sum over kept of p_m u_{m,i} / sum over kept of p_m; the other entries as a weighted mean."""
-        masked = [key for key in model if masks.masks(replies[0].site, key)]
+        masked = [key for key in model if masks.masks(key)]
         result = add_weighted({k: v for k, v in model.items() if k not in masked}, replies, weights)
         for key in masked:
             total = model[key].to(torch.promote_types(model[key].dtype, torch.float32), copy=True)

@@ -8,16 +8,11 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
-from functools import cached_property, lru_cache
-from types import MappingProxyType
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-
-ALIGNED = 64
-"""Bytes between whose multiples an entry begins."""
 
 
 class Room:
@@ -43,73 +38,43 @@ class Room:
         return begin
 
 
-class Filed(Mapping[str, "torch.Tensor"]):
-    """Flat tensors of one type in a file: asking for one reads a copy of it.
+class Filed:
+    """A flat tensor in a file.
 
     Attributes:
-        sizes: key -> number of entries.
+        size: its number of entries.
         dtype: of all entries.
     """
 
-    def __init__(self, room: Room, sizes: Mapping[str, int], dtype: torch.dtype) -> None:
-        """Zeros; raises OSError where the disk has no room for them.
-
-        Args:
-            room: where; several of these may lie in one.
-            sizes: key -> number of entries.
-            dtype: of all entries.
-        """
-        self.dtype, self._room = dtype, room
-        self.sizes, self._places, self._size = _layout(tuple(sizes.items()), dtype.itemsize)
-        self._begin = room.take(self._size)
+    def __init__(self, room: Room, size: int, dtype: torch.dtype) -> None:
+        """Zeros in ``room``, where several may lie; raises OSError where the disk has no room for them."""
+        self.size, self.dtype, self._room = size, dtype, room
+        self._begin = room.take(max(size, 1) * dtype.itemsize)
 
     @classmethod
-    def of(cls, room: Room, found: Mapping[str, torch.Tensor], sizes: Mapping[str, int], dtype: torch.dtype) -> Filed:
-        """The entries of ``found`` in ``room``, as ``dtype``; those that it lacks are zero."""
-        filed = cls(room, sizes, dtype)
-        for key in sizes:
-            if key in found:
-                filed.write(key, slice(None), found[key].to(dtype).numpy())
+    def of(cls, room: Room, found: torch.Tensor, dtype: torch.dtype) -> Filed:
+        """The entries of ``found`` in ``room``, as ``dtype``; raises OSError where they do not fit."""
+        filed = cls(room, len(found), dtype)
+        filed.write(0, found.to(dtype).numpy())
         return filed
 
-    def __getitem__(self, key: str) -> torch.Tensor:
-        found = torch.empty(self.sizes[key], dtype=self.dtype)
-        self._read(found.numpy(), self._places[key])
+    def tensor(self) -> torch.Tensor:
+        """(size,): a copy in memory."""
+        found = torch.empty(self.size, dtype=self.dtype)
+        self.read(0, found.numpy())
         return found
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.sizes)
+    def __deepcopy__(self, memo: Any) -> torch.Tensor:
+        return self.tensor()
 
-    def __len__(self) -> int:
-        return len(self.sizes)
+    def read(self, start: int, room: np.ndarray) -> np.ndarray:
+        """(B,): the B values from ``start`` on, in ``room``, which is of their type."""
+        if os.preadv(self._room.number, [room.data], self._begin + start * self.dtype.itemsize) != room.nbytes:
+            raise OSError(errno.EIO, "the counters' file is shorter than it was")
+        return room
 
-    def __deepcopy__(self, memo: Any) -> dict[str, torch.Tensor]:
-        return dict(self)
-
-    def read(self, key: str, block: slice, room: np.ndarray) -> np.ndarray:
-        """(B,): the values at a block of an entry's positions, in ``room``, which is of their type."""
-        start, stop, _ = block.indices(self.sizes[key])
-        self._read(room[: stop - start], self._places[key] + start * self.dtype.itemsize)
-        return room[: stop - start]
-
-    def write(self, key: str, block: slice, values: np.ndarray) -> None:
-        """Replace the values at a block of an entry's positions; raises OSError where the file does not take them."""
-        start, _, _ = block.indices(self.sizes[key])
+    def write(self, start: int, values: np.ndarray) -> None:
+        """Replace the values from ``start`` on; raises OSError where the file does not take them."""
         data = np.ascontiguousarray(values)
-        place = self._begin + self._places[key] + start * self.dtype.itemsize
-        if os.pwrite(self._room.number, data.data, place) != data.nbytes:
+        if os.pwrite(self._room.number, data.data, self._begin + start * self.dtype.itemsize) != data.nbytes:
             raise OSError(errno.ENOSPC, "the counters' file took only a part")
-
-    def _read(self, room: np.ndarray, place: int) -> None:
-        if (read := os.preadv(self._room.number, [room.data], self._begin + place)) != room.nbytes:
-            raise OSError(errno.EIO, f"counters in a file: expected {room.nbytes} bytes, found {read}")
-
-
-@lru_cache(maxsize=4)
-def _layout(sizes: tuple[tuple[str, int], ...], width: int) -> tuple[Mapping[str, int], Mapping[str, int], int]:
-    """Key -> entries, key -> where its bytes begin, and bytes in all: once for all sites, which may be hundreds."""
-    places, end = {}, 0
-    for key, size in sizes:
-        places[key] = end
-        end += -(-size * width // ALIGNED) * ALIGNED
-    return MappingProxyType(dict(sizes)), MappingProxyType(places), max(end, ALIGNED)

@@ -16,7 +16,6 @@ import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -159,16 +158,13 @@ class _Writing:
 
     def form(self, value: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(value, Filed):
-            return {"map": [[key, self._lazily(value, key, (*path, key))] for key in value]}
+            return self._entry(_Entry(value.dtype, (value.size,), value.tensor), path)
         if isinstance(value, Mapping):
             return {"map": [[_key(_plain(key)), self.form(item, (*path, key))] for key, item in value.items()]}
         if isinstance(value, (list, tuple)):
             found = [self.form(item, (*path, k)) for k, item in enumerate(value)]
             return found if isinstance(value, list) else {"tuple": found}
         return self._tensor(value, path) if isinstance(value, Tensor) else _plain(value)
-
-    def _lazily(self, filed: Filed, key: str, path: tuple[Any, ...]) -> Any:
-        return self._entry(_Entry(filed.dtype, (filed.sizes[key],), partial(filed.__getitem__, key)), path)
 
     def _tensor(self, value: Tensor, path: tuple[Any, ...]) -> Any:
         if value.dtype not in NAMES or value.layout is not torch.strided:

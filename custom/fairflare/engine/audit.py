@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +20,8 @@ from fairflare.core.full_disk import naming
 from fairflare.engine.files import MOST_LOG, is_there, read_bytes
 
 GENESIS = "0" * 64
+CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+PLAIN = json.JSONEncoder(allow_nan=False)
 
 
 class AuditLog:
@@ -106,7 +109,10 @@ def verify(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
 def entry_hash(entry: dict[str, Any]) -> str:
     """SHA-256 over the entry without its own hash, as canonical JSON."""
     content = {key: value for key, value in entry.items() if key != "hash"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    digest = hashlib.sha256()
+    for piece in _pieces(content, CANONICAL):
+        digest.update(piece.encode())
+    return digest.hexdigest()
 
 
 def _chained(data: bytes, name: str) -> tuple[list[dict[str, Any]], int]:
@@ -155,4 +161,17 @@ def _entry(line: bytes, number: int, name: str) -> dict[str, Any]:
 
 
 def _text(entry: dict[str, Any]) -> str:
-    return json.dumps(entry, allow_nan=False)
+    return "".join(_pieces(entry, PLAIN))
+
+
+def _pieces(value: Any, form: json.JSONEncoder, depth: int = 3) -> Iterator[str]:
+    """What ``form`` makes of ``value``, mapping by mapping: all at once it needs several times the text's memory."""
+    if not depth or type(value) is not dict or not value or not all(type(key) is str for key in value):
+        yield form.encode(value)
+        return
+    before = "{"
+    for key, item in sorted(value.items()) if form.sort_keys else value.items():
+        yield before + form.encode(key) + form.key_separator
+        yield from _pieces(item, form, depth - 1)
+        before = form.item_separator
+    yield "}"

@@ -56,8 +56,13 @@ def blocks_of(replies: Sequence[Reply], key: str, size: int = BLOCK) -> Iterator
 
 def square_of(block: np.ndarray) -> float:
     """The sum of squares; in float64 where float32 overflows."""
-    square = float(np.vdot(block, block))
-    return square if math.isfinite(square) else float(np.dot(block.astype(np.float64), block.astype(np.float64)))
+    return inner(block, block)
+
+
+def inner(one: np.ndarray, other: np.ndarray) -> float:
+    """The inner product; in float64 where float32 overflows."""
+    found = float(np.vdot(one, other))
+    return found if math.isfinite(found) else float(np.dot(one.astype(np.float64), other.astype(np.float64)))
 
 
 def _array(update: torch.Tensor) -> np.ndarray:

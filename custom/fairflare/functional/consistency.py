@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,9 @@ class Consistency:
     """The counters of all sites, and with them this round's masks.
 
     Attributes:
-        history: site -> key -> uint8 or int16 (entries,), the rounds in which the update went the counted way.
+        history: site -> uint8 or int16 (entries,), the rounds in which the update went the counted way, of all masked
+            entries one after the other.
+        sizes: key -> number of entries, in their order.
         rounds: site -> rounds counted before this one.
         tau: least share of rounds in an update's direction for it to be kept.
         reference: False: a non-negative update is counted, this round included, and kept from tau on (the paper).
@@ -42,7 +45,8 @@ class Consistency:
             a site sends first is kept (the authors' code).
     """
 
-    history: Mapping[str, Mapping[str, torch.Tensor]]
+    history: Mapping[str, torch.Tensor | Filed]
+    sizes: Mapping[str, int]
     rounds: Mapping[str, int]
     tau: float
     reference: bool
@@ -57,43 +61,46 @@ class Consistency:
         for reply in replies:
             if rounds.setdefault(reply.site, 0) >= MOST_ROUNDS:
                 raise OverflowError(f"site {reply.site}: {MOST_ROUNDS} rounds, more than the counters hold")
-            history[reply.site] = _counters(history.get(reply.site, {}), sizes, rounds[reply.site] + 1, places)
-        return cls(history, rounds, tau, reference)
+            history[reply.site] = _counters(history.get(reply.site), sizes, rounds[reply.site] + 1, places)
+        return cls(history, sizes, rounds, tau, reference)
 
     def after(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """What the next round needs."""
         here = {reply.site for reply in replies}
         rounds = {site: n + (site in here) for site, n in self.rounds.items()}
-        return {"history": dict(self.history), "rounds": rounds}
+        return {"history": dict(self.history), "sizes": dict(self.sizes), "rounds": rounds}
 
-    def masks(self, site: str, key: str) -> bool:
+    def masks(self, key: str) -> bool:
         """Whether this entry is masked at all: the paper leaves buffers alone."""
-        return key in self.history[site]
+        return key in self.sizes
 
     @cached_property
-    def _arrays(self) -> dict[str, dict[str, np.ndarray]]:
-        here = {site: keys for site, keys in self.history.items() if not isinstance(keys, Filed)}
-        return {site: {key: one.numpy() for key, one in keys.items()} for site, keys in here.items()}
+    def _starts(self) -> dict[str, int]:
+        return dict(zip(self.sizes, accumulate(self.sizes.values(), initial=0)))
+
+    @cached_property
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return {site: one.numpy() for site, one in self.history.items() if not isinstance(one, Filed)}
 
     @cached_property
     def _room(self) -> np.ndarray:
         """Where a block of counters from a file is looked at."""
         return np.empty(BLOCK * torch.int16.itemsize, np.uint8)
 
-    def _counter(self, site: str, key: str, block: slice) -> np.ndarray:
-        """(B,): a site's counters at a block of positions."""
+    def _counter(self, site: str, start: int, size: int) -> np.ndarray:
+        """(B,): a site's counters at ``size`` positions from ``start`` on."""
         found = self.history[site]
         if isinstance(found, Filed):
             room = self._room if found.dtype is torch.uint8 else self._room.view(np.int16)
-            return found.read(key, block, room)
-        return self._arrays[site][key][block]
+            return found.read(start, room[:size])
+        return self._arrays[site][start : start + size]
 
-    def _count(self, site: str, key: str, block: slice, counter: np.ndarray, counted: np.ndarray) -> None:
+    def _count(self, site: str, start: int, counter: np.ndarray, counted: np.ndarray) -> None:
         """Add a round to ``counter``, and put it where it came from."""
         np.add(counter, counted, out=counter, casting="unsafe")
         found = self.history[site]
         if isinstance(found, Filed):
-            found.write(key, block, counter)
+            found.write(start, counter)
 
     def keep(self, site: str, key: str, block: slice, update: np.ndarray, *, count: bool) -> np.ndarray:
         """bool (B,): where ``update`` is consistent.
@@ -105,10 +112,11 @@ class Consistency:
             update: the update there.
             count: adds this round to the counters; the paper's form counts before it decides, the authors' after.
         """
-        counter = self._counter(site, key, block)
+        start = self._starts[key] + block.start
+        counter = self._counter(site, start, len(update))
         counted = update <= 0 if self.reference else update >= 0
         if count and not self.reference:
-            self._count(site, key, block, counter, counted)
+            self._count(site, start, counter, counted)
         seen = self.rounds[site] + (0 if self.reference else 1)
         least = least_count(seen, self.tau, strict=self.reference) if seen else 0
         # l >= tau where the update goes the counted way, 1 - l >= tau where it does not.
@@ -117,7 +125,7 @@ class Consistency:
         steady &= counted
         kept ^= steady
         if count and self.reference:
-            self._count(site, key, block, counter, counted)
+            self._count(site, start, counter, counted)
         return kept
 
 
@@ -128,18 +136,25 @@ def _places(replies: Sequence[Reply], entries: int) -> list[Room]:
 
 
 def _counters(
-    found: Mapping[str, torch.Tensor], sizes: Mapping[str, int], most: int, places: list[Room]
-) -> Mapping[str, torch.Tensor]:
-    """Key -> counter, of the type that ``most`` fits; those of other versions are converted, missing ones are zero."""
+    found: torch.Tensor | Filed | Mapping[str, torch.Tensor] | None,
+    sizes: Mapping[str, int],
+    most: int,
+    places: list[Room],
+) -> torch.Tensor | Filed:
+    """The counters, of the type that ``most`` fits; zeros where there are none."""
     dtype = torch.uint8 if most <= NARROWEST else torch.int16
-    if isinstance(found, Filed) and (found.dtype, dict(found.sizes)) == (dtype, dict(sizes)):
-        return found
+    if isinstance(found, Mapping):  # a checkpoint of an earlier version has them entry by entry
+        found = torch.cat([found[key].reshape(-1) for key in sizes])
+    if isinstance(found, Filed):
+        if found.dtype is dtype:
+            return found
+        found = found.tensor()
     if places:
         try:
-            return Filed.of(places[0], found, sizes, dtype)
+            return Filed(places[0], sum(sizes.values()), dtype) if found is None else Filed.of(places[0], found, dtype)
         except OSError:  # a full disk leaves them in memory
             places.clear()
-    return {key: found[key].to(dtype) if key in found else torch.zeros(n, dtype=dtype) for key, n in sizes.items()}
+    return torch.zeros(sum(sizes.values()), dtype=dtype) if found is None else found.to(dtype)
 
 
 @cache

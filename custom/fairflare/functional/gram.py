@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directions of the sites' updates compared through one K x K matrix of inner products."""
+"""Directions of the sites' updates compared through inner products: of all pairs, or with a weighted sum of all."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 
 from fairflare.core.types import Reply
-from fairflare.functional.blocks import blocks_of
+from fairflare.functional.blocks import blocks_of, inner
 
 BLOCK = 1 << 13
-"""Positions compared at once: with 20 sites 0.65 MB of float32."""
+"""Positions compared at once by up to ``SOME`` sites; of more sites, fewer."""
+SOME = 64
+LONG = 1 << 18
+"""Positions added up at once."""
+CANCELLED = 1e-2
+"""Share of a squared norm below which a difference from it is mostly rounding."""
 NOISE = 1e-6
 """Cosines within this of 1 are 1: what is left is rounding of float32 updates."""
 
@@ -19,9 +26,10 @@ NOISE = 1e-6
 def gram(replies: Sequence[Reply]) -> np.ndarray:
     """float64 (K, K): inner products of the updates over their trainable entries, in one pass over the updates."""
     total = np.zeros((len(replies), len(replies)))
-    stacked = np.empty((len(replies), BLOCK), dtype=np.float32)
+    size = BLOCK * SOME // max(SOME, 1 << (len(replies) - 1).bit_length())
+    stacked = np.empty((len(replies), size), dtype=np.float32)
     for key in sorted(replies[0].trainable & set(replies[0].update)):
-        for _, updates in blocks_of(replies, key, BLOCK):
+        for _, updates in blocks_of(replies, key, size):
             block = _stacked(updates, stacked)
             # NumPy sees that both factors are one array and computes half of the products.
             with np.errstate(over="ignore", invalid="ignore"):
@@ -52,20 +60,38 @@ def novelty(replies: Sequence[Reply], prior: Mapping[str, float], of_nothing: fl
         prior: site -> p_j >= 0; its scale does not matter.
         of_nothing: what a zero update counts as (1 in FLARE's code).
     """
-    products = gram(replies)
-    p = np.array([prior[r.site] for r in replies])
+    p = np.array([prior[r.site] for r in replies], dtype=np.float64)
+    p /= p.max() or 1.0
+    own, along, square = _along(replies, p)
     found = {}
     for i, reply in enumerate(replies):
-        others = p.copy()
-        others[i] = 0.0
-        own, rest = float(products[i, i]), float(others @ products @ others)
-        if own <= 0:
+        if own[i] <= 0:
             found[reply.site] = of_nothing
             continue
-        cosine = float(products[i] @ others) / (own * rest) ** 0.5 if rest > 0 else 0.0
+        part = p[i] * own[i]
+        shared, rest = along[i] - part, square - p[i] * (2 * along[i] - part)
+        if rest < CANCELLED * max(square, p[i] * part):  # at most one site is so large: the others' sum by itself
+            _, apart, rest = _along(replies, np.where(np.arange(len(p)) == i, 0.0, p))
+            shared = apart[i]
+        cosine = shared / math.sqrt(own[i] * rest) if rest > 0 else 0.0
         distance = 1.0 - min(max(cosine, -1.0), 1.0)
         found[reply.site] = distance if distance > NOISE else 0.0
     return found
+
+
+def _along(replies: Sequence[Reply], p: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """Of S = sum_j p_j u_j, over trainable entries: (K,) ||u_i||^2, (K,) <u_i, S>, and ||S||^2."""
+    own, along, square = np.zeros(len(p)), np.zeros(len(p)), 0.0
+    for key in sorted(replies[0].trainable & set(replies[0].update)):
+        for _, updates in blocks_of(replies, key, LONG):
+            total = torch.zeros(len(updates[0]), dtype=replies[0].update[key].dtype)
+            for weight, update in zip(p, updates):
+                total.add_(torch.from_numpy(update), alpha=float(weight))
+            for i, update in enumerate(updates):
+                own[i] += inner(update, update)
+                along[i] += inner(update, total.numpy())
+            square += inner(total.numpy(), total.numpy())
+    return own, along, square
 
 
 def equalised(products: np.ndarray) -> np.ndarray:

@@ -138,8 +138,10 @@ def consistency(table: Table, empty: Shown, runs: Runs) -> Shown:
     for title, _, folder in runs:
         state = load_checkpoint(folder / CHECKPOINT).state
         for site, history in state["history"].items():
-            layer = max(history, key=lambda key: history[key].numel())
-            rounds, up = int(state["rounds"][site]), torch.as_tensor(history[layer]).flatten().double()
+            sizes = state.get("sizes", {})  # earlier versions keep counters by entry
+            counters = dict(zip(sizes, history.split(list(sizes.values())))) if sizes else history
+            layer = max(counters, key=lambda key: counters[key].numel())
+            rounds, up = int(state["rounds"][site]), counters[layer].flatten().double()
             kept = torch.maximum(up, rounds - up) / max(rounds, 1)
             # A share on an edge belongs to the bin above it, however it is rounded.
             found = torch.histogram((kept + 1e-9).clamp(0.5, 1.0), edges).hist / kept.numel()
