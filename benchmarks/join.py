@@ -283,7 +283,7 @@ def known_parts(
         risks = expit(f[:, -1] @ one.x.T)
         part = combination.part_right(one.y, t[0], np.tensordot(weights, t[1:], 1), design)
         known.append(slopes.Regressed.of_models(of, one.x, risks[0], weights @ risks[1:], part.q))
-        sums += slopes.misfit_terms(part, known[-1].of, design)
+        sums += slopes.misfit_terms(part, known[-1].of.mean, design)
     return [part.widened(*slopes.misfit(sums)) for part in known]
 
 

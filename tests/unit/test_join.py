@@ -129,7 +129,7 @@ def regressed_hospitals(sites: int, seed: int = 0) -> dict[str, OutOfFold]:
         own = truth + rng.normal(0, 0.4, 4)
         risks = np.stack([expit(x @ own), expit(x @ truth)])
         labels = (rng.random(60) < expit(x @ truth)).astype(float)
-        found[f"site-{k}"] = OutOfFold(labels, np.stack([risks, risks], axis=1), Deployed(x, risks))
+        found[f"site-{k}"] = OutOfFold(labels, np.stack([risks, risks], axis=1), Deployed(x, labels, risks))
     return found
 
 
@@ -155,7 +155,7 @@ def test_what_the_regression_says_is_that_of_slopes():
     for t, of in zip(tested.values(), regressions):
         parts.append(combination.part_right(t.labels, t.risks[0], t.risks[1], DESIGN))
         known.append(slopes.Regressed.of_models(of, t.deployed.x, *t.deployed.risks, parts[-1].q))
-        sums += slopes.misfit_terms(parts[-1], known[-1].of, DESIGN)
+        sums += slopes.misfit_terms(parts[-1], known[-1].of.mean, DESIGN)
     for row, part, one in zip(found.values(), parts, known):
         one = one.widened(*slopes.misfit(sums))
         told = row["candidates"]["fedavg"]
@@ -170,7 +170,7 @@ def test_hospitals_of_few_patients_or_with_trees_are_told_by_their_outcomes():
     rows = answers(some, ["fedavg"], DESIGN, 0.002)["sites"]
     assert [row["by"] for row in rows.values()] == ["outcomes", *["regression"] * 5]
     wide = {
-        site: dataclasses.replace(t, deployed=Deployed(np.tile(t.deployed.x, 11), t.deployed.risks))
+        site: dataclasses.replace(t, deployed=Deployed(np.tile(t.deployed.x, 11), t.labels, t.deployed.risks))
         for site, t in tested.items()
     }
     assert {row["by"] for row in answers(wide, ["fedavg"], DESIGN, 0.002)["sites"].values()} == {"outcomes"}

@@ -73,19 +73,28 @@ class Others(NamedTuple):
         return np.asarray(np.linalg.inv(between * (1 + 1 / self.sites) + self.cov), dtype=np.float64)
 
 
-def together(hospitals: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """(P,) coefficients of the ridge regression of all hospitals' (x, y), and (P, P) its Hessian: sums over hospitals.
+def stepped(at: Array, gradient: Array, hessian: Array) -> tuple[Array, Array, bool]:
+    """Newton's next coefficients, the penalised Hessian at ``at``, and whether that was the last step.
 
     The penalty of slopes is 1, of the intercept a thousandth.
+
+    Args:
+        at: (P,).
+        gradient, hessian: ``derivatives`` there, summed over hospitals.
     """
-    width = hospitals[0][0].shape[1]
-    ridge, at = np.append(1e-3, np.ones(width - 1)), np.zeros(width)
+    ridge = np.append(1e-3, np.ones(len(at) - 1))
+    hessian = hessian + np.diag(ridge)
+    step = np.linalg.solve(hessian, gradient - ridge * at)
+    return at + np.clip(step, -LARGEST_STEP, LARGEST_STEP), hessian, bool(np.abs(step).max() < CLOSE)
+
+
+def together(hospitals: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """(P,) coefficients of the ridge regression of all hospitals' (x, y), and its (P, P) Hessian."""
+    at = np.zeros(hospitals[0][0].shape[1])
     for _ in range(STEPS):
         parts = [derivatives(x, y, at) for x, y in hospitals]
-        hessian = np.sum([one for _, one in parts], axis=0) + np.diag(ridge)
-        step = np.linalg.solve(hessian, np.sum([one for one, _ in parts], axis=0) - ridge * at)
-        at = at + np.clip(step, -LARGEST_STEP, LARGEST_STEP)
-        if np.abs(step).max() < CLOSE:
+        at, hessian, done = stepped(at, *(np.sum(each, axis=0) for each in zip(*parts, strict=True)))
+        if done:
             break
     return at, hessian
 
@@ -131,12 +140,16 @@ def shares(evidence: Array, weights: Array) -> Array:
     return np.asarray(found / found.sum(axis=-1, keepdims=True))
 
 
+def em_step(total: Array, sites: int) -> Array:
+    """(M,) prior weights of the pulls, from the sum of ``shares`` over hospitals."""
+    return np.asarray((total + 1 / len(total)) / (sites + 1))
+
+
 def pull_weights(evidence: Array) -> Array:
     """(M,) how often hospitals have each pull: EM, whose steps are sums of ``shares`` over hospitals; (S, M)."""
-    sites, many = evidence.shape
-    weights = np.full(many, 1 / many)
+    weights = np.full(evidence.shape[1], 1 / evidence.shape[1])
     for _ in range(EM_STEPS):
-        weights = (shares(evidence, weights).sum(axis=0) + 1 / many) / (sites + 1)
+        weights = em_step(shares(evidence, weights).sum(axis=0), len(evidence))
     return weights
 
 
@@ -225,10 +238,13 @@ class Regressed(NamedTuple):
         return self.of.scaled(2 * share * self.q, -self.q * share**2)
 
 
-def misfit_terms(part: Right, of: Normals, design: Design) -> Array:
-    """(2,) terms of a sum over hospitals: 1 / variance of a from patients out of fold, and times its distance."""
+def misfit_terms(part: Right, mean: float, design: Design) -> Array:
+    """(2,) terms of a sum over hospitals: 1 / variance of a from patients out of fold, and times its distance.
+
+    ``mean`` is that of a by the hospital's regression.
+    """
     precision = 1 / (design.factor * part.variance)
-    return np.array([precision, precision * (part.a - of.mean)])
+    return np.array([precision, precision * (part.a - mean)])
 
 
 def misfit(total: Array) -> tuple[float, float]:

@@ -22,9 +22,10 @@ from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.functional.decision import Array, Design
+from fairflare.functional.exchange import Deployed
 from fairflare.functional.reasons import Models, explained
 from fairflare.inference.mix import event_index
-from fairflare.report.join import OWN, Deployed, OutOfFold, answers, page
+from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.studies import display
 from fairflare.studies.candidates import INTERCEPT, logits_of, model_for, moved, on_fold
 from fairflare.studies.folders import JOIN, JOIN_PAGE
@@ -267,7 +268,7 @@ def _with_deployed(
                 found[client][OWN] = model.predict_proba(x)[:, 1]
                 features[client] = None if kind == TREES else np.hstack([np.ones((len(x), 1)), x])
     more = {
-        client: Deployed(x, np.stack([found[client][name] for name in (OWN, *names)]))
+        client: Deployed(x, tested[client].labels, np.stack([found[client][name] for name in (OWN, *names)]))
         for client, x in features.items()
         if x is not None
     }
