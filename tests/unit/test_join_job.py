@@ -110,11 +110,12 @@ def quick(monkeypatch):
     monkeypatch.setattr(own_model, "own_risks", lambda x, y, new: (expit(new[:, 0] + 0.3), "regression"))
 
 
-def job(folder, *, secure=False, methods=("fedavg", "ditto"), sites=SITES):
+def job(folder, *, secure=False, methods=("fedavg", "ditto"), sites=SITES, regressed=False):
     options = {"task.datalists": str(folder), "task.site_names": ",".join(sites), "task.labels": "lived,died"}
     options |= {"task.label": "outcome", "task.features": "age,score", "task.model": "linear"}
     question = Question(methods, "tabular", DESIGN, choices={"rounds": 2, "values": options})
-    return job_of(question, secure=secure)
+    made = job_of(question, secure=secure)
+    return made if regressed else dataclasses.replace(made, join={**made.join, "features": 0})
 
 
 class Recorded(InProcess):
@@ -139,15 +140,24 @@ def join(config, folder, monkeypatch, lost=lambda name, instruction: False):
     return local.run_join(config, folder), transports[-1].seen
 
 
-@pytest.fixture(scope="module")
-def whole(folder, tmp_path_factory):
-    """(configuration, folder, result, messages, tested) of a join that nothing disturbs."""
+def undisturbed(config, place):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(own_model, "own_risks", lambda x, y, new: (expit(new[:, 0] + 0.3), "regression"))
         tested, original = {}, site.Phases._tested
         patch.setattr(site.Phases, "_tested", lambda self: tested.setdefault(self.name, original(self)))
-        config, place = job(folder), tmp_path_factory.mktemp("join")
         return (config, place, *join(config, place, patch), tested)
+
+
+@pytest.fixture(scope="module")
+def whole(folder, tmp_path_factory):
+    """(configuration, folder, result, messages, tested) of a join that nothing disturbs."""
+    return undisturbed(job(folder, regressed=True), tmp_path_factory.mktemp("join"))
+
+
+@pytest.fixture(scope="module")
+def plain(folder, tmp_path_factory):
+    """The same by outcomes alone."""
+    return undisturbed(job(folder), tmp_path_factory.mktemp("join"))
 
 
 def numbers_in(value):
@@ -228,8 +238,8 @@ def test_sums_in_secret_give_the_same_and_the_server_sees_no_hospital(folder, tm
     hospitals = {name: with_a_third(one.at_hand()) for name, one in hospitals.items()}
     monkeypatch.setattr(site.Phases, "_tested", lambda self: hospitals[self.name])
     monkeypatch.setattr(Join, "_folds", lambda self, attempt, among: None)
-    clear, _ = join(job(folder), tmp_path / "clear", monkeypatch)
-    secret, seen = join(job(folder, secure=True), tmp_path / "secret", monkeypatch)
+    clear, _ = join(job(folder, regressed=True), tmp_path / "clear", monkeypatch)
+    secret, seen = join(job(folder, secure=True, regressed=True), tmp_path / "secret", monkeypatch)
     assert close(secret["candidates"], clear["candidates"], 1e-9) and close(secret["weights"], clear["weights"], 1e-9)
     assert secret["sites"] == {} and secret["refused"] == {}
     for name in SITES:
@@ -246,15 +256,16 @@ def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@each("point", ["a fold's second round", "a fold's test", "the second sum", "the last total"])
-def test_a_join_that_is_killed_goes_on_to_the_same_numbers(point, whole, tmp_path, monkeypatch):
-    config, place, result, *_ = whole
+@each("point", ["a fold's second round", "a fold's test", "the second sum", "the last total", "a regression's sum"])
+def test_a_join_that_is_killed_goes_on_to_the_same_numbers(point, whole, plain, tmp_path, monkeypatch):
+    config, place, result, *_ = whole if point == "a regression's sum" else plain
     turns = {"a fold's second round": (Federation, "_round", 5), "a fold's test": (site.FoldSite, "_test", 7)}
     turns |= {"the second sum": (site.Exchange, "sums", 7), "the last total": (site.Phases, "_clean", 3)}
+    turns["a regression's sum"] = (site.Exchange, "adjust", 112)
     kind, name, turn = turns[point]
     folder = tmp_path / "join"
     if not (child := os.fork()):
-        original, count = getattr(kind, name), iter(range(99))
+        original, count = getattr(kind, name), iter(range(999))
         setattr(kind, name, lambda *args: die() if next(count) == turn else original(*args))
         folder.mkdir()
         local.run_join(config, folder)
@@ -421,7 +432,7 @@ def test_few_patients_tell_nothing(n, ill, least, told, tmp_path, folder):
     labels = (np.arange(n) < ill).astype(float)[None]
     risks = np.random.default_rng(0).random((4, 1, n))
     plan, answer = (
-        plan_of(dataclasses.replace(job(folder), join={**job(folder).join, "features": 0})),
+        plan_of(job(folder)),
         tmp_path / "answer",
     )
     mine = (lambda: exchange.Hospital(labels, risks), tmp_path / "sums.safetensors", answer, print, lambda n: "")

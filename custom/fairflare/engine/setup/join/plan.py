@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a join consists of: federations for each deal, fold and candidate, one on all patients, then sums over hospitals.
+"""What a join consists of: federations for each deal, fold and candidate, and on all patients; sums over hospitals.
 
 A job's configuration is that of its first candidate; ``join`` says in what the others differ, and how patients are
 tested. Server and sites number the phases alike.

@@ -370,9 +370,8 @@ class Exchange:
 
     def _known(self, kept: Mapping[str, Any]) -> Known:
         """After the sums before this one."""
-        known = self.plan.nothing_known
-        while known.next < self.place and str(known.next) in kept:
-            known = known.after(kept[str(known.next)].tolist())
+        sums = {place: tuple(kept[str(place)].tolist()) for place in range(self.place) if str(place) in kept}
+        known = dataclasses.replace(self.plan.nothing_known, sums=sums)
         if known.next != self.place:
             raise AskedAgain("a later sum before the first")
         return known
