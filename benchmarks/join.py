@@ -313,7 +313,7 @@ def candidates(
                 harm = [combination.harm(of, p.q, 1.0, margin) for margin in (0.0, 0.002)]
                 yield row(name, way, true[i], b.n, *p.benefit(1.0, of).interval(), *harm)
             yield row(name, "single", true[i], b.n, *b.interval(DESIGN), 0.5, 0.5)
-        sums = np.sum([(1, b.mean, b.mean**2, DESIGN.factor * w) for b, w in zip(own, v, strict=True)], axis=0)
+        sums = np.sum([(1, b.mean, b.mean**2, w) for b, w in zip(own, v, strict=True)], axis=0)
         yield row(name, "average", float(np.mean(true)), 0, *decision.average(sums)[1:], 0.5, 0.5)
         size = max(NEW_SIZE, REGIMES["none"].least if min(b.n for b in own) >= 150 else 0)
         of = everyone.new(decision.of_size(size), (DESIGN.factor - 1) * noise.at([size]) / size)

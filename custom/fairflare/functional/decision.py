@@ -154,8 +154,11 @@ class Average(NamedTuple):
 def average(total: Sequence[float], level: float = LEVEL) -> Average:
     """Equal weights and Student's t, with the larger of the variance between hospitals and that of chance.
 
+    What folds have in common at a hospital is in the variance between hospitals, so that no factor of Nadeau and Bengio
+    multiplies V.
+
     Args:
-        total: over hospitals, of 1, e, e^2 and the variance f V of e.
+        total: over hospitals, of 1, e, e^2 and the variance V of e.
         level: in (0, 1).
     """
     from scipy.special import stdtrit

@@ -342,7 +342,7 @@ class Known:
         found: list[float] = []
         for c, one in enumerate(self._directions(told.row)):
             noise = self.noise(c, told.row.n)
-            found += [1 / noise, self.design.factor * noise]
+            found += [1 / noise, noise]
             found += self._terms(one.part_right(self.design), self._of_first(c)[8]).ravel().tolist()
         parts = self.parts(told)
         misfits = np.zeros(2 * len(parts))

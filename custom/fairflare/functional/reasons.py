@@ -90,12 +90,12 @@ def explained(sites: Mapping[str, tuple[Array, Models]], design: Design) -> tupl
     }
     if len(found) < 2:
         return rows, {}
-    totals = {name: np.sum([_terms(of[name], design) for of in found.values()], axis=0) for name in PARTS}
+    totals = {name: np.sum([_terms(of[name]) for of in found.values()], axis=0) for name in PARTS}
     return rows, {name: _told(name, *average(total.tolist())) for name, total in totals.items()}
 
 
-def _terms(part: Benefit, design: Design) -> tuple[float, float, float, float]:
-    return 1.0, part.mean, part.mean**2, design.factor * part.variance / part.n
+def _terms(part: Benefit) -> tuple[float, float, float, float]:
+    return 1.0, part.mean, part.mean**2, part.variance / part.n
 
 
 def _told(name: str, loss: float, low: float, high: float) -> dict[str, float | str]:

@@ -13,7 +13,7 @@ from fairflare.functional import decision
 from fairflare.functional.decision import Array, Design
 from fairflare.functional.exchange import LEAST_SITES, Deployed, Hospital, Known, in_place
 from fairflare.report.templates import rendered
-from fairflare.report.values import signed
+from fairflare.report.values import likely, signed
 
 Json = dict[str, Any]
 OWN, MIX = "own", "mix"
@@ -95,7 +95,7 @@ def sentence(row: Mapping[str, Any], candidates: Sequence[str], weights: Array) 
     one, mix = row["candidates"][name], mixed(row, candidates, weights)
     if kind in ("join", "join_with"):
         words = "Join" if kind == "join" else f"Join with this model: {name}"
-        return f"{words} (benefit {_interval(one)}, probability of harm {one['p_harm']:.2f}). {mix}"
+        return f"{words} (benefit {_interval(one)}, probability of harm {likely(one['p_harm'])}). {mix}"
     if kind == "stay":
         return f"Stay alone: every candidate is worse than the own model (the best by {_interval(one)})."
     if kind == "same":

@@ -14,7 +14,7 @@ from typing import Any
 from fairflare.engine.setup.join.plan import INTERCEPT
 from fairflare.report.join import MIX, OWN, choice, rounded
 from fairflare.report.templates import rendered
-from fairflare.report.values import signed, text
+from fairflare.report.values import likely, signed
 
 FORMAT = 1
 TEXTS = Path(__file__).parent / "sheet_texts"
@@ -77,7 +77,7 @@ def _numbers(one: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, str]
     """The figures of a sentence, as the language writes them."""
     value = one.get("shrunken", one["benefit"])
     found = {"benefit": signed(value, 4), "low": signed(one["low"], 4), "high": signed(one["high"], 4)}
-    return {key: local(figure, words) for key, figure in {**found, "p_harm": text(one["p_harm"], 2)}.items()}
+    return {key: local(figure, words) for key, figure in {**found, "p_harm": likely(one["p_harm"])}.items()}
 
 
 def _mix(mix: Mapping[str, Any], found: Mapping[str, Any], words: Mapping[str, Any]) -> str:
