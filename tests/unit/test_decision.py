@@ -292,3 +292,22 @@ def test_the_first_stakes_are_of_pseudo_patients_alone():
     bets.see(0.5)
     m, square = 0.5 / 11, (10 * 0.02 + 0.25) / 11
     assert bets.log_capital == pytest.approx(math.log1p(min(m / square, 0.5 / 0.99) * 0.5))
+
+
+def test_areas_over_pairs_of_one_fold_have_the_variance_of_their_influence():
+    """Against every pair by hand, ties included; their interval against drawing patients again (jackknife)."""
+    rng = np.random.default_rng(0)
+    labels = (rng.random(60) < 0.4).astype(float)
+    risks = np.round(stats.logistic.cdf(labels + rng.normal(0, 1, (2, 2, 60))), 1)
+    folds = np.stack([rng.permutation(60) % 3 for _ in range(2)]).astype(float)
+
+    def gain(r, kept):
+        pairs = [(i, j) for i in kept for j in kept if labels[i] > labels[j] and folds[r, i] == folds[r, j]]
+        own, other = (np.mean([(p[i] > p[j]) + (p[i] == p[j]) / 2 for i, j in pairs]) for p in risks[:2, r])
+        return other - own
+
+    found = decision.auc_benefit(labels, risks[0], risks[1], folds)
+    everyone = range(60)
+    without = [[gain(r, [i for i in everyone if i != out]) for out in everyone] for r in range(2)]
+    assert found.mean == pytest.approx(np.mean([gain(r, everyone) for r in range(2)])) and found.n == 60
+    assert found.variance == pytest.approx(59 * 60 * np.var(without, axis=1).mean(), rel=0.08)

@@ -31,11 +31,13 @@ class OutOfFold:
         risks: (1 + C, R, n): the own model's, then those of the candidates.
         deployed: with it the hospital's regression says how far models are from the true risks (``slopes``), not its
             outcomes alone.
+        folds: (R, n) in which each patient is tested; for scores over pairs.
     """
 
     labels: Array
     risks: Array
     deployed: Deployed | None = None
+    folds: Array | None = None
 
     def at_hand(self) -> Hospital:
         """As the exchange takes it."""

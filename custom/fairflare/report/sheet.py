@@ -45,7 +45,8 @@ def sheet(found: Mapping[str, Any], site: str, leaves: Sequence[Mapping[str, str
 
     Returns:
         format, language, site, title, task; sites, refused (names), patients; answer: kind, candidate, sentence; mix,
-        with its sentence; candidates: rows as in join.json; groups: those of the answer's candidate; leaves.
+        with its sentence; candidates: rows as in join.json; groups and not_validated, which are other scores: those of the
+        answer's candidate; leaves.
     """
     words, row, candidates = texts(language), found["sites"][site], list(found["candidates"])
     kind, name = choice(row, candidates)
@@ -69,6 +70,7 @@ def sheet(found: Mapping[str, Any], site: str, leaves: Sequence[Mapping[str, str
         MIX: {**row[MIX], "sentence": _mix(row[MIX], found, words)},
         "candidates": row["candidates"],
         "groups": {group: {"n": one["n"], **one["candidates"][name]} for group, one in row.get("groups", {}).items()},
+        "not_validated": {score: each[name] for score, each in row.get("other_scores", {}).items()},
         "leaves": [{**one, "meaning": words["meanings"].get(one["meaning"], one["meaning"])} for one in leaves],
     }
 

@@ -29,7 +29,7 @@ from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.studies import display
 from fairflare.studies.candidates import INTERCEPT, logits_of, model_for, moved, on_fold
 from fairflare.studies.folders import JOIN, JOIN_PAGE
-from fairflare.studies.groups import by_group
+from fairflare.studies.groups import SCORES, by_group, by_score
 from fairflare.studies.labels import folder_name, split_method
 from fairflare.studies.own_model import TREES, own_model, own_risks
 from fairflare.studies.parallel import Workers
@@ -163,8 +163,11 @@ def measure_join(
         split = isinstance(question.design, OneSplit)  # of few patients, so that no group is told
         for client, attributes in _attributes(next(iter(runs.values())), () if split else tested).items():
             found["sites"][client]["groups"] = by_group(tested[client], attributes, names, question.design)
+        for client, one in tested.items():
+            found["sites"][client]["other_scores"] = by_score(one, names, question.design)
         told = {"title": first.task.title, "task": question.task, "methods": list(question.methods)}
         more = {
+            "not_validated": list(SCORES),
             "new_size": question.new_size,
             "event": question.event,
             "one_split": split,
@@ -239,7 +242,8 @@ def _tested(
             refused[client] = f"{why} in the split that is tested"
             continue
         all_risks = np.stack([found[name][:, rows] for name in (OWN, *candidates)])
-        tested[client] = OutOfFold((labels[client][rows] == event).astype(np.float64), all_risks)
+        folds = np.stack(place[client])[:, rows].astype(np.float64)
+        tested[client] = OutOfFold((labels[client][rows] == event).astype(np.float64), all_risks, folds=folds)
     for client, one in tested.items():
         if not np.isfinite(one.risks).all():
             raise UserError(f"join: {client}: a model's risks are not finite; it has diverged")
