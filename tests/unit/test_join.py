@@ -215,9 +215,8 @@ def test_the_command_answers_every_hospital_and_goes_on_where_it_was_stopped(tmp
     assert "Switzerland: " in said.out and "4 federated trainings" in " ".join(said.err.split())
     assert sum(row["n"] for row in first["sites"].values()) == 920
     assert {row["by"] for row in first["sites"].values()} == {"regression"}
-    assert (
-        first["not_validated"] == ["log_loss", "auc"] and "intervals not validated" in (out / "join.html").read_text()
-    )
+    assert first["not_validated"] == ["log_loss", "auc"]
+    assert "intervals not validated" in (out / "join.html").read_text()
     assert "not validated" in (out / "sheets" / "VA.html").read_text()
     for score, found in first["sites"]["VA"]["other_scores"].items():
         assert list(found) == list(first["weights"]), score
