@@ -45,8 +45,8 @@ def sheet(found: Mapping[str, Any], site: str, leaves: Sequence[Mapping[str, str
 
     Returns:
         format, language, site, title, task; sites, refused (names), patients; answer: kind, candidate, sentence; mix,
-        with its sentence; candidates: rows as in join.json; groups and other scores (not_validated) of the answer's candidate;
-        leaves.
+        with its sentence; candidates: rows as in join.json; groups and not_validated (other scores): those of the
+        answer's candidate; leaves.
     """
     words, row, candidates = texts(language), found["sites"][site], list(found["candidates"])
     kind, name = choice(row, candidates)
