@@ -226,7 +226,7 @@ def shape_of(config: RunConfig, parts: Parts) -> Shape:
 
     Nobody is calibrated among those of whom it came true: recalibration has no use for groups by label.
     """
-    by_label = config.after == "recalibrate" and LABEL in config.group_by.split("+")
+    by_label = config.after in ("recalibrate", "shares") and LABEL in config.group_by.split("+")
     return shape(parts.task, () if by_label else parts.grouping.names)
 
 
