@@ -28,6 +28,7 @@ from fairflare.inference.mix import event_index
 from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.studies import display
 from fairflare.studies.candidates import INTERCEPT, logits_of, model_for, moved, on_fold
+from fairflare.studies.combine import keep_own
 from fairflare.studies.folders import JOIN, JOIN_PAGE
 from fairflare.studies.groups import SCORES, by_group, by_score
 from fairflare.studies.labels import folder_name, split_method
@@ -269,6 +270,7 @@ def _with_deployed(
             if client not in features:
                 x = np.asarray(data.splits["train"].inputs, dtype=np.float64)  # type: ignore[union-attr]  # examples are in memory
                 model, kind = own_model(x, one.labels)
+                keep_own(folder, client, (model, kind), x, one.labels)
                 found[client][OWN] = model.predict_proba(x)[:, 1]
                 features[client] = None if kind == TREES else np.hstack([np.ones((len(x), 1)), x])
     more = {
