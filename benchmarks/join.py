@@ -33,7 +33,7 @@ from scipy.stats import linregress
 from fairflare.engine.setup import tasks
 from fairflare.functional import betting, combination, decision, slopes
 from fairflare.functional.decision import Array, Design
-from fairflare.studies.forecast import Calibration
+from fairflare.studies.forecast import Calibration, Together, pull_weights
 from fairflare.tasks.folds import everyone, untestable
 
 FEATURES, FRESH = 10, 4000
@@ -244,7 +244,7 @@ def regressed(kept: Federation, realised: Array) -> tuple[list[slopes.Slopes], l
     fits = [
         slopes.fitted(one.x, one.y, slopes.Others.of_all(kept.shared, total, sites, one.x, one.y)) for one in kept.found
     ]
-    weights = slopes.pull_weights(np.stack([fit.evidence for fit in fits]))
+    weights = pull_weights(np.stack([fit.evidence for fit in fits]))
     one, others = kept.outside, slopes.Others(kept.shared, np.linalg.inv(total), sites)
     of = slopes.Slopes.of(slopes.fitted(one.x, one.y, others), weights)
     level = newton(one.x, one.y, np.ones((1, len(one.y))), np.ones(1), kept.shared[None], free=1)
@@ -410,7 +410,7 @@ def outside(name: str, deals: int, seed: int) -> list[Row]:
     The federation is the exact regression of all other hospitals.
     """
     found = real_hospitals(name)
-    known = slopes.Together.of([(x, y) for _, x, y in found])
+    known = Together.of([(x, y) for _, x, y in found])
     rows = []
     for (site, x, y), them in zip(found, known.others, strict=True):
         rng = np.random.default_rng([seed, len(y), int(y.sum())])

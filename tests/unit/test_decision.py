@@ -12,6 +12,7 @@ from scipy import integrate, optimize, stats
 
 from fairflare.functional import betting, combination, decision
 from fairflare.functional.decision import Design, Doubt, Hospitals, Normals
+from fairflare.studies.groups import auc_benefit
 
 PLAIN = Design(exponent=0.0)
 
@@ -306,7 +307,7 @@ def test_areas_over_pairs_of_one_fold_have_the_variance_of_their_influence():
         own, other = (np.mean([(p[i] > p[j]) + (p[i] == p[j]) / 2 for i, j in pairs]) for p in risks[:2, r])
         return other - own
 
-    found = decision.auc_benefit(labels, risks[0], risks[1], folds)
+    found = auc_benefit(labels, risks[0], risks[1], folds)
     everyone = range(60)
     without = [[gain(r, [i for i in everyone if i != out]) for out in everyone] for r in range(2)]
     assert found.mean == pytest.approx(np.mean([gain(r, everyone) for r in range(2)])) and found.n == 60

@@ -18,6 +18,7 @@ from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.functional import combination, slopes
 from fairflare.functional.decision import Design
 from fairflare.report.join import Deployed, OutOfFold, answers, page
+from fairflare.studies.forecast import Together
 from fairflare.studies.own_model import own_risks
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
 
@@ -150,7 +151,7 @@ def test_a_hospitals_regression_tells_more_than_its_outcomes():
 def test_what_the_regression_says_is_that_of_slopes():
     tested = regressed_hospitals(6)
     found = answers(tested, ["fedavg"], DESIGN, 0.002)["sites"]
-    regressions = slopes.Together.of([(t.deployed.x, t.labels) for t in tested.values()]).each
+    regressions = Together.of([(t.deployed.x, t.labels) for t in tested.values()]).each
     parts, known, sums = [], [], np.zeros(2)
     for t, of in zip(tested.values(), regressions):
         parts.append(combination.part_right(t.labels, t.risks[0], t.risks[1], DESIGN))

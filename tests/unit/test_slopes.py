@@ -11,6 +11,7 @@ from scipy.special import expit
 from fairflare.functional import combination, slopes
 from fairflare.functional.decision import Design, Normals
 from fairflare.functional.slopes import Others
+from fairflare.studies.forecast import pull_weights
 
 
 def hospital(n: int = 80, seed: int = 0, beta=(-0.3, 0.6, -0.4)):
@@ -64,7 +65,7 @@ def test_hospitals_that_differ_little_pull_more():
     def weights(sd):
         rng = np.random.default_rng(1)
         betas = np.array([-0.2, 0.5, -0.5]) + rng.normal(0, sd, (15, 3))
-        return slopes.pull_weights(
+        return pull_weights(
             np.stack([slopes.fitted(*hospital(300, k, b), OTHERS).evidence for k, b in enumerate(betas)])
         )
 

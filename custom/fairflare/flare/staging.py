@@ -125,7 +125,8 @@ def modules_of_run(config: RunConfig) -> list[str]:
     homes = [f"{PACKAGE}.{room}" for room in ROOMS] + [f"{PACKAGE}.{room}.base" for room, _ in registry.BASES.values()]
     wanted = {SCRIPT: config.task == Script.name, EXTERNAL: config.evaluation, FOLDS: bool(config.fold)}
     wanted[MONAI] = is_own(str(config.options.get("model", "")))
-    wanted |= {module: config.after == step for step, (module, _) in STEP_CLASSES.items()}
+    own, _ = STEP_CLASSES.get(config.after, ("", ""))
+    wanted |= {module: module == own for module, _ in STEP_CLASSES.values()}
     named = [name for name, asked in wanted.items() if asked]
     return [metric.OWN, registry.home(entry.id), *homes, *(cls.__module__ for cls in classes), *named]
 

@@ -2,14 +2,13 @@
 """A hospital's logistic regression between the federation's and its own patients: its own slopes, and its true risks.
 
 A hospital's coefficients are normal about the federation's, their slopes with variance 1 / pull. How much hospitals
-differ is learned from all of them (``pull_weights``, sums over hospitals), how much this one does from its own patients
+differ is learned from all of them (``em_step``, sums over hospitals), how much this one does from its own patients
 (empirical Bayes; A. Gelman et al., Bayesian Data Analysis, 2013, chapters 5 and 13). One exchange is enough: a hospital
 is told the exact regression's coefficients and Hessian, from which it takes its own part, and the pulls' weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -88,17 +87,6 @@ def stepped(at: Array, gradient: Array, hessian: Array) -> tuple[Array, Array, b
     return at + np.clip(step, -LARGEST_STEP, LARGEST_STEP), hessian, bool(np.abs(step).max() < CLOSE)
 
 
-def together(hospitals: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """(P,) coefficients of the ridge regression of all hospitals' (x, y), and its (P, P) Hessian."""
-    at = np.zeros(hospitals[0][0].shape[1])
-    for _ in range(STEPS):
-        parts = [derivatives(x, y, at) for x, y in hospitals]
-        at, hessian, done = stepped(at, *(np.sum(each, axis=0) for each in zip(*parts, strict=True)))
-        if done:
-            break
-    return at, hessian
-
-
 class Fitted(NamedTuple):
     """(M, P) coefficients for each pull, (M, P, P) their covariances and (M,) logarithms of Laplace's evidence."""
 
@@ -145,14 +133,6 @@ def em_step(total: Array, sites: int) -> Array:
     return np.asarray((total + 1 / len(total)) / (sites + 1))
 
 
-def pull_weights(evidence: Array) -> Array:
-    """(M,) how often hospitals have each pull: EM, whose steps are sums of ``shares`` over hospitals; (S, M)."""
-    weights = np.full(evidence.shape[1], 1 / evidence.shape[1])
-    for _ in range(EM_STEPS):
-        weights = em_step(shares(evidence, weights).sum(axis=0), len(evidence))
-    return weights
-
-
 class Slopes(NamedTuple):
     """What a hospital's true coefficients may be: a mixture of normal distributions, (M,) weights.
 
@@ -165,7 +145,7 @@ class Slopes(NamedTuple):
 
     @classmethod
     def of(cls, found: Fitted, weights: Array) -> Slopes:
-        """With the prior weights of ``pull_weights``."""
+        """With the prior weights of ``em_step``."""
         return cls(shares(found.evidence, weights), found.at, found.cov)
 
     def risks(self, x: Array) -> Array:
@@ -181,32 +161,6 @@ class Slopes(NamedTuple):
         risks = sigmoid(self.at @ x.T / np.sqrt(1 + np.pi / 8 * spread))
         slopes = (risks * (1 - risks) * move) @ x / len(x)
         return (risks - own) @ move / len(x), np.sqrt(np.einsum("mi,mij,mj->m", slopes, self.cov, slopes))
-
-
-class Together(NamedTuple):
-    """What hospitals say together.
-
-    Attributes:
-        centre, total: see ``together``.
-        weights: of the pulls, see ``pull_weights``.
-        others: what the others say of each hospital.
-        each: each hospital's regression.
-    """
-
-    centre: Array
-    total: Array
-    weights: Array
-    others: list[Others]
-    each: list[Slopes]
-
-    @classmethod
-    def of(cls, hospitals: Sequence[tuple[Array, Array]]) -> Together:
-        """From (x, y) of at least two hospitals, see ``fitted``."""
-        centre, total = together(hospitals)
-        others = [Others.of_all(centre, total, len(hospitals), x, y) for x, y in hospitals]
-        fits = [fitted(x, y, them) for (x, y), them in zip(hospitals, others, strict=True)]
-        weights = pull_weights(np.stack([fit.evidence for fit in fits]))
-        return cls(centre, total, weights, others, [Slopes.of(fit, weights) for fit in fits])
 
 
 class Regressed(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.functional.decision import Benefit, Design, auc_benefit, brier_benefit, log_loss_benefit
+from fairflare.functional.decision import Array, Benefit, Design, brier_benefit, log_loss_benefit, of_differences
 from fairflare.report.join import OutOfFold
 from fairflare.tasks.folds import untestable
 
@@ -63,3 +63,30 @@ def by_score(tested: OutOfFold, candidates: Sequence[str], design: Design) -> di
 
 def _told(one: Benefit, design: Design) -> dict[str, float]:
     return dict(zip(("benefit", "low", "high"), (one.mean, *one.interval(design)), strict=True))
+
+
+def auc_benefit(labels: Array, own: Array, candidate: Array, folds: Array) -> Benefit:
+    """Of the areas under the ROC curves, candidate less own, over pairs of patients of one fold.
+
+    Patients' shares are the influence function (DeLong et al., Biometrics 44, 1988), whose mean is the difference.
+
+    Args:
+        labels, own, candidate: as of ``brier_benefit``.
+        folds: (R, n) whole numbers; a fold of one class alone has no pairs, but some fold of each repetition has.
+    """
+    shares = _auc_shares(labels, candidate, folds) - _auc_shares(labels, own, folds)
+    return of_differences(shares, candidate - own)
+
+
+def _auc_shares(labels: Array, risks: Array, folds: Array) -> Array:
+    """(R, n) whose mean over patients is the area of each repetition, and whose variance is n times its own."""
+    ill, pairs = labels > 0.5, np.zeros((len(risks), 1))
+    wins, every = np.zeros(risks.shape), np.zeros(risks.shape)
+    for r, fold in {(r, fold) for r, row in enumerate(folds) for fold in row}:
+        for mine, sign in ((ill, 1), (~ill, -1)):
+            some, others = (folds[r] == fold) & mine, np.sort(sign * risks[r, (folds[r] == fold) & ~mine])
+            ends = [np.searchsorted(others, sign * risks[r, some], side) for side in ("left", "right")]
+            wins[r, some], every[r, some] = np.mean(ends, axis=0), len(others)
+        pairs[r] += ((folds[r] == fold) & ill).sum() * ((folds[r] == fold) & ~ill).sum()
+    area = (wins * ill).sum(axis=1, keepdims=True) / pairs
+    return np.asarray(area + len(labels) * (wins - area * every) / pairs)
