@@ -12,7 +12,8 @@ from scipy import integrate, optimize, stats
 
 from fairflare.functional import betting, combination, decision
 from fairflare.functional.decision import Design, Doubt, Hospitals, Normals
-from fairflare.studies.groups import auc_benefit
+from fairflare.functional.reasons import error_products, part_right
+from fairflare.studies.groups import auc_benefit, log_loss_benefit
 
 PLAIN = Design(exponent=0.0)
 
@@ -66,7 +67,7 @@ def test_the_correction_charges_the_own_models_excess_less():
 
 def test_log_losses_are_of_clipped_risks():
     y, own, other = np.array([1.0, 0.0]), np.array([[0.5, 0.0]]), np.array([[0.0, 0.0]])
-    found = decision.log_loss_benefit(y, own, other)
+    found = log_loss_benefit(y, own, other)
     assert found.mean == pytest.approx((math.log(0.005) - math.log(0.5)) / 2)
 
 
@@ -214,7 +215,7 @@ def test_common_weights_are_the_least_of_the_quadratic_on_the_simplex():
     for seed in range(5):
         rng = np.random.default_rng(seed)
         y = (rng.random(80) < 0.4).astype(float)
-        products = combination.error_products(y, rng.uniform(0.05, 0.95, (3, 2, 80)) * rng.uniform(0.3, 1, (3, 1, 1)))
+        products = error_products(y, rng.uniform(0.05, 0.95, (3, 2, 80)) * rng.uniform(0.3, 1, (3, 1, 1)))
         found = combination.common_weights(products)
         expected = optimize.minimize(
             lambda w, g=products: w @ g @ w,
@@ -229,7 +230,7 @@ def test_common_weights_are_the_least_of_the_quadratic_on_the_simplex():
 
 def test_the_gain_of_a_share_is_quadratic_and_harms_beyond_twice_the_right_part():
     y, own, other = site()
-    part = combination.part_right(y, own, other, PLAIN)
+    part = part_right(y, own, other, PLAIN)
     for share in (0.2, 0.7, 1.0):
         mixed = own + share * (other - own)
         gain = ((y - own) ** 2 - (y - mixed) ** 2).mean()
@@ -243,7 +244,7 @@ def test_the_gain_of_a_share_is_quadratic_and_harms_beyond_twice_the_right_part(
 
 def test_a_candidate_equal_to_the_own_model_says_nothing():
     y, own, _ = site()
-    part = combination.part_right(y, own, own, Design())
+    part = part_right(y, own, own, Design())
     assert part.a == 0 and part.variance > 1
 
 

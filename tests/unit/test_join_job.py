@@ -30,7 +30,7 @@ from fairflare.functional import exchange
 from fairflare.functional.decision import Design
 from fairflare.privacy.egress import EgressRefused
 from fairflare.privacy.secure_sum.schemes import Credentials
-from fairflare.report.join import OutOfFold, answers
+from fairflare.report.join import OutOfFold, answers, in_place
 from fairflare.studies import own_model
 from fairflare.studies.join import Question
 from fairflare.studies.join_job import job_of, join_by_job, sheet
@@ -58,7 +58,7 @@ def asked(hospitals, design):
     """What is said of all, and every hospital's answer, of numbers with four digits."""
     each_one = {s: dataclasses.replace(one.at_hand(), exact=False) for s, one in hospitals.items()}
     width = max(one.deployed.x.shape[1] if one.deployed else 0 for one in hospitals.values())
-    known = exchange.in_place(each_one.values(), exchange.Known(2, design, width))
+    known = in_place(each_one.values(), exchange.Known(2, design, width))
     told = {s: (one.told(known), one.by_regression(known, 0.002)) for s, one in each_one.items()}
     return known.together(names := ["a", "b"], 100), {s: known.answer(t, names, 0.002, r) for s, (t, r) in told.items()}
 

@@ -276,14 +276,6 @@ class Hospital:
         ]
 
 
-def in_place(hospitals: Iterable[Hospital], known: Known) -> Known:
-    """``known`` with all sums, of hospitals at hand."""
-    everyone = list(hospitals)
-    while known.next < PLACES:
-        known = known.after(added(one.terms(known) for one in everyone))
-    return known
-
-
 @dataclass(frozen=True)
 class Known:
     """What everyone knows once the sums over hospitals that came so far are told.

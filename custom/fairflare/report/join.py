@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from fairflare.functional import decision
 from fairflare.functional.decision import Array, Design
-from fairflare.functional.exchange import LEAST_SITES, Deployed, Hospital, Known, in_place
+from fairflare.functional.exchange import LEAST_SITES, PLACES, Deployed, Hospital, Known, added
 from fairflare.report.templates import rendered
 from fairflare.report.values import likely, signed
 
@@ -74,6 +74,14 @@ def answers(
     together = known.together(candidates, new_size)
     note = SEPARATELY if len(sites) < LEAST_SITES else ""
     return {**about, "margin": margin, "candidates": together, "weights": mixed, "sites": rows, "note": note}
+
+
+def in_place(hospitals: Iterable[Hospital], known: Known) -> Known:
+    """``known`` with all sums, of hospitals at hand."""
+    everyone = list(hospitals)
+    while known.next < PLACES:
+        known = known.after(added(one.terms(known) for one in everyone))
+    return known
 
 
 def choice(row: Mapping[str, Any], candidates: Sequence[str]) -> tuple[str, str]:

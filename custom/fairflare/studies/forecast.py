@@ -28,7 +28,7 @@ from fairflare.engine.state import save_json
 from fairflare.functional import slopes
 from fairflare.functional.decision import UNCLEAR, Array, verdict
 from fairflare.functional.exchange import LEAST_SITES, rounded
-from fairflare.functional.recalibration import fitted
+from fairflare.functional.line import fitted
 from fairflare.inference.mix import event_index
 from fairflare.studies.candidates import INTERCEPT
 from fairflare.studies.folders import JOIN

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.functional.decision import Array, Benefit, Design, brier_benefit, log_loss_benefit, of_differences
+from fairflare.functional.decision import Array, Benefit, Design, brier_benefit, of_differences
 from fairflare.report.join import OutOfFold
 from fairflare.tasks.folds import untestable
 
+CLIPPED = 0.005
+"""Risks lie within [this, 1 - this] for the log loss."""
 SCORES = ("log_loss", "auc")
 
 
@@ -90,3 +92,13 @@ def _auc_shares(labels: Array, risks: Array, folds: Array) -> Array:
         pairs[r] += ((folds[r] == fold) & ill).sum() * ((folds[r] == fold) & ~ill).sum()
     area = (wins * ill).sum(axis=1, keepdims=True) / pairs
     return np.asarray(area + len(labels) * (wins - area * every) / pairs)
+
+
+def log_loss_benefit(labels: Array, own: Array, candidate: Array) -> Benefit:
+    """Of the plain difference of log losses; arguments as of ``brier_benefit``."""
+
+    def loss(risks: Array) -> Array:
+        kept = np.clip(risks, CLIPPED, 1 - CLIPPED)
+        return np.asarray(-np.log(np.where(labels > 0.5, kept, 1 - kept)))
+
+    return of_differences(loss(own) - loss(candidate), candidate - own)

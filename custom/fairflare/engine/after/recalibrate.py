@@ -13,6 +13,7 @@ import numpy.typing as npt
 from fairflare.core.types import LARGEST_LOSS
 from fairflare.core.validation import Range
 from fairflare.engine.after.base import AfterStep, Array, Cases, Chosen, Fit, Shape, fit_of
+from fairflare.functional import line as lines
 from fairflare.functional import recalibration as maths
 
 FAR = 6.0
@@ -42,9 +43,9 @@ class Recalibrate(AfterStep):
 
     stages: ClassVar[tuple[str, ...]] = ("before", "shared", "own")
     parameters: ClassVar[Mapping[str, tuple[float, float, str]]] = {
-        "intercept": (-maths.STEEPEST, maths.STEEPEST, "intercept on the logit"),
-        "slope": (-maths.STEEPEST, maths.STEEPEST, "slope on the logit"),
-        "temperature": (1 / maths.STEEPEST, maths.STEEPEST, "temperature"),
+        "intercept": (-lines.STEEPEST, lines.STEEPEST, "intercept on the logit"),
+        "slope": (-lines.STEEPEST, lines.STEEPEST, "slope on the logit"),
+        "temperature": (1 / lines.STEEPEST, lines.STEEPEST, "temperature"),
     }
     metrics: ClassVar[Mapping[str, tuple[float, float, str]]] = {
         "brier": (0.0, 2.0, "Brier score, of the second class where there are two"),
@@ -103,7 +104,7 @@ class Recalibrate(AfterStep):
         least = min(float(positives.sum()), float(cases.sum() - positives.sum()))
         if least < 1:
             return {}  # one class alone has no finite line
-        sloped = self.slope and total[0] >= maths.LEAST_FOR_SLOPE and least >= maths.LEAST_PER_CLASS
+        sloped = self.slope and total[0] >= lines.LEAST_FOR_SLOPE and least >= lines.LEAST_PER_CLASS
         line = maths.fitted_to_bins(cases, positives, EDGES, slope=sloped)
         if line.slope <= 0:
             line = maths.fitted_to_bins(cases, positives, EDGES)
@@ -117,7 +118,7 @@ class Recalibrate(AfterStep):
         scores, labels = _numpy(cases, chosen)
         if shape.classes != 2:
             return {"temperature": maths.temperature(_gaps(scores), labels, self.penalty, of_all["temperature"])}, ""
-        towards = maths.Line(of_all["intercept"], of_all["slope"])
+        towards = lines.Line(of_all["intercept"], of_all["slope"])
         line, why = maths.recalibrated(
             maths.limited(_logit(scores), FAR), labels.astype(float), towards, self.penalty, slope=self.slope
         )

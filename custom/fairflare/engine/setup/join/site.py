@@ -47,7 +47,7 @@ from fairflare.functional.exchange import (
     many_by_regression,
     rounded,
 )
-from fairflare.functional.recalibration import fitted
+from fairflare.functional.line import fitted
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.privacy.secure_sum.schemes import Credentials, masked_sizes
 from fairflare.tasks.folds import untestable
