@@ -94,7 +94,7 @@ def test_deviations_are_widened_and_patients_out_of_fold_move():
     assert (wide.mean, wide.sd) == pytest.approx((part.of.mean, slopes.WIDER * part.of.sd))
     design = Design()
     rights = [combination.Right(100, 0.3, 0.05, 0.01)] * 10
-    shift, variance = slopes.misfit(sum(slopes.misfit_terms(one, part.of, design) for one in rights))
+    shift, variance = slopes.misfit(sum(slopes.misfit_terms(one, part.of.mean, design) for one in rights))
     precision = 10 / (design.factor * 0.05)
     assert shift == pytest.approx(-0.5 * precision / (precision + 0.15**-2))
     assert variance == pytest.approx(1 / (precision + 0.15**-2))
