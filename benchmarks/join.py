@@ -33,7 +33,8 @@ from scipy.stats import linregress
 from fairflare.engine.setup import tasks
 from fairflare.functional import betting, combination, decision, slopes
 from fairflare.functional.decision import Array, Design
-from fairflare.studies.forecast import Calibration
+from fairflare.functional.reasons import error_products, part_right
+from fairflare.studies.forecast import Calibration, Together, pull_weights
 from fairflare.tasks.folds import everyone, untestable
 
 FEATURES, FRESH = 10, 4000
@@ -244,7 +245,7 @@ def regressed(kept: Federation, realised: Array) -> tuple[list[slopes.Slopes], l
     fits = [
         slopes.fitted(one.x, one.y, slopes.Others.of_all(kept.shared, total, sites, one.x, one.y)) for one in kept.found
     ]
-    weights = slopes.pull_weights(np.stack([fit.evidence for fit in fits]))
+    weights = pull_weights(np.stack([fit.evidence for fit in fits]))
     one, others = kept.outside, slopes.Others(kept.shared, np.linalg.inv(total), sites)
     of = slopes.Slopes.of(slopes.fitted(one.x, one.y, others), weights)
     level = newton(one.x, one.y, np.ones((1, len(one.y))), np.ones(1), kept.shared[None], free=1)
@@ -281,9 +282,9 @@ def known_parts(
     known, sums = [], np.zeros(2)
     for one, f, t, of in zip(found, fitted, tested, regressions, strict=True):
         risks = expit(f[:, -1] @ one.x.T)
-        part = combination.part_right(one.y, t[0], np.tensordot(weights, t[1:], 1), design)
+        part = part_right(one.y, t[0], np.tensordot(weights, t[1:], 1), design)
         known.append(slopes.Regressed.of_models(of, one.x, risks[0], weights @ risks[1:], part.q))
-        sums += slopes.misfit_terms(part, known[-1].of, design)
+        sums += slopes.misfit_terms(part, known[-1].of.mean, design)
     return [part.widened(*slopes.misfit(sums)) for part in known]
 
 
@@ -293,7 +294,7 @@ def candidates(
     """What is said of every candidate by each way, beside the truth."""
     for c, name in enumerate(CANDIDATES, 1):
         own = [decision.brier_benefit(one.y, t[0], t[c], DESIGN) for one, t in zip(found, tested, strict=True)]
-        right = [combination.part_right(one.y, t[0], t[c], DESIGN) for one, t in zip(found, tested, strict=True)]
+        right = [part_right(one.y, t[0], t[c], DESIGN) for one, t in zip(found, tested, strict=True)]
         true = [truth(one, f[0]) - truth(one, f[c]) for one, f in zip(found, fresh, strict=True)]
         noise = decision.Smoothed(sum(decision.moments(b.variance, [b.n]) for b in own))
         v = [noise.at([b.n]) / b.n for b in own]
@@ -313,7 +314,7 @@ def candidates(
                 harm = [combination.harm(of, p.q, 1.0, margin) for margin in (0.0, 0.002)]
                 yield row(name, way, true[i], b.n, *p.benefit(1.0, of).interval(), *harm)
             yield row(name, "single", true[i], b.n, *b.interval(DESIGN), 0.5, 0.5)
-        sums = np.sum([(1, b.mean, b.mean**2, DESIGN.factor * w) for b, w in zip(own, v, strict=True)], axis=0)
+        sums = np.sum([(1, b.mean, b.mean**2, w) for b, w in zip(own, v, strict=True)], axis=0)
         yield row(name, "average", float(np.mean(true)), 0, *decision.average(sums)[1:], 0.5, 0.5)
         size = max(NEW_SIZE, REGIMES["none"].least if min(b.n for b in own) >= 150 else 0)
         of = everyone.new(decision.of_size(size), (DESIGN.factor - 1) * noise.at([size]) / size)
@@ -349,10 +350,10 @@ def policies(
     fitted: Sequence[Array],
 ) -> Iterable[Row]:
     """The true gain of every policy, and what the combination's interval says of its own."""
-    products = [combination.error_products(one.y, t[1:]) for one, t in zip(found, tested, strict=True)]
+    products = [error_products(one.y, t[1:]) for one, t in zip(found, tested, strict=True)]
     weights = combination.common_weights(np.mean(products, axis=0))
     moved = [np.tensordot(weights, t[1:], 1) for t in tested]
-    parts = [combination.part_right(one.y, t[0], m, DESIGN) for one, t, m in zip(found, tested, moved, strict=True)]
+    parts = [part_right(one.y, t[0], m, DESIGN) for one, t, m in zip(found, tested, moved, strict=True)]
     everyone, terms = of_parts(parts)
     known = known_parts(found, fitted, tested, regressions, weights, DESIGN)
     for i, (one, part) in enumerate(zip(found, parts, strict=True)):
@@ -390,7 +391,7 @@ def mixes(one: Hospital, own: Array, end: Array, part: slopes.Regressed, name: s
 
 def oracle(one: Hospital, risks: Array) -> float:
     """The least true loss of convex combinations of own model and candidates."""
-    return float(truth(one, combination.common_weights(combination.error_products(one.risks, risks[:, None])) @ risks))
+    return float(truth(one, combination.common_weights(error_products(one.risks, risks[:, None])) @ risks))
 
 
 def real_hospitals(name: str) -> list[tuple[str, Array, Array]]:
@@ -410,7 +411,7 @@ def outside(name: str, deals: int, seed: int) -> list[Row]:
     The federation is the exact regression of all other hospitals.
     """
     found = real_hospitals(name)
-    known = slopes.Together.of([(x, y) for _, x, y in found])
+    known = Together.of([(x, y) for _, x, y in found])
     rows = []
     for (site, x, y), them in zip(found, known.others, strict=True):
         rng = np.random.default_rng([seed, len(y), int(y.sum())])
@@ -480,7 +481,7 @@ def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]
     regressions, _ = regressed(Federation(found, folds, shared[-1], fitted, found[0], fitted[0][:, -1]), np.zeros(3))
     tested = [out_of_fold(expit(f @ one.x.T), row_) for one, row_, f in zip(found, folds, fitted, strict=True)]
     weights = combination.common_weights(
-        np.mean([combination.error_products(o.y, t[1:]) for o, t in zip(found, tested, strict=True)], axis=0)
+        np.mean([error_products(o.y, t[1:]) for o, t in zip(found, tested, strict=True)], axis=0)
     )
     known = known_parts(found, fitted, tested, regressions, weights, REAL)
     each = [known_parts(found, fitted, tested, regressions, unit, REAL) for unit in np.eye(len(CANDIDATES))]

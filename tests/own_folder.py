@@ -45,13 +45,13 @@ def write_class_folders(root, sites=SITES):
     return root
 
 
-def write_tables(root, sites=SITES):
-    """80 patients per site with age, score (some missing), sex and outcome, as <root>/<site>.csv."""
+def write_tables(root, sites=SITES, patients=80):
+    """Patients per site with age, score (some missing), sex and outcome, as <root>/<site>.csv."""
     for k, site in enumerate(sites):
         rng = np.random.default_rng(k)
         root.mkdir(exist_ok=True)
         lines = ["age,score,sex,outcome"]
-        for _ in range(80):
+        for _ in range(patients):
             ill = rng.random() < 0.5
             age, score = rng.normal(60 + 5 * ill, 8), rng.normal(2 * ill, 1)
             gap = "" if rng.random() < 0.1 else f"{score:.3f}"

@@ -17,15 +17,8 @@ from fairflare.functional.conformal import (
     shrunk_threshold,
     threshold,
 )
-from fairflare.functional.recalibration import (
-    Line,
-    binned,
-    fitted,
-    fitted_to_bins,
-    recalibrated,
-    sums,
-    temperature,
-)
+from fairflare.functional.line import Line, fitted, sums
+from fairflare.functional.recalibration import binned, fitted_to_bins, recalibrated, temperature
 from golden import folder
 
 GOLDEN = np.load(folder() / "conformal.npz")

@@ -12,6 +12,8 @@ from scipy import integrate, optimize, stats
 
 from fairflare.functional import betting, combination, decision
 from fairflare.functional.decision import Design, Doubt, Hospitals, Normals
+from fairflare.functional.reasons import error_products, part_right
+from fairflare.studies.groups import auc_benefit, log_loss_benefit
 
 PLAIN = Design(exponent=0.0)
 
@@ -65,7 +67,7 @@ def test_the_correction_charges_the_own_models_excess_less():
 
 def test_log_losses_are_of_clipped_risks():
     y, own, other = np.array([1.0, 0.0]), np.array([[0.5, 0.0]]), np.array([[0.0, 0.0]])
-    found = decision.log_loss_benefit(y, own, other)
+    found = log_loss_benefit(y, own, other)
     assert found.mean == pytest.approx((math.log(0.005) - math.log(0.5)) / 2)
 
 
@@ -213,7 +215,7 @@ def test_common_weights_are_the_least_of_the_quadratic_on_the_simplex():
     for seed in range(5):
         rng = np.random.default_rng(seed)
         y = (rng.random(80) < 0.4).astype(float)
-        products = combination.error_products(y, rng.uniform(0.05, 0.95, (3, 2, 80)) * rng.uniform(0.3, 1, (3, 1, 1)))
+        products = error_products(y, rng.uniform(0.05, 0.95, (3, 2, 80)) * rng.uniform(0.3, 1, (3, 1, 1)))
         found = combination.common_weights(products)
         expected = optimize.minimize(
             lambda w, g=products: w @ g @ w,
@@ -228,7 +230,7 @@ def test_common_weights_are_the_least_of_the_quadratic_on_the_simplex():
 
 def test_the_gain_of_a_share_is_quadratic_and_harms_beyond_twice_the_right_part():
     y, own, other = site()
-    part = combination.part_right(y, own, other, PLAIN)
+    part = part_right(y, own, other, PLAIN)
     for share in (0.2, 0.7, 1.0):
         mixed = own + share * (other - own)
         gain = ((y - own) ** 2 - (y - mixed) ** 2).mean()
@@ -242,7 +244,7 @@ def test_the_gain_of_a_share_is_quadratic_and_harms_beyond_twice_the_right_part(
 
 def test_a_candidate_equal_to_the_own_model_says_nothing():
     y, own, _ = site()
-    part = combination.part_right(y, own, own, Design())
+    part = part_right(y, own, own, Design())
     assert part.a == 0 and part.variance > 1
 
 
@@ -292,3 +294,22 @@ def test_the_first_stakes_are_of_pseudo_patients_alone():
     bets.see(0.5)
     m, square = 0.5 / 11, (10 * 0.02 + 0.25) / 11
     assert bets.log_capital == pytest.approx(math.log1p(min(m / square, 0.5 / 0.99) * 0.5))
+
+
+def test_areas_over_pairs_of_one_fold_have_the_variance_of_their_influence():
+    """Against every pair by hand, ties included; their interval against drawing patients again (jackknife)."""
+    rng = np.random.default_rng(0)
+    labels = (rng.random(60) < 0.4).astype(float)
+    risks = np.round(stats.logistic.cdf(labels + rng.normal(0, 1, (2, 2, 60))), 1)
+    folds = np.stack([rng.permutation(60) % 3 for _ in range(2)]).astype(float)
+
+    def gain(r, kept):
+        pairs = [(i, j) for i in kept for j in kept if labels[i] > labels[j] and folds[r, i] == folds[r, j]]
+        own, other = (np.mean([(p[i] > p[j]) + (p[i] == p[j]) / 2 for i, j in pairs]) for p in risks[:2, r])
+        return other - own
+
+    found = auc_benefit(labels, risks[0], risks[1], folds)
+    everyone = range(60)
+    without = [[gain(r, [i for i in everyone if i != out]) for out in everyone] for r in range(2)]
+    assert found.mean == pytest.approx(np.mean([gain(r, everyone) for r in range(2)])) and found.n == 60
+    assert found.variance == pytest.approx(59 * 60 * np.var(without, axis=1).mean(), rel=0.08)

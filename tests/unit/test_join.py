@@ -17,7 +17,9 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.functional import combination, slopes
 from fairflare.functional.decision import Design
+from fairflare.functional.reasons import part_right
 from fairflare.report.join import Deployed, OutOfFold, answers, page
+from fairflare.studies.forecast import Together
 from fairflare.studies.own_model import own_risks
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
 
@@ -129,7 +131,7 @@ def regressed_hospitals(sites: int, seed: int = 0) -> dict[str, OutOfFold]:
         own = truth + rng.normal(0, 0.4, 4)
         risks = np.stack([expit(x @ own), expit(x @ truth)])
         labels = (rng.random(60) < expit(x @ truth)).astype(float)
-        found[f"site-{k}"] = OutOfFold(labels, np.stack([risks, risks], axis=1), Deployed(x, risks))
+        found[f"site-{k}"] = OutOfFold(labels, np.stack([risks, risks], axis=1), Deployed(x, labels, risks))
     return found
 
 
@@ -150,12 +152,12 @@ def test_a_hospitals_regression_tells_more_than_its_outcomes():
 def test_what_the_regression_says_is_that_of_slopes():
     tested = regressed_hospitals(6)
     found = answers(tested, ["fedavg"], DESIGN, 0.002)["sites"]
-    regressions = slopes.Together.of([(t.deployed.x, t.labels) for t in tested.values()]).each
+    regressions = Together.of([(t.deployed.x, t.labels) for t in tested.values()]).each
     parts, known, sums = [], [], np.zeros(2)
     for t, of in zip(tested.values(), regressions):
-        parts.append(combination.part_right(t.labels, t.risks[0], t.risks[1], DESIGN))
+        parts.append(part_right(t.labels, t.risks[0], t.risks[1], DESIGN))
         known.append(slopes.Regressed.of_models(of, t.deployed.x, *t.deployed.risks, parts[-1].q))
-        sums += slopes.misfit_terms(parts[-1], known[-1].of, DESIGN)
+        sums += slopes.misfit_terms(parts[-1], known[-1].of.mean, DESIGN)
     for row, part, one in zip(found.values(), parts, known):
         one = one.widened(*slopes.misfit(sums))
         told = row["candidates"]["fedavg"]
@@ -170,7 +172,7 @@ def test_hospitals_of_few_patients_or_with_trees_are_told_by_their_outcomes():
     rows = answers(some, ["fedavg"], DESIGN, 0.002)["sites"]
     assert [row["by"] for row in rows.values()] == ["outcomes", *["regression"] * 5]
     wide = {
-        site: dataclasses.replace(t, deployed=Deployed(np.tile(t.deployed.x, 11), t.deployed.risks))
+        site: dataclasses.replace(t, deployed=Deployed(np.tile(t.deployed.x, 11), t.labels, t.deployed.risks))
         for site, t in tested.items()
     }
     assert {row["by"] for row in answers(wide, ["fedavg"], DESIGN, 0.002)["sites"].values()} == {"outcomes"}
@@ -215,6 +217,12 @@ def test_the_command_answers_every_hospital_and_goes_on_where_it_was_stopped(tmp
     assert "Switzerland: " in said.out and "4 federated trainings" in " ".join(said.err.split())
     assert sum(row["n"] for row in first["sites"].values()) == 920
     assert {row["by"] for row in first["sites"].values()} == {"regression"}
+    assert first["not_validated"] == ["log_loss", "auc"]
+    assert "intervals not validated" in (out / "join.html").read_text()
+    assert "not validated" in (out / "sheets" / "VA.html").read_text()
+    for score, found in first["sites"]["VA"]["other_scores"].items():
+        assert list(found) == list(first["weights"]), score
+        assert all(one["low"] < one["benefit"] < one["high"] for one in found.values())
     removed = next(path for path in out.iterdir() if path.name.startswith("ditto-fold1"))
     (removed / "model.safetensors").unlink()
     (removed / "report.json").unlink()

@@ -30,7 +30,7 @@ from fairflare.functional import exchange
 from fairflare.functional.decision import Design
 from fairflare.privacy.egress import EgressRefused
 from fairflare.privacy.secure_sum.schemes import Credentials
-from fairflare.report.join import OutOfFold, answers
+from fairflare.report.join import OutOfFold, answers, in_place
 from fairflare.studies import own_model
 from fairflare.studies.join import Question
 from fairflare.studies.join_job import job_of, join_by_job, sheet
@@ -40,28 +40,27 @@ SITES = ("east", "inner", "north", "south", "west")
 DESIGN = Design(2, 1)
 
 
-def made(sites, repeats=2, sizes=(70, 300), seed=0):
-    """Hospitals whose own models are off by noise, and two candidates that are off by less."""
+def made(sites, repeats=2, sizes=(70, 300), seed=0, regressed=True):
+    """Hospitals whose own models are off, and two candidates that are off by less."""
     rng, found = np.random.default_rng(seed), {}
     for name in sites:
         n = int(rng.integers(*sizes))
-        logits = rng.normal(0, 1.2, n)
-        off = [expit(logits + rng.normal(shift, sd, (repeats, n))) for shift, sd in ((0, 1), (0, 0.6), (0.3, 0.8))]
-        found[name] = OutOfFold((rng.random(n) < expit(logits)).astype(float), np.stack(off))
+        x = np.hstack([np.ones((n, 1)), rng.normal(0, 1, (n, 2))])
+        logits = x @ [0.0, 1.0, -0.7]
+        y, off = (rng.random(n) < expit(logits)).astype(float), [(0, 1), (0, 0.6), (0.3, 0.8)]
+        models = np.stack([expit(logits + shift + x @ rng.normal(0, sd / 3, 3)) for shift, sd in off])
+        risks = np.stack([expit(logits + rng.normal(shift, sd, (repeats, n))) for shift, sd in off])
+        found[name] = OutOfFold(y, risks, exchange.Deployed(x, y, models) if regressed else None)
     return found
 
 
 def asked(hospitals, design):
-    """The three sums, and every hospital's answer, as sites and server make them."""
-    repeats, names = design.repeats, ["a", "b"]
-    labels = {name: np.tile(one.labels, (repeats, 1)) for name, one in hospitals.items()}
-    rows = {name: exchange.row_of(labels[name], one.risks) for name, one in hospitals.items()}
-    known = exchange.Known(2, design)
-    known = known.after(exchange.added(known.terms(row) for row in rows.values()))
-    moments = {s: exchange.mix_seconds(labels[s], one.risks, known.weights) for s, one in hospitals.items()}
-    for _ in range(2):
-        known = known.after(exchange.added(known.terms(rows[s], moments[s]) for s in rows))
-    return known.together(names, 100), {s: known.answer(rows[s], moments[s], names, 0.002) for s in rows}
+    """What is said of all, and every hospital's answer, of numbers with four digits."""
+    each_one = {s: dataclasses.replace(one.at_hand(), exact=False) for s, one in hospitals.items()}
+    width = max(one.deployed.x.shape[1] if one.deployed else 0 for one in hospitals.values())
+    known = in_place(each_one.values(), exchange.Known(2, design, width))
+    told = {s: (one.told(known), one.by_regression(known, 0.002)) for s, one in each_one.items()}
+    return known.together(names := ["a", "b"], 100), {s: known.answer(t, names, 0.002, r) for s, (t, r) in told.items()}
 
 
 def close(found, expected, within):
@@ -89,7 +88,7 @@ def test_sums_give_the_answers_that_all_patients_give(many, monkeypatch):
 
 def test_a_row_has_four_digits_and_nothing_that_patients_cannot_have():
     one = next(iter(made(["a"]).values()))
-    row = exchange.row_of(np.tile(one.labels, (2, 1)), one.risks)
+    row = dataclasses.replace(one.at_hand(), exact=False).row
     numbers = row.numbers()
     assert exchange.Row.of(numbers, 2).numbers() == numbers and len(numbers) == exchange.many(2)
     wrong = {0: 29.0, 1: -0.1, 2: 0.123456, 3: float("nan"), 4: 3.0, 7: -0.5}
@@ -102,7 +101,7 @@ def test_a_row_has_four_digits_and_nothing_that_patients_cannot_have():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_tables(tmp_path_factory.mktemp("tables") / "data", SITES)
+    return write_tables(tmp_path_factory.mktemp("tables") / "data", SITES, patients=110)
 
 
 @pytest.fixture(autouse=True)
@@ -111,11 +110,12 @@ def quick(monkeypatch):
     monkeypatch.setattr(own_model, "own_risks", lambda x, y, new: (expit(new[:, 0] + 0.3), "regression"))
 
 
-def job(folder, *, secure=False, methods=("fedavg", "ditto"), sites=SITES):
+def job(folder, *, secure=False, methods=("fedavg", "ditto"), sites=SITES, regressed=False):
     options = {"task.datalists": str(folder), "task.site_names": ",".join(sites), "task.labels": "lived,died"}
     options |= {"task.label": "outcome", "task.features": "age,score", "task.model": "linear"}
     question = Question(methods, "tabular", DESIGN, choices={"rounds": 2, "values": options})
-    return job_of(question, secure=secure)
+    made = job_of(question, secure=secure)
+    return made if regressed else dataclasses.replace(made, join={**made.join, "features": 0})
 
 
 class Recorded(InProcess):
@@ -140,15 +140,24 @@ def join(config, folder, monkeypatch, lost=lambda name, instruction: False):
     return local.run_join(config, folder), transports[-1].seen
 
 
-@pytest.fixture(scope="module")
-def whole(folder, tmp_path_factory):
-    """(configuration, folder, result, messages, tested) of a join that nothing disturbs."""
+def undisturbed(config, place):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(own_model, "own_risks", lambda x, y, new: (expit(new[:, 0] + 0.3), "regression"))
         tested, original = {}, site.Phases._tested
         patch.setattr(site.Phases, "_tested", lambda self: tested.setdefault(self.name, original(self)))
-        config, place = job(folder), tmp_path_factory.mktemp("join")
         return (config, place, *join(config, place, patch), tested)
+
+
+@pytest.fixture(scope="module")
+def whole(folder, tmp_path_factory):
+    """(configuration, folder, result, messages, tested) of a join that nothing disturbs."""
+    return undisturbed(job(folder, regressed=True), tmp_path_factory.mktemp("join"))
+
+
+@pytest.fixture(scope="module")
+def plain(folder, tmp_path_factory):
+    """The same by outcomes alone."""
+    return undisturbed(job(folder), tmp_path_factory.mktemp("join"))
 
 
 def numbers_in(value):
@@ -162,10 +171,10 @@ def numbers_in(value):
 
 def test_no_message_holds_anything_of_a_fold_or_of_fewer_patients_than_thirty(whole):
     config, _, _, seen, tested = whole
-    plan, rows = plan_of(config), 0
+    plan, rows, by_regression = plan_of(config), 0, 0
     allowed = {"preflight": {"n_examples", "metrics"}, "train": {"update", "n_examples", "steps", "seconds"}}
     allowed |= {"evaluate": {"n_examples"}, "calibrate": {"sums"}, "adjust": set()}
-    risks = {float(f"{v:.6g}") for _, found in tested.values() for v in found.ravel()}
+    risks = {float(f"{v:.6g}") for one in tested.values() for v in (*one.risks.ravel(), *one.deployed.risks.ravel())}
     for instruction, answer in seen:
         said = {name for name in answer_fields() if getattr(answer, name) and name not in ("site", "round")}
         assert said - {"update_kind"} <= allowed[instruction.task], instruction.task
@@ -176,26 +185,40 @@ def test_no_message_holds_anything_of_a_fold_or_of_fewer_patients_than_thirty(wh
         assert not risks & {float(f"{v:.6g}") for v in told if v not in (0.0, 1.0)}
         if instruction.task == "calibrate" and len(answer.sums) == exchange.many(3):
             assert answer.sums[0] >= exchange.LEAST_PATIENTS and len(answer.sums) + 3 <= answer.sums[0] / 2
-            assert exchange.Row.of(answer.sums, 3).n == tested[answer.site][0].shape[1]
+            assert exchange.Row.of(answer.sums, 3).n == tested[answer.site].labels.shape[1]
             rows += 1
-    assert rows == len(SITES)
-    assert {one.phase for one, _ in seen} == set(range(plan.phases))
+        elif (
+            instruction.task == "calibrate"
+        ):  # nothing is of fewer patients than twice the numbers, Newton's terms beside
+            place = instruction.phase - plan.folds
+            assert len(answer.sums) == site.sizes(plan, place) and (place != 0 or answer.sums[:2] == [1.0, 110.0])
+            by_regression += sum(map(bool, answer.sums)) if place == exchange.THIRD else 0
+    assert rows == len(SITES) and by_regression > 0 and 2 * exchange.many_by_regression(3) <= 110
+    asked = {one.phase for one, _ in seen}
+    assert {*range(plan.folds), *range(plan.folds + exchange.PULLS_AT, plan.phases)} < asked
 
 
 def test_the_answers_are_those_of_all_risks_out_of_fold(whole):
     _, place, result, _, tested = whole
-    hospitals = {name: OutOfFold(labels[0], risks) for name, (labels, risks) in tested.items()}
+    hospitals = {name: OutOfFold(one.labels[0], one.risks, one.deployed) for name, one in tested.items()}
     expected = answers(hospitals, list(result["candidates"]), DESIGN, 0.002)
     assert close(result["candidates"], expected["candidates"], 5e-3)
     for name, row in result["sites"].items():
         assert close(row["candidates"], expected["sites"][name]["candidates"], 5e-3)
         own = json.loads((place / "sites" / f"{name}.join.json").read_text())
         assert own["candidates"] == row["candidates"] and own["mix"] == row["mix"]
+        assert row["by"] == own["by"] == expected["sites"][name]["by"] == "regression"
         assert own["together"] == result["candidates"]
     kept = {path.name.split(".", 1)[1] for path in (place / "sites").iterdir()}
     assert not any(name.startswith("fold") for name in kept), "risks stay no longer than they are needed"
     words, page = sheet(place / "sites" / "east.join.json")
-    assert words and "east: 80 patients" in page.read_text() and "west" not in page.read_text()
+    assert words and "east: 110 patients" in page.read_text() and "west" not in page.read_text()
+
+
+def with_a_third(one):
+    """Not rounded no longer, and with a third candidate."""
+    risks, models = (np.concatenate([r, r[:1] * 0.9 + 0.05]) for r in (one.risks, one.deployed.risks))
+    return exchange.Hospital(one.labels, risks, dataclasses.replace(one.deployed, risks=models))
 
 
 class Signed:
@@ -211,20 +234,19 @@ class Signed:
 def test_sums_in_secret_give_the_same_and_the_server_sees_no_hospital(folder, tmp_path, monkeypatch):
     """On made risks; 1e-6 was asked for, and nothing but rounding is between the two."""
     monkeypatch.setattr(local, "new_credentials", lambda config: (Credentials(Signed()),) * 2)
-    hospitals = {s: one for s, one in made(SITES, repeats=1).items()}
-    labels = {name: one.labels[None] for name, one in hospitals.items()}
-    risks = {s: np.concatenate([one.risks, one.risks[:1] * 0.9 + 0.05]) for s, one in hospitals.items()}
-    monkeypatch.setattr(site.Phases, "_tested", lambda self: (labels[self.name], risks[self.name]))
+    hospitals = made(SITES, repeats=1, sizes=(110, 300))
+    hospitals = {name: with_a_third(one.at_hand()) for name, one in hospitals.items()}
+    monkeypatch.setattr(site.Phases, "_tested", lambda self: hospitals[self.name])
     monkeypatch.setattr(Join, "_folds", lambda self, attempt, among: None)
-    clear, _ = join(job(folder), tmp_path / "clear", monkeypatch)
-    secret, seen = join(job(folder, secure=True), tmp_path / "secret", monkeypatch)
+    clear, _ = join(job(folder, regressed=True), tmp_path / "clear", monkeypatch)
+    secret, seen = join(job(folder, secure=True, regressed=True), tmp_path / "secret", monkeypatch)
     assert close(secret["candidates"], clear["candidates"], 1e-9) and close(secret["weights"], clear["weights"], 1e-9)
     assert secret["sites"] == {} and secret["refused"] == {}
     for name in SITES:
         own, open_ = (
             json.loads((tmp_path / one / "sites" / f"{name}.join.json").read_text()) for one in ("secret", "clear")
         )
-        assert close(own, open_, 1e-9) and own["n"] == len(hospitals[name].labels)
+        assert close(own, open_, 1e-9) and own["n"] == hospitals[name].labels.shape[1] and own["by"] == "regression"
     assert all(not answer.sums and not numbers_in(dict(answer.sealed)) for _, answer in seen)
     with pytest.raises(UserError, match="min_sites"):
         job(folder, secure=True, sites=SITES[:4])
@@ -234,15 +256,16 @@ def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@each("point", ["a fold's second round", "a fold's test", "the second sum", "the last total"])
-def test_a_join_that_is_killed_goes_on_to_the_same_numbers(point, whole, tmp_path, monkeypatch):
-    config, place, result, *_ = whole
+@each("point", ["a fold's second round", "a fold's test", "the second sum", "the last total", "a regression's sum"])
+def test_a_join_that_is_killed_goes_on_to_the_same_numbers(point, whole, plain, tmp_path, monkeypatch):
+    config, place, result, *_ = whole if point == "a regression's sum" else plain
     turns = {"a fold's second round": (Federation, "_round", 5), "a fold's test": (site.FoldSite, "_test", 7)}
-    turns |= {"the second sum": (site.Exchange, "sums", 7), "the last total": (site.Exchange, "adjust", 13)}
+    turns |= {"the second sum": (site.Exchange, "sums", 7), "the last total": (site.Phases, "_clean", 3)}
+    turns["a regression's sum"] = (site.Exchange, "adjust", 112)
     kind, name, turn = turns[point]
     folder = tmp_path / "join"
     if not (child := os.fork()):
-        original, count = getattr(kind, name), iter(range(99))
+        original, count = getattr(kind, name), iter(range(999))
         setattr(kind, name, lambda *args: die() if next(count) == turn else original(*args))
         folder.mkdir()
         local.run_join(config, folder)
@@ -267,7 +290,7 @@ def test_a_hospital_that_falls_silent_is_named_and_the_others_are_answered_as_wi
     never, _ = join(config, tmp_path / "never", monkeypatch)
     assert {**found, "refused": {}} == never and set(found["sites"]) == set(SITES) - {"north"}
     events = [entry["event"] for entry in AuditLog(tmp_path / "lost" / "audit.jsonl").entries]
-    assert events == ["start", "left_out", "sum", "sum", "sum", "finish"]
+    assert list(dict.fromkeys(events)) == ["start", "left_out", "sum", "finish"]
 
 
 def test_a_hospital_that_falls_silent_in_the_sums_stops_the_join_and_it_goes_on(folder, tmp_path, monkeypatch):
@@ -303,9 +326,8 @@ def test_a_second_join_of_one_patient_more_is_refused_by_every_site(whole, tmp_p
         told["told"][0]["n"] -= 1
         (new / "sites" / path.name).write_text(json.dumps(told))
     monkeypatch.setattr(Join, "_folds", lambda self, attempt, among: None)
-    risks = next(iter(made(["a"], repeats=1, sizes=(80, 81)).values()))
-    four = np.concatenate([risks.risks, risks.risks[:1]])
-    monkeypatch.setattr(site.Phases, "_tested", lambda self: (risks.labels[None], four))
+    one = with_a_third(next(iter(made(["a"], repeats=1, sizes=(110, 111)).values())).at_hand())
+    monkeypatch.setattr(site.Phases, "_tested", lambda self: one)
     other = dataclasses.replace(config, join={**config.join, "margin": 0.0})
     with pytest.raises(RunFailed, match="nobody is tested"):
         join(other, new, monkeypatch)
@@ -322,7 +344,7 @@ def test_what_was_told_stays_and_no_fold_is_tested_after_it(whole):
     instruction = server.Instruction("train", server.Round(1, 2), {}, phase=plan.phases)
     with pytest.raises(site.AskedAgain, match="after the sums"):
         again.handle(instruction)
-    ask = server.Instruction("calibrate", server.Round(2, 2), {}, phase=plan.folds)
+    ask = server.Instruction("calibrate", server.Round(2, 2), {}, phase=plan.folds + exchange.FIRST)
     first = again.handle(ask).sums
     assert again.handle(ask).sums == first
     with pytest.raises(ValueError, match="number of a phase"):
@@ -334,12 +356,16 @@ def test_what_was_told_stays_and_no_fold_is_tested_after_it(whole):
 def test_the_filter_lets_no_metric_of_a_fold_pass_and_only_a_sums_own_numbers(whole):
     config, _, _, seen, _ = whole
     plan = plan_of(config)
-    fold, first, second = (site.leaves_in(config, phase, 10, None) for phase in (0, plan.folds, plan.folds + 1))
+    places = (0, *(plan.folds + place for place in (exchange.FIRST, exchange.SECOND, exchange.THIRD)))
+    fold, first, second, third = (site.leaves_in(config, phase, 10, None) for phase in places)
     with pytest.raises(EgressRefused, match="metrics"):
         fold.check("evaluate", Answer("a", 2, n_examples=40, metrics={"test": {"auc": 0.5}}))
     with pytest.raises(EgressRefused, match="sums"):
         fold.check("calibrate", Answer("a", 2, sums=[1.0]))
-    row = next(answer for one, answer in seen if one.task == "calibrate" and len(answer.sums) > 3)
+    row, *_, last = (a for one, a in seen if one.task == "calibrate" and one.phase >= places[1])
+    third.check("calibrate", last)
+    with pytest.raises(EgressRefused, match="sums"):
+        third.check("calibrate", dataclasses.replace(last, sums=[0.1234567, *last.sums[1:]]))
     first.check("calibrate", row)
     for sums in (row.sums[:-1], [29.0, *row.sums[1:]], [*row.sums[:-1], 0.1234567], [0.0, *row.sums[1:]]):
         with pytest.raises(EgressRefused, match="sums"):
@@ -405,8 +431,11 @@ def test_few_patients_tell_nothing(n, ill, least, told, tmp_path, folder):
     """Three candidates are 20 numbers and three more: 46 patients; a site's own minimum counts, too."""
     labels = (np.arange(n) < ill).astype(float)[None]
     risks = np.random.default_rng(0).random((4, 1, n))
-    one = site.Exchange(
-        plan_of(job(folder)), 0, least, lambda: (labels, risks), tmp_path / "sums.safetensors", print, lambda n: ""
+    plan, answer = (
+        plan_of(job(folder)),
+        tmp_path / "answer",
     )
+    mine = (lambda: exchange.Hospital(labels, risks), tmp_path / "sums.safetensors", answer, print, lambda n: "")
+    one = site.Exchange(plan, "east", exchange.FIRST, least, *mine)
     assert any(one.sums(None)) == told
     assert len(one.sums(None)) == exchange.many(3)

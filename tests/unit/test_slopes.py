@@ -11,6 +11,7 @@ from scipy.special import expit
 from fairflare.functional import combination, slopes
 from fairflare.functional.decision import Design, Normals
 from fairflare.functional.slopes import Others
+from fairflare.studies.forecast import pull_weights
 
 
 def hospital(n: int = 80, seed: int = 0, beta=(-0.3, 0.6, -0.4)):
@@ -64,7 +65,7 @@ def test_hospitals_that_differ_little_pull_more():
     def weights(sd):
         rng = np.random.default_rng(1)
         betas = np.array([-0.2, 0.5, -0.5]) + rng.normal(0, sd, (15, 3))
-        return slopes.pull_weights(
+        return pull_weights(
             np.stack([slopes.fitted(*hospital(300, k, b), OTHERS).evidence for k, b in enumerate(betas)])
         )
 
@@ -93,7 +94,7 @@ def test_deviations_are_widened_and_patients_out_of_fold_move():
     assert (wide.mean, wide.sd) == pytest.approx((part.of.mean, slopes.WIDER * part.of.sd))
     design = Design()
     rights = [combination.Right(100, 0.3, 0.05, 0.01)] * 10
-    shift, variance = slopes.misfit(sum(slopes.misfit_terms(one, part.of, design) for one in rights))
+    shift, variance = slopes.misfit(sum(slopes.misfit_terms(one, part.of.mean, design) for one in rights))
     precision = 10 / (design.factor * 0.05)
     assert shift == pytest.approx(-0.5 * precision / (precision + 0.15**-2))
     assert variance == pytest.approx(1 / (precision + 0.15**-2))

@@ -138,7 +138,9 @@ def watch(folder: Path, once: bool, every: float) -> None:
 
 @click.command()
 @click.argument("folder", type=PATH)
-@click.option("--step", type=click.Choice(("recalibrate", "conformal", "solo")), required=True, help="What is done.")
+@click.option(
+    "--step", type=click.Choice(("recalibrate", "shares", "conformal", "solo")), required=True, help="What is done."
+)
 @set_option
 @as_json
 def after(folder: Path, step: str, pairs: tuple[str, ...], as_json: bool) -> None:

@@ -35,7 +35,7 @@ from fairflare.flare.policy_file import Policy
 from fairflare.flare.run_files import LOCAL_FINDINGS, LOCAL_LOG, SITE_CONTEXT
 from fairflare.flare.site_policy import EXECUTOR, check_app
 from fairflare.flare.staging import APPS, SIDES
-from fairflare.functional.exchange import LEAST_PATIENTS, many
+from fairflare.functional.exchange import LEAST_PATIENTS, many, many_by_regression
 from fairflare.inference.atomic_output import replaced
 from fairflare.privacy.secure_sum.schemes import NONE
 from fairflare.studies import display
@@ -290,7 +290,11 @@ def _leaves_of_join(config: RunConfig) -> Iterator[dict[str, str]]:
                 yield {**one, "meaning": f"{run.method}, in each fold: {one['meaning']}"}
     numbers = "sealed, in sums over hospitals alone" if plan.secure else f"{many(len(plan.names)) + 3} numbers"
     meaning = f"{numbers}: patients, mean products of errors and of differences between models, second moments; of "
-    yield {"name": "sums", "meaning": meaning + f"{LEAST_PATIENTS} patients or more", "exchanges": "calibrate"}
+    meaning += f"{LEAST_PATIENTS} patients or more"
+    if plan.features:
+        least = "" if plan.secure else f" and, of {2 * many_by_regression(len(plan.names))} or more, what it says"
+        meaning += f"; before them the terms of the regression of all hospitals{least}"
+    yield {"name": "sums", "meaning": meaning, "exchanges": "calibrate"}
     yield {
         "name": "metrics",
         "meaning": "findings and versions in preflight; none of any fold",

@@ -194,7 +194,9 @@ def parts_option(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--selector", metavar="ID", help="Another selector; see `fairflare list --parts`.")
     @click.option("--server-optimizer", metavar="ID", help="Another server optimizer.")
     @click.option("--robust", is_flag=True, help="Against sites that lie: clip, mix and cap; see docs/robustness.md.")
-    @click.option("--after", metavar="STEP", help="After the last round: recalibrate or conformal; see docs/after.md.")
+    @click.option(
+        "--after", metavar="STEP", help="After the last round: recalibrate, shares or conformal; see docs/after.md."
+    )
     @functools.wraps(command)
     def with_parts(*, pairs: tuple[str, ...], robust: bool, **others: Any) -> None:
         if robust:

@@ -17,7 +17,6 @@ import torch
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import plainly
 from fairflare.core.types import Round, StateDict
-from fairflare.engine.after.site import after_file
 from fairflare.engine.files import SUFFIX, is_there, read_json, read_tensors, refuse_earlier
 from fairflare.engine.lock import Busy, locked
 from fairflare.engine.state import clear_half_written, remove_files, save_json, save_tensors
@@ -53,6 +52,14 @@ def claimed(path: Path) -> Iterator[None]:
         own = {path.name, *models, *(path.stem + ending for ending in ENDINGS)}
         clear_half_written(path.parent, own.__contains__)
         yield
+
+
+AFTER_ENDING = ".after.json"
+
+
+def after_file(memory: Path) -> Path:
+    """Where a site keeps what it has fitted, beside its memory: "site-1.after.json" beside "site-1.safetensors"."""
+    return memory.with_name(memory.stem + AFTER_ENDING)
 
 
 def personal_file(path: Path, *, best: bool = False) -> Path:

@@ -7,7 +7,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -21,7 +21,6 @@ from fairflare.core.slots import Slot, flat, nested
 from fairflare.core.types import TRIVIAL, Batch, Ledger, LocalWork, Round, SiteData, SplitName, StateDict, Training
 from fairflare.core.versions import all_versions
 from fairflare.engine.after.base import Cases, plain
-from fairflare.engine.after.site import AfterAtSite
 from fairflare.engine.aggregation.base import PlainAtSite, SitePart
 from fairflare.engine.benefit.alone import Alone
 from fairflare.engine.benefit.measured import ROUNDS, Pair, against_trees, measured
@@ -34,6 +33,9 @@ from fairflare.engine.messages import Answer, Instruction
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.probes.base import Probe
 from fairflare.trainers.base import Trainer
+
+if TYPE_CHECKING:
+    from fairflare.engine.after.site import AfterAtSite
 
 TRAINED = "trained model"
 IN_ROUNDS = ("train", "compare", "sum", "weigh")

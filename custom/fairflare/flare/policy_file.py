@@ -42,7 +42,8 @@ class Policy:
         min_count: the least ``min_count`` of a job; None: any.
         secure_sum: True takes jobs with secure sums only.
         after: steps after the last round that jobs may have, which ask for numbers over single cases: "recalibrate",
-            "conformal", "solo" for the benefit of joining, and "join" for jobs that ask it fold by fold; None: all.
+            "shares", "conformal", "solo" for the benefit of joining, and "join" for jobs that ask it fold by fold.
+            None: all.
         thresholds: risks from which on jobs may count patients as flagged (the run key ``threshold``, else the task's),
             since two that lie close tell of the few between; None: all.
         epsilon: the most that jobs together may spend of it, by their sum in the site's ``*.privacy.json``; then every

@@ -25,8 +25,8 @@ from fairflare.core.imports import imports, module_files, reached
 from fairflare.core.plugins import ROOMS, installed_modules
 from fairflare.core.versions import package_files, sha256_of
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.at_site import CURVES, EXTERNAL, SITE_NOISE
-from fairflare.engine.setup.method_parts import STEP_CLASSES
+from fairflare.engine.setup.at_site import AFTER, CURVES, EXTERNAL, SITE_NOISE
+from fairflare.engine.setup.method_parts import NO_STEP, STEP_CLASSES
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import FOLDS
 from fairflare.flare.egress import JOIN
@@ -124,9 +124,10 @@ def modules_of_run(config: RunConfig) -> list[str]:
     classes = [*registry.owners(entry, **config.parts).values(), tasks.known(config.task)]
     homes = [f"{PACKAGE}.{room}" for room in ROOMS] + [f"{PACKAGE}.{room}.base" for room, _ in registry.BASES.values()]
     wanted = {SCRIPT: config.task == Script.name, EXTERNAL: config.evaluation, FOLDS: bool(config.fold)}
-    wanted |= {SITE_NOISE: bool(config.site_epsilon)}
+    wanted |= {SITE_NOISE: bool(config.site_epsilon), AFTER: config.after != NO_STEP}
     wanted[MONAI] = is_own(str(config.options.get("model", "")))
-    wanted |= {module: config.after == step for step, (module, _) in STEP_CLASSES.items()}
+    own, _ = STEP_CLASSES.get(config.after, ("", ""))
+    wanted |= {module: module == own for module, _ in STEP_CLASSES.values()}
     named = [name for name, asked in wanted.items() if asked]
     return [metric.OWN, registry.home(entry.id), *homes, *(cls.__module__ for cls in classes), *named]
 

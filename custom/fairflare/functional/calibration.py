@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.functional.recalibration import LEAST_PER_CLASS, STEEPEST, UNCHANGED, Line, fitted, sums
+from fairflare.functional.line import LEAST_PER_CLASS, STEEPEST, UNCHANGED, Line, fitted, sums
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fairflare.functional.decision import LEAST_DISAGREEMENT, Array, Design, Doubt, Normals, of_size
+from fairflare.functional.decision import Array, Doubt, Normals, of_size
 
 SHARES = np.linspace(0.0, 1.0, 51)
 SITES_FOR_SIZE = 6
@@ -25,18 +25,6 @@ UNLIKE = Doubt(0.15, 0.3, 0.5)
 federations, since the others speak for them; chosen there, and checked on federations of other seeds."""
 
 
-def error_products(labels: Array, risks: Array) -> Array:
-    """(C, C) means of (p - y)(p - y)' over patients and repetitions.
-
-    Args:
-        labels: (n,).
-        risks: (C, R, n) of the candidates, out of fold.
-    """
-    errors = risks - labels
-    products: Array = np.einsum("arn,brn->ab", errors, errors) / errors[0].size
-    return products
-
-
 def common_weights(products: Array) -> Array:
     """(C,) the weights on the simplex with the least w' G w, which are the same at every hospital.
 
@@ -44,7 +32,7 @@ def common_weights(products: Array) -> Array:
     non-negative least squares.
 
     Args:
-        products: (C, C) mean of ``error_products`` over hospitals, of all candidates but the own models.
+        products: (C, C) mean of (p - y)(p - y)' over hospitals, of all candidates but the own models.
     """
     from scipy.optimize import nnls
 
@@ -78,26 +66,6 @@ class Right(NamedTuple):
     def benefit(self, share: float, of: Normals) -> Normals:
         """The gain of a share (> 0) of the direction where the part that is right has this distribution."""
         return of.scaled(2 * share * self.q, -self.q * share**2)
-
-
-def part_right(labels: Array, own: Array, moved: Array, design: Design) -> Right:
-    """From risks out of fold, corrected for the own model's gain by more patients (``Design.kappa``).
-
-    Args:
-        labels: (n,) 0 or 1.
-        own: (R, n) risks of the own model.
-        moved: (R, n) those of the direction's end.
-        design: how patients are tested.
-    """
-    move, kappa = moved - own, design.kappa
-    right, square = (labels - own) * move, move**2
-    gain, q = float(right.mean()), max(float(square.mean()), LEAST_DISAGREEMENT)
-    q = max(q - kappa * gain, q / 2)
-    a = (1 - kappa) * gain / q
-    errors = (1 - kappa) * right - a * (square - kappa * right)
-    n = labels.shape[-1]
-    spread = max(float(errors.var(axis=1, ddof=1).mean()), LEAST_SPREAD * q)
-    return Right(n, a, spread / (n * q * q), q)
 
 
 def harm(of: Normals, q: float, share: float = 1.0, margin: float = 0.0) -> float:

@@ -19,8 +19,6 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 LEVEL = 0.95
-CLIPPED = 0.005
-"""Risks lie within [this, 1 - this] for the log loss."""
 POINTS = 60
 """Values of the spread between hospitals, over which the posterior is integrated."""
 SLOPE_SD = 10.0
@@ -95,16 +93,6 @@ def brier_benefit(labels: Array, own: Array, candidate: Array, design: Design) -
     return of_differences((2 - design.kappa) * (labels - own) * move - move**2, move)
 
 
-def log_loss_benefit(labels: Array, own: Array, candidate: Array) -> Benefit:
-    """Of the plain difference of log losses; arguments as of ``brier_benefit``."""
-
-    def loss(risks: Array) -> Array:
-        kept = np.clip(risks, CLIPPED, 1 - CLIPPED)
-        return np.asarray(-np.log(np.where(labels > 0.5, kept, 1 - kept)))
-
-    return of_differences(loss(own) - loss(candidate), candidate - own)
-
-
 def of_differences(differences: Array, move: Array) -> Benefit:
     """The sums of (R, n) differences in loss between models whose risks are ``move`` (R, n) apart."""
     n = differences.shape[1]
@@ -154,8 +142,11 @@ class Average(NamedTuple):
 def average(total: Sequence[float], level: float = LEVEL) -> Average:
     """Equal weights and Student's t, with the larger of the variance between hospitals and that of chance.
 
+    What folds have in common at a hospital is in the variance between hospitals, so that no factor of Nadeau and Bengio
+    multiplies V.
+
     Args:
-        total: over hospitals, of 1, e, e^2 and the variance f V of e.
+        total: over hospitals, of 1, e, e^2 and the variance V of e.
         level: in (0, 1).
     """
     from scipy.special import stdtrit

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What hospitals tell of their patients' risks out of fold, so that each can be told whether it gains by joining.
 
-A hospital's ``Row`` holds means over all its patients and repetitions, to four significant digits. Everything else
-follows from it and from three sums over hospitals (``first``, ``second``, ``third``), each of which needs those before:
-a server that sees these sums alone sees no hospital's benefit, and each hospital makes its own answer of them. The
-formulas are those of ``decision`` and ``combination``; docs/join.md.
+Sums over hospitals, one after the other, each of which needs those before: Newton's steps of the regression of all
+hospitals and EM's steps of how much they differ (``slopes``), left out where nobody asks; then three of what a
+hospital's ``Row`` holds, means over its patients and repetitions. A server that sees these sums alone sees no
+hospital's benefit, and each hospital makes its own answer of them. In place the same sums are made of all hospitals at
+hand. The formulas are those of ``decision``, ``combination`` and ``slopes``; docs/join.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fairflare.functional import combination, decision
+from fairflare.functional import combination, decision, slopes
 from fairflare.functional.combination import Right
 from fairflare.functional.decision import Array, Benefit, Design, Hospitals, Normals
 
@@ -26,9 +27,15 @@ DIGITS = 4
 LEAST_PATIENTS = 30
 LEAST_SITES = 4
 """Hospitals from which on they are read together; with fewer each speaks for itself."""
+MIX_KEYS = ("share", "p_harm", "benefit", "low", "high")
 MOMENTS = np.triu_indices(3)
 TERMS = decision.POINTS * 7
 Json = dict[str, Any]
+PULLS_AT, FIRST = slopes.STEPS, slopes.STEPS + slopes.EM_STEPS
+SECOND, THIRD, PLACES = FIRST + 1, FIRST + 2, FIRST + 3
+"""Places of the sums: Newton's steps from 0, EM's from ``PULLS_AT``, then the three others."""
+LEAST_PATIENTS_EACH = 10
+"""Patients of all hospitals for each coefficient, from which on a regression is asked."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,11 @@ def many(candidates: int) -> int:
     return 2 + candidates + candidates * (candidates + 1) // 2 + 3 * candidates
 
 
+def many_by_regression(candidates: int) -> int:
+    """Numbers that a hospital tells in the clear to be answered by its regression, beside terms of Newton's steps."""
+    return many(candidates) + 3 + 2 + candidates + 4 * candidates + 5 + len(slopes.PULLS)
+
+
 def rounded(values: Array) -> Array:
     """To ``DIGITS`` significant digits."""
     return np.array([float(f"{value:.{DIGITS - 1}e}") for value in np.ravel(values)]).reshape(np.shape(values))
@@ -93,14 +105,13 @@ def row_of(labels: Array, risks: Array) -> Row:
     r, move = labels - risks[0], risks[1:] - risks[0]
     products = np.einsum("arn,brn->ab", move, move) / labels.size
     seconds = np.stack([_seconds(r * one, one**2) for one in move])
-    right, own = (r * move).mean(axis=(1, 2)), rounded((r**2).mean())
-    return Row(labels.shape[1], float(own), rounded(right), rounded(products), rounded(seconds))
+    return Row(labels.shape[1], float((r**2).mean()), (r * move).mean(axis=(1, 2)), products, seconds)
 
 
 def mix_seconds(labels: Array, risks: Array, weights: Array) -> Array:
     """(3,) as ``Row.seconds`` of the common direction; arguments as of ``row_of``, and (C,) weights."""
     move = np.tensordot(weights, risks[1:], 1) - risks[0]
-    return rounded(_seconds((labels - risks[0]) * move, move**2))
+    return _seconds((labels - risks[0]) * move, move**2)
 
 
 def _seconds(right: Array, square: Array) -> Array:
@@ -152,42 +163,163 @@ def added(sums: Iterable[Sequence[float]]) -> list[float]:
 
 
 @dataclass(frozen=True)
+class Deployed:
+    """A hospital's patients, as the models see them that are trained with all of them.
+
+    Attributes:
+        x: (n, P) features with a constant in front.
+        y: (n,) 0 or 1.
+        risks: (1 + C, n): the own model's, then those of the candidates.
+    """
+
+    x: Array
+    y: Array
+    risks: Array
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a hospital's terms are made of; in the clear it tells no more.
+
+    Attributes:
+        row: its own.
+        seconds: its ``mix_seconds``, from the second sum on.
+        means: (C + 1,) the part that is right of each direction by its regression; None: its outcomes speak alone.
+    """
+
+    row: Row
+    seconds: Array | None = None
+    means: Array | None = None
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """A hospital with its patients at hand.
+
+    Attributes:
+        labels: (R, n) 0 or 1.
+        risks: (1 + C, R, n) out of fold: the own model's, then those of the candidates.
+        deployed: with it its regression says how far models are from the true risks, not its outcomes alone.
+        exact: whether numbers are as they are, not rounded to be told.
+    """
+
+    labels: Array
+    risks: Array
+    deployed: Deployed | None = None
+    exact: bool = False
+    _fits: list[slopes.Fitted] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def _round(self, values: Array) -> Array:
+        return values if self.exact else rounded(values)
+
+    @cached_property
+    def row(self) -> Row:
+        found = row_of(self.labels, self.risks)
+        own = float(self._round(np.array(found.own)))
+        return Row(found.n, own, *map(self._round, (found.right, found.products, found.seconds)))
+
+    def told(self, known: Known) -> Told:
+        """What it tells for the next sum."""
+        if known.next == FIRST:
+            return Told(self.row)
+        seconds = self._round(mix_seconds(self.labels, self.risks, known.weights))
+        if self.deployed is None or not known.regressed:
+            return Told(self.row, seconds)
+        means = [one.of.mean for one in self._right(known, Told(self.row, seconds))]
+        return Told(self.row, seconds, self._round(np.array(means)))
+
+    def terms(self, known: Known) -> list[float]:
+        """What it adds to the next sum."""
+        if known.next >= FIRST:
+            return known.terms(self.told(known))
+        if self.deployed is None:
+            return known.terms(None)
+        x, y = self.deployed.x, self.deployed.y
+        if known.next >= PULLS_AT:
+            return signed(slopes.shares(self._fit(known).evidence, known.pulls))
+        gradient, hessian = slopes.derivatives(x, y, known.centre)
+        return signed([1.0, len(y), *gradient, *hessian[np.triu_indices(len(gradient))]])
+
+    def by_regression(self, known: Known, margin: float) -> Array | None:
+        """(4 C + 5,) what its regression says once the second sum is told; None: nothing.
+
+        For each candidate the expected benefit, the ends of its interval and the probability of harm; of the mix its
+        share, probability of harm, benefit and ends.
+        """
+        if self.deployed is None or not known.regressed:
+            return None
+        parts = known.parts(told := self.told(known))
+        found = [
+            one.widened(*slopes.misfit(total)).of
+            for one, total in zip(self._right(known, told), known.misfits, strict=True)
+        ]
+        numbers: list[float] = []
+        for part, of in zip(parts[:-1], found):
+            gain = part.benefit(1.0, of)
+            numbers += [gain.mean, *gain.interval(), combination.harm(of, part.q)]
+        return self._round(np.array([*numbers, *safe_mix(parts[-1], found[-1], margin).values()]))
+
+    def _fit(self, known: Known) -> slopes.Fitted:
+        if not self._fits:  # the same at every later sum
+            assert (own := self.deployed)
+            others = slopes.Others.of_all(known.centre, known.hessian, known.regressed, own.x, own.y)
+            self._fits.append(slopes.fitted(own.x, own.y, others))
+        return self._fits[0]
+
+    def _right(self, known: Known, told: Told) -> list[slopes.Regressed]:
+        """Of each candidate's direction and the common one."""
+        assert (own := self.deployed)
+        of = slopes.Slopes.of(self._fit(known), known.pulls)
+        return [
+            slopes.Regressed.of_models(of, own.x, own.risks[0], weights @ own.risks[1:], part.q)
+            for weights, part in zip((*np.eye(known.candidates), known.weights), known.parts(told), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
 class Known:
     """What everyone knows once the sums over hospitals that came so far are told.
 
     Attributes:
         candidates: how many, C.
         design: how patients were tested.
-        sums: the totals so far, as ``signed``; up to three.
+        coefficients: P of the regression; 0: none is asked.
+        sums: place -> the total, as ``signed``.
     """
 
     candidates: int
     design: Design
-    sums: tuple[tuple[float, ...], ...] = ()
+    coefficients: int = 0
+    sums: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
 
-    def lengths(self) -> tuple[int, int, int]:
-        """Numbers in each of the three sums."""
-        c = self.candidates
-        return 2 * (1 + c * (c + 1) // 2 + 9 * c), 2 * (c * (2 + TERMS) + 1), 2 * (c + 1) * TERMS
+    def length(self, place: int) -> int:
+        """Numbers of a sum."""
+        c, p = self.candidates, self.coefficients
+        if place < FIRST:
+            return 2 * (len(slopes.PULLS) if place >= PULLS_AT else 2 + p + p * (p + 1) // 2)
+        return 2 * (1 + c * (c + 1) // 2 + 9 * c, c * (2 + TERMS) + 1 + 2 * (c + 1), (c + 1) * TERMS)[place - FIRST]
+
+    @property
+    def next(self) -> int:
+        """The place of the next sum; ``PLACES``: there is none."""
+        last = max(self.sums, default=-1)
+        if not self.coefficients or (last >= 0 and not self.regressed):
+            return max(last + 1, FIRST)
+        return PULLS_AT if 0 <= last < PULLS_AT and self._newton[2] else last + 1
 
     def after(self, total: Sequence[float]) -> Known:
         """With one more sum."""
-        return Known(self.candidates, self.design, (*self.sums, tuple(total)))
+        return Known(self.candidates, self.design, self.coefficients, {**self.sums, self.next: tuple(total)})
 
-    def terms(self, row: Row | None, seconds: Array | None = None) -> list[float]:
-        """What a hospital adds to the next sum; zeros where it is not tested, or hospitals are too few.
-
-        Args:
-            row: its own; None: it is not tested.
-            seconds: its ``mix_seconds``, from the second sum on.
-        """
-        place = len(self.sums)
-        if row is None or (place and self.sites < LEAST_SITES):
-            return [0.0] * self.lengths()[place]
-        if not place:
-            return signed(self._first(row))
-        assert seconds is not None
-        return signed((self._second if place == 1 else self._third)(row, seconds))
+    def terms(self, told: Told | None) -> list[float]:
+        """What a hospital adds to the next sum; zeros where it is not tested (None), or hospitals are too few."""
+        place = self.next
+        if told is None or (place > FIRST and self.sites < LEAST_SITES):
+            return [0.0] * self.length(place)
+        if place == FIRST:
+            return signed(self._first(told.row))
+        assert told.seconds is not None
+        return signed(self._second(told) if place == SECOND else self._third(told.row, told.seconds))
 
     def _first(self, row: Row) -> list[float]:
         errors = row.products - row.right - row.right[:, None] + row.own
@@ -198,19 +330,69 @@ class Known:
             found += [benefit.mean, benefit.mean**2, *smoothed, 1 / one.part_right(self.design).variance]
         return found
 
-    def _second(self, row: Row, seconds: Array) -> list[float]:
+    def _second(self, told: Told) -> list[float]:
         found: list[float] = []
-        for c, one in enumerate(self._directions(row)):
-            noise = self.noise(c, row.n)
-            found += [1 / noise, self.design.factor * noise]
+        for c, one in enumerate(self._directions(told.row)):
+            noise = self.noise(c, told.row.n)
+            found += [1 / noise, noise]
             found += self._terms(one.part_right(self.design), self._of_first(c)[8]).ravel().tolist()
-        return [*found, 1 / self.mixed(row, seconds).variance]
+        parts = self.parts(told)
+        misfits = np.zeros(2 * len(parts))
+        if told.means is not None:
+            pairs = zip(parts, told.means, strict=True)
+            misfits = np.ravel([slopes.misfit_terms(part, mean, self.design) for part, mean in pairs])
+        return [*found, 1 / parts[-1].variance, *misfits]
 
     def _third(self, row: Row, seconds: Array) -> list[float]:
         found = []
         for c, one in enumerate(self._directions(row)):
             found += list(self._benefit_terms(c, one.benefit(self.design)).ravel())
         return [*found, *self._terms(self.mixed(row, seconds), self._mix_precision).ravel()]
+
+    # What follows from the regression's sums.
+
+    @cached_property
+    def regressed(self) -> int:
+        """Hospitals that are told by their regression; 0 where all have too few patients for it."""
+        sites, patients = self._total(0)[:2] if self.sums.get(0) else (0.0, 0.0)
+        enough = sites >= LEAST_SITES and patients >= LEAST_PATIENTS_EACH * self.coefficients
+        return round(float(sites)) if enough else 0
+
+    @cached_property
+    def _newton(self) -> tuple[Array, Array, bool]:
+        """The coefficients after the steps so far, the Hessian at the last ones, and whether no step is left."""
+        p = self.coefficients
+        at, hessian, done = np.zeros(p), np.zeros((p, p)), False
+        for place in range(PULLS_AT):
+            if place in self.sums:
+                total = self._total(place)[2:]
+                upper = np.zeros((p, p))
+                upper[np.triu_indices(p)] = total[p:]
+                at, hessian, done = slopes.stepped(at, total[:p], upper + np.triu(upper, 1).T)
+        return at, hessian, done or PULLS_AT - 1 in self.sums
+
+    @property
+    def centre(self) -> Array:
+        """(P,) coefficients of all hospitals' regression, so far."""
+        return self._newton[0]
+
+    @property
+    def hessian(self) -> Array:
+        """(P, P) penalty included."""
+        return self._newton[1]
+
+    @cached_property
+    def pulls(self) -> Array:
+        """(M,) prior weights of ``slopes.PULLS``, so far."""
+        last = max((place for place in self.sums if PULLS_AT <= place < FIRST), default=None)
+        if last is None:
+            return np.full(len(slopes.PULLS), 1 / len(slopes.PULLS))
+        return slopes.em_step(self._total(last), self.regressed)
+
+    @cached_property
+    def misfits(self) -> Array:
+        """(C + 1, 2) totals of ``slopes.misfit_terms``."""
+        return self._total(SECOND)[-2 * (self.candidates + 1) :].reshape(-1, 2)
 
     # What follows from the first sum.
 
@@ -223,23 +405,29 @@ class Known:
     @cached_property
     def sites(self) -> int:
         """Hospitals that are tested."""
-        return round(float(self._total(0)[0]))
+        return round(float(self._total(FIRST)[0]))
 
     @cached_property
     def weights(self) -> Array:
         """(C,) the candidates' weights in the common direction."""
-        c, total = self.candidates, self._total(0)
+        c, total = self.candidates, self._total(FIRST)
         products = np.zeros((c, c))
         products[np.triu_indices(c)] = total[1 : 1 + c * (c + 1) // 2] / self.sites
         return combination.common_weights(products + np.triu(products, 1).T)
 
     def _of_first(self, c: int) -> Array:
-        rows: Array = self._total(0)[1 + self.candidates * (self.candidates + 1) // 2 :].reshape(-1, 9)[c]
+        rows: Array = self._total(FIRST)[1 + self.candidates * (self.candidates + 1) // 2 :].reshape(-1, 9)[c]
         return rows
 
     def _directions(self, row: Row) -> list[Direction]:
         units = np.eye(self.candidates)
         return [Direction.along(row, unit, seconds) for unit, seconds in zip(units, row.seconds, strict=True)]
+
+    def parts(self, told: Told) -> list[Right]:
+        """Of each candidate's direction and the common one."""
+        assert told.seconds is not None
+        own = [one.part_right(self.design) for one in self._directions(told.row)]
+        return [*own, self.mixed(told.row, told.seconds)]
 
     def mixed(self, row: Row, seconds: Array) -> Right:
         """Of the common direction."""
@@ -260,12 +448,12 @@ class Known:
     # What follows from the second.
 
     def _of_second(self, c: int) -> Array:
-        rows: Array = self._total(1)[:-1].reshape(self.candidates, -1)[c]
+        rows: Array = self._total(SECOND)[: self.candidates * (2 + TERMS)].reshape(self.candidates, -1)[c]
         return rows
 
     @cached_property
     def _mix_precision(self) -> float:
-        return float(self._total(1)[-1])
+        return float(self._total(SECOND)[self.candidates * (2 + TERMS)])
 
     def _s0(self, c: int) -> float:
         return decision.scale(self.sites, float(self._of_second(c)[0]))
@@ -289,31 +477,61 @@ class Known:
         return {"average": average, "between_sd": everyone.spread, "new_hospital": about}
 
     def _hospitals(self, c: int) -> Hospitals:
-        return Hospitals(self._s0(c), self._total(2)[:-TERMS].reshape(self.candidates, decision.POINTS, 7)[c])
+        return Hospitals(self._s0(c), self._total(THIRD)[:-TERMS].reshape(self.candidates, decision.POINTS, 7)[c])
 
-    def answer(self, row: Row, seconds: Array, names: Sequence[str], margin: float) -> Json:
-        """n, candidates and mix of one hospital, which it alone can make where sums are secret."""
-        each = {name: self._answer(c, one) for c, (name, one) in enumerate(zip(names, self._directions(row)))}
-        part = self.mixed(row, seconds)
-        total = self._total(2)[-TERMS:].reshape(decision.POINTS, 7)
-        of = self._posterior(part, total, self._mix_precision if self.sites >= LEAST_SITES else 0.0)
-        return {"n": row.n, "candidates": each, "mix": safe_mix(part, of, margin)}
+    def answer(self, told: Told, names: Sequence[str], margin: float, regression: Array | None = None) -> Json:
+        """n, by, candidates and mix of one hospital, which it alone can make where sums are secret.
+
+        Args:
+            told: with seconds.
+            names: of the candidates.
+            margin: see ``safe_mix``.
+            regression: see ``Hospital.by_regression``.
+        """
+        directions = self._directions(told.row)
+        if regression is not None:
+            rows = regression[:-5].reshape(-1, 4).tolist()
+            each = [self._row(c, one, *row) for c, (one, row) in enumerate(zip(directions, rows, strict=True))]
+            mix = dict(zip(MIX_KEYS, regression[-5:].tolist(), strict=True))
+        else:
+            each = [self._answer(c, one) for c, one in enumerate(directions)]
+            part, total = self.parts(told)[-1], self._total(THIRD)[-TERMS:].reshape(decision.POINTS, 7)
+            of = self._posterior(part, total, self._mix_precision if self.sites >= LEAST_SITES else 0.0)
+            mix = safe_mix(part, of, margin)
+        by = "outcomes" if regression is None else "regression"
+        return {"n": told.row.n, "by": by, "candidates": dict(zip(names, each, strict=True)), "mix": mix}
 
     def _answer(self, c: int, one: Direction) -> Json:
-        benefit, part = one.benefit(self.design), one.part_right(self.design)
-        ends, f = benefit.interval(self.design), self.design.factor
+        benefit, f = one.benefit(self.design), self.design.factor
         if self.sites < LEAST_SITES:
             from scipy.special import stdtr
 
             sd = max(math.sqrt(f * benefit.variance / benefit.n), 1e-9)
-            of = Normals(np.ones(1), np.array([benefit.mean]), np.array([sd]))
             p_harm = float(stdtr(benefit.n - 1, -benefit.mean / sd))
-            return _told(benefit, ends, of, p_harm, benefit.variance, self.design) | {"low": ends[0], "high": ends[1]}
-        noise, x = self.noise(c, benefit.n), decision.of_size(benefit.n)
+            return self._row(c, one, benefit.mean, *benefit.interval(self.design), p_harm)
+        noise, x, part = self.noise(c, benefit.n), decision.of_size(benefit.n), one.part_right(self.design)
         others = self._hospitals(c).without(self._benefit_terms(c, benefit))
         of = others.given(benefit.mean, noise, x, (f - 1) * noise)
         right = self._posterior(part, self._of_second(c)[2:].reshape(decision.POINTS, 7), self._of_first(c)[8])
-        return _told(benefit, ends, of, combination.harm(right, part.q), noise * benefit.n, self.design)
+        return self._row(c, one, of.mean, *of.interval(), combination.harm(right, part.q))
+
+    def _row(self, c: int, one: Direction, mean: float, low: float, high: float, p_harm: float) -> Json:
+        """Of one candidate, with its benefit by this hospital alone and by all."""
+        benefit = one.benefit(self.design)
+        ends = benefit.interval(self.design)
+        variance = self.noise(c, one.n) * one.n if self.sites >= LEAST_SITES else benefit.variance
+        needed = decision.patients_needed(mean, variance, self.design) - one.n
+        return {
+            "benefit": benefit.mean,
+            "own_low": ends[0],
+            "own_high": ends[1],
+            "shrunken": mean,
+            "low": low,
+            "high": high,
+            "p_harm": p_harm,
+            "verdict": decision.verdict(p_harm, low, high),
+            "more_patients": int(max(needed, 0)) if math.isfinite(needed) else None,
+        }
 
     def _posterior(self, part: Right, total: Array, precision: float) -> Normals:
         """Of the part that is right at a hospital."""
@@ -323,23 +541,6 @@ class Known:
         everyone = Hospitals(decision.scale(self.sites, float(precision)), total)
         others, luck = everyone.without(self._terms(part, precision)), (f - 1) * part.variance
         return others.given(part.a, part.variance, self._x(part), luck, combination.UNLIKE)
-
-
-def _told(own: Benefit, ends: tuple[float, float], of: Normals, p_harm: float, variance: float, design: Design) -> Json:
-    """A hospital's row of one candidate."""
-    low, high = of.interval()
-    needed = decision.patients_needed(of.mean, variance, design) - own.n
-    return {
-        "benefit": own.mean,
-        "own_low": ends[0],
-        "own_high": ends[1],
-        "shrunken": of.mean,
-        "low": low,
-        "high": high,
-        "p_harm": p_harm,
-        "verdict": decision.verdict(p_harm, low, high),
-        "more_patients": int(max(needed, 0)) if math.isfinite(needed) else None,
-    }
 
 
 def safe_mix(part: Right, of: Normals, margin: float) -> Json:
@@ -352,8 +553,8 @@ def safe_mix(part: Right, of: Normals, margin: float) -> Json:
     """
     share = combination.safe_share(of, part.q, margin)
     if not share:
-        return {"share": 0.0, "p_harm": 0.0, "benefit": 0.0, "low": 0.0, "high": 0.0}
+        return dict.fromkeys(MIX_KEYS, 0.0)
     gain = part.benefit(share, of)
     low, high = gain.interval()
     harm = combination.harm(of, part.q, share, margin)
-    return {"share": share, "p_harm": harm, "benefit": gain.mean, "low": low, "high": high}
+    return dict(zip(MIX_KEYS, (share, harm, gain.mean, low, high), strict=True))

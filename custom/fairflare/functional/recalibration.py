@@ -8,133 +8,16 @@ of a Newton step, of counts per bin of the logit, or of losses on a grid of temp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.functional.line import CLOSE, LEAST_FOR_SLOPE, LEAST_PER_CLASS, STEEPEST, STEPS, Line, descended, fitted
+
 Array = npt.NDArray[np.float64]
-STEPS = 100
-HALVINGS = 40
-CLOSE = 1e-12
-STEEPEST = 50.0
-"""Largest |a| and |b|: further out every probability is 0 or 1 in double precision."""
 BEYOND = 0.1
 """Share of the logarithm of what is beyond a limit that counts."""
 SUM_ROUNDING = 1e-9
-LEAST_FOR_SLOPE, LEAST_PER_CLASS = 50, 10
-"""Cases, and cases of each class, below which a site's slope is that of all sites."""
-
-
-class Sums(NamedTuple):
-    """Sums over cases at (a, b) with p = sigma(a + b z) and v = p (1 - p)."""
-
-    n: float
-    positives: float
-    p: float
-    residual_z: float
-    """Of z (y - p)."""
-    v: float
-    vz: float
-    vzz: float
-
-
-@dataclass(frozen=True)
-class Line:
-    """sigma(a + b z)."""
-
-    intercept: float = 0.0
-    slope: float = 1.0
-
-
-UNCHANGED = Line()
-
-
-def sums(logits: Array, labels: Array, line: Line = UNCHANGED, counts: Array | None = None) -> Sums:
-    """The sums of a Newton step at ``line``.
-
-    Args:
-        logits: (N,) z.
-        labels: (N,) y in {0, 1}, or in [0, 1] as shares of ``counts``.
-        line: where.
-        counts: (N,) cases that each entry stands for; 1 each by default.
-    """
-    many = np.ones_like(logits) if counts is None else counts
-    from scipy.special import expit  # here and below: takes a while to import, and most runs have no such step
-
-    p = expit(line.intercept + line.slope * logits)
-    v = many * p * (1 - p)
-    residual = many * (labels - p)
-    found = (many, many * labels, many * p, logits * residual, v, v * logits, v * logits * logits)
-    return Sums(*(float(part.sum()) for part in found))
-
-
-def fitted(
-    logits: Array,
-    labels: Array,
-    *,
-    counts: Array | None = None,
-    intercept: bool = True,
-    slope: bool = False,
-    start: Line = UNCHANGED,
-    penalty: tuple[float, float] = (0.0, 0.0),
-    towards: Line = UNCHANGED,
-) -> Line:
-    """The line of the largest likelihood, less penalty_a (a - a_0)^2 / 2 + penalty_b (b - b_0)^2 / 2.
-
-    What is not fitted stays as in ``start``. Newton's method with steps halved until the objective does not grow.
-    Classes that a line separates perfectly, one class alone included, have no finite maximum without a penalty: then
-    the coefficients stop at ``STEEPEST``.
-
-    Args:
-        logits: (N,) z, finite.
-        labels: (N,) y, see ``sums``.
-        counts: see ``sums``.
-        intercept: whether a is fitted.
-        slope: whether b is.
-        start: where the search begins.
-        penalty: (penalty_a, penalty_b), >= 0.
-        towards: (a_0, b_0).
-    """
-    free = np.array([intercept, slope])
-    weights, centre = np.array(penalty), np.array([towards.intercept, towards.slope])
-    many = np.ones_like(logits) if counts is None else counts
-
-    def objective(at: Array) -> float:
-        eta = at[0] + at[1] * logits
-        losses = np.logaddexp(0.0, eta) - labels * eta
-        return float((many * losses).sum() + (weights * (at - centre) ** 2).sum() / 2)
-
-    at = np.array([start.intercept, start.slope])
-    for _ in range(STEPS):
-        step = _newton_step(sums(logits, labels, Line(*at), many), at, weights, centre, free)
-        moved = _descended(objective, at, step)
-        if float(np.abs(moved - at).max()) <= CLOSE:
-            return Line(float(moved[0]), float(moved[1]))
-        at = moved
-    return Line(float(at[0]), float(at[1]))
-
-
-def _newton_step(found: Sums, at: Array, weights: Array, centre: Array, free: npt.NDArray[np.bool_]) -> Array:
-    gradient = np.array([found.positives - found.p, found.residual_z]) - weights * (at - centre)
-    hessian = np.array([[found.v, found.vz], [found.vz, found.vzz]]) + np.diag(weights)
-    step = np.zeros(2)
-    if free.any():
-        chosen = np.ix_(free, free)
-        step[free] = np.linalg.lstsq(hessian[chosen], gradient[free], rcond=None)[0]
-    return step
-
-
-def _descended(objective: Callable[[Array], float], at: Array, step: Array) -> Array:
-    """``at`` plus the step, halved until the objective does not grow; within ``STEEPEST``."""
-    here = objective(at)
-    for halving in range(HALVINGS):
-        moved = np.clip(at + step / 2**halving, -STEEPEST, STEEPEST)
-        if objective(moved) <= here + CLOSE * abs(here):
-            return np.asarray(moved)
-    return at
 
 
 def recalibrated(
@@ -193,7 +76,7 @@ def temperature(
         gradient = (scores[np.arange(len(labels)), labels] - mean).sum() - penalty * (at[0] - centre)
         curvature = ((p * scores**2).sum(axis=1) - mean**2).sum() + penalty
         step = np.array([gradient / curvature if curvature > 0 else 0.0])
-        moved = np.clip(_descended(objective, at, step), 1.0 / STEEPEST, STEEPEST)
+        moved = np.clip(descended(objective, at, step), 1.0 / STEEPEST, STEEPEST)
         if float(np.abs(moved - at).max()) <= CLOSE:
             return float(1.0 / moved[0])
         at = moved

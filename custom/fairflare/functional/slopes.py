@@ -2,14 +2,13 @@
 """A hospital's logistic regression between the federation's and its own patients: its own slopes, and its true risks.
 
 A hospital's coefficients are normal about the federation's, their slopes with variance 1 / pull. How much hospitals
-differ is learned from all of them (``pull_weights``, sums over hospitals), how much this one does from its own patients
+differ is learned from all of them (``em_step``, sums over hospitals), how much this one does from its own patients
 (empirical Bayes; A. Gelman et al., Bayesian Data Analysis, 2013, chapters 5 and 13). One exchange is enough: a hospital
 is told the exact regression's coefficients and Hessian, from which it takes its own part, and the pulls' weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -73,21 +72,19 @@ class Others(NamedTuple):
         return np.asarray(np.linalg.inv(between * (1 + 1 / self.sites) + self.cov), dtype=np.float64)
 
 
-def together(hospitals: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """(P,) coefficients of the ridge regression of all hospitals' (x, y), and (P, P) its Hessian: sums over hospitals.
+def stepped(at: Array, gradient: Array, hessian: Array) -> tuple[Array, Array, bool]:
+    """Newton's next coefficients, the penalised Hessian at ``at``, and whether that was the last step.
 
     The penalty of slopes is 1, of the intercept a thousandth.
+
+    Args:
+        at: (P,).
+        gradient, hessian: ``derivatives`` there, summed over hospitals.
     """
-    width = hospitals[0][0].shape[1]
-    ridge, at = np.append(1e-3, np.ones(width - 1)), np.zeros(width)
-    for _ in range(STEPS):
-        parts = [derivatives(x, y, at) for x, y in hospitals]
-        hessian = np.sum([one for _, one in parts], axis=0) + np.diag(ridge)
-        step = np.linalg.solve(hessian, np.sum([one for one, _ in parts], axis=0) - ridge * at)
-        at = at + np.clip(step, -LARGEST_STEP, LARGEST_STEP)
-        if np.abs(step).max() < CLOSE:
-            break
-    return at, hessian
+    ridge = np.append(1e-3, np.ones(len(at) - 1))
+    hessian = hessian + np.diag(ridge)
+    step = np.linalg.solve(hessian, gradient - ridge * at)
+    return at + np.clip(step, -LARGEST_STEP, LARGEST_STEP), hessian, bool(np.abs(step).max() < CLOSE)
 
 
 class Fitted(NamedTuple):
@@ -131,13 +128,9 @@ def shares(evidence: Array, weights: Array) -> Array:
     return np.asarray(found / found.sum(axis=-1, keepdims=True))
 
 
-def pull_weights(evidence: Array) -> Array:
-    """(M,) how often hospitals have each pull: EM, whose steps are sums of ``shares`` over hospitals; (S, M)."""
-    sites, many = evidence.shape
-    weights = np.full(many, 1 / many)
-    for _ in range(EM_STEPS):
-        weights = (shares(evidence, weights).sum(axis=0) + 1 / many) / (sites + 1)
-    return weights
+def em_step(total: Array, sites: int) -> Array:
+    """(M,) prior weights of the pulls, from the sum of ``shares`` over hospitals."""
+    return np.asarray((total + 1 / len(total)) / (sites + 1))
 
 
 class Slopes(NamedTuple):
@@ -152,7 +145,7 @@ class Slopes(NamedTuple):
 
     @classmethod
     def of(cls, found: Fitted, weights: Array) -> Slopes:
-        """With the prior weights of ``pull_weights``."""
+        """With the prior weights of ``em_step``."""
         return cls(shares(found.evidence, weights), found.at, found.cov)
 
     def risks(self, x: Array) -> Array:
@@ -168,32 +161,6 @@ class Slopes(NamedTuple):
         risks = sigmoid(self.at @ x.T / np.sqrt(1 + np.pi / 8 * spread))
         slopes = (risks * (1 - risks) * move) @ x / len(x)
         return (risks - own) @ move / len(x), np.sqrt(np.einsum("mi,mij,mj->m", slopes, self.cov, slopes))
-
-
-class Together(NamedTuple):
-    """What hospitals say together.
-
-    Attributes:
-        centre, total: see ``together``.
-        weights: of the pulls, see ``pull_weights``.
-        others: what the others say of each hospital.
-        each: each hospital's regression.
-    """
-
-    centre: Array
-    total: Array
-    weights: Array
-    others: list[Others]
-    each: list[Slopes]
-
-    @classmethod
-    def of(cls, hospitals: Sequence[tuple[Array, Array]]) -> Together:
-        """From (x, y) of at least two hospitals, see ``fitted``."""
-        centre, total = together(hospitals)
-        others = [Others.of_all(centre, total, len(hospitals), x, y) for x, y in hospitals]
-        fits = [fitted(x, y, them) for (x, y), them in zip(hospitals, others, strict=True)]
-        weights = pull_weights(np.stack([fit.evidence for fit in fits]))
-        return cls(centre, total, weights, others, [Slopes.of(fit, weights) for fit in fits])
 
 
 class Regressed(NamedTuple):
@@ -225,10 +192,13 @@ class Regressed(NamedTuple):
         return self.of.scaled(2 * share * self.q, -self.q * share**2)
 
 
-def misfit_terms(part: Right, of: Normals, design: Design) -> Array:
-    """(2,) terms of a sum over hospitals: 1 / variance of a from patients out of fold, and times its distance."""
+def misfit_terms(part: Right, mean: float, design: Design) -> Array:
+    """(2,) terms of a sum over hospitals: 1 / variance of a from patients out of fold, and times its distance.
+
+    ``mean`` is that of a by the hospital's regression.
+    """
     precision = 1 / (design.factor * part.variance)
-    return np.array([precision, precision * (part.a - of.mean)])
+    return np.array([precision, precision * (part.a - mean)])
 
 
 def misfit(total: Array) -> tuple[float, float]:

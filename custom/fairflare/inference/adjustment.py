@@ -19,8 +19,8 @@ from fairflare.data.grouping import LABEL
 from fairflare.engine.after.base import AfterStep, Fit, Shape, fit_of
 from fairflare.engine.after.conformal import Conformal
 from fairflare.engine.after.recalibrate import Recalibrate
-from fairflare.engine.after.site import ENDING
 from fairflare.engine.files import read_json
+from fairflare.engine.memory import AFTER_ENDING
 from fairflare.engine.setup.at_site import shape_of
 from fairflare.engine.setup.config import RunConfig, with_step
 from fairflare.engine.setup.parts import Parts
@@ -99,7 +99,7 @@ def adjustment_of(
     last = logged[-1]
     if not site:
         return None, [f"the run has a step after its last round ({last['step']}): --site NAME applies it"]
-    path = site_file(place, site, ENDING)
+    path = site_file(place, site, AFTER_ENDING)
     content = read_json(path) if path is not None else _from_log(last, site)
     if content is None:
         return None, [f"what {last['step']} has fitted for {site} is not in {place}, nor in the log: not applied"]

@@ -41,7 +41,8 @@ from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.site import Site
 from fairflare.functional.calibration import Array
-from fairflare.functional.recalibration import UNCHANGED, recalibrated, temperature
+from fairflare.functional.line import UNCHANGED
+from fairflare.functional.recalibration import recalibrated, temperature
 from fairflare.inference.loaded_run import Opened
 from fairflare.inference.predict import about as about_model
 from fairflare.report.clinical import views

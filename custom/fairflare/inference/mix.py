@@ -217,7 +217,7 @@ def open_mix(folder: Path, site: str = "") -> Opened:
     expected(f"{MIX}: inputs", isinstance(inputs, dict), "what the site keeps of its inputs", inputs)
     kept = dict(inputs or {})
     features = len(table.numbers) + len(table.plain) if table is not None else 0
-    networks = {**_own(content.get("own"), features), **{name: one.network for name, one in built.items()}}
+    networks = {OWN: own_of(content.get("own"), features), **{name: one.network for name, one in built.items()}}
     if lost := [member.name for member in members if member.source not in networks]:
         raise UserError(f"{MIX}: {shown(lost[0])}: expected its model, found none")
     networks = {name: network for name, network in networks.items() if any(m.source == name for m in members)}
@@ -308,15 +308,15 @@ def _members(content: Any) -> list[Member]:
     return made
 
 
-def _own(content: Any, features: int) -> dict[str, nn.Module]:
-    """The own model, still empty."""
+def own_of(content: Any, features: int) -> Regression | Trees:
+    """The own model of this ``shape``, still empty."""
     shape = dict(content) if isinstance(content, dict) else {}
     kind, sizes = shape.pop("kind", None), shape
     fits = all(type(value) is int and 0 < value <= MOST_NODES for value in sizes.values())
     if fits and kind == REGRESSION and sizes == {"features": features}:
-        return {OWN: Regression(features)}
+        return Regression(features)
     names = {"trees", "nodes", "depth"}
     fits = fits and kind == TREES and set(sizes) == names and sizes["depth"] <= MOST_DEPTH
     if fits and sizes["trees"] * sizes["nodes"] <= MOST_NODES:
-        return {OWN: Trees(**sizes)}
+        return Trees(**sizes)
     raise UserError(f"{MIX}: own: expected regression or trees of the task's features, got {shown(content)}")

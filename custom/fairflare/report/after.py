@@ -24,7 +24,8 @@ METRICS = {
     "risk": "Risk",
     "size": "Size",
 }
-TITLES = {"recalibrate": "Recalibration", "conformal": "Thresholds by conformal risk control"}
+TITLES = {"recalibrate": "Recalibration", "shares": "Class shares"}
+TITLES |= {"conformal": "Thresholds by conformal risk control"}
 COUNTS = ("n", "n_calibration", "n_all")
 MARGINAL = (
     "A threshold for all holds its level on average over new cases of all sites mixed as the calibration cases are; no "

@@ -14,7 +14,7 @@ from typing import Any
 from fairflare.engine.setup.join.plan import INTERCEPT
 from fairflare.report.join import MIX, OWN, choice, rounded
 from fairflare.report.templates import rendered
-from fairflare.report.values import signed, text
+from fairflare.report.values import likely, signed
 
 FORMAT = 1
 TEXTS = Path(__file__).parent / "sheet_texts"
@@ -45,7 +45,8 @@ def sheet(found: Mapping[str, Any], site: str, leaves: Sequence[Mapping[str, str
 
     Returns:
         format, language, site, title, task; sites, refused (names), patients; answer: kind, candidate, sentence; mix,
-        with its sentence; candidates: rows as in join.json; groups: those of the answer's candidate; leaves.
+        with its sentence; candidates: rows as in join.json; groups and not_validated (other scores): those of the
+        answer's candidate; leaves.
     """
     words, row, candidates = texts(language), found["sites"][site], list(found["candidates"])
     kind, name = choice(row, candidates)
@@ -69,6 +70,7 @@ def sheet(found: Mapping[str, Any], site: str, leaves: Sequence[Mapping[str, str
         MIX: {**row[MIX], "sentence": _mix(row[MIX], found, words)},
         "candidates": row["candidates"],
         "groups": {group: {"n": one["n"], **one["candidates"][name]} for group, one in row.get("groups", {}).items()},
+        "not_validated": {score: each[name] for score, each in row.get("other_scores", {}).items()},
         "leaves": [{**one, "meaning": words["meanings"].get(one["meaning"], one["meaning"])} for one in leaves],
     }
 
@@ -77,7 +79,7 @@ def _numbers(one: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, str]
     """The figures of a sentence, as the language writes them."""
     value = one.get("shrunken", one["benefit"])
     found = {"benefit": signed(value, 4), "low": signed(one["low"], 4), "high": signed(one["high"], 4)}
-    return {key: local(figure, words) for key, figure in {**found, "p_harm": text(one["p_harm"], 2)}.items()}
+    return {key: local(figure, words) for key, figure in {**found, "p_harm": likely(one["p_harm"])}.items()}
 
 
 def _mix(mix: Mapping[str, Any], found: Mapping[str, Any], words: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.report.values import capital, ends, moment, plural, signed, size, stop, text
+from fairflare.report.values import capital, ends, likely, moment, plural, signed, size, stop, text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -50,5 +50,5 @@ def environment(filters: tuple[tuple[str, Callable[..., Any]], ...] = ()) -> Env
     )
     code: Callable[[str], Markup] = Markup("<code>{}</code>").format
     made.filters |= {"num": text, "interval": ends, "code": code}
-    made.filters |= {one.__name__: one for one in (signed, plural, stop, capital, moment, size)} | dict(filters)
+    made.filters |= {one.__name__: one for one in (signed, likely, plural, stop, capital, moment, size)} | dict(filters)
     return made

@@ -44,6 +44,11 @@ def text(value: Any, digits: int = 3, sign: str = "") -> str:
     return MISSING if found is None else f"{found:{sign}.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
+def likely(value: float) -> str:
+    """A probability with two decimals, and none that reads as certainty: "< 0.01", "> 0.99"."""
+    return "< 0.01" if value < 0.005 else "> 0.99" if value >= 0.995 else text(value, 2)
+
+
 def digits(values: Iterable[float | None]) -> int:
     """Decimals with which the largest of ``values`` shows about three figures, 0 to 6."""
     largest = max((abs(value) for value in values if value is not None), default=0.0)

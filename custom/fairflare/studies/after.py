@@ -25,7 +25,8 @@ SOLO = "solo"
 def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Take the step, add what came of it to the log, and write the report anew; returns report.json's content.
 
-    ``step`` is "recalibrate", "conformal", or "solo" for the benefit of joining; ``values`` are its settings by name.
+    ``step`` is "recalibrate", "shares", "conformal", or "solo" for the benefit of joining; ``values`` are its
+    settings by name.
 
     Raises:
         UserError: there is no such run, it is not complete or of other machines, or the step does not fit its task.

@@ -21,7 +21,7 @@ from fairflare.engine.setup.join.plan import INTERCEPT
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts
 from fairflare.functional.decision import Array
-from fairflare.functional.recalibration import fitted
+from fairflare.functional.line import fitted
 from fairflare.inference.loaded_run import open_run
 
 SHARES = " + class shares"

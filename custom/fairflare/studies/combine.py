@@ -7,6 +7,7 @@ is a folder of its own, which ``inference.mix`` writes and reads.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,12 +19,13 @@ from torch import nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import SITE, expected
-from fairflare.engine.files import CONFIG, is_there, read_json
+from fairflare.engine.files import CONFIG, is_there, read_json, read_tensors
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import inputs_file
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts, build_parts, without_folders
-from fairflare.engine.state import save_json
+from fairflare.engine.state import save_json, save_tensors
 from fairflare.functional.decision import Array
 from fairflare.inference.atomic_output import MARK, check, whole_folder
 from fairflare.inference.mix import (
@@ -36,11 +38,12 @@ from fairflare.inference.mix import (
     Trees,
     check_mixable,
     event_index,
+    own_of,
     save_mix,
 )
 from fairflare.studies import display
 from fairflare.studies.candidates import logits_of, model_for, moved, on_fold
-from fairflare.studies.folders import JOIN
+from fairflare.studies.folders import JOIN, OWN_MODELS
 from fairflare.studies.labels import folder_name
 from fairflare.studies.own_model import own_model
 from fairflare.studies.parallel import Workers
@@ -147,8 +150,7 @@ def mix_of(client: str, found: Mapping[str, Any], trained: Mapping[str, Trained]
     if len(whole.inputs.shape) != 2:
         raise UserError(f"combine: expected a task on a table, got {first.config.task}")
     x, y = np.asarray(whole.inputs, dtype=np.float64), (whole.labels.numpy() == event).astype(np.float64)
-    model, kind = own_model(x, y)
-    own = as_module(model, kind, x)
+    own = read_own(first.folder.parent, client, x, y) or as_module(*own_model(x, y), x)
     members, runs = [Member(OWN, OWN, 1.0 - share)], {}
     networks: dict[str, nn.Module] = {OWN: own}
     for label, one in trained.items():
@@ -187,6 +189,32 @@ def as_module(model: Any, kind: str, x: Array) -> Regression | Trees:
     if not np.abs(found - model.predict_proba(rows.double().numpy())[:, 1]).max() < CLOSE:
         raise UserError(f"own model: this version of scikit-learn keeps {kind} in another way; expected the same risks")
     return made
+
+
+def keep_own(folder: Path, client: str, fitted: tuple[Any, str], x: Array, y: Array) -> None:
+    """Keep the own model of these patients in a join's folder for ``read_own``, if it can be stored."""
+    with contextlib.suppress(UserError):  # combine fits it again, and says so
+        made = as_module(*fitted, x)
+        (folder / OWN_MODELS).mkdir(exist_ok=True)
+        content = {"patients": _patients(x, y), "shape": made.shape, "state": made.state_dict()}
+        save_tensors(folder / OWN_MODELS / f"{client}.safetensors", content)
+
+
+def read_own(folder: Path, client: str, x: Array, y: Array) -> Regression | Trees | None:
+    """The own model that a join has kept of just these patients."""
+    place = folder / OWN_MODELS / f"{client}.safetensors"
+    kept = read_tensors(place) if is_there(place) else {}
+    if kept.get("patients") != _patients(x, y):
+        return None
+    made = own_of(kept["shape"], x.shape[1])
+    made.load_state_dict(kept["state"])
+    return made
+
+
+def _patients(x: Array, y: Array) -> str:
+    import torch
+
+    return model_hash({"x": torch.from_numpy(x), "y": torch.from_numpy(y)})
 
 
 def _regression(model: Any) -> Regression:

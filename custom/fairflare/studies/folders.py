@@ -42,7 +42,7 @@ from fairflare.report.log import EVENTS, LOG
 
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
 RIDER, RIDERS = "rider.json", "riders.json"
-JOIN, JOIN_PAGE, SHEETS = "join.json", "join.html", "sheets"
+JOIN, JOIN_PAGE, SHEETS, OWN_MODELS = "join.json", "join.html", "sheets", "own"
 SUMMARIES: tuple[str, ...] = (COMPARISON, COMPARISON_PAGE, CONTRIBUTION, RIDERS, JOIN, JOIN_PAGE, "tables.csv")
 SUMMARIES += ("compare.csv", "compare.md", "compare.tex")
 SUMMARIES += tuple(f"{name}.{end}" for name in ("contribution", "riders") for end in ("csv", "md", "tex", "html"))
@@ -216,7 +216,8 @@ def check_collection(folder: Path, is_part: Callable[[str], bool] = lambda name:
     for item in content(folder):
         if item.is_dir() and not item.is_symlink():
             known = is_part(item.name) and (is_run(item) or not content(item) or _is_half_made(item))
-            known |= item.name == SHEETS and all(_is_own_file(one, RUN_FOLDERS[EDITIONS]) for one in content(item))
+            inside = {SHEETS: RUN_FOLDERS[EDITIONS], OWN_MODELS: RUN_FOLDERS[SITES]}.get(item.name)
+            known |= inside is not None and all(_is_own_file(one, inside) for one in content(item))
         else:
             known = _is_own_file(item, re.compile("|".join(map(re.escape, SUMMARIES))))
         if not known:

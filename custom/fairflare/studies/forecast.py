@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from fairflare.engine.state import save_json
 from fairflare.functional import slopes
 from fairflare.functional.decision import UNCLEAR, Array, verdict
 from fairflare.functional.exchange import LEAST_SITES, rounded
-from fairflare.functional.recalibration import fitted
+from fairflare.functional.line import fitted
 from fairflare.inference.mix import event_index
 from fairflare.studies.candidates import INTERCEPT
 from fairflare.studies.folders import JOIN
@@ -49,6 +49,51 @@ KEYS = {"benefit", "low", "high"}
 Json = dict[str, Any]
 Patients = tuple[Array, Array]
 """(n, P) features with a constant in front, and (n,) outcomes."""
+
+
+def together(hospitals: Sequence[Patients]) -> tuple[Array, Array]:
+    """(P,) coefficients of the ridge regression of all hospitals' (x, y), and its (P, P) Hessian."""
+    at = np.zeros(hospitals[0][0].shape[1])
+    for _ in range(slopes.STEPS):
+        parts = [slopes.derivatives(x, y, at) for x, y in hospitals]
+        at, hessian, done = slopes.stepped(at, *(np.sum(each, axis=0) for each in zip(*parts, strict=True)))
+        if done:
+            break
+    return at, hessian
+
+
+def pull_weights(evidence: Array) -> Array:
+    """(M,) how often hospitals have each pull: EM, whose steps are sums of ``slopes.shares`` over hospitals; (S, M)."""
+    weights = np.full(evidence.shape[1], 1 / evidence.shape[1])
+    for _ in range(slopes.EM_STEPS):
+        weights = slopes.em_step(slopes.shares(evidence, weights).sum(axis=0), len(evidence))
+    return weights
+
+
+class Together(NamedTuple):
+    """What hospitals say together.
+
+    Attributes:
+        centre, total: see ``together``.
+        weights: of the pulls, see ``pull_weights``.
+        others: what the others say of each hospital.
+        each: each hospital's regression.
+    """
+
+    centre: Array
+    total: Array
+    weights: Array
+    others: list[slopes.Others]
+    each: list[slopes.Slopes]
+
+    @classmethod
+    def of(cls, hospitals: Sequence[Patients]) -> Together:
+        """From (x, y) of at least two hospitals, see ``slopes.fitted``."""
+        centre, total = together(hospitals)
+        others = [slopes.Others.of_all(centre, total, len(hospitals), x, y) for x, y in hospitals]
+        fits = [slopes.fitted(x, y, them) for (x, y), them in zip(hospitals, others, strict=True)]
+        weights = pull_weights(np.stack([fit.evidence for fit in fits]))
+        return cls(centre, total, weights, others, [slopes.Slopes.of(fit, weights) for fit in fits])
 
 
 class Calibration(NamedTuple):
@@ -100,7 +145,7 @@ def forecasts(known: Patients, others: slopes.Others, weights: Array, rest: Pati
     Args:
         known: the hospital's patients.
         others: see ``slopes.Others``.
-        weights: of the pulls, see ``slopes.pull_weights``.
+        weights: of the pulls, see ``pull_weights``.
         rest: others of its patients.
     """
     x, y = known
@@ -117,9 +162,7 @@ def forecasts(known: Patients, others: slopes.Others, weights: Array, rest: Pati
     return found
 
 
-def calibrated(
-    hospitals: Mapping[str, Patients], federation: slopes.Together, deals: int = DEALS
-) -> dict[str, Calibration]:
+def calibrated(hospitals: Mapping[str, Patients], federation: Together, deals: int = DEALS) -> dict[str, Calibration]:
     """Candidate -> its calibration, each hospital taken for one outside; {} where too few have patients enough."""
     rows: dict[str, list[Array]] = {METHOD: [], METHOD + INTERCEPT: []}
     for (name, (x, y)), them in zip(hospitals.items(), federation.others, strict=True):
@@ -166,7 +209,7 @@ def ask(folder: Path) -> Json:
         raise UserError(
             f"{folder}: expected at least {LEAST_SITES} hospitals with patients enough, got {len(hospitals)}"
         )
-    federation = slopes.Together.of(list(hospitals.values()))
+    federation = Together.of(list(hospitals.values()))
     made = calibrated(hospitals, federation)
     question = {
         "run": {**described, "fold": "", "options": without_folders(described["options"])},

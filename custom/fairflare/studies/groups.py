@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.functional.decision import Design, brier_benefit
+from fairflare.functional.decision import Array, Benefit, Design, brier_benefit, of_differences
 from fairflare.report.join import OutOfFold
 from fairflare.tasks.folds import untestable
+
+CLIPPED = 0.005
+"""Risks lie within [this, 1 - this] for the log loss."""
+SCORES = ("log_loss", "auc")
 
 
 def by_group(
@@ -35,6 +39,66 @@ def by_group(
         for value, mask in masks.items():
             labels, (own, *others) = tested.labels[mask], tested.risks[:, :, mask]
             each = {c: brier_benefit(labels, own, risks, design) for c, risks in zip(candidates, others, strict=True)}
-            told = {c: dict(zip(("benefit", "low", "high"), (b.mean, *b.interval(design)))) for c, b in each.items()}
+            told = {c: _told(b, design) for c, b in each.items()}
             found[f"{name}={value or 'unknown'}"] = {"n": int(mask.sum()), "candidates": told}
     return found
+
+
+def by_score(tested: OutOfFold, candidates: Sequence[str], design: Design) -> dict[str, Any]:
+    """Score -> candidate -> how much better it is than the own model, from this hospital's patients alone.
+
+    Plain differences of the models of the folds; nobody has shown how often these intervals hold.
+
+    Args:
+        tested: the hospital's patients, with their folds.
+        candidates: names, in the order of the risks.
+        design: how patients were tested.
+    """
+    labels, (own, *others) = tested.labels, tested.risks
+    found: dict[str, Any] = {}
+    assert (folds := tested.folds) is not None
+    for c, risks in zip(candidates, others, strict=True):
+        for score, one in zip(SCORES, (log_loss_benefit(labels, own, risks), auc_benefit(labels, own, risks, folds))):
+            found.setdefault(score, {})[c] = _told(one, design)
+    return found
+
+
+def _told(one: Benefit, design: Design) -> dict[str, float]:
+    return dict(zip(("benefit", "low", "high"), (one.mean, *one.interval(design)), strict=True))
+
+
+def auc_benefit(labels: Array, own: Array, candidate: Array, folds: Array) -> Benefit:
+    """Of the areas under the ROC curves, candidate less own, over pairs of patients of one fold.
+
+    Patients' shares are the influence function (DeLong et al., Biometrics 44, 1988), whose mean is the difference.
+
+    Args:
+        labels, own, candidate: as of ``brier_benefit``.
+        folds: (R, n) whole numbers; a fold of one class alone has no pairs, but some fold of each repetition has.
+    """
+    shares = _auc_shares(labels, candidate, folds) - _auc_shares(labels, own, folds)
+    return of_differences(shares, candidate - own)
+
+
+def _auc_shares(labels: Array, risks: Array, folds: Array) -> Array:
+    """(R, n) whose mean over patients is the area of each repetition, and whose variance is n times its own."""
+    ill, pairs = labels > 0.5, np.zeros((len(risks), 1))
+    wins, every = np.zeros(risks.shape), np.zeros(risks.shape)
+    for r, fold in {(r, fold) for r, row in enumerate(folds) for fold in row}:
+        for mine, sign in ((ill, 1), (~ill, -1)):
+            some, others = (folds[r] == fold) & mine, np.sort(sign * risks[r, (folds[r] == fold) & ~mine])
+            ends = [np.searchsorted(others, sign * risks[r, some], side) for side in ("left", "right")]
+            wins[r, some], every[r, some] = np.mean(ends, axis=0), len(others)
+        pairs[r] += ((folds[r] == fold) & ill).sum() * ((folds[r] == fold) & ~ill).sum()
+    area = (wins * ill).sum(axis=1, keepdims=True) / pairs
+    return np.asarray(area + len(labels) * (wins - area * every) / pairs)
+
+
+def log_loss_benefit(labels: Array, own: Array, candidate: Array) -> Benefit:
+    """Of the plain difference of log losses; arguments as of ``brier_benefit``."""
+
+    def loss(risks: Array) -> Array:
+        kept = np.clip(risks, CLIPPED, 1 - CLIPPED)
+        return np.asarray(-np.log(np.where(labels > 0.5, kept, 1 - kept)))
+
+    return of_differences(loss(own) - loss(candidate), candidate - own)

@@ -22,13 +22,15 @@ from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.functional.decision import Array, Design
+from fairflare.functional.exchange import Deployed
 from fairflare.functional.reasons import Models, explained
 from fairflare.inference.mix import event_index
-from fairflare.report.join import OWN, Deployed, OutOfFold, answers, page
+from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.studies import display
 from fairflare.studies.candidates import INTERCEPT, logits_of, model_for, moved, on_fold
+from fairflare.studies.combine import keep_own
 from fairflare.studies.folders import JOIN, JOIN_PAGE
-from fairflare.studies.groups import by_group
+from fairflare.studies.groups import SCORES, by_group, by_score
 from fairflare.studies.labels import folder_name, split_method
 from fairflare.studies.own_model import TREES, own_model, own_risks
 from fairflare.studies.parallel import Workers
@@ -162,8 +164,11 @@ def measure_join(
         split = isinstance(question.design, OneSplit)  # of few patients, so that no group is told
         for client, attributes in _attributes(next(iter(runs.values())), () if split else tested).items():
             found["sites"][client]["groups"] = by_group(tested[client], attributes, names, question.design)
+        for client, one in tested.items():
+            found["sites"][client]["other_scores"] = by_score(one, names, question.design)
         told = {"title": first.task.title, "task": question.task, "methods": list(question.methods)}
         more = {
+            "not_validated": list(SCORES),
             "new_size": question.new_size,
             "event": question.event,
             "one_split": split,
@@ -238,7 +243,8 @@ def _tested(
             refused[client] = f"{why} in the split that is tested"
             continue
         all_risks = np.stack([found[name][:, rows] for name in (OWN, *candidates)])
-        tested[client] = OutOfFold((labels[client][rows] == event).astype(np.float64), all_risks)
+        folds = np.stack(place[client])[:, rows].astype(np.float64)
+        tested[client] = OutOfFold((labels[client][rows] == event).astype(np.float64), all_risks, folds=folds)
     for client, one in tested.items():
         if not np.isfinite(one.risks).all():
             raise UserError(f"join: {client}: a model's risks are not finite; it has diverged")
@@ -264,10 +270,11 @@ def _with_deployed(
             if client not in features:
                 x = np.asarray(data.splits["train"].inputs, dtype=np.float64)  # type: ignore[union-attr]  # examples are in memory
                 model, kind = own_model(x, one.labels)
+                keep_own(folder, client, (model, kind), x, one.labels)
                 found[client][OWN] = model.predict_proba(x)[:, 1]
                 features[client] = None if kind == TREES else np.hstack([np.ones((len(x), 1)), x])
     more = {
-        client: Deployed(x, np.stack([found[client][name] for name in (OWN, *names)]))
+        client: Deployed(x, tested[client].labels, np.stack([found[client][name] for name in (OWN, *names)]))
         for client, x in features.items()
         if x is not None
     }

@@ -18,7 +18,7 @@ from fairflare.engine.files import AUDIT, is_there, read_json
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.join.local import run_join
-from fairflare.engine.setup.join.plan import plan_of, with_join
+from fairflare.engine.setup.join.plan import BOUNDS, plan_of, with_join
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.report.join import SEPARATELY, page, sentence
@@ -49,9 +49,11 @@ def job_of(question: Question, *, secure: bool = False) -> RunConfig:
     values = {**LAST, **(SECRET if secure else {}), **(question.choices.get("values") or {})}
     choices = {**question.choices, "values": values}
     runs = {label: config_of(label, question.task, question.seed, choices, draw=False) for label in question.methods}
-    config = with_join(runs, question.design, question.margin, question.new_size)
-    for label, run in plan_of(config).runs.items():
-        made = build_parts(run, at_site=True)
+    built = {label: build_parts(run, at_site=True) for label, run in runs.items()}
+    columns = int(next(next(iter(built.values())).network.parameters()).shape[-1])  # of the first layer's weight
+    features = columns if columns <= BOUNDS["features"][1] else 0
+    config = with_join(runs, question.design, question.margin, question.new_size, features)
+    for label, made in built.items():
         if made.personal or made.rule.own_models:
             raise UserError(f"join: {label}: expected a method with one shared model, or a personal one beside it")
     task = made.task
@@ -89,9 +91,7 @@ def join_by_job(
     plan = plan_of(config)
     with created(folder), opened(folder):
         _make_room(folder, config, force)
-        display.note(
-            f"{plan.folds} federated trainings in one job, then three sums over {len(site_names(config))} sites"
-        )
+        display.note(f"{plan.folds} federated trainings in one job, then sums over {len(site_names(config))} sites")
         if not _is_complete(folder):
             _run(config, folder, env, deployment)
         result = finished(read_json(folder / JOIN), build_parts(plan.first, at_site=True).task.title)
@@ -159,7 +159,7 @@ def sheet(path: Path) -> tuple[str, Path]:
     if not {"site", "together", "weights", "hospitals"} <= kept.keys():
         raise UserError(f"{path}: expected the file of a join that a site keeps, SITE.join.json")
     why = kept.get("refused")
-    sites = {} if why else {kept["site"]: {key: kept[key] for key in ("n", "candidates", "mix")}}
+    sites = {} if why else {kept["site"]: {key: kept[key] for key in ("n", "by", "candidates", "mix")}}
     size = next((one["new_hospital"]["n"] for one in kept["together"].values() if one), 0)
     refused = {kept["site"]: why} if why else {}
     result = {**kept, "candidates": kept["together"], "sites": sites, "refused": refused, "new_size": size}

@@ -12,6 +12,7 @@ from cases import each
 from fairflare.cli.main import main
 from fairflare.core.schema import answer_fields
 from fairflare.report.sheet import LANGUAGES, MOST_NAMES, TEXTS, sheet, sheet_page, texts
+from fairflare.report.values import likely
 from fairflare.studies.describe import leaving
 from fairflare.studies.sheets import write_sheets
 
@@ -141,3 +142,9 @@ def test_the_command_writes_a_language_and_refuses_what_is_no_join(tmp_path, cap
         with pytest.raises(SystemExit) as ended:
             main(["sheet", str(tmp_path)])
         assert ended.value.code == 2 and "join.json: expected" in capsys.readouterr().err
+
+
+def test_no_probability_reads_as_certainty():
+    assert [likely(p) for p in (0.0, 0.0049, 0.005, 0.0317, 0.9949, 0.9951)] == [
+        "< 0.01", "< 0.01", "0.01", "0.03", "0.99", "> 0.99"
+    ]  # fmt: skip

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from fairflare.core.types import LARGEST_LOSS
 from fairflare.core.validation import Range
 from fairflare.engine.after.base import AfterStep, Array, Cases, Chosen, Fit, Shape, fit_of
+from fairflare.functional import line as lines
 from fairflare.functional import recalibration as maths
 
 FAR = 6.0
@@ -42,9 +43,9 @@ class Recalibrate(AfterStep):
 
     stages: ClassVar[tuple[str, ...]] = ("before", "shared", "own")
     parameters: ClassVar[Mapping[str, tuple[float, float, str]]] = {
-        "intercept": (-maths.STEEPEST, maths.STEEPEST, "intercept on the logit"),
-        "slope": (-maths.STEEPEST, maths.STEEPEST, "slope on the logit"),
-        "temperature": (1 / maths.STEEPEST, maths.STEEPEST, "temperature"),
+        "intercept": (-lines.STEEPEST, lines.STEEPEST, "intercept on the logit"),
+        "slope": (-lines.STEEPEST, lines.STEEPEST, "slope on the logit"),
+        "temperature": (1 / lines.STEEPEST, lines.STEEPEST, "temperature"),
     }
     metrics: ClassVar[Mapping[str, tuple[float, float, str]]] = {
         "brier": (0.0, 2.0, "Brier score, of the second class where there are two"),
@@ -103,7 +104,7 @@ class Recalibrate(AfterStep):
         least = min(float(positives.sum()), float(cases.sum() - positives.sum()))
         if least < 1:
             return {}  # one class alone has no finite line
-        sloped = self.slope and total[0] >= maths.LEAST_FOR_SLOPE and least >= maths.LEAST_PER_CLASS
+        sloped = self.slope and total[0] >= lines.LEAST_FOR_SLOPE and least >= lines.LEAST_PER_CLASS
         line = maths.fitted_to_bins(cases, positives, EDGES, slope=sloped)
         if line.slope <= 0:
             line = maths.fitted_to_bins(cases, positives, EDGES)
@@ -117,7 +118,7 @@ class Recalibrate(AfterStep):
         scores, labels = _numpy(cases, chosen)
         if shape.classes != 2:
             return {"temperature": maths.temperature(_gaps(scores), labels, self.penalty, of_all["temperature"])}, ""
-        towards = maths.Line(of_all["intercept"], of_all["slope"])
+        towards = lines.Line(of_all["intercept"], of_all["slope"])
         line, why = maths.recalibrated(
             maths.limited(_logit(scores), FAR), labels.astype(float), towards, self.penalty, slope=self.slope
         )
@@ -159,6 +160,57 @@ class Recalibrate(AfterStep):
                 moved[rows] = _gaps(scores[rows]) / fit["temperature"]
         exponents = np.exp(moved - moved.max(axis=1, keepdims=True))
         return np.asarray(exponents / exponents.sum(axis=1, keepdims=True))
+
+
+@dataclass(frozen=True)
+class Shares(Recalibrate):
+    """sigma(a + z) with a = the site's log odds of its classes less the federation's: logit adjustment, tau = 1.
+
+    Exact where sites differ in how often the second class is, and not in what its cases look like (Saerens et al.,
+    Neural Computation 14, 2002; Menon et al., ICLR 2021). It asks for two numbers of a site, and fits
+    nothing to the model's outputs.
+
+    Attributes:
+        penalty: cases of the federation's shares that are added to the site's own.
+        slope: not used.
+    """
+
+    stages: ClassVar[tuple[str, ...]] = ("before", "own")
+
+    slope: bool = False
+
+    def missing(self, shape: Shape) -> str:
+        if not shape.has_classes or shape.classes != 2:
+            return "shares needs labels of two classes, which this task has not"
+        return "shares needs after.by=site: each site has its own" if self.by == "group" else ""
+
+    def length(self, shape: Shape) -> int:
+        return 2
+
+    def sums(self, cases: Cases, chosen: Chosen, shape: Shape) -> Array:
+        """Number of cases, and of those of the second class."""
+        labels = cases.targets.numpy()[chosen]
+        return np.array([len(labels), labels.sum()], dtype=np.float64)
+
+    def coarse(self, row: Array, shape: Shape, least: int) -> Array:
+        return row
+
+    def proper(self, row: Array, shape: Shape) -> bool:
+        return bool((row == np.floor(row)).all() and row[1] <= row[0])
+
+    def shared(self, total: Array, shape: Shape) -> Fit:
+        """The model as it is, where the federation has both classes."""
+        return {"intercept": 0.0, "slope": 1.0} if 0 < total[1] < total[0] else {}
+
+    def own(self, cases: Cases, chosen: Chosen, total: Array, shape: Shape) -> tuple[Fit, str]:
+        if not (as_it_is := self.shared(total, shape)) or not chosen.any():
+            return as_it_is, "no calibration cases" if as_it_is else "no calibration cases of both classes anywhere"
+        n, ones = self.sums(cases, chosen, shape)
+        share = total[1] / total[0]
+        with np.errstate(divide="ignore"):
+            odds = np.log(ones + self.penalty * share) - np.log(n - ones + self.penalty * (1 - share))
+        far = self.parameters["intercept"][1]
+        return {"intercept": float(np.clip(odds - np.log(share / (1 - share)), -far, far)), "slope": 1.0}, ""
 
 
 def _logit(scores: Array) -> Array:

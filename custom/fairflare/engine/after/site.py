@@ -15,13 +15,7 @@ from fairflare.engine.after.base import AfterStep, Array, Cases, Chosen, Fit, Sh
 from fairflare.engine.state import save_json
 from fairflare.privacy.counts import released
 
-ENDING = ".after.json"
 CasesOf = Callable[[SplitName], Cases]
-
-
-def after_file(memory: Path) -> Path:
-    """Where a site keeps what it has fitted, beside its memory: "site-1.after.json" beside "site-1.safetensors"."""
-    return memory.with_name(memory.stem + ENDING)
 
 
 @dataclass

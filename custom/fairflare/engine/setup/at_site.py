@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,14 +23,13 @@ from fairflare.data.grouping import LABEL, Grouping
 from fairflare.data.site_config import SiteConfig, find_site_config, stricter
 from fairflare.data.tensors import described
 from fairflare.engine.after.base import Shape
-from fairflare.engine.after.site import AfterAtSite, after_file
 from fairflare.engine.aggregation.base import PlainAtSite, SitePart
 from fairflare.engine.benefit.alone import SHARE, Alone
 from fairflare.engine.benefit.measured import reports
 from fairflare.engine.choices import NO_CHOICE
 from fairflare.engine.clinical import NOTHING, View
 from fairflare.engine.clinical_site import ClinicalAtSite
-from fairflare.engine.memory import SPENT_ENDING, Asked, SiteMemory, SpentFile, asked_file
+from fairflare.engine.memory import SPENT_ENDING, Asked, SiteMemory, SpentFile, after_file, asked_file
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.run_config import RunConfig, site_of_client
 from fairflare.engine.setup.site_parts import Parts, shape, step_of
@@ -43,10 +42,13 @@ from fairflare.tasks.preflight import preflight
 from fairflare.trainers.base import Trainer
 from fairflare.trainers.sgd import PlainTrainer
 
+if TYPE_CHECKING:
+    from fairflare.engine.after.site import AfterAtSite
+
 BINARY = 2
 EXTERNAL = "fairflare.tasks.external"
 """What reads the data of a site that only evaluates: by a name that no reader of imports follows, as is the next."""
-CURVES = "fairflare.engine.curves"
+CURVES, AFTER = "fairflare.engine.curves", "fairflare.engine.after.site"
 SITE_NOISE = "fairflare.privacy.site_noise"
 PLAIN = "sgd"
 """The trainer of a site alone where the run's own exchanges more than models."""
@@ -232,7 +234,7 @@ def shape_of(config: RunConfig, parts: Parts) -> Shape:
 
     Nobody is calibrated among those of whom it came true: recalibration has no use for groups by label.
     """
-    by_label = config.after == "recalibrate" and LABEL in config.group_by.split("+")
+    by_label = config.after in ("recalibrate", "shares") and LABEL in config.group_by.split("+")
     return shape(parts.task, () if by_label else parts.grouping.names)
 
 
@@ -242,7 +244,8 @@ def after_at_site(config: RunConfig, parts: Parts, min_count: int | None, memory
     if step is None:
         return None
     path = None if memory is None else after_file(memory)
-    return AfterAtSite(step, shape_of(config, parts), min_count, path, config.secure_sum != NONE)
+    of_step: type[AfterAtSite] = importlib.import_module(AFTER).AfterAtSite
+    return of_step(step, shape_of(config, parts), min_count, path, config.secure_sum != NONE)
 
 
 def view_of(config: RunConfig, parts: Parts) -> View:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A join as a federation: its folds one after the other, then three sums over hospitals (docs/join.md)."""
+"""A join as a federation: its folds one after the other, then sums over hospitals (docs/join.md)."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a join consists of: a federation for each deal, fold and candidate, then three sums over hospitals.
+"""What a join consists of: federations for each deal, fold and candidate, and on all patients; sums over hospitals.
 
 A job's configuration is that of its first candidate; ``join`` says in what the others differ, and how patients are
 tested. Server and sites number the phases alike.
@@ -18,20 +18,23 @@ from fairflare.core.errors import UserError
 from fairflare.core.validation import expected
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.functional.decision import Design
+from fairflare.functional.exchange import PLACES, Known
 
 OWN_KEYS = ("method", "trainer", "selector", "server_optimizer", "settings", "training")
 """What is a candidate's own of a configuration."""
 NONE_OF_THESE = {"after": "none", "best_by": "none", "leave_out": "", "evaluation": False, "solo": False, "fold": ""}
-BOUNDS = {"folds": (2, 20), "repeats": (1, 20), "margin": (0, 0.1), "new_size": (30, 100_000)}
+BOUNDS = {"folds": (2, 20), "repeats": (1, 20), "margin": (0, 0.1), "new_size": (30, 100_000), "features": (0, 200)}
 INTERCEPT = " + intercept"
 """After the name of a candidate: its shared model with an intercept that the hospital fits."""
-SUMS = 3
-"""Sums over hospitals, which follow the folds."""
+ON_ALL = "all"
+"""The fold of a run that all patients train, and none tests; ``tasks.folds.ALL``."""
 LEAST_SECRET = 5
 """Hospitals below which a sum of theirs hides too little."""
 
 
-def with_join(runs: Mapping[str, RunConfig], design: Design, margin: float, new_size: int) -> RunConfig:
+def with_join(
+    runs: Mapping[str, RunConfig], design: Design, margin: float, new_size: int, features: int = 0
+) -> RunConfig:
     """The configuration of a job that joins: ``runs`` are the candidates, which differ in ``OWN_KEYS`` alone."""
     first, *others = (run.to_json() for run in runs.values())
     for other in others:
@@ -39,7 +42,7 @@ def with_join(runs: Mapping[str, RunConfig], design: Design, margin: float, new_
         expected("join", not wrong, "candidates that differ in method and training alone", ", ".join(wrong))
     candidates = {label: {key: run.to_json()[key] for key in OWN_KEYS} for label, run in runs.items()}
     told = {"folds": design.folds, "repeats": design.repeats, "margin": margin, "new_size": new_size}
-    joined = {"candidates": candidates, **told}
+    joined = {"candidates": candidates, **told, "features": features}
     made = dataclasses.replace(next(iter(runs.values())), join=joined)
     plan_of(made)
     return made
@@ -54,22 +57,34 @@ class Plan:
         design: folds and repetitions.
         margin: see ``functional.combination``.
         new_size: patients of a hospital that is not in.
+        features: columns of the table, of which hospitals' regressions are; 0: none is asked.
     """
 
     runs: Mapping[str, RunConfig]
     design: Design
     margin: float
     new_size: int
+    features: int
+
+    @property
+    def tested(self) -> int:
+        """Federations that leave a fold out."""
+        return self.design.repeats * self.design.folds * len(self.runs)
 
     @property
     def folds(self) -> int:
-        """Federations in all."""
-        return self.design.repeats * self.design.folds * len(self.runs)
+        """Federations in all; the last ones are of all patients, where regressions are asked."""
+        return self.tested + (len(self.runs) if self.features else 0)
+
+    @property
+    def nothing_known(self) -> Known:
+        """Before the first sum."""
+        return Known(len(self.names), self.design, self.features and self.features + 1)
 
     @property
     def phases(self) -> int:
         """Of one attempt; where a hospital has dropped out, the next ones follow."""
-        return self.folds + SUMS
+        return self.folds + PLACES
 
     @property
     def first(self) -> RunConfig:
@@ -92,8 +107,10 @@ class Plan:
         turn, candidate = divmod(index, len(self.runs))
         deal, number = divmod(turn, self.design.folds)
         label = list(self.runs)[candidate]
-        fold = f"{number}/{self.design.folds}/{deal}"
-        return label, deal, number, dataclasses.replace(self.runs[label], fold=fold)
+        run, fold = self.runs[label], f"{number}/{self.design.folds}/{deal}"
+        if index >= self.tested:
+            run, fold = dataclasses.replace(run, accept=sorted({*run.accept, "empty_split"})), ON_ALL
+        return label, deal, number, dataclasses.replace(run, fold=fold)
 
 
 def plan_of(config: RunConfig) -> Plan:
@@ -111,7 +128,7 @@ def plan_of(config: RunConfig) -> Plan:
     runs = {label: _candidate(label, own, shared) for label, own in candidates.items()}
     if config.secure_sum != "none" and config.min_sites < LEAST_SECRET:
         raise UserError(f"join: min_sites: expected at least {LEAST_SECRET} with secure_sum, got {config.min_sites}")
-    return Plan(runs, Design(said["folds"], said["repeats"]), float(said["margin"]), said["new_size"])
+    return Plan(runs, Design(said["folds"], said["repeats"]), float(said["margin"]), said["new_size"], said["features"])
 
 
 def _candidate(label: str, own: Any, shared: Mapping[str, Any]) -> RunConfig:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's side of a join: the federations of all folds over one transport, then three sums over hospitals.
+"""The server's side of a join: the federations of all folds over one transport, then the sums over hospitals.
 
 Each federation is a run in a folder of its own, with its audit log and checkpoint, so that a join which was cut short
 goes on in the middle of a fold. A hospital that falls silent is asked once more; then it is left out and all folds are
@@ -25,12 +25,12 @@ from fairflare.engine.files import AUDIT
 from fairflare.engine.messages import Transport
 from fairflare.engine.preflight import inspect_preflight, refusal
 from fairflare.engine.setup.assembly import build_federation, server_part
-from fairflare.engine.setup.join.plan import LEAST_SECRET, SUMS, Plan, plan_of
-from fairflare.engine.setup.join.site import checked
+from fairflare.engine.setup.join.plan import LEAST_SECRET, ON_ALL, Plan, plan_of
+from fairflare.engine.setup.join.site import checked, told_of
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.state import save_json
-from fairflare.functional.exchange import Known, Row, added
+from fairflare.functional.exchange import FIRST, PLACES, SECOND, Known, Row, Told, added
 from fairflare.privacy.secure_sum.pairwise import combine
 from fairflare.privacy.secure_sum.schemes import Credentials
 
@@ -133,7 +133,8 @@ class Join:
                 if not (silent := silent or _silent(place, among)):
                     break
             else:
-                where = f"fell silent in fold {number} of deal {deal} ({label})"
+                fold = "training with all" if run.fold == ON_ALL else f"fold {number} of deal {deal}"
+                where = f"fell silent in {fold} ({label})"
                 raise Dropped({site: where for site in silent})
 
     def _fold(self, run: RunConfig, place: Path, transport: OfPhase) -> list[str]:
@@ -150,31 +151,36 @@ class Join:
             raise
         return []
 
-    def _sums(self, attempt: int, among: frozenset[str]) -> tuple[Known, dict[str, Row], dict[str, Any]]:
-        """The three sums; in the clear each hospital's numbers, too."""
-        known = Known(len(self.plan.names), self.plan.design)
-        rows, seconds = dict[str, Row](), dict[str, Any]()
-        for place in range(SUMS):
+    def _sums(self, attempt: int, among: frozenset[str]) -> tuple[Known, dict[str, Told], dict[str, Any]]:
+        """The sums; in the clear each hospital's numbers, too, and what its regression says."""
+        known = self.plan.nothing_known
+        hospitals, regressions = dict[str, Told](), dict[str, Any]()
+        while (place := known.next) < PLACES:
             phase = self.plan.folds + place + attempt * self.plan.phases
             transport = OfPhase(self.transport, phase, among)
             told: dict[str, Any]
             if self.plan.secure:
-                total, told = self._secret(transport, known.lengths()[place])
+                total, told = self._secret(transport, known.length(place))
             else:
                 numbers = self._clear(transport, place)
-                if place == 0:
+                if place == FIRST:
                     rows = {s: Row.of(one, known.candidates) for s, one in sorted(numbers.items()) if any(one)}
-                if place == 1:
-                    seconds = {site: np.array(numbers[site]) for site in rows}
-                total = added([known.terms(None), *(known.terms(rows[s], seconds.get(s)) for s in rows)])
+                    hospitals = {site: Told(row) for site, row in rows.items()}
+                elif place == SECOND:
+                    hospitals = {site: told_of(one.row, numbers[site]) for site, one in hospitals.items()}
+                elif place > SECOND:
+                    some = [site for site, one in hospitals.items() if one.means is not None]
+                    regressions = {site: np.array(numbers[site]) for site in some}
+                each = numbers.values() if place < FIRST else map(known.terms, hospitals.values())
+                total = added([known.terms(None), *each])
                 told = {"orders": {str(i): value for i, value in enumerate(total)}}
             known = known.after(total)
-            if not known.sites:
+            if place == FIRST and not known.sites:
                 raise RunFailed(f"join: nobody is tested: every hospital {NOT_TESTED}")
-            self._log.append("sum", place=place, sites=sorted(among), hospitals=known.sites, total=total)
+            self._log.append("sum", place=place, sites=sorted(among), total=total)
             asked = {site: Instruction("adjust", self._end, {}, **told) for site in sorted(among)}
             self._all(asked, transport, f"did not take sum {place}")
-        return known, rows, seconds
+        return known, hospitals, regressions
 
     @property
     def _end(self) -> Round:
@@ -194,7 +200,7 @@ class Join:
         asked = {site: Instruction("calibrate", self._end, {}) for site in sorted(transport.among)}
         answers = self._all(asked, transport, f"did not answer to sum {place}")
         try:
-            return {site: checked(answer.sums, len(self.plan.names), place) for site, answer in answers.items()}
+            return {site: checked(answer.sums, self.plan, place) for site, answer in answers.items()}
         except (ValueError, Refused) as error:
             raise RunFailed(f"join: sum {place}: {error}") from None
 
@@ -220,11 +226,11 @@ class Join:
         return answers
 
     def _result(
-        self, known: Known, rows: Mapping[str, Row], seconds: Mapping[str, Any], out: Mapping[str, str]
+        self, known: Known, told: Mapping[str, Told], regressions: Mapping[str, Any], out: Mapping[str, str]
     ) -> dict[str, Any]:
         plan, names = self.plan, self.plan.names
-        sites = {site: known.answer(rows[site], seconds[site], names, plan.margin) for site in rows}
-        untold = {} if plan.secure else {site: NOT_TESTED for site in self._sites if site not in {*rows, *out}}
+        sites = {site: known.answer(one, names, plan.margin, regressions.get(site)) for site, one in told.items()}
+        untold = {} if plan.secure else {site: NOT_TESTED for site in self._sites if site not in {*told, *out}}
         design = plan.design
         return {
             "score": "brier",

@@ -27,21 +27,37 @@ from fairflare.engine.files import SUFFIX, is_there, read_json, read_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import AskedAgain, check_last, claimed
 from fairflare.engine.setup.at_site import build_site, event_of, leaves
-from fairflare.engine.setup.join.plan import INTERCEPT, SUMS, Plan, plan_of
+from fairflare.engine.setup.join.plan import INTERCEPT, ON_ALL, Plan, plan_of
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
 from fairflare.engine.state import save_json, save_tensors
 from fairflare.functional.decision import Array
-from fairflare.functional.exchange import LEAST_PATIENTS, Known, Row, many, mix_seconds, row_of
-from fairflare.functional.recalibration import fitted
+from fairflare.functional.exchange import (
+    FIRST,
+    LEAST_PATIENTS,
+    SECOND,
+    THIRD,
+    Deployed,
+    Hospital,
+    Known,
+    Row,
+    Told,
+    many,
+    many_by_regression,
+    rounded,
+)
+from fairflare.functional.line import fitted
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.privacy.secure_sum.schemes import Credentials, masked_sizes
+from fairflare.tasks.folds import untestable
 
-OWN_MODEL = "fairflare.studies.own_model"
+OWN_MODEL, REGRESSION = "fairflare.studies.own_model", "regression"
 """What fits a hospital's own model: imported by name, for it belongs to the desk in every other job."""
 LEAST_OF_CLASS = 5
 ENDING, LEDGER_ENDING = ".join.json", ".joins.json"
+MOST_OF_A = 1e6
+"""The largest part that can be right of a direction in which models hardly differ."""
 EMPTY = 0.0
 """What a site tells that is not tested: as many of these as others tell numbers."""
 
@@ -131,6 +147,7 @@ class Phases:
         site = _as(FoldSite, self._build(run, at))
         site.label, site.fits_own, site.path = label, index % len(self.plan.runs) == 0, self._risks(index)
         site.event = event_of(site_parts(run).task) or 0
+        site.split = "train" if run.fold == ON_ALL else "test"
         site.egress = of_fold(site.egress)
         return site
 
@@ -138,7 +155,9 @@ class Phases:
         site = _as(SumSite, self._build(self.plan.fold(0)[3], at))
         site.clinical = None
         site.egress = of_sum(site.egress, self.plan, place)
-        after: Any = Exchange(self.plan, place, site.min_count, self._tested, self._sums, self._end, self._refused)
+        answer = self._memory.with_name(self._memory.stem + ENDING)
+        mine = (self._tested, self._sums, answer, self._clean, self._refused)
+        after: Any = Exchange(self.plan, self.name, place, site.min_count, *mine)
         site.after = after
         return site
 
@@ -149,9 +168,9 @@ class Phases:
     def _risks(self, index: int) -> Path:
         return self._memory.with_name(f"{self._memory.stem}.fold{index}{SUFFIX}")
 
-    def _tested(self) -> tuple[Array, Array]:
-        """(R, n) labels and (1 + C, R, n) risks out of fold; n is 0 where the site tests nobody."""
-        found = [read_tensors(self._risks(index)) for index in range(self.plan.folds)]
+    def _tested(self) -> Hospital:
+        """This site's patients; none where the site tests nobody."""
+        found = [read_tensors(self._risks(index)) for index in range(self.plan.tested)]
         deal = self.plan.folds // self.plan.design.repeats
 
         def row(name: str) -> Array:
@@ -161,7 +180,19 @@ class Phases:
             ]
             return np.stack([np.concatenate(one) for one in parts])
 
-        return row("labels"), np.stack([row(name) for name in ("own", *self.plan.names)])
+        risks = np.stack([row(name) for name in ("own", *self.plan.names)])
+        return Hospital(row("labels"), risks, self._deployed() if risks.size else None)
+
+    def _deployed(self) -> Deployed | None:
+        """With the models of all patients; None where the own one is trees, or the table has other columns."""
+        found: dict[str, Any] = {}
+        for index in range(self.plan.tested, self.plan.folds):
+            found |= read_tensors(self._risks(index))
+        if found.get("kind") != REGRESSION or found["x"].shape[1] != self.plan.features:
+            return None
+        x = found["x"].numpy()
+        risks = np.stack([found[name].numpy() for name in ("own", *self.plan.names)])
+        return Deployed(np.hstack([np.ones((len(x), 1)), x]), found["labels"].numpy(), risks)
 
     def _refused(self, n: int) -> str:
         """Why this site has no part in a further join; "" where it has, of which note is then taken."""
@@ -171,9 +202,8 @@ class Phases:
         least = self._own.min_count if self._own else self._config.min_count
         return Ledger(self._ledger, self._own, self._config).admit(entry, max(least or 0, self._config.min_count or 0))
 
-    def _end(self, content: Mapping[str, Any]) -> None:
-        """Keep the site's own answer; what it was made of goes."""
-        save_json(self._memory.with_name(self._memory.stem + ENDING), {"site": self.name, **content})
+    def _clean(self) -> None:
+        """After the site's own answer what it was made of goes."""
         for kind in ("fold", "phase"):
             for path in self._memory.parent.glob(f"{self._memory.stem}.{kind}*{SUFFIX}"):
                 path.unlink(missing_ok=True)
@@ -193,6 +223,8 @@ class FoldSite(Site):
     fits_own: bool
     path: Path
     event: int
+    split: str
+    """Whose risks are kept: "test"; "train" where all patients train."""
 
     def _train(self, instruction: Instruction) -> Answer:
         return dataclasses.replace(super()._train(instruction), metrics={})
@@ -205,15 +237,18 @@ class FoldSite(Site):
     def _test(self, instruction: Instruction) -> None:
         own = self._personal(instruction)
         self.network.load_state_dict(instruction.model if own is None else own)
-        (fit, seen), (new, labels) = self._logits("train"), self._logits("test")
+        (fit, seen), (new, labels) = self._logits("train"), self._logits(self.split)
         found = {self.label: _sigmoid(new)}
         if own is None:
             found[self.label + INTERCEPT] = _sigmoid(new + fitted(fit, seen).intercept) if len(new) else new
+        kind = {}
         if self.fits_own:
-            found |= {"labels": labels, "own": self._own_risks(labels)}
+            x, new = self._table("train"), self._table(self.split)
+            own_risks, kind["kind"] = self._own_risks(x, seen, new)
+            found |= {"labels": labels, "own": own_risks, **({"x": x} if self.split == "train" else {})}
         if not all(np.isfinite(values).all() for values in found.values()):
             raise ValueError("a model's risks are not finite; it has diverged")
-        save_tensors(self.path, {name: torch.from_numpy(np.array(values)) for name, values in found.items()})
+        save_tensors(self.path, {name: torch.from_numpy(np.array(values)) for name, values in found.items()} | kind)
 
     def _logits(self, split: Any) -> tuple[Array, Array]:
         """(N,) logits of the event, and labels, 1 for the event."""
@@ -224,15 +259,19 @@ class FoldSite(Site):
         found = outputs.double().numpy()
         return found[:, self.event] - found[:, 1 - self.event], (targets.numpy() == self.event).astype(np.float64)
 
-    def _own_risks(self, labels: Array) -> Array:
-        if not len(labels):
-            return labels
-        train, test = self.data.splits["train"], self.data.splits["test"]  # type: ignore[union-attr]  # in memory, see ``tasks.folds``
-        x, new = (np.asarray(part.inputs.cpu(), dtype=np.float64) for part in (train, test))
-        if x.ndim != 2:
+    def _table(self, split: Any) -> Array:
+        """(N, F) features."""
+        found = np.asarray(self.data.splits[split].inputs.cpu(), dtype=np.float64)  # type: ignore[union-attr]  # in memory, see ``tasks.folds``
+        if found.ndim != 2:
             raise DataError("table", "join: expected a table")
-        fit = importlib.import_module(OWN_MODEL).own_risks
-        return np.asarray(fit(x, (train.labels.cpu().numpy() == self.event).astype(np.float64), new)[0])
+        return found
+
+    def _own_risks(self, x: Array, y: Array, new: Array) -> tuple[Array, str]:
+        """The own model's risks of ``new`` and its kind; of a site that tests nobody neither."""
+        if not len(new) or (self.split == "train" and untestable(y.astype(np.int64))):
+            return np.zeros(len(new)), ""
+        found, kind = importlib.import_module(OWN_MODEL).own_risks(x, y, new)
+        return np.asarray(found), str(kind)
 
 
 def _sigmoid(logits: Array) -> Array:
@@ -256,18 +295,21 @@ class Exchange:
     Attributes:
         place: which of the sums, from 0.
         min_count: the fewest patients whose numbers leave; None: none do.
-        tested: all labels and risks out of fold.
-        path: where totals are kept from one sum to the next.
-        end: called with the site's own answer after the last total.
+        tested: the site's patients.
+        path: where totals, and what was said, are kept from one sum to the next.
+        answer: gets the site's own answer after the last total.
+        clean: called then: what it was made of goes.
         admit: patients -> why they are in no further join, "" where they are.
     """
 
     plan: Plan
+    site: str
     place: int
     min_count: int | None
-    tested: Callable[[], tuple[Array, Array]]
+    tested: Callable[[], Hospital]
     path: Path
-    end: Callable[[Mapping[str, Any]], None]
+    answer: Path
+    clean: Callable[[], None]
     admit: Callable[[int], str]
 
     shape: None = None
@@ -278,55 +320,78 @@ class Exchange:
 
     def terms(self, shape: None) -> int:
         """Numbers of the total that is told."""
-        return Known(len(self.plan.names), self.plan.design).lengths()[self.place]
+        return self.plan.nothing_known.length(self.place)
 
     def sums(self, cases_of: Any) -> list[float]:
-        """What leaves: in the clear the site's numbers, with secure sums its terms, which are sealed next."""
-        known, row, seconds, _ = self._state()
-        if self.plan.secure:
-            return known.terms(row, seconds)
-        if self.place == 0:
-            return row.numbers() if row else [EMPTY] * many(len(self.plan.names))
-        return [EMPTY] * 3 if seconds is None else seconds.tolist() if self.place == 1 else []
+        """What leaves: in the clear the site's numbers, with secure sums its terms, which are sealed next.
+
+        What was said once stays as it is.
+        """
+        kept, key = self._kept(), f"said{self.place}"
+        if key not in kept:
+            known, one = self._known(kept), self._hospital()
+            found = self._said(known, one) if one else [EMPTY] * sizes(self.plan, self.place)
+            kept = self._keep({key: torch.tensor(found, dtype=torch.float64)})
+        return list(kept[key].tolist())
+
+    def _said(self, known: Known, one: Hospital) -> list[float]:
+        if self.plan.secure or self.place < FIRST:
+            return one.terms(known)
+        told = one.told(known)
+        if self.place == FIRST:
+            return told.row.numbers()
+        if self.place == THIRD:
+            found = one.by_regression(known, self.plan.margin)
+            return [EMPTY] * sizes(self.plan, THIRD) if found is None else found.tolist()
+        assert told.seconds is not None
+        means = np.zeros(known.candidates + 1) if told.means is None else told.means
+        return [*told.seconds.tolist(), float(told.means is not None), *means.tolist()]
 
     def adjust(self, total: Sequence[float], cases_of: Any, model: str) -> dict[str, float]:
         """Keep the total; after the last one the site's own answer. Nothing leaves."""
-        known, row, seconds, why = self._state()
-        known = known.after(total)
-        self._keep({str(self.place): torch.tensor(known.sums[-1], dtype=torch.float64)})
-        if self.place == SUMS - 1:
+        known = self._known(self._kept()).after(total)
+        self._keep({str(self.place): torch.tensor(total, dtype=torch.float64)})
+        if self.place == THIRD and not is_there(self.answer):
             names, design, margin = self.plan.names, self.plan.design, self.plan.margin
             about = {"score": "brier", "folds": design.folds, "repeats": design.repeats, "margin": margin}
-            about |= {"hospitals": known.sites, "weights": dict(zip(names, map(float, known.weights), strict=True))}
-            told = row is not None and seconds is not None
-            own = known.answer(row, seconds, names, margin) if told else {"refused": why}  # type: ignore[arg-type]  # see above
-            self.end({**about, "together": known.together(names, self.plan.new_size), **own})
+            about |= {
+                "site": self.site,
+                "hospitals": known.sites,
+                "weights": dict(zip(names, map(float, known.weights), strict=True)),
+            }
+            one = self._hospital()
+            own: Mapping[str, Any] = {"refused": self._kept()["why"]}
+            if one:
+                own = known.answer(one.told(known), names, margin, one.by_regression(known, margin))
+            save_json(self.answer, {**about, "together": known.together(names, self.plan.new_size), **own})
+        if self.place == THIRD:
+            self.clean()
         return {}
 
-    def _state(self) -> tuple[Known, Row | None, Array | None, str]:
-        """What is known so far, the site's own numbers, and why it has none; what was told once stays as it is."""
-        kept = read_tensors(self.path) if is_there(self.path) else {}
-        known, c = Known(len(self.plan.names), self.plan.design), len(self.plan.names)
-        if self.place and str(self.place - 1) not in kept:
+    def _known(self, kept: Mapping[str, Any]) -> Known:
+        """After the sums before this one."""
+        sums = {place: tuple(kept[str(place)].tolist()) for place in range(self.place) if str(place) in kept}
+        known = dataclasses.replace(self.plan.nothing_known, sums=sums)
+        if known.next != self.place:
             raise AskedAgain("a later sum before the first")
-        for place in range(self.place):
-            known = known.after(kept[str(place)].tolist())
+        return known
+
+    def _hospital(self) -> Hospital | None:
+        """This site's patients; None: it tells nothing, and it is kept why. In the clear few tell no regression."""
+        one, kept = self.tested(), self._kept()
         if "why" not in kept:
-            labels, risks = self.tested()
-            why = self._untold(labels)
-            kept = self._keep(
-                {"why": why}
-                | ({} if why else {"row": torch.tensor(row_of(labels, risks).numbers(), dtype=torch.float64)})
-            )
+            kept = self._keep({"why": self._untold(one.labels)})
         if kept["why"]:
-            return known, None, None, kept["why"]
-        if self.place == 1 and "seconds" not in kept:
-            kept = self._keep({"seconds": torch.from_numpy(mix_seconds(*self.tested(), known.weights))})
-        seconds = kept["seconds"].numpy() if self.place else None
-        return known, Row.of(kept["row"].tolist(), c), seconds, ""
+            return None
+        least = 2 * max(many_by_regression(len(self.plan.names)), self.plan.features)
+        few = not self.plan.secure and one.labels.shape[1] < least
+        return Hospital(one.labels, one.risks) if few else one
+
+    def _kept(self) -> dict[str, Any]:
+        return read_tensors(self.path) if is_there(self.path) else {}
 
     def _keep(self, more: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {**(read_tensors(self.path) if is_there(self.path) else {}), **more}
+        kept = {**self._kept(), **more}
         save_tensors(self.path, kept)
         return kept
 
@@ -383,24 +448,43 @@ def of_sum(egress: Egress | None, plan: Plan, place: int) -> Egress | None:
     """``egress`` for one of the sums: its numbers, and no others."""
     if egress is None:
         return None
-    c = len(plan.names)
-    sizes = masked_sizes(Known(c, plan.design).lengths()[place]) if plan.secure else range(0)
+    numbers = masked_sizes(plan.nothing_known.length(place)) if plan.secure else range(0)
     return dataclasses.replace(
-        egress, sums=lambda sums: checked(sums, c, place), sealed_sums=sizes, clinical=None, benefit=(), adjusted=()
+        egress,
+        sums=lambda sums: checked(sums, plan, place),
+        sealed_sums=numbers,
+        clinical=None,
+        benefit=(),
+        adjusted=(),
     )
 
 
-def checked(sums: object, candidates: int, place: int) -> list[float]:
+def sizes(plan: Plan, place: int) -> int:
+    """Numbers that a site sends for a sum: in the clear its own, with secure sums its terms."""
+    c, known = len(plan.names), plan.nothing_known
+    return known.length(place) if plan.secure or place < FIRST else (many(c), c + 5, 4 * c + 5)[place - FIRST]
+
+
+def checked(sums: object, plan: Plan, place: int) -> list[float]:
     """A site's numbers in the clear, as the server may use them; raises ValueError."""
-    expected = (many(candidates), 3, 0)[place]
+    expected = sizes(plan, place)
     if not isinstance(sums, (list, tuple)) or len(sums) != expected or any(type(v) is not float for v in sums):
         raise ValueError(f"expected {expected} numbers")
-    found: list[float] = list(sums)
-    if place == 0 and any(found):
-        Row.of(found, candidates)
-    if place == 1 and not (np.isfinite(found).all() and found[0] >= 0 and found[2] >= 0 and max(map(abs, found)) <= 2):
+    found, values = list(sums), np.array(sums)
+    if not np.isfinite(values).all() or (place < FIRST and values.min() < 0):
+        raise ValueError("expected terms of a sum")
+    if place == FIRST and any(found):
+        Row.of(found, len(plan.names))
+    if place >= SECOND and ((np.abs(values) > MOST_OF_A).any() or (rounded(values) != values).any()):
+        raise ValueError("expected second moments, or what a regression says")
+    if place == SECOND and (min(found[0], found[2]) < 0 or found[3] not in (0, 1) or np.abs(values[:3]).max() > 2):
         raise ValueError("expected second moments")
     return found
+
+
+def told_of(row: Row, second: Sequence[float]) -> Told:
+    """What a site tells for the second sum."""
+    return Told(row, np.array(second[:3]), np.array(second[4:]) if second[3] else None)
 
 
 def leaves_in(config: RunConfig, phase: int | None, min_count: int | None, own: SiteConfig | None) -> Egress | None:
