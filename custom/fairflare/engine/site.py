@@ -36,7 +36,7 @@ from fairflare.probes.base import Probe
 from fairflare.trainers.base import Trainer
 
 TRAINED = "trained model"
-IN_ROUNDS = ("train", "compare", "sum", "weigh")
+IN_ROUNDS = ("train", "compare", "sum", "weigh", "reveal")
 """The exchanges of a round."""
 
 

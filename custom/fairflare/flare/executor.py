@@ -58,6 +58,7 @@ TASKS = [
     "compare",
     "sum",
     "weigh",
+    "reveal",
     "evaluate",
     "calibrate",
     "adjust",
