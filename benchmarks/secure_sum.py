@@ -22,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,6 +32,7 @@ from fairflare.engine.setup.local import run_local
 from fairflare.networks import builtin as networks
 from fairflare.privacy.secure_sum import checked, ckks
 from fairflare.privacy.secure_sum import pairwise as masks
+from fairflare.privacy.secure_sum.cover import SEALED, SHARE, Covers, recover, stream_of, threshold
 from fairflare.privacy.secure_sum.graph import graph_of
 from fairflare.privacy.secure_sum.keys import PairwiseKeys
 from fairflare.privacy.secure_sum.protocol import SumOrder
@@ -53,6 +55,8 @@ def main() -> None:
         members = [number_scheme("ckks", one, Credentials(ckks=lambda: own)) for one in keys.values()]
         numbers("ckks", members, order, lambda sealed: checked.combine(dict(zip(keys, sealed, strict=True)), public))
     updates(options)
+    for count in (options.sites,) if options.toy else (20, 100):
+        covers(count)
     rounds(options)
     models(options)
 
@@ -84,7 +88,7 @@ def updates(options: argparse.Namespace) -> None:
             order = SumOrder(1, 0, {name: own.statement() for name, own in members.items()})
             for bits in (64, 32):
                 name = f"{how} ({len(members['0'].neighbours(order))} neighbours), {bits} bits"
-                ways[name] = partial(masks.mask_update, members["0"], update, order, scales[bits], 1 / count)
+                ways[name] = partial(covered, members["0"], update, order, scales[bits], 1 / count)
                 sizes[name] = sum(v.nbytes for v in ways[name]().values()) / sum(v.nbytes for v in update.values())
         ways["step"] = lambda: nn.functional.cross_entropy(network(images), labels).backward()
         seconds = medians(ways, 1 if options.toy else 3)
@@ -95,15 +99,43 @@ def updates(options: argparse.Namespace) -> None:
             )
             print(f"/ training step {step:.2f}, bytes / plain {bytes:.2f}")
     for bits in (64, 32):
-        masked = [{key: torch.zeros(v.shape, dtype=scales[bits][key].dtype) for key, v in like.items()}] * options.sites
+        alone = PairwiseKeys("alone", "run")
+        nothing = {key: torch.zeros_like(value) for key, value in like.items()}
+        order = SumOrder(1, 0, {"alone": alone.statement()})
+        masked = [covered(alone, nothing, order, scales[bits], 1 / options.sites)] * options.sites
         both = {"sum": partial(added, masked, like, scales[bits]), "mean": partial(mean, [update] * options.sites)}
         found = medians(both, 1 if options.toy else 3)
         print(f"  at the server, {bits} bits: sum / plain mean {found['sum'] / found['mean']:.2f}")
 
 
+def covered(*content: Any) -> dict:
+    """What a site does with its update."""
+    return masks.mask_update(*content, cover=stream_of(bytes(31)))
+
+
+def covers(count: int) -> None:
+    """Sharing out the seed of a cover, handing out the shares of everyone's, and recovering all seeds."""
+    names = [f"{k:04}" for k in range(count)]
+    keys = {name: PairwiseKeys(name, "run") for name in names}
+    order = SumOrder(1, 0, {name: own.statement() for name, own in keys.items()})
+    halves = {name: Covers(own, "update") for name, own in keys.items()}
+    share, sealed = timed(lambda: [half.cover(order, count)[1] for half in halves.values()])
+
+    def hand_out(holder: int) -> bytes:
+        at = {author: holder - (holder > author) for author in range(count) if author != holder}
+        own = {names[author]: sealed[author][place * SEALED : (place + 1) * SEALED] for author, place in at.items()}
+        return halves[names[holder]].hand_out(order, own)
+
+    give, given = timed(lambda: [hand_out(holder) for holder in range(count)])
+    shares = [{h + 1: given[h][k * SHARE : (k + 1) * SHARE] for h in range(count)} for k in range(count)]
+    server, _ = timed(lambda: recover(shares, threshold(count)))
+    print(f"covers, {count} sites: {1e3 * (share + give) / count:.1f} ms per site and sum, ", end="")
+    print(f"{1e3 * server:.1f} ms at the server, {len(sealed[0]) + len(given[0])} bytes per site")
+
+
 def added(masked: list, like: dict, scales: dict[str, Scale]) -> object:
     """What the server does; adding takes the same time whatever is added."""
-    return masks.combine_updates(masked, like, scales)
+    return masks.combine_updates(masked, like, scales, [stream_of(bytes(31)) for _ in masked])
 
 
 def medians(ways: dict[str, Callable], repetitions: int) -> dict[str, float]:

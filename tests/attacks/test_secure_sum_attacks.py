@@ -110,9 +110,10 @@ class Attack:
 
     @property
     def fails(self):
-        """Whether no sum came about because sites have no masks in common."""
-        known = ("the masks do not cancel", "not the sums that were asked for")
-        return self.summed.total is None and any(text in self.reasons for text in known)
+        """Whether no sum came about because sites have no masks in common, or one without the victim."""
+        known = ("the masks do not cancel", "not the sums that were asked for", "were handed out")
+        without = self.summed.total is not None and VICTIM not in [reply.site for reply in self.summed.replies]
+        return without or (self.summed.total is None and any(text in self.reasons for text in known))
 
     @property
     def reasons(self):

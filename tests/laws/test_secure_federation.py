@@ -4,6 +4,7 @@
 import dataclasses
 import json
 import math
+import types
 from fractions import Fraction
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from cases import each
 from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.core.types import Round
+from fairflare.engine.aggregation.server_sums import Covered
 from fairflare.engine.aggregation.site_sums import SiteSums
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
@@ -20,6 +22,7 @@ from fairflare.engine.setup.assembly import Credentials, build_federation, build
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
+from fairflare.privacy.secure_sum.cover import SEALED, threshold, uncovered
 from fairflare.privacy.secure_sum.keys import TAG, PairwiseKeys
 from fairflare.privacy.secure_sum.pairwise import BITS, SIZE, combine
 from fairflare.privacy.secure_sum.protocol import SumRefused
@@ -302,6 +305,25 @@ def test_a_site_lost_after_the_sum_makes_the_step_shorter_and_tells_nobody_its_w
     assert entries[-1]["status"] == "completed"
 
 
+@pytest.mark.parametrize("silent", [("site-3",), ("site-3", "site-4")])
+def test_sites_that_are_lost_before_they_hand_out_shares_count_while_enough_are_left(silent, tmp_path):
+    """Three of four recover every cover; a sum that two alone could open is none."""
+
+    def fault(instruction, answer):
+        gone = instruction.task == "reveal" and instruction.round.number == 2 and answer.site in silent
+        return None if gone else answer
+
+    config = config_of("masks", rounds=2, min_sites=3)
+    if len(silent) == 1:
+        whole, _, _ = federate(config, tmp_path / "whole")
+        found, entries, _ = federate(config, tmp_path / "run", fault=fault)
+        assert all(torch.equal(whole[key], found[key]) for key in whole)
+        assert [len(e["accepted"]) for e in entries if e["event"] == "round"] == [4, 4]
+    else:
+        with pytest.raises(RunFailed, match="2 shares of a cover were handed out, 3 needed"):
+            federate(config, tmp_path / "run", fault=fault)
+
+
 def wrong(site, task="sum", **change):
     def fault(instruction, answer):
         if instruction.task == task and answer.site == site and instruction.round.number == 2:
@@ -318,8 +340,10 @@ def run_to_its_end(tmp_path, fault):
 
 
 def test_masks_that_do_not_cancel_end_the_run_with_its_last_good_model(tmp_path):
-    text, entries = run_to_its_end(tmp_path, wrong("site-2", sealed={"sum": b"\x7f" * (4 * SIZE + 3 * TAG)}))
-    assert "do not cancel" in text and entries[-1]["status"] == "failed"
+    text, entries = run_to_its_end(
+        tmp_path, wrong("site-2", sealed={"sum": b"\x7f" * (4 * SIZE + 3 * TAG), "cover": bytes(3 * SEALED)})
+    )
+    assert "1 shares of a cover were handed out, 3 needed" in text and entries[-1]["status"] == "failed"
     assert (tmp_path / "run" / "model.safetensors").is_file()
 
 
@@ -371,12 +395,28 @@ def asked(tmp_path):
     return ask, {"attempt": 0, "statements": statements}, parts.model
 
 
+def sums_of(ask, order):
+    """Everyone's sealed numbers, once enough sites have handed out their shares of the covers."""
+    roster = sorted(order["statements"])
+    covered = Covered("numbers", threshold(len(roster)))
+    sealed = {site: covered.read(ask(site, "sum", **order), _numbers, len(roster)) for site in roster}
+    holders = types.SimpleNamespace(
+        exchange=lambda asked: [ask(site, "reveal", **asked[site].sealed) for site in asked]
+    )
+    assert not covered.reveal(holders, roster, order["attempt"], Round(1, 5))
+    return {site: uncovered(sealed[site], covered.seeds[site]) for site in roster}
+
+
+def _numbers(answer):
+    return answer.sealed["sum"]
+
+
 def test_a_site_weighs_once_per_round_and_after_its_own_sum_only(asked):
     """With two sums of the server's making a site's weights would follow from the ratio of its two updates."""
     ask, order, _ = asked
     with pytest.raises(SumRefused, match="no sum of this round"):
         ask("site-1", "weigh", sums={}, **order)
-    sums = {site: ask(site, "sum", **order).sealed["sum"] for site in SITES}
+    sums = sums_of(ask, order)
     ask("site-1", "weigh", sums=sums, **order)
     with pytest.raises(SumRefused, match="the same masks"):
         ask("site-1", "weigh", sums=sums, **order)
@@ -390,7 +430,7 @@ def test_a_site_weighs_once_per_round_and_after_its_own_sum_only(asked):
 def test_what_a_site_returns_is_masked_whatever_carries_it(asked):
     """No transport has to remember it: an update comes out of a site as int64, and anything else is refused there."""
     ask, order, model = asked
-    sums = {site: ask(site, "sum", **order).sealed["sum"] for site in SITES}
+    sums = sums_of(ask, order)
     answer = ask("site-1", "weigh", sums=sums, **order)
     assert answer.update_kind == "masked" and not answer.scalars
     assert {value.dtype for value in answer.update.values()} == {torch.int64}
@@ -398,7 +438,7 @@ def test_what_a_site_returns_is_masked_whatever_carries_it(asked):
 
 def test_an_update_whose_mask_was_lost_stays_at_the_site(asked, monkeypatch):
     ask, order, _ = asked
-    sums = {site: ask(site, "sum", **order).sealed["sum"] for site in SITES}
+    sums = sums_of(ask, order)
     monkeypatch.setattr(SiteSums, "mask", lambda self, update: dict(update))
     answer = ask("site-1", "weigh", sums=sums, **order)
     assert answer.error == "egress: an update that nobody masked" and answer.update is None
@@ -407,7 +447,7 @@ def test_an_update_whose_mask_was_lost_stays_at_the_site(asked, monkeypatch):
 def test_sites_that_were_not_in_the_sum_are_not_in_the_updates(asked):
     ask, order, _ = asked
     three = {"attempt": 0, "statements": {k: v for k, v in order["statements"].items() if k != "site-4"}}
-    sums = {site: ask(site, "sum", **three).sealed["sum"] for site in SITES[:3]}
+    sums = sums_of(ask, three)
     with pytest.raises(SumRefused, match="not in the sum"):
         ask("site-1", "weigh", sums=sums, **order)
 
@@ -432,7 +472,7 @@ def first_whole(messages):
 def test_whatever_the_sum_is_moved_to_is_refused_alike(total, asked):
     """An answer for some sums and an error for others would let a server find a site's number by trying."""
     ask, order, _ = asked
-    sums = {site: ask(site, "sum", **order).sealed["sum"] for site in SITES}
+    sums = sums_of(ask, order)
     by = int(Fraction(total) * 2**1074) - first_whole(sums.values())
     altered = (first_whole([sums["site-2"]]) + by) % 2**BITS
     moved = sums | {"site-2": altered.to_bytes(SIZE, "big") + sums["site-2"][SIZE:]}
@@ -457,7 +497,7 @@ def test_whatever_the_sum_is_moved_to_is_refused_alike(total, asked):
 )
 def test_sums_that_are_not_of_everyones_messages_are_refused(change, asked):
     ask, order, _ = asked
-    sums = {site: ask(site, "sum", **order).sealed["sum"] for site in SITES}
+    sums = sums_of(ask, order)
     with pytest.raises(SumRefused):
         ask("site-1", "weigh", sums=change(sums), **order)
 

@@ -19,7 +19,7 @@ import torch
 from fairflare.core.types import MOST_EXAMPLES, MOST_STEPS, Round, StateDict
 
 TaskName = Literal[
-    "preflight", "train", "compare", "sum", "weigh", "evaluate", "calibrate", "adjust", "solo", "benefit"
+    "preflight", "train", "compare", "sum", "weigh", "reveal", "evaluate", "calibrate", "adjust", "solo", "benefit"
 ]
 Kind = Literal[
     "task", "round", "difference", "update", "model", "count", "numbers", "orders", "tensors", "metrics", "evaluation",
@@ -108,7 +108,7 @@ def _field(kind: Kind | Mapping[str, Kind], meaning: str, *, default: Any = None
 
 _AFTER: tuple[TaskName, ...] = ("calibrate", "adjust")
 _BENEFIT: tuple[TaskName, ...] = ("solo", "benefit")
-_ALL: tuple[TaskName, ...] = ("preflight", "train", "compare", "sum", "weigh", "evaluate", *_AFTER, *_BENEFIT)
+_ALL: tuple[TaskName, ...] = ("preflight", "train", "compare", "sum", "weigh", "reveal", "evaluate", *_AFTER, *_BENEFIT)
 _METRICS: dict[str, Kind] = {"train": "metrics", "evaluate": "evaluation", "preflight": "statement"}
 
 
@@ -119,10 +119,11 @@ class Instruction:
     "preflight" carries no model and asks what is wrong with the site's data, its software's versions and its number of
     training examples, and beside other tasks whether a site that was absent is back; "train" is a round;
     "compare" is a round's second exchange (or a further one), whose model is an anchor of the rule's; with secure sums
-    "sum" and "weigh" follow "train": sealed numbers come back, then weighted updates; "evaluate" asks how the model
-    does on the site's own splits. In runs with a step after the last round "calibrate" asks for sums over calibration
-    cases, and "adjust" tells the sums of all sites. In runs that report the benefit of joining, "solo" brings the
-    initial model, from which the site trains alone, and "benefit" asks how much better the federation's serves it.
+    "sum" and "weigh" follow "train": sealed numbers come back, then weighted updates, each followed by "reveal", which
+    brings the shares by which what came back can be read; "evaluate" asks how the model does on the site's own splits.
+    In runs with a step after the last round "calibrate" asks for sums over calibration cases, and "adjust" tells the
+    sums of all sites. In runs that report the benefit of joining, "solo" brings the initial model, from which the site
+    trains alone, and "benefit" asks how much better the federation's serves it.
     """
 
     task: TaskName = dataclasses.field(
@@ -150,7 +151,7 @@ class Instruction:
         "sealed",
         "what a secure sum needs of the others",
         default={},
-        exchanges=("sum", "weigh", *_AFTER),
+        exchanges=("sum", "weigh", "reveal", *_AFTER),
         only_secure=True,
     )
     tensors: Mapping[str, torch.Tensor] = _field(
@@ -213,8 +214,8 @@ class Answer:
         low=0, high=LONGEST_WORK,
     )  # fmt: skip
     sealed: Any = _field(
-        "sealed", "the site's key; its sealed numbers", default={}, exchanges=("preflight", "calibrate", "sum"),
-        only_secure=True,
+        "sealed", "the site's key; its sealed numbers; shares of what covers them", default={},
+        exchanges=("preflight", "calibrate", "sum", "weigh", "reveal"), only_secure=True,
     )  # fmt: skip
     sums: Any = _field(
         "sums", "sums over the site's calibration cases: counts per bin, or losses on a grid; in a join means over "

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fairflare.engine.after.site import AfterAtSite
 
 TRAINED = "trained model"
-IN_ROUNDS = ("train", "compare", "sum", "weigh")
+IN_ROUNDS = ("train", "compare", "sum", "weigh", "reveal")
 """The exchanges of a round."""
 
 

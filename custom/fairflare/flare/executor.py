@@ -60,6 +60,7 @@ TASKS = [
     "compare",
     "sum",
     "weigh",
+    "reveal",
     "evaluate",
     "calibrate",
     "adjust",

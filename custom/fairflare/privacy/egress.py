@@ -18,6 +18,7 @@ from fairflare.core.schema import MASKED, PHASES, SPLITS, Answer, Spec, answer_f
 from fairflare.core.slots import Slot, wrong_tensors
 from fairflare.core.types import INTERVALS, MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, StateDict
 from fairflare.core.versions import NAMES, TEXT
+from fairflare.privacy.secure_sum.cover import COVERS, SHARES
 from fairflare.privacy.secure_sum.keys import KEY, PROOF, is_certificates
 
 SIGNATURE = re.compile(r"[A-Za-z0-9+/=]{1,1024}")
@@ -86,14 +87,19 @@ class Egress:
         return "weigh" if self.sealed else "train"
 
     def _check_sealed(self, sealed: Any, field: _Field) -> None:
-        """A key and its proof in answer to "preflight", sealed numbers to "sum" and "calibrate", else nothing."""
-        names = {"preflight": PROOF, "sum": ("sum",), "calibrate": ("sum",)}.get(field.task, ())
-        sizes = self.sealed_sums if field.task == "calibrate" else self.sealed
+        """A key and its proof in answer to "preflight"; sealed numbers and shares in a secure sum; else nothing."""
+        sizes = {
+            "sum": {"sum": self.sealed, "cover": COVERS},
+            "weigh": {"cover": COVERS},
+            "reveal": {"shares": SHARES},
+            "calibrate": {"sum": self.sealed_sums},
+        }.get(field.task, {})
+        names = PROOF if field.task == "preflight" else tuple(sizes)
         _check_names("sealed", sealed, names if field.here else ())
         for name, value in sealed.items():
-            if name == "sum" and (type(value) is not bytes or len(value) not in sizes):
-                raise EgressRefused("sealed numbers: not bytes, or too many")
-            if name != "sum" and not _is_proof(name, value):
+            if name in sizes and (type(value) is not bytes or len(value) not in sizes[name]):
+                raise EgressRefused(f"sealed {name}: not bytes, or too many")
+            if name not in sizes and not _is_proof(name, value):
                 raise EgressRefused(f"sealed {name}: not a key or its proof")
 
     def _check_sums(self, value: Any, field: _Field) -> None:

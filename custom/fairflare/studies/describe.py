@@ -71,7 +71,7 @@ def leaving(method: str, *, secure: bool, after: bool, solo: bool) -> list[dict[
     Returns:
         Rows with name, meaning and exchanges.
     """
-    asked = {"preflight", "train", "compare", "evaluate"} | ({"sum", "weigh"} if secure else set())
+    asked = {"preflight", "train", "compare", "evaluate"} | ({"sum", "weigh", "reveal"} if secure else set())
     asked |= ({"calibrate", "adjust"} if after else set()) | ({"solo", "benefit"} if solo else set())
     found = []
     for name, spec in answer_fields().items():

@@ -30,6 +30,7 @@ from fairflare.engine.checks import (
 from fairflare.engine.gate import Verdict, reply_of
 from fairflare.engine.messages import Declared, SiteModels, Transport
 from fairflare.engine.norms import SUM, norms_of
+from fairflare.privacy.secure_sum.cover import NONE, SEALED, SHARE, recover, stream_of, threshold, uncovered
 from fairflare.privacy.secure_sum.keys import PROOF
 from fairflare.privacy.secure_sum.pairwise import combine_updates, passed_on
 from fairflare.privacy.secure_sum.protocol import ATTEMPTS, Sealed, SumRefused
@@ -54,6 +55,50 @@ class Summed:
     replies: list[Reply]
     rejections: list[Rejection]
     answers: list[Answer]
+
+
+@dataclass
+class Covered:
+    """The covers of the answers to one sum, which sites take off by handing out shares, of one sum per round.
+
+    Attributes:
+        of: "numbers" or "update".
+        needed: shares that recover a seed.
+        seeds: site -> what covers its answer, once enough shares are here.
+    """
+
+    of: str
+    needed: int
+    seeds: dict[str, bytes] = field(default_factory=dict)
+    _shares: dict[str, bytes] = field(default_factory=dict)
+
+    def read(self, answer: Answer, check: Callable[[Answer], T], sites: int) -> T:
+        """What ``check`` makes of an answer that has a share of its cover for each other of ``sites`` sites."""
+        found = check(answer)
+        self._shares[answer.site] = _bytes_of(answer, "cover", (sites - 1) * SEALED)
+        return found
+
+    def reveal(self, transport: Transport, roster: list[str], attempt: int, round: Round) -> str:
+        """Have the sites hand out their shares; why that was not enough, or nothing."""
+        asked = {}
+        for place, holder in enumerate(roster):
+            at = {author: SEALED * (place - (place > k)) for k, author in enumerate(roster) if author != holder}
+            own = {author: self._shares[author][start : start + SEALED] for author, start in at.items()}
+            sealed = {"of": self.of, "attempt": attempt, "covers": own}
+            asked[holder] = Instruction("reveal", round, NOTHING, sealed=sealed)
+        read = partial(_bytes_of, name="shares", size=len(roster) * SHARE)
+        given, _, _ = first_good(list(transport.exchange(asked)), read, round.number)
+        shares: list[dict[int, bytes]] = [{} for _ in roster]
+        for holder, all_of_them in given.items():
+            for place, found in enumerate(shares):
+                share = all_of_them[place * SHARE : (place + 1) * SHARE]
+                if share != NONE:
+                    found[roster.index(holder) + 1] = share
+        try:
+            self.seeds = dict(zip(roster, recover(shares, self.needed), strict=True))
+        except SumRefused as reason:
+            return str(reason)
+        return ""
 
 
 @dataclass
@@ -92,11 +137,16 @@ class ServerSums:
         """Sum what the sites have whose ``answers`` say that they have trained."""
         ready, refused, _ = first_good(answers, lambda answer: self._check_ready(answer, declared), round.number)
         rejections = left_out(refused, ready)
-        sealed, roster, lost, _ = self._ask(
-            transport, "sum", sorted(ready), round, partial(_sealed, sizes=self.sizes), {}
-        )
+        first = sorted(ready)
+        covered = Covered("numbers", threshold(len(first)))
+        read = partial(_sealed, sizes=self.sizes)
+        sealed, roster, lost, _ = self._ask(transport, "sum", first, round, read, {}, covered=covered)
         rejections += lost
-        total = _added(lambda: self.combine({site: sealed[site] for site in roster}), roster, rejections)
+        total = _added(
+            lambda: self.combine({site: uncovered(sealed[site], covered.seeds[site]) for site in roster}),
+            roster,
+            rejections,
+        )
         if total is None:
             return Summed(None, [], rejections, [])
 
@@ -105,10 +155,13 @@ class ServerSums:
         def check(answer: Answer) -> tuple[Reply, Mapping[str, torch.Tensor]]:
             return _masked(answer, model, scales, declared.get(answer.site))
 
-        weighed, roster, lost, last = self._ask(transport, "weigh", roster, round, check, {"sums": total})
+        covered = Covered("update", covered.needed)
+        weighed, roster, lost, last = self._ask(
+            transport, "weigh", roster, round, check, {"sums": total}, covered=covered
+        )
         rejections += lost
-        updates = [weighed[site][1] for site in roster]
-        added = _added(lambda: combine_updates(updates, model, scales), roster, rejections)
+        updates, covers = [weighed[site][1] for site in roster], [stream_of(covered.seeds[site]) for site in roster]
+        added = _added(lambda: combine_updates(updates, model, scales, covers), roster, rejections)
         if added is None:
             return Summed(None, [], rejections, last)
         return Summed(added, [weighed[site][0] for site in roster], rejections, last)
@@ -138,23 +191,32 @@ class ServerSums:
         content: Mapping[str, Any],
         model: StateDict | None = None,
         attempts: int = ATTEMPTS,
+        covered: Covered | None = None,
     ) -> tuple[dict[str, T], list[str], list[Rejection], list[Answer]]:
-        """What ``check`` made of the answers of all sites of a roster; without those that fell silent on the way."""
+        """What ``check`` made of the answers of all sites of a roster; without those that fell silent on the way.
+
+        Where the answers are ``covered``, their seeds come with the first attempt that all sites have answered.
+        """
         rejections: list[Rejection] = []
         answers: list[Answer] = []
+        least = max(self.least, covered.needed if covered else 0)
         for attempt in range(attempts):
-            if len(roster) < self.least:
+            if len(roster) < least:
                 break
             sealed = {**content, "attempt": attempt, "statements": {site: self.statements[site] for site in roster}}
             asked = {site: Instruction(task, round, model or NOTHING, sealed=sealed) for site in roster}
             answers = list(transport.exchange(asked))
-            found, refused, _ = first_good(answers, check, round.number)
+            reading = check if covered is None else partial(covered.read, check=check, sites=len(roster))
+            found, refused, _ = first_good(answers, reading, round.number)
             rejections += left_out(refused, found) + silent(asked, answers)
-            if len(found) == len(roster):
-                return found, roster, rejections, answers
-            roster = sorted(found)
-        few = f"{len(roster)} sites are left for a secure sum, {self.least} needed"
-        why = few if len(roster) < self.least else "sites were silent, and the others are not asked again"
+            if len(found) < len(roster):
+                roster = sorted(found)
+                continue
+            if covered is not None and (reason := covered.reveal(transport, roster, attempt, round)):
+                return {}, [], rejections + [Rejection(site, "sum", reason) for site in roster], answers
+            return found, roster, rejections, answers
+        few = f"{len(roster)} sites are left for a secure sum, {least} needed"
+        why = few if len(roster) < least else "sites were silent, and the others are not asked again"
         return {}, [], rejections + [Rejection(site, "sum", why) for site in roster], answers
 
     def _check_ready(self, answer: Answer, declared: Declared) -> bool:
@@ -169,6 +231,13 @@ class ServerSums:
 
 NOTHING: StateDict = {}
 """One object: sites that are sent the same share a message."""
+
+
+def _bytes_of(answer: Answer, name: str, size: int) -> bytes:
+    found = answer.sealed.get(name) if isinstance(answer.sealed, Mapping) else None
+    if not isinstance(found, bytes) or len(found) != size:
+        raise Refused("malformed", f"{name}: expected {size} bytes")
+    return found
 
 
 def _sealed(answer: Answer, sizes: range) -> bytes:

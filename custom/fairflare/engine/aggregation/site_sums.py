@@ -13,6 +13,7 @@ from fairflare.core.types import Number, StateDict
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import SiteMemory
 from fairflare.privacy.egress import check_scalars
+from fairflare.privacy.secure_sum.cover import Covers, stream_of, uncovered
 from fairflare.privacy.secure_sum.keys import PairwiseKeys
 from fairflare.privacy.secure_sum.pairwise import MaskedSums, mask_update
 from fairflare.privacy.secure_sum.protocol import NumberScheme, Rosters, Sealed, SumOrder, SumRefused, fingerprint
@@ -64,6 +65,8 @@ class SiteSums:
         self._rule, self._scheme, self._keys, self._memory, self._scalars = rule, scheme, keys, memory, scalars
         self._sums, self._updates = Rosters(keys.site, least), Rosters(keys.site, least)
         self._counts, self._counted = MaskedSums(keys), Rosters(keys.site, least)
+        self._covers = {purpose: Covers(keys, purpose) for purpose in ("numbers", "update")}
+        self._seed, self._first = b"", (0, 0)
         self._federation, self._ring, self._noise = federation, ring or Ring(), noise
         self._scales: dict[str, Scale] = {}
         self._weight = 0.0
@@ -79,7 +82,7 @@ class SiteSums:
 
     @property
     def tasks(self) -> Mapping[str, Callable[[Instruction], Answer]]:
-        return {"sum": self.seal, "weigh": self.weigh}
+        return {"sum": self.seal, "weigh": self.weigh, "reveal": self.reveal}
 
     def trained(self, answer: Answer, instruction: Instruction) -> Answer:
         """Keep the answer to "train"; what is sent says only that the site is ready.
@@ -110,8 +113,21 @@ class SiteSums:
             raise SumRefused("a second sum of one round")
         self._keys.check(order)
         self._sums.admit(order)
+        if self._first[0] != held.round:
+            self._first = held.round, len(order.roster)
+        seed, shares = self._covers["numbers"].cover(order, self._first[1])
         self._sealed = (held.round, self._terms)
-        return Answer(site=held.site, round=held.round, sealed=self._scheme.seal(self._terms, order))
+        sealed = uncovered(self._scheme.seal(self._terms, order)["sum"], seed)
+        return Answer(site=held.site, round=held.round, sealed={"sum": sealed, "cover": shares})
+
+    def reveal(self, instruction: Instruction) -> Answer:
+        """Shares of what covers the sum that this site took part in last; raises SumRefused for any other."""
+        sealed = instruction.sealed
+        order = {"numbers": self._sums, "update": self._updates}[sealed["of"]].last
+        if order is None or (order.round, order.attempt) != (instruction.round.number, sealed["attempt"]):
+            raise SumRefused("shares of a sum that this site has no part in")
+        shares = self._covers[sealed["of"]].hand_out(order, sealed["covers"])
+        return Answer(site=self._keys.site, round=order.round, sealed={"shares": shares})
 
     def weigh(self, instruction: Instruction) -> Answer:
         """The withheld answer with p_k D_k in place of D_k, and without the numbers behind p_k; still to be masked."""
@@ -128,12 +144,13 @@ class SiteSums:
         if self._noise is not None:
             self._noise.charge()
         self._updates.admit(order)
+        self._seed, shares = self._covers["update"].cover(order, self._first[1])
         if self._weighted is None:
             self._weighted = self._weigh(held, sealed)
             self._held = dataclasses.replace(held, update={})  # D_k is needed no more
         elif self._opened != (held.round, sealed):
             raise SumRefused("a second sum of one round")  # two weighted updates would tell their weights' ratio
-        return self._weighted
+        return dataclasses.replace(self._weighted, sealed={"cover": shares})
 
     def summed(self, sums: list[float], instruction: Instruction) -> Mapping[str, Any]:
         """The sums behind masks that depend on the model: one sum, of one model and all sites of the last round.
@@ -173,7 +190,8 @@ class SiteSums:
             raise SumRefused("nothing was weighed")
         if self._noise is not None:
             update = self._noise.applied(update, len(self._updates.last.roster))
-        return mask_update(self._keys, update, self._updates.last, self._scales, self._weight)
+        cover = stream_of(self._seed)
+        return mask_update(self._keys, update, self._updates.last, self._scales, self._weight, cover)
 
     def _weigh(self, held: Answer, total: Any) -> Answer:
         if self._opened is not None and self._opened[0] == held.round:

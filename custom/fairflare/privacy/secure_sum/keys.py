@@ -101,14 +101,14 @@ class PairwiseKeys:
         """(1 or -1, a stream) for each of ``others``, all of the roster by default; those of a pair differ in sign."""
         for other in order.roster if others is None else others:
             if other != self.site:
-                yield 1 if self.site < other else -1, Stream(self._derived(other, order, purpose))
+                yield 1 if self.site < other else -1, Stream(self.derived(other, order, purpose))
 
     def tag(self, other: str, order: SumOrder, author: str, content: bytes) -> bytes:
         """Proves to the other of this site and ``other`` that ``author``, one of the two, said ``content``."""
-        key = self._derived(other, order, f"tag\0{author}")
+        key = self.derived(other, order, f"tag\0{author}")
         return hmac.digest(key, content, "sha256")[:TAG]
 
-    def _derived(self, other: str, order: SumOrder, purpose: str) -> bytes:
+    def derived(self, other: str, order: SumOrder, purpose: str) -> bytes:
         """32 bytes that the pair alone can compute, for one sum and purpose."""
         low, high = sorted((self.site, other))
         about = self._digest(order) + f"{purpose}\0{low}\0{high}".encode()

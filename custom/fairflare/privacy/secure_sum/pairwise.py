@@ -106,6 +106,7 @@ def mask_update(
     order: SumOrder,
     scales: Mapping[str, Scale] | None = None,
     weight: float = 0.0,
+    cover: Stream | None = None,
 ) -> StateDict:
     """``update`` (floating-point, tensors or arrays) as whole numbers of the same shapes that say nothing alone.
 
@@ -115,11 +116,13 @@ def mask_update(
         update: p_k D_k.
         scales: how entries are written, see ``Ring.scales``; by default all with 64 bits.
         weight: p_k.
+        cover: the site's own mask, see ``cover``.
 
     Raises:
         SumRefused: an entry is not finite or so large that a sum could overflow.
     """
     streams = list(keys.streams(order, "update", keys.neighbours(order)))
+    streams += [] if cover is None else [(1, cover)]
     masked = {}
     for key in sorted(update):
         scale = WIDE if scales is None else scales[key]
@@ -148,26 +151,38 @@ def _add_masks(block: np.ndarray, streams: Sequence[tuple[int, Stream]], buffer:
 
 
 def combine_updates(
-    masked: Sequence[Mapping[str, Tensor]], model: StateDict, scales: Mapping[str, Scale] | None = None
+    masked: Sequence[Mapping[str, Tensor]],
+    model: StateDict,
+    scales: Mapping[str, Scale] | None = None,
+    covers: Sequence[Stream] = (),
 ) -> StateDict:
-    """The sum of updates to ``model``, with its types; ``scales`` as the sites had them.
+    """The sum of updates to ``model``, with its types; ``scales`` as the sites had them, ``covers`` all of theirs.
 
     Raises:
         SumRefused: the masks do not cancel, or the sum makes a variance negative.
     """
-    total = {}
-    for key in masked[0]:
+    total, streams = {}, [(-1, stream) for stream in covers]
+    for key in sorted(masked[0]):
         scale = WIDE if scales is None else scales[key]
         steps = masked[0][key].clone()
         for one in masked[1:]:
             steps += one[key]
+        _uncover(steps, scale, streams)
         entries = steps.double() * scale.step
         if bool((entries.abs() > scale.reach).any()):
             raise SumRefused("the masks do not cancel")
         if key.endswith("running_var") and bool((model[key] + entries < -1e-6).any()):
             raise SumRefused(f"{key}: the sum leaves a variance below 0")
         total[key] = entries.to(model[key].dtype)
-    return total
+    return {key: total[key] for key in masked[0]}
+
+
+def _uncover(steps: Tensor, scale: Scale, streams: Sequence[tuple[int, Stream]]) -> None:
+    """Takes every site's cover off a sum, in place, in the blocks in which they were put on."""
+    if streams:
+        whole, buffer, length = steps.reshape(-1).numpy(), new_buffer(), 8 * BLOCK // scale.bits
+        for start in range(0, len(whole), length):
+            _add_masks(whole[start : start + length].view(scale.unsigned), streams, buffer)
 
 
 def _steps(entries: Tensor, step: float, most: float) -> np.ndarray:

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 LEAST = 3
 """Sites in a sum: of two each would learn the other's number by subtracting its own."""
+MOST = 1000
+"""Sites in a sum."""
 ATTEMPTS = 3
 """Sums that a site takes part in per round, each with fewer sites than the one before."""
 Sealed = Mapping[str, Any]

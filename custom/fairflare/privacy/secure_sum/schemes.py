@@ -10,12 +10,10 @@ from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.privacy.secure_sum.keys import TAG, PairwiseKeys
-from fairflare.privacy.secure_sum.protocol import LEAST, Identity, NoIdentity, NumberScheme
+from fairflare.privacy.secure_sum.protocol import LEAST, MOST, Identity, NoIdentity, NumberScheme
 
 NONE = "none"
 SCHEMES = (NONE, "masks", "ckks")
-MOST = 1000
-"""Sites of a sum."""
 CIPHERTEXT = 2**19
 """Bytes of a ciphertext at most; a real one has about 235,000."""
 
