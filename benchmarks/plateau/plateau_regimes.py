@@ -30,13 +30,13 @@ from typing import Any
 SEEDS = tuple(range(10))
 LAST = 5
 CURVE = 10
-ADDED = """**Added after those runs and before their own**: *quality shift at 20 sites* (two label distributions), *domain
-skew under the paper's training* and, from the same runs, *the planted conflict*. The rule above holds. Seed 100 alone
-chose the weight of the ceiling at 20 sites, of three. Domain skew has the paper's SGD .001 with momentum .9, 10 local
-epochs and 200 rounds, and not a plateau that was looked for; its ceiling is FedAvg on images whose inversion somebody
-undid. In *the planted conflict* the endpoint is the cosine between a site's update and each other's as they are
-averaged (what FPHL drops is 0 in them), the mean over sites and over the last five rounds; the placebo drops what is
-inconsistent in another site's history; a gain of .01 matters.
+ADDED = """**Added after those runs and before their own**: *quality shift at 20 sites* (two label distributions),
+*domain skew under the paper's training* and, from the same runs, *the planted conflict*. The rule above holds. Seed
+100 alone chose the weight of the ceiling at 20 sites, of three. Domain skew has the paper's SGD .001 with momentum .9,
+10 local epochs and 200 rounds, and not a plateau that was looked for; its ceiling is FedAvg on images whose inversion
+somebody undid. In *the planted conflict* the endpoint is the cosine between a site's update and each other's as they
+are averaged (what FPHL drops is 0 in them), the mean over sites and over the last five rounds; the placebo drops what
+is inconsistent in another site's history; a gain of .01 matters.
 
 **Own models** (*own models under domain skew*, *under quality shift*): methods that leave each site a model of its own,
 and MaxFL, with their defaults and FedAvg's learning rate. Nothing is tuned, and no mechanism is judged: each is held
@@ -259,8 +259,8 @@ def quality_20(key: str, title: str, labels: str, **values: Any) -> Regime:
         QUALITY,
         key=key,
         title=title,
-        setting=f"20 sites of 120 handwritten digits with {labels} labels; images of two sites are noisy (sd .4), of two "
-        "blurred by motion",
+        setting=f"20 sites of 120 handwritten digits with {labels} labels; images of two sites are noisy (sd .4), of "
+        "two blurred by motion",
         task="plateau-quality-20:bench",
         values={**QUALITY.values, **values},
         arms={
