@@ -289,6 +289,7 @@ LOOKS_SGD = replace(
         **{"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 64, "epochs": 10},
     },
     rounds=200,
+    chosen=(),
     curve=40,
     arms={
         "fedavg": Arm(told("parts=fphl,tau=0"), "FedAvg; all others have its passes"),
