@@ -369,8 +369,8 @@ one of two or three intervals, without a correction for their number.
 Changed before the runs that are reported: *quality* has 10 sites of 120 images and no longer 20 of 60, *domain skew*
 one site of each look with ink and paper swapped in place of photographs and print, which networks of this size did not
 learn, and SGD .001 gave way to Adam: two shared cores allow no more rounds (20 sites and SGD .001 are among what was
-added). The runs were made before convolutions on CPUs had channels last: the same runs now differ by rounding. A first batch of runs kept no scores and
-was thrown away unseen.
+added). The runs were made before convolutions on CPUs had channels last: the same runs now differ by rounding. A first
+batch of runs kept no scores and was thrown away unseen.
 
 Rounds of *contribution* and *layers* were guessed. In *quality* the validation loss stood still, but accuracy on the
 spoilt images went on rising, so that FedISM+'s gain at equal rounds is one that more rounds of FedAvg give too; its
