@@ -45,9 +45,15 @@ def read(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def rows_of(regime: Regime) -> list[dict[str, str]]:
+    """The lines of ``values.csv`` that a regime reads."""
+    key = regime.rows or regime.key
+    return [row for row in read("values.csv") if row["regime"] == key and row["arm"] in regime.arms]
+
+
 def scored(regime: Regime, sets: Sequence[str], worst: bool, column: str = "score") -> Values:
     """The mean, or the worst, of a regime's sets per arm and seed."""
-    rows = [row for row in read("values.csv") if row["regime"] == regime.key and row["set"] in sets]
+    rows = [row for row in rows_of(regime) if row["set"] in sets]
     cells: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         cells.setdefault(row["arm"], {}).setdefault(row["seed"], []).append(float(row[column]))
@@ -142,6 +148,9 @@ def section(regime: Regime) -> list[str]:
         return [*head, f"**Not run**: no seed of it has ended; nothing is said here. {GO_ON.format(key=regime.key)}"]
     others = scored(regime, regime.others, False) if regime.others else {}
     of = f"{regime.metric} {'of the worst of' if regime.worst else 'on'} {', '.join(regime.endpoint)}, %"
+    of = "cosine of a site's update with the others', x 100" if regime.metric == "cosine" else of
+    if regime.baselines:
+        return [*head, own_table(regime, values, others), seeds_told(regime, values)]
     heads = ["arm", "Kendall's tau" if regime.key == CONTRIBUTION else of]
     heads += [f"mean of {', '.join(regime.others)}, %"] if others else []
     heads += ["passes", f"{regime.arms[regime.method].words} minus it", "Holm's p", ""]
@@ -149,6 +158,40 @@ def section(regime: Regime) -> list[str]:
     arms += [arm for arm in EXTRA if arm in values and arm not in arms]
     table = drawn(heads, [line(regime, arm, values, others) for arm in arms])
     return [*head, table, told(regime, values)]
+
+
+def held(regime: Regime, values: Values) -> dict[tuple[str, str], dict[str, Any]]:
+    """(baseline, what it is held against) -> ``paired``, with Holm's p over all of a regime of own models."""
+    pairs = [(arm, than) for arm in regime.baselines for than in ("fedavg", "solo")]
+    found = {pair: paired(values[pair[0]] - values[pair[1]]) for pair in pairs}
+    for pair, p in holm({pair: one["p"] for pair, one in found.items()}).items():
+        found[pair]["p_holm"] = p
+    return found
+
+
+def own_table(regime: Regime, values: Values, others: Values) -> str:
+    """A line per arm; baselines with their differences from FedAvg and from training alone."""
+    compare = held(regime, values)
+    sites = "worst" if regime.worst else "spoilt"
+    heads = ["arm", f"accuracy at the {sites} site{'' if regime.worst else 's'}, %", "mean of the others' own, %"]
+    heads[2] = "mean of all sites, %" if regime.others == regime.endpoint else "mean of clean sites, %"
+    heads += ["passes", "minus FedAvg", "Holm's p", "", "minus training alone", "Holm's p", ""]
+    lines = []
+    for arm, known in regime.arms.items():
+        found = [known.words, f"{100 * values[arm].mean():.1f}", f"{100 * others[arm].mean():.1f}"]
+        found.append(f"{known.times * known.passes:g} x")
+        for than in ("fedavg", "solo"):
+            one = compare.get((arm, than))
+            p = f"{one['p_holm']:.3f}" if one and one["p_holm"] is not None else ""
+            found += [difference(one, 100.0), p, corrected(one, True, len(compare))] if one else ["", "", ""]
+        lines.append(found)
+    return drawn(heads, lines)
+
+
+def seeds_told(regime: Regime, values: Values) -> str:
+    n = len(values["fedavg"])
+    said = f"{n} of {len(SEEDS)} seeds; {len(regime.baselines) * 2} comparisons."
+    return said if n == len(SEEDS) else f"{said} {GO_ON.format(key=regime.key)}"
 
 
 def factor(regime: Regime) -> float:
@@ -202,7 +245,7 @@ def weights(regime: Regime) -> list[str]:
     """What the chosen sites weigh together in the method's last round."""
     if not regime.chosen:
         return []
-    rows = {(r["seed"], r["arm"]): float(r["chosen_weight"]) for r in read("values.csv") if r["regime"] == regime.key}
+    rows = {(r["seed"], r["arm"]): float(r["chosen_weight"]) for r in rows_of(regime)}
     arms = ("fedavg", regime.method)
     found = {arm: np.mean([w for (_, a), w in rows.items() if a == arm]) for arm in arms}
     names = ", ".join(site.removeprefix("site-") for site in regime.chosen)
@@ -212,7 +255,7 @@ def weights(regime: Regime) -> list[str]:
 def summary() -> str:
     """A line per regime."""
     lines = []
-    for regime in regimes.REGIMES:
+    for regime in (one for one in regimes.REGIMES if not one.baselines):
         values, arm = endpoint(regime), regime.arms[regime.method]
         if not values:
             lines.append([regime.title, arm.words, "not run", "", "", ""])
@@ -242,17 +285,20 @@ def written() -> str:
         *(part for regime in regimes.REGIMES for part in section(regime)),
         "## The rule",
         rule(),
+        regimes.ADDED,
         LIMITS,
     ]
     return "\n\n".join(page) + "\n"
 
 
 CARDS = {
-    "fedism-plus": ("quality",),
-    "fedheal": ("looks",),
+    "fedism-plus": ("quality", "quality-20", "quality-20-skew"),
+    "fedheal": ("looks", "looks-sgd", "looks-conflict"),
     "fedufo": ("subgroups",),
     "fedce": (CONTRIBUTION,),
     "fedlwr": ("layers-early", "layers-late"),
+    **{arm: ("looks-own",) for arm in regimes.LOOKS_OWN.baselines},
+    **{arm: ("looks-own", "quality-own") for arm in regimes.FOUR},
 }
 """Method -> the regimes that are about it."""
 BENCH = "**In the plateau bench**"
@@ -263,20 +309,38 @@ def on_card(method: str) -> str:
     by_key, said = {regime.key: regime for regime in regimes.REGIMES}, []
     for regime in (by_key[key] for key in CARDS[method]):
         values = endpoint(regime)
+        if not values and regime not in regimes.FIRST:
+            continue
+        if regime.baselines:
+            said.append(of_own(regime, method, values))
+            continue
         text = f"{regime.title.lower()}, " + (verdict(regime, values) if values else "not run")
         if values:
             found, base = compared(regime, values), "examples" if regime.key == CONTRIBUTION else "fedavg"
             over = "n_k in Kendall's tau" if regime.key == CONTRIBUTION else f"FedAvg in points of {regime.metric}"
+            over = over.replace("points of cosine", "hundredths of the updates' cosine")
             n = len(values[regime.method])
             text += f": {difference(found[base], factor(regime))} over {over}, {n} of {len(SEEDS)} seeds"
         said.append(text)
-    return f"{BENCH} ([which method when](../which-method-when.md)): {'; '.join(said)}."
+    return f"{BENCH} ([which method when](../which-method-when.md)): {'; '.join(said)}." if said else ""
+
+
+def of_own(regime: Regime, arm: str, values: Values) -> str:
+    """A baseline's differences in a regime of own models."""
+    found, n = held(regime, values), len(values[arm])
+    where = "the worst site" if regime.worst else "the spoilt sites"
+    parts = [
+        f"{difference(found[arm, than], 100.0)} {words}"
+        for than, words in (("fedavg", "over FedAvg"), ("solo", "over training alone"))
+    ]
+    return f"{regime.title.lower()}, points of accuracy at {where}: {' and '.join(parts)}, {n} of {len(SEEDS)} seeds"
 
 
 def with_bench(text: str, method: str) -> str:
     """A card whose first paragraph is ``on_card``."""
     title, *paragraphs = text.split("\n\n")
-    return "\n\n".join([title, on_card(method), *(one for one in paragraphs if not one.startswith(BENCH))])
+    found = filter(None, [on_card(method)])
+    return "\n\n".join([title, *found, *(one for one in paragraphs if not one.startswith(BENCH))])
 
 
 def rule() -> str:
@@ -285,7 +349,7 @@ def rule() -> str:
 
 HEAD = """# Which method when
 
-Five kinds of federation, each made so that one of the five papers' mechanisms should work: what it gained over FedAvg,
+Kinds of federation, each made so that one of the five papers' mechanisms should work: what it gained over FedAvg,
 at what cost, and beside it a ceiling (what knowing the truth would give) and a placebo (the method with its weights
 shuffled). Networks of about 24,000 parameters, real handwriting at 16 x 16 pixels. This page is written by
 `python benchmarks/plateau/plateau_page.py` from [the results](../benchmarks/plateau/results); regimes, endpoints and
@@ -304,9 +368,9 @@ one of two or three intervals, without a correction for their number.
 
 Changed before the runs that are reported: *quality* has 10 sites of 120 images and no longer 20 of 60, *domain skew*
 one site of each look with ink and paper swapped in place of photographs and print, which networks of this size did not
-learn, and SGD .001 gave way to Adam: two shared cores allow no more rounds. The runs were made before
-convolutions on CPUs had channels last: the same runs now differ by rounding. A first batch of runs kept no scores and
-was thrown away unseen.
+learn, and SGD .001 gave way to Adam: two shared cores allow no more rounds (20 sites and SGD .001 are among what was
+added). The runs were made before convolutions on CPUs had channels last: the same runs now differ by rounding. A first
+batch of runs kept no scores and was thrown away unseen.
 
 Rounds of *contribution* and *layers* were guessed. In *quality* the validation loss stood still, but accuracy on the
 spoilt images went on rising, so that FedISM+'s gain at equal rounds is one that more rounds of FedAvg give too; its

@@ -21,6 +21,7 @@ from fairflare.aggregators.fedheal import FedHEAL
 from fairflare.aggregators.fedism import RADIUS, FedISM
 from fairflare.aggregators.fedlwr import FedLWR
 from fairflare.aggregators.fedufo import FedUFO
+from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, Info, Paper, Reply, StateDict, Training, Weights
@@ -29,6 +30,7 @@ from fairflare.datasets import digits
 from fairflare.datasets.kinds.partition import dirichlet_with_corrupted, redrawn
 from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, motion_blur
 from fairflare.engine.setup import tasks
+from fairflare.functional.consistency import least_count
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet, site_index
 from fairflare.tasks.kinds.masks import MASKS
@@ -102,11 +104,19 @@ class Bench(Task):
     def built(self) -> tuple[Sites, Mapping[str, tuple[np.ndarray, np.ndarray]]]:
         """Site -> split -> examples, and the shared test sets."""
 
+    def own_test(self, site: str) -> str:
+        """The shared test set that is a site's own, too; "": it has none."""
+        return ""
+
     def site_data(self, site: str) -> TensorData:
         site_index(site, self.sites())
+        parts, sets = _built(self)
+        splits = {**parts[site]}
+        if own := self.own_test(site):
+            splits["test"] = (*sets[own], {})
         found = {
             name: Split(torch.from_numpy(x), torch.from_numpy(y), attributes)
-            for name, (x, y, attributes) in _built(self)[0][site].items()
+            for name, (x, y, attributes) in splits.items()
         }
         return TensorData.of(found, n_classes=len(self.classes) if self.kind.has_classes else 0)
 
@@ -149,9 +159,10 @@ class Quality(Bench):
     per_site: int = 120
     n_sites: int = 10
 
+    kinds: ClassVar[tuple[str, ...]] = ("clean",) * 8 + ("noise", "blur")
+
     def sites(self) -> dict[str, str]:
-        kinds = ["clean"] * 8 + ["noise", "blur"]
-        return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
+        return {f"site-{k}": kind for k, kind in enumerate(self.kinds, start=1)}
 
     def spoilt(self, x: np.ndarray, kind: str, rng: np.random.RandomState) -> np.ndarray:
         """(N, 256) of (N, 32, 32): clean, with Gaussian noise, or blurred by motion along 32 pixels."""
@@ -166,8 +177,9 @@ class Quality(Bench):
         x, y = handwriting(self.data_seed)
         n, rng = self.per_site * self.n_sites, np.random.RandomState(derive(self.data_seed, "spoilt") % 2**32)
         if self.alpha:
+            poor = len(self.kinds) - self.kinds.count("clean")
             places = redrawn(
-                lambda seed: dirichlet_with_corrupted(y[:n], self.n_sites, 2, self.alpha, seed), y[:n], self.n_sites,
+                lambda seed: dirichlet_with_corrupted(y[:n], self.n_sites, poor, self.alpha, seed), y[:n], self.n_sites,
                 self.data_seed % 2**32, minimum=20,
             )  # fmt: skip
         else:
@@ -182,6 +194,26 @@ class Quality(Bench):
         shares = (slice(0, 800), slice(800, 900), slice(900, 1000))
         parts = [self.spoilt(x[-2000:-1000][part], kind, rng) for kind, part in zip(kinds, shares)]
         return found, {**sets, VALIDATION: (np.concatenate(parts), y[-2000:-1000])}
+
+
+@dataclass(frozen=True)
+class Quality20(Quality):
+    """20 sites of 120 images: the last two blurred, the two before them noisy."""
+
+    name = "plateau-quality-20"
+    title = "Digits, two of twenty sites noisy and two blurred"
+    n_sites: int = 20
+    kinds = ("clean",) * 16 + ("noise",) * 2 + ("blur",) * 2
+
+
+@dataclass(frozen=True)
+class QualityOwn(Quality):
+    """``Quality`` whose sites are tested on images of their own quality."""
+
+    name = "plateau-quality-own"
+
+    def own_test(self, site: str) -> str:
+        return self.sites()[site]
 
 
 BLUR = 0.2
@@ -250,6 +282,48 @@ class ShuffledHEAL(FedHEAL):
         return dataclasses.replace(found, weights=weights, notes={})
 
 
+@rule("plateau-heal")
+@dataclass(frozen=True)
+class ToldHEAL(FedHEAL):
+    """FedHEAL that tells how far the updates agree as it averages them: under its masks.
+
+    Args:
+        deal: >= 0: a placebo as in ``ShuffledHEAL``.
+    """
+
+    notes = (Note("agreement", "Cosine with the others", meaning="Mean over the other sites, of what is averaged."),)
+    deal: int = -1
+
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        sites = [r.site for r in replies]
+        named = dealt(sites, self.deal, info.round.number) if self.deal >= 0 else {site: site for site in sites}
+        others = sorted((dataclasses.replace(r, site=named[r.site]) for r in replies), key=lambda r: r.site)
+        found = super().aggregate(model, others, state, info)
+        kept = np.stack([self._kept(reply, found.state) for reply in others])
+        unit = kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), 1e-12)
+        cosines = unit @ unit.T
+        means = (cosines.sum(1) - np.diag(cosines)) / (len(others) - 1)
+        by_name = {reply.site: float(mean) for reply, mean in zip(others, means)}
+        weights = {site: found.weights[other] for site, other in named.items()}
+        return dataclasses.replace(
+            found, weights=weights, notes={"agreement": {site: by_name[other] for site, other in named.items()}}
+        )
+
+    def _kept(self, reply: Reply, state: State) -> np.ndarray:
+        """An update's trainable entries as averaged: 0 where they are masked; (entries,)."""
+        parts = []
+        for key in sorted(set(reply.update) & reply.trainable):
+            u = reply.update[key].numpy().reshape(-1).astype(np.float64)
+            if self.parts != "fael":
+                up, seen = (
+                    state["history"][reply.site][key].numpy().reshape(-1).astype(int),
+                    state["rounds"][reply.site],
+                )
+                u = u * (np.where(u >= 0, up, seen - up) >= least_count(seen, self.tau, strict=False))
+            parts.append(u)
+        return np.concatenate(parts)
+
+
 @rule("plateau-shuffled-lwr")
 @dataclass(frozen=True)
 class ShuffledLWR(FedLWR):
@@ -290,6 +364,7 @@ for _id, _trainer, _probes, _shared in (
     ("plateau-fixed", "sgd", (), None),
     ("plateau-shuffled-ism", "gsam", ("sharpness",), RADIUS),
     ("plateau-shuffled-heal", "sgd", (), None),
+    ("plateau-heal", "sgd", (), None),
     ("plateau-shuffled-lwr", "sgd", ("layer-similarity",), None),
     ("plateau-ufo", "weighted", ("group-loss",), None),
 ):
@@ -335,6 +410,33 @@ class Looks(Bench):
             found[site], sets[look] = cut(x[rows], y[rows], 0), (x[-400:], y[-400:])
             validation.append((x[-500:-400], y[-500:-400]))
         return found, {**sets, VALIDATION: tuple(map(np.concatenate, zip(*validation)))}
+
+
+@dataclass(frozen=True)
+class LooksOwn(Looks):
+    """``Looks`` whose sites are tested on their own look.
+
+    Args:
+        inverted: False: a ceiling, for which somebody knew which looks are inverted and undid it, in all sets.
+    """
+
+    name = "plateau-looks-own"
+    inverted: bool = True
+
+    def own_test(self, site: str) -> str:
+        return self.sites()[site]
+
+    def built(self) -> tuple[Sites, Mapping[str, tuple[np.ndarray, np.ndarray]]]:
+        found, sets = super().built()
+        if self.inverted:
+            return found, sets
+        for site, look in self.sites().items():
+            if look.endswith(" inverted"):
+                found[site] = {name: (-x, y, more) for name, (x, y, more) in found[site].items()}
+                sets[look] = (-sets[look][0], sets[look][1])
+        x, y = sets[VALIDATION]
+        x[200:] *= -1  # LOOKS has the inverted ones last
+        return found, {**sets, VALIDATION: (x, y)}
 
 
 LOOKS = (digits.MNIST, digits.OPTDIGITS, f"{digits.MNIST} inverted", f"{digits.OPTDIGITS} inverted")
@@ -471,4 +573,5 @@ class Layers(Bench):
 
 WIDTHS = (1, 20, 32, 40, 16)
 
-tasks.ADDED.update({task.name: task for task in (Quality, Looks, Subgroups, Contribution, Layers)})
+TASKS = (Quality, Quality20, QualityOwn, Looks, LooksOwn, Subgroups, Contribution, Layers)
+tasks.ADDED.update({task.name: task for task in TASKS})

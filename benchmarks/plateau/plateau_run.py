@@ -37,6 +37,7 @@ from fairflare.studies.study import config_of
 
 RESULTS = Path(__file__).resolve().parent / "results"
 DIGITS = 4
+RUN = tuple(regime for regime in regimes.REGIMES if not regime.rows)
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def main() -> None:
     if options.collect:
         return collect(options.folder)
     for seed in map(int, options.seeds.split(",")):
-        for regime in (r for r in regimes.REGIMES if options.only is None or r.key in options.only.split(",")):
+        for regime in (r for r in RUN if options.only is None or r.key in options.only.split(",")):
             if options.until and time.strftime("%H:%M") >= options.until:
                 return None
             for arm in regime.arms:
@@ -98,7 +99,9 @@ def make(regime: Regime, key: str, seed: int, folder: Path) -> None:
 
 def read(lines: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, Any]:
     """ "scores": set -> metric -> a value per round; "weights": site -> that of the last round; "notes" and
-    "examples" of that round. A rule that gives each site a model of its own has no scores on shared test sets."""
+    "examples" of that round. A rule that gives each site a model of its own has no scores on shared test sets. The set
+    "own SITE" is a site's own test, of its own model after the last round or else of the shared one; "updates" is the
+    mean cosine of the rounds' updates."""
     scored = {line["round"]: line["test_sets"] for line in lines if line["event"] == "scores"}
     assert len(scored) in (0, rounds), f"expected a score of each of {rounds} rounds, got {len(scored)}"
     sets = {
@@ -108,7 +111,13 @@ def read(lines: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, Any]:
         }
         for name, first in scored.get(rounds, {}).items()
     }
-    last = [line for line in lines if line["event"] == "round"][-1]
+    for site, one in next(line for line in lines if line["event"] == "evaluation")["sites"].items():
+        if test := one.get("personal", one)["test"]:
+            sets[f"own {site}"] = {metric: [round(value, DIGITS)] for metric, value in test.items()}
+    turns = [line for line in lines if line["event"] == "round"]
+    if told := [line["notes"]["agreement"].values() for line in turns if "agreement" in line["notes"]]:
+        sets["updates"] = {COSINE: [round(sum(of) / len(of), DIGITS) for of in told]}
+    last = turns[-1]
     return {
         "scores": sets,
         "weights": last["weights"],
@@ -117,13 +126,13 @@ def read(lines: Sequence[Mapping[str, Any]], rounds: int) -> dict[str, Any]:
     }
 
 
-COALITIONS, EXAMPLES = "coalition-", "examples"
+COALITIONS, EXAMPLES, COSINE = "coalition-", "examples", "cosine"
 
 
-def scores(found: Mapping[str, Any], name: str, metric: str) -> float:
-    """The mean of the last rounds."""
-    values = found["scores"][name][metric][-regimes.LAST :]
-    return sum(values) / len(values)
+def score(of: Mapping[str, Sequence[float]], metric: str) -> str:
+    """The mean of the last rounds; "" where a set has no such metric."""
+    values = of.get(metric, ())[-regimes.LAST :]
+    return f"{sum(values) / len(values):.5f}" if values else ""
 
 
 def kept_runs(folder: Path, regime: Regime) -> Iterator[tuple[str, int, dict[str, Any]]]:
@@ -144,7 +153,7 @@ def collect(folder: Path) -> None:
     values: list[list[object]] = []
     curves: list[list[object]] = []
     worth: list[list[object]] = []
-    for regime in regimes.REGIMES:
+    for regime in RUN:
         for arm, seed, found in kept_runs(folder, regime):
             chosen = sum(found["weights"].get(site, 0.0) for site in regime.chosen)
             weight = f"{chosen:.4f}" if regime.chosen else ""
@@ -152,10 +161,11 @@ def collect(folder: Path) -> None:
             if not found["scores"]:
                 values.append([*about, "", "", ""])
             for name, of in found["scores"].items():
-                values.append([*about, name, *(f"{scores(found, name, m):.5f}" for m in (regime.metric, "loss"))])
+                metric = COSINE if COSINE in of else regime.metric
+                values.append([*about, name, score(of, metric), score(of, "loss")])
                 if not arm.startswith(COALITIONS):
-                    points = range(regimes.CURVE, len(of[regime.metric]) + 1, regimes.CURVE)
-                    curves += [[regime.key, seed, arm, t, name, of[regime.metric][t - 1]] for t in points]
+                    points = range(regime.curve, len(of[metric]) + 1, regime.curve)
+                    curves += [[regime.key, seed, arm, t, name, of[metric][t - 1]] for t in points]
             if regime.key == regimes.CONTRIBUTION:
                 said = {arm: estimated(found)} | ({EXAMPLES: found["examples"]} if arm == regime.method else {})
                 worth += [[regime.key, seed, k, site, one] for k, of in said.items() for site, one in of.items()]

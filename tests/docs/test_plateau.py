@@ -21,6 +21,8 @@ import plateau_regimes as regimes  # noqa: E402
 
 DONE = [regime for regime in regimes.REGIMES if page.endpoint(regime)]
 KEYS = [regime.key for regime in DONE]
+JUDGED = [regime for regime in DONE if not regime.baselines]
+OWN = [regime for regime in regimes.REGIMES if regime.baselines]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def test_page_and_cards_follow_from_the_files_which_are_small():
 
 @pytest.mark.parametrize("regime", DONE, ids=KEYS)
 def test_every_arm_has_the_same_seeds_and_the_configuration_that_is_declared(regime, run):
-    rows = [row for row in page.read("values.csv") if row["regime"] == regime.key]
+    rows = page.rows_of(regime)
     seeds = {arm: {int(row["seed"]) for row in rows if row["arm"] == arm} for arm in regime.arms}
     assert len(set(map(frozenset, seeds.values()))) == 1
     assert seeds[regime.method] <= set(regimes.SEEDS)
@@ -57,7 +59,7 @@ def test_every_arm_has_the_same_seeds_and_the_configuration_that_is_declared(reg
         assert said[arm] == run.configured(regime, regime.arms[arm], first).sha256()[:12], arm
 
 
-@pytest.mark.parametrize("regime", DONE, ids=KEYS)
+@pytest.mark.parametrize("regime", JUDGED, ids=[regime.key for regime in JUDGED])
 def test_intervals_and_verdicts_on_the_page_are_those_of_scipy_and_of_the_rule(regime):
     """Read from the page's own words and worked out from the values by other code."""
     text = page.PAGE.read_text(encoding="utf-8").split(f"\n## {regime.title}\n")[1].split("\n## ")[0]
@@ -95,6 +97,26 @@ def test_intervals_and_verdicts_on_the_page_are_those_of_scipy_and_of_the_rule(r
     assert said == expected
     overview = next(line for line in page.written().splitlines() if line.startswith(f"| {regime.title} |"))
     assert f"| {expected} |" in overview
+
+
+@pytest.mark.parametrize("regime", OWN, ids=[regime.key for regime in OWN])
+def test_baselines_on_the_page_are_held_against_fedavg_and_training_alone(regime):
+    """Of what has run: differences and intervals by other code."""
+    text = page.PAGE.read_text(encoding="utf-8").split(f"\n## {regime.title}\n")[1].split("\n## ")[0]
+    values = page.endpoint(regime)
+    if not values:
+        assert "**Not run**" in text
+        return
+    assert f"{len(values['solo'])} of {len(regimes.SEEDS)} seeds; {2 * len(regime.baselines)} comparisons" in text
+    assert len(regime.baselines) == len(set(regime.baselines)) and set(regime.baselines) < set(regime.arms)
+    for arm in regime.baselines:
+        row = next(line for line in text.splitlines() if line.startswith(f"| {regime.arms[arm].words} |"))
+        for than in ("fedavg", "solo"):
+            differences = values[arm] - values[than]
+            assert f"{100 * differences.mean():+.1f}" in row
+            if len(differences) > 1:
+                low, high = stats.t.interval(0.95, len(differences) - 1, differences.mean(), stats.sem(differences))
+                assert f"[{100 * low:+.1f}, {100 * high:+.1f}]" in row
 
 
 def test_a_rule_decides_nothing_without_room_or_with_few_seeds():
@@ -142,3 +164,18 @@ def test_a_regime_can_be_run_and_read(key, tmp_path, run):
     assert sum(weights.values()) == pytest.approx(1)
     if key == regimes.CONTRIBUTION:
         assert sorted(weights) == ["site-2", "site-5"]
+
+
+def test_what_fedheal_tells_of_its_updates_leaves_them_as_they_are(tmp_path, run):
+    """FPHL with tau 0 is FedAvg, and the rule that tells is FedHEAL."""
+    regime = dataclasses.replace(regimes.LOOKS_SGD, rounds=3, values={**regimes.LOOKS_SGD.values, "epochs": 1})
+    plain = {"plain": regimes.Arm("fedavg", ""), "untold": regimes.Arm("fedheal:parts=both", "")}
+    regime = dataclasses.replace(regime, arms={**regime.arms, **plain})
+    found = {}
+    for arm in ("fedavg", "plain", "method", "untold"):
+        run.make(regime, arm, 0, tmp_path)
+        found[arm] = json.loads((tmp_path / regime.key / f"{arm}-seed0.json").read_text(encoding="utf-8"))["scores"]
+    for told, untold in (("fedavg", "plain"), ("method", "untold")):
+        cosines = found[told].pop("updates")["cosine"]
+        assert len(cosines) == 3 and all(-1 <= one <= 1 for one in cosines)
+        assert found[told] == found[untold] and any(key.startswith("own site") for key in found[told])

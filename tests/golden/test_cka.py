@@ -68,7 +68,7 @@ class Images:
 @pytest.mark.parametrize(
     "estimator, size, key",
     [("unbiased", size, f"cnn/minibatch_unbiased_bs{size}") for size in (24, 8, 4)]
-    + [("biased", 24, "cnn/biased_full")],
+    + [("biased", 24, "cnn/biased_full"), ("paper", 8, "cnn/biased_full")],
 )
 def test_layers_of_a_network(estimator, size, key):
     states = [
@@ -82,7 +82,8 @@ def test_layers_of_a_network(estimator, size, key):
     network = Encoder(states[0])
     images = Images(torch.from_numpy(ARRAYS["cnn/x"]))
     work = LocalWork(network, images, Training(), Round(1, 1), seed=0, received=states[1])
-    found = LayerSimilarity(estimator=estimator, cka_batch=size, cka_examples=0).measure(work)
+    settings = {"similarity": "paper", "cka_examples": 8} if estimator == "paper" else {"estimator": estimator}
+    found = LayerSimilarity(**{"cka_batch": size, "cka_examples": 0, **settings}).measure(work)
     assert list(found) == ["similarity/enc.c1", "similarity/enc.b1", "similarity/out"]
     np.testing.assert_allclose(
         list(found.values()), ARRAYS[key], rtol=0, atol=2e-6 if estimator == "unbiased" else 1e-10

@@ -31,7 +31,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.kinds.on_disk import OnDisk
-from fairflare.datasets.kinds.patients import Table, TableTask
+from fairflare.datasets.kinds.patients import Table, TableTask, as_in_fedufo
 from fairflare.datasets.readers import sheets
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.classes import TWO_CLASSES
@@ -215,6 +215,7 @@ class CovidBrazil(TableTask, OnDisk):
             {"sites_by": "dirichlet", "n_sites": 2},
             TRAINING,
         ),
+        "paper": as_in_fedufo("covid_brazil.csv", 1e-3, {"sites_by": "dirichlet", "n_sites": 2}),
     }
     natural, natural_words, natural_groups = "region", "regions", REGIONS
     smallest_site, smallest_class = 40, 10

@@ -20,7 +20,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.kinds.on_disk import OnDisk
-from fairflare.datasets.kinds.patients import Table, TableTask
+from fairflare.datasets.kinds.patients import Table, TableTask, as_in_fedufo
 from fairflare.datasets.readers import sheets
 from fairflare.tasks.base import Preset
 
@@ -45,8 +45,6 @@ CLASSES = {
 """What the codes 1, 2, ... of either label stand for."""
 SGD = Training(rounds=20, epochs=2, batch_size=32, optimizer="sgd", lr=0.05, momentum=0.0, weight_decay=0.0)
 """Plain SGD, since Adam undoes a weight on the loss."""
-PAPER = Training(rounds=50, epochs=4, batch_size=32, optimizer="adam", lr=0.01, weight_decay=0.0, keep_optimizer=True)
-"""FedUFO's, at FedAvg's rate there; four epochs are close to its 100 local steps."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,7 @@ class Ctg(TableTask, OnDisk):
     simulated = "the hospitals: a site is a share of a label-skewed split"
     presets = {
         "small": Preset("normal, suspect or pathologic, two sites; seconds on a laptop; needs CTG.xls", {}, SGD),
-        "paper": Preset(
-            "FedUFO's ten patterns, linear model and rounds, on columns that do not leak; needs CTG.xls",
-            {"label": "CLASS", "model": "linear"},
-            PAPER,
-        ),
+        "paper": as_in_fedufo("CTG.xls", 1e-3, {"label": "CLASS"}),
     }
     smallest_site, smallest_class = 40, 5
 

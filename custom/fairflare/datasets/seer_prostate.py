@@ -22,7 +22,7 @@ from fairflare.core.errors import DataError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.kinds.on_disk import OnDisk
-from fairflare.datasets.kinds.patients import Table, TableTask
+from fairflare.datasets.kinds.patients import Table, TableTask, as_in_fedufo
 from fairflare.datasets.readers import sheets
 from fairflare.tasks.base import Preset, expect
 
@@ -48,8 +48,6 @@ BLANK = "Blank(s)"
 """How SEER*Stat writes an empty cell."""
 SGD = Training(rounds=20, epochs=1, batch_size=128, optimizer="sgd", lr=0.1, momentum=0.0, weight_decay=0.0)
 """FedUFO's batch of 128. Plain SGD, since Adam undoes a weight on the loss."""
-PAPER = Training(rounds=50, epochs=1, batch_size=128, optimizer="adam", lr=0.01, weight_decay=0.0, keep_optimizer=True)
-"""FedUFO's, at FedAvg's rate there, but for its 500 local steps: set epochs to as many."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +96,7 @@ class SeerProstate(TableTask, OnDisk):
     attributes = {"race": ("white", "black", "other"), "sex": ("female", "male")}
     presets = {
         "small": Preset("two sites, at most 2,000 patients each in training; needs SEER files", {"limit": 2000}, SGD),
-        "paper": Preset(
-            "FedUFO's linear model and rounds, on columns that do not leak; needs SEER files",
-            {"model": "linear"},
-            PAPER,
-        ),
+        "paper": as_in_fedufo("SEER files; 64 hidden units, not 256", 1.0, lr=1e-3, epochs=2, batch=128),
     }
     natural, natural_words = "year", "years"
     smallest_site, smallest_class = 40, 5

@@ -20,7 +20,7 @@ from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets import support2
 from fairflare.datasets.kinds.on_disk import OnDisk
-from fairflare.datasets.kinds.patients import Table, TableTask
+from fairflare.datasets.kinds.patients import Table, TableTask, as_in_fedufo
 from fairflare.datasets.readers import sheets
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.classes import TWO_CLASSES
@@ -41,9 +41,6 @@ CATEGORIES = {
 BLACK = ("not black", "black")
 SGD = Training(rounds=20, epochs=2, batch_size=32, optimizer="sgd", lr=0.05, momentum=0.0, weight_decay=0.0)
 """Plain SGD, since Adam undoes a weight on the loss."""
-PAPER = Training(rounds=50, epochs=9, batch_size=32, optimizer="adam", lr=0.01, weight_decay=0.0, keep_optimizer=True)
-"""FedUFO's, but for its rate of 0.5, which is for unscaled columns; on 1,000 rows nine epochs are close to its 100
-local steps."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +82,7 @@ class Support(TableTask, OnDisk):
         "dzclass": Preset(
             "four natural sites, the disease classes; needs support.xlsx", {"sites_by": "dzclass", "n_sites": 4}, SGD
         ),
-        "paper": Preset(
-            "FedUFO's linear model and rounds, on columns that do not leak; needs support.xlsx",
-            {"model": "linear"},
-            PAPER,
-        ),
+        "paper": as_in_fedufo("support.xlsx", 1.0),
     }
     natural, natural_words, natural_groups = "dzclass", "disease classes", support2.DISEASE_CLASSES
     smallest_site, smallest_class = 40, 10

@@ -27,11 +27,11 @@ RETINA = Data(
     key="retina",
     title="Retinal fundus images",
     task="fundus:paper",
-    needs=tuple(f"fundus/{site}" for site in SIX),
+    needs=tuple(f"Fundus/{site}" for site in SIX),
     stand_in="fundus-phantom:small",
     words="drawn optic discs and cups as six simulated cameras see them",
     settings={
-        **{"layout": "sites", "site_names": ",".join(f"fundus/{site}" for site in SIX), "size": "256"},
+        **{"layout": "sites", "site_names": ",".join(SIX), "size": "256"},
         **{"train.weight_decay": "0", "val_fraction": "0.25", "test_fraction": "0.25"},
     },
 )

@@ -40,7 +40,7 @@ HOSTS = (
     ("moon", "MOON", "trainer=moon"),
     ("feddyn", "FedDyn", "trainer=feddyn"),
     ("fedproc", "FedProc", "trainer=fedproc"),
-    ("fedproto", "FedProto", "trainer=fedproto,share=both"),
+    ("fedproto", "FedProto", "trainer=fedproto,trainer.share=both"),
 )
 """Key, name and the setting that puts the host's local training under another rule."""
 OVER = (

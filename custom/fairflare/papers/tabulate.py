@@ -54,9 +54,9 @@ def tabulated(table: Table, key: str, used: Sequence[Used], published: Published
         if not any(row.is_for(one.stands_in) for one in used):
             continue
         cells = {name: cell for _, cells in found for name, cell in cells.get(row.key, {}).items()}
-        rows.append(model.Row(row.key, row.title, _with_published(row, cells, published, used), row.group))
+        rows.append(model.Row(row.key, row.title, cells, row.group))
     whole = model.Table(key, table.title, tuple(columns), tuple(rows), table.stub, caption(table, used))
-    shown = _with_mean(table, replace(whole, rows=_with_the_best(table, whole)))
+    shown = _with_published(_with_mean(table, replace(whole, rows=_with_the_best(table, whole))), published or {}, used)
     tried = [replace(whole, key=f"{key}-tried", title=f"{table.title}: every setting that was tried")]
     if table.transposed:
         shown = _by_names(table, shown) if len(table.rows) == 1 else _transposed(table, shown)
@@ -245,12 +245,19 @@ def _key(block: Block, column: Column, name: str, several: bool) -> str:
     return ".".join(part for part in (block.data.key if several else "", column.key, name) if part)
 
 
-def _with_published(
-    row: Row, cells: Mapping[str, model.Cell], published: Published | None, used: Sequence[Used]
-) -> dict[str, model.Cell]:
-    if published is None or any(one.stands_in or not one.data.own for one in used):
-        return dict(cells)
-    return {key: replace(cell, published=published.get((row.key, key))) for key, cell in cells.items()}
+def _with_published(shown: model.Table, published: Published, used: Sequence[Used]) -> model.Table:
+    """With the printed numbers in the columns that were measured on the paper's own data."""
+    own = {one.data.key: not one.stands_in and one.data.own for one in used}
+
+    def is_own(column: str) -> bool:
+        return own[column.partition(".")[0]] if column.partition(".")[0] in own else all(own.values())
+
+    rows = []
+    for row in shown.rows:
+        printed = {key: published.get((row.key, key)) if is_own(key) else None for key in row.cells}
+        cells = {key: replace(cell, published=printed[key]) for key, cell in row.cells.items()}
+        rows.append(replace(row, cells=cells))
+    return replace(shown, rows=tuple(rows))
 
 
 def file_name(name: str) -> str:
@@ -264,7 +271,13 @@ FOLDER = Path(__file__).parent / "data"
 
 
 def published_numbers(name: str) -> tuple[Published, str]:
-    """The numbers of ``data/NAME.csv`` (columns row, column, value) and their source, the comment above them."""
-    lines = (FOLDER / f"{name}.csv").read_text(encoding="utf-8").splitlines()
+    """The numbers of ``data/NAME.csv`` (columns row, column, value) and their source, the comment above them.
+
+    Values are unscaled: a column in per cent has shares. ({}, "") where there is no such file.
+    """
+    path = FOLDER / f"{name}.csv"
+    if not path.is_file():
+        return {}, ""
+    lines = path.read_text(encoding="utf-8").splitlines()
     source = lines[0].removeprefix("#").strip()
     return {(row["row"], row["column"]): float(row["value"]) for row in csv.DictReader(lines[1:])}, source

@@ -40,7 +40,9 @@ class LayerSimilarity(Probe):
     per batch (CKA), which a forward hook computes before the layer's output is used or overwritten.
 
     Args:
-        similarity: linear "cka", or "cosine", the mean over examples of the cosine of flattened features (v1).
+        similarity: linear "cka", "cosine", the mean over examples of the cosine of flattened features (v1), or "paper":
+            Eq. 2 as printed, CKA with the biased HSIC of all training examples at once, for which memory must suffice;
+            ``estimator``, ``cka_split``, ``cka_examples`` and ``cka_batch`` have no part in it.
         scope: "layers", or "last_encoder" alone (v2): of the layers before the last one, the last of those whose output
             is smallest in space.
         group: what a layer is, see ``layers.layers_of``.
@@ -53,7 +55,7 @@ class LayerSimilarity(Probe):
 
     cost: ClassVar[Cost] = Cost(forward=2)
 
-    similarity: Literal["cka", "cosine"] = "cka"
+    similarity: Literal["cka", "cosine", "paper"] = "cka"
     scope: Literal["layers", "last_encoder"] = "layers"
     group: Group = "leaf"
     estimator: Estimator = "unbiased"
@@ -78,9 +80,13 @@ class LayerSimilarity(Probe):
         return tuple(Number(f"{SIMILARITY}/{name}", -1.0, 1.0, meaning) for name in names)
 
     @property
+    def _split(self) -> Literal["train", "val"]:
+        return "train" if self.similarity == "paper" else self.cka_split
+
+    @property
     def needs(self) -> tuple[Need, ...]:
         """The examples of one batch at least, in the split that features are compared on."""
-        return (Need(self.cka_split, FEWEST, "the method compares features on it"),)
+        return (Need(self._split, FEWEST, "the method compares features on it"),)
 
     @no_grad
     def measure(self, work: LocalWork) -> dict[str, float]:
@@ -88,7 +94,7 @@ class LayerSimilarity(Probe):
 
         Nothing is said on fewer than four examples: the site then stands at the others' mean everywhere.
         """
-        if work.data.size(self.cka_split) < FEWEST:
+        if work.data.size(self._split) < FEWEST:
             return {}
         network = work.network.eval()
         points = self._points(network)
@@ -113,10 +119,11 @@ class LayerSimilarity(Probe):
         local = [self._compacts(work, points, batch) for batch in self._batches(work)]
         work.network.load_state_dict(work.received)
         sums: dict[str, _Sums] = {}
+        estimator: Estimator = "biased" if self.similarity == "paper" else self.estimator
         for (mine, _), batch in zip(local, self._batches(work)):
             anchor, _ = self._compacts(work, points, batch)
             for name in mine.keys() & anchor.keys():
-                sums.setdefault(name, _Sums()).add(mine[name], anchor[name], self.estimator)
+                sums.setdefault(name, _Sums()).add(mine[name], anchor[name], estimator)
         return {name: sums[name].cka() for name in points.values() if name in sums}, local[0][1]
 
     def _compacts(self, work: LocalWork, points: dict[str, str], batch: Batch) -> tuple[dict[str, Compact], Shapes]:
@@ -148,9 +155,11 @@ class LayerSimilarity(Probe):
 
     def _batches(self, work: LocalWork) -> Iterator[Batch]:
         """The probe set's batches on the device, the same at every call; none has fewer than four examples."""
-        size = max(self.cka_batch or work.training.batch_size, FEWEST)
+        size, most = max(self.cka_batch or work.training.batch_size, FEWEST), self.cka_examples or None
+        if self.similarity == "paper":
+            size, most = work.data.size(self._split), None
         held: Batch | None = None
-        for batch in work.data.fixed(self.cka_split, size, self.cka_examples or None):
+        for batch in work.data.fixed(self._split, size, most):
             if held is not None and len(batch.targets) < FEWEST:
                 held = Batch(*(torch.cat(pair) for pair in zip(held, batch)))
                 continue

@@ -228,7 +228,8 @@ def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
     for table, places in zip(plan.tables, plan.places, strict=True):
         key = file_name(exhibit.name if len(exhibit.tables) == 1 else f"{exhibit.name}-{table.key}")
         used = [_used(table, place, runs) for place in places]
-        printed, source = published_numbers(table.published) if table.published else (None, "")
+        printed, source = published_numbers(table.published or key)
+        source = source if any(not one.stands_in and one.data.own for one in used) else ""
         main, *tried = tabulated(table, key, used, printed)
         main = _pictured(table, main, plan, places, folder)
         beside = None if table.draw else differences(table, f"{key}-differences", used)

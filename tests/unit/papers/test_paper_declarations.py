@@ -38,11 +38,12 @@ def test_every_label_is_a_run_that_can_be_made(exhibit, table):
     for label, row, data in set((label, row.key, data.key) for label, row, data in labels(table)):
         one = next(r for r in table.rows if r.key == row)
         where = next(d for d in table.data if d.key == data)
-        task = where.stand_in or where.task
         name, own = split_method(label)
-        values = {**(where.other if where.stand_in else where.settings), **table.values, **one.values}
-        config = make_config(name, task, rounds=table.rounds, values=values, over=own)
-        assert config.method == name and folder_name(label)
+        for task, settings in ((where.stand_in, where.other), (where.task, where.settings)):
+            if task and one.is_for(task == where.stand_in):
+                values = {**settings, **table.values, **one.values}
+                config = make_config(name, task, rounds=table.rounds, values=values, over=own)
+                assert config.method == name and folder_name(label)
 
 
 @each(("exhibit", "table"), TABLES)
