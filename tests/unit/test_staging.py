@@ -52,7 +52,7 @@ class Run:
     def __init__(self, method, task, after="none"):
         entry = registry.get_method(method)
         self.method, self.task, self.evaluation, self.fold, self.after = method, task, False, "", after
-        self.join, self.options, self.site_epsilon = {}, {}, 0.0
+        self.join, self.options, self.site_epsilon, self.secure_sum = {}, {}, 0.0, "masks"
         kinds = ("trainer", "selector", "server_optimizer")
         self.parts = {kind: getattr(entry, kind) for kind in kinds}
 

@@ -17,6 +17,22 @@ MAPPED = 1 << 18
 """Bytes from which on mapping a file costs less than reading it."""
 
 
+class InFile:
+    """A flat tensor in a file that is read when asked for.
+
+    Attributes:
+        size: its number of entries.
+        dtype: of all entries.
+    """
+
+    size: int
+    dtype: torch.dtype
+
+    def tensor(self) -> torch.Tensor:
+        """(size,): a copy in memory."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, eq=False)
 class Stored:
     """A dense tensor as plain bytes in a file, which nothing else writes to.

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fairflare.core.lazy_tensors import InFile
+
 
 class Room:
     """A file that nobody else can open, gone with the last object that lies in it, after a kill too.
@@ -38,13 +40,8 @@ class Room:
         return begin
 
 
-class Filed:
-    """A flat tensor in a file.
-
-    Attributes:
-        size: its number of entries.
-        dtype: of all entries.
-    """
+class Filed(InFile):
+    """A flat tensor in a file that is changed in place."""
 
     def __init__(self, room: Room, size: int, dtype: torch.dtype) -> None:
         """Zeros in ``room``, where several may lie; raises OSError where the disk has no room for them."""
@@ -59,7 +56,6 @@ class Filed:
         return filed
 
     def tensor(self) -> torch.Tensor:
-        """(size,): a copy in memory."""
         found = torch.empty(self.size, dtype=self.dtype)
         self.read(0, found.numpy())
         return found

@@ -24,7 +24,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fairflare.core.errors import UserError
-from fairflare.core.mapped_counters import Filed
+from fairflare.core.lazy_tensors import InFile
 
 SUFFIX = ".safetensors"
 CONTENT = "fairflare"
@@ -157,7 +157,7 @@ class _Writing:
     """Where a tensor lies in memory, and how -> its name."""
 
     def form(self, value: Any, path: tuple[Any, ...]) -> Any:
-        if isinstance(value, Filed):
+        if isinstance(value, InFile):
             return self._entry(_Entry(value.dtype, (value.size,), value.tensor), path)
         if isinstance(value, Mapping):
             return {"map": [[_key(_plain(key)), self.form(item, (*path, key))] for key, item in value.items()]}

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from fairflare.core.lazy_tensors import Stored
-from fairflare.core.mapped_counters import Filed
+from fairflare.core.lazy_tensors import InFile, Stored
 
 
 def model_hash(model: Mapping[str, Any]) -> str:
@@ -52,7 +51,7 @@ def _feed(update: Callable[[Any], None], value: Any) -> None:
         update(f"{'list' if isinstance(value, list) else 'tuple'} {len(value)};".encode())
         for item in value:
             _feed(update, item)
-    elif isinstance(value, Filed):
+    elif isinstance(value, InFile):
         _feed(update, value.tensor())
     elif isinstance(value, torch.Tensor):
         update(f"tensor {_kind(value)};".encode())

@@ -49,7 +49,6 @@ from fairflare.flare.wire import (
 )
 from fairflare.privacy.secure_sum.schemes import NONE
 from fairflare.privacy.statements import LAST
-from fairflare.tasks.own.script import Script
 
 if TYPE_CHECKING:
     from fairflare.flare.script import ScriptRunner
@@ -201,7 +200,7 @@ class FairExecutor(Executor):
                 return phases
             parts = site_parts(config)
             self._site = build_site(config, parts, name, memory, local, tell, own, ledger)
-            if isinstance(parts.task, Script):
+            if parts.task.by_script:
                 runner: type[ScriptRunner] = importlib.import_module(SCRIPT).ScriptRunner
                 self._script = runner(config, parts, self._site, local)
                 self._site.script = self._script.answer

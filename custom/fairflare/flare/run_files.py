@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 LOCAL_LOG = "fairflare_errors.txt"
@@ -15,8 +16,8 @@ HE = "he"
 
 
 def make_contexts(folder: Path) -> None:
-    from fairflare.privacy.secure_sum.ckks import new_contexts
+    from fairflare.privacy.secure_sum.schemes import CHECKED
 
     (folder / HE).mkdir(exist_ok=True)
-    for name, content in zip((SITE_CONTEXT, SERVER_CONTEXT), new_contexts(), strict=True):
+    for name, content in zip((SITE_CONTEXT, SERVER_CONTEXT), import_module(CHECKED).new_contexts(), strict=True):
         (folder / HE / name).write_bytes(content)

@@ -32,7 +32,9 @@ from fairflare.engine.setup.site_parts import FOLDS
 from fairflare.flare.egress import JOIN
 from fairflare.flare.executor import SCRIPT
 from fairflare.networks.own import MONAI, is_own
+from fairflare.privacy.secure_sum.schemes import CHECKED
 from fairflare.tasks.own.script import Script
+from fairflare.trainers.newton import COX
 
 PACKAGE = "fairflare"
 KIND_OF_TIMES = "fairflare.tasks.kinds.survival"
@@ -125,6 +127,7 @@ def modules_of_run(config: RunConfig) -> list[str]:
     homes = [f"{PACKAGE}.{room}" for room in ROOMS] + [f"{PACKAGE}.{room}.base" for room, _ in registry.BASES.values()]
     wanted = {SCRIPT: config.task == Script.name, EXTERNAL: config.evaluation, FOLDS: bool(config.fold)}
     wanted |= {SITE_NOISE: bool(config.site_epsilon), AFTER: config.after != NO_STEP}
+    wanted[CHECKED] = config.secure_sum == "ckks"
     wanted[MONAI] = is_own(str(config.options.get("model", "")))
     own, _ = STEP_CLASSES.get(config.after, ("", ""))
     wanted |= {module: module == own for module, _ in STEP_CLASSES.values()}
@@ -171,7 +174,7 @@ def _declared_with(found: set[str], modules: Mapping[str, Path]) -> Iterator[str
 
 def _of_times(found: set[str]) -> list[str]:
     """What a run about times to an event finds by name, as others need none of it."""
-    return [CURVES] if KIND_OF_TIMES in found else []
+    return [CURVES, COX] if KIND_OF_TIMES in found else []
 
 
 def _other_files(package: Path, paths: list[Path]) -> Iterator[Path]:

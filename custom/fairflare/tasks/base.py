@@ -138,6 +138,8 @@ class Task(ABC):
     real: ClassVar[str]
     simulated: ClassVar[str]
     classes: ClassVar[tuple[str, ...]] = ()
+    by_script: ClassVar[bool] = False
+    """Whether sites train by a script of their own, see ``tasks.own.script``."""
     """Names of the classes, of the structures of masks, or of what else its kind calls so."""
     kind: ClassVar[TaskKind] = CLASSES
     """What the network gives, what that is trained to, scored by and means."""

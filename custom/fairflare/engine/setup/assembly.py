@@ -52,7 +52,6 @@ from fairflare.networks.builtin import normalisation
 from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.schemes import NONE, Credentials, combiner, sealed_sizes
 from fairflare.tasks.base import Task, TestSet
-from fairflare.tasks.own.script import Script
 
 __all__ = ["CONFIG", "Credentials", "build_federation", "build_site", "leaves", "save_config", "site_names"]
 
@@ -158,7 +157,7 @@ def save_config(config: RunConfig, parts: Parts, folder: Path, env: str) -> None
     """Write ``config.json``: the run's configuration and what a reader should know beside it; first given weights."""
     keep(config.init_from, folder)
     method, task = registry.get_method(config.method), parts.task
-    script = f", script {task.module}.py" if isinstance(task, Script) else ""
+    script = f", script {str(config.options['script']).rpartition('.')[0]}.py" if task.by_script else ""
     described = {
         "about": about(config, parts),
         "title": composed_title(method, config.parts) + script,

@@ -39,7 +39,6 @@ from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.schemes import NONE
 from fairflare.tasks.base import Preset, Task
 from fairflare.tasks.kinds.own import OwnData
-from fairflare.tasks.own.script import Script
 
 __all__ = ["PART_KEYS", "RUN_KEYS", "RunConfig", "checked_config", "make_config", "site_of_client", "with_step"]
 
@@ -296,7 +295,7 @@ def asks_by_itself(config: RunConfig) -> bool:
     without its scoring, exchanges and probes, and so less than the run.
     """
     task = tasks.load(config.task, config.preset, **config.options)
-    own = isinstance(task, OwnData) and not isinstance(task, Script)
+    own = isinstance(task, OwnData) and not task.by_script
     if not (task.quick or own) or config.secure_sum != NONE:
         return False
     return can_ask(config)

@@ -23,16 +23,14 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import NO_STEP, MethodParts, method_parts, part, step_class
 from fairflare.engine.setup.site_parts import shape
 from fairflare.participation.base import Selector
-from fairflare.privacy.secure_sum.ckks import MOST_Q
 from fairflare.privacy.secure_sum.graph import AUTO, graph_of
 from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.ring import WIDTHS
-from fairflare.privacy.secure_sum.schemes import NONE, check_scheme
+from fairflare.privacy.secure_sum.schemes import MOST_CKKS_Q, NONE, check_scheme
 from fairflare.probes.base import Probe
 from fairflare.tasks.base import Task
 from fairflare.tasks.kind import TaskKind
 from fairflare.tasks.kinds.own import OwnData
-from fairflare.tasks.own.script import Script
 from fairflare.trainers.base import Trainer
 
 if TYPE_CHECKING:
@@ -66,7 +64,7 @@ def checked_config(config: RunConfig) -> RunConfig:
         _check_private(config, task)
     if config.site_epsilon:
         _check_site_noise(config, made.trainer, task)
-    if isinstance(task, Script):
+    if task.by_script:
         _check_script(config, made.trainer)
     if config.evaluation:
         _check_evaluation(config)
@@ -106,7 +104,7 @@ def _check_private(config: RunConfig, task: Task) -> None:
     what = f"with trainer {config.trainer}, whose budget does not cover"
     expected("solo", not config.solo, f"false {what} a site's model of its own", config.solo)
     expected("join", not config.join, f"none {what} folds", config.join)
-    expected("task", not isinstance(task, Script), f"no script {what} what a script does", config.task)
+    expected("task", not task.by_script, f"no script {what} what a script does", config.task)
 
 
 def _check_site_noise(config: RunConfig, trainer: Trainer, task: Task) -> None:
@@ -280,8 +278,10 @@ def _check_sums(config: RunConfig, made: MethodParts, n_sites: int) -> None:
         raise UserError(f"secure_sum: {config.method} gives sites models of their own, which no sum can")
     if reason := rule.unsummable():
         raise UserError(f"secure_sum: {reason}")
-    if config.secure_sum == "ckks" and (q := getattr(rule, "q", 0)) > MOST_Q:
-        raise UserError(f"secure_sum: ckks rounds numbers too far apart: expected q of at most {MOST_Q}, got {q:g}")
+    if config.secure_sum == "ckks" and (q := getattr(rule, "q", 0)) > MOST_CKKS_Q:
+        raise UserError(
+            f"secure_sum: ckks rounds numbers too far apart: expected q of at most {MOST_CKKS_Q}, got {q:g}"
+        )
     if neighbours.isdigit():  # fewer are not safe
         least = graph_of(AUTO, n_sites).degree(n_sites)
         words = f"auto, all or {least} to {n_sites - 1} with {n_sites} sites that train"

@@ -27,7 +27,6 @@ from fairflare.participation.base import All, Selector
 from fairflare.probes.base import Probe
 from fairflare.server_optimizers.base import Add, ServerOptimizer
 from fairflare.tasks.base import Task
-from fairflare.tasks.own.script import Script
 from fairflare.trainers.base import Trainer
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ def site_parts(config: RunConfig, begin: Begin | None = None) -> Parts:
         raise UserError(f"site_epsilon: {config.method} sends {beside[0]}, which no privacy budget covers")
     if config.site_epsilon and (kept := sorted(set(_floating(model)) - parts.trainable)):
         raise UserError(f"site_epsilon: {kept[0]} is a statistic of patients (choose another normalisation)")
-    if isinstance(task, Script) and parts.has_personal:
+    if task.by_script and parts.has_personal:
         raise UserError(f"trainer {config.trainer}: keeps layers at the sites, which a script does not")
     if reason := made.trainer.unsuited(network):
         raise UserError(f"trainer {config.trainer or method.trainer}: {reason}")

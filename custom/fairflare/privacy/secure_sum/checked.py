@@ -64,6 +64,16 @@ class CheckedSums:
         return Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(copy)
 
 
+def sums_of(masked: MaskedSums, context: bytes) -> CheckedSums:
+    """A site's half, of its half for masked numbers and TenSEAL's context with the secret key."""
+    return CheckedSums(ckks.EncryptedSums(context), masked, context)
+
+
+def new_contexts() -> tuple[bytes, bytes]:
+    """TenSEAL's contexts for a run on one machine: the sites' and the server's."""
+    return ckks.new_contexts()
+
+
 def combine(sealed: Mapping[str, bytes], context: bytes) -> dict[str, Any]:
     """{"total": the sum of the ciphertexts, "copies": {site: its copy}}; raises SumRefused when there is none."""
     ends = {site: LENGTH + int.from_bytes(one[:LENGTH], "big") for site, one in sealed.items()}

@@ -19,8 +19,6 @@ from fairflare.privacy.secure_sum.protocol import Sealed, SumOrder, SumRefused
 
 EXPONENTS = tuple(range(-110, 151, 10))
 """Scales 2^e: of numbers from 2^-142 to 2^128 one copy lies between 2^8 and 2^18."""
-MOST_Q = 4
-"""(1e-10)^4 and (1e6)^4 times 1e12 examples are such numbers."""
 LARGEST = 2.0**18
 DEGREE, MODULI, SCALE = 8192, [60, 40, 40], 2.0**40
 """FLARE's own defaults for HE."""

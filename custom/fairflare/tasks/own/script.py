@@ -38,6 +38,7 @@ class Script(OwnData):
     """
 
     name = "script"
+    by_script = True
     title = "Your own training script"
     real = "everything: the sites' own data, read by their own script"
     simulated = "nothing"
