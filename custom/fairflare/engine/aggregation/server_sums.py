@@ -110,6 +110,7 @@ class ServerSums:
         vouched: (site, statement) -> whether the statement is the site's own.
         sizes: how many bytes a site's sealed numbers may have.
         statements: site -> what it stated in preflight.
+        sites: of the run, as the sites know them; see ``cover.threshold``.
     """
 
     combine: Callable[[Mapping[str, bytes]], Any]
@@ -118,6 +119,7 @@ class ServerSums:
     least: int
     statements: dict[str, Sealed] = field(default_factory=dict)
     ring: Ring = field(default_factory=Ring)
+    sites: int = 0
 
     def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
         refused = []
@@ -138,7 +140,7 @@ class ServerSums:
         ready, refused, _ = first_good(answers, lambda answer: self._check_ready(answer, declared), round.number)
         rejections = left_out(refused, ready)
         first = sorted(ready)
-        covered = Covered("numbers", threshold(len(first)))
+        covered = Covered("numbers", threshold(len(first), self.sites))
         read = partial(_sealed, sizes=self.sizes)
         sealed, roster, lost, _ = self._ask(transport, "sum", first, round, read, {}, covered=covered)
         rejections += lost

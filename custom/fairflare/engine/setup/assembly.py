@@ -208,6 +208,7 @@ def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregatio
         sizes=sealed_sizes(config.secure_sum, summed(parts.rule).n_terms),
         least=max(config.min_sites, LEAST),
         ring=Ring(config.mask_bits, parts.trainable),
+        sites=len(parts.task.sites()) - bool(config.leave_out),
     )
     return Secure(sums)
 

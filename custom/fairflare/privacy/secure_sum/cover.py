@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from fairflare.privacy.secure_sum.graph import SHARE as SHARE_OF_SITES
 from fairflare.privacy.secure_sum.keys import PairwiseKeys, Stream
 from fairflare.privacy.secure_sum.protocol import LEAST, MOST, SumOrder, SumRefused
 
@@ -34,19 +35,18 @@ SHARES = range(SHARE * LEAST, SHARE * MOST + 1, SHARE)
 """How many bytes a site's shares of everyone's covers may have."""
 NONE = b"\xff" * SHARE
 """In place of a share that could not be read."""
-COLLUDING = 3
-"""One in so many sites of a sum may work with the server."""
 _NONCE = bytes(12)
 """Each key encrypts one share."""
 
 
-def threshold(sites: int) -> int:
-    """Shares that recover a seed, where ``sites`` sites were asked first in the round.
+def threshold(asked: int, of: int = 0) -> int:
+    """Shares that recover a seed, where ``asked`` sites were asked first in the round, ``of`` the run's sites.
 
-    With c = sites // 3 that work with the server, t - c honest sites at least have to hand out shares of a sum: for two
-    sums 2 (t - c), which is more than the sites - c that there are.
+    With c of them that work with the server, t - c honest sites at least have to hand out shares of a sum: for two sums
+    2 (t - c), which is more than the ``asked`` - c that there are. c is a third of the run's sites, so that a server
+    gains nothing by asking fewer. Where that is more than all, all are needed, and any c is withstood.
     """
-    return (sites + sites // COLLUDING) // 2 + 1
+    return min((asked + max(asked, of) // SHARE_OF_SITES) // 2 + 1, asked)
 
 
 def split(seed: bytes, holders: int, needed: int) -> list[bytes]:
@@ -124,11 +124,12 @@ class Covers:
             SumRefused: too few sites are left, or shares of another sum of this round were handed out.
         """
         self._check_only(order)
-        if len(order.roster) < threshold(first):
-            raise SumRefused(f"a sum of {len(order.roster)} sites, {threshold(first)} of {first} needed")
+        needed = threshold(first, self._keys.sites)
+        if len(order.roster) < needed:
+            raise SumRefused(f"a sum of {len(order.roster)} sites, {needed} of {first} needed")
         if self._seed is None or self._seed[0] != order:
             seed = secrets.token_bytes(SEED)
-            self._seed = order, seed, split(seed, len(order.roster), threshold(first))
+            self._seed = order, seed, split(seed, len(order.roster), needed)
         _, seed, shares = self._seed
         author = self._keys.site
         holders = [(site, share) for site, share in zip(order.roster, shares, strict=True) if site != author]

@@ -75,6 +75,11 @@ class PairwiseKeys:
         self._checked: set[bytes] = set()
         self._latest: tuple[SumOrder, bytes] | None = None
 
+    @property
+    def sites(self) -> int:
+        """Of the run; 0 where that is not known."""
+        return self._graph.sites
+
     def statement(self) -> Sealed:
         """{"key": hex of the public key, and its proof}."""
         return {"key": self._public, **self._identity.sign(key_content(self._context, self.site, self._public))}
