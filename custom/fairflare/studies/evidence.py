@@ -45,10 +45,11 @@ def write_evidence(folder: Path, out: Path | None = None, human: Path | None = N
     run = _read(folder)
     filled = {name: fill(name, run, answers) for name in documents()}
     made = writers.bom(filled["bom"], run)
-    texts = {writers.TITLES[name][0]: writers.page(name, filled[name], run) for name in writers.INTROS}
+    files = {name: one["file"] for name, one in writers.DOCUMENTS.items()}
+    texts = {file: writers.page(name, filled[name], run) for name, file in files.items() if file.endswith(".html")}
     texts |= {"index.html": writers.index(filled, run, made), "evidence.json": json_text(writers.ledger(filled))}
-    texts |= {writers.TITLES["chai"][0]: writers.chai_xml(filled["chai"]), writers.TITLES["bom"][0]: json_text(made)}
-    texts[writers.TITLES["crate"][0]] = json_text(writers.crate(filled["crate"], run, list(texts)))
+    texts |= {files["chai"]: writers.chai_xml(filled["chai"]), files["bom"]: json_text(made)}
+    texts[files["crate"]] = json_text(writers.crate(filled["crate"], run, list(texts)))
     place = out or folder / EVIDENCE
     place.mkdir(parents=True, exist_ok=True)
     for name in run.files:
@@ -56,7 +57,7 @@ def write_evidence(folder: Path, out: Path | None = None, human: Path | None = N
     for name, text in texts.items():
         save_text(place / name, text)
     points, lacks = score(made)
-    rows = {title: {"file": file, **shares(filled[name])} for name, (file, title) in writers.TITLES.items()}
+    rows = {one["title"]: {"file": one["file"], **shares(filled[name])} for name, one in writers.DOCUMENTS.items()}
     return {"folder": str(place), "documents": rows, "score": points, "lacks": lacks}
 
 

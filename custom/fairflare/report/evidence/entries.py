@@ -6,15 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from fairflare.report.evidence.run import RESULTS, Run
+from fairflare.report.evidence.run import RESULTS, Run, table
 
-HERE = Path(__file__).parent
 TOKEN = re.compile(r"\{([^{}]+)\}")
 SCORE = "score"
+OTHER = ("documents", "notes", SCORE)
 
 
 @dataclass(frozen=True)
@@ -59,25 +57,18 @@ class Entry:
         return [row for part in self.parts for row in part.rows]
 
 
-@cache
-def _yaml(name: str) -> dict[str, Any]:
-    import yaml
-
-    return yaml.safe_load((HERE / name).read_text(encoding="utf-8"))  # type: ignore[no-any-return]  # YAML
-
-
 def questions() -> Mapping[str, Mapping[str, str]]:
     """Section -> key of the human's YAML -> question."""
-    return _yaml("human.yaml")
+    return table("human.yaml")
 
 
 def documents() -> list[str]:
-    return [name for name in _yaml("items.yaml") if name != SCORE]
+    return [name for name in table("items.yaml") if name not in OTHER]
 
 
 def fill(document: str, run: Run, human: Mapping[str, str]) -> list[Entry]:
     """The items of a document; ``human``: key -> text, blank where it is missing."""
-    return [_entry(row, run, human) for row in _yaml("items.yaml")[document]]
+    return [_entry(row, run, human) for row in table("items.yaml")[document]]
 
 
 def _entry(row: Mapping[str, Any], run: Run, human: Mapping[str, str]) -> Entry:
@@ -114,7 +105,7 @@ def shares(entries: Sequence[Entry]) -> dict[str, int]:
 def score(bom: Any) -> tuple[float, list[str]]:
     """Completeness of a BOM in 0 to 100, and the fields that it lacks: see the end of ``items.yaml``."""
     total, lacks = 0.0, []
-    for category in _yaml("items.yaml")[SCORE].values():
+    for category in table("items.yaml")[SCORE].values():
         missing = [name for name, path in category["fields"].items() if not _holds(bom, path.split("/"))]
         total += category["weight"] * (1 - len(missing) / len(category["fields"]))
         lacks += missing

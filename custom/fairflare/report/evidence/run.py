@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run can prove: values of its report and log by pointer, and the sentences and rows that are made of several."""
+"""What a run can prove: values of its report and log by pointer, and sentences and rows that are made of several."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from fairflare.engine.evaluation import LEVEL
@@ -15,11 +17,28 @@ from fairflare.report.values import listing, number, plural, size, stop, text
 Json = dict[str, Any]
 Said = tuple[str, list[str]] | None
 """A text and the pointers that it is made of; None: the run does not say."""
-CALIBRATION = {"brier": "Brier score", "calibration": "calibration in the large", "slope": "calibration slope", "ece": "ECE"}
-WHERE = {
-    "local": "All sites ran in one process on one machine: nothing left a machine. The page says what would leave a hospital.",
-    "sim": "FLARE's simulator ran all sites on one machine: nothing left it. The page says what would leave a hospital.",
+CALIBRATION = {
+    "brier": "Brier score",
+    "calibration": "calibration in the large",
+    "slope": "calibration slope",
+    "ece": "ECE",
 }
+SIZES = ("n_examples", "n_val", "n_test")
+HERE = Path(__file__).parent
+
+
+@cache
+def table(name: str) -> dict[str, Any]:
+    """A file of this folder."""
+    import yaml
+
+    found: dict[str, Any] = yaml.safe_load((HERE / name).read_text(encoding="utf-8"))
+    return found
+
+
+def notes() -> dict[str, Any]:
+    """Texts that documents share."""
+    return table("items.yaml")["notes"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +63,8 @@ class Run:
 
     @property
     def detail(self) -> Json:
-        return self.report["detail"]  # type: ignore[no-any-return]  # JSON
+        found: Json = self.report["detail"]
+        return found
 
     def value(self, token: str) -> Said:
         """What a token of the table of items stands for."""
@@ -89,7 +109,9 @@ def outcome(run: Run, name: Any = None) -> str:
     task = run.detail["task"]
     event = str((run.detail.get("clinical") or {}).get("event") if name is None else name)
     column = (task.get("options") or {}).get("label")
-    return f"{column} = {event}" if column and name is None or column and event in (task.get("classes") or ()) else event
+    return (
+        f"{column} = {event}" if column and name is None or column and event in (task.get("classes") or ()) else event
+    )
 
 
 def group(run: Run, name: str) -> str:
@@ -113,7 +135,15 @@ def _label(run: Run, metric: str) -> str:
 
 def _row(metric: str, slice: str, value: Any, source: str, ends: Mapping[str, Any] | None = None, **more: Any) -> Json:
     low, high = (number((ends or {}).get(end)) for end in ("low", "high"))
-    return {"metric": metric, "slice": slice, "value": number(value), "low": low, "high": high, **more, "source": source}
+    return {
+        "metric": metric,
+        "slice": slice,
+        "value": number(value),
+        "low": low,
+        "high": high,
+        **more,
+        "source": source,
+    }
 
 
 def performance(run: Run) -> list[Json]:
@@ -124,7 +154,9 @@ def performance(run: Run) -> list[Json]:
             ends = (row.get("intervals") or {}).get(metric)
             if number(value) is not None and "loss" not in metric.split("_")[:1] and metric != "train_loss":
                 more = {"n": row.get("n_test"), "level": LEVEL if ends else None}
-                rows.append(_row(_label(run, metric), f"hospital {site}", value, f"{place}/test/{metric}", ends, **more))
+                rows.append(
+                    _row(_label(run, metric), f"hospital {site}", value, f"{place}/test/{metric}", ends, **more)
+                )
     return rows
 
 
@@ -134,19 +166,41 @@ def fairness(run: Run) -> list[Json]:
     label, fair = _label(run, found["headline"]), shown["fairness"]
     base = "personal/personal" if shown is not found else "fairness"
     rows = []
-    for key, words in (("mean", "mean over hospitals"), ("std", "standard deviation over hospitals (ddof 0)"), ("gap", "best minus worst hospital")):
+    for key, words in (
+        ("mean", "mean over hospitals"),
+        ("std", "standard deviation over hospitals (ddof 0)"),
+        ("gap", "best minus worst hospital"),
+    ):
         rows.append(_row(label, words, fair[key], f"report.json#/detail/{base}/{key}"))
     for key in ("worst", "best"):
-        rows.append(_row(label, f"{key} hospital: {fair[key]['site']}", fair[key]["value"], f"report.json#/detail/{base}/{key}/value"))
+        rows.append(
+            _row(
+                label,
+                f"{key} hospital: {fair[key]['site']}",
+                fair[key]["value"],
+                f"report.json#/detail/{base}/{key}/value",
+            )
+        )
     groups = shown.get("groups") or {}
     room = ("groups",) if shown is found else ("personal", "groups")
     label = _label(run, groups.get("metric") or found["headline"])
     for i, row in enumerate(groups.get("rows") or ()):
-        rows.append(_row(label, f"group {group(run, row['group'])}", row["value"], at(*room, "rows", i, "value"), n=row["n"]))
+        rows.append(
+            _row(label, f"group {group(run, row['group'])}", row["value"], at(*room, "rows", i, "value"), n=row["n"])
+        )
     for metric, i, row in _benefits(run):
         place = at("benefit", "metrics", metric, "sites", i, "benefit")
         more = {"n": row["n"], "level": found["benefit"]["level"], "verdict": row["verdict"]}
-        rows.append(_row(f"benefit of joining in {_label(run, metric)}", f"hospital {row['site']}", row["benefit"], place, row, **more))
+        rows.append(
+            _row(
+                f"benefit of joining in {_label(run, metric)}",
+                f"hospital {row['site']}",
+                row["benefit"],
+                place,
+                row,
+                **more,
+            )
+        )
     return [row for row in rows if row["value"] is not None]
 
 
@@ -163,38 +217,71 @@ def calibration(run: Run) -> list[Json]:
             one = (row.get(found["in_use"]) or {}).get(key)
             if one and number(one["value"]) is not None:
                 place = at("clinical", "rows", i, found["in_use"], key, "value")
-                rows.append(_row(words, f"hospital {row['site']}", one["value"], place, one, n=row[found["in_use"]]["n"], level=LEVEL))
+                rows.append(
+                    _row(
+                        words,
+                        f"hospital {row['site']}",
+                        one["value"],
+                        place,
+                        one,
+                        n=row[found["in_use"]]["n"],
+                        level=LEVEL,
+                    )
+                )
     return rows
 
 
 def harms(run: Run) -> list[Json]:
     """Who may be harmed, for CycloneDX: a row per hospital and group that the run has numbers of."""
-    found = {}
+    found: dict[str, Json] = {}
     for rows in ("sites", "groups"):
         for metric, i, row in _benefits(run, rows):
             who = f"patients of {row['site']}" + (f", {group(run, row['group'])}" if "group" in row else "")
             one = found.setdefault(who, {"groupAtRisk": who, "benefits": [], "harms": [], "source": []})
-            words = f"{_label(run, metric)} after joining {text(row['federated'])}, alone {text(row['solo'])}: {row['verdict']}"
+            values = f"after joining {text(row['federated'])}, alone {text(row['solo'])}"
+            words = f"{_label(run, metric)} {values}: {row['verdict'] or 'no answer'}"
             one["harms" if row["verdict"] == "loses" else "benefits"].append(words)
             one["source"].append(at("benefit", "metrics", metric, rows, i))
     worst = SENTENCES["worst"](run)
     if not found and worst:
-        return [{"groupAtRisk": f"patients of {as_used(run.detail)['fairness']['worst']['site']}", "harms": worst[0], "source": worst[1][0]}]
-    return [{key: "; ".join(one) if isinstance(one, list) else one for key, one in row.items() if one} for row in found.values()]
+        return [
+            {
+                "groupAtRisk": f"patients of {as_used(run.detail)['fairness']['worst']['site']}",
+                "harms": worst[0],
+                "source": worst[1][0],
+            }
+        ]
+    return [
+        {key: "; ".join(one) if isinstance(one, list) else one for key, one in row.items() if one}
+        for row in found.values()
+    ]
 
 
 def datasets(run: Run) -> list[Json]:
     """The training data of each site, for CycloneDX; they are at the hospital and in no file of the pack."""
-    return [
-        {"type": "dataset", "name": f"training data of {site}", "description": f"{plural(int(row['n_examples']), 'example')}; {stop(row.get('description') or 'held at the hospital')}", "source": f"{place.replace('personal/rows', 'sites')}/n_examples"}
-        for site, row, place in _site_rows(run)
-        if row.get("n_examples")
-    ]  # fmt: skip
+    rows = []
+    for i, row in enumerate(run.detail["sites"]):
+        if row.get("n_examples"):
+            words = f"{plural(row['n_examples'], 'example')}, {row.get('description') or 'held at the hospital'}"
+            one = {"type": "dataset", "name": f"training data of {row['site']}", "description": stop(words)}
+            rows.append({**one, "source": at("sites", i, "n_examples")})
+    return rows
 
 
 RESULTS: Mapping[str, Callable[[Run], list[Json]]] = {
     one.__name__: one for one in (performance, fairness, calibration, harms, datasets)
 }
+
+
+def _each(run: Run, words: str, needed: str = "site") -> str:
+    """A text for each site that has the ``needed`` number, joined."""
+    return "; ".join(words.format(**row) for row in run.detail["sites"] if row.get(needed))
+
+
+def _in_use(run: Run) -> list[tuple[str, Json]]:
+    """Site and calibration of the model that it uses."""
+    found = run.detail.get("clinical") or {}
+    return [(row["site"], row.get(found["in_use"]) or {}) for row in found.get("rows") or ()]
 
 
 def _sites(run: Run) -> Said:
@@ -203,17 +290,17 @@ def _sites(run: Run) -> Said:
 
 
 def _summary(run: Run) -> Said:
-    task, sites = run.detail["task"], len(run.detail["sites"])
-    words = f"{task['title']}: a model trained with {run.detail['method']['title']} at {plural(sites, 'hospital')}"
-    how = "" if run.detail["status"] == "completed" else f" (status of the run: {run.detail['status']})"
-    return f"{words}, {run.detail['rounds_done']} rounds{how}.", [at("task/title"), at("method/title"), at("rounds_done")]
+    found = run.detail
+    words = f"{found['task']['title']}: a model trained with {found['method']['title']}"
+    how = "" if found["status"] == "completed" else f" (status of the run: {found['status']})"
+    where = f"at {plural(len(found['sites']), 'hospital')}, {plural(found['rounds_done'], 'round')}"
+    return f"{words} {where}{how}.", [at("task/title"), at("method/title"), at("rounds_done")]
 
 
 def _outcome(run: Run) -> Said:
-    task, clinical = run.detail["task"], run.detail.get("clinical") or {}
-    if clinical.get("event") is not None:
+    classes = run.detail["task"].get("classes") or []
+    if (run.detail.get("clinical") or {}).get("event") is not None:
         return f"Predicted risk of: {outcome(run)}.", [at("clinical/event"), at("task/classes")]
-    classes = task.get("classes") or []
     return (f"One of: {listing(outcome(run, name) for name in classes)}.", [at("task/classes")]) if classes else None
 
 
@@ -228,39 +315,43 @@ def _model(run: Run) -> Said:
 
 
 def _patients(run: Run) -> Said:
-    rows = [row for row in run.detail["sites"] if row.get("n_examples")]
-    words = "; ".join(f"{row['site']} {row['n_examples']}" for row in rows)
-    return (f"Training examples by hospital: {words}.", [at("sites/*/n_examples")]) if rows else None
+    words = _each(run, "{site} {n_examples}", "n_examples")
+    return (f"Training examples by hospital: {words}.", [at("sites/*/n_examples")]) if words else None
 
 
 def _test_patients(run: Run) -> Said:
-    rows = [row for row in run.detail["sites"] if row.get("n_test")]
-    words = "; ".join(f"{row['site']} {row['n_test']:g}" for row in rows)
-    return (f"Test examples by hospital: {words}. Each test split is the hospital's own.", [at("sites/*/n_test")]) if rows else None
+    words = _each(run, "{site} {n_test:g}", "n_test")
+    return (f"Test examples by hospital, each its own: {words}.", [at("sites/*/n_test")]) if words else None
 
 
 def _splits(run: Run) -> Said:
-    words = "; ".join(f"{r['site']} {r['n_examples'] or 0}/{r.get('n_val') or 0:g}/{r.get('n_test') or 0:g}" for r in run.detail["sites"])
-    return f"Training/validation/test by hospital: {words}.", [at(f"sites/*/{key}") for key in ("n_examples", "n_val", "n_test")]
+    rows = ([row["site"], *(f"{row.get(key) or 0:g}" for key in SIZES)] for row in run.detail["sites"])
+    words = "; ".join(f"{site} {'/'.join(sizes)}" for site, *sizes in rows)
+    return f"Training/validation/test by hospital: {words}.", [at(f"sites/*/{key}") for key in SIZES]
 
 
 def _tested(run: Run) -> Said:
     line = next((i for i, entry in enumerate(run.entries, 1) if entry["event"] == "evaluation"), None)
-    return (f"Each hospital scored the final model on its own test split; intervals are of {LEVEL:.0%} over its patients.", [f"audit.jsonl:{line}#/sites"]) if line else None  # fmt: skip
+    words = f"Each hospital scored the model on its own test split; intervals are of {LEVEL:.0%} over its patients."
+    return (words, [f"audit.jsonl:{line}#/sites"]) if line else None
 
 
 def _groups(run: Run) -> Said:
     found = as_used(run.detail).get("groups") or {}
-    words = "; ".join(f"{group(run, row['group'])} {row['n']:g} test patients, {text(row['value'])}" for row in found.get("rows") or ())
-    room = "groups/rows" if found is run.detail.get("groups") else "personal/groups/rows"
+    rows = (
+        f"{group(run, row['group'])} {row['n']:g} test patients, {text(row['value'])}"
+        for row in found.get("rows") or ()
+    )
+    room, words = "groups/rows" if found is run.detail.get("groups") else "personal/groups/rows", "; ".join(rows)
     return (f"{_label(run, found['metric'])} by group: {words}.", [at(room)]) if words else None
 
 
 def _events(run: Run) -> Said:
-    found = run.detail.get("clinical") or {}
-    rows = [(row["site"], row[found["in_use"]]) for row in found.get("rows") or () if (row.get(found["in_use"]) or {}).get("positives") is not None]
-    words = "; ".join(f"{site} {one['positives']:g} of {one['n']:g}" for site, one in rows)
-    return (f"{outcome(run)} in the test split: {words}.", [at(f"clinical/rows/*/{found['in_use']}/positives")]) if rows else None
+    rows = (
+        f"{site} {one['positives']:g} of {one['n']:g}" for site, one in _in_use(run) if one.get("positives") is not None
+    )
+    words = "; ".join(rows)
+    return (f"{outcome(run)} in the test split: {words}.", [at("clinical/rows")]) if words else None
 
 
 def _worst(run: Run) -> Said:
@@ -268,51 +359,57 @@ def _worst(run: Run) -> Said:
     fair, base = shown["fairness"], "fairness" if shown is run.detail else "personal/personal"
     if fair["mean"] is None:
         return None
-    worst, best = ((fair[key]["site"], text(fair[key]["value"])) for key in ("worst", "best"))
-    return (
-        f"{_label(run, run.detail['headline'])}: worst hospital {worst[0]} ({worst[1]}), best {best[0]} ({best[1]}), mean {text(fair['mean'])}.",
-        [at(f"{base}/{key}") for key in ("worst", "best", "mean")],
-    )
+    ends = ", ".join(f"{key} hospital {fair[key]['site']} ({text(fair[key]['value'])})" for key in ("worst", "best"))
+    words = f"{_label(run, run.detail['headline'])}: {ends}, mean {text(fair['mean'])}."
+    return words, [at(f"{base}/{key}") for key in ("worst", "best", "mean")]
 
 
 def _measures(run: Run) -> Said:
     used = {metric for _, row, _ in _site_rows(run) for metric in row.get("test") or ()}
-    told = [f"{found['label']}" + (f" ({found['meaning']})" if found.get("meaning") else "") for metric, found in run.detail["metrics"].items() if metric in used]
-    return ("; ".join(told) + ".", [at("metrics")]) if told else None
+    told = (found for metric, found in run.detail["metrics"].items() if metric in used)
+    words = "; ".join(one["label"] + (f" ({one['meaning']})" if one.get("meaning") else "") for one in told)
+    return (f"{words}.", [at("metrics")]) if words else None
 
 
 def _warnings(run: Run) -> Said:
-    learned, found, sources = run.detail.get("learned") or {}, list(run.detail["caveats"]), [at("caveats")]
-    if learned.get("learned") is False:
-        found.insert(0, f"Better than an answer that needs no network at only {learned['better']} of {learned['compared']} hospitals.")
-        sources.insert(0, at("learned"))
-    return (" ".join(map(stop, found)), sources) if found else None
+    found, learned = run.detail["caveats"], _learned(run)
+    if learned and not run.detail["learned"]["learned"]:
+        found = [learned[0], *found]
+    return (" ".join(map(stop, found)), [*(learned[1] if learned else ()), at("caveats")]) if found else None
 
 
 def _learned(run: Run) -> Said:
     found = run.detail.get("learned") or {}
-    if not found.get("compared"):
-        return None
-    return f"Better than an answer that needs no network at {found['better']} of {found['compared']} hospitals.", [at("learned")]
+    words = (
+        f"Better than an answer that needs no network at {found.get('better')} of {found.get('compared')} hospitals."
+    )
+    return (words, [at("learned")]) if found.get("compared") else None
 
 
 def _losing(run: Run) -> Said:
     rows = [(m, r) for kind in ("sites", "groups") for m, _, r in _benefits(run, kind) if r["verdict"] == "loses"]
     if not run.detail.get("benefit"):
         return None
-    words = [f"{r['site']}{', ' + group(run, r['group']) if 'group' in r else ''} in {_label(run, m)} ({text(r['benefit'], sign='+')})" for m, r in rows]
-    return (f"Loses: {'; '.join(words)}." if words else "None whose interval lies below zero; this is no proof that none is harmed."), [at("benefit/metrics")]  # fmt: skip
+    who = [f"{r['site']}{', ' + group(run, r['group']) if 'group' in r else ''} in {_label(run, m)}" for m, r in rows]
+    words = "; ".join(f"{one} ({text(r['benefit'], sign='+')})" for one, (_, r) in zip(who, rows, strict=True))
+    none = "None whose interval lies below zero; this is no proof that none is harmed."
+    return f"Loses against its own model: {words}." if words else none, [at("benefit/metrics")]
 
 
 def _training(run: Run) -> Said:
     found, training = run.detail, run.detail["training"]
-    how = ", ".join(f"{key} {training[key]}" for key in ("optimizer", "lr", "batch_size", "epochs", "local_steps") if training.get(key))
-    return f"{found['method']['title']}, {found['rounds_done']} of {found['rounds_planned']} rounds, seed {found['seed']}; {how}.", [at(k) for k in ("method", "rounds_done", "seed", "training")]  # fmt: skip
+    keys = ("optimizer", "lr", "batch_size", "epochs", "local_steps")
+    how = ", ".join(f"{key} {training[key]}" for key in keys if training.get(key))
+    words = (
+        f"{found['method']['title']}, {found['rounds_done']} of {found['rounds_planned']} rounds, seed {found['seed']}"
+    )
+    return f"{words}; {how}.", [at(key) for key in ("method", "rounds_done", "seed", "training")]
 
 
 def _after(run: Run) -> Said:
     steps = run.detail.get("after") or []
-    return ("; ".join(f"{one['title']} ({one['by']}), on the {one['split']} split" for one in steps) + ".", [at("after")]) if steps else None
+    words = "; ".join(f"{one['title']} ({one['by']}), on the {one['split']} split" for one in steps)
+    return (f"{words}.", [at("after")]) if steps else None
 
 
 def _status(run: Run) -> Said:
@@ -325,7 +422,10 @@ def _component(run: Run) -> Said:
 
 
 def _model_file(run: Run) -> Said:
-    return (f"{run.model[0]} of the run ({size(run.model[2])}, SHA-256 {run.model[1]}); it is not in this pack.", [run.model[0]]) if run.model else None
+    if not run.model:
+        return None
+    name, digest, length = run.model
+    return f"{name} in the run's folder ({size(length)}, SHA-256 {digest}); it is not in this pack.", [name]
 
 
 def _model_size(run: Run) -> Said:
@@ -334,20 +434,21 @@ def _model_size(run: Run) -> Said:
 
 def _log(run: Run) -> Said:
     first, last = run.entries[0], run.entries[-1]
-    return f"{len(run.entries)} lines from {first['time']} to {last['time']}, each with the hash of the one before; the last is {last['hash']}.", ["audit.jsonl"]  # fmt: skip
+    words = f"{len(run.entries)} lines from {first['time']} to {last['time']}, each with the hash of the one before"
+    return f"{words}; the last is {last['hash']}.", ["audit.jsonl"]
 
 
 def _preflight(run: Run) -> Said:
-    found = run.detail.get("preflight") or []
-    words = "; ".join(f"{one.get('site')}: {one.get('code')}" for one in found)
-    return (f"Checks before the first round found: {words}." if found else "Checks before the first round found nothing."), [at("preflight")]
+    found = "; ".join(f"{one.get('site')}: {one.get('code')}" for one in run.detail.get("preflight") or ())
+    return f"Checks before the first round found {found or 'nothing'}.", [at("preflight")]
 
 
 def _incidents(run: Run) -> Said:
-    rows = [(i, e["event"], site, why["code"]) for i, e in enumerate(run.entries, 1) for site, why in (e.get("rejected") or {}).items()]
-    if not rows:
-        return "No answer was refused and no site was left out.", [at("contributions")]
-    return "; ".join(f"line {i}, {event}: {site} ({code})" for i, event, site, code in rows) + ".", [f"audit.jsonl:{i}#/rejected" for i in dict.fromkeys(row[0] for row in rows)]  # fmt: skip
+    lines = [(i, entry) for i, entry in enumerate(run.entries, 1) if entry.get("rejected")]
+    rows = (f"line {i}, {e['event']}: {s} ({why['code']})" for i, e in lines for s, why in e["rejected"].items())
+    if not lines:
+        return "The log names no refused and no missing answer.", [at("contributions")]
+    return "; ".join(rows) + ".", [f"audit.jsonl:{i}#/rejected" for i, _ in lines]
 
 
 def _resumed(run: Run) -> Said:
@@ -357,53 +458,57 @@ def _resumed(run: Run) -> Said:
 
 def _states(run: Run) -> Said:
     lines = [i for i, _ in run.rounds()]
-    kept = f"the folder keeps {run.model[0]}" if run.model else "the folder keeps no model of that hash"
-    return (f"The hash of the model after each of {len(lines)} rounds; of the evaluated one {kept}.", [f"audit.jsonl:{i}#/model_sha256" for i in (lines[0], lines[-1])]) if lines else None  # fmt: skip
+    kept = (
+        f"the folder keeps {run.model[0]}, the evaluated one" if run.model else "the folder keeps not the evaluated one"
+    )
+    words = f"The log has the hash of the model after each round ({len(lines)}); of these models {kept}."
+    return (words, [f"audit.jsonl:{i}#/model_sha256" for i in (lines[0], lines[-1])]) if lines else None
 
 
 def _environment(run: Run) -> Said:
-    env = run.detail["env"]
-    return WHERE.get(env, "The sites ran as a FLARE federation; the log does not record where the machines stand."), [at("env")]
+    return notes()["where"].get(run.detail["env"], notes()["where"]["else"]), [at("env")]
 
 
 def _personal_data(run: Run) -> Said:
-    simulated = run.detail["task"].get("simulated")
-    return f"Real data: {run.detail['task']['real']}. Simulated: {simulated}.", [at("task/real"), at("task/simulated")]
+    task = run.detail["task"]
+    return f"Real data: {task['real']}. Simulated: {task['simulated']}.", [at("task/real"), at("task/simulated")]
 
 
 def _least(run: Run) -> Said:
     least = run.config.get("min_count")
-    if least is None:
-        return "The run asked for none: no group's number leaves.", ["config.json#/min_count"]
-    return f"{least} patients, as the run asks; a hospital's own file may demand more, which the log does not show.", ["config.json#/min_count"]
+    words = notes()["least"] if least is not None else "No minimum: no group's number leaves."
+    return words.format(least=least), ["config.json#/min_count"]
 
 
 def _held_back(run: Run) -> Said:
     cells = (run.detail.get("groups") or {}).get("cells")
-    return (f"{cells['expected'] - cells['sent']} of {cells['expected']} pairs of hospital and group were not sent.", [at("groups/cells")]) if cells else None
+    if not cells:
+        return None
+    words = f"{cells['expected'] - cells['sent']} of {cells['expected']} pairs of hospital and group were not sent."
+    return words, [at("groups/cells")]
 
 
 def _secure(run: Run) -> Said:
     how = run.detail["secure_sum"]
-    if how == "none":
-        return "None: the server saw every hospital's update, counts and numbers in the clear.", [at("secure_sum")]
-    return f"{how}: of updates and of the method's numbers the server learned sums; metrics and counts came in the clear.", [at("secure_sum")]
+    return notes()["clear" if how == "none" else "secure"].format(how=how), [at("secure_sum")]
 
 
 SENTENCES: Mapping[str, Callable[[Run], Said]] = {
-    name[1:]: one for name, one in list(globals().items()) if name.startswith("_") and getattr(one, "__annotations__", {}).get("return") == "Said"
+    name[1:]: one
+    for name, one in list(globals().items())
+    if name.startswith("_") and getattr(one, "__annotations__", {}).get("return") == "Said"
 }
 """What ``{@name}`` stands for in the table of items."""
 
 
 def arrivals(run: Run) -> list[Json]:
-    """What the log has of each site: line by line what came, how often it was refused, and how many bytes."""
+    """What the log has of each site: from which lines, how many bytes, which numbers, how often it was refused."""
     rows = []
     for site in run.detail["sites"]:
         name, lines = site["site"], [(i, entry) for i, entry in run.rounds() if site["site"] in entry["accepted"]]
-        sent = [(entry.get("bytes") or {}).get(name) or {} for _, entry in lines]
+        up = sum(((entry.get("bytes") or {}).get(name) or {}).get("up") or 0 for _, entry in lines)
         numbers = sorted({key for _, entry in lines for key in entry["accepted"][name].get("scalars") or ()})
         where = f"audit.jsonl:{lines[0][0]} to {lines[-1][0]}#/accepted/{name}" if lines else ""
-        up = sum(one.get("up") or 0 for one in sent)
-        rows.append({"site": name, "accepted": site["accepted"], "rejected": site["rejected"], "bytes": size(up) if up else "not recorded", "numbers": ", ".join(numbers) or "none", "source": where})  # fmt: skip
+        found = {"bytes": size(up) if up else "not recorded", "numbers": ", ".join(numbers) or "none", "source": where}
+        rows.append({"site": name, "accepted": site["accepted"], "rejected": site["rejected"], **found})
     return rows

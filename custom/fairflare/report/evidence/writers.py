@@ -6,37 +6,22 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree as ET
 
 from fairflare.report.evidence.entries import Entry, score, shares
-from fairflare.report.evidence.run import Run, arrivals
+from fairflare.report.evidence.run import Run, arrivals, notes, table
 from fairflare.report.templates import rendered
 
 Json = dict[str, Any]
 Filled = Mapping[str, Sequence[Entry]]
 CHAI = "https://mc.chai.org/v0.2/schema.xsd"
+KINDS = {"html": "text/html", "json": "application/json", "xml": "application/xml", "jsonl": "application/jsonl"}
 NAMED = ("properties", "externalReferences")
 """Lists of a BOM whose entries are found by name or type."""
-TITLES = {
-    "chai": ("chai-model-card.xml", "CHAI applied model card (v0.2)"),
-    "bom": ("ml-bom.cdx.json", "CycloneDX 1.6 ML-BOM"),
-    "crate": ("ro-crate-metadata.json", "RO-Crate 1.1"),
-    "tripod": ("tripod-ai.html", "TRIPOD+AI: where each item is answered"),
-    "annex": ("annex-iv.html", "EU AI Act: Annex IV, Articles 12 and 19"),
-    "protection": ("data-protection.html", "Data protection: what left which hospital"),
-    "change": ("change-control.html", "Change control"),
-}
-"""Document -> its file and title."""
-INTROS = {
-    "tripod": "Collins et al., BMJ 2024;385:e078378. A map for the authors of a report; items are shortened, and the statement holds.",
-    "annex": "Regulation (EU) 2024/1689. A skeleton for the provider's technical documentation; it claims neither that the system is of high risk nor "
-    "that it conforms. Points are shortened, and the regulation holds.",
-    "protection": "What the hospitals of this run could send and did send, from the schema that checks every answer and from the audit log. "
-    "The server makes of the answers the model that it sends to the hospitals; which methods show a hospital more than that, docs/security.md of FairFLARE "
-    "says. A page for the controller's record; it is no legal assessment.",
-    "change": "From which state a new version would start, what refused bad answers in this run, and what a human must decide.",
-}
+DOCUMENTS = table("items.yaml")["documents"]
+"""Document -> file, title and, where it is a page, intro."""
 
 
 def chai_xml(entries: Sequence[Entry]) -> str:
@@ -140,22 +125,40 @@ def crate(entries: Sequence[Entry], run: Run, files: Sequence[str]) -> Json:
     sites = [f"#site-{i}" for i in range(1, len(run.detail["sites"]) + 1)]
     parts = [*sorted(run.files), *sorted(files)]
     hasher = {name: {"sha256": found[0], "contentSize": str(found[1])} for name, found in run.files.items()}
+    licence = {"name": licence or "not stated", "description": "The licence of these documents, as a human gave it."}
+    author = {} if texts["#author"].get("name") else {"name": "not stated"}
+    made = [_ref("#model"), *map(_ref, sorted(run.files))]
+    conforms = _ref("https://w3id.org/ro/crate/1.1")
+    root = {
+        "license": _ref("#licence"),
+        "author": _ref("#author"),
+        "mentions": _ref("#run"),
+        "hasPart": [*map(_ref, parts)],
+    }
     graph: list[Json] = [
-        _entity("ro-crate-metadata.json", "CreativeWork", about=_ref("./"), conformsTo=_ref("https://w3id.org/ro/crate/1.1")),
-        _entity("./", "Dataset", license=_ref("#licence"), author=_ref("#author"), hasPart=[_ref(name) for name in parts], mentions=_ref("#run")),
-        _entity("#licence", "CreativeWork", name=licence or "not stated", description="The licence of these documents, as a human gave it."),
-        _entity("#author", "Organization", **({} if texts["#author"].get("name") else {"name": "not stated"})),
-        _entity("#run", "CreateAction", instrument=_ref("#fairflare"), object=[_ref(one) for one in sites], result=[_ref("#model"), *(_ref(name) for name in sorted(run.files))]),
+        _entity("ro-crate-metadata.json", "CreativeWork", about=_ref("./"), conformsTo=conforms),
+        _entity("./", "Dataset", **root),
+        _entity("#licence", "CreativeWork", **licence),
+        _entity("#author", "Organization", **author),
+        _entity("#run", "CreateAction", instrument=_ref("#fairflare"), object=[*map(_ref, sites)], result=made),
         _entity("#fairflare", "SoftwareApplication", name="FairFLARE"),
         _entity("#model", "CreativeWork", name="the trained model; it is not in this crate"),
-    ]  # fmt: skip
-    graph += [_entity(ref, "CreativeWork", name=f"data of {row['site']}", description="They are at the hospital and not in this crate.") for ref, row in zip(sites, run.detail["sites"], strict=True)]  # fmt: skip
-    names = {file: title for file, title in TITLES.values()}
-    kinds = {"html": "text/html", "json": "application/json", "xml": "application/xml", "jsonl": "application/jsonl"}
-    graph += [_entity(name, "File", name=names.get(name, name), encodingFormat=kinds[name.rpartition(".")[2]], **hasher.get(name, {})) for name in parts]  # fmt: skip
+    ]
+    for ref, row in zip(sites, run.detail["sites"], strict=True):
+        graph.append(_entity(ref, "CreativeWork", name=f"data of {row['site']}, which stay at the hospital"))
+    names = {one["file"]: one["title"] for one in DOCUMENTS.values()}
+    for name in parts:
+        kind = KINDS[name.rpartition(".")[2]]
+        graph.append(_entity(name, "File", name=names.get(name, name), encodingFormat=kind, **hasher.get(name, {})))
     for one in graph:
         one |= texts.get(one["@id"], {})
-    return {"@context": ["https://w3id.org/ro/crate/1.1/context", {"sha256": "https://w3id.org/ro/terms/workflow-run#sha256"}], "@graph": graph}
+    return {
+        "@context": [
+            "https://w3id.org/ro/crate/1.1/context",
+            {"sha256": "https://w3id.org/ro/terms/workflow-run#sha256"},
+        ],
+        "@graph": graph,
+    }
 
 
 def _entity(ref: str, kind: str, **more: Any) -> Json:
@@ -168,25 +171,26 @@ def _ref(ref: str) -> Json:
 
 def page(document: str, entries: Sequence[Entry], run: Run) -> str:
     """A document as HTML."""
-    more = {"arrivals": arrivals(run), "leaves": run.leaves} if document == "protection" else {"arrivals": [], "leaves": []}
-    title, intro = TITLES[document][1], INTROS[document]
-    return rendered("evidence", title=title, intro=intro, entries=entries, shares=shares(entries), run=run.detail, documents=[], **more)
+    seen = document == "protection"
+    where = notes()["where"].get(run.detail["env"]) if seen else None
+    more: Json = {"arrivals": arrivals(run) if seen else [], "leaves": run.leaves, "where": where, "documents": []}
+    about = {key: DOCUMENTS[document][key] for key in ("title", "intro")}
+    return rendered("evidence", entries=entries, shares=shares(entries), run=run.detail, **about, **more)
 
 
 def index(filled: Filled, run: Run, made_bom: Json) -> str:
     """The first page of the pack: the documents and how much of each is filled."""
-    rows = [{"file": TITLES[name][0], "title": TITLES[name][1], **shares(entries)} for name, entries in filled.items()]
+    rows = [{**DOCUMENTS[name], **shares(entries)} for name, entries in filled.items()]
     points, lacks = score(made_bom)
     intro = f"Completeness of the ML-BOM: {points} of 100" + (f"; it lacks {', '.join(lacks)}." if lacks else ".")
-    return rendered("evidence", title="Evidence pack", intro=intro, entries=[], shares=None, run=run.detail, documents=rows, arrivals=[], leaves=[])
+    more: Json = {"arrivals": [], "leaves": [], "where": None, "documents": rows, "entries": [], "shares": None}
+    return rendered("evidence", title="Evidence pack", intro=intro, run=run.detail, **more)
 
 
 def ledger(filled: Filled) -> Json:
     """Every item of every document with its parts and pointers, for programs."""
+    states = {name: [[part.state for part in entry.parts] for entry in entries] for name, entries in filled.items()}
     return {
-        name: [
-            {"item": entry.item, "what": entry.what, "parts": [{"state": part.state, "text": part.text, "rows": list(part.rows), "sources": list(part.sources)} for part in entry.parts]}
-            for entry in entries
-        ]
+        name: [asdict(entry) | {"states": one} for entry, one in zip(entries, states[name], strict=True)]
         for name, entries in filled.items()
-    }  # fmt: skip
+    }
