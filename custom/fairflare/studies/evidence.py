@@ -15,14 +15,14 @@ from fairflare.core.suggest import unlisted
 from fairflare.engine.files import AUDIT, BEST, MODEL, MOST_JSON, is_file, read_bytes, read_json, read_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.state import json_text, save_text
-from fairflare.report import PAGE, REPORT
+from fairflare.report import EVIDENCE, PAGE, REPORT
 from fairflare.report.evidence import writers
 from fairflare.report.evidence.entries import documents, fill, questions, score, shares
 from fairflare.report.evidence.run import Run
 from fairflare.report.write import absent, read_run, verified_run
 from fairflare.studies.describe import leaving
 
-EVIDENCE, HUMAN = "evidence", "evidence.yaml"
+HUMAN = "evidence.yaml"
 HEAD = "# What only a human can say. Text after a key goes into the documents as it is; what stays blank is counted.\n"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.engine.evaluation import LEVEL
+from fairflare.report.benefit import GAINS, LOSES
 from fairflare.report.deployed_model import as_used
 from fairflare.report.values import listing, number, plural, size, stop, text
 
@@ -18,11 +19,11 @@ Json = dict[str, Any]
 Said = tuple[str, list[str]] | None
 """A text and the pointers that it is made of; None: the run does not say."""
 CALIBRATION = {
-    "brier": "Brier score",
     "calibration": "calibration in the large",
     "slope": "calibration slope",
-    "ece": "ECE",
+    "ece": "expected calibration error",
 }
+SPLITS = {"val": "validation"}
 SIZES = ("n_examples", "n_val", "n_test")
 HERE = Path(__file__).parent
 
@@ -212,22 +213,12 @@ def _benefits(run: Run, rows: str = "sites") -> Iterator[tuple[str, int, Json]]:
 def calibration(run: Run) -> list[Json]:
     """Calibration of the predicted risk at every site, where the task has one."""
     found, rows = run.detail.get("clinical") or {}, []
-    for i, row in enumerate(found.get("rows") or ()):
+    for i, (site, used) in enumerate(_in_use(run)):
         for key, words in CALIBRATION.items():
-            one = (row.get(found["in_use"]) or {}).get(key)
-            if one and number(one["value"]) is not None:
-                place = at("clinical", "rows", i, found["in_use"], key, "value")
-                rows.append(
-                    _row(
-                        words,
-                        f"hospital {row['site']}",
-                        one["value"],
-                        place,
-                        one,
-                        n=row[found["in_use"]]["n"],
-                        level=LEVEL,
-                    )
-                )
+            if (one := used.get(key)) and number(one["value"]) is not None:
+                place, more = at("clinical", "rows", i, found["in_use"], key, "value"), {"n": used["n"], "level": LEVEL}
+                step = f" after {found['step']}" if found["in_use"] == "after" else ""
+                rows.append(_row(f"{words}{step}", f"hospital {site}", one["value"], place, one, **more))
     return rows
 
 
@@ -240,7 +231,8 @@ def harms(run: Run) -> list[Json]:
             one = found.setdefault(who, {"groupAtRisk": who, "benefits": [], "harms": [], "source": []})
             values = f"after joining {text(row['federated'])}, alone {text(row['solo'])}"
             words = f"{_label(run, metric)} {values}: {row['verdict'] or 'no answer'}"
-            one["harms" if row["verdict"] == "loses" else "benefits"].append(words)
+            told = words if row["verdict"] in (GAINS, LOSES) else f"not excluded: {words}"
+            one["benefits" if row["verdict"] == GAINS else "harms"].append(told)
             one["source"].append(at("benefit", "metrics", metric, rows, i))
     worst = SENTENCES["worst"](run)
     if not found and worst:
@@ -338,10 +330,8 @@ def _tested(run: Run) -> Said:
 
 def _groups(run: Run) -> Said:
     found = as_used(run.detail).get("groups") or {}
-    rows = (
-        f"{group(run, row['group'])} {row['n']:g} test patients, {text(row['value'])}"
-        for row in found.get("rows") or ()
-    )
+    known = (row for row in found.get("rows") or () if row["value"] is not None)
+    rows = (f"{group(run, row['group'])} {row['n']:g} test patients, {text(row['value'])}" for row in known)
     room, words = "groups/rows" if found is run.detail.get("groups") else "personal/groups/rows", "; ".join(rows)
     return (f"{_label(run, found['metric'])} by group: {words}.", [at(room)]) if words else None
 
@@ -387,7 +377,7 @@ def _learned(run: Run) -> Said:
 
 
 def _losing(run: Run) -> Said:
-    rows = [(m, r) for kind in ("sites", "groups") for m, _, r in _benefits(run, kind) if r["verdict"] == "loses"]
+    rows = [(m, r) for kind in ("sites", "groups") for m, _, r in _benefits(run, kind) if r["verdict"] == LOSES]
     if not run.detail.get("benefit"):
         return None
     who = [f"{r['site']}{', ' + group(run, r['group']) if 'group' in r else ''} in {_label(run, m)}" for m, r in rows]
@@ -408,7 +398,9 @@ def _training(run: Run) -> Said:
 
 def _after(run: Run) -> Said:
     steps = run.detail.get("after") or []
-    words = "; ".join(f"{one['title']} ({one['by']}), on the {one['split']} split" for one in steps)
+    words = "; ".join(
+        f"{one['title']} ({one['by']}), on the {SPLITS.get(one['split'], one['split'])} split" for one in steps
+    )
     return (f"{words}.", [at("after")]) if steps else None
 
 
