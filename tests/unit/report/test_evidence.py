@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The evidence pack: valid documents, the report's values, a human's words where they belong, and nothing that may not leave.
+"""The evidence pack: valid documents, the report's values, a human's words where they belong, no path and no patient.
 
 On a run in FLARE's simulator: tests/flare/test_simulator.py.
 """
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -21,6 +22,8 @@ from fairflare.report.write import write_report
 from fairflare.studies.evidence import init_evidence, write_evidence
 from fairflare.studies.folders import strangers
 
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.slow
 SMALL = {"images": 96, "n_sites": 4, "test_images": 20, "site_test_images": 20}
 PATIENT = "MRN-4711"
 
@@ -66,6 +69,9 @@ def test_documents_are_valid_blank_and_filled_and_the_report_s(kind, runs, tmp_p
     filled = write_evidence(runs / kind, tmp_path / "pack", answers(tmp_path))
     check_pack(tmp_path / "pack")
     assert filled["score"] > 90 > blank["score"]
+    if kind == "table":
+        told = f"reaches {blank['score']} of 100 with no answer and {filled['score']} with all"
+        assert told in (ROOT / "docs" / "evidence.md").read_text()
     for title, row in filled["documents"].items():
         before = blank["documents"][title]
         assert before["human"] == 0 and row["evidence"] == before["evidence"]
