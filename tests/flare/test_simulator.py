@@ -12,6 +12,7 @@ import pytest
 import torch
 from slow_trainer import SECRET
 
+from evidence_checks import check_pack
 from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import verify
@@ -63,6 +64,8 @@ def test_simulator_and_in_process_agree_bit_for_bit(tmp_path):
     local, flare = (json.loads((tmp_path / n / "report.json").read_text()) for n in ("first", "flare"))
     assert local["fairness"] == flare["fairness"] and local["sites"] == flare["sites"]
     assert local["detail"]["after"] == flare["detail"]["after"] and local["detail"]["after"]
+    call("evidence", tmp_path / "flare")
+    check_pack(tmp_path / "flare" / "evidence")
     call("verify", tmp_path / "flare")
     names = {p.name for p in (tmp_path / "flare").iterdir()}
     assert {

@@ -31,6 +31,7 @@ COMMANDS = {
     "convert": "folders",
     "describe": "about",
     "evaluate": "model",
+    "evidence": "evidence",
     "export": "run",
     "export-model": "model",
     "fingerprint": "data",

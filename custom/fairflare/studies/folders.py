@@ -36,7 +36,7 @@ from fairflare.engine.log_lines import events
 from fairflare.engine.setup.assembly import CONFIG
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.state import HALF_WRITTEN, clear_half_written, remove_files
-from fairflare.report import EDITIONS, EVALUATION_PAGE, PAGE, REPORT
+from fairflare.report import EDITIONS, EVALUATION_PAGE, EVIDENCE, PAGE, REPORT
 from fairflare.report import EVALUATION as EVALUATION_RESULT
 from fairflare.report.log import EVENTS, LOG
 
@@ -61,6 +61,7 @@ RUN_FOLDERS = {
     UNSCORED: re.compile(rf"\d+{TENSORS}"),
     BEST_MODELS: re.compile(rf"\d+{TENSORS}"),
     EDITIONS: re.compile(r"[^/]+\.(html|json)"),
+    EVIDENCE: re.compile(r"[^/]+\.(html|jsonl?|xml)"),
     EVENTS: re.compile(r"events\.out\.tfevents\.[^/]+"),
     "he": re.compile(r"(client|server)_context\.tenseal"),
 }

@@ -1,0 +1,506 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run can prove: values of its report and log by pointer, and sentences and rows that are made of several."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fairflare.engine.evaluation import LEVEL
+from fairflare.report.benefit import GAINS, LOSES
+from fairflare.report.deployed_model import as_used
+from fairflare.report.values import listing, number, plural, size, stop, text
+
+Json = dict[str, Any]
+Said = tuple[str, list[str]] | None
+"""A text and the pointers that it is made of; None: the run does not say."""
+CALIBRATION = {
+    "calibration": "calibration in the large",
+    "slope": "calibration slope",
+    "ece": "expected calibration error",
+}
+SPLITS = {"val": "validation"}
+SIZES = ("n_examples", "n_val", "n_test")
+HERE = Path(__file__).parent
+
+
+@cache
+def table(name: str) -> dict[str, Any]:
+    """A file of this folder."""
+    import yaml
+
+    found: dict[str, Any] = yaml.safe_load((HERE / name).read_text(encoding="utf-8"))
+    return found
+
+
+def notes() -> dict[str, Any]:
+    """Texts that documents share."""
+    return table("items.yaml")["notes"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        report: the content of ``report.json``.
+        entries: the lines of the audit log.
+        config: ``config.json`` without paths.
+        leaves: what its method may send, from the schema of what travels: name, meaning and exchanges.
+        files: name -> SHA-256 and bytes of the files that lie in the pack.
+        model: the file of the model that was evaluated: name, sha256 and bytes; None: it is not in the folder.
+    """
+
+    report: Json
+    entries: Sequence[Mapping[str, Any]]
+    config: Mapping[str, Any]
+    leaves: Sequence[Mapping[str, str]]
+    files: Mapping[str, tuple[str, int]]
+    model: tuple[str, str, int] | None
+
+    @property
+    def detail(self) -> Json:
+        found: Json = self.report["detail"]
+        return found
+
+    def value(self, token: str) -> Said:
+        """What a token of the table of items stands for."""
+        if token.startswith("@"):
+            return SENTENCES[token[1:]](self)
+        where, colon, path = token.rpartition(":")
+        if where == "config":
+            content, base = self.config, "config.json#"
+        elif colon:
+            line = max((i for i, entry in enumerate(self.entries) if entry["event"] == where), default=None)
+            if line is None:
+                return None
+            content, base = self.entries[line], f"audit.jsonl:{line + 1}#"
+        else:
+            content, base = self.detail, "report.json#/detail"
+        found: Any = content
+        for step in path.split("/"):
+            found = found.get(step) if isinstance(found, Mapping) else None
+        return None if found in (None, "", [], {}) else (_words(found), [f"{base}/{path}"])
+
+    def rounds(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Line and content of the rounds' entries."""
+        return ((i, entry) for i, entry in enumerate(self.entries, 1) if entry["event"] == "round")
+
+
+def _words(found: Any) -> str:
+    if isinstance(found, Mapping):
+        return ", ".join(f"{key} {_words(one)}" for key, one in found.items())
+    if isinstance(found, list):
+        return listing(map(_words, found))
+    return found if isinstance(found, str) else json.dumps(found)
+
+
+def at(*steps: Any) -> str:
+    """A pointer into the report's detail: one path, or steps whose names may hold a slash."""
+    path = steps if len(steps) == 1 else [str(step).replace("~", "~0").replace("/", "~1") for step in steps]
+    return "report.json#/detail/" + "/".join(path)
+
+
+def outcome(run: Run, name: Any = None) -> str:
+    """A class in words: "died = 1" where the table's own column has no name but 1."""
+    task = run.detail["task"]
+    event = str((run.detail.get("clinical") or {}).get("event") if name is None else name)
+    column = (task.get("options") or {}).get("label")
+    return (
+        f"{column} = {event}" if column and name is None or column and event in (task.get("classes") or ()) else event
+    )
+
+
+def group(run: Run, name: str) -> str:
+    by = (run.detail.get("groups") or {}).get("by", "label")
+    return outcome(run, name) if by == "label" else f"{by.replace('+', ' and ')}: {name}"
+
+
+def _site_rows(run: Run) -> Iterator[tuple[str, Json, str]]:
+    """Site, its row as the sites use the model, and where that stands in the report."""
+    own = (run.detail.get("personal") or {}).get("rows") or []
+    places = {row["site"]: ("personal/rows", i) for i, row in enumerate(own) if row.get("personal") is not None}
+    shown = as_used(run.detail)
+    for i, row in enumerate(shown["sites"]):
+        room, place = places.get(row["site"], ("sites", i)) if shown is not run.detail else ("sites", i)
+        yield row["site"], row, f"report.json#/detail/{room}/{place}"
+
+
+def _label(run: Run, metric: str) -> str:
+    return str((run.detail["metrics"].get(metric) or {}).get("label") or metric)
+
+
+def _row(metric: str, slice: str, value: Any, source: str, ends: Mapping[str, Any] | None = None, **more: Any) -> Json:
+    low, high = (number((ends or {}).get(end)) for end in ("low", "high"))
+    return {
+        "metric": metric,
+        "slice": slice,
+        "value": number(value),
+        "low": low,
+        "high": high,
+        **more,
+        "source": source,
+    }
+
+
+def performance(run: Run) -> list[Json]:
+    """Every metric of every site's test split, with its interval where there is one, and the headline's mean."""
+    rows = []
+    for site, row, place in _site_rows(run):
+        for metric, value in (row.get("test") or {}).items():
+            ends = (row.get("intervals") or {}).get(metric)
+            if number(value) is not None and "loss" not in metric.split("_")[:1] and metric != "train_loss":
+                more = {"n": row.get("n_test"), "level": LEVEL if ends else None}
+                rows.append(
+                    _row(_label(run, metric), f"hospital {site}", value, f"{place}/test/{metric}", ends, **more)
+                )
+    return rows
+
+
+def fairness(run: Run) -> list[Json]:
+    """How evenly the headline serves sites and groups, and the benefit of joining."""
+    found, shown = run.detail, as_used(run.detail)
+    label, fair = _label(run, found["headline"]), shown["fairness"]
+    base = "personal/personal" if shown is not found else "fairness"
+    rows = []
+    for key, words in (
+        ("mean", "mean over hospitals"),
+        ("std", "standard deviation over hospitals (ddof 0)"),
+        ("gap", "best minus worst hospital"),
+    ):
+        rows.append(_row(label, words, fair[key], f"report.json#/detail/{base}/{key}"))
+    for key in ("worst", "best"):
+        rows.append(
+            _row(
+                label,
+                f"{key} hospital: {fair[key]['site']}",
+                fair[key]["value"],
+                f"report.json#/detail/{base}/{key}/value",
+            )
+        )
+    groups = shown.get("groups") or {}
+    room = ("groups",) if shown is found else ("personal", "groups")
+    label = _label(run, groups.get("metric") or found["headline"])
+    for i, row in enumerate(groups.get("rows") or ()):
+        rows.append(
+            _row(label, f"group {group(run, row['group'])}", row["value"], at(*room, "rows", i, "value"), n=row["n"])
+        )
+    for metric, i, row in _benefits(run):
+        place = at("benefit", "metrics", metric, "sites", i, "benefit")
+        more = {"n": row["n"], "level": found["benefit"]["level"], "verdict": row["verdict"]}
+        rows.append(
+            _row(
+                f"benefit of joining in {_label(run, metric)}",
+                f"hospital {row['site']}",
+                row["benefit"],
+                place,
+                row,
+                **more,
+            )
+        )
+    return [row for row in rows if row["value"] is not None]
+
+
+def _benefits(run: Run, rows: str = "sites") -> Iterator[tuple[str, int, Json]]:
+    for metric, found in ((run.detail.get("benefit") or {}).get("metrics") or {}).items():
+        yield from ((metric, i, row) for i, row in enumerate(found[rows]))
+
+
+def calibration(run: Run) -> list[Json]:
+    """Calibration of the predicted risk at every site, where the task has one."""
+    found, rows = run.detail.get("clinical") or {}, []
+    for i, (site, used) in enumerate(_in_use(run)):
+        for key, words in CALIBRATION.items():
+            if (one := used.get(key)) and number(one["value"]) is not None:
+                place, more = at("clinical", "rows", i, found["in_use"], key, "value"), {"n": used["n"], "level": LEVEL}
+                step = f" after {found['step']}" if found["in_use"] == "after" else ""
+                rows.append(_row(f"{words}{step}", f"hospital {site}", one["value"], place, one, **more))
+    return rows
+
+
+def harms(run: Run) -> list[Json]:
+    """Who may be harmed, for CycloneDX: a row per hospital and group that the run has numbers of."""
+    found: dict[str, Json] = {}
+    for rows in ("sites", "groups"):
+        for metric, i, row in _benefits(run, rows):
+            who = f"patients of {row['site']}" + (f", {group(run, row['group'])}" if "group" in row else "")
+            one = found.setdefault(who, {"groupAtRisk": who, "benefits": [], "harms": [], "source": []})
+            values = f"after joining {text(row['federated'])}, alone {text(row['solo'])}"
+            words = f"{_label(run, metric)} {values}: {row['verdict'] or 'no answer'}"
+            told = words if row["verdict"] in (GAINS, LOSES) else f"not excluded: {words}"
+            one["benefits" if row["verdict"] == GAINS else "harms"].append(told)
+            one["source"].append(at("benefit", "metrics", metric, rows, i))
+    worst = SENTENCES["worst"](run)
+    if not found and worst:
+        return [
+            {
+                "groupAtRisk": f"patients of {as_used(run.detail)['fairness']['worst']['site']}",
+                "harms": worst[0],
+                "source": worst[1][0],
+            }
+        ]
+    return [
+        {key: "; ".join(one) if isinstance(one, list) else one for key, one in row.items() if one}
+        for row in found.values()
+    ]
+
+
+def datasets(run: Run) -> list[Json]:
+    """The training data of each site, for CycloneDX; they are at the hospital and in no file of the pack."""
+    rows = []
+    for i, row in enumerate(run.detail["sites"]):
+        if row.get("n_examples"):
+            words = f"{plural(row['n_examples'], 'example')}, {row.get('description') or 'held at the hospital'}"
+            one = {"type": "dataset", "name": f"training data of {row['site']}", "description": stop(words)}
+            rows.append({**one, "source": at("sites", i, "n_examples")})
+    return rows
+
+
+RESULTS: Mapping[str, Callable[[Run], list[Json]]] = {
+    one.__name__: one for one in (performance, fairness, calibration, harms, datasets)
+}
+
+
+def _each(run: Run, words: str, needed: str = "site") -> str:
+    """A text for each site that has the ``needed`` number, joined."""
+    return "; ".join(words.format(**row) for row in run.detail["sites"] if row.get(needed))
+
+
+def _in_use(run: Run) -> list[tuple[str, Json]]:
+    """Site and calibration of the model that it uses."""
+    found = run.detail.get("clinical") or {}
+    return [(row["site"], row.get(found["in_use"]) or {}) for row in found.get("rows") or ()]
+
+
+def _sites(run: Run) -> Said:
+    rows = run.detail["sites"]
+    return f"{plural(len(rows), 'hospital')}: {listing(row['site'] for row in rows)}.", [at("sites")]
+
+
+def _summary(run: Run) -> Said:
+    found = run.detail
+    words = f"{found['task']['title']}: a model trained with {found['method']['title']}"
+    how = "" if found["status"] == "completed" else f" (status of the run: {found['status']})"
+    where = f"at {plural(len(found['sites']), 'hospital')}, {plural(found['rounds_done'], 'round')}"
+    return f"{words} {where}{how}.", [at("task/title"), at("method/title"), at("rounds_done")]
+
+
+def _outcome(run: Run) -> Said:
+    classes = run.detail["task"].get("classes") or []
+    if (run.detail.get("clinical") or {}).get("event") is not None:
+        return f"Predicted risk of: {outcome(run)}.", [at("clinical/event"), at("task/classes")]
+    return (f"One of: {listing(outcome(run, name) for name in classes)}.", [at("task/classes")]) if classes else None
+
+
+def _inputs(run: Run) -> Said:
+    features = (run.detail["task"].get("options") or {}).get("features")
+    return (f"Predictors: {', '.join(features.split(','))}.", [at("task/options/features")]) if features else None
+
+
+def _model(run: Run) -> Said:
+    name = (run.detail["task"].get("options") or {}).get("model")
+    return (f"Network: {name}.", [at("task/options/model")]) if isinstance(name, str) and name else None
+
+
+def _patients(run: Run) -> Said:
+    words = _each(run, "{site} {n_examples}", "n_examples")
+    return (f"Training examples by hospital: {words}.", [at("sites/*/n_examples")]) if words else None
+
+
+def _test_patients(run: Run) -> Said:
+    words = _each(run, "{site} {n_test:g}", "n_test")
+    return (f"Test examples by hospital, each its own: {words}.", [at("sites/*/n_test")]) if words else None
+
+
+def _splits(run: Run) -> Said:
+    rows = ([row["site"], *(f"{row.get(key) or 0:g}" for key in SIZES)] for row in run.detail["sites"])
+    words = "; ".join(f"{site} {'/'.join(sizes)}" for site, *sizes in rows)
+    return f"Training/validation/test by hospital: {words}.", [at(f"sites/*/{key}") for key in SIZES]
+
+
+def _tested(run: Run) -> Said:
+    line = next((i for i, entry in enumerate(run.entries, 1) if entry["event"] == "evaluation"), None)
+    words = f"Each hospital scored the model on its own test split; intervals are of {LEVEL:.0%} over its patients."
+    return (words, [f"audit.jsonl:{line}#/sites"]) if line else None
+
+
+def _groups(run: Run) -> Said:
+    found = as_used(run.detail).get("groups") or {}
+    known = (row for row in found.get("rows") or () if row["value"] is not None)
+    rows = (f"{group(run, row['group'])} {row['n']:g} test patients, {text(row['value'])}" for row in known)
+    room, words = "groups/rows" if found is run.detail.get("groups") else "personal/groups/rows", "; ".join(rows)
+    return (f"{_label(run, found['metric'])} by group: {words}.", [at(room)]) if words else None
+
+
+def _events(run: Run) -> Said:
+    rows = (
+        f"{site} {one['positives']:g} of {one['n']:g}" for site, one in _in_use(run) if one.get("positives") is not None
+    )
+    words = "; ".join(rows)
+    return (f"{outcome(run)} in the test split: {words}.", [at("clinical/rows")]) if words else None
+
+
+def _worst(run: Run) -> Said:
+    shown = as_used(run.detail)
+    fair, base = shown["fairness"], "fairness" if shown is run.detail else "personal/personal"
+    if fair["mean"] is None:
+        return None
+    ends = ", ".join(f"{key} hospital {fair[key]['site']} ({text(fair[key]['value'])})" for key in ("worst", "best"))
+    words = f"{_label(run, run.detail['headline'])}: {ends}, mean {text(fair['mean'])}."
+    return words, [at(f"{base}/{key}") for key in ("worst", "best", "mean")]
+
+
+def _measures(run: Run) -> Said:
+    used = {metric for _, row, _ in _site_rows(run) for metric in row.get("test") or ()}
+    told = (found for metric, found in run.detail["metrics"].items() if metric in used)
+    words = "; ".join(one["label"] + (f" ({one['meaning']})" if one.get("meaning") else "") for one in told)
+    return (f"{words}.", [at("metrics")]) if words else None
+
+
+def _warnings(run: Run) -> Said:
+    found, learned = run.detail["caveats"], _learned(run)
+    if learned and not run.detail["learned"]["learned"]:
+        found = [learned[0], *found]
+    return (" ".join(map(stop, found)), [*(learned[1] if learned else ()), at("caveats")]) if found else None
+
+
+def _learned(run: Run) -> Said:
+    found = run.detail.get("learned") or {}
+    words = (
+        f"Better than an answer that needs no network at {found.get('better')} of {found.get('compared')} hospitals."
+    )
+    return (words, [at("learned")]) if found.get("compared") else None
+
+
+def _losing(run: Run) -> Said:
+    rows = [(m, r) for kind in ("sites", "groups") for m, _, r in _benefits(run, kind) if r["verdict"] == LOSES]
+    if not run.detail.get("benefit"):
+        return None
+    who = [f"{r['site']}{', ' + group(run, r['group']) if 'group' in r else ''} in {_label(run, m)}" for m, r in rows]
+    words = "; ".join(f"{one} ({text(r['benefit'], sign='+')})" for one, (_, r) in zip(who, rows, strict=True))
+    none = "None whose interval lies below zero; this is no proof that none is harmed."
+    return f"Loses against its own model: {words}." if words else none, [at("benefit/metrics")]
+
+
+def _training(run: Run) -> Said:
+    found, training = run.detail, run.detail["training"]
+    keys = ("optimizer", "lr", "batch_size", "epochs", "local_steps")
+    how = ", ".join(f"{key} {training[key]}" for key in keys if training.get(key))
+    words = (
+        f"{found['method']['title']}, {found['rounds_done']} of {found['rounds_planned']} rounds, seed {found['seed']}"
+    )
+    return f"{words}; {how}.", [at(key) for key in ("method", "rounds_done", "seed", "training")]
+
+
+def _after(run: Run) -> Said:
+    steps = run.detail.get("after") or []
+    words = "; ".join(
+        f"{one['title']} ({one['by']}), on the {SPLITS.get(one['split'], one['split'])} split" for one in steps
+    )
+    return (f"{words}.", [at("after")]) if steps else None
+
+
+def _status(run: Run) -> Said:
+    done = run.detail["status"] == "completed"
+    return f"http://schema.org/{'Completed' if done else 'Failed'}ActionStatus", [at("status")]
+
+
+def _component(run: Run) -> Said:
+    return f"{run.detail['task']['id']}-{run.detail['method']['id']}", [at("task/id"), at("method/id")]
+
+
+def _model_file(run: Run) -> Said:
+    if not run.model:
+        return None
+    name, digest, length = run.model
+    return f"{name} in the run's folder ({size(length)}, SHA-256 {digest}); it is not in this pack.", [name]
+
+
+def _model_size(run: Run) -> Said:
+    return (str(run.model[2]), [run.model[0]]) if run.model else None
+
+
+def _log(run: Run) -> Said:
+    first, last = run.entries[0], run.entries[-1]
+    words = f"{len(run.entries)} lines from {first['time']} to {last['time']}, each with the hash of the one before"
+    return f"{words}; the last is {last['hash']}.", ["audit.jsonl"]
+
+
+def _preflight(run: Run) -> Said:
+    found = "; ".join(f"{one.get('site')}: {one.get('code')}" for one in run.detail.get("preflight") or ())
+    return f"Checks before the first round found {found or 'nothing'}.", [at("preflight")]
+
+
+def _incidents(run: Run) -> Said:
+    lines = [(i, entry) for i, entry in enumerate(run.entries, 1) if entry.get("rejected")]
+    rows = (f"line {i}, {e['event']}: {s} ({why['code']})" for i, e in lines for s, why in e["rejected"].items())
+    if not lines:
+        return "The log names no refused and no missing answer.", [at("contributions")]
+    return "; ".join(rows) + ".", [f"audit.jsonl:{i}#/rejected" for i, _ in lines]
+
+
+def _resumed(run: Run) -> Said:
+    after = run.detail["provenance"]["resumed_after"]
+    return (f"After rounds {listing(map(str, after))}." if after else "None."), [at("provenance/resumed_after")]
+
+
+def _states(run: Run) -> Said:
+    lines = [i for i, _ in run.rounds()]
+    kept = (
+        f"the folder keeps {run.model[0]}, the evaluated one" if run.model else "the folder keeps not the evaluated one"
+    )
+    words = f"The log has the hash of the model after each round ({len(lines)}); of these models {kept}."
+    return (words, [f"audit.jsonl:{i}#/model_sha256" for i in (lines[0], lines[-1])]) if lines else None
+
+
+def _environment(run: Run) -> Said:
+    return notes()["where"].get(run.detail["env"], notes()["where"]["else"]), [at("env")]
+
+
+def _personal_data(run: Run) -> Said:
+    task = run.detail["task"]
+    return f"Real data: {task['real']}. Simulated: {task['simulated']}.", [at("task/real"), at("task/simulated")]
+
+
+def _least(run: Run) -> Said:
+    least = run.config.get("min_count")
+    words = notes()["least"] if least is not None else "No minimum: no group's number leaves."
+    return words.format(least=least), ["config.json#/min_count"]
+
+
+def _held_back(run: Run) -> Said:
+    cells = (run.detail.get("groups") or {}).get("cells")
+    if not cells:
+        return None
+    words = f"{cells['expected'] - cells['sent']} of {cells['expected']} pairs of hospital and group were not sent."
+    return words, [at("groups/cells")]
+
+
+def _secure(run: Run) -> Said:
+    how = run.detail["secure_sum"]
+    return notes()["clear" if how == "none" else "secure"].format(how=how), [at("secure_sum")]
+
+
+SENTENCES: Mapping[str, Callable[[Run], Said]] = {
+    name[1:]: one
+    for name, one in list(globals().items())
+    if name.startswith("_") and getattr(one, "__annotations__", {}).get("return") == "Said"
+}
+"""What ``{@name}`` stands for in the table of items."""
+
+
+def arrivals(run: Run) -> list[Json]:
+    """What the log has of each site: from which lines, how many bytes, which numbers, how often it was refused."""
+    rows = []
+    for site in run.detail["sites"]:
+        name, lines = site["site"], [(i, entry) for i, entry in run.rounds() if site["site"] in entry["accepted"]]
+        up = sum(((entry.get("bytes") or {}).get(name) or {}).get("up") or 0 for _, entry in lines)
+        numbers = sorted({key for _, entry in lines for key in entry["accepted"][name].get("scalars") or ()})
+        where = f"audit.jsonl:{lines[0][0]} to {lines[-1][0]}#/accepted/{name}" if lines else ""
+        found = {"bytes": size(up) if up else "not recorded", "numbers": ", ".join(numbers) or "none", "source": where}
+        rows.append({"site": name, "accepted": site["accepted"], "rejected": site["rejected"], **found})
+    return rows

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An evidence pack held against the schemas of its documents, and its values against the files that they point to."""
+
+import json
+import os
+from pathlib import Path
+
+import xmlschema
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from rocrate.rocrate import ROCrate
+
+SCHEMA = Path(__file__).parent / "chai" / "schema-v0.2.xsd"
+SIGNATURE = "http://www.w3.org/2000/09/xmldsig#"
+CHAI = "{https://mc.chai.org/v0.2/schema.xsd}"
+
+
+def check_pack(folder):
+    """Every document is valid, every pointer leads to something, every result is the report's."""
+    own = os.path.join(os.path.dirname(xmlschema.__file__), "schemas", "DSIG", "xmldsig-core-schema.xsd")
+    xsd = xmlschema.XMLSchema(str(SCHEMA), locations={SIGNATURE: own}, allow="local")
+    card = folder / "chai-model-card.xml"
+    assert not [error.reason for error in xsd.iter_errors(str(card))]
+    bom = (folder / "ml-bom.cdx.json").read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(bom) is None
+    check_crate(folder)
+    files = {name: json.loads((folder / name).read_text()) for name in ("report.json", "evidence.json")}
+    lines = [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]
+    rows = [
+        row
+        for entries in files["evidence.json"].values()
+        for entry in entries
+        for part in entry["parts"]
+        for row in (*part["rows"], *({"source": source} for source in part["sources"] if part["text"]))
+    ]
+    for row in rows:
+        for source in row["source"].split("; "):
+            found = pointed(source, files["report.json"], lines)
+            assert "value" not in row or found == [row["value"]], source
+    results = {json.loads(one.text)["source"] for one in xsd_results(card) if one.text != "null"}
+    told = {(one["type"], one["slice"]): one for one in measured(json.loads(bom))}
+    shown = {row["source"]: row for row in rows if "value" in row}
+    assert told and results <= set(shown)
+    for row in shown.values():
+        if (one := told.get((row["metric"], row["slice"]))) is not None:
+            assert json.loads(one["value"]) == row["value"]
+            ends = one.get("confidenceInterval")
+            assert [row["low"], row["high"]] == ([json.loads(end) for end in ends.values()] if ends else [None, None])
+
+
+def check_crate(folder):
+    """RO-Crate 1.1's required properties, and that its files are those of the folder."""
+    crate = ROCrate(folder)
+    root = crate.root_dataset
+    assert all(root[key] for key in ("name", "description", "datePublished", "license"))
+    named = {entity.id for entity in crate.data_entities}
+    assert named == {path.name for path in folder.iterdir()} - {"ro-crate-metadata.json"}
+    graph = json.loads((folder / "ro-crate-metadata.json").read_text())["@graph"]
+    known = {one["@id"] for one in graph}
+    assert len(known) == len(graph) and all(one.get("name") for one in graph if one["@id"] != "ro-crate-metadata.json")
+    for one in graph:
+        for value in one.values():
+            for ref in value if isinstance(value, list) else [value]:
+                assert not isinstance(ref, dict) or ref["@id"] in known or ref["@id"].startswith("https://w3id.org")
+
+
+def measured(bom):
+    return bom["components"][0]["modelCard"]["quantitativeAnalysis"]["performanceMetrics"]
+
+
+def xsd_results(card):
+    from xml.etree import ElementTree
+
+    return ElementTree.parse(card).iter(f"{CHAI}ValueJson")
+
+
+def pointed(source, report, lines):
+    """What a pointer leads to; config.json and the model are in the run's folder, a human's words in the YAML."""
+    name, _, path = source.partition("#/")
+    if name.startswith("audit.jsonl:"):
+        first = int(name.partition(":")[2].split()[0])
+        content = lines[first - 1]
+    elif name == "report.json":
+        content = report
+    else:
+        assert name in ("audit.jsonl", "config.json", "model.safetensors", "best.safetensors") or name.startswith(
+            "human: "
+        )
+        return [None]
+    found = [content]
+    for step in path.split("/"):
+        step = step.replace("~1", "/").replace("~0", "~")
+        if step == "*":
+            found = [one for many in found for one in many]
+        else:
+            found = [many[int(step)] if isinstance(many, list) else many[step] for many in found]
+    assert found, source
+    return found
