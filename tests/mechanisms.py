@@ -18,17 +18,24 @@ def mechanism(id):
     """What of the loop, the checkpoint and the sites' memory a run of this method uses."""
     entry = registry.get_method(id)
     parts = default_parts(entry)
-    rule, trainer = parts.rule, parts.trainer
+    return (entry.selector, entry.server_optimizer, *of_rule(parts.rule), *of_trainer(parts.trainer))
+
+
+def of_rule(rule):
+    """What of the loop and the checkpoint a rule uses."""
     said = [bool(getattr(rule, name)) for name in RULE_SAYS]
-    said += [getattr(type(rule), name) is not getattr(Rule, name) for name in RULE_DOES]
-    said += [getattr(type(trainer), name) is not getattr(Trainer, name) for name in TRAINER_DOES]
-    said += [trainer.keeps_personal_model, trainer.shares_model, bool(trainer.sends), bool(trainer.heeds)]
-    return (entry.selector, entry.server_optimizer, *said)
+    return (*said, *(getattr(type(rule), name) is not getattr(Rule, name) for name in RULE_DOES))
 
 
-def representatives(methods=None):
-    """The first method of each mechanism, by name."""
+def of_trainer(trainer):
+    """What of the loop and the sites' memory a trainer uses."""
+    does = [getattr(type(trainer), name) is not getattr(Trainer, name) for name in TRAINER_DOES]
+    return (*does, trainer.keeps_personal_model, trainer.shares_model, bool(trainer.sends), bool(trainer.heeds))
+
+
+def representatives(names=None, of=mechanism):
+    """The first name of each mechanism; by default of all methods."""
     found = {}
-    for id in sorted(methods or registry.methods()):
-        found.setdefault(mechanism(id), id)
+    for id in sorted(names or registry.methods()):
+        found.setdefault(of(id), id)
     return sorted(found.values())

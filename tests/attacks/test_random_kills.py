@@ -128,7 +128,7 @@ def warm(tmp_path_factory):
     assert stop.value.code == 0
 
 
-@each("method", PAPERS, short=["fedce", "fedheal", "fedism-plus"])
+@each("method", PAPERS, short=["fedce", "fedism-plus"])
 def test_killed_at_random_a_run_ends_in_the_same_bits(method, tmp_path):
     _kill_at_random(method, SMALL, tmp_path)
 
@@ -159,7 +159,7 @@ def _scores(folder):
     return sorted(found, key=lambda one: one[0])
 
 
-@pytest.mark.parametrize("method", ["fedce", "fedlwr"])
+@each("method", ["fedce", "fedlwr"], short=["fedlwr"])
 def test_killed_at_random_a_run_with_workers_ends_in_the_same_bits(method, tmp_path, monkeypatch):
     """Workers inherit the points: a kill may take one of them in place of the command."""
     monkeypatch.setenv("FAIRFLARE_WORKERS", "2")

@@ -2,7 +2,7 @@
 """What every paper's method sends, as FLARE's messages between executors and through filters: the bits of a local run.
 
 FLARE's own functions in this process carry it; test_own_data_sim.py has its processes. ``solo``, ``scaffold`` and
-``fedproto`` send nothing, tensors and classes' means beside a model.
+``fedproto`` send nothing, tensors and classes' means beside a model, ``glm`` sums over patients in place of one.
 """
 
 import pytest
@@ -23,6 +23,7 @@ METHODS = {
     "solo": {},
     "scaffold": {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0},
     "fedproto": {},
+    "glm": {"intercept": "site"},
 }
 TASK, ROUNDS = "support2:dirichlet", 2
 

@@ -13,7 +13,6 @@ import psutil
 import pytest
 from test_run_ends import assert_nothing_is_left, scratches_of
 
-from cases import each
 from fairflare.cli.main import main
 from fairflare.flare.simulate import PATIENCE, WORKER, Heartbeat
 from fairflare.report.write import verify_run
@@ -101,8 +100,10 @@ def test_a_killed_site_is_named_and_the_rounds_go_on_by_their_rules(tmp_path, ca
 
 
 @pytest.mark.flare
-@each("threads", [(), ("--sim-threads", 1)], short=[("--sim-threads", 1)])
+@pytest.mark.long
+@pytest.mark.parametrize("threads", [(), ("--sim-threads", 1)])
 def test_at_the_end_of_a_run_nobody_is_missed(tmp_path, capfd, threads):
+    """In every run of the tests: test_own_data_sim.py."""
     with pytest.raises(SystemExit) as stop:
         main([*map(str, (*RUN, "--sites", 2, "--rounds", 1, "--env", "sim", *threads, "--out", tmp_path / "run"))])
     assert stop.value.code == 0 and ENDED not in capfd.readouterr().err

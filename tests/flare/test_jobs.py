@@ -90,7 +90,9 @@ def test_a_deployed_job_may_have_its_sites_ask_more_often(poll, asked, looked, t
 
 
 @pytest.mark.flare
+@pytest.mark.long
 def test_a_job_script_runs_in_the_simulator(tmp_path):
+    """In every run of the tests: test_run_ends.py starts it, and test_recipe_helpers.py runs a recipe to its end."""
     script = ROOT / "jobs" / "fedavg_support2" / "job.py"
     command = [sys.executable, str(script), "--rounds", "1", "--workspace", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

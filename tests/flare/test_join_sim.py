@@ -27,11 +27,18 @@ def job(folder, sites, rounds=1, folds=2):
     return job_of(Question(("fedavg",), "tabular", Design(folds, 1), choices={"rounds": rounds, "values": options}))
 
 
-def test_a_join_in_the_simulator_gives_the_numbers_of_one_process(tmp_path):
-    config = job(tmp_path, SITES)
+@pytest.mark.slow
+def test_killed_in_the_middle_of_a_fold_a_join_goes_on_to_the_numbers_of_one_process(tmp_path):
+    """The command dies, and with it the server, which is one of its processes, and all sites."""
+    config, folder = job(tmp_path, SITES), tmp_path / "there"
     (tmp_path / "here").mkdir()
     expected = run_join(config, tmp_path / "here")
-    found = join_by_job(config, tmp_path / "there", env="sim")
+    with in_second_fold(config, folder) as child:
+        for process in [child, *simulated_processes(folder)]:
+            process.kill()
+        child.wait()
+    assert not (folder / "join.json").exists()
+    found = join_by_job(config, folder, env="sim")
     for key in ("candidates", "weights", "refused", "hospitals"):
         assert found[key] == expected[key]
     for site in SITES:
@@ -85,16 +92,3 @@ def test_a_site_that_is_killed_is_named_and_the_others_are_answered_as_without_i
     assert {key: found[key] for key in ("candidates", "sites", "refused")} == json.loads(
         json.dumps({key: never[key] for key in ("candidates", "sites", "refused")})
     )
-
-
-@pytest.mark.slow
-def test_a_command_that_is_killed_goes_on_in_the_middle_of_a_fold(tmp_path):
-    """With the server, which is one of its processes, and all sites."""
-    config, folder = job(tmp_path, SITES, folds=3), tmp_path / "join"
-    with in_second_fold(config, folder) as child:
-        for process in [child, *simulated_processes(folder)]:
-            process.kill()
-        child.wait()
-    assert not (folder / "join.json").exists()
-    found, expected = join_by_job(config, folder, env="sim"), join_by_job(config, tmp_path / "whole")
-    assert found == expected

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every trainer under every rule with every server optimizer: two rounds of a small run, or a refusal written here.
+"""Every trainer under every rule with every server optimizer: a refusal that is written here, or none.
+
+What is not refused trains two rounds of a small run: `make test-long` has every pair, `make test` those of ``trains``.
 
 A server optimizer sees the received and the combined model and nothing else: all of them step from the outcome of one
 run of each pair of trainer and rule, every round, with a state of their own.
@@ -20,6 +22,7 @@ from fairflare.engine.setup.assembly import build_federation
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import LocalSites
 from fairflare.engine.setup.parts import build_parts
+from mechanisms import of_rule, of_trainer, representatives
 
 TABLE, IMAGES = "support2:dirichlet", "digits"
 VALUES = {"local_steps": 1, "optimizer": "sgd", "momentum": 0, "weight_decay": 0, "lr": 0.01, "group_by": "label"}
@@ -119,7 +122,19 @@ def refusal(trainer, rule, optimizer):
         return None, None, str(error)
 
 
-def check(rule, trainer, folder):
+RULES = representatives(registry.parts("rule"), lambda id: of_rule(registry.get_rule(id)()))
+HERE = [id for id in registry.trainers() if id not in (*COUNTING, *PRIVATE)]
+TRAINERS = representatives(HERE, lambda id: of_trainer(registry.get_trainer(id)()))
+ALL_RULES = ("fedbn", "sgd")
+"""Trainers that every rule combines the models of: with entries that do not train, and without."""
+
+
+def trains(rule, trainer):
+    """Whether a pair is trained in every run of the tests: each mechanism under each, all trainers and all rules."""
+    return rule == "fedavg" or trainer in ALL_RULES or (rule in RULES and trainer in TRAINERS)
+
+
+def check(rule, trainer, folder, long=True):
     """Two rounds of a pair with all optimizers that fit; what is refused is what is written above."""
     fitting, pair = {}, None
     for optimizer in STEPS:
@@ -128,7 +143,7 @@ def check(rule, trainer, folder):
         assert bool(reason) == bool(said) and said in reason, (trainer, rule, optimizer, reason)
         if not reason:
             fitting[optimizer], pair = parts.server_optimizer, pair or (config, parts)
-    if pair is None:
+    if pair is None or not (long or trains(rule, trainer)):
         return 0
     each = Each(fitting)
     with LocalSites(pair[0], folder, pair[1]) as sites:
@@ -150,12 +165,13 @@ def sites_of(pair):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @each("rule", registry.parts("rule"))
-def test_every_trainer_and_server_optimizer_under(rule, tmp_path):
+def test_every_trainer_and_server_optimizer_under(rule, tmp_path, request):
     ran, wrong = 0, []
-    for trainer in (one for one in registry.trainers() if one not in (*COUNTING, *PRIVATE)):
+    for trainer in HERE:
         try:
-            ran += check(rule, trainer, made(tmp_path / trainer))
+            ran += check(rule, trainer, made(tmp_path / trainer), request.config.getoption("--long"))
         except Exception as error:  # whatever it is: the whole row of the table is worth reading at once
             wrong.append(f"{trainer}: {type(error).__name__}: {str(error)[:300]}")
     assert not wrong, "\n".join(wrong)

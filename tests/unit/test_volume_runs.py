@@ -35,9 +35,12 @@ def entries_of(log, event):
 
 
 @needs_nilearn
-@each("method", PAPERS)
+@each("method", PAPERS, short=["fedism-plus", "fedufo", "fedce"])
 def test_the_papers_methods_run_on_volumes(method, tmp_path):
-    """Three sites, two rounds: weights are a distribution, every site answers, and says what the method asks for."""
+    """Three sites, two rounds: weights are a distribution, every site answers, and says what the method asks for.
+
+    FedHEAL asks for nothing, and tests/flare/test_volumes_sim.py has FedLWR's second exchange.
+    """
     run_local(make_config(method, "brain-seg3d:small", rounds=2, values={**TINY, **PAPERS[method]}), tmp_path)
     log = verify(tmp_path / "audit.jsonl")
     found, final = entries_of(log, "round"), entries_of(log, "evaluation")[0]["sites"]

@@ -123,7 +123,7 @@ def ct_run(request, tmp_path_factory):
     truth = dicom_sets.ct_offset(root / "data") if request.param == "offset" else head(root / "data")
     options = lists_of(root / "data", truth)
     own = ["--datalists", root / "data", "--kind", "classification", "--classes", options["labels"]]
-    return truth, root / "data", run(root / "run", "fedavg", *own)
+    return truth, root / "data", run(root / "run", "fedavg", *own, "--no-solo")
 
 
 def window_of(folder):
@@ -162,6 +162,7 @@ def test_files_as_they_are_exported_are_predicted_as_in_training(ct_run, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ct_run", ["head"], indirect=True, scope="module")
 def test_a_bundle_scales_by_the_runs_window(ct_run, tmp_path, capsys):
     """MONAI's runner, without this package, on DICOM that has no suffix."""
     truth, data, folder = ct_run
