@@ -125,8 +125,8 @@ def refusal(trainer, rule, optimizer):
 RULES = representatives(registry.parts("rule"), lambda id: of_rule(registry.get_rule(id)()))
 HERE = [id for id in registry.trainers() if id not in (*COUNTING, *PRIVATE)]
 TRAINERS = representatives(HERE, lambda id: of_trainer(registry.get_trainer(id)()))
-ALL_RULES = ("fedbn", "sgd")
-"""Trainers that every rule combines the models of: with entries that do not train, and without."""
+ALL_RULES = ("fedbn", "sgd", "weighted")
+"""Trainers that every rule combines the models of: with entries that do not train, without, and with orders."""
 
 
 def trains(rule, trainer):
