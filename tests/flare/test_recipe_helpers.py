@@ -318,8 +318,8 @@ def test_flare_s_metrics_artifacts_hold_every_round(run):
         assert whole["mean_loss"] == pytest.approx(sum(losses) / len(losses)) and whole["worst_loss"] == max(losses)
     summary = json.loads((metrics / "metrics_summary.json").read_text())
     assert summary["final_round"] == 2 and summary["aggregation"] == {"method": "fedism"}
-    assert summary["key_metric"] == {"name": "worst_balanced_accuracy", "mode": "max"}
-    assert "worst_balanced_accuracy" in {one["name"] for one in summary["final_aggregated_metrics"]}
+    assert summary["key_metric"] == {"name": "worst_auc", "mode": "max"}
+    assert "worst_auc" in {one["name"] for one in summary["final_aggregated_metrics"]}
 
 
 @pytest.mark.flare
