@@ -38,6 +38,7 @@ ELSEWHERE = {
     r"make demo(-imaging)?": "tests/docs/test_printed_commands.py::test_make_runs_what_it_says",
     r"make test": "tests/docs/test_printed_commands.py::test_make_runs_what_it_says",
     r"python jobs/\w+/job.py( --production --export --export-dir \S+)?$": "tests/flare/test_jobs.py",
+    r"python jobs/export_research.py": "tests/flare/test_jobs.py",
     r"nvflare job submit": "tests/flare/test_deploy_poc.py",
     r"nvflare job (wait|download)": "tests/flare/test_deploy_poc.py",
     r"KIT/startup/fl_admin.sh": "tests/flare/test_deploy_poc.py",

@@ -7,6 +7,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from tiny_net import TinyNet
 
 SHARPNESS = {"site-1": 0.01, "site-2": 0.03}
+METRICS = {"site-1": {"accuracy": 0.9, "loss": 0.25, "own": 1.0}, "site-2": {"accuracy": 0.5, "loss": 0.75}}
 
 
 def main() -> None:
@@ -19,7 +20,7 @@ def main() -> None:
         step = 1.0 if site == "site-1" else 3.0
         difference = {k: torch.full_like(v, step) for k, v in network.state_dict().items()}
         meta = {"n_examples": 100, "scalars": {"sharpness": SHARPNESS[site]}}
-        flare.send(FLModel(params=difference, params_type=ParamsType.DIFF, meta=meta))
+        flare.send(FLModel(params=difference, params_type=ParamsType.DIFF, metrics=METRICS[site], meta=meta))
 
 
 if __name__ == "__main__":

@@ -2,13 +2,17 @@
 """jobs/ and app_configs/: each job exports what is committed, and runs from its script."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import nvflare
 import pytest
 
 from cases import each
+from fairflare.core import registry
 from fairflare.engine.setup.config import make_config
 from fairflare.flare import job
 
@@ -89,13 +93,43 @@ def test_a_deployed_job_may_have_its_sites_ask_more_often(poll, asked, looked, t
     assert server["workflows"][0]["args"]["task_check_period"] == looked
 
 
+@pytest.fixture(scope="module")
+def research(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("research")
+    command = [sys.executable, str(ROOT / "jobs" / "export_research.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+SECTIONS = ["Abstract", "Papers and Links", "Objective", "Method Summary", "Repository Layout", "Setup"]
+SECTIONS += ["Data Preparation", "Run Instructions", "Expected Results", "License", "Requirements", "Citation"]
+
+
+@each("name", {"fedism-plus": "ich", "fedlwr": "brain", "fedheal": "ich", "fedufo": "support2"}.items())
+def test_a_research_folder_has_what_flare_asks_for(name, research):
+    """Its job is one of jobs/, whose export is compared above."""
+    method, data = name
+    job = f"{method.replace('-', '_')}_{data}"
+    assert (research / method / "job.py").read_text() == (ROOT / "jobs" / job / "job.py").read_text()
+    readme = (research / method / "README.md").read_text()
+    assert re.findall(r"^## (.*)$", readme, re.M) == SECTIONS and readme.startswith("# ")
+    assert all(body.strip() for body in re.split(r"^#+ .*$", readme, flags=re.M)[2:])
+    links = re.findall(r"\]\(([^)]*)\)", readme)
+    assert links and all(link.startswith("https://") for link in links)
+    assert registry.get_method(method).paper.url in readme
+    assert f"nvflare~={nvflare.__version__}" in (research / method / "requirements.txt").read_text()
+
+
 @pytest.mark.flare
-@pytest.mark.long
-def test_a_job_script_runs_in_the_simulator(tmp_path):
-    """In every run of the tests: test_run_ends.py starts it, and test_recipe_helpers.py runs a recipe to its end."""
-    script = ROOT / "jobs" / "fedavg_support2" / "job.py"
-    command = [sys.executable, str(script), "--rounds", "1", "--workspace", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+def test_a_research_folder_runs_from_itself_alone(research, tmp_path):
+    """In FLARE's simulator, as the script of jobs/ that it is a copy of."""
+    folder = shutil.copytree(research / "fedufo", tmp_path / "fedufo")
+    done = subprocess.run([sys.executable, "job.py", "--rounds", "1"], cwd=folder, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:]
-    folder = tmp_path / "fedavg_support2" / "server" / "simulate_job" / "fairflare"
-    assert json.loads((folder / "report.json").read_text())["status"] == "completed"
+    run = folder / "runs" / "fedufo_support2" / "fedufo_support2" / "server" / "simulate_job"
+    assert json.loads((run / "fairflare" / "report.json").read_text())["status"] == "completed"
+    summary = json.loads((run / "metrics" / "metrics_summary.json").read_text())
+    told = (folder / "README.md").read_text()
+    assert f"`{summary['key_metric']['name']}` as their key metric" in told
+    assert summary["key_metric"]["name"] in {one["name"] for one in summary["final_aggregated_metrics"]}

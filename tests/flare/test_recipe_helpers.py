@@ -30,6 +30,7 @@ from nvflare.recipe.utils import (
 from nvflare.widgets.fed_event import ServerFedEventRunner
 
 from fairflare.core.errors import UserError
+from fairflare.core.metric import named
 from fairflare.engine.files import read_tensors
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
@@ -200,7 +201,7 @@ def test_with_secure_sums_receivers_hear_nothing_that_the_sums_hide(secure_sum, 
                     told.update(site["metrics"])
                     told.update(["weight"] if site["weight"] is not None else [])
 
-    run_local(config, tmp_path, [Tracking(engine_of(Listener()), "fedism")])
+    run_local(config, tmp_path, [Tracking(engine_of(Listener()), "fedism", named("auc"))])
     hidden = {"loss", "train_loss", "mean_loss", "worst_train_loss", "probe_sharpness", "weight"}
     assert {"auc", "mean_auc", "worst_auc"} <= told
     assert hidden & told == (set() if secure_sum == "masks" else hidden)
@@ -229,8 +230,10 @@ def test_mlflow_s_receiver_hears_what_tensorboard_s_hears():
     with engine.new_context() as context:
         receiver.handle_event(EventType.START_RUN, context)
     accepted = {"a": {"metrics": {"loss": 0.5, "auc": 0.75}, "scalars": {"sharpness": 0.25}}}
-    Tracking(engine, "fedism").saw({"event": "round", "round": 3, "accepted": accepted, "weights": {"a": 1.0}})
-    Tracking(engine, "fedism").saw({"event": "start"})
+    Tracking(engine, "fedism", named("auc")).saw(
+        {"event": "round", "round": 3, "accepted": accepted, "weights": {"a": 1.0}}
+    )
+    Tracking(engine, "fedism", named("auc")).saw({"event": "start"})
     told = {"loss": 0.5, "auc": 0.75, "probe_sharpness": 0.25, "weight": 1.0}
     assert heard == [("a", name, value, 3, AnalyticsDataType.METRIC) for name, value in told.items()]
     assert not sent  # nothing goes on to the sites
@@ -315,6 +318,8 @@ def test_flare_s_metrics_artifacts_hold_every_round(run):
         assert whole["mean_loss"] == pytest.approx(sum(losses) / len(losses)) and whole["worst_loss"] == max(losses)
     summary = json.loads((metrics / "metrics_summary.json").read_text())
     assert summary["final_round"] == 2 and summary["aggregation"] == {"method": "fedism"}
+    assert summary["key_metric"] == {"name": "worst_auc", "mode": "max"}
+    assert "worst_auc" in {one["name"] for one in summary["final_aggregated_metrics"]}
 
 
 @pytest.mark.flare

@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from fairflare.core.errors import UserError
+from fairflare.flare import worst_site
+from fairflare.flare.worst_site import WorstSite
 from fairflare.functional.perturbation import global_norm, perturbed
 
 HERE = Path(__file__).parent
@@ -19,14 +29,18 @@ JOB = """
 import sys
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
+from nvflare.recipe.utils import add_experiment_tracking
 from fairflare.flare.aggregator import FairAggregator
+from fairflare.flare.worst_site import add_worst_site
 from tiny_net import TinyNet
 
 recipe = FedAvgRecipe(
     name="stock", model=TinyNet(), min_clients=2, num_rounds=2, train_script="client_api_script.py",
     aggregator=FairAggregator("fedism", rounds=2, settings={"q": 1.0, "beta": 1.0}),
-    params_transfer_type="DIFF", server_expected_format="pytorch",
+    params_transfer_type="DIFF", server_expected_format="pytorch", key_metric="worst_accuracy", key_metric_mode="max",
 )
+add_worst_site(recipe)
+add_experiment_tracking(recipe, "tensorboard")
 recipe.run(SimEnv(clients=["site-1", "site-2"], workspace_root=sys.argv[1]))
 """
 
@@ -49,6 +63,46 @@ def test_stock_recipe_weighs_by_sharpness(tmp_path):
     running_mean = torch.as_tensor(saved["1.running_mean"])
     torch.testing.assert_close(running_mean, torch.full((2,), 5.0))
     assert int(saved["1.num_batches_tracked"]) == 0
+    lines = [json.loads(line) for line in (server / "metrics" / "round_metrics.jsonl").read_text().splitlines()]
+    over = {"mean_accuracy": 0.7, "worst_accuracy": 0.5, "gap_accuracy": 0.4, "std_accuracy": 0.2, "worst_loss": 0.75}
+    for line in lines:
+        told = {one["name"]: one["value"] for one in line["aggregated_metrics"]}
+        assert {name: told[name] for name in over} == pytest.approx(over) and "worst_own" not in told
+    summary = json.loads((server / "metrics" / "metrics_summary.json").read_text())
+    assert (summary["key_metric"]["name"], summary["key_metric"]["mode"]) == ("worst_accuracy", "max")
+    assert len(lines) == 2 and summary["best_round"] == 1 and next(server.glob("**/best_FL_global_model.pt"))
+    assert "not in metrics from" not in log  # FLARE's own selector, which knows no such name
+    events = EventAccumulator(str(server / "tb_events" / "server")).Reload()
+    assert [event.step for event in events.Scalars("worst_accuracy")] == [0, 1]
+
+
+def test_only_aggregated_sites_count_and_none_is_told_of_others(monkeypatch):
+    """What FLARE's controller goes on with, and sends out, is as it was; the copy for its records has more."""
+    heard = []
+    monkeypatch.setattr(worst_site, "tell_receivers", lambda engine, *told: heard.append(told))
+    context, widget = FLContext(), WorstSite("gap_loss", "min")
+    monkeypatch.setattr(widget, "fire_event", lambda event, _: heard.append(event))
+    monkeypatch.setattr(context, "get_engine", lambda: None)
+    context.set_prop(AppConstants.CURRENT_ROUND, 3, private=True, sticky=False)
+    for site, loss in {"a": 0.1, "b": 0.4, "left-out": 9.0, "broken": float("nan")}.items():
+        answer = FLModelUtils.to_shareable(FLModel(params={"w": 1.0}, metrics={"loss": loss}))
+        context.set_prop(AppConstants.TRAINING_RESULT, answer, private=True, sticky=False)
+        context.set_peer_context(peer := FLContext())
+        peer.set_prop(ReservedKey.IDENTITY_NAME, site)
+        widget.handle_event(AppEventType.AFTER_CONTRIBUTION_ACCEPT, context)
+    about = {"site_weights": [{"name": "a", "weight": 1}, {"name": "b", "weight": 2}]}
+    result = FLModel(params={"w": 1.0}, metrics={"loss": 0.3}, meta={AppConstants.METRICS_AGGREGATION_INFO: about})
+    context.set_prop(AppConstants.AGGREGATION_RESULT, result, private=True, sticky=False)
+    widget.handle_event(AppEventType.AFTER_AGGREGATION, context)
+    told = context.get_prop(AppConstants.AGGREGATION_RESULT)
+    spread = {"mean_loss": 0.25, "worst_loss": 0.4, "gap_loss": 0.3, "std_loss": 0.15}
+    assert told.metrics == pytest.approx({"loss": 0.3, **spread}) and result.metrics == {"loss": 0.3}
+    assert result.meta == {AppConstants.METRICS_AGGREGATION_INFO: about}
+    assert heard[-1] == AppEventType.GLOBAL_BEST_MODEL_AVAILABLE and [one[0] for one in heard[:-1]] == ["server"] * 4
+    assert context.get_prop(AppConstants.METRICS_SELECTION_INFO)["best_round"] == 3
+    for key, mode in (("accuracy", "max"), ("worst_loss", "lowest")):
+        with pytest.raises(UserError, match="expected"):
+            WorstSite(key, mode)
 
 
 STOCK = Path(__file__).parents[2] / "jobs" / "stock_recipe"

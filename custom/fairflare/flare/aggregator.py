@@ -33,6 +33,8 @@ from fairflare.flare.wire import answer_from_model
 
 HOOKS = ("orders", "tensors_for", "anchor", "anchors")
 """What a rule sends beside the model, for which a stock recipe has no place."""
+SITE_WEIGHTS = "fairflare_site_weights"
+"""A property of the server's FLARE context: accepted site -> weight of the round."""
 UNASKED = frozenset(name for name, spec in answer_fields().items() if spec.kind == "count" and not spec.declared)
 """What the schema measures and clients of a stock recipe need not report."""
 
@@ -131,6 +133,8 @@ class FairAggregator(ModelAggregator):
         outcome = self._rule.aggregate(zeros, replies, self._state, self._info(replies))
         self._state, self.weights = outcome.state, outcome.weights
         self.info(f"round {self._round} weights: {self.weights}")
+        if self.fl_ctx is not None:  # what stands in the result's meta, FLARE sends to the sites
+            self.fl_ctx.set_prop(SITE_WEIGHTS, dict(self.weights), private=True, sticky=True)
         difference = {key: _kept_above_zero(key, value, model[key]) for key, value in outcome.model.items()}
         like = self._sent or next(answer.update for answer in answers if answer.site == replies[0].site)
         return FLModel(

@@ -141,7 +141,8 @@ class FairController(ModelController):
         board, began = TensorBoard(folder, [note.to_json() for note in parts.rule.notes]), Began()
         try:
             keys = None if config.secure_sum == NONE else server_credentials(self.fl_ctx)
-            observers: list[Observer] = [began, board, RunLog(folder), Tracking(self.engine, config.method)]
+            tracking = Tracking(self.engine, config.method, parts.task.metric(parts.task.headline))
+            observers: list[Observer] = [began, board, RunLog(folder), tracking]
             federation_loop = build_federation(config, parts, self, folder, self.env, observers, keys)
             initial = [parts.model]
             del parts  # the loop lets go of the initial model once there is another one

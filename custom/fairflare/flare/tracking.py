@@ -8,6 +8,7 @@ without, and with secure sums nothing of what the sums hide.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,14 +22,16 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.widgets.convert_to_fed_event import FED_EVENT_PREFIX
 
-LOSSES = ("loss", "train_loss")
+from fairflare.core.metric import Metric, named
 
 
 class Tracking:
     """An observer of the round loop: of each accepted site metrics, probe numbers (``probe_<name>``) and weight."""
 
-    def __init__(self, engine: Any, method: str) -> None:
+    def __init__(self, engine: Any, method: str, headline: Metric) -> None:
+        """``headline``: the task's metric, of which the worst site's is the key metric of FLARE's records."""
         self._engine, self._method = engine, method
+        self._key = {"name": f"worst_{headline.name}", "mode": "max" if headline.higher_is_better else "min"}
 
     def saw(self, entry: Mapping[str, Any]) -> None:
         """Tell the receivers of one round; other entries are not for plots."""
@@ -39,7 +42,7 @@ class Tracking:
             if site in entry["weights"]:
                 numbers["weight"] = entry["weights"][site]
             for name, value in numbers.items():
-                self._fire(site, name, value, entry["round"])
+                tell_receivers(self._engine, site, name, value, entry["round"])
         self._record(entry)
 
     def _record(self, entry: Mapping[str, Any]) -> None:
@@ -51,12 +54,13 @@ class Tracking:
         about = {
             "metric_source": "fairflare",
             "aggregation": {"method": self._method},
+            "key_metric": self._key,
             "sites": sites,
             # FLARE would write down what sites sent before the gate has looked at it.
             "use_contribution_sites": False,
         }
         result = FLModel(
-            metrics=_over_sites([reply["metrics"] for reply in entry["accepted"].values()]),
+            metrics=over_sites([reply["metrics"] for reply in entry["accepted"].values()]),
             current_round=entry["round"],
             meta={AppConstants.METRICS_AGGREGATION_INFO: about},
         )
@@ -65,23 +69,32 @@ class Tracking:
             context.set_prop(FLContextKey.EVENT_SCOPE, EventScope.LOCAL, private=True, sticky=False)
             self._engine.fire_event(AppEventType.AFTER_AGGREGATION, context)
 
-    def _fire(self, site: str, name: str, value: float, step: int) -> None:
-        data = create_analytic_dxo(name, float(value), AnalyticsDataType.SCALAR, global_step=step).to_shareable()
-        data.set_peer_props({ReservedKey.IDENTITY_NAME: site})
-        # An event that goes "out" would be sent on to all sites.
-        data.set_header(FedEventHeader.DIRECTION, "in")
-        with self._engine.new_context() as context:
-            context.set_prop(FLContextKey.EVENT_DATA, data, private=True, sticky=False)
-            context.set_prop(FLContextKey.EVENT_SCOPE, EventScope.FEDERATION, private=True, sticky=False)
-            self._engine.fire_event(FED_EVENT_PREFIX + ANALYTIC_EVENT_TYPE, context)
+
+def tell_receivers(engine: Any, site: str, name: str, value: float, step: int) -> None:
+    """One number for the receivers at the server, as if ``site`` had sent it."""
+    data = create_analytic_dxo(name, float(value), AnalyticsDataType.SCALAR, global_step=step).to_shareable()
+    data.set_peer_props({ReservedKey.IDENTITY_NAME: site})
+    # An event that goes "out" would be sent on to all sites.
+    data.set_header(FedEventHeader.DIRECTION, "in")
+    with engine.new_context() as context:
+        context.set_prop(FLContextKey.EVENT_DATA, data, private=True, sticky=False)
+        context.set_prop(FLContextKey.EVENT_SCOPE, EventScope.FEDERATION, private=True, sticky=False)
+        engine.fire_event(FED_EVENT_PREFIX + ANALYTIC_EVENT_TYPE, context)
 
 
-def _over_sites(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Mean over the sites and worst site of every metric that they all report; of losses the worst is the largest."""
-    names = sorted(set.intersection(*(set(one) for one in metrics)))
-    values = {name: [one[name] for one in metrics] for name in names}
-    means = {f"mean_{name}": sum(found) / len(found) for name, found in values.items()}
-    return means | {f"worst_{name}": (max if name in LOSSES else min)(found) for name, found in values.items()}
+def over_sites(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of every metric that all sites report: mean over the sites, worst site, largest minus smallest, ddof-0 deviation.
+
+    The worst is the smallest where more is better, and the largest of losses and errors.
+    """
+    names = sorted(set.intersection(*(set(one) for one in metrics))) if metrics else []
+    found = {}
+    for name in names:
+        values = [one[name] for one in metrics]
+        found[f"mean_{name}"] = statistics.fmean(values)
+        found[f"worst_{name}"] = (min if named(name).higher_is_better else max)(values)
+        found[f"gap_{name}"], found[f"std_{name}"] = max(values) - min(values), statistics.pstdev(values)
+    return found
 
 
 def tell_receivers_here(source: FLComponent, metrics: Mapping[str, float], step: int, fl_ctx: FLContext) -> None:
