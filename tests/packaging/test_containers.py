@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Container and cluster files against FLARE's own kits; what they start is what test_deploy_provisioned.py runs."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "poc_workspace" / "containers"
+SITES = ("hospital-a", "hospital-b", "hospital-c")
+
+
+def nvflare(*words, cwd):
+    command = [sys.executable, "-m", "nvflare.cli", *map(str, words)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    """Of poc_workspace/project.yml, with the name that the server has among containers."""
+    folder = tmp_path_factory.mktemp("kits")
+    project = (ROOT / "poc_workspace" / "project.yml").read_text()
+    (folder / "project.yml").write_text(project.replace("name: localhost", "name: server"))
+    nvflare("provision", "-p", "project.yml", "-w", folder / "made", cwd=folder)
+    return folder / "made" / "fairflare" / "prod_00"
+
+
+@pytest.mark.slow
+def test_the_composition_mounts_every_kit_and_starts_what_kits_bring(kits):
+    services = yaml.safe_load((HERE / "compose.yaml").read_text())["services"]
+    assert set(services) == {"server", *SITES}
+    for name, service in services.items():
+        assert (
+            service["volumes"][0].endswith(f"/{name}:/workspace")
+            and (kits / name / "startup" / "sub_start.sh").exists()
+        )
+        assert service["read_only"] and service["cap_drop"] == ["ALL"] and "ports" not in service
+    text = (HERE / "Dockerfile").read_text()
+    assert 'CMD ["startup/sub_start.sh"]' in text and text.count("--require-hashes") == 1
+    users = [line.split()[1] for line in text.splitlines() if line.startswith("USER ")]
+    assert users[-1] == "10001", "neither image runs as root"
+    assert (ROOT / "requirements.lock.txt").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime, name", [("docker", "server"), ("k8s", "hospital-a"), ("slurm", "hospital-b")])
+def test_flare_prepares_kits_for_each_runtime(runtime, name, kits, tmp_path):
+    nvflare(
+        "deploy",
+        "prepare",
+        kits / name,
+        "--output",
+        tmp_path / "kit",
+        "--config",
+        HERE / f"{runtime}.yaml",
+        cwd=tmp_path,
+    )
+    assert f"{runtime}_launcher" in (tmp_path / "kit" / "local" / "resources.json.default").read_text()
+    if runtime == "k8s":
+        values = yaml.safe_load((tmp_path / "kit" / "helm_chart" / "values.yaml").read_text())
+        assert values["securityContext"]["runAsNonRoot"] and values["image"]["repository"] == "fairflare-site"
+
+
+def test_the_image_lints_clean():
+    linter = shutil.which("hadolint") or str(Path(sys.executable).with_name("hadolint"))
+    if not Path(linter).exists():
+        pytest.skip("no hadolint")
+    done = subprocess.run([linter, HERE / "Dockerfile"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
