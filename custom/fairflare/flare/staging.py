@@ -34,7 +34,7 @@ from fairflare.flare.executor import SCRIPT
 from fairflare.networks.own import MONAI, is_own
 from fairflare.privacy.secure_sum.schemes import CHECKED
 from fairflare.tasks.own.script import Script
-from fairflare.trainers.newton import COX
+from fairflare.trainers.newton import COX_SUMS
 
 PACKAGE = "fairflare"
 KIND_OF_TIMES = "fairflare.tasks.kinds.survival"
@@ -174,7 +174,7 @@ def _declared_with(found: set[str], modules: Mapping[str, Path]) -> Iterator[str
 
 def _of_times(found: set[str]) -> list[str]:
     """What a run about times to an event finds by name, as others need none of it."""
-    return [CURVES, COX] if KIND_OF_TIMES in found else []
+    return [CURVES, COX_SUMS] if KIND_OF_TIMES in found else []
 
 
 def _other_files(package: Path, paths: list[Path]) -> Iterator[Path]:

@@ -32,7 +32,7 @@ from fairflare.functional.likelihood import (
 from fairflare.trainers.base import ServerState, Trainer
 
 BIAS, SPREAD, OWN = "bias", "log_sd", "own_fit"
-COX = "fairflare.functional.partial_likelihood"
+COX_SUMS = "fairflare.functional.partial_likelihood"
 """Of outcomes that are times, by a name that no reader of imports follows."""
 SETTLING = 3
 """Rounds before the intercepts' spread moves: far from the maximum it would be thrown about."""
@@ -229,7 +229,7 @@ def _patients(work: LocalWork) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _cox_sums(design: torch.Tensor, outcome: torch.Tensor, coefficients: torch.Tensor) -> Sums:
     """A site's own sums of Cox's model; ``outcome`` holds times and events (N, 2)."""
-    cox: Any = importlib.import_module(COX)
+    cox: Any = importlib.import_module(COX_SUMS)
     value, score, information = cox.partial_likelihood(design, outcome[:, 0], outcome[:, 1], coefficients)
     return Sums(value, score, information, len(outcome))
 
