@@ -126,11 +126,17 @@ def _in_progress(folder: Path, head: str, worker: str, as_json: bool) -> None:
 @click.option(
     "--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, help="Seconds between looks."
 )
-def watch(folder: Path, once: bool, every: float) -> None:
+@click.option("--web", is_flag=True, help="As a page for a browser on this machine; its address holds a token.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the page; by default one that is free.")
+def watch(folder: Path, once: bool, every: float, web: bool, port: int) -> None:
     """Follow the run in FOLDER: each site's score and weight over the rounds, and who is away.
 
     Reads the audit log and changes nothing; Ctrl-C ends the display, not the run.
     """
+    if web:
+        from fairflare.cli.web_view import serve
+
+        return serve(folder, port=port, every=every)
     from fairflare.cli.live_view import watch as follow
 
     follow(folder, once=once, every=every)

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -20,6 +20,7 @@ from fairflare.engine.files import AUDIT, is_file
 from fairflare.report.values import in_order
 from fairflare.studies.display import Observer, clean, duration, out, score_words, scored, time_left
 
+T = TypeVar("T")
 BARS = "▁▂▃▄▅▆▇█"
 SCORED = "scored"
 """Key under which a round's line has what the sites scored."""
@@ -85,14 +86,7 @@ def watch(folder: Path, *, once: bool, every: float) -> None:
 
     Where nobody looks at a terminal, the state is printed. Raises UserError where no run is there.
     """
-    from fairflare.engine.files import read_json
-    from fairflare.engine.setup import tasks
-    from fairflare.engine.setup.assembly import CONFIG
-
-    if not is_file(folder / CONFIG) and not is_file(folder / AUDIT):
-        raise UserError(f"{str(folder)!r}: expected the folder of a run, found no {CONFIG} and no {AUDIT}")
-    task = str((read_json(folder / CONFIG) if is_file(folder / CONFIG) else {}).get("task"))
-    watched = Watched(tasks.known(task).headline if task in tasks.every() else "")
+    watched = watched_in(folder)
     first = _look(watched, folder)
     if once or not out.is_terminal:
         out.print(first)
@@ -103,11 +97,27 @@ def watch(folder: Path, *, once: bool, every: float) -> None:
             live.update(_look(watched, folder), refresh=True)
 
 
+def watched_in(folder: Path) -> Watched:
+    """What follows the run in ``folder``; raises UserError where no run is there."""
+    from fairflare.engine.files import read_json
+    from fairflare.engine.setup import tasks
+    from fairflare.engine.setup.assembly import CONFIG
+
+    if not is_file(folder / CONFIG) and not is_file(folder / AUDIT):
+        raise UserError(f"{str(folder)!r}: expected the folder of a run, found no {CONFIG} and no {AUDIT}")
+    task = str((read_json(folder / CONFIG) if is_file(folder / CONFIG) else {}).get("task"))
+    return Watched(tasks.known(task).headline if task in tasks.every() else "")
+
+
 def _look(watched: Watched, folder: Path) -> RenderableType:
+    return looked(watched, folder, picture)
+
+
+def looked(watched: Watched, folder: Path, show: Callable[[Watched, Path], T]) -> T:
     """What the log says by now; raises UserError where it is no log: it may be another's, or cut in two."""
     try:
         watched.follow(folder)
-        return picture(watched, folder)
+        return show(watched, folder)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{AUDIT}: expected a run's log; `fairflare verify` says more ({type(error).__name__})"
@@ -123,14 +133,20 @@ def picture(watched: Watched, folder: Path) -> RenderableType:
     shown.add_column("site", max_width=20)
     for name in ("score", f"last {WIDTH} rounds", "weight", "", "state"):
         shown.add_column(name, justify="right" if name in ("score", "weight") else "left", no_wrap=True)
-    sites = list(watched.start["sites"])
-    listed = _listed(watched, sites)
-    for site in listed:
+    rows = site_rows(watched)
+    for row in rows:
+        shown.add_row(*map(escape, row))
+    left_out = len(watched.start["sites"]) - len(rows)
+    return Group(*lines, shown, *([Text(f"and {left_out} more sites")] if left_out else []))
+
+
+def site_rows(watched: Watched) -> list[list[str]]:
+    """Site, score, its bars, weight, its bars, and state, of the sites that are listed."""
+    found = []
+    for site in _listed(watched, list(watched.start["sites"])):
         scores, weights = watched.scores(site), watched.weights(site)
-        cells = [_last(scores), bars(scores), _last(weights), bars(weights), watched.state(site)]
-        shown.add_row(escape(site), *map(escape, cells))
-    more = [Text(f"and {len(sites) - len(listed)} more sites")] if len(listed) < len(sites) else []
-    return Group(*lines, shown, *more)
+        found.append([site, _last(scores), bars(scores), _last(weights), bars(weights), watched.state(site)])
+    return found
 
 
 def headlines(watched: Watched, folder: Path) -> list[str]:
