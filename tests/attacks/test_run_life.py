@@ -261,7 +261,7 @@ class Job:
 
     get_app_config_dir = get_app_custom_dir
 
-    get_site_custom_dir = get_site_config_dir = lambda self: str(self.root / "none")
+    get_site_custom_dir = get_site_config_dir = get_startup_kit_dir = lambda self: str(self.root / "none")
 
 
 @pytest.fixture
