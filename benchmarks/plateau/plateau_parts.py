@@ -311,17 +311,13 @@ class ToldHEAL(FedHEAL):
 
     def _kept(self, reply: Reply, state: State) -> np.ndarray:
         """An update's trainable entries as averaged: 0 where they are masked; (entries,)."""
-        parts = []
-        for key in sorted(set(reply.update) & reply.trainable):
-            u = reply.update[key].numpy().reshape(-1).astype(np.float64)
-            if self.parts != "fael":
-                up, seen = (
-                    state["history"][reply.site][key].numpy().reshape(-1).astype(int),
-                    state["rounds"][reply.site],
-                )
-                u = u * (np.where(u >= 0, up, seen - up) >= least_count(seen, self.tau, strict=False))
-            parts.append(u)
-        return np.concatenate(parts)
+        keys = sorted(set(reply.update) & reply.trainable) if self.parts == "fael" else list(state["sizes"])
+        found = np.concatenate([reply.update[key].numpy().reshape(-1).astype(np.float64) for key in keys])
+        if self.parts == "fael":
+            return found
+        counted, seen = state["history"][reply.site], state["rounds"][reply.site]
+        up = (counted if isinstance(counted, torch.Tensor) else counted.tensor()).numpy().astype(int)
+        return found * (np.where(found >= 0, up, seen - up) >= least_count(seen, self.tau, strict=False))
 
 
 @rule("plateau-shuffled-lwr")

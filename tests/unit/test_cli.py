@@ -153,6 +153,7 @@ def test_export_writes_a_flare_job(capsys, tmp_path):
         "compare",
         "sum",
         "weigh",
+        "reveal",
         "evaluate",
         "calibrate",
         "adjust",

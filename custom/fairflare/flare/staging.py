@@ -31,10 +31,10 @@ from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import FOLDS
 from fairflare.flare.egress import JOIN
 from fairflare.flare.executor import SCRIPT
+from fairflare.functional.likelihood import COX_SUMS
 from fairflare.networks.own import MONAI, is_own
 from fairflare.privacy.secure_sum.schemes import CHECKED
 from fairflare.tasks.own.script import Script
-from fairflare.trainers.newton import COX_SUMS
 
 PACKAGE = "fairflare"
 KIND_OF_TIMES = "fairflare.tasks.kinds.survival"

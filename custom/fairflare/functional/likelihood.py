@@ -34,6 +34,10 @@ SINGULAR = 1e-7
 """Share of a coefficient's information, given the ones before, that tells it apart from these; masks round at 1e-9."""
 
 
+COX_SUMS = "fairflare.functional.partial_likelihood"
+"""Of outcomes that are times, by a name that no reader of imports follows."""
+
+
 class Terms(NamedTuple):
     """What a patient adds: log-likelihood, its first derivative in the linear predictor, and minus its second; (N,)."""
 

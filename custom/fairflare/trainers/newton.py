@@ -15,6 +15,7 @@ from fairflare.core.registry import method, trainer
 from fairflare.core.types import Batch, Info, LocalWork, Offer, Paper, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.likelihood import (
+    COX_SUMS,
     Family,
     Sums,
     aliased,
@@ -32,8 +33,6 @@ from fairflare.functional.likelihood import (
 from fairflare.trainers.base import ServerState, Trainer
 
 BIAS, SPREAD, OWN = "bias", "log_sd", "own_fit"
-COX_SUMS = "fairflare.functional.partial_likelihood"
-"""Of outcomes that are times, by a name that no reader of imports follows."""
 SETTLING = 3
 """Rounds before the intercepts' spread moves: far from the maximum it would be thrown about."""
 WORSE = 0.05
