@@ -84,7 +84,7 @@ def _along(replies: Sequence[Reply], p: np.ndarray) -> tuple[np.ndarray, np.ndar
     own, along, square = np.zeros(len(p)), np.zeros(len(p)), 0.0
     for key in sorted(replies[0].trainable & set(replies[0].update)):
         for _, updates in blocks_of(replies, key, LONG):
-            total = torch.zeros(len(updates[0]), dtype=replies[0].update[key].dtype)
+            total = torch.zeros(len(updates[0]), dtype=torch.float64)  # in any order of the sites the same
             for weight, update in zip(p, updates):
                 total.add_(torch.from_numpy(update), alpha=float(weight))
             for i, update in enumerate(updates):
