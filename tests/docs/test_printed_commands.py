@@ -47,7 +47,6 @@ ELSEWHERE = {
     r"FAIRFLARE_PLUGINS=\S+ pytest tests/laws": "tests/unit/test_plugin.py",
     r"fairflare join .*--env sim": "tests/flare/test_join_sim.py",
     r"fairflare join .*--event ": "tests/unit/test_own_network.py",
-    r"nvflare deploy prepare": "tests/packaging/test_containers.py",
     r"python job.py": "tests/flare/test_stock_recipe.py",
     r"(NVFLARE_POC_WORKSPACE=\S+ )?fairflare run .*--env (poc|prod)": "tests/flare/test_deploy_poc.py",
     r"fairflare run fedism-plus --script": "tests/flare/test_client_script.py",
