@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_OUT ?= runs/demo
-# A third process computes while another waits for FLARE's.
-WORKERS ?= 3
+# Two processes more than cores, on two: they compute while others wait for FLARE.
+WORKERS ?= 4
 
 .PHONY: help demo demo-imaging test test-fast test-long mutations coverage lint docs bench jobs lock sbom clean
 

@@ -295,7 +295,7 @@ def test_masked_updates_without_one_say_nothing():
     masked = [mask_update(sites[name].keys, updates[name], one) for name in "abc"]
     with pytest.raises(SumRefused, match="do not cancel"):
         combine_updates(masked, updates["a"])
-    # An entry of a masked update is anything between -2^63 and 2^63, of zeros too; their mean is 2^57 off, give or take.
+    # An entry of a masked update is anything between -2^63 and 2^63, of zeros too; the mean deviates by 2^57.
     zero = {"weight": torch.zeros(1000)}
     entries = mask_update(sites["a"].keys, zero, one)["weight"].double()
     assert entries.abs().max() > 2**62 and abs(entries.mean()) < 2**60
