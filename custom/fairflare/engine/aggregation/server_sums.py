@@ -89,11 +89,11 @@ class Covered:
         read = partial(_bytes_of, name="shares", size=len(roster) * SHARE)
         given, _, _ = first_good(list(transport.exchange(asked)), read, round.number)
         shares: list[dict[int, bytes]] = [{} for _ in roster]
-        for holder, all_of_them in given.items():
-            for place, found in enumerate(shares):
-                share = all_of_them[place * SHARE : (place + 1) * SHARE]
+        for point, holder in enumerate(roster, 1):
+            for k, found in enumerate(shares if holder in given else ()):
+                share = given[holder][k * SHARE : (k + 1) * SHARE]
                 if share != NONE:
-                    found[roster.index(holder) + 1] = share
+                    found[point] = share
         try:
             self.seeds = dict(zip(roster, recover(shares, self.needed), strict=True))
         except SumRefused as reason:

@@ -22,6 +22,8 @@ from fairflare.privacy.secure_sum.protocol import Sealed, SumOrder, SumRefused
 LENGTH = 4
 """Bytes that say how long the copy is."""
 TOTAL, COPIES = "total", "copies"
+new_contexts = ckks.new_contexts
+"""Of a run on one machine: whoever asks for this module by name needs no other of "ckks"."""
 CLOSE, SMALLEST = 1e-6, 1e-45
 """What CKKS may be off by, relative and absolute: a thousand times its rounding, and where it reads 0."""
 
@@ -67,11 +69,6 @@ class CheckedSums:
 def sums_of(masked: MaskedSums, context: bytes) -> CheckedSums:
     """A site's half, of its half for masked numbers and TenSEAL's context with the secret key."""
     return CheckedSums(ckks.EncryptedSums(context), masked, context)
-
-
-def new_contexts() -> tuple[bytes, bytes]:
-    """TenSEAL's contexts for a run on one machine: the sites' and the server's."""
-    return ckks.new_contexts()
 
 
 def combine(sealed: Mapping[str, bytes], context: bytes) -> dict[str, Any]:

@@ -98,8 +98,7 @@ def stream_of(seed: bytes) -> Stream:
 
 def uncovered(message: bytes, seed: bytes) -> bytes:
     """Covers ``message``, or takes its cover off."""
-    mask = int.from_bytes(stream_of(seed).read(len(message)), "big")
-    return (int.from_bytes(message, "big") ^ mask).to_bytes(len(message), "big")
+    return stream_of(seed).over(message)
 
 
 class Covers:

@@ -44,7 +44,11 @@ class Stream:
         self._encryptor = Cipher(algorithms.AES(secret[:16]), modes.CTR(secret[16:])).encryptor()
 
     def read(self, size: int) -> bytes:
-        return self._encryptor.update(bytes(size))
+        return self.over(bytes(size))
+
+    def over(self, content: bytes) -> bytes:
+        """``content`` xor the next bytes, which a stream from the same secret takes off again."""
+        return self._encryptor.update(content)
 
     def read_into(self, buffer: bytearray, size: int) -> None:
         """Put the next ``size`` bytes, at most ``BLOCK``, at the start of a ``new_buffer``."""
