@@ -68,7 +68,7 @@ DEFECTS = [
     Defect(
         "audit: the hash of a model leaves its values out",
         "engine/hashes.py",
-        "        digest.update(_data(model[key]))\n",
+        "        digest.update(_data(value))\n",
         "",
         ("unit/test_audit.py",),
     ),
