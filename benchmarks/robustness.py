@@ -89,6 +89,8 @@ def as_trained(honest: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     return own
 
 
+NUMBERS = "numbers"
+"""An attack that lies in its numbers alone, for ``named``."""
 Attack = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ATTACKS: dict[str, Attack] = {
     "none": as_trained,
@@ -130,7 +132,7 @@ class Hostile(InProcess):
                 if self.attack != "mimic":
                     answer = dataclasses.replace(answer, scalars=_lied(answer.scalars))
                 if answer.update:
-                    made = ATTACKS[self.attack](torch.stack(honest), updates[answer.site])
+                    made = ATTACKS.get(self.attack, as_trained)(torch.stack(honest), updates[answer.site])
                     answer = dataclasses.replace(answer, update=_split(made, answer.update, keys))
             yield answer
 
@@ -185,18 +187,18 @@ def measured(
 
 def named(task: str, seeds: Sequence[int], liars: Sequence[int]) -> Iterator[str]:
     """For each method whose sites tell numbers: liars and honest sites that the report names, of how many."""
-    yield "| method | liars | liars named | honest sites named |"
-    yield "|---|---|---|---|"
-    for method, count in product(TELLING, (0, *liars)):
+    yield "| method | attack | liars | liars named | honest sites named |"
+    yield "|---|---|---|---|---|"
+    for method, (attack, count) in product(TELLING, [("none", 0), *product(("lie", NUMBERS), liars)]):
         right, wrong, sites = 0, 0, 0
         for seed in seeds:
-            log = log_of(task, method, "lie" if count else "none", "none", count, seed, {})
+            log = log_of(task, method, attack, "none", count, seed, {})
             names = sorted(next(entry for entry in log if entry["event"] == "evaluation")["sites"])
             found = {row["site"] for row in unlike(read_trail(log))}
             right += len(found & set(names[len(names) - count :]))
             wrong += len(found & set(names[: len(names) - count]))
             sites += len(names) - count
-        yield f"| {method} | {count} | {right} of {count * len(seeds)} | {wrong} of {sites} |"
+        yield f"| {method} | {attack} | {count} | {right} of {count * len(seeds)} | {wrong} of {sites} |"
 
 
 def wanted(seeds: int, liars: Sequence[int]) -> Iterator[tuple[int, int, str, str, str]]:

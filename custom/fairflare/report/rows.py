@@ -156,7 +156,8 @@ TIMES, DEVIATIONS, FEWEST = 3.0, 3.5, 4
 def unlike(trail: Trail) -> list[Json]:
     """Numbers that a site sent and that fit neither the others' nor its own before, whoever is wrong.
 
-    Others: in at least half of the site's rounds the number is far from the sites' median. Past: what it is over the
+    Others: in the first round, when all have the same new model, or in at least half of the site's rounds the number is
+    far from the sites' median. Past: what it is over the
     later half of the rounds (median), by what it is over the earlier half, is far from the sites' median of that.
     Counts are no such numbers: the gate holds them against preflight's.
 
@@ -174,16 +175,16 @@ def unlike(trail: Trail) -> list[Json]:
                 told.setdefault(name, {}).setdefault(site, []).append(float(value))
                 now.setdefault(name, {})[site] = float(value)
         for name, values in now.items():
-            apart.update((name, site) for site in _far(values))
+            apart.update({(name, site): len(trail.rounds) if record is trail.rounds[0] else 1 for site in _far(values)})
     found: dict[tuple[str, str, str], None] = {}
     for name, sites in told.items():
         if all(value.is_integer() for values in sites.values() for value in values):
             continue
         halves = {site: (median(v[: len(v) // 2]), median(v[len(v) // 2 :])) for site, v in sites.items() if len(v) > 3}
         changed = _far({site: after / before for site, (before, after) in halves.items() if before})
-        for site, values in sites.items():
-            if 2 * apart[name, site] >= len(values) or site in changed:
-                against = "others" if 2 * apart[name, site] >= len(values) else "past"
+        for site, said in sites.items():
+            against = "others" if 2 * apart[name, site] >= len(said) else "past" if site in changed else None
+            if against:
                 found[site, name.partition("/")[0], against] = None
     order = in_order({site for site, *_ in found})
     rows = [dict(zip(("site", "number", "against"), one)) for one in found]
