@@ -4,6 +4,7 @@
     nice python benchmarks/robustness.py [--seeds 5] [--liars 1,2]
         # goes on with what docs/benchmarks/robustness.csv lacks, then writes the tables of docs/robustness.md
     python benchmarks/robustness.py --tables    # these alone
+    python benchmarks/robustness.py --named [--first-seed 5]    # whose numbers reports call unlike the others'
 
 Liars know all honest updates of the round and act together. All but those of "label flip" and "mimic" also say of
 themselves what wins the method's weight; "lie" does so and turns its update round. AUC is the mean over honest sites of
@@ -29,11 +30,15 @@ from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import LocalSites, run_local
 from fairflare.engine.setup.parts import build_parts
+from fairflare.report.audit_reader import read_trail
+from fairflare.report.rows import unlike
 
 ROOT = Path(__file__).resolve().parents[1]
 CSV, PAGE = ROOT / "docs" / "benchmarks" / "robustness.csv", ROOT / "docs" / "robustness.md"
 COLUMNS = ("task", "seed", "liars", "attack", "method", "defence", "auc", "weight")
 METHODS = ("fedism-plus", "fedlwr", "fedheal", "fedce", "fedavg", "fedufo", "median", "trimmed-mean", "multi-krum")
+TELLING = ("fedism-plus", "fedlwr", "fedce", "fedufo")
+"""Those whose sites say numbers of themselves, which weigh them."""
 DEFENCES = ("none", "robust")
 LIES = {
     "sharpness": 10.0,
@@ -84,6 +89,8 @@ def as_trained(honest: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     return own
 
 
+NUMBERS = "numbers"
+"""An attack that lies in its numbers alone, for ``named``."""
 Attack = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ATTACKS: dict[str, Attack] = {
     "none": as_trained,
@@ -125,7 +132,7 @@ class Hostile(InProcess):
                 if self.attack != "mimic":
                     answer = dataclasses.replace(answer, scalars=_lied(answer.scalars))
                 if answer.update:
-                    made = ATTACKS[self.attack](torch.stack(honest), updates[answer.site])
+                    made = ATTACKS.get(self.attack, as_trained)(torch.stack(honest), updates[answer.site])
                     answer = dataclasses.replace(answer, update=_split(made, answer.update, keys))
             yield answer
 
@@ -146,13 +153,8 @@ def _split(vector: torch.Tensor, like, keys: Sequence[str]):
     return {key: part.view_as(like[key]).to(like[key].dtype) for key, part in zip(keys, parts)}
 
 
-def measured(
-    task: str, method: str, attack: str, defence: str, liars: int, seed: int, values
-) -> dict[int, tuple[float, float]]:
-    """Last sites left out -> mean test AUC of the others, and the largest weight of one of those in any round.
-
-    Of an honest run that is for none, one and two, of others for the liars.
-    """
+def log_of(task: str, method: str, attack: str, defence: str, liars: int, seed: int, values) -> list[dict]:
+    """The audit log of one run."""
     chosen = {**values, **(ROBUST if defence == "robust" else {})}
     config = make_config(method, task, seed=seed, rounds=5, values=chosen)
     with tempfile.TemporaryDirectory() as where:
@@ -161,7 +163,17 @@ def measured(
             hostile = Hostile({site.name: site for site in sites.transport.members()}, liars, attack)
             sites.transport = hostile
             run_local(config, folder, parts=parts, sites=sites)
-        log = list(verify(folder / "audit.jsonl"))
+        return list(verify(folder / "audit.jsonl"))
+
+
+def measured(
+    task: str, method: str, attack: str, defence: str, liars: int, seed: int, values
+) -> dict[int, tuple[float, float]]:
+    """Last sites left out -> mean test AUC of the others, and the largest weight of one of those in any round.
+
+    Of an honest run that is for none, one and two, of others for the liars.
+    """
+    log = log_of(task, method, attack, defence, liars, seed, values)
     found = next(entry for entry in log if entry["event"] == "evaluation")["sites"]
     names = sorted(found)
     result = {}
@@ -171,6 +183,22 @@ def measured(
         aucs = [of["test"]["auc"] for site, of in found.items() if site not in last]
         result[count] = statistics.mean(aucs), max(weights, default=0.0)
     return result
+
+
+def named(task: str, seeds: Sequence[int], liars: Sequence[int]) -> Iterator[str]:
+    """For each method whose sites tell numbers: liars and honest sites that the report names, of how many."""
+    yield "| method | attack | liars | liars named | honest sites named |"
+    yield "|---|---|---|---|---|"
+    for method, (attack, count) in product(TELLING, [("none", 0), *product(("lie", NUMBERS), liars)]):
+        right, wrong, sites = 0, 0, 0
+        for seed in seeds:
+            log = log_of(task, method, attack, "none", count, seed, {})
+            names = sorted(next(entry for entry in log if entry["event"] == "evaluation")["sites"])
+            found = {row["site"] for row in unlike(read_trail(log))}
+            right += len(found & set(names[len(names) - count :]))
+            wrong += len(found & set(names[: len(names) - count]))
+            sites += len(names) - count
+        yield f"| {method} | {attack} | {count} | {right} of {count * len(seeds)} | {wrong} of {sites} |"
 
 
 def wanted(seeds: int, liars: Sequence[int]) -> Iterator[tuple[int, int, str, str, str]]:
@@ -249,15 +277,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--liars", default="1,2")
     parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--named", action="store_true")
+    parser.add_argument("--first-seed", type=int, default=0, help="of --named")
     parser.add_argument("--toy", action="store_true")
     asked = parser.parse_args()
+    liars = [int(one) for one in asked.liars.split(",")]
+    if asked.named:
+        for line in named(asked.task, range(asked.first_seed, asked.first_seed + asked.seeds), liars):
+            print(line, flush=True)
+        return
     if asked.toy:
         with tempfile.TemporaryDirectory() as where:
             path = Path(where) / "toy.csv"
             fill(path, asked.task, 1, (1,), {"n_sites": 4, "batch_size": 512}, most=2)
         return
     if not asked.tables:
-        fill(CSV, asked.task, asked.seeds, [int(one) for one in asked.liars.split(",")], {})
+        fill(CSV, asked.task, asked.seeds, liars, {})
     write_page(stored(CSV), PAGE)
 
 

@@ -52,6 +52,7 @@ ELSEWHERE = {
     r"fairflare run fedism-plus --script": "tests/flare/test_client_script.py",
     r"fairflare export fedism-plus --script": "tests/unit/test_client.py::test_a_job_carries_the_script",
     r"fairflare export fedavg --task script": "tests/unit/test_client.py::test_a_job_without_code_names_the_script",
+    r"fairflare inspect .*--(sign|root) ": "tests/unit/test_inspection.py",
     r"fairflare search ": "tests/unit/test_search.py",
     r"fairflare compare .*--scheduler ": "tests/unit/test_cluster.py",
     r"fairflare compare .*--trees ": "tests/unit/test_trees_beside.py",

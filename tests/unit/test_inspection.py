@@ -9,6 +9,7 @@ from py_compile import PycInvalidationMode
 
 import pytest
 
+from fairflare.cli import jobs
 from fairflare.cli.main import main
 from fairflare.core import manifest, registry, user_code
 from fairflare.core.errors import DataError
@@ -16,6 +17,7 @@ from fairflare.core.versions import package_sha256, sha256_of
 from fairflare.engine.setup.config import make_config
 from fairflare.flare.recipe import FairRecipe
 from fairflare.flare.site_policy import SitePolicy
+from kits import certificate, new_key, write_kit
 
 OWN = {"site_names": "north,south", "labels": "died,lived"}
 APP = "app_sites"
@@ -208,3 +210,102 @@ def test_nothing_of_the_job_is_imported(job, capsys):
     (job / APP / "custom" / "fairflare" / "core" / "seeds.py").write_text("raise SystemExit('imported')\n")
     before = list(sys.path)
     assert inspect(capsys, job)[0] == 1 and sys.path == before
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    """Kits of a lead and of a site of one federation, and of a lead of another, in the folders that FLARE makes."""
+    folder = tmp_path_factory.mktemp("kits")
+    for federation in ("ours", "theirs"):
+        root = new_key()
+        pem = certificate("root", root, "root", root, ca=True)
+        for name, more in (("lead", {"role": "lead"}), ("site", {})):
+            (folder / federation / name).mkdir(parents=True)
+            write_kit(folder / federation / name / "startup", f"{name}@{federation}.org", root, pem, **more)
+    return folder
+
+
+@pytest.fixture
+def signed(job, kits, capsys):
+    assert inspect(capsys, job, "--sign", kits / "ours" / "lead")[0] == 0
+    return job
+
+
+def root_of(kits, federation="ours"):
+    return "--root", kits / federation / "lead" / "startup" / "rootCA.pem"
+
+
+def test_a_lead_signs_a_job_and_inspect_says_who_did(signed, kits, capsys):
+    code, out, _ = inspect(capsys, signed, *root_of(kits))
+    assert code == 0 and "every file, by lead@ours.org (lead); their federation's root vouches" in " ".join(out.split())
+    code, out, _ = inspect(capsys, signed)
+    assert code == 0 and "--root checks" in out
+    assert not jobs.job_strangers(signed), "so that --force replaces it"
+    (signed / APP / manifest.SIGNATURES[0]).write_text("{}")  # as FLARE adds it when the job is submitted
+    found = json.loads(inspect(capsys, signed, *root_of(kits), "--json")[1])["signed"]
+    assert found == {"by": "lead@ours.org", "role": "lead", "certified": True, "holds": True}
+    assert inspect(capsys, signed, "--sign", kits / "ours" / "site")[0] == 0, "again, by another"
+    assert "by site@ours.org; " in " ".join(inspect(capsys, signed, *root_of(kits))[1].split())
+
+
+def rewritten(name, change):
+    def tamper(job):
+        content = json.loads((job / name).read_text())
+        change(content)
+        (job / name).write_text(json.dumps(content))
+
+    return tamper
+
+
+def consistently(job):
+    """A changed file, whose new hash is in the manifest and among the signed ones."""
+    app = job / APP
+    (app / "custom" / "fairflare" / "core" / "seeds.py").write_text("x = 1\n")
+    listed = manifest.entry_of(app / "custom" / "fairflare" / "core" / "seeds.py")
+    rewritten(f"{APP}/{manifest.NAME}", lambda found: found["files"].update({"fairflare/core/seeds.py": listed}))(job)
+    rewritten(jobs.SIGNED, lambda found: found.update(files=jobs._files(job)))(job)
+
+
+TAMPERINGS = {
+    "a file of code": lambda job: (job / APP / "custom/fairflare/core/seeds.py").write_text("x = 1\n"),
+    "a file more": lambda job: (job / APP / "custom" / "more.py").write_text(""),
+    "a file less": lambda job: (job / "app_server" / "config" / "config_fed_server.json").unlink(),
+    "a link": lambda job: (job / "more").symlink_to("/etc/hostname"),
+    "the configuration": rewritten(f"{APP}/config/config_fed_client.json", lambda found: found.update(more=1)),
+    "where it is deployed": rewritten("meta.json", lambda found: found["deploy_map"].update(app_sites=["elsewhere"])),
+    "the manifest": rewritten(f"{APP}/{manifest.NAME}", lambda found: found.update(left_out={})),
+    "a file, its manifest and the signed hashes": consistently,
+    "a signed hash": rewritten(jobs.SIGNED, lambda found: found["files"].update({"meta.json": "0" * 64})),
+    "no hashes": rewritten(jobs.SIGNED, lambda found: found.pop("files")),
+    "the signature": rewritten(jobs.SIGNED, lambda found: found.update(signature=found["signature"][::-1])),
+    "no signature": rewritten(jobs.SIGNED, lambda found: found.pop("signature")),
+    "no certificate": rewritten(jobs.SIGNED, lambda found: found.update(certificate=5)),
+    "no json": lambda job: (job / jobs.SIGNED).write_text("{"),
+    "nothing signed": lambda job: (job / jobs.SIGNED).unlink(),
+}
+
+
+@pytest.mark.parametrize("name", sorted(TAMPERINGS))
+def test_a_tampering_with_a_signed_job_is_found(name, signed, kits, capsys):
+    TAMPERINGS[name](signed)
+    code, out, err = inspect(capsys, signed, *root_of(kits))
+    assert code in (1, 2) and "every file, by" not in out + err
+
+
+def test_another_federation_s_signature_does_not_hold(job, kits, capsys):
+    certified = rewritten(
+        jobs.SIGNED,
+        lambda found: found.update(certificate=(kits / "ours" / "lead" / "startup" / "client.crt").read_text()),
+    )
+    assert inspect(capsys, job, "--sign", kits / "theirs" / "lead")[0] == 0
+    assert inspect(capsys, job, *root_of(kits))[0] == 1 and inspect(capsys, job, *root_of(kits, "theirs"))[0] == 0
+    certified(job)
+    assert inspect(capsys, job, *root_of(kits))[0] == inspect(capsys, job)[0] == 1
+
+
+def test_only_a_whole_job_is_signed_and_only_with_a_kit(job, kits, tmp_path, capsys):
+    code, out, err = inspect(capsys, job, "--sign", tmp_path)
+    assert code == 2 and not out and err.startswith("fairflare: --sign ") and err.count("\n") == 1
+    assert inspect(capsys, job, "--root", tmp_path / "absent")[0] == 2
+    (job / APP / "custom" / "more.py").write_text("")
+    assert inspect(capsys, job, "--sign", kits / "ours" / "lead")[0] == 1 and not (job / jobs.SIGNED).exists()

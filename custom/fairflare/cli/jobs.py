@@ -22,6 +22,7 @@ from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.validation import JOB_NAME, shown
 from fairflare.core.versions import PACKAGE, package_files, package_sha256
 from fairflare.data.site_config import FILES as SITE_FILES
+from fairflare.engine.audit import CANONICAL
 from fairflare.engine.files import read_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
@@ -47,8 +48,10 @@ SERVER_APPS = ("app_server", "app")
 """The server's app, in an export of this version and of the first."""
 APP = r"app(_server|_sites)?"
 CODE = rf"{APP}/custom/fairflare"
+SIGNED = "SIGNED.json"
+"""In a job's folder: the hash of every other file of it, and a signature of these."""
 JOB_FILES = (
-    rf"meta\.json|{APP}/MANIFEST\.json|{APP}/config/(config_fed_(server|client)\.json|initial\.(safetensors|pt))"
+    rf"meta\.json|SIGNED\.json|{APP}/MANIFEST\.json|{APP}/config/(config_fed_(server|client)\.json|initial\.(safetensors|pt))"
     rf"|{CODE}/.+\.(py|pyc|j2)|{CODE}/(py\.typed|left_out\.json|app/catalogue\.json|(datasets|papers)/data/[^/]+)"
 )
 """What an export writes, below the job's folder."""
@@ -145,8 +148,65 @@ def _as(kind: type[T], value: Any, path: Path, key: str) -> T:
     return kind() if value is None else value
 
 
-def inspected(folder: Path) -> dict[str, Any]:
+def sign(folder: Path, kit: Path) -> None:
+    """Write ``SIGNED`` into a job's folder: every other file of it, signed by the user whose startup ``kit`` it is."""
+    from fairflare.flare.credentials import OF_CLIENT, Certificate
+
+    files = _files(folder)
+    try:
+        proof = Certificate(kit / "startup", OF_CLIENT).sign(_signed_bytes(files))
+    except (OSError, ValueError, TypeError):
+        text = "expected a user's startup kit, with startup/rootCA.pem, client.crt and client.key"
+        raise UserError(f"--sign {kit}: {text}") from None
+    (folder / SIGNED).write_text(json.dumps({"files": files, **proof}, indent=1), encoding="utf-8")
+
+
+def _files(folder: Path) -> dict[str, str]:
+    """Every file of a job but ``SIGNED`` and the signatures that FLARE adds when it is submitted -> its SHA-256."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            raise UserError(f"{folder}: expected files, got a link: {shown(name)}")
+        if path.is_file() and name != SIGNED and path.name not in manifest.SIGNATURES:
+            found[name] = manifest.entry_of(path)["sha256"]
+    return found
+
+
+def _signed_bytes(files: Any) -> bytes:
+    return CANONICAL.encode(["fairflare job", files]).encode()
+
+
+def _signature(folder: Path, root: Path | None) -> dict[str, Any] | None:
+    """Who signed the job: by, role, certified (whether ``root`` vouches for that) and holds (True, or what does not).
+
+    None where nobody did.
+    """
+    from cryptography.x509 import load_pem_x509_certificate
+
+    from fairflare.flare.credentials import signer_of
+
+    try:
+        trusted = load_pem_x509_certificate(root.read_bytes()) if root else None
+    except (OSError, ValueError):
+        raise UserError(f"--root {root}: expected rootCA.pem of a startup kit") from None
+    if not (folder / SIGNED).is_file():
+        return None
+    told, here = read_json(folder / SIGNED), _files(folder)
+    files, found = told.get("files"), signer_of(_signed_bytes(told.get("files")), told, trusted)
+    if found is None or not isinstance(files, dict):
+        whose = "; --root does not vouch for it, or it was changed" if root else ""
+        return {"by": "", "role": "", "certified": False, "holds": f"the signature in {SIGNED} does not hold{whose}"}
+    wrong = [name for name in sorted({*files, *here}) if files.get(name) != here.get(name)]
+    holds = f"{shown(wrong[0])} is not as it was signed" if wrong else True
+    return {"by": found[0], "role": found[1], "certified": root is not None, "holds": holds}
+
+
+def inspected(folder: Path, root: Path | None = None) -> dict[str, Any]:
     """What there is to say of the job in ``folder``, as JSON values.
+
+    Args:
+        root: rootCA.pem of the reader's own startup kit, which must vouch for who signed the job.
 
     Raises:
         UserError: it is no job that ``fairflare export`` wrote, in one line.
@@ -166,6 +226,7 @@ def inspected(folder: Path) -> dict[str, Any]:
         "sites": _sites(meta),
         "site": _code(apps["site"]),
         "server": _code(apps["server"]),
+        "signed": _signature(folder, root),
         "policy": refusal or "accepted",
         "reads": list(_reads(config)),
         "leaves": _leaves(config),
@@ -318,10 +379,21 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield from _wrapped("hashes", "; ".join(_hashes(site, server)))
     else:
         yield from _wrapped("at a site", "no code: the site runs the package that it has installed")
+    yield from _wrapped("signed", _signed_by(found["signed"]))
     yield from _wrapped("site policy", f"{found['policy']} (without a policy file)")
     yield from _wrapped("is read", *found["reads"])
     yield from _wrapped("leaves", *(f"{one['name']}: {one['meaning']}" for one in found["leaves"]))
     yield from _wrapped("is checked", *(f"{file}: {what}" for file, what in found["checked"].items()))
+
+
+def _signed_by(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "by nobody"
+    if found["holds"] is not True:
+        return str(found["holds"])
+    who = shown(found["by"])[1:-1] + (f" ({shown(found['role'])[1:-1]})" if found["role"] else "")
+    sure = "their federation's root vouches" if found["certified"] else "as the certificate says: --root checks"
+    return f"every file, by {who}; {sure} who that is"
 
 
 def _hashes(site: Mapping[str, Any], server: Mapping[str, Any]) -> Iterator[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from cryptography.x509.oid import NameOID
 from nvflare.apis.fl_context import FLContext
@@ -90,14 +91,24 @@ class Certificate:
 
     def _signer(self, content: bytes, proof: Sealed) -> str | None:
         """Whose key signed ``content``; None for nobody's of this federation, and for an administrator's."""
-        try:
-            leaf, *between = load_crt_chain_bytes(proof["certificate"].encode("ascii"))
-            verify_cert_chain(leaf, between, self._root)
-            verify_content(content, proof["signature"], leaf.public_key())
-            has_role = leaf.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)
-            return None if has_role else str(get_cn_from_cert(leaf))
-        except Exception:  # whatever is wrong with a proof, it proves nothing
-            return None
+        found = signer_of(content, proof, self._root)
+        return None if found is None or found[1] else found[0]
+
+
+def signer_of(content: bytes, proof: Sealed, root: Any) -> tuple[str, str] | None:
+    """Name and role (empty: a site, or the server) in the certificate whose key signed ``content``.
+
+    None where no key did for whose certificate the ``root`` (an x509 certificate; None: any) vouches today.
+    """
+    try:
+        leaf, *between = load_crt_chain_bytes(proof["certificate"].encode("ascii"))
+        if root is not None:
+            verify_cert_chain(leaf, between, root)
+        verify_content(content, proof["signature"], leaf.public_key())
+        roles = [str(one.value) for one in leaf.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)]
+        return str(get_cn_from_cert(leaf)), ", ".join(roles)
+    except Exception:  # whatever is wrong with a proof, it proves nothing
+        return None
 
 
 def _server_names(kit: Path) -> set[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import log
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fairflare.report.audit_reader import Entry, Trail
@@ -145,6 +147,63 @@ def number_sections(trail: Trail, sites: Sequence[str], declared: Mapping[str, A
             families.setdefault(name.partition("/")[0], {})[name] = None
     meanings = {name: spec.meaning for name, spec in answer_fields().items()} | dict(declared)
     return [_number_section(family, list(names), held, last, meanings) for family, names in families.items()]
+
+
+TIMES, DEVIATIONS, FEWEST = 3.0, 3.5, 4
+"""Factor and robust standard deviations by which a number must differ from the others' median, and least of numbers."""
+
+
+def unlike(trail: Trail) -> list[Json]:
+    """Numbers that a site sent and that fit neither the others' nor its own before, whoever is wrong.
+
+    Others: in the first round, when all have the same new model, or in at least half of the site's rounds the number is
+    far from the sites' median. Past: what it is over the
+    later half of the rounds (median), by what it is over the earlier half, is far from the sites' median of that.
+    Counts are no such numbers: the gate holds them against preflight's.
+
+    Returns:
+        site, number (or family of numbers) and against ("others" or "past"), in the sites' order.
+    """
+    from fairflare.core.schema import answer_fields  # see number_sections
+
+    told: dict[str, dict[str, list[float]]] = {}
+    apart: Counter[tuple[str, str]] = Counter()
+    for record in trail.rounds:
+        now: dict[str, dict[str, float]] = {}
+        for site, answer in _part(record, "accepted").items():
+            for name, value in _held(answer or {}, answer_fields()).items():
+                told.setdefault(name, {}).setdefault(site, []).append(float(value))
+                now.setdefault(name, {})[site] = float(value)
+        for name, values in now.items():
+            apart.update({(name, site): len(trail.rounds) if record is trail.rounds[0] else 1 for site in _far(values)})
+    found: dict[tuple[str, str, str], None] = {}
+    for name, sites in told.items():
+        if all(value.is_integer() for values in sites.values() for value in values):
+            continue
+        halves = {site: (median(v[: len(v) // 2]), median(v[len(v) // 2 :])) for site, v in sites.items() if len(v) > 3}
+        changed = _far({site: after / before for site, (before, after) in halves.items() if before})
+        for site, said in sites.items():
+            against = "others" if 2 * apart[name, site] >= len(said) else "past" if site in changed else None
+            if against:
+                found[site, name.partition("/")[0], against] = None
+    order = in_order({site for site, *_ in found})
+    rows = [dict(zip(("site", "number", "against"), one)) for one in found]
+    return sorted(rows, key=lambda row: order.index(row["site"]))
+
+
+def _far(values: Mapping[str, float]) -> list[str]:
+    """The sites whose value is far from the median.
+
+    By more than ``TIMES`` and ``DEVIATIONS`` (1.4826 times the median absolute deviation) of the logarithms; where it
+    has not the median's sign, by these deviations of the values themselves.
+    """
+    if len(values) < FEWEST:
+        return []
+    centre = median(values.values())
+    logs = {site: abs(log(abs(v)) - log(abs(centre))) for site, v in values.items() if v * centre > 0}
+    least = max(log(TIMES), DEVIATIONS * 1.4826 * median(list(logs.values()) or [0.0]))
+    apart = DEVIATIONS * 1.4826 * median(abs(value - centre) for value in values.values())
+    return [site for site, v in values.items() if (logs[site] > least if site in logs else abs(v - centre) > apart)]
 
 
 def number_table(sections: Sequence[Json]) -> Json | None:

@@ -21,7 +21,7 @@ MOST_NAMED, SHOWN = 12, 3
 
 def opening(summary: Json) -> list[str]:
     """What a clinician should know first of one run: how it serves whom, the benefit of joining, and what happened."""
-    happened = _refusals(summary) + _late(summary) + _conditions(summary)
+    happened = _refusals(summary) + _unlike(summary) + _late(summary) + _conditions(summary)
     joining = (summary.get("benefit") or {}).get("sentences") or []
     paragraphs = [_state(summary) + _service(summary), *([joining] if joining else []), happened]
     return [" ".join(sentences) for sentences in paragraphs]
@@ -259,6 +259,20 @@ def _refusals(summary: Json) -> list[str]:
     who = listing(f"{site} ({times.get(count, f'{count} times')})" for site, count in counts.items() if count)
     were = "was" if missing == 1 else "were"
     return [f"{missing} of {found['expected']} updates {were} rejected or never arrived: {who}."]
+
+
+def _unlike(summary: Json) -> list[str]:
+    """Which sites say of themselves what does not fit; [] where none."""
+    found: dict[str, dict[str, list[str]]] = {"others": {}, "past": {}}
+    for row in summary.get("unlike") or ():
+        found[row["against"]].setdefault(row["site"], []).append(row["number"])
+    words = {"others": "the other sites'", "past": "what was said before"}
+    told = [
+        f"Numbers of {listing(f'{site} ({listing(names)})' for site, names in of.items())} are unlike {words[against]}."
+        for against, of in found.items()
+        if of
+    ]
+    return [*told, "That can be an error, a lie, or patients who differ."] if told else []
 
 
 def _late(summary: Json) -> list[str]:

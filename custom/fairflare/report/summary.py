@@ -25,7 +25,7 @@ from fairflare.report.fairness import describe, mean
 from fairflare.report.groups import group_section
 from fairflare.report.membership import risk_section
 from fairflare.report.notes import note_sections
-from fairflare.report.rows import contributions, number_sections, round_row, site_rows
+from fairflare.report.rows import contributions, number_sections, round_row, site_rows, unlike
 from fairflare.report.sanity_checks import learned_section, trivial_of
 from fairflare.report.values import higher_is_better, in_order, json_value, number, stop
 
@@ -80,7 +80,8 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
         those of the sites' own models; used: "personal" where sites use such, of which ``personal`` then has "groups",
         too; curves: only of a run about times (``curves.curves_section``); risk: only
-        where membership was attacked (``membership.risk_section``); chosen: only of a run that chooses its best
+        where membership was attacked (``membership.risk_section``); unlike: only where a site's numbers do not fit
+        (``rows.unlike``); chosen: only of a run that chooses its best
         model (``deployed_model.chosen_section``).
     """
     from fairflare.report.clinical import clinical_section  # what lists methods imports no NumPy
@@ -138,6 +139,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     if used:
         summary["used"] = PERSONAL
         summary["personal"]["groups"] = group_section(trail.of_own_models(), config, about)
+    summary |= {"unlike": apart} if (apart := unlike(trail)) else {}
     summary |= {"chosen": found} if (found := chosen_section(whole, config, sites, headline, higher)) else {}
     return json_value({**summary, "caveats": _caveats(summary)})
 

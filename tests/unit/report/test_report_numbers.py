@@ -3,9 +3,10 @@
 
 import pytest
 
+from fairflare.report.audit_reader import read_trail
 from fairflare.report.page import render_run
-from fairflare.report.rows import number_table
-from fairflare.report.summary import summarise
+from fairflare.report.rows import number_table, unlike
+from fairflare.report.summary import report_json, summarise
 from fairflare.report.values import MISSING
 
 
@@ -76,3 +77,59 @@ def test_counts_and_bytes_are_whole(inputs):
 def test_a_log_without_bytes_says_nothing_of_them(summary):
     assert summary["traffic"] == {"down": None, "up": None}
     assert "were sent to the sites" not in render_run(summary)
+
+
+def told(*rounds):
+    """A log of rounds: name -> what sites a, b, ... say, None: nothing."""
+    return [
+        {
+            "event": "round",
+            "round": place,
+            "accepted": {
+                "abcde"[k]: {"scalars": {name: values[k] for name, values in numbers.items() if values[k] is not None}}
+                for k in range(5)
+            },
+        }
+        for place, numbers in enumerate(rounds, 1)
+    ]
+
+
+ALIKE = (0.03, 0.05, 0.04, 0.02, 0.03)
+
+
+@pytest.mark.parametrize(
+    "name, lies, against",
+    [
+        ("sharpness", [0.3] * 4, "others"),
+        ("sharpness", [0.002] * 4, "others"),
+        ("similarity/head", [-1.0] * 4, "others"),
+        ("sharpness", [-0.3] * 4, "others"),
+        ("sharpness", [0.3, 0.03, 0.03, 0.3], "others"),
+        ("sharpness", [0.012, 0.012, 0.075, 0.075], "past"),
+        ("sharpness", [0.0] * 4, None),
+        ("sharpness", [0.03, 0.03, 0.03, 0.3], "past"),
+        ("sharpness", [0.03, 0.03, 0.03, 0.03, 0.03, 0.3], None),
+        ("sharpness", [0.3, *[0.03] * 5], "others"),
+        ("sharpness", [0.08] * 4, None),
+        ("sharpness", [1e-300, 1e300, 5e-324, 1e-310], "others"),
+        ("sharpness", [None, None, None, 0.3], "others"),
+        ("sharpness", [None] * 4, None),
+    ],
+)
+def test_a_number_unlike_the_others_or_the_site_s_own_is_named(name, lies, against):
+    entries = told(*({name: (*ALIKE[:4], lie)} for lie in lies))
+    expected = [{"site": "e", "number": name.partition("/")[0], "against": against}] if against else []
+    assert unlike(read_trail(entries)) == expected
+
+
+def test_neither_counts_nor_three_sites_numbers_are_judged():
+    assert unlike(read_trail(told({"count": (10.0, 12.0, 11.0, 10.0, 900.0)}))) == []
+    assert unlike(read_trail(told({"sharpness": (0.1, 0.1, 9.0, None, None)}))) == []
+    assert unlike(read_trail(told({"sharpness": (0.0, 0.0, 0.0, -0.1, 0.1)}))) != [], "no median to divide by"
+
+
+def test_the_first_screen_says_whose_numbers_do_not_fit(inputs):
+    inputs["entries"][1:5] = [one | {"rounds": 4} for one in told(*({"sharpness": (*ALIKE[:4], 0.3)},) * 4)]
+    summary = summarise(**inputs)
+    assert "Numbers of e (sharpness) are unlike the other sites&#39;." in render_run(summary)
+    assert report_json(summary, inputs["entries"])["detail"]["unlike"] == summary["unlike"]
