@@ -10,8 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import Task
 from nvflare.apis.fl_constant import ReservedKey, ReservedTopic, ReturnCode
-from nvflare.apis.shareable import make_reply
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.wf_comm_server import WFCommServer
+from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fairflare.core.errors import RunFailed
@@ -303,3 +306,18 @@ def test_nothing_is_asked_of_a_short_task_that_keeps_nothing(tmp_path):
     site.training = dataclasses.replace(site.training, keep_optimizer=False)
     train(one, site, engine)
     assert engine.asked == []
+
+
+def test_a_site_that_asks_twice_does_not_keep_rounds_from_ending():
+    """Its reply was lost, and another group's task stands: FLARE's own map of tasks ends the thread that ends them."""
+    context, server = FLContext(), WFCommServer()
+    one = FairController(CONFIG.to_json())
+    one.set_communicator(server)
+    server._engine = SimpleNamespace(new_context=contextlib.nullcontext)
+    for site in ("a", "b"):
+        server.broadcast(Task("train", Shareable()), context, targets=[site])
+    for _ in range(2):
+        assert server.process_task_request(Client("a", ""), context)[0] == "train"
+    server.cancel_all_tasks()
+    server.check_tasks()
+    assert server.get_num_standing_tasks() == 0 and not server._client_task_map
