@@ -22,7 +22,7 @@ from fairflare.core.types import Round
 from fairflare.engine.memory import SiteMemory
 from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup.config import make_config
-from fairflare.engine.straggler_policy import EarlyEnd
+from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare import controller
 from fairflare.flare.controller import FairController
 from fairflare.flare.executor import Aborted, FairExecutor, TaskWatch
@@ -321,3 +321,20 @@ def test_a_site_that_asks_twice_does_not_keep_rounds_from_ending():
     server.cancel_all_tasks()
     server.check_tasks()
     assert server.get_num_standing_tasks() == 0 and not server._client_task_map
+
+
+def test_flares_deadline_of_a_task_follows_the_machines_clock(monkeypatch):
+    """What docs/faults.md says of a clock that is set forward over FLARE; ours, of ``min_responses``, does not."""
+    context, server, clock = FLContext(), WFCommServer(), time.time
+    FairController(CONFIG.to_json()).set_communicator(server)
+    server._engine = SimpleNamespace(new_context=contextlib.nullcontext)
+    server.broadcast(Task("train", Shareable(), timeout=100), context, targets=["a"])
+    server.check_tasks()
+    assert server.get_num_standing_tasks() == 1
+    monkeypatch.setattr(time, "time", lambda: clock() + 3600)
+    server.check_tasks()
+    assert server.get_num_standing_tasks() == 0
+    ending = Ending(EarlyEnd(1, 100.0), {"a", "b"})
+    assert not ending.is_reached([Answer("a")])
+    monkeypatch.setattr(time, "time", lambda: clock() - 3600)
+    assert not ending.is_reached([Answer("a")])
