@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from federation_processes import federation, without
+from federation_processes import federation, until, without
 
 from fairflare.engine.setup import tasks
 from fairflare.report.write import verify_run
@@ -60,3 +60,23 @@ def test_a_late_site_behind_the_relay_takes_part_in_the_next_round(region, tmp_p
     assert sorted(given["sites"]) == HOSPITALS[1:] and entries[-1]["status"] == "completed"
     logs = "".join(file.read_text() for file in (region.kits / "hospital-a").glob("*/log.txt"))
     assert "train: round 2 went on without this site" in logs
+
+
+@pytest.mark.long
+def test_a_killed_relay_comes_back_and_the_run_ends(region, tmp_path):
+    """Kill -9 of the relay's process in a round: its daemon starts it anew, and no round waits longer than its end."""
+    before, folder = region.states(), tmp_path / "run"
+    run = [*RUN, "--rounds", "12", "--set", "task_timeout=40", "--set", "min_sites=1"]
+    with region.start_fairflare("run", *run, "--env", "prod", "--kit", region.kits / LEAD, "--out", folder) as child:
+        (state,) = until(lambda: region.states() - before)
+        log = state / "audit.jsonl"
+        until(lambda: log.is_file() and log.read_text().count('"event": "round"') >= 2)
+        old = region.running_for("region")["service"]
+        old.kill()
+        said = child.communicate(timeout=280)[1]
+        code = child.returncode
+    assert region.running_for("region")["service"].pid != old.pid
+    entries = verify_run(folder)
+    rounds = [e for e in entries if e["event"] == "round"]
+    print(code, said[-600:], [{s: w["code"] for s, w in e["rejected"].items()} for e in rounds], entries[-1])
+    assert code == 0 and entries[-1]["status"] == "completed" and len(rounds) == 12, said

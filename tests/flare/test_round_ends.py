@@ -10,8 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import Task
 from nvflare.apis.fl_constant import ReservedKey, ReservedTopic, ReturnCode
-from nvflare.apis.shareable import make_reply
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.wf_comm_server import WFCommServer
+from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fairflare.core.errors import RunFailed
@@ -19,7 +22,7 @@ from fairflare.core.types import Round
 from fairflare.engine.memory import SiteMemory
 from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup.config import make_config
-from fairflare.engine.straggler_policy import EarlyEnd
+from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare import controller
 from fairflare.flare.controller import FairController
 from fairflare.flare.executor import Aborted, FairExecutor, TaskWatch
@@ -303,3 +306,35 @@ def test_nothing_is_asked_of_a_short_task_that_keeps_nothing(tmp_path):
     site.training = dataclasses.replace(site.training, keep_optimizer=False)
     train(one, site, engine)
     assert engine.asked == []
+
+
+def test_a_site_that_asks_twice_does_not_keep_rounds_from_ending():
+    """Its reply was lost, and another group's task stands: FLARE's own map of tasks ends the thread that ends them."""
+    context, server = FLContext(), WFCommServer()
+    one = FairController(CONFIG.to_json())
+    one.set_communicator(server)
+    server._engine = SimpleNamespace(new_context=contextlib.nullcontext)
+    for site in ("a", "b"):
+        server.broadcast(Task("train", Shareable()), context, targets=[site])
+    for _ in range(2):
+        assert server.process_task_request(Client("a", ""), context)[0] == "train"
+    server.cancel_all_tasks()
+    server.check_tasks()
+    assert server.get_num_standing_tasks() == 0 and not server._client_task_map
+
+
+def test_flares_deadline_of_a_task_follows_the_machines_clock(monkeypatch):
+    """What docs/faults.md says of a clock that is set forward over FLARE; ours, of ``min_responses``, does not."""
+    context, server, clock = FLContext(), WFCommServer(), time.time
+    FairController(CONFIG.to_json()).set_communicator(server)
+    server._engine = SimpleNamespace(new_context=contextlib.nullcontext)
+    server.broadcast(Task("train", Shareable(), timeout=100), context, targets=["a"])
+    server.check_tasks()
+    assert server.get_num_standing_tasks() == 1
+    monkeypatch.setattr(time, "time", lambda: clock() + 3600)
+    server.check_tasks()
+    assert server.get_num_standing_tasks() == 0
+    ending = Ending(EarlyEnd(1, 100.0), {"a", "b"})
+    assert not ending.is_reached([Answer("a")])
+    monkeypatch.setattr(time, "time", lambda: clock() - 3600)
+    assert not ending.is_reached([Answer("a")])

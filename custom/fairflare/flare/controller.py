@@ -17,6 +17,7 @@ from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.wf_comm_spec import WFCommSpec
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.tensor_disk_offload_context import _TENSOR_DISK_OFFLOAD_ROOT_DIR as ROOT
 from nvflare.app_common.workflows.model_controller import ModelController
@@ -69,6 +70,16 @@ class Began:
         self.yes = True
 
 
+class SentTasks(dict[str, ClientTask]):
+    """FLARE's tasks by id; it takes one out twice whose site asked again (a lost reply) while another group's stood.
+
+    The thread that ends tasks would end itself, and no further round come to an end.
+    """
+
+    def pop(self, key: str, default: Any = None) -> Any:
+        return super().pop(key, default)
+
+
 class FairController(ModelController):
     """Runs a ``Federation`` whose transport is FLARE.
 
@@ -100,6 +111,10 @@ class FairController(ModelController):
         self._early_end = EarlyEnd()
         self._begun = False
         self._asked: frozenset[str] = frozenset()  # of an evaluation; empty: everyone who is connected
+
+    def set_communicator(self, communicator: WFCommSpec) -> None:
+        super().set_communicator(communicator)
+        communicator._client_task_map = SentTasks()
 
     def run(self) -> None:
         """The whole federation; a ``RunFailed`` ends the job with its reason."""
