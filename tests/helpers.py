@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A federation small enough to run in milliseconds, made of the real parts."""
 
+import math
 from functools import partial
 
 import torch
+from scipy.stats import beta
 from torch import nn
 
 from fairflare.aggregators.fedism import FedISM
@@ -104,3 +106,13 @@ def sites_of(config, parts):
     for site in sites.values():
         site.trivial = partial(once_for_rows, site.trivial, parts.task)
     return sites
+
+
+def least_epsilon(right, trials, delta=0.0, doubt=1e-4):
+    """The least epsilon that allows ``right`` guesses of ``trials`` fair coins, at confidence 1 - ``doubt``.
+
+    A guess is right with chance (e^epsilon + delta) / (1 + e^epsilon) at most; the lower end of that chance is Clopper
+    and Pearson's, which is exact. Below 0: none is needed.
+    """
+    chance = beta.ppf(doubt, right, trials - right + 1)
+    return math.log((chance - delta) / (1 - chance))

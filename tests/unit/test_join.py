@@ -20,6 +20,7 @@ from fairflare.functional.decision import Design
 from fairflare.functional.reasons import part_right
 from fairflare.report.join import Deployed, OutOfFold, answers, page
 from fairflare.studies.forecast import Together
+from fairflare.studies.join import Question
 from fairflare.studies.own_model import own_risks
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
 
@@ -92,6 +93,21 @@ def hospitals(sites: int, gain: float, seed: int = 0, sizes: tuple[int, int] = (
         labels = (rng.random(n) < expit(logits)).astype(float)
         found[f"site-{k}"] = OutOfFold(labels, np.stack([expit(logits + noise), expit(logits + (1 - gain) * noise)]))
     return found
+
+
+def test_whose_privacy_each_candidate_keeps_is_known():
+    seeded, private, site = (
+        "fedavg:trainer=dp-sgd,draws=seed",
+        "fedavg:trainer=dp-sgd,epsilon=3",
+        "fedavg:site_epsilon=2",
+    )
+    for labels, kept in {
+        ("fedavg", seeded): {},
+        (private,): {private: {"record": {"epsilon": 3.0, "delta": 1e-5}}},
+        (site,): {site: {"hospital": {"epsilon": 2.0, "delta": 1e-5}}},
+    }.items():
+        values = {"secure_sum": "masks"} if labels == (site,) else {}
+        assert Question(labels, "heart", choices={"values": values}).privacy() == kept
 
 
 def test_gainers_and_losers_are_told():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from external_data import OWN, write_hospital
 from fairflare.core.types import LocalWork, Round, Training
 from fairflare.data.grouping import Grouping
 from fairflare.data.tensors import Split, TensorData
@@ -88,3 +89,31 @@ def test_a_run_reports_what_its_sites_found(tmp_path, capsys):
     assert [row["auc"] for row in section["sites"]] == [line["sites"][row["site"]]["auc"] for row in section["sites"]]
     page = (folder / "report.html").read_text()
     assert section["sentence"].replace("'", "&#39;") in page and "shadow models that were trained without it" in page
+
+
+def test_a_hospital_attacks_the_model_by_itself_on_its_own_machine(tmp_path, capsys):
+    """The lead's copy of a deployed run names no data; the hospital's configuration does."""
+    lists = tmp_path / "lists"
+    for seed, name in enumerate(("harbour", "valley")):
+        write_hospital(lists / f"{name}.csv", seed=seed)
+    folder, home = tmp_path / "run", tmp_path / "home"
+    options = ("--rounds", "1", "--no-solo")
+    own = [word.replace("group_by=label+sex", "group_by=sex") for word in OWN]
+    assert call("run", "fedavg", "--datalists", lists, *own, *options, "--out", folder) == 0
+    capsys.readouterr()
+    assert call("risk", folder, "--shadows", "2", "--json") == 0
+    at_desk = {row["site"]: row["auc"] for row in json.loads(capsys.readouterr().out)["risk"]["sites"]}
+    home.mkdir()
+    lists.rename(home / "lists")
+    (home / "fairflare_site.yaml").write_text("data_root: lists\ndatalist: valley.csv\n")
+    before = (folder / "audit.jsonl").read_bytes()
+    ask = ("risk", folder, "--shadows", "2", "--site-data", home, "--site")
+    assert call(*ask, "valley", "--json") == 0
+    told = json.loads(capsys.readouterr().out)["risk"]
+    assert told["auc"] == pytest.approx(at_desk["valley"], abs=1e-9) and {"auc/f", "low/m"} <= told.keys()
+    assert (folder / "audit.jsonl").read_bytes() == before
+    assert call(*ask, "valley") == 0 and "valley/m: AUC 0." in capsys.readouterr().out
+    assert call(*ask, "moon") == 2 and "expected a site that the run trained on" in capsys.readouterr().err
+    assert call("risk", folder, "--site", "valley") == 2
+    (home / "fairflare_site.yaml").write_text("data_root: lists\ndatalist: valley.csv\nmin_count: 500\n")
+    assert call(*ask, "valley") != 0 and "too few patients" in capsys.readouterr().err

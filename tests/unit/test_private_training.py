@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom, kstest
+from opacus.optimizers import DPOptimizer
+from scipy.stats import kstest
 from torch import nn
 
 from fairflare.core import registry
@@ -25,6 +26,7 @@ from fairflare.networks.builtin import mlp, small_cnn
 from fairflare.privacy import budget
 from fairflare.privacy.budget import ORDERS, Draws, Mechanism, epsilon_of, noise_for
 from golden import folder
+from helpers import least_epsilon
 from runs import bits, interrupted, run
 
 PRIVATE = {"trainer": "dp-sgd", "draws": "seed", "noise": 1.5, "epsilon": 100, "local_steps": 3}
@@ -53,37 +55,58 @@ def test_the_noise_that_is_found_keeps_to_the_budget_and_less_does_not():
 
 
 def canaries(n=1000):
-    """n records in whose own coordinate alone the gradient of each lies, of norm 1 for a weight of zeros."""
+    """n records in whose own coordinate alone the gradient of each lies, of norm 71 for a weight of zeros."""
     empty = Split(torch.zeros(0, n), torch.zeros(0, dtype=torch.int64))
     return TensorData(
-        train=Split(torch.eye(n) * 10, torch.zeros(n, dtype=torch.int64)), val=empty, test=empty, n_classes=2
+        train=Split(torch.eye(n) * 100, torch.zeros(n, dtype=torch.int64)), val=empty, test=empty, n_classes=2
     )
 
 
-def audited(data, n=1000, **settings):
-    """How many of n canaries, each there with chance 1/2, a reader of the model tells right after one step."""
+def audited(data, noise, n=1000, steps=1, rate=1.0):
+    """The least epsilon with which a reader of the model tells so many of n canaries right, each there by a coin."""
     there = torch.from_numpy(np.random.default_rng(3).random(n) < 0.5)
     kept = Split(data.splits["train"].inputs[there], data.splits["train"].targets[there])
     part = TensorData.of({**data.splits, "train": kept}, 2)
     network = nn.Linear(n, 2, bias=False)
     nn.init.zeros_(network.weight)
-    training = Training(batch_size=max(2, len(kept)), optimizer="sgd", momentum=0.0, weight_decay=0.0, lr=1.0)
-    trainer(draws="seed", **settings).train(LocalWork(network, part, training, Round(1, 1), seed=11))
+    size = max(2, round(len(kept) * rate))
+    training = Training(batch_size=size, optimizer="sgd", momentum=0.0, weight_decay=0.0, lr=0.1, local_steps=steps)
+    trainer(draws="seed", noise=noise).train(LocalWork(network, part, training, Round(1, 1), seed=11))
     score = (network.weight[0] - network.weight[1]).detach()
-    return int(((score > score.mean()) == there).sum())
+    return least_epsilon(int(((score > score.mean()) == there).sum()), n)
+
+
+def unclipped(monkeypatch):
+    whole = DPOptimizer.clip_and_accumulate
+
+    def accumulate(optimizer):
+        optimizer.max_grad_norm = 1e9
+        whole(optimizer)
+
+    monkeypatch.setattr(DPOptimizer, "clip_and_accumulate", accumulate)
 
 
 def test_an_audit_with_canaries_finds_no_violation_and_finds_planted_ones(monkeypatch):
-    """At most Binomial(m, e^eps / (1 + e^eps)) of m guesses hold (Steinke et al. 2023, arXiv:2305.08846)."""
-    n, delta = 1000, 1e-7
-    epsilon = epsilon_of([Mechanism(4.0, 1.0, 1)], delta)
-    most = binom.ppf(1 - 1e-6, n, 1 / (1 + np.exp(-epsilon)))
-    data = canaries(n)
-    assert n / 2 < audited(data, noise=4.0) <= most
+    """One run with many canaries: Steinke et al. 2023, arXiv:2305.08846."""
+    promised = epsilon_of([Mechanism(2.0, 1.0, 1)], 1e-7)
+    data = canaries()
+    assert 0 < audited(data, noise=2.0) <= promised
+    assert audited(data, noise=0.2) > promised, "noise of a tenth, sold for the whole"
+    with monkeypatch.context() as broken:
+        unclipped(broken)
+        assert audited(data, noise=2.0) > promised
     monkeypatch.setattr(budget.Draws, "normal", lambda self, like: torch.zeros_like(like))
-    assert audited(data, noise=4.0) > most
-    monkeypatch.undo()
-    assert audited(data, noise=0.4) > most, "noise of a tenth, sold for the whole"
+    assert audited(data, noise=2.0) > promised
+
+
+@pytest.mark.long
+def test_an_audit_of_many_steps_on_samples_finds_no_violation_and_finds_planted_ones(monkeypatch):
+    promised = epsilon_of([Mechanism(3.0, 0.25, 40)], 1e-7)
+    told = {"n": 3000, "steps": 40, "rate": 0.25}
+    data = canaries(3000)
+    assert 0 < audited(data, 3.0, **told) <= promised < audited(data, 0.1, **told)
+    unclipped(monkeypatch)
+    assert audited(data, 3.0, **told) > promised
 
 
 def test_draws_are_normal_and_those_of_the_system_do_not_repeat():

@@ -15,11 +15,13 @@ from fairflare.engine.memory import SpentFile
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
+from fairflare.privacy import site_noise
 from fairflare.privacy.budget import Draws, Mechanism, epsilon_of
 from fairflare.privacy.egress import EgressRefused
 from fairflare.privacy.secure_sum.protocol import SumRefused
 from fairflare.privacy.site_noise import SiteNoise, bounded, share
 from fairflare.report.write import write_report
+from helpers import least_epsilon
 
 SECURE = {"secure_sum": "masks", "site_epsilon": 8.0, "model": "linear"}
 TASK = "support2:dirichlet"
@@ -46,20 +48,36 @@ def test_all_but_the_colluders_add_the_noise_and_a_site_moves_the_sum_by_its_par
         share(1.0, 1.0, 3, 3)
 
 
-def test_who_sees_the_sum_cannot_tell_a_hospital_better_than_epsilon_allows():
-    """Guesses of who knows the other sites' parts, and one site's noise; planted noise of an eighth is found."""
-    sites, trials, epsilon = 4, 4000, 1.0
-    noise = SiteNoise(clip=1.0, epsilon=epsilon, delta=1e-3, colluders=1, rounds=1, draws=Draws(3))
+def told(trials, rounds=1, sites=4):
+    """The least epsilon with which who knows the other updates, and one site's noise, tells if a hospital is there."""
+    noise = SiteNoise(clip=1.0, epsilon=1.0, delta=1e-3, colluders=1, rounds=rounds, draws=Draws(3))
     there = np.random.default_rng(1).random(trials) < 0.5
 
-    def right(times):
-        deviation = share(1.0, noise.noise * times, sites, 1)[1]
-        unknown = sum(Draws(90 + k).normal(torch.zeros(trials)) * deviation for k in range(sites - 1)).numpy()
-        seen = there / sites + unknown
-        return ((seen > 0.5 / sites) == there).mean()
+    def seen(update):
+        """The sums of all rounds, without the part of the site that tells its own."""
+        parts = [{"w": torch.tensor([value])} for value in (update, *[0.0] * (sites - 2))]
+        return sum(float(noise.applied(part, sites)["w"]) for part in parts for _ in range(rounds))
 
-    most = math.exp(epsilon) / (1 + math.exp(epsilon)) + 1e-3 + 4 * math.sqrt(0.25 / trials)
-    assert 0.55 < right(1.0) <= most < right(1 / 8)
+    sums = np.array([seen(50.0 * one) for one in there])
+    return least_epsilon(int(((sums > sums.mean()) == there).sum()), trials, noise.delta)
+
+
+def test_who_sees_the_sum_cannot_tell_a_hospital_better_than_epsilon_allows(monkeypatch):
+    assert 0 < told(2000) <= 1.0
+    for name, broken in {
+        "noise of an eighth": lambda *plan: (share(*plan)[0], share(*plan)[1] / 8),
+        "no noise": lambda *plan: (share(*plan)[0], 0.0),
+        "no clip": lambda *plan: (1e9, share(*plan)[1]),
+    }.items():
+        monkeypatch.setattr(site_noise, "share", broken)
+        assert told(300) > 1.0, name
+
+
+@pytest.mark.long
+def test_who_sees_the_sums_of_ten_rounds_cannot_either(monkeypatch):
+    assert 0 < told(3000, rounds=10) <= 1.0
+    monkeypatch.setattr(site_noise, "share", lambda *plan: (share(*plan)[0], share(*plan)[1] / 8))
+    assert told(300, rounds=10) > 1.0
 
 
 def test_a_round_of_masked_sums_has_the_noise_that_was_planned(tmp_path):

@@ -202,16 +202,30 @@ def forget(folder: Path, site: str, yes: bool, out: Path | None, force: bool, as
 @click.command()
 @click.argument("folder", type=PATH, metavar="RUN")
 @click.option("--shadows", type=int, default=8, show_default=True, metavar="N", help="Shadow models per site; 0: none.")
+@click.option("--site", metavar="NAME", help="At this hospital alone, by itself; RUN stays as it is.")
+@click.option("--site-data", type=PATH, metavar="DIR", help="With --site: where its fairflare_site.yaml lies.")
 @as_json
-def risk(folder: Path, shadows: int, as_json: bool) -> None:
+def risk(folder: Path, shadows: int, site: str | None, site_data: Path | None, as_json: bool) -> None:
     """Say how well it can be told from the final model of RUN whose records it was trained on, by site and group.
 
     Each site attacks its own training records; an AUC with its interval leaves, of enough patients. The report shows
-    it. The sites' data must be on this machine. docs/risk.md
+    it. The sites' data must be on this machine, or those of --site. docs/risk.md
     """
     from fairflare.cli import console
-    from fairflare.studies.risk import measure_risk
+    from fairflare.studies.risk import measure_risk, risk_at
 
+    if (site is None) != (site_data is None):
+        raise click.UsageError("expected --site and --site-data together, or neither")
+    if site is not None and site_data is not None:
+        told = risk_at(folder, shadows, site, site_data)
+        if as_json:
+            console.dump({"folder": str(folder), "site": site, "risk": told})
+        for key in () if as_json else told:
+            group = key.removeprefix("auc")
+            if group != key and f"low{group}" in told:
+                ends = f"{told[key]:.3f} ({told[f'low{group}']:.3f} to {told[f'high{group}']:.3f})"
+                console.say(f"{site}{group}: AUC {ends}; 0.5 is guessing")
+        return
     found = measure_risk(folder, shadows)
     if as_json:
         console.dump({"folder": str(folder), "risk": found["detail"]["risk"]})

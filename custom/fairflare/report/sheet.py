@@ -46,7 +46,7 @@ def sheet(found: Mapping[str, Any], site: str, leaves: Sequence[Mapping[str, str
     Returns:
         format, language, site, title, task; sites, refused (names), patients; answer: kind, candidate, sentence; mix,
         with its sentence; candidates: rows as in join.json; groups and not_validated (other scores): those of the
-        answer's candidate; leaves.
+        answer's candidate; leaves; privacy: epsilon and delta by method and whose they are, with sentences.
     """
     words, row, candidates = texts(language), found["sites"][site], list(found["candidates"])
     kind, name = choice(row, candidates)
@@ -71,6 +71,7 @@ def sheet(found: Mapping[str, Any], site: str, leaves: Sequence[Mapping[str, str
         "candidates": row["candidates"],
         "groups": {group: {"n": one["n"], **one["candidates"][name]} for group, one in row.get("groups", {}).items()},
         "not_validated": {score: each[name] for score, each in row.get("other_scores", {}).items()},
+        "privacy": {"methods": found.get("privacy", {}), "sentences": _privacy(found, words)},
         "leaves": [{**one, "meaning": words["meanings"].get(one["meaning"], one["meaning"])} for one in leaves],
     }
 
@@ -95,6 +96,18 @@ def _mix(mix: Mapping[str, Any], found: Mapping[str, Any], words: Mapping[str, A
     )
     margin = local(f"{found['margin']:g}", words)
     return str(words["mix_answer"].format(parts=parts, margin=margin, **_numbers(mix, words)))
+
+
+def _privacy(found: Mapping[str, Any], words: Mapping[str, Any]) -> list[str]:
+    """What the differential privacy of each method bounds, what that assumes, and which methods have none."""
+    told, said = found.get("privacy", {}), words["privacy"]
+    sentences = [
+        said[whose].format(name=model(name, words), **{key: local(f"{value:g}", words) for key, value in one.items()})
+        for name, kinds in told.items()
+        for whose, one in kinds.items()
+    ]
+    none = "" if len(told) == len(found["methods"]) else "others" if told else "none"
+    return [*sentences, *([said["uncovered"]] if told else []), *([said[none]] if none else [])]
 
 
 def model(name: str, words: Mapping[str, Any]) -> str:

@@ -40,6 +40,8 @@ from fairflare.studies.study import SHARED, Study, config_of, facts
 from fairflare.tasks.folds import ALL, FEWEST, dealt, everyone, untestable
 
 Json = dict[str, Any]
+SEEDED = "seed"
+"""Draws of ``dp-sgd`` that protect nobody."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +98,19 @@ class Question:
         choices = (self.task, self.seed, self.choices)
         return {label: self.made.get(label) or config_of(label, *choices, draw=False) for label in self.methods}
 
+    def privacy(self) -> Json:
+        """Method trained with differential privacy -> whose ("record", "hospital") -> epsilon and delta of a run."""
+        found = dict[str, Json]()
+        for label, config in self.each().items():
+            trainer: Any = build_parts(config, at_site=True).trainer
+            one = {}
+            if trainer.private and trainer.draws != SEEDED:
+                one["record"] = {"epsilon": trainer.epsilon, "delta": trainer.delta}
+            if config.site_epsilon:
+                one["hospital"] = {"epsilon": config.site_epsilon, "delta": config.site_delta}
+            found |= {label: one} if one else {}
+        return found
+
     def name(self, label: str, deal: int, fold: int) -> str:
         return f"{folder_name(label)}-fold{fold}of{self.design.folds}-deal{deal}"
 
@@ -140,8 +155,8 @@ def measure_join(
         workers: see ``parallel.budget``.
 
     Returns:
-        As ``report.join.answers``, with title, task, methods, refused (site -> why) and own_models (site -> kind ->
-        folds in which it was the better one).
+        As ``report.join.answers``, with title, task, methods, privacy (see ``Question.privacy``), refused (site -> why)
+        and own_models (site -> kind -> folds in which it was the better one).
 
     Raises:
         UserError: the task has no class to ask for, or examples in files, a method's models cannot be asked one by one,
@@ -171,6 +186,7 @@ def measure_join(
             "not_validated": list(SCORES),
             "new_size": question.new_size,
             "event": question.event,
+            "privacy": question.privacy(),
             "one_split": split,
             "refused": refused,
             "own_models": kinds,

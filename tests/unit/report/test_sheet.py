@@ -104,6 +104,20 @@ def test_every_answer_has_its_sentence(verdicts, share, more, kind):
         assert (made["mix"]["sentence"] == texts(language)["no_mix"]) == (share == 0)
 
 
+@each("language", LANGUAGES)
+def test_a_sheet_says_whose_epsilon_it_is_or_that_there_is_none(language):
+    found, words = joined(), texts(language)["privacy"]
+    assert sheet(found, "a", FIELDS, language)["privacy"] == {"methods": {}, "sentences": [words["none"]]}
+    found["methods"] = ["fedavg", "glm"]
+    found["privacy"] = {"fedavg": {whose: {"epsilon": 2.5, "delta": 1e-5} for whose in ("record", "hospital")}}
+    made = sheet(found, "a", FIELDS, language)
+    record, hospital, *rest = made["privacy"]["sentences"]
+    number = "2.5".replace(".", texts(language)["decimal"])
+    assert all(f"psilon {number} " in one and "elta 1e-05" in one and "fedavg" in one for one in (record, hospital))
+    assert rest == [words["uncovered"], words["others"]] and record != hospital
+    assert all(str(escape(one)) in sheet_page(made) for one in made["privacy"]["sentences"])
+
+
 def test_names_are_text_and_no_files_of_their_own(tmp_path):
     """A site's name is no markup, no placeholder and no path; groups are shown where there are any."""
     names = ["<script>alert(1)</script>", "../{0.__class__}", *(f"h{k}" for k in range(30))]
