@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ten questions of docs/reports.md: each answer is on its page's first screen or one click away, with the values."""
+"""The ten questions of docs/reports.md: each answer is on its page's first screen or one click away, with values."""
 
 import copy
 import json
@@ -118,7 +118,9 @@ def test_the_answer_is_at_its_place_and_its_values_are_the_json_s(row, pages):
     )
 
 
-def test_names_of_tables_and_places_are_unique_on_every_page(pages):
+def test_pages_name_the_outcome_and_each_table_and_place_once(pages):
+    for page in ("report.html", "compare.html", "join.html"):
+        assert "Predicting died" in BeautifulSoup(found(pages, page).read_text(), "html.parser").h1.text
     every = [path for part in ("run", "compare", "join") for path in (pages / part).rglob("*.html")]
     assert len(every) > 20
     for path in every:
