@@ -6,9 +6,14 @@ import os
 from pathlib import Path
 
 import xmlschema
+import yaml
+from bs4 import BeautifulSoup
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from rocrate.rocrate import ROCrate
+
+from fairflare.report.evidence.writers import DOCUMENTS
+from fairflare.studies.evidence import init_evidence
 
 SCHEMA = Path(__file__).parent / "chai" / "schema-v0.2.xsd"
 SIGNATURE = "http://www.w3.org/2000/09/xmldsig#"
@@ -24,6 +29,7 @@ def check_pack(folder):
     bom = (folder / "ml-bom.cdx.json").read_text()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(bom) is None
     check_crate(folder)
+    check_pages(folder, json.loads((folder / "evidence.json").read_text()))
     files = {name: json.loads((folder / name).read_text()) for name in ("report.json", "evidence.json")}
     lines = [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]
     rows = [
@@ -46,6 +52,31 @@ def check_pack(folder):
             assert json.loads(one["value"]) == row["value"]
             ends = one.get("confidenceInterval")
             assert [row["low"], row["high"]] == ([json.loads(end) for end in ends.values()] if ends else [None, None])
+
+
+def answers(folder):
+    """The YAML of ``init``, every question answered."""
+    path = init_evidence(folder)
+    path.write_text(yaml.safe_dump({key: answer(key) for key in yaml.safe_load(path.read_text())}))
+    return path
+
+
+def answer(key):
+    return "https://example.org/a?b=1&c=2" if key.endswith("_url") else f"<{key}> & -- so"
+
+
+def check_pages(folder, entries_of):
+    """The documents that are pages have a row for every item, and say its shares; every link leads to a file."""
+    for name, file in ((name, one["file"]) for name, one in DOCUMENTS.items() if one["file"].endswith("html")):
+        html = BeautifulSoup((folder / file).read_text(), "html.parser")
+        rows, entries = html.select('[aria-label="Items"] tbody tr'), entries_of[name]
+        assert [row.th.text for row in rows] == [entry["item"] for entry in entries]
+        states = [state for entry in entries for state in entry["states"]]
+        said = [int(one.text) for one in html.select("main > p > strong")[-3:]]
+        assert said == [states.count(kind) for kind in ("evidence", "human", "blank")], name
+    index = BeautifulSoup((folder / "index.html").read_text(), "html.parser")
+    links = {link["href"] for link in index.select("a")}
+    assert links >= {one["file"] for one in DOCUMENTS.values()} and all((folder / link).exists() for link in links)
 
 
 def check_crate(folder):

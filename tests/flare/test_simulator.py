@@ -12,7 +12,7 @@ import pytest
 import torch
 from slow_trainer import SECRET
 
-from evidence_checks import check_pack
+from evidence_checks import answers, check_pack
 from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import verify
@@ -24,6 +24,7 @@ from fairflare.engine.setup.assembly import build_federation, build_site, site_n
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.simulate import run_simulator
+from fairflare.studies.evidence import write_evidence
 
 pytestmark = pytest.mark.flare
 HERE = Path(__file__).parent
@@ -66,6 +67,8 @@ def test_simulator_and_in_process_agree_bit_for_bit(tmp_path):
     assert local["detail"]["after"] == flare["detail"]["after"] and local["detail"]["after"]
     call("evidence", tmp_path / "flare")
     check_pack(tmp_path / "flare" / "evidence")
+    assert write_evidence(tmp_path / "flare", tmp_path / "pack", answers(tmp_path))["score"] > 90
+    check_pack(tmp_path / "pack")
     call("verify", tmp_path / "flare")
     names = {p.name for p in (tmp_path / "flare").iterdir()}
     assert {

@@ -103,6 +103,7 @@ def render_compare(comparison: Json) -> str:
         "compare",
         {"objective": objective_words},
         found=comparison,
+        study=words.study(comparison),
         opening=words.opening_compare(comparison),
         differences=words.differences(comparison),
         figures=drawn(figures),

@@ -26,6 +26,7 @@ from fairflare.functional.exchange import Deployed
 from fairflare.functional.reasons import Models, explained
 from fairflare.inference.mix import event_index
 from fairflare.report.join import OWN, OutOfFold, answers, page
+from fairflare.report.sentences import study
 from fairflare.studies import display
 from fairflare.studies.candidates import INTERCEPT, logits_of, model_for, moved, on_fold
 from fairflare.studies.combine import keep_own
@@ -181,7 +182,8 @@ def measure_join(
             found["sites"][client]["groups"] = by_group(tested[client], attributes, names, question.design)
         for client, one in tested.items():
             found["sites"][client]["other_scores"] = by_score(one, names, question.design)
-        told = {"title": first.task.title, "task": question.task, "methods": list(question.methods)}
+        title = titled(next(iter(runs.values())), first)
+        told = {"title": title, "task": question.task, "methods": list(question.methods)}
         more = {
             "not_validated": list(SCORES),
             "new_size": question.new_size,
@@ -197,6 +199,11 @@ def measure_join(
         save_text(folder / JOIN_PAGE, page(result))
         write_sheets(result, folder)
     return result
+
+
+def titled(config: RunConfig, parts: Parts) -> str:
+    """What the pages call the study: by its outcome where the table is a hospital's own."""
+    return study({"task": {"title": parts.task.title, "options": config.options}})
 
 
 def _in_words(design: Design) -> str:

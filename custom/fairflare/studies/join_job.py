@@ -25,7 +25,7 @@ from fairflare.report.join import SEPARATELY, page, sentence
 from fairflare.studies import display
 from fairflare.studies.display import err
 from fairflare.studies.folders import JOIN, JOIN_PAGE, check_path, content, created, opened
-from fairflare.studies.join import Question
+from fairflare.studies.join import Question, titled
 from fairflare.studies.study import config_of, facts
 from fairflare.tasks.folds import everyone
 
@@ -94,7 +94,7 @@ def join_by_job(
         display.note(f"{plan.folds} federated trainings in one job, then sums over {len(site_names(config))} sites")
         if not _is_complete(folder):
             _run(config, folder, env, deployment)
-        result = finished(read_json(folder / JOIN), build_parts(plan.first, at_site=True).task.title)
+        result = finished(read_json(folder / JOIN), titled(plan.first, build_parts(plan.first, at_site=True)))
         save_json(folder / JOIN, result)
         save_text(folder / JOIN_PAGE, page(result))
     return result

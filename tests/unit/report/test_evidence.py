@@ -9,9 +9,8 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
-from evidence_checks import check_pack, measured
+from evidence_checks import answers, check_pack, measured
 from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine.setup.config import make_config
@@ -32,18 +31,6 @@ def call(*words):
     with pytest.raises(SystemExit) as stop:
         main([str(word) for word in words])
     return stop.value.code
-
-
-def answers(folder):
-    """The YAML of ``init``, every question answered."""
-    path = init_evidence(folder)
-    asked = yaml.safe_load(path.read_text())
-    path.write_text(yaml.safe_dump({key: answer(key) for key in asked}))
-    return path
-
-
-def answer(key):
-    return "https://example.org/a?b=1&c=2" if key.endswith("_url") else f"<{key}> & -- so"
 
 
 @pytest.fixture(scope="module")
