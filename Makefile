@@ -7,7 +7,7 @@ DEMO_OUT ?= runs/demo
 # Two processes more than cores, on two: they compute while others wait for FLARE.
 WORKERS ?= 4
 
-.PHONY: help demo demo-imaging test test-fast test-long mutations coverage lint docs bench jobs lock sbom clean
+.PHONY: help demo demo-imaging test test-fast test-long mutations coverage lint docs bench jobs lock sbom oldest newest clean
 
 help:
 	@echo "make demo       four real heart hospitals: FedAvg and exact regression with real FLARE processes, then: should each join?"
@@ -23,6 +23,7 @@ help:
 	@echo "make jobs       regenerate app_configs/ from jobs/"
 	@echo "make lock       requirements.lock.txt: each dependency's version and hashes, for every supported Python"
 	@echo "make sbom       build/dist/: the wheel, the same bytes for the same commit, and its bill of materials"
+	@echo "make oldest     the package alone in build/oldest, with the oldest libraries that setup.cfg allows, and a small run; newest likewise"
 
 $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -79,6 +80,13 @@ sbom: $(STAMP)
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m pip wheel -q --no-deps -w build/dist .
 	@$(BIN)/python jobs/sbom.py build/dist/*.whl >build/dist/sbom.json
 	@cd build/dist && sha256sum *.whl sbom.json
+
+oldest newest: $(STAMP)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check uv
+	@$(BIN)/uv venv -q --clear --python $(PYTHON) build/$@
+	@$(BIN)/uv pip install -q --python build/$@ --resolution $(if $(filter oldest,$@),lowest-direct,highest) .
+	@build/$@/bin/fairflare list >/dev/null
+	@build/$@/bin/fairflare run fedavg --task support2 --rounds 2 --out build/$@/run --force
 
 clean:
 	rm -rf build .cache .pytest_cache .ruff_cache .coverage .coverage.* .mypy_cache

@@ -6,6 +6,8 @@ import importlib.util
 import io
 import json
 import os
+import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -16,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from fairflare.cli.main import main
 from fairflare.core.processes import RUN_FOLDER
@@ -162,6 +165,50 @@ def federation(script, folder, *options, **more):
         for process in made.running():
             process.kill()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def image(target):
+    """What the Dockerfile says of a container of ``target``: instruction -> value, a stage's over its base's."""
+    stages, said = {}, {}
+    for line in (SCRIPTS / "containers" / "Dockerfile").read_text().splitlines():
+        word, _, rest = line.partition(" ")
+        if word == "FROM":
+            base, _, name = rest.partition(" AS ")
+            said = stages[name] = dict(stages.get(base, {}))
+        else:
+            said[word] = rest
+    return stages[target]
+
+
+@contextlib.contextmanager
+def composed(made, patience=120):
+    """The services of compose.yaml over ``made``'s kits: a process each, which runs what its container would.
+
+    Where the container's file system is, the kit's folder and ``made``'s python stand in.
+    """
+    (made.kits / "server").symlink_to("localhost")  # FLARE's server listens on this machine alone under that name
+    children = {}
+    try:
+        for name, service in yaml.safe_load((SCRIPTS / "containers" / "compose.yaml").read_text())["services"].items():
+            said = image(service["build"]["target"])
+            kit, inside = re.sub(r"\$\{KITS[^}]*\}", str(made.kits), service["volumes"][0]).split(":")
+            assert inside == said["WORKDIR"]
+            more = dict(word.split("=", 1) for word in shlex.split(said["ENV"]))
+            more["PATH"] = (
+                more["PATH"].replace("/venv/bin", str(made.python.parent)).replace("$PATH", os.environ["PATH"])
+            )
+            children[name] = subprocess.Popen(
+                json.loads(said["CMD"]), cwd=kit, env=made.environment | more, umask=0o022,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        yield children
+        made.sh("stop")
+        for child in children.values():
+            assert child.wait(patience) == 0
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
 
 
 def check_run(folder, model_sha256=None):

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from federation_processes import ROOT, check_run, federation, here, in_process, processes
+from federation_processes import ROOT, check_run, composed, federation, here, in_process, processes, until
 
 from fairflare.data.site_config import read_site_config
 from fairflare.engine.audit import verify
@@ -45,14 +45,19 @@ def three(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def strict(three):
-    """The same after a restart: every site has the package; hospital-b takes no code, hospital-c no other classes."""
+    """The same after a restart, as the services of compose.yaml: every site has the package; hospital-b takes no code,
+    hospital-c no other classes.
+    """
     three.sh("stop")
     three.sh("install")
     samples = [("hospital-b", "authorization.json"), ("hospital-c", "resources.json"), ("hospital-c", FILES[0])]
     for site, name in samples:
         (local(three, site) / name).write_text((ROOT / "poc_workspace" / "local" / name).read_text())
-    three.sh("start")
-    return three
+    before = {site: three.registrations(site) for site in HOSPITALS}
+    with composed(three) as services:
+        assert set(services) == {"server", *HOSPITALS}
+        until(lambda: all(three.registrations(site) > before[site] for site in HOSPITALS))
+        yield three
 
 
 def local(made, site):

@@ -193,16 +193,16 @@ def test_with_secure_sums_receivers_hear_nothing_that_the_sums_hide(secure_sum, 
         def handle_event(self, event_type, fl_ctx):
             data = fl_ctx.get_prop(FLContextKey.EVENT_DATA)
             if data is not None:
-                told.add(AnalyticsData.from_dxo(from_shareable(data)).tag)
+                told.add(AnalyticsData.from_dxo(from_shareable(data)).tag.removeprefix("score/"))
             result = fl_ctx.get_prop(AppConstants.AGGREGATION_RESULT)
             if result is not None:
                 told.update(result.metrics)
                 for site in result.meta[AppConstants.METRICS_AGGREGATION_INFO]["sites"]:
                     told.update(site["metrics"])
-                    told.update(["weight"] if site["weight"] is not None else [])
+                    told.update(["weight/aggregation"] if site["weight"] is not None else [])
 
     run_local(config, tmp_path, [Tracking(engine_of(Listener()), "fedism", named("auc"))])
-    hidden = {"loss", "train_loss", "mean_loss", "worst_train_loss", "probe_sharpness", "weight"}
+    hidden = {"loss", "train_loss", "mean_loss", "worst_train_loss", "probe/sharpness", "weight/aggregation"}
     assert {"auc", "mean_auc", "worst_auc"} <= told
     assert hidden & told == (set() if secure_sum == "masks" else hidden)
 
@@ -234,7 +234,7 @@ def test_mlflow_s_receiver_hears_what_tensorboard_s_hears():
         {"event": "round", "round": 3, "accepted": accepted, "weights": {"a": 1.0}}
     )
     Tracking(engine, "fedism", named("auc")).saw({"event": "start"})
-    told = {"loss": 0.5, "auc": 0.75, "probe_sharpness": 0.25, "weight": 1.0}
+    told = {"score/loss": 0.5, "score/auc": 0.75, "probe/sharpness": 0.25, "weight/aggregation": 1.0}
     assert heard == [("a", name, value, 3, AnalyticsDataType.METRIC) for name, value in told.items()]
     assert not sent  # nothing goes on to the sites
 
@@ -243,6 +243,35 @@ def test_mlflow_s_receiver_hears_what_tensorboard_s_hears():
 def test_without_mlflow_flare_says_what_is_missing():
     with pytest.raises(ValueError, match="mlflow is not installed"):
         add_experiment_tracking(recipe(), "mlflow")
+
+
+TRACKERS = {
+    "mlflow": {"tracking_uri": "http://127.0.0.1:5000", "kw_args": {"experiment_name": "hospitals"}},
+    "wandb": {"wandb_args": {"project": "hospitals", "name": "fedism", "group": "fedism", "job_type": "federation"}},
+}
+"""Those of docs/stock_recipe.md."""
+
+
+@pytest.mark.skipif(find_spec("mlflow") is not None, reason="MLflow is installed")
+@pytest.mark.parametrize("kind", TRACKERS)
+def test_a_job_brings_the_receivers_of_mlflow_and_of_wandb(kind, tmp_path, monkeypatch):
+    """FLARE's own receivers, with libraries in the place of MLflow and W&B that have the imported names alone."""
+    for module, names in (("mlflow", ()), ("mlflow.entities", ("Metric", "Param", "RunTag")), ("wandb", ())):
+        (folder := tmp_path / "lib" / Path(*module.split("."))).mkdir(parents=True)
+        (folder / "__init__.py").write_text("".join(f"class {name}: pass\n" for name in names))
+    (tracking := tmp_path / "lib" / "mlflow" / "tracking").mkdir()
+    (tracking / "client.py").write_text("class MlflowClient: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    monkeypatch.setenv("WANDB_MODE", "offline")  # which W&B's receiver sets
+    made = recipe()
+    add_experiment_tracking(made, kind, TRACKERS[kind])
+    made.export(str(tmp_path / "job"))
+    config = json.loads(next((tmp_path / "job").rglob("config_fed_server.json")).read_text())
+    (receiver,) = (one for one in config["components"] if ".tracking." in one["path"])
+    assert receiver["path"].startswith(f"nvflare.app_opt.tracking.{kind}.")
+    for name, value in TRACKERS[kind].items():
+        told = receiver["args"][name]
+        assert told == ({**told, **value} if isinstance(value, dict) else value)
 
 
 JOB = """
@@ -293,12 +322,13 @@ def test_every_site_s_metrics_arrive_in_the_servers_event_files(run):
         seen = scalars(server / "tb_events" / site)
         for number, entry in rounds.items():
             accepted = entry["accepted"][site]
-            assert seen["weight"][number] == pytest.approx(entry["weights"][site])
-            assert seen["probe_sharpness"][number] == pytest.approx(accepted["scalars"]["sharpness"], rel=1e-5)
+            assert seen["weight/aggregation"][number] == pytest.approx(entry["weights"][site])
+            assert seen["probe/sharpness"][number] == pytest.approx(accepted["scalars"]["sharpness"], rel=1e-5)
             for name, value in accepted["metrics"].items():
-                assert seen[name][number] == pytest.approx(value, rel=1e-5)
+                assert seen[f"score/{name}"][number] == pytest.approx(value, rel=1e-5)
         own = scalars(run / site / "simulate_job" / "tb_events" / site)
-        assert set(own) == set(rounds[1]["accepted"][site]["metrics"]) and sorted(own["loss"]) == [1, 2]
+        assert set(own) == {f"score/{name}" for name in rounds[1]["accepted"][site]["metrics"]}
+        assert sorted(own["score/loss"]) == [1, 2]
 
 
 @pytest.mark.flare

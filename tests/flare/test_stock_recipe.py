@@ -73,7 +73,7 @@ def test_stock_recipe_weighs_by_sharpness(tmp_path):
     assert len(lines) == 2 and summary["best_round"] == 1 and next(server.glob("**/best_FL_global_model.pt"))
     assert "not in metrics from" not in log  # FLARE's own selector, which knows no such name
     events = EventAccumulator(str(server / "tb_events" / "server")).Reload()
-    assert [event.step for event in events.Scalars("worst_accuracy")] == [0, 1]
+    assert [event.step for event in events.Scalars("sites/worst_accuracy")] == [0, 1]
 
 
 def test_only_aggregated_sites_count_and_none_is_told_of_others(monkeypatch):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Container and cluster files against FLARE's own kits; what they start is what test_deploy_provisioned.py runs."""
+"""Container and cluster files against FLARE's own kits; test_deploy_provisioned.py runs what compose.yaml starts."""
 
 import shutil
 import subprocess
@@ -42,7 +42,8 @@ def test_the_composition_mounts_every_kit_and_starts_what_kits_bring(kits):
         )
         assert service["read_only"] and service["cap_drop"] == ["ALL"] and "ports" not in service
     text = (HERE / "Dockerfile").read_text()
-    assert 'CMD ["startup/sub_start.sh"]' in text and text.count("--require-hashes") == 1
+    assert text.count("exec /bin/bash startup/sub_start.sh") == 1 and "ENTRYPOINT" not in text
+    assert text.count("--require-hashes") == 1
     users = [line.split()[1] for line in text.splitlines() if line.startswith("USER ")]
     assert users[-1] == "10001", "neither image runs as root"
     assert (ROOT / "requirements.lock.txt").exists()

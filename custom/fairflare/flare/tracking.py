@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FLARE's experiment tracking at the server: the receivers that a job brings (TensorBoard, MLflow) hear of every round.
+"""FLARE's experiment tracking at the server: a job's receivers (TensorBoard, MLflow, W&B) hear of every round.
 
 Sites send no events: FLARE's go past every filter. What receivers get here are the numbers of answers that the egress
 of a site let pass and the gate accepted, as if the site had sent them: a job with tracking learns no more than one
@@ -26,7 +26,7 @@ from fairflare.core.metric import Metric, named
 
 
 class Tracking:
-    """An observer of the round loop: of each accepted site metrics, probe numbers (``probe_<name>``) and weight."""
+    """An observer of the round loop: ``score/<metric>``, ``probe/<name>``, ``weight/aggregation`` of accepted sites."""
 
     def __init__(self, engine: Any, method: str, headline: Metric) -> None:
         """``headline``: the task's metric, of which the worst site's is the key metric of FLARE's records."""
@@ -38,9 +38,10 @@ class Tracking:
         if entry["event"] != "round":
             return
         for site, reply in entry["accepted"].items():
-            numbers = {**reply["metrics"], **{f"probe_{name}": value for name, value in reply["scalars"].items()}}
+            numbers = {f"score/{name}": value for name, value in reply["metrics"].items()}
+            numbers |= {f"probe/{name}": value for name, value in reply["scalars"].items()}
             if site in entry["weights"]:
-                numbers["weight"] = entry["weights"][site]
+                numbers["weight/aggregation"] = entry["weights"][site]
             for name, value in numbers.items():
                 tell_receivers(self._engine, site, name, value, entry["round"])
         self._record(entry)
@@ -59,11 +60,9 @@ class Tracking:
             # FLARE would write down what sites sent before the gate has looked at it.
             "use_contribution_sites": False,
         }
-        result = FLModel(
-            metrics=over_sites([reply["metrics"] for reply in entry["accepted"].values()]),
-            current_round=entry["round"],
-            meta={AppConstants.METRICS_AGGREGATION_INFO: about},
-        )
+        told = over_sites([reply["metrics"] for reply in entry["accepted"].values()])
+        meta = {AppConstants.METRICS_AGGREGATION_INFO: about}
+        result = FLModel(metrics=told, current_round=entry["round"], meta=meta)
         with self._engine.new_context() as context:
             context.set_prop(AppConstants.AGGREGATION_RESULT, result, private=True, sticky=False)
             context.set_prop(FLContextKey.EVENT_SCOPE, EventScope.LOCAL, private=True, sticky=False)
@@ -100,5 +99,5 @@ def over_sites(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def tell_receivers_here(source: FLComponent, metrics: Mapping[str, float], step: int, fl_ctx: FLContext) -> None:
     """The metrics of one answer for receivers at the site itself, in its own folder; nothing is sent."""
     for name, value in metrics.items():
-        dxo = create_analytic_dxo(name, float(value), AnalyticsDataType.SCALAR, global_step=step)
+        dxo = create_analytic_dxo(f"score/{name}", float(value), AnalyticsDataType.SCALAR, global_step=step)
         send_analytic_dxo(source, dxo, fl_ctx)

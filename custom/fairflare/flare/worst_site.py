@@ -30,9 +30,9 @@ class WorstSite(Widget):
 
     ``mean_<name>``, ``worst_<name>``, ``gap_<name>`` (largest minus smallest) and ``std_<name>`` (ddof 0) over the
     sites, all with equal weight. FLARE's ``MetricsArtifactWriter`` writes them, if it comes after this component, and
-    receivers such as TensorBoard's get them as the server's. Only sites that were aggregated count. What the sites are
-    sent stays as it was: with two of them, a mean and a gap would tell each the other's value. ``add_worst_site`` puts
-    the component into a recipe.
+    TensorBoard's receiver gets them as the server's ``sites/<name>``. Only sites that were aggregated count. What the
+    sites are sent stays as it was: with two of them, a mean and a gap would tell each the other's value.
+    ``add_worst_site`` puts the component into a recipe.
     """
 
     def __init__(self, key_metric: str = "", mode: str = "max") -> None:
@@ -82,7 +82,7 @@ class WorstSite(Widget):
             return
         engine, round = fl_ctx.get_engine(), fl_ctx.get_prop(AppConstants.CURRENT_ROUND)
         for name, number in found.items():
-            tell_receivers(engine, SERVER_SITE_NAME, name, number, round)
+            tell_receivers(engine, SERVER_SITE_NAME, f"sites/{name}", number, round)
         key: dict[str, Any] = {"name": self.key_metric, "mode": self.mode, "mode_source": "WorstSite.mode"}
         if self.key_metric in found:
             about["key_metric"] = key
