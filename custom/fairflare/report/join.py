@@ -99,20 +99,20 @@ def choice(row: Mapping[str, Any], candidates: Sequence[str]) -> tuple[str, str]
     return ("needs_more" if more is not None and more <= MOST_MORE * row["n"] else "needs_many"), best
 
 
-def sentence(row: Mapping[str, Any], candidates: Sequence[str], weights: Array) -> str:
-    """The answer to one hospital, in words."""
+def sentence(row: Mapping[str, Any], candidates: Sequence[str], weights: Array | None = None) -> str:
+    """The answer to one hospital, in words; without ``weights`` there is no mix."""
     kind, name = choice(row, candidates)
-    one, mix = row["candidates"][name], mixed(row, candidates, weights)
+    one, mix = row["candidates"][name], "" if weights is None else f" {mixed(row, candidates, weights)}"
     if kind in ("join", "join_with"):
         words = "Join" if kind == "join" else f"Join with this model: {name}"
-        return f"{words} (benefit {_interval(one)}, probability of harm {likely(one['p_harm'])}). {mix}"
+        return f"{words} (benefit {_interval(one)}, probability of harm {likely(one['p_harm'])}).{mix}"
     if kind == "stay":
         return f"Stay alone: every candidate is worse than the own model (the best by {_interval(one)})."
     if kind == "same":
-        return f"No difference that matters: no candidate is far from the own model. {mix}"
+        return f"No difference that matters: no candidate is far from the own model.{mix}"
     few = kind == "needs_more"
     needs = f"needs about {rounded(one['more_patients']):,} more" if few else f"needs over {MOST_MORE} times the"
-    return f"Cannot be told: {name} {needs} patients (benefit {_interval(one)}). {mix}"
+    return f"Cannot be told: {name} {needs} patients (benefit {_interval(one)}).{mix}"
 
 
 def rounded(many: int) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fairflare.core.execution import default_device, placed
 from fairflare.core.types import StateDict
@@ -72,11 +73,19 @@ def logits_of(
     plain: bool = False,
 ) -> tuple[Array, Array]:
     """(N,) logits of the event, against all other classes, in a split, and its labels, 0 or 1."""
+    outputs, targets = outputs_of(parts, config, model, data, split, plain=plain)
+    found = outputs.double()
+    others = found[:, [k for k in range(found.shape[1]) if k != event]].logsumexp(1)
+    return (found[:, event] - others).numpy(), (targets.numpy() == event).astype(np.float64)
+
+
+def outputs_of(
+    parts: Parts, config: RunConfig, model: Mapping[str, Any], data: TensorData, split: Any, *, plain: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Condensed outputs and targets of a split's cases; ``plain``: of data as they are, not as the trainer has them."""
     parts.network.load_state_dict(dict(model))
     device = default_device()
     prepared = data.on(device) if plain else parts.trainer.site_data(data.on(device))
     batches = prepared.fixed(split, int(config.training["batch_size"]))
     outputs, targets, _ = predict(placed(parts.network, device), batches, device, parts.task.condense)
-    found = outputs.double()
-    others = found[:, [k for k in range(found.shape[1]) if k != event]].logsumexp(1)
-    return (found[:, event] - others).numpy(), (targets.numpy() == event).astype(np.float64)
+    return outputs, targets

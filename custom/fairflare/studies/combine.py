@@ -100,6 +100,8 @@ def read_join(folder: Path) -> Json:
     if not is_there(folder / JOIN):
         raise UserError(f"{folder}: expected the folder of a finished join, found no {JOIN}")
     found = read_json(folder / JOIN)
+    brier = found.get("score", "brier") == "brier"
+    expected(f"{JOIN}: score", brier, "the Brier score, of which alone there is a mix", found.get("score"))
     sites, weights, methods = found.get("sites"), found.get("weights"), found.get("methods")
     shares = [_share(row) for row in sites.values()] if isinstance(sites, dict) else []
     proper = bool(shares) and None not in shares and all(SITE.fullmatch(site) for site in dict(sites or {}))

@@ -3,18 +3,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fairflare.functional.decision import Array, Benefit, Design, brier_benefit, of_differences
-from fairflare.report.join import OutOfFold
+from fairflare.functional.decision import (
+    Array,
+    Benefit,
+    Design,
+    brier_benefit,
+    of_differences,
+    patients_needed,
+    verdict,
+)
+from fairflare.functional.exchange import MIX_KEYS
+from fairflare.functional.survival import concordant_pairs
+from fairflare.report.join import MIX, OutOfFold, sentence
 from fairflare.tasks.folds import untestable
 
 CLIPPED = 0.005
 """Risks lie within [this, 1 - this] for the log loss."""
 SCORES = ("log_loss", "auc")
+C_INDEX, DICE = "C-index", "Dice"
+PLAIN = (
+    "a plain difference in {} of the models of the folds, by each hospital's patients alone: how often its interval "
+    "holds is not validated, and there is no mix"
+)
 
 
 def by_group(
@@ -63,6 +79,52 @@ def by_score(tested: OutOfFold, candidates: Sequence[str], design: Design) -> di
     return found
 
 
+def differences(tested: Mapping[str, OutOfFold], candidates: Sequence[str], design: Design) -> dict[str, Any]:
+    """As ``report.join.answers``, of times by the C-index and of masks by Dice, from each hospital's patients alone.
+
+    Args:
+        tested: hospital -> its patients: times and events (n, 2) with log risks, or masks with each one's Dice.
+        candidates: names, in the order of the risks.
+        design: how patients were tested.
+    """
+    sites: dict[str, Any] = {}
+    for site, one in tested.items():
+        own, *others = one.risks
+        assert (folds := one.folds) is not None
+        times = one.labels.ndim == 2
+        each = [
+            c_index_benefit(one.labels, own, new, folds) if times else of_differences(new - own, new - own)
+            for new in others
+        ]
+        rows = {name: _alone(benefit, design) for name, benefit in zip(candidates, each, strict=True)}
+        row = {"n": len(one.labels), "by": "outcomes", "candidates": rows, MIX: dict.fromkeys(MIX_KEYS, 0.0)}
+        sites[site] = {**row, "answer": sentence(row, candidates)}
+    score = C_INDEX if times else DICE
+    about = {"score": score, "folds": design.folds, "repeats": design.repeats, "kappa": 0.0, "margin": 0.0}
+    weights = dict.fromkeys(candidates, 1 / len(candidates))
+    return {
+        **about,
+        "candidates": {name: {} for name in candidates},
+        "weights": weights,
+        "sites": sites,
+        "note": PLAIN.format(score),
+    }
+
+
+def _alone(one: Benefit, design: Design) -> dict[str, Any]:
+    """As a candidate's row of ``answers`` where hospitals are too few to be read together."""
+    from scipy.special import stdtr
+
+    sd = max(math.sqrt(design.factor * one.variance / one.n), 1e-9)
+    p_harm, (low, high) = float(stdtr(one.n - 1, -one.mean / sd)), one.interval(design)
+    needed = patients_needed(one.mean, one.variance, design) - one.n
+    return {
+        **{"benefit": one.mean, "own_low": low, "own_high": high, "shrunken": one.mean, "low": low, "high": high},
+        **{"p_harm": p_harm, "verdict": verdict(p_harm, low, high)},
+        "more_patients": int(max(needed, 0)) if math.isfinite(needed) else None,
+    }
+
+
 def _told(one: Benefit, design: Design) -> dict[str, float]:
     return dict(zip(("benefit", "low", "high"), (one.mean, *one.interval(design)), strict=True))
 
@@ -78,6 +140,30 @@ def auc_benefit(labels: Array, own: Array, candidate: Array, folds: Array) -> Be
     """
     shares = _auc_shares(labels, candidate, folds) - _auc_shares(labels, own, folds)
     return of_differences(shares, candidate - own)
+
+
+def c_index_benefit(targets: Array, own: Array, candidate: Array, folds: Array) -> Benefit:
+    """Of Harrell's C-indices, candidate less own, over comparable pairs of patients of one fold, as ``auc_benefit``.
+
+    Args:
+        targets: (n, 2) times and events.
+        own, candidate: (R, n) log risks out of fold.
+        folds: (R, n) whole numbers.
+    """
+    return of_differences(_c_shares(targets, candidate, folds) - _c_shares(targets, own, folds), candidate - own)
+
+
+def _c_shares(targets: Array, risks: Array, folds: Array) -> Array:
+    """(R, n) as ``_auc_shares``; the infinitesimal jackknife's, as of ``survival.concordance_error``."""
+    won, pairs = np.zeros(risks.shape), np.zeros(risks.shape)
+    for r, fold in {(r, fold) for r, row in enumerate(folds) for fold in row}:
+        rows = folds[r] == fold
+        won[r, rows], pairs[r, rows] = concordant_pairs(targets[rows, 0], targets[rows, 1], risks[r, rows])
+    both = pairs.sum(axis=1, keepdims=True)  # each pair at either patient
+    if not both.all():
+        return np.full(risks.shape, np.nan)
+    index = won.sum(axis=1, keepdims=True) / both
+    return np.asarray(index + 2 * len(targets) * (won - index * pairs) / both)
 
 
 def _auc_shares(labels: Array, risks: Array, folds: Array) -> Array:

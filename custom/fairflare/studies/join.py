@@ -28,17 +28,17 @@ from fairflare.inference.mix import event_index
 from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.report.sentences import study
 from fairflare.studies import display
-from fairflare.studies.candidates import INTERCEPT, logits_of, model_for, moved, on_fold
+from fairflare.studies.candidates import INTERCEPT, logits_of, model_for, moved, on_fold, outputs_of
 from fairflare.studies.combine import keep_own
 from fairflare.studies.folders import JOIN, JOIN_PAGE
-from fairflare.studies.groups import SCORES, by_group, by_score
+from fairflare.studies.groups import SCORES, by_group, by_score, differences
 from fairflare.studies.labels import folder_name, split_method
-from fairflare.studies.own_model import TREES, own_model, own_risks
+from fairflare.studies.own_model import COX, TREES, own_log_risks, own_model, own_risks
 from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import run_once
 from fairflare.studies.sheets import write_sheets
 from fairflare.studies.study import SHARED, Study, config_of, facts
-from fairflare.tasks.folds import ALL, FEWEST, dealt, everyone, untestable
+from fairflare.tasks.folds import ALL, FEWEST, dealt, everyone, outcomes, untestable
 
 Json = dict[str, Any]
 SEEDED = "seed"
@@ -60,7 +60,7 @@ class Question:
 
     Args:
         methods: candidates, "name:key=value" as in ``compare``; a shared model counts with an own intercept, too.
-        task: of classes, whose examples are in memory.
+        task: of classes, times or masks, whose examples are in memory.
         design: folds and repetitions.
         margin: a loss (Brier score) that does not matter; 0: strict.
         new_size: patients of a hospital that is not in yet.
@@ -175,17 +175,21 @@ def measure_join(
         tested, names, kinds, refused = _tested(question, runs, folder)
         if not tested:
             raise UserError(f"join: no site has patients enough: {next(iter(refused.values()))}")
-        tested = _with_deployed(question, deployed, folder, tested, names)
-        found = answers(tested, names, question.design, question.margin, question.new_size)
-        split = isinstance(question.design, OneSplit)  # of few patients, so that no group is told
-        for client, attributes in _attributes(next(iter(runs.values())), () if split else tested).items():
-            found["sites"][client]["groups"] = by_group(tested[client], attributes, names, question.design)
-        for client, one in tested.items():
-            found["sites"][client]["other_scores"] = by_score(one, names, question.design)
+        split, plain = isinstance(question.design, OneSplit), not first.task.kind.has_classes
+        if plain:
+            found = differences(tested, names, question.design)
+        else:
+            tested = _with_deployed(question, deployed, folder, tested, names)
+            found = answers(tested, names, question.design, question.margin, question.new_size)
+            # a split has few patients, so that no group is told
+            for client, attributes in _attributes(next(iter(runs.values())), () if split else tested).items():
+                found["sites"][client]["groups"] = by_group(tested[client], attributes, names, question.design)
+            for client, one in tested.items():
+                found["sites"][client]["other_scores"] = by_score(one, names, question.design)
         title = titled(next(iter(runs.values())), first)
         told = {"title": title, "task": question.task, "methods": list(question.methods)}
         more = {
-            "not_validated": list(SCORES),
+            "not_validated": [found["score"]] if plain else list(SCORES),
             "new_size": question.new_size,
             "event": question.event,
             "privacy": question.privacy(),
@@ -194,10 +198,11 @@ def measure_join(
             "own_models": kinds,
             **facts(),
         }
-        result = {**told, **found, **_why(tested, names, question), **more}
+        result = {**told, **found, **({} if plain else _why(tested, names, question)), **more}
         save_json(folder / JOIN, result)
         save_text(folder / JOIN_PAGE, page(result))
-        write_sheets(result, folder)
+        if not plain:
+            write_sheets(result, folder)
     return result
 
 
@@ -212,20 +217,21 @@ def _in_words(design: Design) -> str:
 
 
 def _checked(parts: Parts, question: Question, runs: Mapping[str, RunConfig]) -> bool:
-    """Whether the task is a table; raises UserError for what cannot be asked."""
+    """Whether the task is a table of classes; raises UserError for what cannot be asked."""
     task = parts.task
-    if not task.kind.has_classes or (len(task.classes) != 2 and not question.event):
+    plain = task.kind.has_times or task.kind.has_masks
+    if not plain and (not task.kind.has_classes or (len(task.classes) != 2 and not question.event)):
         raise UserError(
             f"join: expected a task of two classes, or --event CLASS, got {question.task}: {', '.join(task.classes)}"
         )
-    if question.event and question.event not in task.classes:
+    if question.event and (plain or question.event not in task.classes):
         raise UserError(f"--event: expected one of {', '.join(task.classes)}, got {shown(question.event)}")
     one = everyone(task.site_data(next(iter(task.sites()))))  # raises where examples are files
     for label in question.methods:
         made = build_parts(runs[question.name(label, 0, 0)], at_site=True)
         if made.rule.alone or not made.trainer.shares_model:
             raise UserError(f"join: {label}: expected a method with a shared model, or one for each site from all")
-    return len(one.inputs.shape) == 2
+    return len(one.inputs.shape) == 2 and not plain
 
 
 def _tested(
@@ -235,8 +241,9 @@ def _tested(
     config = next(iter(runs.values()))
     plain = build_parts(dataclasses.replace(config, fold=""), at_site=True)
     names = site_of_client(config, plain.task)
-    labels = {client: everyone(plain.task.site_data(site)).labels.numpy() for client, site in names.items()}
-    event = _event(plain, question)
+    everybody = {client: everyone(plain.task.site_data(site)) for client, site in names.items()}
+    labels = {client: outcomes(found) for client, found in everybody.items()}
+    event = _event(plain, question) if plain.task.kind.has_classes else -1
     refused = {client: why for client, found in labels.items() if (why := untestable(found))}
     risks: dict[str, dict[str, Array]] = {client: {} for client in labels if client not in refused}
     kinds: dict[str, dict[str, int]] = {client: {} for client in risks}
@@ -267,7 +274,8 @@ def _tested(
             continue
         all_risks = np.stack([found[name][:, rows] for name in (OWN, *candidates)])
         folds = np.stack(place[client])[:, rows].astype(np.float64)
-        tested[client] = OutOfFold((labels[client][rows] == event).astype(np.float64), all_risks, folds=folds)
+        right = everybody[client].targets.numpy()[rows] if event < 0 else labels[client][rows] == event
+        tested[client] = OutOfFold(right.astype(np.float64), all_risks, folds=folds)
     for client, one in tested.items():
         if not np.isfinite(one.risks).all():
             raise UserError(f"join: {client}: a model's risks are not finite; it has diverged")
@@ -330,11 +338,15 @@ def _own(parts: Parts, config: RunConfig, data: TensorData, event: int) -> tuple
     """The own model's risks of the test patients, and its kind."""
     train, test = data.splits["train"], data.splits["test"]
     x, new = (np.asarray(part.inputs, dtype=np.float64) for part in (train, test))  # type: ignore[union-attr]  # examples are in memory
+    if parts.task.kind.has_times and x.ndim == 2:
+        return own_log_risks(x, np.asarray(train.targets, dtype=np.float64), new), COX  # type: ignore[union-attr]  # the same
     if x.ndim == 2:
         return own_risks(x, (train.labels.numpy() == event).astype(np.float64), new)
     from fairflare.studies.own_network import NETWORK, own_network
 
     model = own_network(parts, config, data)
+    if event < 0:
+        return _scores(parts, config, model, data, "test", plain=True), NETWORK
     return _sigmoid(logits_of(parts, config, model, data, "test", event, plain=True)[0]), NETWORK
 
 
@@ -350,9 +362,20 @@ def _risks(
 ) -> dict[str, Array]:
     """Candidate -> its risks of the site's patients in the split ``of``."""
     model = model_for(parts, folder, client)
+    if event < 0:
+        return {label: _scores(parts, config, model, data, of)}
     fit, labels = logits_of(parts, config, model, data, "train", event)
     new = fit if of == "train" else logits_of(parts, config, model, data, of, event)[0]
     return {name: _sigmoid(new + by) for name, by in moved(parts, config, label, fit, labels).items()}
+
+
+def _scores(
+    parts: Parts, config: RunConfig, model: Mapping[str, Any], data: TensorData, split: Any, *, plain: bool = False
+) -> Array:
+    """(N,) log risks of a split's patients, or of masks each one's Dice."""
+    kind = parts.task.kind
+    cases: Any = kind.cases(*outputs_of(parts, config, model, data, split, plain=plain), parts.task.classes)
+    return np.asarray(cases.risks if kind.has_times else cases.dice.mean(1), dtype=np.float64)
 
 
 def _sigmoid(logits: Array) -> Array:

@@ -34,7 +34,7 @@ HELD_OUT = 5
 def own_network(parts: Parts, config: RunConfig, data: TensorData) -> StateDict:
     """The task's network, trained on the site's training patients alone for at most the epochs of the run.
 
-    A fifth of the patients chooses the learning rate and the epoch by the least cross-entropy, so that the network
+    A fifth of the patients chooses the learning rate and the epoch by the least loss, so that the network
     stops early; it is then trained on all of them.
 
     Args:
@@ -82,11 +82,9 @@ def _epochs(parts: Parts, config: RunConfig, data: TensorData, rate: float) -> I
 
 
 def _loss(parts: Parts, config: RunConfig, data: TensorData, model: StateDict) -> float:
-    """Mean cross-entropy of the held-out patients."""
-    from torch.nn.functional import cross_entropy
-
+    """The task's mean loss of the held-out patients: cross-entropy of classes."""
     network = copy.deepcopy(parts.network)
     network.load_state_dict(model)
     batches = data.on(default_device()).fixed("val", int(config.training["batch_size"]))
     outputs, targets, _ = predict(placed(network, default_device()), batches, default_device(), parts.task.condense)
-    return float(cross_entropy(outputs, targets))
+    return parts.task.kind.loss(parts.task.kind.cases(outputs, targets, parts.task.classes))

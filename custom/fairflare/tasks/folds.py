@@ -96,6 +96,13 @@ def everyone(data: TensorData) -> Split:
     return Split(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]), attributes)
 
 
+def outcomes(whole: Split) -> Rows:
+    """(N,) by which folds are dealt: classes; of times, events; of masks, of which any fold does, 0 and 1 in turn."""
+    if whole.targets.dim() == 2:
+        return whole.targets[:, 1].numpy().astype(np.int64)
+    return np.arange(len(whole)) % 2 if whole.targets.dim() > 2 else whole.labels.numpy()
+
+
 class _Folded:
     """What a task does otherwise when it is dealt anew."""
 
@@ -112,7 +119,7 @@ class _Folded:
             return data
         number, folds, deal = self._fold
         whole = everyone(data)
-        labels = whole.labels.numpy()
+        labels = outcomes(whole)
         nobody = number < 0 or untestable(labels)
         place = np.full(len(labels), folds) if nobody else dealt(labels, folds, deal, site)
         found = copy.copy(data)
