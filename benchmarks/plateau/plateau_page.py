@@ -292,7 +292,7 @@ def written() -> str:
 
 
 CARDS = {
-    "fedism-plus": ("quality", "quality-20", "quality-20-skew"),
+    "fedism-plus": ("quality", "quality-20", "quality-20-skew", "quality-scans"),
     "fedheal": ("looks", "looks-sgd", "looks-conflict"),
     "fedufo": ("subgroups",),
     "fedce": (CONTRIBUTION,),
@@ -351,7 +351,8 @@ HEAD = """# Which method when
 
 Kinds of federation, each made so that one of the five papers' mechanisms should work: what it gained over FedAvg,
 at what cost, and beside it a ceiling (what knowing the truth would give) and a placebo (the method with its weights
-shuffled). Networks of about 24,000 parameters, real handwriting at 16 x 16 pixels. This page is written by
+shuffled). Networks of about 24,000 parameters and real handwriting at 16 x 16 pixels, but for *quality shift of scans*
+(66,000, real scans at 28 x 28). This page is written by
 `python benchmarks/plateau/plateau_page.py` from [the results](../benchmarks/plateau/results); regimes, endpoints and
 the rule were [written down](../benchmarks/plateau/plateau_regimes.py) before the runs."""
 UNITS = """Gains are points of the regime's endpoint (of Kendall's tau in *contribution*, over n_k), with 95 % intervals
