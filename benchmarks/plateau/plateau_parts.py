@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bench's tasks, of real handwriting at 16 x 16 pixels and of real scans, and its ceilings and placebos as server rules."""
+"""The bench's tasks, of real handwriting and scans, and its ceilings and placebos as server rules."""
 
 from __future__ import annotations
 
