@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bench's tasks, all of real handwriting at 16 x 16 pixels, and its ceilings and placebos as server rules."""
+"""The bench's tasks, of real handwriting and scans, and its ceilings and placebos as server rules."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -32,7 +34,7 @@ from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, motion_blur
 from fairflare.engine.setup import tasks
 from fairflare.functional.consistency import least_count
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet, site_index
+from fairflare.tasks.base import DATA_FOLDER, PARTITION, RENDERING, SPLIT, Preset, Task, TestSet, expect, site_index
 from fairflare.tasks.kinds.masks import MASKS
 
 EDGE = 16
@@ -66,7 +68,7 @@ def small(x: np.ndarray) -> np.ndarray:
 
 
 def flat(x: np.ndarray) -> np.ndarray:
-    """uint8 (N, 16, 16) as float32 (N, 256) in [0, 1]."""
+    """uint8 (N, H, W) as float32 (N, H W) in [0, 1]."""
     return (x.reshape(len(x), -1) / 255).astype(np.float32)
 
 
@@ -160,21 +162,31 @@ class Quality(Bench):
     n_sites: int = 10
 
     kinds: ClassVar[tuple[str, ...]] = ("clean",) * 8 + ("noise", "blur")
+    blur: ClassVar[float] = 0.2
+    """Of ``motion_blur``'s radii, which are made for 224 pixels."""
 
     def sites(self) -> dict[str, str]:
         return {f"site-{k}": kind for k, kind in enumerate(self.kinds, start=1)}
 
+    def drawn_images(self) -> tuple[np.ndarray, np.ndarray]:
+        """uint8 (N, H, W) and classes (N,): sites have the first, tests the last 1,000, validation the 1,000 before."""
+        return handwriting(self.data_seed)
+
+    def seen(self, x: np.ndarray) -> np.ndarray:
+        """uint8 (N, H, W) as the network sees it, float32 (N, pixels) in [0, 1]."""
+        return flat(small(x))
+
     def spoilt(self, x: np.ndarray, kind: str, rng: np.random.RandomState) -> np.ndarray:
-        """(N, 256) of (N, 32, 32): clean, with Gaussian noise, or blurred by motion along 32 pixels."""
+        """(N, pixels) of (N, H, W): clean, with Gaussian noise, or blurred by motion."""
         if kind == "blur":
-            x = np.stack([motion_blur(one, 5, rng.uniform(*MOTION_ANGLES), scale=BLUR) for one in x])
-        found = flat(small(x))
+            x = np.stack([motion_blur(one, 5, rng.uniform(*MOTION_ANGLES), scale=self.blur) for one in x])
+        found = self.seen(x)
         if kind == "noise":
             found = np.clip(found + rng.normal(0, self.noise, found.shape), 0, 1).astype(np.float32)
         return found
 
     def built(self) -> tuple[Sites, Mapping[str, tuple[np.ndarray, np.ndarray]]]:
-        x, y = handwriting(self.data_seed)
+        x, y = self.drawn_images()
         n, rng = self.per_site * self.n_sites, np.random.RandomState(derive(self.data_seed, "spoilt") % 2**32)
         if self.alpha:
             poor = len(self.kinds) - self.kinds.count("clean")
@@ -216,8 +228,41 @@ class QualityOwn(Quality):
         return self.sites()[site]
 
 
-BLUR = 0.2
-"""Of ``motion_blur``'s radii, which are made for 224 pixels."""
+@dataclass(frozen=True)
+class Scans(Quality20):
+    """``Quality20`` of real scans: MedNIST at 28 x 28 pixels, in the file mednist28.npz of FAIRFLARE_DATA.
+
+    It has ``{train,val,test}_images`` (N, 28, 28) uint8 and ``_labels`` (N, 1). Neighbouring slices of one scan may be
+    on both sides of a split: an accuracy says nothing clinical.
+    """
+
+    name = "plateau-scans"
+    title = "MedNIST, two of twenty sites noisy and two blurred"
+    real = "the scans (MedNIST: Dr. Bradley J. Erickson, Mayo Clinic, CC BY-SA 4.0)"
+    classes = ("AbdomenCT", "BreastMRI", "CXR", "ChestCT", "Hand", "HeadCT")
+    noise: float = 0.6
+    per_site: int = 60
+    blur = 0.5
+
+    def network(self) -> nn.Module:
+        return networks.mlp(SCAN_EDGE**2, len(self.classes), self.hidden)
+
+    def drawn_images(self) -> tuple[np.ndarray, np.ndarray]:
+        folder = os.environ.get(DATA_FOLDER)
+        expect(DATA_FOLDER, bool(folder), "the folder of mednist28.npz", folder)
+        parts = []
+        with np.load(Path(str(folder)) / "mednist28.npz", allow_pickle=False) as file:
+            for name, n in (("train", None), ("val", 1000), ("test", 1000)):
+                x, y = file[f"{name}_images"], file[f"{name}_labels"].reshape(-1).astype(np.int64)
+                order = np.random.default_rng(derive(self.data_seed, "plateau", name)).permutation(len(y))[:n]
+                parts.append((x[order], y[order]))
+        return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+
+    def seen(self, x: np.ndarray) -> np.ndarray:
+        return flat(x)
+
+
+SCAN_EDGE = 28
 
 METHOD = Paper("The FairFLARE authors", "Plateau bench", "benchmarks", 2026, "benchmarks/plateau")
 
@@ -569,5 +614,5 @@ class Layers(Bench):
 
 WIDTHS = (1, 20, 32, 40, 16)
 
-TASKS = (Quality, Quality20, QualityOwn, Looks, LooksOwn, Subgroups, Contribution, Layers)
+TASKS = (Quality, Quality20, QualityOwn, Scans, Looks, LooksOwn, Subgroups, Contribution, Layers)
 tasks.ADDED.update({task.name: task for task in TASKS})

@@ -5,7 +5,8 @@
     python benchmarks/plateau/plateau_run.py FOLDER --collect      # FOLDER's scores as benchmarks/plateau/results
 
 FOLDER keeps a file for each run that has ended; the same command goes on with what is missing, also beside another one
-that has other regimes. ``plateau_page.py`` writes the page from the results.
+that has other regimes. Scans are read from the folder that FAIRFLARE_DATA names. ``plateau_page.py`` writes the page
+from the results.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import pytest
 from printed_commands import ROOT
 from scipy import stats
 
+from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks
 from plugin_files import loaded
 
@@ -164,6 +165,27 @@ def test_a_regime_can_be_run_and_read(key, tmp_path, run):
     assert sum(weights.values()) == pytest.approx(1)
     if key == regimes.CONTRIBUTION:
         assert sorted(weights) == ["site-2", "site-5"]
+
+
+def test_scans_are_read_from_the_named_folder_and_no_split_is_mixed(tmp_path, monkeypatch, run):
+    """Images of the value of their split, 10, 20 or 30: sites train on the first, tests hold the last."""
+    sizes = {"train": (10, 1300), "val": (20, 1010), "test": (30, 1010)}
+    images = {f"{name}_images": np.full((n, 28, 28), grey, np.uint8) for name, (grey, n) in sizes.items()}
+    labels = {f"{name}_labels": np.arange(n)[:, None] % 6 for name, (_, n) in sizes.items()}
+    np.savez(tmp_path / "mednist28.npz", **images, **labels)
+    task = run.plateau_parts.Scans()
+    monkeypatch.delenv("FAIRFLARE_DATA", raising=False)
+    with pytest.raises(UserError, match="FAIRFLARE_DATA"):
+        task.built()
+    monkeypatch.setenv("FAIRFLARE_DATA", str(tmp_path))
+    sites, sets = task.built()
+    grey = {kind: np.unique(np.round(255 * sets[kind][0])).tolist() for kind in ("clean", "blur")}
+    assert grey["clean"] == [30] and max(grey["blur"]) <= 30 and len(np.unique(sets["noise"][0])) > 1000
+    for site, kind in task.sites().items():
+        x, y, _ = sites[site]["train"]
+        assert x.shape == (60, 784) and abs(np.bincount(y) - 10).max() <= 1
+        assert len(np.unique(x)) > 1000 if kind == "noise" else np.round(255 * x).max() <= 10
+    assert len(sets["validation"][1]) == 1000 and np.round(255 * sets["validation"][0][:800]).max() == 20
 
 
 def test_what_fedheal_tells_of_its_updates_leaves_them_as_they_are(tmp_path, run):

@@ -85,14 +85,14 @@ def agreement(measure: str, *keys: str) -> tuple[Column, ...]:
 
 
 def leave_one_out(number: str, data: Data, *structures: tuple[str, str, str]) -> Exhibit:
-    """Dice, its drop, and shares of drops and of samples without each client and with all."""
+    """Dice, its change, and shares of drops and of samples without each client and with all."""
     dice = tuple(Column(k, title, "without", {"metric": m}, "", 2, 100, ("", "No")) for k, title, m in structures)
-    drop = tuple(
-        Column(f"d{k}", f"d{title}", "without", {"metric": m, "drop": True}, "", 2, 100) for k, title, m in structures
+    change = tuple(
+        Column(f"d{k}", f"d{title}", "without", {"metric": m, "change": True}, "", 2, 100) for k, title, m in structures
     )
     columns = (
         *dice,
-        *drop,
+        *change,
         Column("share", "Performance contribution, %", "shares", better="", digits=2, scale=100),
         Column("n", "Training samples", "examples", better="", digits=0),
         Column("n-share", "Sample contribution, %", "examples", {"share": True}, "", 2, 100),

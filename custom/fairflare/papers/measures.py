@@ -275,15 +275,15 @@ def _agreement(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, floa
 
 
 @measure("without")
-def without(run: Run, beside: Beside, metric: str = "", drop: bool = False) -> dict[str, float | None]:
+def without(run: Run, beside: Beside, metric: str = "", change: bool = False) -> dict[str, float | None]:
     """Site -> the mean over all sites' scores when it is left out of training; "No": nobody is.
 
     Args:
-        drop: how much lower it is than with all sites.
+        change: minus that with all sites: below 0 where it falls, as FedCE prints it.
     """
     found = {site: fairness.mean(at_sites(one, metric)) for site, one in beside.without.items()}
     full = fairness.mean(at_sites(beside.full, metric)) if beside.full else None
-    return {site: _minus(full, value) for site, value in found.items()} if drop else {**found, "No": full}
+    return {site: _minus(value, full) for site, value in found.items()} if change else {**found, "No": full}
 
 
 @measure("shares")

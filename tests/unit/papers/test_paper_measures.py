@@ -58,8 +58,8 @@ def test_agreements_compare_with_solo_and_with_leaving_sites_out():
     assert value("like-alone", own, Beside({"solo": alone}), which="pearson_x100")[""] == [pytest.approx(100)]
     without = {"a": run({"a": site(0.3), "b": site(0.3)}), "b": run({"a": site(0.5), "b": site(0.5)})}
     beside = Beside(without=without, full=own)
-    drops = value("without", own, beside, drop=True)
-    assert drops == {"a": [pytest.approx(0.3)], "b": [pytest.approx(0.1)]}
+    changes = value("without", own, beside, change=True)
+    assert changes == {"a": [pytest.approx(-0.3)], "b": [pytest.approx(-0.1)]}
     assert value("without", own, beside)["No"] == [pytest.approx(0.6)]
     assert value("shares", own, beside) == {"a": [pytest.approx(0.75)], "b": [pytest.approx(0.25)]}
     assert value("like-left-out", own, beside, which="euclid")[""] == [pytest.approx(0.25 * math.sqrt(2))]

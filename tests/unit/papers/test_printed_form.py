@@ -131,7 +131,7 @@ class Shown:
         names = {
             "sites": sites,
             "domains": {"office": office_caltech.DOMAINS}.get(run.key, digits5.DOMAINS),
-            "without": sites if given.get("drop") else [*sites, "No"],
+            "without": sites if given.get("change") else [*sites, "No"],
             **{"shares": sites, "examples": sites, "relative-weights": sites[: left - 1] + sites[left:]},
             **{"rounds": ["1", "2"], "condition-rounds": ["1", "2"], "domain-rounds": ["1", "2"]},
             "note-rounds": ["1", "2"] if given.get("site") else [f"round 10, {site}" for site in sites],
