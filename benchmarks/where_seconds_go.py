@@ -2,8 +2,9 @@
 """Where the CPU seconds of a run go, from command to report, by part; beside those of another version.
 
     python benchmarks/where_seconds_go.py [--rounds 8] [--methods fedavg] [--repeats 3] [--before FOLDER]
+        [--task heart] [--seeds 0,1,2]
 
-FOLDER holds the other version's package ``fairflare``; both run in turn. Sites, server and report share one process,
+With ``--seeds`` it is one `compare` of the methods, and not a run of each. FOLDER holds the other version's package ``fairflare``; both run in turn. Sites, server and report share one process,
 so that its CPU time is all there is: wall time would tell of whatever else the machine does. Rendered images are
 cached, and the first run, which renders them, is not counted.
 """
@@ -36,7 +37,6 @@ PARTS = {
 REST = "imports and the rest"
 ALONE = "--alone"
 """Before a file and a command's words: run it in this process and write its seconds there."""
-TASK = ("--task", "ich-phantom:small")
 TOY = ("--task", "digits:small", "--sites", "4", "--set", "images_per_site=64", "--set", "test_images=20")
 
 
@@ -44,27 +44,25 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--task", default="ich-phantom:small")
+    parser.add_argument("--seeds")
     parser.add_argument("--methods", nargs="+", default=["fedavg", "fedism-plus"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--before", type=Path)
     parser.add_argument("--toy", action="store_true", help="one run of one round")
     options = parser.parse_args()
     packages = {"now": HERE, **({"before": options.before.resolve()} if options.before else {})}
-    for method in options.methods[: 1 if options.toy else None]:
-        words = [
-            "run",
-            method,
-            *(TOY if options.toy else TASK),
-            "--rounds",
-            "1" if options.toy else str(options.rounds),
-        ]
+    compared = [["compare", *options.methods, "--seeds", options.seeds]] if options.seeds else []
+    for begin in (compared or [["run", method] for method in options.methods])[: 1 if options.toy else None]:
+        task = TOY if options.toy else ("--task", options.task)
+        words = [*begin, *task, "--rounds", "1" if options.toy else str(options.rounds)]
         if not options.toy:
             seconds(words, HERE)
         found = [
             {name: seconds(words, package) for name, package in packages.items()}
             for _ in range(1 if options.toy else options.repeats)
         ]
-        print(f"{method}, CPU seconds: {', '.join(packages)}" + ", ratio" * (len(packages) > 1))
+        print(f"{' '.join(begin)}, CPU seconds: {', '.join(packages)}" + ", ratio" * (len(packages) > 1))
         for part in (*PARTS, REST, "all"):
             medians = [statistics.median(one[name][part] for one in found) for name in packages]
             if options.before:  # the median of the pairs
