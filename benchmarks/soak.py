@@ -160,9 +160,9 @@ def early_end(plan: Plan) -> EarlyEnd:
     return EarlyEnd(int(0.9 * len(plan.connected(1))), GRACE)
 
 
-def play(url: str, sites: int, place: int, size: int) -> None:
+def play(url: str, sites: int, place: int, size: int, number: int) -> None:
     """A process: every ``PLAYERS``-th site asks for tasks, for ever; ``AT_ONCE`` of them at a time."""
-    plan, number = Plan(sites), 1
+    plan = Plan(sites)
     late: dict[str, Shareable] = {}
     mine, busy = set(plan.all[place::PLAYERS]), set[str]()
     updates = [{"w": 0.01 * torch.randn(size, generator=torch.Generator().manual_seed(k))} for k in range(50)]
@@ -308,7 +308,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     server = Server(plan, folder, url)
     watch = Watch(server, folder, options.minutes)
     command = [sys.executable, __file__, "--play", url, "--sites", str(options.sites), "--model", str(options.model)]
-    players = [subprocess.Popen([*command, "--place", str(k)]) for k in range(PLAYERS)]
+    players = [subprocess.Popen([*command, "--place", str(k), "--first", str(server.number)]) for k in range(PLAYERS)]
     federation = Federation(
         rule=default_parts("fedavg").rule,
         gate=Gate(frozenset({"w"})),
@@ -342,10 +342,11 @@ def main() -> None:
     parser.add_argument("--toy", action="store_true", help="the smallest sizes")
     parser.add_argument("--play", help=argparse.SUPPRESS)
     parser.add_argument("--place", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--first", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.play:
-        play(options.play, options.sites, options.place, options.model)
+        play(options.play, options.sites, options.place, options.model, options.first)
     if options.toy:
         options.rounds, options.sites, options.model = 12, 20, 10
     with tempfile.TemporaryDirectory() as scratch:
