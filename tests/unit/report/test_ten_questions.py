@@ -146,4 +146,14 @@ def test_a_browser_shows_each_answer_on_the_first_screen_or_after_one_click(page
             box = page.locator(place).bounding_box()
             assert box["height"] > 0 and -1 <= box["y"] < 900, (name, place)
             page.close()
+        axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+        light, dark = ("light", 1280), ("dark", 390)
+        views = {"join": light, "sheets/West": dark, "editions/West": dark, "evidence/data-protection": light}
+        for name, (scheme, width) in views.items():
+            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            page.goto(f"file://{found(pages, f'{name}.html')}")
+            assert axe.run(page).response["violations"] == [], (name, scheme)
+            wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+            assert not page.evaluate(wide), (name, "scrolls sideways")
+            page.close()
         browser.close()
