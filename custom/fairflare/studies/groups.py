@@ -120,7 +120,7 @@ def _alone(one: Benefit, design: Design) -> dict[str, Any]:
     needed = patients_needed(one.mean, one.variance, design) - one.n
     return {
         **{"benefit": one.mean, "own_low": low, "own_high": high, "shrunken": one.mean, "low": low, "high": high},
-        **{"p_harm": p_harm, "verdict": verdict(p_harm, low, high)},
+        **{"p_harm": p_harm, "verdict": verdict(p_harm, low, high, 0.025)},
         "more_patients": int(max(needed, 0)) if math.isfinite(needed) else None,
     }
 

@@ -60,7 +60,7 @@ class Question:
 
     Args:
         methods: candidates, "name:key=value" as in ``compare``; a shared model counts with an own intercept, too.
-        task: of classes, times or masks, whose examples are in memory.
+        task: of classes or times, whose examples are in memory.
         design: folds and repetitions.
         margin: a loss (Brier score) that does not matter; 0: strict.
         new_size: patients of a hospital that is not in yet.
@@ -219,7 +219,7 @@ def _in_words(design: Design) -> str:
 def _checked(parts: Parts, question: Question, runs: Mapping[str, RunConfig]) -> bool:
     """Whether the task is a table of classes; raises UserError for what cannot be asked."""
     task = parts.task
-    plain = task.kind.has_times or task.kind.has_masks
+    plain = task.kind.has_times  # of masks no whole join has been tried yet
     if not plain and (not task.kind.has_classes or (len(task.classes) != 2 and not question.event)):
         raise UserError(
             f"join: expected a task of two classes, or --event CLASS, got {question.task}: {', '.join(task.classes)}"
