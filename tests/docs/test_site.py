@@ -18,11 +18,15 @@ ROOT = Path(__file__).parents[2]
 
 
 def public(thing):
-    """Methods and properties of a class, functions and classes of a module, but for what is imported."""
+    """Methods and properties of a class but for fields, functions and classes of a module but for imported ones."""
     kinds = (classmethod, property, staticmethod)
-    for name, part in vars(thing).items() if inspect.isclass(thing) or inspect.ismodule(thing) else ():
+    for name, part in tuple(vars(thing).items()) if inspect.isclass(thing) or inspect.ismodule(thing) else ():
         own = getattr(part, "__module__", "") == (thing.__module__ if inspect.isclass(thing) else thing.__name__)
-        if name[0] != "_" and (callable(part) and own or isinstance(part, kinds)):
+        if (
+            name[0] != "_"
+            and name not in getattr(thing, "__annotations__", ())
+            and (callable(part) and own or isinstance(part, kinds))
+        ):
             yield name
 
 
