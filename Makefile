@@ -23,7 +23,7 @@ help:
 	@echo "make jobs       regenerate app_configs/ from jobs/"
 	@echo "make lock       requirements.lock.txt: each dependency's version and hashes, for every supported Python"
 	@echo "make sbom       build/dist/: the wheel, the same bytes for the same commit, and its bill of materials"
-	@echo "make oldest     the package alone in build/oldest, with the oldest libraries that setup.cfg allows, and a small run; newest likewise"
+	@echo "make oldest     the package alone in build/oldest with the oldest libraries that setup.cfg allows, and a small run (PYTHON=python3.10: later ones have no wheels of them); newest likewise"
 
 $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

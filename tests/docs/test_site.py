@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documentation site builds without a warning, which a dead link or anchor is, and its references are whole."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -16,6 +17,19 @@ from fairflare.core import registry
 ROOT = Path(__file__).parents[2]
 
 
+def public(thing):
+    """Methods and properties of a class but for fields, functions and classes of a module but for imported ones."""
+    kinds = (classmethod, property, staticmethod)
+    for name, part in tuple(vars(thing).items()) if inspect.isclass(thing) or inspect.ismodule(thing) else ():
+        own = getattr(part, "__module__", "") == (thing.__module__ if inspect.isclass(thing) else thing.__name__)
+        if (
+            name[0] != "_"
+            and name not in getattr(thing, "__annotations__", ())
+            and (callable(part) and own or isinstance(part, kinds))
+        ):
+            yield name
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_its_references_are_whole(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
@@ -25,6 +39,8 @@ def test_the_site_builds_without_a_warning_and_its_references_are_whole(tmp_path
     page = {name: (tmp_path / f"reference/{name}.html").read_text() for name in ("python", "cli", "methods")}
     homes = {name: f"{fairflare._HOMES[name] or 'fairflare'}.{name}" for name in fairflare.__all__ if name[0] != "_"}
     assert [name for name, home in homes.items() if f'id="{home}"' not in page["python"]] == []
+    members = [f"{homes[name]}.{part}" for name in homes for part in public(getattr(fairflare, name))]
+    assert [member for member in members if f'id="{member}"' not in page["python"]] == []
     assert [name for name in COMMANDS if f'id="fairflare-{name}"' not in page["cli"]] == []
     assert [id for id in registry.methods() if f"methods/{id}.html" not in page["methods"]] == []
     listed = re.findall(r"\]\((\S+\.html)\)", (tmp_path / "llms.txt").read_text())

@@ -111,6 +111,7 @@ class Metric:
 
     @property
     def computed(self) -> bool:
+        """Whether it can be computed here, from outcomes and predictions."""
         return self.value is not None or self.resampled
 
     def fits(self, n_classes: int) -> bool:

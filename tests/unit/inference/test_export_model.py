@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from monai.bundle import verify_net_in_out
 
 from cases import each
 from fairflare.datasets import heart
@@ -38,6 +39,17 @@ def in_onnx(folder, inputs):
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
     return session.run(None, {"inputs": inputs.numpy()})[0]
+
+
+def verified(bundle):
+    """MONAI's own check that the network takes and gives what the metadata says of channels, shapes and types.
+
+    Its other one, of the metadata's schema, would fetch the schema.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(bundle)
+        patch.syspath_prepend(str(bundle))
+        verify_net_in_out("network_def", "configs/metadata.json", "configs/inference.json", device="cpu")
 
 
 def test_a_table_in_every_form_and_the_sites_own_figure(heart_run, tmp_path, capsys):
@@ -83,6 +95,7 @@ def test_a_classification_in_every_form(photo_run, photos, tmp_path, capsys):
     for form, use in (("torchscript", in_torch), ("onnx", in_onnx)):
         assert np.abs(use(exported(capsys, photo_run, form, tmp_path / form), pixels)[:, 1] - wanted).max() < CLOSE
     bundle = exported(capsys, photo_run, "bundle", tmp_path / "bundle")
+    verified(bundle)
     found = {row["file"]: float(row["p_ill"]) for row in rows(run_bundle(bundle, only, tmp_path / "out"))}
     assert found.keys() == expected.keys() and max(abs(found[k] - expected[k]) for k in found) < CLOSE
 
@@ -106,6 +119,7 @@ def test_a_segmentation_in_every_form(mask_run, mask_data, tmp_path, capsys):
     for form, use in (("torchscript", in_torch), ("onnx", in_onnx)):
         assert np.abs(use(exported(capsys, mask_run, form, tmp_path / form), pixels) - wanted).max() < CLOSE
     bundle = exported(capsys, mask_run, "bundle", tmp_path / "bundle")
+    verified(bundle)
     out = run_bundle(bundle, only, tmp_path / "out")
     code, _, err = call(capsys, "predict", mask_run, only, "--out", tmp_path / "p")
     assert code == 0, err
