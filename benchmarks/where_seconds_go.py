@@ -4,9 +4,10 @@
     python benchmarks/where_seconds_go.py [--rounds 8] [--methods fedavg] [--repeats 3] [--before FOLDER]
         [--task heart] [--seeds 0,1,2]
 
-With ``--seeds`` it is one `compare` of the methods, and not a run of each. FOLDER holds the other version's package ``fairflare``; both run in turn. Sites, server and report share one process,
-so that its CPU time is all there is: wall time would tell of whatever else the machine does. Rendered images are
-cached, and the first run, which renders them, is not counted.
+With ``--seeds`` it is one `compare` of the methods, and not a run of each. FOLDER holds the other version's package
+``fairflare``; both run in turn. Sites, server and report share one process, so that its CPU time is all there is: wall
+time would tell of whatever else the machine does. Rendered images are cached, and the first run, which renders them, is
+not counted.
 """
 
 from __future__ import annotations
