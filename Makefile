@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 DEMO_OUT ?= runs/demo
 # Two processes more than cores, on two: they compute while others wait for FLARE.
 WORKERS ?= 4
+# Every process that tests start would compile the package anew, and every worker of pytest all test files.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-imaging test test-fast test-long mutations coverage lint docs bench jobs lock sbom oldest newest clean
 
