@@ -164,16 +164,22 @@ def table(cells):
 
 
 def write(cells, out):
-    """The figures beside the page, and the page's table."""
+    """The figures beside the page, and the page's table; rows of tasks of which no run is here stay as they are."""
+    fresh = {task for task, *_ in cells}
+    with out.open(newline="") as file:
+        head, *rows = csv.reader(file)
     with out.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("task", "method", "epsilon", "kind", "name", "mean", "sd", "seeds"))
+        writer.writerows([head, *(row for row in rows if row[0] not in fresh)])
         for (task, method, epsilon), cell in cells.items():
             for (kind, name), values in sorted(cell.items()):
                 mean, sd = with_spread(values)
                 writer.writerow((task, method, epsilon or "none", kind, name, f"{mean:.4f}", f"{sd:.4f}", len(values)))
     page = out.with_suffix(".md")
-    page.write_text(TABLE.sub(lambda found: found[1] + table(cells) + found[2], page.read_text()))
+    text = page.read_text()
+    lines = [f"{line}\n" for line in TABLE.search(text)[0].splitlines() if line.startswith("| ")][1:]
+    kept = "".join(line for line in lines if line.split(" | ")[0].removeprefix("| ") not in fresh)
+    page.write_text(TABLE.sub(lambda found: found[1] + table(cells) + kept + found[2], text))
 
 
 def main():
