@@ -194,7 +194,7 @@ def main() -> None:
         table = pd.concat([table, pd.DataFrame(deal(number, x, y))])
         if options.out:
             table.to_csv(options.out, index=False)
-    show_real(table)
+    show_real(table.astype({"site": int}))  # rows read again have numbers where new ones have names
 
 
 if __name__ == "__main__":
