@@ -13,6 +13,8 @@ import torch
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
+COSTLY = ("many_images", "peers", "soak", "start_up", "transport_memory", "volumes", "where_seconds_go", "workers")
+"""Five to sixteen CPU seconds each even so: ``make test-long`` runs them."""
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +26,9 @@ def same_threads():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    "script", [pytest.param(name, marks=[pytest.mark.long] * (name[:-3] in COSTLY)) for name in SCRIPTS]
+)
 def test_a_benchmark_runs_at_toy_size(script, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [script, "--toy"])
     monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])

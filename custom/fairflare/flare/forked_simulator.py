@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -79,12 +80,24 @@ def reserved_ports(number: int, find: Callable[[int], list[int]]) -> list[int]:
 
 def reserve_ports() -> None:
     """Have FLARE's simulator in this process, and in the processes that it forks, take reserved ports."""
-    from nvflare.fuel.utils.network_utils import get_open_ports
     from nvflare.private.fed.app.deployer import simulator_deployer
     from nvflare.private.fed.app.simulator import simulator_runner
 
     for module in (simulator_deployer, simulator_runner):
-        module.get_open_ports = lambda number: reserved_ports(number, get_open_ports)
+        module.get_open_ports = lambda number: reserved_ports(number, _free_ports)
+
+
+def _free_ports(number: int) -> list[int]:
+    """As FLARE's ``get_open_ports``, but below the ports that Linux gives to outgoing connections: one of those may take
+    a listener's port while its process starts, and the simulator would wait for that site until the task's deadline.
+    """
+    found: list[int] = []
+    while len(found) < number:
+        port = 20000 + secrets.randbelow(12768)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("localhost", port))
+            found.append(port)
+    return found
 
 
 def _reserve(port: int) -> bool:
