@@ -88,8 +88,10 @@ def reserve_ports() -> None:
 
 
 def _free_ports(number: int) -> list[int]:
-    """As FLARE's ``get_open_ports``, but below the ports that Linux gives to outgoing connections: one of those may take
-    a listener's port while its process starts, and the simulator would wait for that site until the task's deadline.
+    """As FLARE's ``get_open_ports``, but below the ports that Linux gives to outgoing connections.
+
+    One of those may take a listener's port while its process starts; the simulator would wait for that site until the
+    task's deadline.
     """
     found: list[int] = []
     while len(found) < number:
