@@ -262,4 +262,4 @@ def test_receivers_at_a_site_hear_what_leaves_and_nothing_more(seal, task, answe
             code = filter.process(answer_to_shareable(told), context).get_return_code()
             assert code == (ReturnCode.TASK_RESULT_FILTER_ERROR if extra else ReturnCode.OK)
     local = [(event, *rest) for event, *rest in heard if event == ANALYTIC_EVENT_TYPE]
-    assert local == [(ANALYTIC_EVENT_TYPE, name, value, 1) for name, value in metrics.items()]
+    assert local == [(ANALYTIC_EVENT_TYPE, f"score/{name}", value, 1) for name, value in metrics.items()]

@@ -33,7 +33,8 @@ from fairflare.studies.combine import keep_own
 from fairflare.studies.folders import JOIN, JOIN_PAGE
 from fairflare.studies.groups import SCORES, by_group, by_score, differences
 from fairflare.studies.labels import folder_name, split_method
-from fairflare.studies.own_model import COX, TREES, own_log_risks, own_model, own_risks
+from fairflare.studies.own_model import TREES, own_model, own_risks
+from fairflare.studies.own_times import COX, own_log_risks
 from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import run_once
 from fairflare.studies.sheets import write_sheets

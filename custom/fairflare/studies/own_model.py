@@ -8,15 +8,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-
-from fairflare.tasks.kinds.survival import efron_loss
 
 Array = npt.NDArray[np.float64]
 INNER, PENALTIES = 5, np.logspace(-3, 2, 6)
-COX_PENALTIES = np.logspace(0, 3, 4)
 SCORE = "neg_brier_score"
-REGRESSION, TREES, COX = "regression", "trees", "cox"
+REGRESSION, TREES = "regression", "trees"
 GROWN = {
     "learning_rate": 0.05,
     "max_iter": 100,
@@ -62,39 +58,3 @@ def own_model(x: Array, y: Array) -> tuple[Any, str]:
         if cross_val_score(trees, x, y, scoring=SCORE, cv=inner).mean() > ridge.best_score_:
             return trees.fit(x, y), TREES
         return ridge.best_estimator_, REGRESSION
-
-
-def own_log_risks(x: Array, y: Array, new: Array) -> Array:
-    """Log risks (M,) of rows ``new`` (M, F) by a ridge Cox regression of rows x (N, F) with times and events y (N, 2).
-
-    The penalty is that of the largest cross-validated partial likelihood (Verweij and van Houwelingen, Statistics in
-    Medicine 12, 1993).
-    """
-    place = np.random.default_rng(0).permutation(len(x)) % INNER
-    rows, times = torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(np.ascontiguousarray(y))
-    parts = [(rows[place != fold], times[place != fold]) for fold in range(INNER)]
-
-    def lost(penalty: float) -> float:
-        found = [(part, _ridge(*part, penalty)) for part in parts]
-        return sum(float(_cox_loss(rows, times, at) - _cox_loss(*part, at)) for part, at in found)
-
-    return np.asarray(new @ _ridge(rows, times, min(COX_PENALTIES, key=lost)).numpy())
-
-
-def _cox_loss(rows: torch.Tensor, times: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    return efron_loss((rows @ at)[:, None], times) * len(rows)
-
-
-def _ridge(rows: torch.Tensor, times: torch.Tensor, penalty: float) -> torch.Tensor:
-    """(F,) Cox's coefficients with a ridge penalty."""
-    at = torch.zeros(rows.shape[1], dtype=torch.float64, requires_grad=True)
-    search = torch.optim.LBFGS([at], max_iter=100, line_search_fn="strong_wolfe")
-
-    def loss() -> torch.Tensor:
-        search.zero_grad()
-        found = _cox_loss(rows, times, at) + penalty * at @ at / 2
-        found.backward()
-        return found
-
-    search.step(loss)
-    return at.detach()
