@@ -266,7 +266,7 @@ def test_the_first_screen_holds_the_report_s_numbers_and_no_others(fitted):
     tested = sum(row["n_test"] for row in fitted.report["sites"].values())
     assert f"3 sites; {fitted.sites.n_train.sum()} training and {tested:.0f} test patients" in shown
     assert not re.search(r"ddof|Jain|FedISM|lassification of", shown)
-    fold = page.partition('<details id="terms">')[2].partition("</details>")[0]
+    fold = page.partition('<div id="terms">')[2].partition("</details>")[0]
     assert "Jain's index" in fold and "ddof 0" in fold and "FedISM+" in fold and "Glossary" in fold
     assert "predicted risk of <strong>ill</strong>" in page
 
