@@ -43,7 +43,7 @@ def pairs(settings):
 
 @each("name", RUNS, short=["fedufo, table"])
 def test_one_command_per_method(name, tmp_path, capfd):
-    """Orders over FLARE's processes; a second exchange, of masks, is in test_volumes_sim.py.
+    """Orders over FLARE's processes; a second exchange is in test_deploy_poc.py, of masks in test_volumes_sim.py.
 
     test_five_papers.py has FLARE's messages of every method. The sites share a process; at its end none is missed.
     """

@@ -16,6 +16,7 @@ TINY = ["images=64", "site_test_images=0", "size=32", "patch=16", "patches=1", "
 SET = [word for pair in TINY for word in ("--set", pair)]
 
 
+@pytest.mark.long  # Fed-LWR's second exchange over FLARE is in test_deploy_poc.py, volumes in test_volume_runs.py
 def test_fedlwr_on_volumes_has_the_bits_of_the_run_in_process(tmp_path):
     hashes = {}
     for env in ("local", "sim"):
