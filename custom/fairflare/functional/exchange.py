@@ -504,11 +504,7 @@ class Known:
     def _answer(self, c: int, one: Direction) -> Json:
         benefit, f = one.benefit(self.design), self.design.factor
         if self.sites < LEAST_SITES:
-            from scipy.special import stdtr
-
-            sd = max(math.sqrt(f * benefit.variance / benefit.n), 1e-9)
-            p_harm = float(stdtr(benefit.n - 1, -benefit.mean / sd))
-            return self._row(c, one, benefit.mean, *benefit.interval(self.design), p_harm)
+            return answered_alone(benefit, self.design)
         noise, x, part = self.noise(c, benefit.n), decision.of_size(benefit.n), one.part_right(self.design)
         others = self._hospitals(c).without(self._benefit_terms(c, benefit))
         of = others.given(benefit.mean, noise, x, (f - 1) * noise)
@@ -518,20 +514,8 @@ class Known:
     def _row(self, c: int, one: Direction, mean: float, low: float, high: float, p_harm: float) -> Json:
         """Of one candidate, with its benefit by this hospital alone and by all."""
         benefit = one.benefit(self.design)
-        ends = benefit.interval(self.design)
         variance = self.noise(c, one.n) * one.n if self.sites >= LEAST_SITES else benefit.variance
-        needed = decision.patients_needed(mean, variance, self.design) - one.n
-        return {
-            "benefit": benefit.mean,
-            "own_low": ends[0],
-            "own_high": ends[1],
-            "shrunken": mean,
-            "low": low,
-            "high": high,
-            "p_harm": p_harm,
-            "verdict": decision.verdict(p_harm, low, high),
-            "more_patients": int(max(needed, 0)) if math.isfinite(needed) else None,
-        }
+        return _told(benefit, self.design, mean, (low, high), p_harm, variance, decision.verdict(p_harm, low, high))
 
     def _posterior(self, part: Right, total: Array, precision: float) -> Normals:
         """Of the part that is right at a hospital."""
@@ -541,6 +525,33 @@ class Known:
         everyone = Hospitals(decision.scale(self.sites, float(precision)), total)
         others, luck = everyone.without(self._terms(part, precision)), (f - 1) * part.variance
         return others.given(part.a, part.variance, self._x(part), luck, combination.UNLIKE)
+
+
+def answered_alone(one: Benefit, design: Design, limit: float = 0.05) -> Json:
+    """A hospital's answer of one candidate from its own patients alone; ``limit``: see ``decision.verdict``."""
+    from scipy.special import stdtr
+
+    sd = max(math.sqrt(design.factor * one.variance / one.n), 1e-9)
+    p_harm, ends = float(stdtr(one.n - 1, -one.mean / sd)), one.interval(design)
+    return _told(one, design, one.mean, ends, p_harm, one.variance, decision.verdict(p_harm, *ends, limit))
+
+
+def _told(
+    own: Benefit, design: Design, mean: float, ends: tuple[float, float], p_harm: float, variance: float, verdict: str
+) -> Json:
+    """An answer's row: the benefit by its own patients, and as it is told with its interval."""
+    (own_low, own_high), needed = own.interval(design), decision.patients_needed(mean, variance, design) - own.n
+    return {
+        "benefit": own.mean,
+        "own_low": own_low,
+        "own_high": own_high,
+        "shrunken": mean,
+        "low": ends[0],
+        "high": ends[1],
+        "p_harm": p_harm,
+        "verdict": verdict,
+        "more_patients": int(max(needed, 0)) if math.isfinite(needed) else None,
+    }
 
 
 def safe_mix(part: Right, of: Normals, margin: float) -> Json:

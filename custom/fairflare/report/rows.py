@@ -157,8 +157,8 @@ def unlike(trail: Trail) -> list[Json]:
     """Numbers that a site sent and that fit neither the others' nor its own before, whoever is wrong.
 
     Others: in the first round, when all have the same new model, or in at least half of the site's rounds the number is
-    far from the sites' median. Past: what it is over the
-    later half of the rounds (median), by what it is over the earlier half, is far from the sites' median of that.
+    far from the sites' median. Past: what it is over the later half of the rounds (median), by what it is over the
+    earlier half, is far from the sites' median of that.
     Counts are no such numbers: the gate holds them against preflight's.
 
     Returns:

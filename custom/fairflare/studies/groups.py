@@ -3,22 +3,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fairflare.functional.decision import (
-    Array,
-    Benefit,
-    Design,
-    brier_benefit,
-    of_differences,
-    patients_needed,
-    verdict,
-)
-from fairflare.functional.exchange import MIX_KEYS
+from fairflare.functional.decision import Array, Benefit, Design, brier_benefit, of_differences
+from fairflare.functional.exchange import MIX_KEYS, answered_alone
 from fairflare.functional.survival import concordant_pairs
 from fairflare.report.join import MIX, OutOfFold, sentence
 from fairflare.tasks.folds import untestable
@@ -96,7 +87,7 @@ def differences(tested: Mapping[str, OutOfFold], candidates: Sequence[str], desi
             c_index_benefit(one.labels, own, new, folds) if times else of_differences(new - own, new - own)
             for new in others
         ]
-        rows = {name: _alone(benefit, design) for name, benefit in zip(candidates, each, strict=True)}
+        rows = {name: answered_alone(benefit, design, 0.025) for name, benefit in zip(candidates, each, strict=True)}
         row = {"n": len(one.labels), "by": "outcomes", "candidates": rows, MIX: dict.fromkeys(MIX_KEYS, 0.0)}
         sites[site] = {**row, "answer": sentence(row, candidates)}
     score = C_INDEX if times else DICE
@@ -108,20 +99,6 @@ def differences(tested: Mapping[str, OutOfFold], candidates: Sequence[str], desi
         "weights": weights,
         "sites": sites,
         "note": PLAIN.format(score),
-    }
-
-
-def _alone(one: Benefit, design: Design) -> dict[str, Any]:
-    """As a candidate's row of ``answers`` where hospitals are too few to be read together."""
-    from scipy.special import stdtr
-
-    sd = max(math.sqrt(design.factor * one.variance / one.n), 1e-9)
-    p_harm, (low, high) = float(stdtr(one.n - 1, -one.mean / sd)), one.interval(design)
-    needed = patients_needed(one.mean, one.variance, design) - one.n
-    return {
-        **{"benefit": one.mean, "own_low": low, "own_high": high, "shrunken": one.mean, "low": low, "high": high},
-        **{"p_harm": p_harm, "verdict": verdict(p_harm, low, high, 0.025)},
-        "more_patients": int(max(needed, 0)) if math.isfinite(needed) else None,
     }
 
 
