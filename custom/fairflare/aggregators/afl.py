@@ -40,6 +40,7 @@ class AFL(Rule):
     notes: ClassVar[tuple[Note, ...]] = (
         Note("site_lambda", "Next weights of the sites", "fraction", shares=True, meaning="Next round's weights."),
     )
+    wanted = ("loss",)
     step: Annotated[float, Range(0, 1e6)] = 0.1
     average: Literal["beside", "final", "none"] = "beside"
     argmax: bool = False
@@ -54,10 +55,6 @@ class AFL(Rule):
     def weighs_sums(self) -> bool:  # type: ignore[override]  # the same
         """A mean over the rounds' models would average sums."""
         return self.average == "none"
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        return ("loss",)
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """w + sum_k lambda_k D_k; in the last round with the average, as ``average`` says."""

@@ -56,6 +56,8 @@ class CFFL(Rule):
     )
     own_models: ClassVar[bool] = True
     counts_own: ClassVar[bool] = True
+    useful = ("trained_error",)
+    needs = (Need("val", FEWEST, "a site's reputation is made of its error on it", both_classes=True),)
     alpha: Annotated[float, Range(0, 100)] = 5.0
     threshold: Annotated[float, Range(0, 1)] = 1 / 3
     remove: bool = False
@@ -72,14 +74,6 @@ class CFFL(Rule):
             raise ValueError(f"theta must be in (0, 1], got {self.theta}")
         if not 0 <= self.clip < math.inf:
             raise ValueError(f"clip must be finite and >= 0, got {self.clip}")
-
-    @property
-    def useful(self) -> tuple[str, ...]:
-        return ("trained_error",)
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        return (Need("val", FEWEST, "a site's reputation is made of its error on it", both_classes=True),)
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """The shared model plus u, each present site's own, and the reputations; a removed site weighs 0."""

@@ -47,6 +47,7 @@ class FairFed(WeighingRule):
         Note("gap", "Gap of the two groups", per="round", meaning="M, from the counts of all sites."),
         Note("factor", "Factor of the update", chart="table", meaning="What the update is multiplied with."),
     )
+    wanted = (CORRECT, SEEN)
     metric: Literal["eo", "dp", "accuracy"] = "eo"
     beta: Annotated[float, Range(0, 1e3)] = 1.0
     groups: Names = ""
@@ -57,10 +58,6 @@ class FairFed(WeighingRule):
     def __post_init__(self) -> None:
         if self.groups and len(set(self._pair())) != 2:
             raise ValueError(f"groups: expected two names, as A,B, got {self.groups!r}")
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        return (CORRECT, SEEN)
 
     @property
     def useful(self) -> tuple[str, ...]:

@@ -39,17 +39,11 @@ class FairFedAvg(WeighingRule):
     notes: ClassVar[tuple[Note, ...]] = (
         Note("unfairness", "Unfairness at the site", meaning="m_k, where it is defined and could leave the site."),
     )
+    wanted = (CORRECT, SEEN)
+    useful = FAMILIES
     metric: Metric = "worst-tpr"
     beta: Annotated[float, Range(0, 1e3)] = 1.0
     variant: Literal["paper", "fedufo"] = "paper"
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        return (CORRECT, SEEN)
-
-    @property
-    def useful(self) -> tuple[str, ...]:
-        return FAMILIES
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
         """Weights of this round alone; "fedufo" carries their sums."""

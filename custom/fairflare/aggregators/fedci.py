@@ -57,15 +57,11 @@ class FedCI(WeighingRule):
         Note("shapley", "Shapley value", meaning="What the site's update adds to the score, mean over coalitions."),
         Note("evaluated", "Coalitions evaluated", per="round", chart="none", meaning="Models sent beyond the round's."),
     )
+    useful = ("received_error", ERROR)
     exact_up_to: Annotated[int, Range(0, MOST_EXACT)] = 6
     permutations: Annotated[int, Range(1, 1000)] = 10
     utility: Literal["examples", "uniform"] = "examples"
     accumulate: bool = True
-
-    @property
-    def useful(self) -> tuple[str, ...]:
-        """The received model's error, and that of every coalition's."""
-        return ("received_error", ERROR)
 
     def anchors(
         self, model: StateDict, replies: Sequence[Reply], state: State, info: Info

@@ -47,6 +47,7 @@ class FedFV(Rule):
     notes: ClassVar[tuple[Note, ...]] = (
         Note("conflicts", "Conflicting sites", "sites", meaning="Sites whose update points against the site's own."),
     )
+    wanted = ("loss",)
     alpha: Annotated[float, Range(0, 1)] = 0.1
     tau: Annotated[int, Range(0, 1000)] = 1
     variant: Literal["paper", "reference"] = "paper"
@@ -56,11 +57,6 @@ class FedFV(Rule):
             raise ValueError(f"alpha must be in [0, 1], got {self.alpha}")
         if self.tau < 0:
             raise ValueError(f"tau must be at least 0, got {self.tau}")
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        """The received model's loss, which orders the sites."""
-        return ("loss",)
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """w^t minus the step; the weights are the sites' shares of what is added with a positive factor."""

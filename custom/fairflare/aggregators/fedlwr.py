@@ -53,14 +53,11 @@ class FedLWR(Rule):
             over="mean",
         ),
     )
+    useful = (SIMILARITY,)
     scope: Literal["layers", "last_encoder"] = "layers"
     group: Group = "leaf"
     clip: bool = True
     variant: Literal["paper", "reference"] = "paper"
-
-    @property
-    def useful(self) -> tuple[str, ...]:
-        return (SIMILARITY,)
 
     def anchor(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> StateDict:
         return add_weighted(model, replies, uniform([r.site for r in replies]))

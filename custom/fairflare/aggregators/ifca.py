@@ -54,12 +54,9 @@ class IFCA(Rule):
     )
     own_models: ClassVar[bool] = True
     counts_own: ClassVar[bool] = True
+    useful = (LOSS,)
     clusters: Annotated[int, Range(1, 50)] = 2
     weighting: Literal["uniform", "examples"] = "uniform"
-
-    @property
-    def useful(self) -> tuple[str, ...]:
-        return (LOSS,)
 
     def anchors(
         self, model: StateDict, replies: Sequence[Reply], state: State, info: Info

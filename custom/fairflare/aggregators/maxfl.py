@@ -41,10 +41,7 @@ class MaxFL(SummedRule):
 
     n_terms: ClassVar[int] = 2
     counted: ClassVar[int | None] = 1
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        return (APPEAL,)
+    wanted = (APPEAL,)
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
         return shares({r.site: r.scalars[APPEAL] for r in replies}), state

@@ -57,15 +57,12 @@ class QFedAvg(Rule):
     notes: ClassVar[tuple[Note, ...]] = (
         Note("step", "Length of the step", "times the mean update", "round", meaning="1 at q = 0, then below 1."),
     )
+    wanted = ("loss",)
     q: Annotated[float, Range(0, 1e3)] = 1.0
     lipschitz: Annotated[float, Range(0, 1e9)] = 0.0
     per_step: bool = False
     loss_floor: Annotated[float, Range(0, 1)] | None = None
     static: bool = False
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        return ("loss",)
 
     def caution(self, training: Training) -> str:
         if self.lipschitz or (training.optimizer == "sgd" and not training.momentum):
@@ -122,13 +119,10 @@ class QFFL(SummedRule):
 
     n_terms: ClassVar[int] = 2
     counted: ClassVar[int | None] = 1
+    wanted = ("loss",)
     q: Annotated[float, Range(0, 1e6)] = 1.0
     prior: Literal["examples", "none"] = "examples"
     variant: Literal["paper", "reference"] = "paper"
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        return ("loss",)
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
         losses = {r.site: self._floored(r.scalars["loss"]) for r in replies}

@@ -54,6 +54,7 @@ class LayerSimilarity(Probe):
     """
 
     cost: ClassVar[Cost] = Cost(forward=2)
+    when = "anchored"
 
     similarity: Literal["cka", "cosine", "paper"] = "cka"
     scope: Literal["layers", "last_encoder"] = "layers"
@@ -68,10 +69,6 @@ class LayerSimilarity(Probe):
             raise ValueError(f"cka_examples must be 0 or at least {FEWEST}, got {self.cka_examples}")
         if self.cka_batch and self.cka_batch < FEWEST:
             raise ValueError(f"cka_batch must be 0 or at least {FEWEST}, got {self.cka_batch}")
-
-    @property
-    def when(self) -> Literal["received", "trained", "anchored"]:
-        return "anchored"
 
     def scalars(self, outline: Outline) -> tuple[Number, ...]:
         """One number per layer, or the one of the last encoder layer."""

@@ -7,7 +7,7 @@ What a Shapley value is made of (FedCI; see ``aggregators/fedci.py``).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fairflare.core.registry import probe
 from fairflare.core.types import Cost, LocalWork, Need, Number, Offer
@@ -28,23 +28,15 @@ class CoalitionError(Probe):
     reports: ClassVar[tuple[Number, ...]] = (
         Number("coalition_error", 0.0, 1.0, "error of a coalition's model on the site's own validation data"),
     )
+    when = "anchored"
+    needs = (Need("val", FEWEST, "the method weighs sites by errors on it", both_classes=True),)
 
     score_metric: str = "headline"
-
-    @property
-    def when(self) -> Literal["received", "trained", "anchored"]:
-        """In the further exchanges, a coalition's model each."""
-        return "anchored"
 
     def measure(self, work: LocalWork) -> dict[str, float]:
         """1 - score of the received model; the network holds the site's trained one before and after."""
         with showing(work):
             return error_of(work.evaluate("val"), self.score_metric, work.headline, "coalition_error")
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        """A validation split that says something: the errors on it are what sites are worth."""
-        return (Need("val", FEWEST, "the method weighs sites by errors on it", both_classes=True),)
 
     def missing(self, offer: Offer) -> str:
         """The metric, where the task has none of that name."""

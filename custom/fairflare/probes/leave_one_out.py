@@ -40,6 +40,7 @@ class LeaveOneOut(Probe):
     reports: ClassVar[tuple[Number, ...]] = (
         Number("minus_error", 0.0, 1.0, "error of the model without this site's part, on its own validation data"),
     )
+    needs = (Need("val", FEWEST, "the method weighs sites by their errors on it", both_classes=True),)
 
     score_metric: str = "headline"
 
@@ -52,11 +53,6 @@ class LeaveOneOut(Probe):
 
     def remember(self, work: LocalWork) -> None:
         work.memory[KEPT] = {name: p for name, p in work.network.named_parameters() if p.requires_grad}
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        """A validation split that says something: the error on it weighs the site."""
-        return (Need("val", FEWEST, "the method weighs sites by their errors on it", both_classes=True),)
 
     def missing(self, offer: Offer) -> str:
         """The metric, where the task has none of that name."""

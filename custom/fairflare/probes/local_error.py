@@ -7,7 +7,7 @@ Jiang et al. (FedCE), CVPR 2023, arXiv:2303.16520, Section 4.3.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fairflare.core.registry import probe
 from fairflare.core.types import Cost, LocalWork, Number, Offer
@@ -29,13 +29,9 @@ class LocalError(Probe):
         Number("received_error", 0.0, 1.0, "error of the received model on the site's own validation data"),
         Number("trained_error", 0.0, 1.0, "error of the site's trained model on its own validation data"),
     )
+    when = "trained"
 
     score_metric: str = "headline"
-
-    @property
-    def when(self) -> Literal["received", "trained", "anchored"]:
-        """After training; the received model's metrics are known by then."""
-        return "trained"
 
     def measure(self, work: LocalWork) -> dict[str, float]:
         before = error_of(work.received_metrics, self.score_metric, work.headline, "received_error")

@@ -58,10 +58,7 @@ class TrainedLoss(Loss):
     reports: ClassVar[tuple[Number, ...]] = (
         Number("trained_loss", 0.0, LARGEST_LOSS, "mean loss of the site's trained model on one split of its own data"),
     )
-
-    @property
-    def when(self) -> Literal["received", "trained", "anchored"]:
-        return "trained"
+    when = "trained"
 
     def measure(self, work: LocalWork) -> dict[str, float]:
         return {"trained_loss": mean_loss(work, self.loss_split, self.probe_batch)}

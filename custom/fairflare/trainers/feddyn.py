@@ -52,17 +52,13 @@ class FedDynTrainer(Trainer):
     receives: ClassVar[tuple[TensorSpec, ...]] = (
         TensorSpec(DRIFT, parameters, "from the mean of the sites' models to where their training starts, -h / alpha"),
     )
+    corrects = True
     alpha: Annotated[float, Range(1e-9, 1e6)] = 0.01
     variant: Literal["paper", "reference"] = "paper"
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < float("inf"):
             raise ValueError(f"alpha must be finite and > 0, got {self.alpha}")
-
-    @property
-    def corrects(self) -> bool:
-        """The drift is one for all sites: it is where they start beside the one model that they share."""
-        return True
 
     def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
         """The drift, the same for every site; nothing before the first round."""
