@@ -9,7 +9,7 @@ from torch import nn
 
 from fairflare.aggregators.maxfl import MaxFL
 from fairflare.core.types import PERSONAL, Batch, Info, LocalWork, Reply, Round, Training
-from fairflare.probes.appeal import Appeal, slope
+from fairflare.probes.loss import Appeal, slope
 from fairflare.trainers.apfl import ALPHA, APFL, LOCAL
 from fairflare.trainers.fedper import FedPer, FedRep
 from fairflare.trainers.pfedme import PFedMe

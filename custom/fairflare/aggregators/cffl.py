@@ -23,7 +23,7 @@ from fairflare.aggregators.own import View, from_shared, moved
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import Info, Need, Paper, Reply, StateDict, Weights
-from fairflare.core.validation import Range
+from fairflare.core.validation import Range, within
 from fairflare.functional.largest import at_least, whole_bounds
 
 FADE = 0.8
@@ -66,14 +66,7 @@ class CFFL(Rule):
     aggregation: Literal["mean", "sum"] = "mean"
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha <= 100:
-            raise ValueError(f"alpha must be in (0, 100], got {self.alpha}")
-        if not 0 <= self.threshold < 1:
-            raise ValueError(f"threshold must be in [0, 1), got {self.threshold}")
-        if not 0 < self.theta <= 1:
-            raise ValueError(f"theta must be in (0, 1], got {self.theta}")
-        if not 0 <= self.clip < math.inf:
-            raise ValueError(f"clip must be finite and >= 0, got {self.clip}")
+        within(self, alpha="(0, 100]", threshold="[0, 1)", theta="(0, 1]", clip="[0, inf)")
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """The shared model plus u, each present site's own, and the reputations; a removed site weighs 0."""

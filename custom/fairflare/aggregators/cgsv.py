@@ -23,7 +23,7 @@ from fairflare.aggregators.own import from_shared, moved
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
-from fairflare.core.validation import Range
+from fairflare.core.validation import Range, within
 from fairflare.functional.gram import gram
 from fairflare.functional.largest import at_least, layer_bounds
 
@@ -60,11 +60,7 @@ class CGSV(Rule):
     variant: Literal["paper", "reference"] = "paper"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha < 1:
-            raise ValueError(f"alpha must be in [0, 1), got {self.alpha}")
-        for name in ("beta", "step"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be finite and > 0, got {getattr(self, name)}")
+        within(self, alpha="[0, 1)", beta="(0, inf)", step="(0, inf)")
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """The shared model plus u, each present site's own, and the reputations."""

@@ -25,7 +25,7 @@ from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, share
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import Info, Paper, Reply, StateDict
-from fairflare.core.validation import Range
+from fairflare.core.validation import Range, within
 from fairflare.functional.gram import gram
 
 
@@ -53,10 +53,7 @@ class FedFV(Rule):
     variant: Literal["paper", "reference"] = "paper"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha must be in [0, 1], got {self.alpha}")
-        if self.tau < 0:
-            raise ValueError(f"tau must be at least 0, got {self.tau}")
+        within(self, alpha="[0, 1]", tau="[0, inf)")
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """w^t minus the step; the weights are the sites' shares of what is added with a positive factor."""

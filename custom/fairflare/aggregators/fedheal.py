@@ -18,7 +18,6 @@ Var_m(||sum_j p_j u_j - u_m||_2^2) (Eq. 10).
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -31,6 +30,7 @@ from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
+from fairflare.core.validation import within
 from fairflare.functional.blocks import BLOCK, blocks_of, square_of
 from fairflare.functional.consistency import Consistency
 from fairflare.functional.gram import equalised, gram
@@ -64,10 +64,7 @@ class FedHEAL(WeighingRule):
     variant: Literal["paper", "reference", "exact"] = "paper"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tau < math.inf:
-            raise ValueError(f"tau must be finite and >= 0, got {self.tau}")
-        if not 0 <= self.beta <= 1:
-            raise ValueError(f"beta must be in [0, 1], got {self.beta}")
+        within(self, tau="[0, inf)", beta="[0, 1]")
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
         """p of this round from distances under the sites' masks, and the next state, made from a copy of ``state``."""

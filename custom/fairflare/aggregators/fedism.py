@@ -20,6 +20,7 @@ from typing import ClassVar, Literal
 from fairflare.aggregators.base import State, SummedRule, example_shares, shares
 from fairflare.core.registry import method, rule
 from fairflare.core.types import Info, Paper, Reply, Weights
+from fairflare.core.validation import within
 
 FLOOR = 1e-10
 """Sharpness below this counts as this: it can be negative at a tiny rho (the authors clip likewise)."""
@@ -52,10 +53,7 @@ class FedISM(SummedRule):
     variant: Literal["paper", "reference"] = "paper"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.q < math.inf:
-            raise ValueError(f"q must be finite and >= 0, got {self.q}")
-        if not 0 <= self.beta <= 1:
-            raise ValueError(f"beta must be in [0, 1], got {self.beta}")
+        within(self, q="[0, inf)", beta="[0, 1]")
 
     @property
     def wanted(self) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ the loss alone is invisible to Adam.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -23,7 +22,7 @@ from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Paper, Reply, StateDict, Training, Weights
-from fairflare.core.validation import Range
+from fairflare.core.validation import Range, within
 from fairflare.functional.simplex import Ball, ascended, in_ball, in_ball_reference
 
 Cell = tuple[str, str]
@@ -77,14 +76,7 @@ class FedUFO(WeighingRule):
     variant: Literal["paper", "reference"] = "paper"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gamma < math.inf:
-            raise ValueError(f"gamma must be finite and >= 0, got {self.gamma}")
-        if self.radius is not None and not 0 <= self.radius < math.inf:
-            raise ValueError(f"radius must be none or finite and >= 0, got {self.radius}")
-        if not 0 <= self.beta <= 1:
-            raise ValueError(f"beta must be in [0, 1], got {self.beta}")
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        within(self, gamma="[0, inf)", radius="[0, inf)", beta="[0, 1]", steps="[1, inf)")
 
     @property
     def wanted(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Paper, Reply, StateDict, Training, Weights
-from fairflare.core.validation import Range
+from fairflare.core.validation import Range, within
 from fairflare.functional.group_rates import Cell, slope_of, variance_penalty
 
 MOST = 1e15
@@ -82,8 +82,7 @@ class FlexFair(SummedRule):
     raw: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.lam < float("inf"):
-            raise ValueError(f"lam must be finite and >= 0, got {self.lam}")
+        within(self, lam="[0, inf)")
         if self.raw and self.apply != "local":
             raise ValueError("raw: expected apply=local, for a site's update cannot weigh less than nothing")
         if self.criterion != "all" and self.cells != "groups":

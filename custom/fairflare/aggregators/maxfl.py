@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MaxFL: weigh most the sites for which the shared model is about as good as what they require of it.
 
-q_k = s (1 - s),  s = sigmoid(F_k(w^t) - rho_k)      rho_k: the loss that site k requires, see ``probes/appeal.py``
+q_k = s (1 - s),  s = sigmoid(F_k(w^t) - rho_k)      rho_k: the loss that site k requires, see ``probes/loss.py``
 p_k = q_k / sum_j q_j
 """
 

@@ -34,7 +34,7 @@ from fairflare.core.layers import head_of
 from fairflare.core.notes import Note
 from fairflare.core.registry import method, rule
 from fairflare.core.types import HELD, Info, Offer, Paper, Reply, StateDict, Weights
-from fairflare.core.validation import Range
+from fairflare.core.validation import Range, within
 
 
 @rule("shapfed")
@@ -73,8 +73,7 @@ class ShapFed(Rule):
     head: str = ""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mu < 1:
-            raise ValueError(f"mu must be in [0, 1), got {self.mu}")
+        within(self, mu="[0, 1)")
 
     @property
     def own_models(self) -> bool:  # type: ignore[override]  # what other rules say of their class depends on a setting

@@ -22,11 +22,11 @@ import torch
 
 from fairflare.core.execution import no_grad
 from fairflare.core.layers import parameters
-from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Info, LocalWork, Paper, Reply, StateDict, TensorSpec
-from fairflare.core.validation import Range
-from fairflare.trainers.base import ServerState, Trainer
+from fairflare.core.types import Info, LocalWork, Paper, Reply, StateDict, TensorSpec
+from fairflare.core.validation import Range, within
+from fairflare.trainers.base import ServerState
+from fairflare.trainers.sgd import PlainTrainer
 
 DRIFT = "drift"
 HISTORY = "feddyn history"
@@ -37,7 +37,7 @@ MOST_NORM = 10.0
 
 @trainer("feddyn")
 @dataclass(frozen=True)
-class FedDynTrainer(Trainer):
+class FedDynTrainer(PlainTrainer):
     """Dynamic regularisation (Acar et al., ICLR 2021, Algorithm 1), with the task's optimizer.
 
     A site that misses rounds keeps its g_k. Only trainable parameters drift; running statistics are the rule's. alpha
@@ -57,8 +57,7 @@ class FedDynTrainer(Trainer):
     variant: Literal["paper", "reference"] = "paper"
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < float("inf"):
-            raise ValueError(f"alpha must be finite and > 0, got {self.alpha}")
+        within(self, alpha="(0, inf)")
 
     def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
         """The drift, the same for every site; nothing before the first round."""
@@ -90,12 +89,8 @@ class FedDynTrainer(Trainer):
         past = {k: history[k].to(w) if k in history else torch.zeros_like(w) for k, w in trained.items()}
         work.scratch.update(anchor=anchor, past=past, alpha=self._alpha(work))
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
-        """One optimizer step along grad F + alpha (sum of past updates) + alpha (w - w^t); returns F."""
-        optimizer.zero_grad(set_to_none=True)
-        loss = self.backward(work, objective, batch)
+    def correct_gradients(self, work: LocalWork) -> None:
+        """grad F + alpha (sum of past updates) + alpha (w - w^t); the step returns F."""
         alpha, past, anchor = (work.scratch[name] for name in ("alpha", "past", "anchor"))
         moved = {key: w for key, w in _trained(work).items() if w.grad is not None}
         for key, w in moved.items():
@@ -104,8 +99,6 @@ class FedDynTrainer(Trainer):
             torch.nn.utils.clip_grad_norm_(moved.values(), MOST_NORM)
         for w in moved.values():
             _gradient(w).add_(w.detach(), alpha=alpha)
-        optimizer.step()
-        return loss
 
     @no_grad
     def finish(self, work: LocalWork) -> None:

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Info, LocalWork, Paper, Reply, StateDict, TensorSpec, Training
+from fairflare.core.types import Info, LocalWork, Paper, Reply, StateDict, TensorSpec, Training
 from fairflare.functional.control_variates import CHANGE, CONTROL, mean_gradients, steps_taken
-from fairflare.trainers.base import ServerState, Trainer
+from fairflare.trainers.base import ServerState
+from fairflare.trainers.sgd import PlainTrainer
 
 OWN = "control"
 """Key of a site's memory: c_i."""
@@ -21,7 +21,7 @@ OWN = "control"
 
 @trainer("scaffold")
 @dataclass(frozen=True)
-class Scaffold(Trainer):
+class Scaffold(PlainTrainer):
     """Each step goes along g(y) - c_i + c; c_i+ estimates the site's gradient, c follows the mean of the c_i.
 
     c += |S|/N sum_k p_k (c_k+ - c_k) over the sites S of a round, of N known ones. Karimireddy et al., ICML 2020,
@@ -70,16 +70,10 @@ class Scaffold(Trainer):
         if self.estimate == "gradient":
             work.scratch["fresh"] = self._whole_gradient(work)
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        loss = self.backward(work, objective, batch)
+    def correct_gradients(self, work: LocalWork) -> None:
         for key, parameter in work.network.named_parameters():
             if parameter.grad is not None:
                 parameter.grad += work.scratch["c"][key] - work.scratch["own"][key]
-        optimizer.step()
-        return loss
 
     def finish(self, work: LocalWork) -> None:
         c, own, training = work.scratch["c"], work.scratch["own"], work.training

@@ -16,12 +16,19 @@ from fairflare.trainers.base import Trainer
 @trainer("sgd")
 @dataclass(frozen=True)
 class PlainTrainer(Trainer):
-    """One gradient per batch, one optimizer step (SGD or Adam, as the task's training settings say)."""
+    """One gradient per batch, one optimizer step (SGD or Adam, as the task's training settings say).
+
+    A trainer that only adds terms to the gradient derives from it and implements ``correct_gradients``.
+    """
 
     def step(
         self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
     ) -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
         loss = self.backward(work, objective, batch)
+        self.correct_gradients(work)
         optimizer.step()
         return loss
+
+    def correct_gradients(self, work: LocalWork) -> None:
+        """Called between the backward pass and the optimizer's step: change the gradients of ``work.network``."""
