@@ -19,10 +19,9 @@ import torch
 
 from fairflare.aggregators.base import Rule, State, WeighingRule
 from fairflare.core import registry
-from fairflare.core.declared import numbers_of, tensors_of
 from fairflare.core.registry import Method
 from fairflare.core.slots import Slot, flat, nested, slots_of, wrong_tensors
-from fairflare.core.types import Info, Number, Outline, Reply, Round, StateDict, Weights
+from fairflare.core.types import Info, Number, Outline, Reply, Round, StateDict, Weights, numbers_of, tensors_of
 from fairflare.engine.setup.method_parts import default_parts
 from fairflare.engine.state import Checkpoint, load_checkpoint, save_checkpoint
 from fairflare.testing.parts import equal
