@@ -14,7 +14,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairflare.core import plugins, validation
@@ -136,24 +136,16 @@ def method(
     return register
 
 
-def selector(id: str) -> Callable[[type[T]], type[T]]:
-    return _part("selector", id)
+def _part(kind: str, id: str) -> Callable[[type[T]], type[T]]:
+    def register(cls: type[T]) -> type[T]:
+        _check_part(kind, id, cls)
+        _add(_parts[kind], id, cls, kind, same=lambda old: _source(old) == _source(cls))
+        return cls
+
+    return register
 
 
-def trainer(id: str) -> Callable[[type[T]], type[T]]:
-    return _part("trainer", id)
-
-
-def probe(id: str) -> Callable[[type[T]], type[T]]:
-    return _part("probe", id)
-
-
-def rule(id: str) -> Callable[[type[T]], type[T]]:
-    return _part("rule", id)
-
-
-def server_optimizer(id: str) -> Callable[[type[T]], type[T]]:
-    return _part("server optimizer", id)
+selector, trainer, probe, rule, server_optimizer = (partial(_part, kind) for kind in BASES)
 
 
 def methods() -> dict[str, Method]:
@@ -235,28 +227,6 @@ def owners(
             "server optimizer", entry.server_optimizer if server_optimizer is None else server_optimizer
         ),
     }
-
-
-def checked(cls: type, name: str, value: Any) -> Any:
-    """``value`` (a JSON value or command-line text) as field ``name`` of ``cls`` declares it.
-
-    Raises:
-        UserError: names the key, what was expected and what came.
-    """
-    return validation.parsed(cls, name, value)
-
-
-def plugin_files() -> tuple[Path, ...]:
-    return plugins.files()
-
-
-def _part(kind: str, id: str) -> Callable[[type[T]], type[T]]:
-    def register(cls: type[T]) -> type[T]:
-        _check_part(kind, id, cls)
-        _add(_parts[kind], id, cls, kind, same=lambda old: _source(old) == _source(cls))
-        return cls
-
-    return register
 
 
 def _check_id(kind: str, id: str) -> None:
