@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,11 +24,69 @@ from torch.nn.modules.module import (
 
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import unlisted
-from fairflare.networks.argument_kinds import Kind, either, many, named, number, one_of, whole
+from fairflare.core.validation import expected, shown
 
 LIBRARY = "monai.networks.nets"
 LARGEST = 150_000_000
 """Numbers that a network may hold, parameters and buffers together: 600 MB as float32, above every default below."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What an argument may be: in words, and as a test of a JSON value."""
+
+    expected: str
+    fits: Callable[[Any], bool]
+
+
+def whole(least: int, most: int) -> Kind:
+    return Kind(f"a whole number from {least} to {most}", lambda v: type(v) is int and least <= v <= most)
+
+
+def number(least: float, most: float) -> Kind:
+    def fits(value: Any) -> bool:
+        return type(value) in (int, float) and least <= value <= most and math.isfinite(value)
+
+    return Kind(f"a number from {least:g} to {most:g}", fits)
+
+
+def one_of(*values: Any) -> Kind:
+    """One of ``values``; True is not 1."""
+    known = [(type(value), value) for value in values]
+    return Kind(f"one of {', '.join(map(repr, values))}", lambda v: (type(v), v) in known)
+
+
+def many(each: Kind, most: int, least: int = 1) -> Kind:
+    """A list of ``least`` to ``most`` values of one kind."""
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, list) and least <= len(value) <= most and all(map(each.fits, value))
+
+    return Kind(f"a list of {least} to {most}, each {each.expected}", fits)
+
+
+def either(*kinds: Kind) -> Kind:
+    return Kind(" or ".join(kind.expected for kind in kinds), lambda v: any(kind.fits(v) for kind in kinds))
+
+
+def named(**known: Mapping[str, Kind]) -> Kind:
+    """A layer's name in any case, alone or as [name, {argument: value}] with the arguments of ``known``."""
+
+    def fits(value: Any) -> bool:
+        name, given = value if isinstance(value, list) and len(value) == 2 else (value, {})
+        kinds = known.get(name.lower()) if isinstance(name, str) else None
+        if kinds is None or not isinstance(given, dict):
+            return False
+        return all(key in kinds and kinds[key].fits(one) for key, one in given.items())
+
+    keys = sorted({key for kinds in known.values() for key in kinds})
+    return Kind(f"one of {', '.join(known)}, or [name, {{...}}] with {', '.join(keys)}", fits)
+
+
+def as_monai(value: Any) -> Any:
+    """A JSON value with tuples in place of lists."""
+    return tuple(map(as_monai, value)) if isinstance(value, list) else value
+
 
 FLAG, NOTHING = one_of(True, False), one_of(None)
 DIMENSIONS, CHANNELS, DEPTH = whole(1, 3), whole(1, 2048), whole(1, 64)
@@ -258,15 +318,13 @@ def checked(dotted: str, args: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     file, kinds = NETWORKS.get(name, ("", {}))
     if not file or dotted not in (f"{LIBRARY}.{name}", f"{LIBRARY}.{file}.{name}"):
         known = ", ".join(NETWORKS)
-        raise UserError(f"model: expected a network that {LIBRARY} defines, got {_short(dotted)}; known: {known}")
+        raise UserError(f"model: expected a network that {LIBRARY} defines, got {shown(dotted)}; known: {known}")
     taken = {}
     for key, value in args.items():
         if key not in kinds:
             raise UserError(f"model: {name}: {unlisted('argument', key, kinds)}")
-        try:
-            taken[key] = kinds[key].read(value)
-        except ValueError:
-            raise UserError(f"model: {name}: {key}: expected {kinds[key].expected}, got {_short(value)}") from None
+        expected(f"model: {name}: {key}", kinds[key].fits(value), kinds[key].expected, value)
+        taken[key] = as_monai(value)
     return name, taken | ({"pretrained": False} if "pretrained" in kinds else {})
 
 
@@ -303,8 +361,3 @@ def _counted(name: str) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

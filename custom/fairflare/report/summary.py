@@ -79,13 +79,15 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         groups (None where the run has none), numbers of the sites (``rows.number_sections``), notes of the rule
         (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
         those of the sites' own models; used: "personal" where sites use such, of which ``personal`` then has "groups",
-        too; curves: only of a run about times (``curves.curves_section``); risk: only
+        too; curves: only of a run about times (``clinical.curves_section``); risk: only
         where membership was attacked (``membership.risk_section``); unlike: only where a site's numbers do not fit
         (``rows.unlike``); chosen: only of a run that chooses its best
         model (``deployed_model.chosen_section``).
     """
-    from fairflare.report.clinical import clinical_section  # what lists methods imports no NumPy
-    from fairflare.report.curves import curves_section
+    from fairflare.report.clinical import (
+        clinical_section,  # what lists methods imports no NumPy
+        curves_section,
+    )
 
     whole, trail = read_trail(entries), counted_trail(config, entries)
     about = config.get("about") or {}
