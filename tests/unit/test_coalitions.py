@@ -16,7 +16,7 @@ from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.loop import Federation
 from fairflare.probes.errors import CoalitionError, LocalError
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 from helpers import initial_model, make_sites, small_network
 
 PROBES = (LocalError(), CoalitionError())

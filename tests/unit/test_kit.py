@@ -14,7 +14,7 @@ from fairflare.core.types import Cost, Number, TensorSpec
 from fairflare.probes.base import Probe
 from fairflare.testing import check_metric, check_probe, check_rule, check_task, check_trainer, probes, rules, trainers
 from fairflare.testing.example import outline
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 
 SENT = Number("n", 0.0, 1.0, "a number")
 ORDERS = {"leave-one-out": {"coefficient": 0.3}, "weighted": {"weight": 0.5, "weight/a": 0.2, "relative": 1.0}}

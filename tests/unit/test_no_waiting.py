@@ -25,7 +25,7 @@ from fairflare.data.grouping import Grouping
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds.domains import CroppedData, FlippedData
 from fairflare.trainers import base
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 
 for module in pkgutil.iter_modules(fairflare.trainers.__path__):
     importlib.import_module(f"fairflare.trainers.{module.name}")

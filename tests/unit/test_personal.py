@@ -21,11 +21,11 @@ from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.config_checks import _check_sites
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.trainers.apfl import APFL
+from fairflare.trainers.base import PlainTrainer
 from fairflare.trainers.ditto import Ditto
 from fairflare.trainers.fedbn import STATISTICS, FedBN, SiloBN
 from fairflare.trainers.fedper import FedPer, FedRep
 from fairflare.trainers.fedprox import FedProx
-from fairflare.trainers.sgd import PlainTrainer
 from helpers import initial_model, make_federation, make_sites, small_network
 
 NORM = frozenset(key for key in initial_model() if key.startswith("1."))

@@ -16,10 +16,9 @@ from typing import ClassVar, Literal
 import torch
 
 from fairflare.core.execution import no_grad
-from fairflare.core.objectives import Objective
 from fairflare.core.registry import probe
 from fairflare.core.seeds import derive
-from fairflare.core.types import Batch, Cost, LocalWork, Number
+from fairflare.core.types import Batch, Cost, LocalWork, Number, Objective
 from fairflare.core.validation import Few, within
 from fairflare.functional.perturbation import TINY, global_norm, rho_at
 from fairflare.probes.base import Probe

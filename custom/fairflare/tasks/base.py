@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.metric import Metric
-from fairflare.core.objectives import Objective
 from fairflare.core.seeds import derive
-from fairflare.core.types import Batch, Offer, Training, refuse_training
+from fairflare.core.types import Batch, Objective, Offer, Training, refuse_training
 from fairflare.core.validation import expected as expect
 from fairflare.data.grouping import LABEL, NONE, Grouping, make_grouping
 from fairflare.data.inputs import ImageInputs, TableInputs

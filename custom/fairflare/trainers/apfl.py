@@ -10,12 +10,10 @@ from typing import Annotated, ClassVar
 import torch
 
 from fairflare.core.execution import no_grad
-from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Cost, LocalWork, Paper
+from fairflare.core.types import Batch, Cost, LocalWork, Objective, Paper
 from fairflare.core.validation import Range
-from fairflare.trainers.base import keep_optimizer_beside, optimizer_beside
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, optimizer_beside
 
 LOCAL, ALPHA = "local model", "mixing weight"
 """Keys of a site's memory: v and alpha."""

@@ -9,7 +9,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.layers import layers_of
 from fairflare.core.registry import method, trainer
 from fairflare.core.types import Paper, StateDict
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Entries of a layer that are no parameters."""

@@ -25,8 +25,7 @@ from fairflare.core.layers import parameters
 from fairflare.core.registry import method, trainer
 from fairflare.core.types import Info, LocalWork, Paper, Reply, StateDict, TensorSpec
 from fairflare.core.validation import Range, within
-from fairflare.trainers.base import ServerState
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, ServerState
 
 DRIFT = "drift"
 HISTORY = "feddyn history"

@@ -12,8 +12,7 @@ from fairflare.core.layers import layers_of
 from fairflare.core.registry import method, trainer
 from fairflare.core.types import Cost, LocalWork, Paper, StateDict
 from fairflare.core.validation import Names, Range
-from fairflare.trainers.base import keep_optimizer_beside, local_batches, optimizer_beside
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, local_batches, optimizer_beside
 
 
 @trainer("fedper")

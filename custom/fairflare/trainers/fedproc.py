@@ -9,12 +9,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Info, LocalWork, Offer, Paper, Reply, Round, StateDict, TensorSpec
+from fairflare.core.types import Batch, Info, LocalWork, Objective, Offer, Paper, Reply, Round, StateDict, TensorSpec
 from fairflare.functional.features import features_of, lacks_features, prototype_contrast
-from fairflare.trainers.base import ServerState
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, ServerState
 
 PROTOTYPES, COUNTS = "prototypes", "prototype_counts"
 GLOBAL = TensorSpec(

@@ -11,14 +11,12 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 
-from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Cost, Info, LocalWork, Offer, Paper, Reply, StateDict, TensorSpec
+from fairflare.core.types import Batch, Cost, Info, LocalWork, Objective, Offer, Paper, Reply, StateDict, TensorSpec
 from fairflare.core.validation import Range
 from fairflare.functional.features import class_distance, class_means, features_of, lacks_features
 from fairflare.privacy.counts import released
-from fairflare.trainers.base import ServerState
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, ServerState
 
 MEANS = TensorSpec(
     "prototypes", lambda o: {str(c): (o.features,) for c in range(o.classes)}, "mean features of a class"

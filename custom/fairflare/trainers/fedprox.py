@@ -10,7 +10,7 @@ from fairflare.core.registry import method, trainer
 from fairflare.core.types import LocalWork, Paper
 from fairflare.core.validation import Range
 from fairflare.functional.proximal import add_proximal
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 
 
 @trainer("fedprox")

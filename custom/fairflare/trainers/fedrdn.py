@@ -16,13 +16,13 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fairflare.core.errors import UserError
-from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
 from fairflare.core.seeds import derive
 from fairflare.core.types import (
     Batch,
     Info,
     LocalWork,
+    Objective,
     Outline,
     Paper,
     Reply,
@@ -32,8 +32,7 @@ from fairflare.core.types import (
     TensorSpec,
 )
 from fairflare.functional.normalisation import LEAST_SD, Pair, Statistic, normalised_by, pair_of, renormalised
-from fairflare.trainers.base import ServerState
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, ServerState
 
 MOST_SITES = 1000
 """Whose pairs are handed out, the first by name."""

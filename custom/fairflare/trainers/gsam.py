@@ -20,9 +20,8 @@ from typing import ClassVar
 import torch
 
 from fairflare.core.execution import no_grad
-from fairflare.core.objectives import Objective
 from fairflare.core.registry import trainer
-from fairflare.core.types import Batch, Cost, LocalWork
+from fairflare.core.types import Batch, Cost, LocalWork, Objective
 from fairflare.core.validation import within
 from fairflare.functional.perturbation import TINY, frozen_running_statistics, global_norm, perturbed, rho_at
 from fairflare.trainers.base import Trainer

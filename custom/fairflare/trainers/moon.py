@@ -10,12 +10,11 @@ from typing import Annotated, ClassVar
 import torch
 
 from fairflare.core.execution import no_grad
-from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Cost, LocalWork, Offer, Paper, StateDict
+from fairflare.core.types import Batch, Cost, LocalWork, Objective, Offer, Paper, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.features import features_of, lacks_features, model_contrast
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 
 PREVIOUS = "previous model"
 """Key of a site's memory: the model that its last round ended in."""

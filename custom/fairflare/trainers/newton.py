@@ -10,9 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
-from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Info, LocalWork, Offer, Paper, StateDict
+from fairflare.core.types import Batch, Info, LocalWork, Objective, Offer, Paper, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.likelihood import (
     COX_SUMS,

@@ -12,8 +12,7 @@ import torch
 from fairflare.core.registry import method, trainer
 from fairflare.core.types import Info, LocalWork, Paper, Reply, StateDict, TensorSpec, Training
 from fairflare.functional.control_variates import CHANGE, CONTROL, mean_gradients, steps_taken
-from fairflare.trainers.base import ServerState
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, ServerState
 
 OWN = "control"
 """Key of a site's memory: c_i."""

@@ -9,9 +9,8 @@ from typing import Literal
 import torch
 
 from fairflare.core.execution import moved
-from fairflare.core.objectives import Objective
 from fairflare.core.registry import trainer
-from fairflare.core.types import Batch, LocalWork
+from fairflare.core.types import Batch, LocalWork, Objective
 from fairflare.trainers.base import Trainer
 
 

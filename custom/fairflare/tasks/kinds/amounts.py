@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.objectives import Objective
-from fairflare.core.types import SiteData
+from fairflare.core.types import Objective, SiteData
 from fairflare.core.validation import Names, shown
 from fairflare.core.validation import expected as expect
 from fairflare.data.readers.table_features import LARGEST, as_numbers

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairflare.core.objectives import Objective, local_objective
-from fairflare.core.types import SiteData
+from fairflare.core.types import Objective, SiteData, local_objective
 from fairflare.functional.resampling import Array
 from fairflare.tasks import metrics
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.metric import Metric
-from fairflare.core.objectives import Objective
-from fairflare.core.types import Batch, SiteData, Training
+from fairflare.core.types import Batch, Objective, SiteData, Training
 from fairflare.core.validation import expected as expect
 from fairflare.tasks.kind import Baseline, Cases, TaskKind
 
