@@ -159,19 +159,17 @@ def _received(replies: Sequence[Reply], reputation: Mapping[str, float]) -> Weig
     return {r.site: reputation[r.site] / best * r.n_examples / most for r in replies}
 
 
-CFFL_PAPER = Paper(
-    authors="Lyu et al.",
-    title="Collaborative Fairness in Federated Learning",
-    venue="Federated Learning, LNCS 12500",
-    year=2020,
-    url="https://arxiv.org/abs/2008.12161",
-)
-
 method(
     "cffl",
     title="CFFL",
     summary="A model per site; sites whose models do well at home download more of the others' updates.",
     rule="cffl",
-    paper=CFFL_PAPER,
+    paper=Paper(
+        authors="Lyu et al.",
+        title="Collaborative Fairness in Federated Learning",
+        venue="Federated Learning, LNCS 12500",
+        year=2020,
+        url="https://arxiv.org/abs/2008.12161",
+    ),
     probes=("local-error",),
 )

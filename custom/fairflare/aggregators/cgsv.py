@@ -127,18 +127,16 @@ def _aggregated(model: StateDict, replies: Sequence[Reply], factors: Weights) ->
     return add_weighted({key: torch.zeros_like(model[key]) for key in keys}, replies, factors)
 
 
-CGSV_PAPER = Paper(
-    authors="Xu et al.",
-    title="Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning",
-    venue="NeurIPS",
-    year=2021,
-    url="https://proceedings.neurips.cc/paper/2021/hash/8682cc30db9c025ecd3fee433f8ab54c-Abstract.html",
-)
-
 method(
     "cgsv",
     title="CGSV",
     summary="A model per site; sites whose updates agree with the aggregate receive more of it.",
     rule="cgsv",
-    paper=CGSV_PAPER,
+    paper=Paper(
+        authors="Xu et al.",
+        title="Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning",
+        venue="NeurIPS",
+        year=2021,
+        url="https://proceedings.neurips.cc/paper/2021/hash/8682cc30db9c025ecd3fee433f8ab54c-Abstract.html",
+    ),
 )

@@ -139,20 +139,18 @@ def _score(replies: Sequence[Reply], weights: Mapping[str, float], name: str) ->
     return sum(weights[site] * value for site, value in known.items()) / total if total > 0 else None
 
 
-FEDCE = Paper(
-    authors="Jiang et al.",
-    title="Fair Federated Medical Image Segmentation via Client Contribution Estimation",
-    venue="CVPR",
-    year=2023,
-    url="https://arxiv.org/abs/2303.16520",
-)
-
 method(
     "fedci",
     title="FedCI",
     summary="Weighs sites by Shapley values that all sites measure in every round; up to 2^K - 1 models are sent.",
     rule="fedci",
-    paper=FEDCE,
+    paper=Paper(
+        authors="Jiang et al.",
+        title="Fair Federated Medical Image Segmentation via Client Contribution Estimation",
+        venue="CVPR",
+        year=2023,
+        url="https://arxiv.org/abs/2303.16520",
+    ),
     probes=("local-error", "coalition-error"),
     shared={"score_metric": ("probe.local-error.score_metric", "probe.coalition-error.score_metric")},
 )

@@ -118,19 +118,17 @@ def _trained(reply: Reply) -> Mapping[str, torch.Tensor]:
     return {key: reply.update[key].clone() for key in sorted(reply.trainable & set(reply.update))}
 
 
-FEDFV = Paper(
-    authors="Wang et al.",
-    title="Federated Learning with Fair Averaging",
-    venue="IJCAI",
-    year=2021,
-    url="https://arxiv.org/abs/2104.14937",
-)
-
 method(
     "fedfv",
     title="FedFV",
     summary="Removes from each update what points against the others' before averaging; badly served sites come last.",
     rule="fedfv",
-    paper=FEDFV,
+    paper=Paper(
+        authors="Wang et al.",
+        title="Federated Learning with Fair Averaging",
+        venue="IJCAI",
+        year=2021,
+        url="https://arxiv.org/abs/2104.14937",
+    ),
     probes=("group-loss",),
 )

@@ -189,18 +189,16 @@ def _trainable(reply: Reply) -> list[str]:
     return [key for key in reply.update if key in reply.trainable]
 
 
-FEDHEAL = Paper(
-    authors="Chen et al.",
-    title="Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity",
-    venue="CVPR",
-    year=2024,
-    url="https://arxiv.org/abs/2405.16585",
-)
-
 method(
     "fedheal",
     title="FedHEAL",
     summary="Ignores inconsistent parameter updates and favours sites far from the model; for domain skew.",
     rule="fedheal",
-    paper=FEDHEAL,
+    paper=Paper(
+        authors="Chen et al.",
+        title="Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity",
+        venue="CVPR",
+        year=2024,
+        url="https://arxiv.org/abs/2405.16585",
+    ),
 )

@@ -136,35 +136,26 @@ def power_shares(
     return shares({site: math.exp(value - top) for site, value in logs.items()})
 
 
-FEDISM = Paper(
-    authors="Wu et al.",
-    title="From Optimization to Generalization: Fair Federated Learning against Quality Shift via Inter-Client "
-    "Sharpness Matching",
-    venue="IJCAI",
-    year=2024,
-    url="https://arxiv.org/abs/2404.17805",
-)
 RADIUS = {
     "rho_max": ("trainer.rho_max", "probe.sharpness.rho_max"),
     "rho_tau": ("trainer.rho_tau", "probe.sharpness.rho_tau"),
 }
 """One search radius: the state of convergence is measured where the steps look."""
 REFERENCE = {"probe_transform": "train"}
-FEDISM_PLUS = Paper(
-    authors="Wu et al.",
-    title="Fair Federated Medical Image Classification Against Quality Shift via Inter-Client Progressive State "
-    "Matching",
-    venue="arXiv",
-    year=2025,
-    url="https://arxiv.org/abs/2503.09587",
-)
 
 method(
     "fedism",
     title="FedISM",
     summary="Matches sharpness across sites at one fixed search radius; for image-quality shift.",
     rule="fedism",
-    paper=FEDISM,
+    paper=Paper(
+        authors="Wu et al.",
+        title="From Optimization to Generalization: Fair Federated Learning against Quality Shift via Inter-Client "
+        "Sharpness Matching",
+        venue="IJCAI",
+        year=2024,
+        url="https://arxiv.org/abs/2404.17805",
+    ),
     trainer="gsam",
     probes=("sharpness",),
     settings={"rho_max": 0.05, "rho_tau": 0.0},
@@ -177,7 +168,14 @@ method(
     title="FedISM+",
     summary="Matches sharpness (S) or perturbed loss (L) at a radius that grows over the rounds; for quality shift.",
     rule="fedism",
-    paper=FEDISM_PLUS,
+    paper=Paper(
+        authors="Wu et al.",
+        title="Fair Federated Medical Image Classification Against Quality Shift via Inter-Client Progressive State "
+        "Matching",
+        venue="arXiv",
+        year=2025,
+        url="https://arxiv.org/abs/2503.09587",
+    ),
     trainer="gsam",
     probes=("sharpness",),
     settings={"rho_max": 0.1, "rho_tau": 0.5},

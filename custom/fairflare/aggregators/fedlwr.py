@@ -104,20 +104,18 @@ def _averaged(layers: Mapping[str, tuple[list[str], Weights]], replies: Sequence
     return shares(totals)
 
 
-FEDLWR = Paper(
-    authors="Yan et al.",
-    title="A New Perspective to Boost Performance Fairness for Medical Federated Learning",
-    venue="MICCAI",
-    year=2024,
-    url="https://arxiv.org/abs/2410.19765",
-)
-
 method(
     "fedlwr",
     title="Fed-LWR",
     summary="Weighs every layer by how far each site's features moved; for feature shift between scanners.",
     rule="fedlwr",
-    paper=FEDLWR,
+    paper=Paper(
+        authors="Yan et al.",
+        title="A New Perspective to Boost Performance Fairness for Medical Federated Learning",
+        venue="MICCAI",
+        year=2024,
+        url="https://arxiv.org/abs/2410.19765",
+    ),
     probes=("layer-similarity",),
     shared={
         "scope": ("rule.scope", "probe.layer-similarity.scope"),

@@ -240,20 +240,18 @@ def _group_risks(replies: Sequence[Reply], form: Literal["mean", "sum"]) -> dict
     return {g: totals[g] / (sizes[g] if form == "mean" else 1.0) for g in sorted(totals) if sizes[g]}
 
 
-FEDUFO = Paper(
-    authors="Zhang et al.",
-    title="Unified fair federated learning for digital healthcare",
-    venue="Patterns",
-    year=2024,
-    url="https://doi.org/10.1016/j.patter.2023.100907",
-)
-
 method(
     "fedufo",
     title="FedUFO",
     summary="Raises the weight of sites and groups of patients with larger losses; for subpopulations.",
     rule="fedufo",
-    paper=FEDUFO,
+    paper=Paper(
+        authors="Zhang et al.",
+        title="Unified fair federated learning for digital healthcare",
+        venue="Patterns",
+        year=2024,
+        url="https://doi.org/10.1016/j.patter.2023.100907",
+    ),
     trainer="weighted",
     probes=("group-loss",),
     reference={"apply": "local", "weight_sum": "batch", "radius": 0.0, "keep_optimizer": True},

@@ -67,7 +67,7 @@ class IFCA(Rule):
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """The clusters' models, each site's own by what it has measured; the shared one is the mean, and unused."""
         found = self._averaged(model, replies, state, info)
-        chosen = {r.site: _best(r, found) for r in replies}
+        chosen = {r.site: min(found, key=lambda j: r.scalars.get(f"{LOSS}/{j}", float("inf"))) for r in replies}
         place = {site: j for site, j in {**state.get("place", {}), **chosen}.items() if j in found}
         weights = self._shares(replies)
         after = add_weighted(model, [from_shared(r, model, info) for r in replies], weights)
@@ -99,8 +99,3 @@ class IFCA(Rule):
 
     def _shares(self, replies: Sequence[Reply]) -> Weights:
         return uniform([r.site for r in replies]) if self.weighting == "uniform" else example_shares(replies)
-
-
-def _best(reply: Reply, clusters: Mapping[str, StateDict]) -> str:
-    """The cluster with the least loss; the first of equal ones, and of those whose loss is not known."""
-    return min(clusters, key=lambda j: reply.scalars.get(f"{LOSS}/{j}", float("inf")))

@@ -77,7 +77,7 @@ class QFedAvg(Rule):
         mass = {r.site: bound * f**self.q for r, bound, f in zip(replies, bounds, scaled)}
         weights = limited(shares(mass), info.cap)
         if self.static:
-            step = _bounded(sum(mass.values()) / sum(bounds), self.q * math.log(worst))
+            step = sum(mass.values()) / sum(bounds) * math.exp(min(self.q * math.log(worst), math.log(LONGEST)))
         else:
             step = sum(mass.values()) / self._height(replies, scaled, bounds, worst)
         after = add_scaled(model, replies, weights, step)
@@ -144,11 +144,6 @@ class QFFL(SummedRule):
 
     def _floored(self, loss: float) -> float:
         return loss + FLOOR if self.variant == "reference" else max(loss, FLOOR)
-
-
-def _bounded(share: float, log_power: float) -> float:
-    """share e^log_power, at most ``LONGEST``."""
-    return share * math.exp(min(log_power, math.log(LONGEST)))
 
 
 def _square(replies: Sequence[Reply], k: int) -> float:

@@ -171,13 +171,6 @@ YIN = Paper(
     year=2018,
     url="https://arxiv.org/abs/1803.01498",
 )
-KRUM = Paper(
-    authors="Blanchard et al.",
-    title="Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
-    venue="NeurIPS",
-    year=2017,
-    url="https://arxiv.org/abs/1703.02757",
-)
 
 method(
     "median",
@@ -200,5 +193,11 @@ method(
     title="Multi-Krum",
     summary="Averages the updates that have near neighbours and drops the others; against a few wild sites.",
     rule="multi-krum",
-    paper=KRUM,
+    paper=Paper(
+        authors="Blanchard et al.",
+        title="Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
+        venue="NeurIPS",
+        year=2017,
+        url="https://arxiv.org/abs/1703.02757",
+    ),
 )

@@ -200,19 +200,17 @@ def _mixed(model: StateDict, reply: Reply, shared: StateDict, received: float) -
     }
 
 
-SHAPFED = Paper(
-    authors="Tastan et al.",
-    title="Redefining Contributions: Shapley-Driven Federated Learning",
-    venue="IJCAI",
-    year=2024,
-    url="https://arxiv.org/abs/2406.00569",
-)
-
 method(
     "shapfed",
     title="ShapFed",
     summary="Weighs sites by how their last layer's update agrees with the sum, class by class; can reward sites.",
     rule="shapfed",
-    paper=SHAPFED,
+    paper=Paper(
+        authors="Tastan et al.",
+        title="Redefining Contributions: Shapley-Driven Federated Learning",
+        venue="IJCAI",
+        year=2024,
+        url="https://arxiv.org/abs/2406.00569",
+    ),
     probes=("held-classes",),
 )

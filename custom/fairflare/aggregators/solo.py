@@ -30,18 +30,16 @@ class Solo(Rule):
         return Outcome(add_weighted(model, away, weights), weights, state, models=own)
 
 
-MCMAHAN = Paper(
-    authors="McMahan et al.",
-    title="Communication-Efficient Learning of Deep Networks from Decentralized Data",
-    venue="AISTATS",
-    year=2017,
-    url="https://arxiv.org/abs/1602.05629",
-)
-
 method(
     "solo",
     title="Solo",
     summary="Every site trains alone, with a model of its own: what it would have without the federation.",
     rule="solo",
-    paper=MCMAHAN,
+    paper=Paper(
+        authors="McMahan et al.",
+        title="Communication-Efficient Learning of Deep Networks from Decentralized Data",
+        venue="AISTATS",
+        year=2017,
+        url="https://arxiv.org/abs/1602.05629",
+    ),
 )

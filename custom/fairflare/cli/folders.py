@@ -212,7 +212,7 @@ def risk(folder: Path, shadows: int, site: str | None, site_data: Path | None, a
     it. The sites' data must be on this machine, or those of --site. docs/risk.md
     """
     from fairflare.cli import console
-    from fairflare.studies.risk import measure_risk, risk_at
+    from fairflare.studies.after import measure_risk, risk_at
 
     if (site is None) != (site_data is None):
         raise click.UsageError("expected --site and --site-data together, or neither")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fairflare.report import fairness
-from fairflare.report.agreement import agreement, leave_one_out_shares
+from fairflare.report.contribution import agreement, clipped_shares
 from fairflare.report.groups import harmonic
 from fairflare.report.values import number
 
@@ -262,7 +262,7 @@ def like_alone(run: Run, beside: Beside, which: str, than: str = "solo") -> floa
 @measure("like-left-out")
 def like_left_out(run: Run, beside: Beside, which: str) -> float | None:
     """Agreement (pearson_x100, euclid, cosine) of the last weights with the leave-one-out shares (FedCE, Table 3)."""
-    return _agreement(final_weights(run), leave_one_out_shares(_drops(beside)))[which]
+    return _agreement(final_weights(run), clipped_shares(_drops(beside)))[which]
 
 
 def _agreement(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float | None]:
@@ -289,7 +289,7 @@ def without(run: Run, beside: Beside, metric: str = "", change: bool = False) ->
 @measure("shares")
 def shares(run: Run, beside: Beside) -> dict[str, float]:
     """Site -> its share of these drops."""
-    return leave_one_out_shares(_drops(beside))
+    return clipped_shares(_drops(beside))
 
 
 @measure("examples")

@@ -8,8 +8,8 @@ from statistics import median
 from typing import Any
 
 from fairflare.core.notes import Note, read
-from fairflare.report.agreement import agreement
 from fairflare.report.audit_reader import Trail
+from fairflare.report.contribution import agreement
 from fairflare.report.fairness import finite
 from fairflare.report.values import in_order, number
 

@@ -129,7 +129,16 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         "notes": note_sections(trail, {row["site"]: row["data_share"] for row in rows}),
         "timing": timing(trail),
         "traffic": traffic(trail),
-        "provenance": _provenance(config, trail),
+        "provenance": {
+            "config_sha256": trail.start.get("config_sha256"),
+            "first_model_sha256": trail.start.get("model_sha256"),
+            "model_sha256": trail.model_sha256(),
+            "evaluated_model_sha256": trail.evaluation.get("model_sha256"),
+            "chain_head": trail.head,
+            "entries": trail.n_entries,
+            "resumed_after": [record.get("from_round") for record in trail.resumes],
+            "versions": config.get("versions") or trail.start.get("versions") or {},
+        },
     }
     summary |= {"counted": PERSONAL} if counts_own else {}
     if curves := curves_section(trail.with_clinical_of(whole), config, about, sites):
@@ -206,19 +215,6 @@ def _metric_means(rows: Sequence[Json]) -> Json:
     """Unweighted mean of each metric over test sets; a set that lacks the metric is left out."""
     names = sorted({name for row in rows for name in row["metrics"]})
     return {name: mean(row["metrics"].get(name) for row in rows) for name in names}
-
-
-def _provenance(config: Json, trail: Trail) -> Json:
-    return {
-        "config_sha256": trail.start.get("config_sha256"),
-        "first_model_sha256": trail.start.get("model_sha256"),
-        "model_sha256": trail.model_sha256(),
-        "evaluated_model_sha256": trail.evaluation.get("model_sha256"),
-        "chain_head": trail.head,
-        "entries": trail.n_entries,
-        "resumed_after": [record.get("from_round") for record in trail.resumes],
-        "versions": config.get("versions") or trail.start.get("versions") or {},
-    }
 
 
 def other_labels(summary: Json) -> bool:

@@ -77,19 +77,17 @@ class Ditto(PlainTrainer):
         keep_optimizer_beside(work)
 
 
-DITTO = Paper(
-    authors="Li et al.",
-    title="Ditto: Fair and Robust Federated Learning Through Personalization",
-    venue="ICML",
-    year=2021,
-    url="https://arxiv.org/abs/2012.04221",
-)
-
 method(
     "ditto",
     title="Ditto",
     summary="FedAvg, and at each site a model of its own that is drawn towards the shared one.",
     rule="fedavg",
     trainer="ditto",
-    paper=DITTO,
+    paper=Paper(
+        authors="Li et al.",
+        title="Ditto: Fair and Robust Federated Learning Through Personalization",
+        venue="ICML",
+        year=2021,
+        url="https://arxiv.org/abs/2012.04221",
+    ),
 )

@@ -54,28 +54,19 @@ class SiloBN(FedBN):
         return frozenset(key for key in super().personal_entries(model) if key.endswith(STATISTICS))
 
 
-FEDBN = Paper(
-    authors="Li et al.",
-    title="FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
-    venue="ICLR",
-    year=2021,
-    url="https://arxiv.org/abs/2102.07623",
-)
-SILOBN = Paper(
-    authors="Andreux et al.",
-    title="Siloed Federated Learning for Multi-centric Histopathology Datasets",
-    venue="DART",
-    year=2020,
-    url="https://arxiv.org/abs/2008.07424",
-)
-
 method(
     "fedbn",
     title="FedBN",
     summary="FedAvg over all layers but BatchNorm, of which every site has its own; for feature shift.",
     rule="fedavg",
     trainer="fedbn",
-    paper=FEDBN,
+    paper=Paper(
+        authors="Li et al.",
+        title="FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
+        venue="ICLR",
+        year=2021,
+        url="https://arxiv.org/abs/2102.07623",
+    ),
 )
 
 method(
@@ -84,5 +75,11 @@ method(
     summary="FedAvg whose sites keep BatchNorm's running statistics and share its scale and shift; for feature shift.",
     rule="fedavg",
     trainer="silobn",
-    paper=SILOBN,
+    paper=Paper(
+        authors="Andreux et al.",
+        title="Siloed Federated Learning for Multi-centric Histopathology Datasets",
+        venue="DART",
+        year=2020,
+        url="https://arxiv.org/abs/2008.07424",
+    ),
 )

@@ -123,19 +123,17 @@ def _class_means(work: LocalWork) -> StateDict:
     return {str(c): mean for c, mean in means.items() if free[c]}
 
 
-FEDPROTO = Paper(
-    authors="Tan et al.",
-    title="FedProto: Federated Prototype Learning across Heterogeneous Clients",
-    venue="AAAI",
-    year=2022,
-    url="https://arxiv.org/abs/2105.00243",
-)
-
 method(
     "fedproto",
     title="FedProto",
     summary="Own models, joined by the mean features of each class; with share=both the models are averaged too.",
     rule="fedavg",
     trainer="fedproto",
-    paper=FEDPROTO,
+    paper=Paper(
+        authors="Tan et al.",
+        title="FedProto: Federated Prototype Learning across Heterogeneous Clients",
+        venue="AAAI",
+        year=2022,
+        url="https://arxiv.org/abs/2105.00243",
+    ),
 )

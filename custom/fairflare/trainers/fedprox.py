@@ -35,19 +35,17 @@ class FedProx(PlainTrainer):
         add_proximal(list(work.network.parameters()), work.scratch["anchor"], self.mu)
 
 
-FEDPROX = Paper(
-    authors="Li et al.",
-    title="Federated Optimization in Heterogeneous Networks",
-    venue="MLSys",
-    year=2020,
-    url="https://arxiv.org/abs/1812.06127",
-)
-
 method(
     "fedprox",
     title="FedProx",
     summary="FedAvg whose sites stay near the received model: a proximal term on top of the local objective.",
     rule="fedavg",
     trainer="fedprox",
-    paper=FEDPROX,
+    paper=Paper(
+        authors="Li et al.",
+        title="Federated Optimization in Heterogeneous Networks",
+        venue="MLSys",
+        year=2020,
+        url="https://arxiv.org/abs/1812.06127",
+    ),
 )

@@ -14,10 +14,11 @@ from click.testing import CliRunner
 from fairflare.cli import main as cli
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.papers.declaration import Block, Column, Data, Exhibit, Row, Table
+from fairflare.papers.index import PAPERS
 from fairflare.report.write import verify_run
 from fairflare.studies import paper
 from fairflare.studies.paper import Choices, make_exhibit
-from fairflare.studies.paper_list import index_lines, paper_rows, preset_pairs
+from fairflare.studies.paper_list import _data_of, paper_rows, preset_pairs
 
 OWN = Data("own", "Patients of four hospitals", "covid-brazil:regions", ("covid_brazil.csv",), "support2", "SUPPORT2")
 COLUMNS = (
@@ -136,6 +137,18 @@ def test_the_list_is_eighty_columns_wide_and_says_time_and_data(tmp_path):
     assert "fedheal-table-5" in done.output and "stands for it" in done.output
     listed = json.loads(CliRunner().invoke(cli.cli, ["paper", "--json", "--out", str(tmp_path)]).output)
     assert [row["name"] for row in listed] == [row["name"] for row in rows]
+
+
+def index_lines():
+    """The lines of docs/papers.md's table: name, title, data sets and what stands for them."""
+    lines = []
+    for one in PAPERS:
+        for exhibit in one.exhibits:
+            data = _data_of(exhibit)
+            stand_ins = dict.fromkeys(f"`{data_set.stand_in}`" for data_set in data if data_set.stand_in)
+            titles = "; ".join(data_set.title for data_set in data)
+            lines.append(f"| `{exhibit.name}` | {exhibit.title} | {titles} | {', '.join(stand_ins)} |")
+    return lines
 
 
 def test_the_page_has_every_name():
