@@ -103,58 +103,46 @@ NORM = named(
 SLOPE = {"negative_slope": number(0, 1), "inplace": FLAG}
 INPLACE = {"inplace": FLAG}
 ACT = named(
-    relu=INPLACE,
-    relu6=INPLACE,
+    **dict.fromkeys(("relu", "relu6", "selu", "mish"), INPLACE),
+    **dict.fromkeys(("gelu", "sigmoid", "tanh", "softplus", "swish", "memswish"), {}),
     elu={"alpha": number(0, 10), **INPLACE},
-    selu=INPLACE,
     leakyrelu=SLOPE,
     prelu={"init": number(0, 1)},
-    gelu={},
-    sigmoid={},
-    tanh={},
-    softplus={},
-    swish={},
-    memswish={},
-    mish=INPLACE,
 )
 ORDER = one_of("NDA", "NAD", "DNA", "DAN", "ADN", "AND", "NA", "AN", "DA", "AD", "ND", "DN", "N", "D", "A")
 OFF = one_of(False)
 
-PLAIN = {"spatial_dims": DIMENSIONS, "in_channels": CHANNELS, "out_channels": CHANNELS}
-CLASSES = {"spatial_dims": DIMENSIONS, "in_channels": CHANNELS, "num_classes": CHANNELS}
+
+def each(names: str, kind: Kind) -> dict[str, Kind]:
+    """Every one of the arguments ``names``, separated by blanks, is of one kind."""
+    return dict.fromkeys(names.split(), kind)
+
+
+MAYBE = either(RATE, NOTHING)
+PLAIN = {"spatial_dims": DIMENSIONS, **each("in_channels out_channels", CHANNELS)}
+CLASSES = {"spatial_dims": DIMENSIONS, **each("in_channels num_classes", CHANNELS)}
 LAYERS = {"act": ACT, "norm": NORM}
-STAGES = {"channels": WIDTHS, "strides": many(STRIDE, 8), "kernel_size": KERNEL, "dropout": either(RATE, NOTHING)}
-UPSAMPLE = {"upsample": one_of("deconv", "pixelshuffle", "nontrainable")}
-DENSE = {
-    **PLAIN,
-    **LAYERS,
-    "init_features": whole(1, 512),
-    "growth_rate": whole(1, 256),
-    "block_config": DEPTHS,
-    "bn_size": whole(1, 16),
-    "dropout_prob": RATE,
-}
-SQUEEZE = {
-    **CLASSES,
-    "layers": many(DEPTH, 4, 4),
-    "groups": whole(1, 64),
-    "reduction": whole(1, 64),
-    "inplanes": whole(1, 512),
-    "downsample_kernel_size": whole(1, 7),
-    "dropout_prob": either(RATE, NOTHING),
-    "input_3x3": FLAG,
-}
+STAGES = {"channels": WIDTHS, "strides": many(STRIDE, 8), "kernel_size": KERNEL, "dropout": MAYBE}
+UPSAMPLE = one_of("deconv", "pixelshuffle", "nontrainable")
+DENSE = {**PLAIN, **LAYERS, "init_features": whole(1, 512), "growth_rate": whole(1, 256), "block_config": DEPTHS}
+DENSE |= {"bn_size": whole(1, 16), "dropout_prob": RATE}
+SQUEEZE = {**CLASSES, "layers": many(DEPTH, 4, 4), **each("groups reduction", whole(1, 64)), "inplanes": whole(1, 512)}
+SQUEEZE |= {"downsample_kernel_size": whole(1, 7), "dropout_prob": MAYBE, "input_3x3": FLAG}
 UNET = {**PLAIN, **LAYERS, **STAGES, "up_kernel_size": KERNEL, "num_res_units": whole(0, 8), "bias": FLAG}
-SEGRES = {**PLAIN, **LAYERS, "init_filters": whole(1, 512), "blocks_down": DEPTHS, "blocks_up": DEPTHS}
+SEGRES = {**PLAIN, **LAYERS, "init_filters": whole(1, 512), **each("blocks_down blocks_up", DEPTHS)}
+SEGRES |= {"upsample_mode": UPSAMPLE}
 CLASSIFIER = {"in_shape": SHAPE, **LAYERS, **STAGES, "num_res_units": whole(0, 8), "bias": FLAG}
-ATTENTION = {"norm_name": NORM, "spatial_dims": one_of(2, 3), "qkv_bias": FLAG}
+ATTENTION = {**PLAIN, "norm_name": NORM, "spatial_dims": one_of(2, 3), "qkv_bias": FLAG}
 BACKBONES = [f"efficientnet-b{k}" for k in range(9)]
+RESNETS = [f"resnet{n}" for n in (10, 18, 34, 50, 101, 152, 200)]
+SENETS = ("SENet154", "SEResNet50", "SEResNet101", "SEResNet152", "SEResNext50", "SEResNext101")
+HIDDEN = whole(1, 8192)
 
 NETWORKS: dict[str, tuple[str, dict[str, Kind]]] = {
     "AttentionUnet": ("attentionunet", {**PLAIN, **STAGES, "dropout": RATE, "up_kernel_size": KERNEL}),
     "BasicUNet": (
         "basic_unet",
-        {**PLAIN, **LAYERS, **UPSAMPLE, "features": many(CHANNELS, 6, 6), "bias": FLAG, "dropout": RATE},
+        {**PLAIN, **LAYERS, "upsample": UPSAMPLE, "features": many(CHANNELS, 6, 6), "bias": FLAG, "dropout": RATE},
     ),
     "Classifier": (
         "classifier",
@@ -164,18 +152,9 @@ NETWORKS: dict[str, tuple[str, dict[str, Kind]]] = {
     **{f"DenseNet{n}": ("densenet", {**DENSE, "pretrained": OFF}) for n in (121, 169, 201, 264)},
     "DynUNet": (
         "dynunet",
-        {
-            **PLAIN,
-            "kernel_size": many(KERNEL, 8),
-            "strides": many(STRIDE, 8),
-            "upsample_kernel_size": many(KERNEL, 8),
-            "filters": WIDTHS,
-            "dropout": either(RATE, NOTHING),
-            "norm_name": NORM,
-            "act_name": ACT,
-            "res_block": FLAG,
-            "trans_bias": FLAG,
-        },
+        {**PLAIN, **each("kernel_size upsample_kernel_size", many(KERNEL, 8)), "strides": many(STRIDE, 8)}
+        | {"filters": WIDTHS, "dropout": MAYBE, "norm_name": NORM, "act_name": ACT}
+        | each("res_block trans_bias", FLAG),
     ),
     "EfficientNetBN": (
         "efficientnet",
@@ -183,121 +162,49 @@ NETWORKS: dict[str, tuple[str, dict[str, Kind]]] = {
     ),
     "FlexibleUNet": (
         "flexible_unet",
-        {
-            **PLAIN,
-            **LAYERS,
-            "backbone": one_of(*BACKBONES, *(f"resnet{n}" for n in (10, 18, 34, 50, 101, 152, 200))),
-            "decoder_channels": many(whole(1, 1024), 5, 5),
-            "dropout": RATE,
-            "decoder_bias": FLAG,
-            "upsample": UPSAMPLE["upsample"],
-            "interp_mode": one_of("nearest", "linear", "bilinear", "bicubic", "trilinear"),
-            "is_pad": FLAG,
-            "pretrained": OFF,
-        },
+        {**PLAIN, **LAYERS, "backbone": one_of(*BACKBONES, *RESNETS), "decoder_channels": many(whole(1, 1024), 5, 5)}
+        | {"dropout": RATE, "upsample": UPSAMPLE, **each("decoder_bias is_pad", FLAG), "pretrained": OFF}
+        | {"interp_mode": one_of("nearest", "linear", "bilinear", "bicubic", "trilinear")},
     ),
     "FullyConnectedNet": (
         "fullyconnectednet",
-        {
-            "in_channels": whole(1, 8192),
-            "out_channels": whole(1, 8192),
-            "hidden_channels": many(whole(1, 8192), 16),
-            "dropout": either(RATE, NOTHING),
-            "act": ACT,
-            "bias": FLAG,
-            "adn_ordering": ORDER,
-        },
+        {**each("in_channels out_channels", HIDDEN), "hidden_channels": many(HIDDEN, 16), "dropout": MAYBE}
+        | {"act": ACT, "bias": FLAG, "adn_ordering": ORDER},
     ),
     "HighResNet": (
         "highresnet",
-        {
-            **PLAIN,
-            "norm_type": NORM,
-            "acti_type": ACT,
-            "dropout_prob": RATE,
-            "bias": FLAG,
-            "channel_matching": one_of("pad", "project"),
-        },
+        {**PLAIN, "norm_type": NORM, "acti_type": ACT, "dropout_prob": RATE, "bias": FLAG}
+        | {"channel_matching": one_of("pad", "project")},
     ),
     "Regressor": ("regressor", {**CLASSIFIER, "out_shape": SHAPE}),
     "ResNet": (
         "resnet",
-        {
-            "block": one_of("basic", "bottleneck"),
-            "layers": many(DEPTH, 4, 4),
-            "block_inplanes": many(CHANNELS, 4, 4),
-            "spatial_dims": DIMENSIONS,
-            "n_input_channels": CHANNELS,
-            "conv1_t_size": KERNEL,
-            "conv1_t_stride": STRIDE,
-            "no_max_pool": FLAG,
-            "shortcut_type": one_of("A", "B"),
-            "widen_factor": number(0.05, 4),
-            "num_classes": CHANNELS,
-            "bias_downsample": FLAG,
-            **LAYERS,
-        },
+        {"block": one_of("basic", "bottleneck"), "layers": many(DEPTH, 4, 4), "block_inplanes": many(CHANNELS, 4, 4)}
+        | {"spatial_dims": DIMENSIONS, **each("n_input_channels num_classes", CHANNELS)}
+        | {"conv1_t_size": KERNEL, "conv1_t_stride": STRIDE, "shortcut_type": one_of("A", "B")}
+        | {"widen_factor": number(0.05, 4), **each("no_max_pool bias_downsample", FLAG), **LAYERS},
     ),
-    **{name: ("senet", {**SQUEEZE, "pretrained": OFF}) for name in ("SENet154", "SEResNet50", "SEResNext50")},
-    **{name: ("senet", {**SQUEEZE, "pretrained": OFF}) for name in ("SEResNet101", "SEResNet152", "SEResNext101")},
-    "SegResNet": (
-        "segresnet",
-        {
-            **SEGRES,
-            "dropout_prob": either(RATE, NOTHING),
-            "use_conv_final": FLAG,
-            "upsample_mode": UPSAMPLE["upsample"],
-        },
-    ),
-    "SegResNetDS": ("segresnet_ds", {**SEGRES, "upsample_mode": UPSAMPLE["upsample"]}),
+    **{name: ("senet", {**SQUEEZE, "pretrained": OFF}) for name in SENETS},
+    "SegResNet": ("segresnet", {**SEGRES, "dropout_prob": MAYBE, "use_conv_final": FLAG}),
+    "SegResNetDS": ("segresnet_ds", SEGRES),
     "SwinUNETR": (
         "swin_unetr",
-        {
-            **PLAIN,
-            **ATTENTION,
-            "patch_size": whole(1, 8),
-            "depths": many(whole(1, 24), 4, 4),
-            "num_heads": many(whole(1, 64), 4, 4),
-            "window_size": either(whole(1, 12), many(whole(1, 12), 3)),
-            "mlp_ratio": number(0.1, 8),
-            "feature_size": whole(12, 192),
-            "drop_rate": RATE,
-            "attn_drop_rate": RATE,
-            "dropout_path_rate": RATE,
-            "normalize": FLAG,
-            "patch_norm": FLAG,
-            "use_checkpoint": FLAG,
-            "downsample": one_of("merging", "mergingv2"),
-            "use_v2": FLAG,
-        },
+        {**ATTENTION, "patch_size": whole(1, 8), "depths": many(whole(1, 24), 4, 4), "mlp_ratio": number(0.1, 8)}
+        | {"num_heads": many(whole(1, 64), 4, 4), "window_size": either(whole(1, 12), many(whole(1, 12), 3))}
+        | {"feature_size": whole(12, 192), **each("drop_rate attn_drop_rate dropout_path_rate", RATE)}
+        | {**each("normalize patch_norm use_checkpoint use_v2", FLAG), "downsample": one_of("merging", "mergingv2")},
     ),
     "UNETR": (
         "unetr",
-        {
-            **PLAIN,
-            **ATTENTION,
-            "img_size": EDGES,
-            "feature_size": whole(1, 256),
-            "hidden_size": whole(8, 1536),
-            "mlp_dim": whole(8, 6144),
-            "num_heads": whole(1, 64),
-            "proj_type": one_of("conv", "perceptron"),
-            "conv_block": FLAG,
-            "res_block": FLAG,
-            "dropout_rate": RATE,
-        },
+        {**ATTENTION, "img_size": EDGES, "feature_size": whole(1, 256), "hidden_size": whole(8, 1536)}
+        | {"mlp_dim": whole(8, 6144), "num_heads": whole(1, 64), "proj_type": one_of("conv", "perceptron")}
+        | {**each("conv_block res_block", FLAG), "dropout_rate": RATE},
     ),
     "UNet": ("unet", {**UNET, "dropout": RATE, "adn_ordering": ORDER}),
     "VNet": (
         "vnet",
-        {
-            **PLAIN,
-            "act": ACT,
-            "dropout_prob_down": either(RATE, NOTHING),
-            "dropout_prob_up": many(RATE, 2, 2),
-            "dropout_dim": DIMENSIONS,
-            "bias": FLAG,
-        },
+        {**PLAIN, "act": ACT, "dropout_prob_down": MAYBE, "dropout_prob_up": many(RATE, 2, 2)}
+        | {"dropout_dim": DIMENSIONS, "bias": FLAG},
     ),
 }
 """Class -> the module that defines it below ``LIBRARY``, and the arguments that it may be given."""
