@@ -57,7 +57,6 @@ class AFL(Rule):
         return self.average == "none"
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w + sum_k lambda_k D_k; in the last round with the average, as ``average`` says."""
         weights, following = self._weighed(replies, state)
         weights = limited(weights, info.cap)
         after = add_weighted(model, replies, weights)

@@ -63,7 +63,6 @@ class CGSV(Rule):
         within(self, alpha="[0, 1)", beta="(0, inf)", step="(0, inf)")
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """The shared model plus u, each present site's own, and the reputations."""
         before = state.get("reputation", {})
         weights = self._weights(replies, before)
         factors, cosines = self._compared(replies, weights)

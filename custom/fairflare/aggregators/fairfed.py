@@ -64,12 +64,10 @@ class FairFed(WeighingRule):
         return () if self.metric == "accuracy" or self.variant == "reference" else FAMILIES
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
-        """The factors of ``aggregate`` without negative ones, normalised."""
         factors, following, _ = self._weighed(replies, state)
         return convex(factors, replies), following
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w + sum_k p_k D_k; notes hold deviations, and M where it is defined."""
         factors, following, notes = self._weighed(replies, state)
         weights = convex(factors, replies)
         if self._clips:

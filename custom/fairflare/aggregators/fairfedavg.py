@@ -46,7 +46,6 @@ class FairFedAvg(WeighingRule):
     variant: Literal["paper", "fedufo"] = "paper"
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
-        """Weights of this round alone; "fedufo" carries their sums."""
         return self.weighed(_unfairness(replies, self.metric), replies, state)
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:

@@ -61,7 +61,6 @@ class FedAMP(Rule):
             raise ValueError(f"sigma must be > 0, got {self.sigma}")
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """u_i of each site that is here; the shared model is the mean of w_i by n_i, and unused."""
         local = [from_shared(r, model, info) for r in replies]
         mixture = self.mixtures(distances(local))
         last = info.round.number == info.round.total

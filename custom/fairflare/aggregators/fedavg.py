@@ -31,11 +31,9 @@ class FedAvg(SummedRule):
         return example_shares(replies), state
 
     def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:
-        """n_k, or 1."""
         return (float(n_examples) if self.weighting == "examples" else 1.0,)
 
     def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
-        """Its share of the sum; nothing is kept that matters."""
         return terms[0] / max(sums[0], terms[0]), 0.0
 
 

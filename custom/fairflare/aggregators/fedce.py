@@ -61,7 +61,6 @@ class FedCE(WeighingRule):
 
     @property
     def useful(self) -> tuple[str, ...]:
-        """The leave-one-out error, and the two errors of the free-rider score."""
         return ("received_error", "trained_error") + (() if self.terms == "cosine" else ("minus_error",))
 
     def orders(self, state: State, site: str, info: Info) -> dict[str, float]:
@@ -74,7 +73,6 @@ class FedCE(WeighingRule):
         return weights, next_state
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w <- w + sum rho_i D_i; notes hold contribution shares and the free-rider score with its factors."""
         weights, fresh, next_state = self._weighed(replies, state, info)
         gaps = {r.site: _error_gap(r) for r in replies}
         known = {site: gap for site, gap in gaps.items() if gap is not None}

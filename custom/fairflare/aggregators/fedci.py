@@ -66,7 +66,6 @@ class FedCI(WeighingRule):
     def anchors(
         self, model: StateDict, replies: Sequence[Reply], state: State, info: Info
     ) -> Iterator[tuple[str, StateDict]]:
-        """The coalitions' models, each made when it is sent."""
         if len(replies) < 2:
             return
         for coalition in self._coalitions([r.site for r in replies], info):
@@ -82,7 +81,6 @@ class FedCI(WeighingRule):
         return weights, {"sums": {**before, **sums}} if self.accumulate else dict(state)
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w^t + sum p_k D_k; notes hold the values of this round."""
         weights, after = self.weigh(replies, state, info)
         weights = limited(weights, info.cap)
         notes = {

@@ -45,7 +45,6 @@ class FedCostWAvg(SummedRule):
         return (COSTS[self.cost],)
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
-        """A site that was away compares with its last cost."""
         before = state.get("costs", {})
         terms = {r.site: self.terms(r.scalars, r.n_examples, before.get(r.site)) for r in replies}
         sums = [sum(column) for column in zip(*terms.values())]

@@ -56,7 +56,6 @@ class FedFV(Rule):
         within(self, alpha="[0, 1]", tau="[0, inf)")
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w^t minus the step; the weights are the sites' shares of what is added with a positive factor."""
         here = [r.site for r in replies]
         away = [
             Reply(site, kept, 1, trainable=replies[0].trainable)

@@ -67,7 +67,6 @@ class GeneralizationAdjustment(WeighingRule):
         return weights, {"a": after, "trained": {r.site: r.scalars[self.wanted[1]] for r in replies}}
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w + sum_k a_k D_k; the note holds the gaps of the round before."""
         weights, following = self.weigh(replies, state, info)
         weights = limited(weights, info.cap)
         notes = {"gap": gaps} if (gaps := self._gaps(replies, state)) else {}

@@ -63,7 +63,6 @@ class FedLWR(Rule):
         return add_weighted(model, replies, uniform([r.site for r in replies]))
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """Layer by layer w^{t+1},m = w^m + sum_k rho_k^m D_k^m; the weights are rho averaged over the entries."""
         layers = {n: (keys, limited(rho, info.cap)) for n, (keys, rho) in self._layer_weights(replies).items()}
         result = {key: value.clone() for key, value in model.items() if not value.is_floating_point()}
         for keys, weights in layers.values():

@@ -69,12 +69,10 @@ class FedPID(WeighingRule):
         return (COSTS[self.cost],)
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
-        """The factors of ``aggregate`` without negative ones, normalised."""
         factors, following = self._factors(replies, state)
         return convex(factors, replies), following
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w + sum_j p_j D_j; where factors are no shares, running statistics are averaged by the weights alone."""
         factors, following = self._factors(replies, state)
         weights = convex(factors, replies)
         if self.variant == "reference":

@@ -93,7 +93,6 @@ class FedUFO(WeighingRule):
 
     @property
     def heeded(self) -> tuple[str, ...]:
-        """The weights of examples, unless whole sites are weighed and the server does it."""
         return () if self.level == "client" and self.apply == "split" else ("weight",)
 
     def missing(self, offer: Offer) -> str:
@@ -102,7 +101,6 @@ class FedUFO(WeighingRule):
         return f"level={self.level} needs at least two groups of examples: set group_by to what patients differ in"
 
     def caution(self, training: Training) -> str:
-        """Adam divides a common factor of the loss out again."""
         if self.apply == "split" or training.optimizer != "adam":
             return ""
         return "apply=local under optimizer=adam: the weight of a whole site has no effect; use sgd or apply=split"
@@ -126,7 +124,6 @@ class FedUFO(WeighingRule):
         return {**own, "weight": self._client_weight(state, site)} if state else {}
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
-        """Weights of the updates that were trained under the state's lambda, and the next lambda."""
         if self.level == "unknown":
             return self._weights(replies, state), {**state, "cells": self._next_cells(replies, state)}
         following = dict(state)
@@ -139,7 +136,6 @@ class FedUFO(WeighingRule):
         return self._weights(replies, state), following
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w + sum_i p_i D_i; notes hold the next lambda and the groups' losses."""
         weights, following = self.weigh(replies, state, info)
         weights = limited(weights, info.cap)
         notes: dict[str, Any] = {"group_loss": _group_risks(replies, "mean")}

@@ -98,7 +98,6 @@ class FlexFair(SummedRule):
 
     @property
     def heeded(self) -> tuple[str, ...]:
-        """The trainer must weigh examples, unless the server's weights are all there is."""
         return () if self._by_server else ("weight",)
 
     def missing(self, offer: Offer) -> str:
@@ -114,7 +113,6 @@ class FlexFair(SummedRule):
         return ""
 
     def caution(self, training: Training) -> str:
-        """Adam divides a common factor of the loss out again."""
         if self.apply == "split" or training.optimizer != "adam":
             return ""
         return "apply=local under optimizer=adam: the weight of a whole site has no effect; use sgd or apply=split"
@@ -133,14 +131,12 @@ class FlexFair(SummedRule):
         return {"weight": 1.0, **relative, **{f"weight/{g}": self._weight(v) - 1 for g, v in extra.items()}}
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
-        """Weights of the updates that were trained under the state's, and the next ones."""
         following, _ = self._next(replies, state)
         if self.apply == "local" or not state.get("extra") or not self.lam:
             return example_shares(replies), following
         return shares({r.site: r.n_examples * self._mean_weight(r, state["extra"]) for r in replies}), following
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w + sum_k p_k D_k; notes hold the penalty and the next weights."""
         weights, following = self.weigh(replies, state, info)
         weights = limited(weights, info.cap)
         _, found = self._next(replies, state)

@@ -61,11 +61,9 @@ class IFCA(Rule):
     def anchors(
         self, model: StateDict, replies: Sequence[Reply], state: State, info: Info
     ) -> Iterator[tuple[str, StateDict]]:
-        """theta_j of every cluster, for the sites to measure."""
         yield from self._averaged(model, replies, state, info).items()
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """The clusters' models, each site's own by what it has measured; the shared one is the mean, and unused."""
         found = self._averaged(model, replies, state, info)
         chosen = {r.site: min(found, key=lambda j: r.scalars.get(f"{LOSS}/{j}", float("inf"))) for r in replies}
         place = {site: j for site, j in {**state.get("place", {}), **chosen}.items() if j in found}

@@ -47,10 +47,8 @@ class MaxFL(SummedRule):
         return shares({r.site: r.scalars[APPEAL] for r in replies}), state
 
     def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:
-        """q_k, and 1."""
         return scalars[APPEAL], 1.0
 
     def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
-        """Its share of the sum, 1 / K where that is 0; nothing is kept that matters."""
         total = max(sums[0], terms[0])
         return terms[0] / total if total > 0 else 1 / max(sums[1], 1.0), 0.0

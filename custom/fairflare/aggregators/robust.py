@@ -43,7 +43,6 @@ class Median(Combining):
         return f"the median of {sites} sites protects from nobody: it takes 3" if sites < 3 else ""
 
     def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
-        """The midpoint of the values with at most half of the weight on either side."""
         after, share = _by_position(model, replies, prior, median)
         weights = shares(share)
         removed = {site: max(prior[site] - weights[site], 0.0) for site in weights}
@@ -80,7 +79,6 @@ class TrimmedMean(Combining):
         return liars_among(sites) / sites if self.trim == AUTO else self.trim
 
     def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
-        """A site at the boundary is dropped in part."""
         after, kept = _by_position(model, replies, prior, partial(trimmed_mean, trim=self._trim(len(replies))))
         removed = {site: max(prior[site] - mass, 0.0) for site, mass in kept.items()}
         return Outcome(after, shares(kept), state, {"removed": removed})
@@ -130,7 +128,6 @@ class MultiKrum(Combining):
         return max(liars_among(sites), 1) if self.faulty == AUTO else self.faulty
 
     def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
-        """The mean over the kept sites, with their weights renormalised; running statistics too."""
         sites = [r.site for r in replies]
         faulty = self._faulty(len(sites))
         scores = dict(zip(sites, krum_scores(distances(replies), faulty))) if len(sites) > 2 else {}

@@ -90,13 +90,11 @@ class ShapFed(Rule):
         return (HELD,) if self.classes == "held" else ()
 
     def missing(self, offer: Offer) -> str:
-        """Class labels, where sites are to say which classes they hold."""
         if self.classes == "held" and not offer.has_classes:
             return "classes=held needs examples with one class label each; set classes=all"
         return ""
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """The shared model and, where sites are rewarded, their own; notes hold contributions and their terms."""
         scores = self._scores(model, replies, state)
         gamma = self._averaged(scores, state)
         factors = self._factors(replies, gamma, state)

@@ -57,7 +57,6 @@ class FairnessCounts(Probe):
     probe_batch: Few = 64
 
     def scalars(self, outline: Outline) -> tuple[Number, ...]:
-        """Two numbers, and four per group; raises UserError where the task has no such class."""
         if outline.classes > 1 and self.positive >= outline.classes:
             raise UserError(f"positive: expected a class from 0 to {outline.classes - 1}, got {self.positive}")
         per_group = [

@@ -63,7 +63,6 @@ class Sharpness(Probe):
         return self.probe_model
 
     def measure(self, work: LocalWork) -> dict[str, float]:
-        """F, L and S of ``work.network``, which is left exactly as it was."""
         network = work.network.eval()
         tau = work.training.logit_tau if self.probe_loss == "logit_adjusted" else 0.0
         objective = work.loss(tau)

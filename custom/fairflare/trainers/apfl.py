@@ -65,7 +65,6 @@ class APFL(PlainTrainer):
         return loss
 
     def finish(self, work: LocalWork) -> None:
-        """Keep m as the personal model, and v and alpha."""
         own, mixed = ({k: v.clone() for k, v in work.scratch[name].state_dict().items()} for name in ("own", "mixed"))
         work.personal, work.memory[LOCAL] = mixed, own
         if self.adapt:

@@ -36,7 +36,6 @@ class Ditto(PlainTrainer):
     aggregate: Literal["shared", "personal"] = "shared"
 
     def setup(self, work: LocalWork) -> None:
-        """Take up v where the last round left it, and keep w^t."""
         work.scratch["anchor"] = [p.detach().clone() for p in work.network.parameters()]
         if self.aggregate == "personal":
             work.network.load_state_dict(work.personal or work.received)

@@ -62,7 +62,6 @@ class FedProc(PlainTrainer):
     def step(
         self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
     ) -> torch.Tensor:
-        """One optimizer step on both terms; returns their weighted sum."""
         prototypes, a = work.scratch["prototypes"], self.share(work.round)
         if not prototypes or a >= 1:
             return super().step(work, optimizer, objective, batch)
@@ -90,7 +89,6 @@ class FedProc(PlainTrainer):
         return {GLOBAL.name: after}
 
     def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
-        """The prototypes, the same for every site; nothing before the first round."""
         return dict(state)
 
     def _weight(self, reply: Reply, label: str) -> float:

@@ -70,7 +70,6 @@ class FedProto(PlainTrainer):
         return {MEANS.name: {**state.get(MEANS.name, {}), **fresh}}
 
     def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
-        """The prototypes, the same for every site; nothing before the first round."""
         return dict(state)
 
     def setup(self, work: LocalWork) -> None:

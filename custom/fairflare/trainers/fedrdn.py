@@ -139,7 +139,6 @@ class FedRDN(PlainTrainer):
     def step(
         self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
     ) -> torch.Tensor:
-        """One optimizer step on the images as the drawn pairs normalise them."""
         pairs: Sequence[Pair] = work.scratch["pairs"]
         if pairs:
             means, sds = self.drawn(pairs, len(batch.targets), work.scratch["generator"])

@@ -46,7 +46,6 @@ class Moon(PlainTrainer):
         return lacks_features(network)
 
     def setup(self, work: LocalWork) -> None:
-        """The two models whose features a step compares its own with."""
         if self.mu:
             frozen = [_frozen(work.network, model) for model in (work.received, work.memory.get(PREVIOUS))]
             work.scratch["frozen"] = frozen
@@ -54,7 +53,6 @@ class Moon(PlainTrainer):
     def step(
         self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
     ) -> torch.Tensor:
-        """One optimizer step on both terms; returns their sum."""
         if not self.mu:
             return super().step(work, optimizer, objective, batch)
         optimizer.zero_grad(set_to_none=True)

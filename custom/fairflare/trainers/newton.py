@@ -143,7 +143,6 @@ class Newton(Trainer):
         return found
 
     def personal_entries(self, model: StateDict) -> frozenset[str]:
-        """The intercept, where every site has its own."""
         return frozenset({BIAS}) if self.intercept == "site" else frozenset()
 
     def missing(self, offer: Offer) -> str:
@@ -153,7 +152,6 @@ class Newton(Trainer):
         return "intercept: expected shared or site for amounts, got random" if random else ""
 
     def unsuited(self, network: torch.nn.Module) -> str:
-        """It trains a ``Regression``."""
         fits = {"weight", BIAS, "score", "information"} <= set(network.state_dict())
         return "" if fits else "it needs model=regression"
 

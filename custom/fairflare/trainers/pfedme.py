@@ -43,7 +43,6 @@ class PFedMe(PlainTrainer):
             raise ValueError(f"eta: expected more than 0 and at most 1 / lam, got {self.eta} with lam {self.lam}")
 
     def setup(self, work: LocalWork) -> None:
-        """theta at w^t."""
         work.scratch["own"] = copy.deepcopy(work.network)
         optimizer_beside(work, work.scratch["own"])
 

@@ -60,7 +60,6 @@ class Scaffold(PlainTrainer):
         return {CONTROL.name: {key: value.clamp(-CONTROL.bound, CONTROL.bound) for key, value in c.items()}}
 
     def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
-        """c, the same for every site; nothing before the first round."""
         return dict(state)
 
     def setup(self, work: LocalWork) -> None:

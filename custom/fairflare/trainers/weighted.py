@@ -39,7 +39,6 @@ class WeightedTrainer(Trainer):
     def step(
         self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
     ) -> torch.Tensor:
-        """One optimizer step on the weighted loss; returns the unweighted mean loss."""
         shared, of_groups, own = (work.scratch[name] for name in ("shared", "groups", "own"))
         # Index -1, an example in no group, falls on the last place.
         s = of_groups[moved(batch.groups % len(of_groups), work.device)]

@@ -144,7 +144,6 @@ class Labels(TaskKind):
         return None if all(math.isnan(one) for one in found) else found
 
     def known(self, columns: Mapping[str, Sequence[str]], names: Sequence[str]) -> list[bool]:
-        """A row with at least one label that is said."""
         return [any(cell != "" for cell in cells) for cells in zip(*(columns[name] for name in names))]
 
     def of_cells(

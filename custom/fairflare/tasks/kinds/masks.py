@@ -162,7 +162,6 @@ class Segmentation(TaskKind):
         return Metric(name, value=partial(_of_structure, name.removeprefix(STRUCTURE)), kind=self.name)
 
     def baseline(self, task: Task, data: SiteData) -> Baseline:
-        """One mask per structure for all images, the best such on the training images."""
         mask = constant_mask(data.fixed("train", BATCH, at_most=MOST_MASKS))
         return Baseline(lambda inputs: mask.expand(len(inputs), *mask.shape))
 
