@@ -21,7 +21,7 @@ import torch
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, example_shares, filled, shares, uniform
 from fairflare.aggregators.own import View, from_shared, moved
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Need, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range, within
 from fairflare.functional.largest import at_least, whole_bounds
@@ -32,7 +32,19 @@ FEWEST = 4
 """Validation examples from which on an error says something of a site."""
 
 
-@rule("cffl")
+@method(
+    "cffl",
+    title="CFFL",
+    summary="A model per site; sites whose models do well at home download more of the others' updates.",
+    paper=Paper(
+        authors="Lyu et al.",
+        title="Collaborative Fairness in Federated Learning",
+        venue="Federated Learning, LNCS 12500",
+        year=2020,
+        url="https://arxiv.org/abs/2008.12161",
+    ),
+    probes=("local-error",),
+)
 @dataclass(frozen=True)
 class CFFL(Rule):
     """Collaborative fairness by reputation (Lyu et al., arXiv:2008.12161); a model for each site.
@@ -157,19 +169,3 @@ def _received(replies: Sequence[Reply], reputation: Mapping[str, float]) -> Weig
         return {}
     best, most = max(reputation.values()), max(r.n_examples for r in replies)
     return {r.site: reputation[r.site] / best * r.n_examples / most for r in replies}
-
-
-method(
-    "cffl",
-    title="CFFL",
-    summary="A model per site; sites whose models do well at home download more of the others' updates.",
-    rule="cffl",
-    paper=Paper(
-        authors="Lyu et al.",
-        title="Collaborative Fairness in Federated Learning",
-        venue="Federated Learning, LNCS 12500",
-        year=2020,
-        url="https://arxiv.org/abs/2008.12161",
-    ),
-    probes=("local-error",),
-)

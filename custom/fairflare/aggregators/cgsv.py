@@ -21,7 +21,7 @@ import torch
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, example_shares, filled, shares
 from fairflare.aggregators.own import from_shared, moved
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range, within
 from fairflare.functional.gram import gram
@@ -32,7 +32,18 @@ FLOOR = 1e-3
 TINY = 1e-7
 
 
-@rule("cgsv")
+@method(
+    "cgsv",
+    title="CGSV",
+    summary="A model per site; sites whose updates agree with the aggregate receive more of it.",
+    paper=Paper(
+        authors="Xu et al.",
+        title="Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning",
+        venue="NeurIPS",
+        year=2021,
+        url="https://proceedings.neurips.cc/paper/2021/hash/8682cc30db9c025ecd3fee433f8ab54c-Abstract.html",
+    ),
+)
 @dataclass(frozen=True)
 class CGSV(Rule):
     """Gradient-driven rewards (Xu et al., NeurIPS 2021, Eq. 1 to 5); a model for each site.
@@ -124,18 +135,3 @@ def _aggregated(model: StateDict, replies: Sequence[Reply], factors: Weights) ->
     """u over the trainable entries."""
     keys = [key for key in model if key in replies[0].trainable]
     return add_weighted({key: torch.zeros_like(model[key]) for key in keys}, replies, factors)
-
-
-method(
-    "cgsv",
-    title="CGSV",
-    summary="A model per site; sites whose updates agree with the aggregate receive more of it.",
-    rule="cgsv",
-    paper=Paper(
-        authors="Xu et al.",
-        title="Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning",
-        venue="NeurIPS",
-        year=2021,
-        url="https://proceedings.neurips.cc/paper/2021/hash/8682cc30db9c025ecd3fee433f8ab54c-Abstract.html",
-    ),
-)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_factors, convex, example_shares, shares
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Names, Range
 from fairflare.functional.group_rates import CORRECT, FAMILIES, SEEN, Counts, Rate, counts_of, rates, share, summed
@@ -26,7 +26,20 @@ RATES: dict[str, Rate] = {"eo": "tpr", "dp": "selected"}
 """Setting ``metric`` -> the rate whose gap is taken."""
 
 
-@rule("fairfed")
+@method(
+    "fairfed",
+    title="FairFed",
+    summary="Weighs sites whose gap between groups is close to the federation's; for demographic groups.",
+    paper=Paper(
+        authors="Ezzeldin et al.",
+        title="FairFed: Enabling Group Fairness in Federated Learning",
+        venue="AAAI",
+        year=2023,
+        url="https://arxiv.org/abs/2110.00857",
+    ),
+    probes=("fairness-counts",),
+    reference={"metric": "accuracy"},
+)
 @dataclass(frozen=True)
 class FairFed(WeighingRule):
     """Weights from how a site's fairness deviates (Ezzeldin et al., AAAI 2023, https://arxiv.org/abs/2110.00857).
@@ -160,20 +173,3 @@ def _joined(carried: Mapping[str, float], replies: Sequence[Reply]) -> dict[str,
     new = {site: part for site, part in examples.items() if site not in carried}
     rest = 1 - sum(new.values()) if carried else 0.0
     return {site: value * rest for site, value in carried.items()} | new
-
-
-method(
-    "fairfed",
-    title="FairFed",
-    summary="Weighs sites whose gap between groups is close to the federation's; for demographic groups.",
-    rule="fairfed",
-    paper=Paper(
-        authors="Ezzeldin et al.",
-        title="FairFed: Enabling Group Fairness in Federated Learning",
-        venue="AAAI",
-        year=2023,
-        url="https://arxiv.org/abs/2110.00857",
-    ),
-    probes=("fairness-counts",),
-    reference={"metric": "accuracy"},
-)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, example_shares, shares
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.group_rates import CORRECT, FAMILIES, SEEN, Counts, counts_of, rates
@@ -22,7 +22,19 @@ from fairflare.functional.group_rates import CORRECT, FAMILIES, SEEN, Counts, co
 Metric = Literal["worst-tpr", "eo-sd", "ap-sd", "eo-gap"]
 
 
-@rule("fairfedavg")
+@method(
+    "fairfedavg",
+    title="FairFedAvg",
+    summary="Weighs sites by their examples and by how evenly the model decides among their groups.",
+    paper=Paper(
+        authors="Poulain et al.",
+        title="Improving Fairness in AI Models on Electronic Health Records: The Case for Federated Learning Methods",
+        venue="FAccT",
+        year=2023,
+        url="https://arxiv.org/abs/2305.11386",
+    ),
+    probes=("fairness-counts",),
+)
 @dataclass(frozen=True)
 class FairFedAvg(WeighingRule):
     """Weights from local unfairness (Poulain et al., FAccT 2023, https://arxiv.org/abs/2305.11386).
@@ -89,19 +101,3 @@ def _uneven(counts: Mapping[str, Counts], metric: Metric) -> float | None:
     if metric == "worst-tpr":
         return 1.0 - float(min(values))
     return float(max(values) - min(values) if metric == "eo-gap" else stdev(values))
-
-
-method(
-    "fairfedavg",
-    title="FairFedAvg",
-    summary="Weighs sites by their examples and by how evenly the model decides among their groups.",
-    rule="fairfedavg",
-    paper=Paper(
-        authors="Poulain et al.",
-        title="Improving Fairness in AI Models on Electronic Health Records: The Case for Federated Learning Methods",
-        venue="FAccT",
-        year=2023,
-        url="https://arxiv.org/abs/2305.11386",
-    ),
-    probes=("fairness-counts",),
-)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, filled, shares, uniform
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.functional.gram import novelty
 
@@ -29,7 +29,20 @@ FREE_RIDER = 3.0
 """A site is marked when its usual free-rider score exceeds this many times that of the median site."""
 
 
-@rule("fedce")
+@method(
+    "fedce",
+    title="FedCE",
+    summary="Weighs sites by estimated contribution: novel updates, and loss of accuracy without them.",
+    paper=Paper(
+        authors="Jiang et al.",
+        title="Fair Federated Medical Image Segmentation via Client Contribution Estimation",
+        venue="CVPR",
+        year=2023,
+        url="https://arxiv.org/abs/2303.16520",
+    ),
+    probes=("leave-one-out", "local-error"),
+    shared={"score_metric": ("probe.leave-one-out.score_metric", "probe.local-error.score_metric")},
+)
 @dataclass(frozen=True)
 class FedCE(WeighingRule):
     """Contribution-weighted aggregation (Jiang et al., arXiv:2303.16520, Eq. 2 to 6, without the k in Eq. 5's Z_k).
@@ -166,20 +179,3 @@ def _appended(running: Mapping[str, float] | None, value: float) -> dict[str, fl
 
 def _mean(running: Mapping[str, float]) -> float:
     return running["sum"] / running["count"]
-
-
-method(
-    "fedce",
-    title="FedCE",
-    summary="Weighs sites by estimated contribution: novel updates, and loss of accuracy without them.",
-    rule="fedce",
-    paper=Paper(
-        authors="Jiang et al.",
-        title="Fair Federated Medical Image Segmentation via Client Contribution Estimation",
-        venue="CVPR",
-        year=2023,
-        url="https://arxiv.org/abs/2303.16520",
-    ),
-    probes=("leave-one-out", "local-error"),
-    shared={"score_metric": ("probe.leave-one-out.score_metric", "probe.local-error.score_metric")},
-)

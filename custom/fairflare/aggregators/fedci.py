@@ -27,7 +27,7 @@ from fairflare.aggregators.base import (
 )
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.shapley import Coalition, coalitions, exact, prefixes, sampled
@@ -37,7 +37,20 @@ MOST_EXACT = 10
 """Sites for whose 2^K - 1 = 1023 coalitions anyone could wait."""
 
 
-@rule("fedci")
+@method(
+    "fedci",
+    title="FedCI",
+    summary="Weighs sites by Shapley values that all sites measure in every round; up to 2^K - 1 models are sent.",
+    paper=Paper(
+        authors="Jiang et al.",
+        title="Fair Federated Medical Image Segmentation via Client Contribution Estimation",
+        venue="CVPR",
+        year=2023,
+        url="https://arxiv.org/abs/2303.16520",
+    ),
+    probes=("local-error", "coalition-error"),
+    shared={"score_metric": ("probe.local-error.score_metric", "probe.coalition-error.score_metric")},
+)
 @dataclass(frozen=True)
 class FedCI(WeighingRule):
     """Aggregation by Shapley values, as Jiang et al. (arXiv:2303.16520) extend FedCI for their comparison.
@@ -135,20 +148,3 @@ def _score(replies: Sequence[Reply], weights: Mapping[str, float], name: str) ->
     known = {r.site: 1 - r.scalars[name] for r in replies if name in r.scalars}
     total = sum(weights[site] for site in known)
     return sum(weights[site] * value for site, value in known.items()) / total if total > 0 else None
-
-
-method(
-    "fedci",
-    title="FedCI",
-    summary="Weighs sites by Shapley values that all sites measure in every round; up to 2^K - 1 models are sent.",
-    rule="fedci",
-    paper=Paper(
-        authors="Jiang et al.",
-        title="Fair Federated Medical Image Segmentation via Client Contribution Estimation",
-        venue="CVPR",
-        year=2023,
-        url="https://arxiv.org/abs/2303.16520",
-    ),
-    probes=("local-error", "coalition-error"),
-    shared={"score_metric": ("probe.local-error.score_metric", "probe.coalition-error.score_metric")},
-)

@@ -23,13 +23,25 @@ import torch
 
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, shares, uniform
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict
 from fairflare.core.validation import Range, within
 from fairflare.functional.gram import gram
 
 
-@rule("fedfv")
+@method(
+    "fedfv",
+    title="FedFV",
+    summary="Removes from each update what points against the others' before averaging; badly served sites come last.",
+    paper=Paper(
+        authors="Wang et al.",
+        title="Federated Learning with Fair Averaging",
+        venue="IJCAI",
+        year=2021,
+        url="https://arxiv.org/abs/2104.14937",
+    ),
+    probes=("group-loss",),
+)
 @dataclass(frozen=True)
 class FedFV(Rule):
     """Fair averaging by projected gradients (Wang et al., arXiv:2104.14937, Algorithms 1 to 4); n_k plays no part.
@@ -115,19 +127,3 @@ def _without(vector: np.ndarray, other: np.ndarray, products: np.ndarray) -> np.
 def _trained(reply: Reply) -> Mapping[str, torch.Tensor]:
     """The trainable entries of an update, in memory of their own."""
     return {key: reply.update[key].clone() for key in sorted(reply.trainable & set(reply.update))}
-
-
-method(
-    "fedfv",
-    title="FedFV",
-    summary="Removes from each update what points against the others' before averaging; badly served sites come last.",
-    rule="fedfv",
-    paper=Paper(
-        authors="Wang et al.",
-        title="Federated Learning with Fair Averaging",
-        venue="IJCAI",
-        year=2021,
-        url="https://arxiv.org/abs/2104.14937",
-    ),
-    probes=("group-loss",),
-)

@@ -28,7 +28,7 @@ import torch
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, example_shares, shares, uniform
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import within
 from fairflare.functional.blocks import BLOCK, blocks_of, square_of
@@ -36,7 +36,18 @@ from fairflare.functional.consistency import Consistency
 from fairflare.functional.gram import equalised, gram
 
 
-@rule("fedheal")
+@method(
+    "fedheal",
+    title="FedHEAL",
+    summary="Ignores inconsistent parameter updates and favours sites far from the model; for domain skew.",
+    paper=Paper(
+        authors="Chen et al.",
+        title="Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity",
+        venue="CVPR",
+        year=2024,
+        url="https://arxiv.org/abs/2405.16585",
+    ),
+)
 @dataclass(frozen=True)
 class FedHEAL(WeighingRule):
     """Masked aggregation with distance-driven weights (Chen et al., arXiv:2405.16585, Eq. 5 to 12).
@@ -187,18 +198,3 @@ def _scratch(replies: Sequence[Reply], key: str) -> np.ndarray:
 
 def _trainable(reply: Reply) -> list[str]:
     return [key for key in reply.update if key in reply.trainable]
-
-
-method(
-    "fedheal",
-    title="FedHEAL",
-    summary="Ignores inconsistent parameter updates and favours sites far from the model; for domain skew.",
-    rule="fedheal",
-    paper=Paper(
-        authors="Chen et al.",
-        title="Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity",
-        venue="CVPR",
-        year=2024,
-        url="https://arxiv.org/abs/2405.16585",
-    ),
-)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fairflare.aggregators.base import State, SummedRule, example_shares, shares
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, Weights
 from fairflare.core.validation import within
 
@@ -27,9 +27,32 @@ FLOOR = 1e-10
 
 MOST_Q = 30
 """(1e-10)^30 and (1e6)^30 times any number of examples are doubles."""
+RADIUS = {
+    "rho_max": ("trainer.rho_max", "probe.sharpness.rho_max"),
+    "rho_tau": ("trainer.rho_tau", "probe.sharpness.rho_tau"),
+}
+"""One search radius: the state of convergence is measured where the steps look."""
+REFERENCE = {"probe_transform": "train"}
 
 
-@rule("fedism")
+@method(
+    "fedism",
+    title="FedISM",
+    summary="Matches sharpness across sites at one fixed search radius; for image-quality shift.",
+    paper=Paper(
+        authors="Wu et al.",
+        title="From Optimization to Generalization: Fair Federated Learning against Quality Shift via Inter-Client "
+        "Sharpness Matching",
+        venue="IJCAI",
+        year=2024,
+        url="https://arxiv.org/abs/2404.17805",
+    ),
+    trainer="gsam",
+    probes=("sharpness",),
+    settings={"rho_max": 0.05, "rho_tau": 0.0},
+    reference=REFERENCE,
+    shared=RADIUS,
+)
 @dataclass(frozen=True)
 class FedISM(SummedRule):
     """Weights from each site's sharpness or perturbed loss (Wu et al., arXiv:2503.09587, Eq. 16 and 17).
@@ -135,33 +158,6 @@ def power_shares(
     top = max(logs.values())
     return shares({site: math.exp(value - top) for site, value in logs.items()})
 
-
-RADIUS = {
-    "rho_max": ("trainer.rho_max", "probe.sharpness.rho_max"),
-    "rho_tau": ("trainer.rho_tau", "probe.sharpness.rho_tau"),
-}
-"""One search radius: the state of convergence is measured where the steps look."""
-REFERENCE = {"probe_transform": "train"}
-
-method(
-    "fedism",
-    title="FedISM",
-    summary="Matches sharpness across sites at one fixed search radius; for image-quality shift.",
-    rule="fedism",
-    paper=Paper(
-        authors="Wu et al.",
-        title="From Optimization to Generalization: Fair Federated Learning against Quality Shift via Inter-Client "
-        "Sharpness Matching",
-        venue="IJCAI",
-        year=2024,
-        url="https://arxiv.org/abs/2404.17805",
-    ),
-    trainer="gsam",
-    probes=("sharpness",),
-    settings={"rho_max": 0.05, "rho_tau": 0.0},
-    reference=REFERENCE,
-    shared=RADIUS,
-)
 
 method(
     "fedism-plus",

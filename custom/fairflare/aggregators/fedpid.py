@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_factors, convex, example_shares
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 
@@ -25,8 +25,23 @@ WINDOW = 6
 FIRST = "first"
 """Key of a site's first cost among those that are kept; the others are "0" for the last one, "1" for the one before."""
 
+PROBES = ("trained-loss", "local-error")
 
-@rule("fedpid")
+
+@method(
+    "fedpid",
+    title="FedPID",
+    summary="As FedPIDAvg, with the progress since the first round in place of the sum of costs.",
+    paper=Paper(
+        authors="Maechler et al.",
+        title="FedPID: An Aggregation Method for Federated Learning",
+        venue="arXiv",
+        year=2024,
+        url="https://arxiv.org/abs/2411.02152",
+    ),
+    probes=PROBES,
+    settings={"integral": "progress"},
+)
 @dataclass(frozen=True)
 class FedPID(WeighingRule):
     """Weights by a PID controller (Maechler et al., https://arxiv.org/abs/2304.12117 and arXiv:2411.02152).
@@ -120,8 +135,6 @@ def _shrunk(model: StateDict, trainable: frozenset[str], total: float) -> StateD
     return {key: total * value if key in trainable else value for key, value in model.items()}
 
 
-PROBES = ("trained-loss", "local-error")
-
 method(
     "fedpidavg",
     title="FedPIDAvg",
@@ -135,20 +148,4 @@ method(
         url="https://arxiv.org/abs/2304.12117",
     ),
     probes=PROBES,
-)
-
-method(
-    "fedpid",
-    title="FedPID",
-    summary="As FedPIDAvg, with the progress since the first round in place of the sum of costs.",
-    rule="fedpid",
-    paper=Paper(
-        authors="Maechler et al.",
-        title="FedPID: An Aggregation Method for Federated Learning",
-        venue="arXiv",
-        year=2024,
-        url="https://arxiv.org/abs/2411.02152",
-    ),
-    probes=PROBES,
-    settings={"integral": "progress"},
 )

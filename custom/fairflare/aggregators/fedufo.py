@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, shares, uniform
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Paper, Reply, StateDict, Training, Weights
 from fairflare.core.validation import Range, within
 from fairflare.functional.simplex import Ball, ascended, in_ball, in_ball_reference
@@ -31,7 +31,21 @@ Key = TypeVar("Key", str, Cell)
 LAMBDA = "The adversary's weight in the next round."
 
 
-@rule("fedufo")
+@method(
+    "fedufo",
+    title="FedUFO",
+    summary="Raises the weight of sites and groups of patients with larger losses; for subpopulations.",
+    paper=Paper(
+        authors="Zhang et al.",
+        title="Unified fair federated learning for digital healthcare",
+        venue="Patterns",
+        year=2024,
+        url="https://doi.org/10.1016/j.patter.2023.100907",
+    ),
+    trainer="weighted",
+    probes=("group-loss",),
+    reference={"apply": "local", "weight_sum": "batch", "radius": 0.0, "keep_optimizer": True},
+)
 @dataclass(frozen=True)
 class FedUFO(WeighingRule):
     """Distributionally robust weights at three levels (Zhang et al., Patterns 5, 2024, Algorithm 1).
@@ -234,21 +248,3 @@ def _group_risks(replies: Sequence[Reply], form: Literal["mean", "sum"]) -> dict
             totals[group] = totals.get(group, 0.0) + n * loss
             sizes[group] = sizes.get(group, 0.0) + n
     return {g: totals[g] / (sizes[g] if form == "mean" else 1.0) for g in sorted(totals) if sizes[g]}
-
-
-method(
-    "fedufo",
-    title="FedUFO",
-    summary="Raises the weight of sites and groups of patients with larger losses; for subpopulations.",
-    rule="fedufo",
-    paper=Paper(
-        authors="Zhang et al.",
-        title="Unified fair federated learning for digital healthcare",
-        venue="Patterns",
-        year=2024,
-        url="https://doi.org/10.1016/j.patter.2023.100907",
-    ),
-    trainer="weighted",
-    probes=("group-loss",),
-    reference={"apply": "local", "weight_sum": "batch", "radius": 0.0, "keep_optimizer": True},
-)

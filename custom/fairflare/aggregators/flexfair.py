@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Literal
 from fairflare.aggregators.base import Outcome, State, SummedRule, add_weighted, example_shares, shares
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Paper, Reply, StateDict, Training, Weights
 from fairflare.core.validation import Range, within
 from fairflare.functional.group_rates import Cell, slope_of, variance_penalty
@@ -44,7 +44,20 @@ class Found:
     cells: int
 
 
-@rule("flexfair")
+@method(
+    "flexfair",
+    title="FlexFair",
+    summary="FedAvg with a penalty on how much the losses of sites, or of groups of patients, differ.",
+    trainer="weighted",
+    probes=("group-loss",),
+    paper=Paper(
+        authors="Xing et al.",
+        title="Achieving flexible fairness metrics in federated medical imaging",
+        venue="Nature Communications",
+        year=2025,
+        url="https://doi.org/10.1038/s41467-025-58549-0",
+    ),
+)
 @dataclass(frozen=True)
 class FlexFair(SummedRule):
     """n_k / n with the penalty on the variance of losses (Nat. Commun. 2025, 10.1038/s41467-025-58549-0).
@@ -237,20 +250,3 @@ def _groups(replies: Sequence[Reply]) -> dict[str, Cell]:
                 before = cells.get(group, Cell(0.0, 0.0))
                 cells[group] = Cell(before.n + n, before.total + n * loss)
     return cells
-
-
-method(
-    "flexfair",
-    title="FlexFair",
-    summary="FedAvg with a penalty on how much the losses of sites, or of groups of patients, differ.",
-    rule="flexfair",
-    trainer="weighted",
-    probes=("group-loss",),
-    paper=Paper(
-        authors="Xing et al.",
-        title="Achieving flexible fairness metrics in federated medical imaging",
-        venue="Nature Communications",
-        year=2025,
-        url="https://doi.org/10.1038/s41467-025-58549-0",
-    ),
-)

@@ -18,7 +18,7 @@ from fairflare.aggregators.base import Outcome, Rule, State, SummedRule, add_sca
 from fairflare.aggregators.bounds import limited
 from fairflare.core.errors import UserError
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Training, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.blocks import blocks_of, square_of
@@ -34,9 +34,22 @@ MOST_Q = 30
 """(1e-10)^30 and (1e6)^30 times any number of examples are doubles."""
 WORST_ONLY = 100.0
 """From this q on the reference takes the site with the largest loss alone."""
+PAPER = Paper(
+    authors="Li et al.",
+    title="Fair Resource Allocation in Federated Learning",
+    venue="ICLR",
+    year=2020,
+    url="https://arxiv.org/abs/1905.10497",
+)
 
 
-@rule("qfedavg")
+@method(
+    "qfedavg",
+    title="q-FedAvg",
+    summary="Weighs sites by their loss to the power q, with a step that shrinks where the losses are steep.",
+    paper=PAPER,
+    probes=("loss",),
+)
 @dataclass(frozen=True)
 class QFedAvg(Rule):
     """w -= sum_k Delta_k / sum_k h_k (Li et al., ICLR 2020, https://arxiv.org/abs/1905.10497, Algorithm 2).
@@ -105,7 +118,14 @@ class QFedAvg(Rule):
         return total
 
 
-@rule("qffl")
+@method(
+    "qffl",
+    title="q-FFL (weights)",
+    summary="Weighs sites by their number of examples and their loss to the power q.",
+    paper=PAPER,
+    probes=("loss",),
+    reference={"prior": "none"},
+)
 @dataclass(frozen=True)
 class QFFL(SummedRule):
     """Weights from losses (Li et al., ICLR 2020, https://arxiv.org/abs/1905.10497, Eq. 2).
@@ -149,30 +169,3 @@ class QFFL(SummedRule):
 def _square(replies: Sequence[Reply], k: int) -> float:
     """||D_k||^2 over the parameters."""
     return sum(square_of(updates[k]) for key in sorted(replies[k].trainable) for _, updates in blocks_of(replies, key))
-
-
-PAPER = Paper(
-    authors="Li et al.",
-    title="Fair Resource Allocation in Federated Learning",
-    venue="ICLR",
-    year=2020,
-    url="https://arxiv.org/abs/1905.10497",
-)
-
-method(
-    "qfedavg",
-    title="q-FedAvg",
-    summary="Weighs sites by their loss to the power q, with a step that shrinks where the losses are steep.",
-    rule="qfedavg",
-    paper=PAPER,
-    probes=("loss",),
-)
-method(
-    "qffl",
-    title="q-FFL (weights)",
-    summary="Weighs sites by their number of examples and their loss to the power q.",
-    rule="qffl",
-    paper=PAPER,
-    probes=("loss",),
-    reference={"prior": "none"},
-)

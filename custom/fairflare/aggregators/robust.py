@@ -19,7 +19,7 @@ import torch
 from fairflare.aggregators.base import Outcome, State, add_weighted, shares
 from fairflare.aggregators.bounds import AUTO, Combining, liars_among
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.blocks import blocks_of
@@ -29,9 +29,21 @@ Combine: TypeAlias = "Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.nd
 REMOVED = Note(
     "removed", "Removed weight", "fraction", meaning="What of the site's weight p_k had no part in the model."
 )
+YIN = Paper(
+    authors="Yin et al.",
+    title="Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates",
+    venue="ICML",
+    year=2018,
+    url="https://arxiv.org/abs/1803.01498",
+)
 
 
-@rule("median")
+@method(
+    "median",
+    title="Median",
+    summary="Takes the weighted median of the updates at each position; against a minority of wild sites.",
+    paper=YIN,
+)
 @dataclass(frozen=True)
 class Median(Combining):
     """The weighted median of the updates at each position (Yin et al., arXiv:1803.01498, Algorithm 1, option I)."""
@@ -49,7 +61,12 @@ class Median(Combining):
         return Outcome(after, weights, state, {"removed": removed})
 
 
-@rule("trimmed-mean")
+@method(
+    "trimmed-mean",
+    title="Trimmed mean",
+    summary="Averages the updates at each position without the outermost share; against a few wild sites.",
+    paper=YIN,
+)
 @dataclass(frozen=True)
 class TrimmedMean(Combining):
     """The mean at each position without the outermost mass (Yin et al., arXiv:1803.01498, Algorithm 1, option II).
@@ -84,7 +101,18 @@ class TrimmedMean(Combining):
         return Outcome(after, shares(kept), state, {"removed": removed})
 
 
-@rule("multi-krum")
+@method(
+    "multi-krum",
+    title="Multi-Krum",
+    summary="Averages the updates that have near neighbours and drops the others; against a few wild sites.",
+    paper=Paper(
+        authors="Blanchard et al.",
+        title="Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
+        venue="NeurIPS",
+        year=2017,
+        url="https://arxiv.org/abs/1703.02757",
+    ),
+)
 @dataclass(frozen=True)
 class MultiKrum(Combining):
     """The mean of the updates with the nearest neighbours (Blanchard et al., arXiv:1703.02757, Section 4).
@@ -159,42 +187,3 @@ def _by_position(
     rest = add_weighted({key: value for key, value in model.items() if key not in after}, replies, prior)
     parts = part / size if size else p
     return {key: (after | rest)[key] for key in model}, dict(zip([r.site for r in replies], parts.tolist()))
-
-
-YIN = Paper(
-    authors="Yin et al.",
-    title="Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates",
-    venue="ICML",
-    year=2018,
-    url="https://arxiv.org/abs/1803.01498",
-)
-
-method(
-    "median",
-    title="Median",
-    summary="Takes the weighted median of the updates at each position; against a minority of wild sites.",
-    rule="median",
-    paper=YIN,
-)
-
-method(
-    "trimmed-mean",
-    title="Trimmed mean",
-    summary="Averages the updates at each position without the outermost share; against a few wild sites.",
-    rule="trimmed-mean",
-    paper=YIN,
-)
-
-method(
-    "multi-krum",
-    title="Multi-Krum",
-    summary="Averages the updates that have near neighbours and drops the others; against a few wild sites.",
-    rule="multi-krum",
-    paper=Paper(
-        authors="Blanchard et al.",
-        title="Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
-        venue="NeurIPS",
-        year=2017,
-        url="https://arxiv.org/abs/1703.02757",
-    ),
-)

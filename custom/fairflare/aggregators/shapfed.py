@@ -32,12 +32,24 @@ from fairflare.aggregators.own import from_shared
 from fairflare.core.errors import RunFailed
 from fairflare.core.layers import head_of
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import HELD, Info, Offer, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range, within
 
 
-@rule("shapfed")
+@method(
+    "shapfed",
+    title="ShapFed",
+    summary="Weighs sites by how their last layer's update agrees with the sum, class by class; can reward sites.",
+    paper=Paper(
+        authors="Tastan et al.",
+        title="Redefining Contributions: Shapley-Driven Federated Learning",
+        venue="IJCAI",
+        year=2024,
+        url="https://arxiv.org/abs/2406.00569",
+    ),
+    probes=("held-classes",),
+)
 @dataclass(frozen=True)
 class ShapFed(Rule):
     """Class-wise contributions (Tastan et al., arXiv:2406.00569); despite its name no Shapley value.
@@ -196,19 +208,3 @@ def _mixed(model: StateDict, reply: Reply, shared: StateDict, received: float) -
         else value.clone()
         for key, value in shared.items()
     }
-
-
-method(
-    "shapfed",
-    title="ShapFed",
-    summary="Weighs sites by how their last layer's update agrees with the sum, class by class; can reward sites.",
-    rule="shapfed",
-    paper=Paper(
-        authors="Tastan et al.",
-        title="Redefining Contributions: Shapley-Driven Federated Learning",
-        venue="IJCAI",
-        year=2024,
-        url="https://arxiv.org/abs/2406.00569",
-    ),
-    probes=("held-classes",),
-)

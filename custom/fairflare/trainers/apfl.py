@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import torch
 
 from fairflare.core.execution import no_grad
-from fairflare.core.registry import method, trainer
+from fairflare.core.registry import method
 from fairflare.core.types import Batch, Cost, LocalWork, Objective, Paper
 from fairflare.core.validation import Range
 from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, optimizer_beside
@@ -19,7 +19,18 @@ LOCAL, ALPHA = "local model", "mixing weight"
 """Keys of a site's memory: v and alpha."""
 
 
-@trainer("apfl")
+@method(
+    "apfl",
+    title="APFL",
+    summary="FedAvg, and at each site a mixture of the shared model with one of its own.",
+    paper=Paper(
+        authors="Deng et al.",
+        title="Adaptive Personalized Federated Learning",
+        venue="arXiv",
+        year=2020,
+        url="https://arxiv.org/abs/2003.13461",
+    ),
+)
 @dataclass(frozen=True)
 class APFL(PlainTrainer):
     """The shared model w trains as in FedAvg; v descends f(m) at the mixture m = alpha v + (1 - alpha) w.
@@ -90,19 +101,3 @@ def _slope(work: LocalWork) -> torch.Tensor:
         if m.grad is not None:
             total += ((v - w) * m.grad).double().sum()
     return total
-
-
-method(
-    "apfl",
-    title="APFL",
-    summary="FedAvg, and at each site a mixture of the shared model with one of its own.",
-    rule="fedavg",
-    trainer="apfl",
-    paper=Paper(
-        authors="Deng et al.",
-        title="Adaptive Personalized Federated Learning",
-        venue="arXiv",
-        year=2020,
-        url="https://arxiv.org/abs/2003.13461",
-    ),
-)

@@ -9,14 +9,25 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 
-from fairflare.core.registry import method, trainer
+from fairflare.core.registry import method
 from fairflare.core.types import Batch, Cost, LocalWork, Objective, Paper
 from fairflare.core.validation import Range
 from fairflare.functional.proximal import add_proximal
 from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, optimizer_beside
 
 
-@trainer("ditto")
+@method(
+    "ditto",
+    title="Ditto",
+    summary="FedAvg, and at each site a model of its own that is drawn towards the shared one.",
+    paper=Paper(
+        authors="Li et al.",
+        title="Ditto: Fair and Robust Federated Learning Through Personalization",
+        venue="ICML",
+        year=2021,
+        url="https://arxiv.org/abs/2012.04221",
+    ),
+)
 @dataclass(frozen=True)
 class Ditto(PlainTrainer):
     """The shared model trains as in FedAvg; v minimises f(v) + lam/2 ||v - w^t||^2 on the same batches.
@@ -74,19 +85,3 @@ class Ditto(PlainTrainer):
         own = work.scratch.get("own", work.network)
         work.personal = {key: value.clone() for key, value in own.state_dict().items()}
         keep_optimizer_beside(work)
-
-
-method(
-    "ditto",
-    title="Ditto",
-    summary="FedAvg, and at each site a model of its own that is drawn towards the shared one.",
-    rule="fedavg",
-    trainer="ditto",
-    paper=Paper(
-        authors="Li et al.",
-        title="Ditto: Fair and Robust Federated Learning Through Personalization",
-        venue="ICML",
-        year=2021,
-        url="https://arxiv.org/abs/2012.04221",
-    ),
-)

@@ -22,7 +22,7 @@ import torch
 
 from fairflare.core.execution import no_grad
 from fairflare.core.layers import parameters
-from fairflare.core.registry import method, trainer
+from fairflare.core.registry import method
 from fairflare.core.types import Info, LocalWork, Paper, Reply, StateDict, TensorSpec
 from fairflare.core.validation import Range, within
 from fairflare.trainers.base import PlainTrainer, ServerState
@@ -34,7 +34,19 @@ MOST_NORM = 10.0
 """To which the authors' code clips a step's gradient."""
 
 
-@trainer("feddyn")
+@method(
+    "feddyn",
+    title="FedDyn",
+    summary="Each site's objective is corrected by its own history, so that all sites' optima agree.",
+    settings={"rule.weighting": "uniform"},
+    paper=Paper(
+        authors="Acar et al.",
+        title="Federated Learning Based on Dynamic Regularization",
+        venue="ICLR",
+        year=2021,
+        url="https://arxiv.org/abs/2111.04263",
+    ),
+)
 @dataclass(frozen=True)
 class FedDynTrainer(PlainTrainer):
     """Dynamic regularisation (Acar et al., ICLR 2021, Algorithm 1), with the task's optimizer.
@@ -123,20 +135,3 @@ def _moved(total: torch.Tensor, drift: torch.Tensor | None, here: int, known: in
     """drift + 1/N sum over S of (D_k - drift), in the update's type or float32 if that is wider."""
     total = total.to(torch.promote_types(total.dtype, torch.float32))
     return total / known if drift is None else drift + (total - here * drift) / known
-
-
-method(
-    "feddyn",
-    title="FedDyn",
-    summary="Each site's objective is corrected by its own history, so that all sites' optima agree.",
-    rule="fedavg",
-    trainer="feddyn",
-    settings={"rule.weighting": "uniform"},
-    paper=Paper(
-        authors="Acar et al.",
-        title="Federated Learning Based on Dynamic Regularization",
-        venue="ICLR",
-        year=2021,
-        url="https://arxiv.org/abs/2111.04263",
-    ),
-)

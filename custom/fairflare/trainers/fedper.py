@@ -9,13 +9,24 @@ from typing import Annotated, ClassVar
 from fairflare.core.errors import UserError
 from fairflare.core.execution import ahead
 from fairflare.core.layers import layers_of
-from fairflare.core.registry import method, trainer
+from fairflare.core.registry import method
 from fairflare.core.types import Cost, LocalWork, Paper, StateDict
 from fairflare.core.validation import Names, Range
 from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, local_batches, optimizer_beside
 
 
-@trainer("fedper")
+@method(
+    "fedper",
+    title="FedPer",
+    summary="FedAvg over all layers but the last, of which every site has its own; for label shift.",
+    paper=Paper(
+        authors="Arivazhagan et al.",
+        title="Federated Learning with Personalization Layers",
+        venue="arXiv",
+        year=2019,
+        url="https://arxiv.org/abs/1912.00818",
+    ),
+)
 @dataclass(frozen=True)
 class FedPer(PlainTrainer):
     """Plain training of all layers; the last ones stay at the site.
@@ -47,7 +58,18 @@ class FedPer(PlainTrainer):
         return own
 
 
-@trainer("fedrep")
+@method(
+    "fedrep",
+    title="FedRep",
+    summary="As FedPer, but each site fits its own last layer first, and then the shared ones to it; for label shift.",
+    paper=Paper(
+        authors="Collins et al.",
+        title="Exploiting Shared Representations for Personalized Federated Learning",
+        venue="ICML",
+        year=2021,
+        url="https://arxiv.org/abs/2102.07078",
+    ),
+)
 @dataclass(frozen=True)
 class FedRep(FedPer):
     """The site's own last layers learn first, with the shared ones fixed; then the shared ones, with its own fixed.
@@ -82,34 +104,3 @@ class FedRep(FedPer):
 
     def finish(self, work: LocalWork) -> None:
         keep_optimizer_beside(work)
-
-
-method(
-    "fedper",
-    title="FedPer",
-    summary="FedAvg over all layers but the last, of which every site has its own; for label shift.",
-    rule="fedavg",
-    trainer="fedper",
-    paper=Paper(
-        authors="Arivazhagan et al.",
-        title="Federated Learning with Personalization Layers",
-        venue="arXiv",
-        year=2019,
-        url="https://arxiv.org/abs/1912.00818",
-    ),
-)
-
-method(
-    "fedrep",
-    title="FedRep",
-    summary="As FedPer, but each site fits its own last layer first, and then the shared ones to it; for label shift.",
-    rule="fedavg",
-    trainer="fedrep",
-    paper=Paper(
-        authors="Collins et al.",
-        title="Exploiting Shared Representations for Personalized Federated Learning",
-        venue="ICML",
-        year=2021,
-        url="https://arxiv.org/abs/2102.07078",
-    ),
-)

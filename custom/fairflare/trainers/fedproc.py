@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fairflare.core.registry import method, trainer
+from fairflare.core.registry import method
 from fairflare.core.types import Batch, Info, LocalWork, Objective, Offer, Paper, Reply, Round, StateDict, TensorSpec
 from fairflare.functional.features import features_of, lacks_features, prototype_contrast
 from fairflare.trainers.base import PlainTrainer, ServerState
@@ -24,7 +24,18 @@ REFERENCE_ROUNDS = 100
 """After which the authors' code trains on cross-entropy alone."""
 
 
-@trainer("fedproc")
+@method(
+    "fedproc",
+    title="FedProc",
+    summary="FedAvg whose local features are drawn to the federation's class means, strongly at first.",
+    paper=Paper(
+        authors="Mu et al.",
+        title="FedProc: Prototypical Contrastive Federated Learning on Non-IID Data",
+        venue="Future Generation Computer Systems",
+        year=2023,
+        url="https://arxiv.org/abs/2109.12273",
+    ),
+)
 @dataclass(frozen=True)
 class FedProc(PlainTrainer):
     """Each step minimises a f(w) + (1 - a) CE(z . c_hat, y) (Mu et al., arXiv:2109.12273), a rising to 1.
@@ -97,19 +108,3 @@ class FedProc(PlainTrainer):
             return 1.0
         stated = float(reply.tensors.get(COUNTS, {}).get(label, torch.zeros(())))
         return min(max(stated, 0.0), float(reply.n_examples))
-
-
-method(
-    "fedproc",
-    title="FedProc",
-    summary="FedAvg whose local features are drawn to the federation's class means, strongly at first.",
-    rule="fedavg",
-    trainer="fedproc",
-    paper=Paper(
-        authors="Mu et al.",
-        title="FedProc: Prototypical Contrastive Federated Learning on Non-IID Data",
-        venue="Future Generation Computer Systems",
-        year=2023,
-        url="https://arxiv.org/abs/2109.12273",
-    ),
-)

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 
-from fairflare.core.registry import method, trainer
+from fairflare.core.registry import method
 from fairflare.core.types import Batch, Cost, Info, LocalWork, Objective, Offer, Paper, Reply, StateDict, TensorSpec
 from fairflare.core.validation import Range
 from fairflare.functional.features import class_distance, class_means, features_of, lacks_features
@@ -26,7 +26,18 @@ LONGEST = 10.0
 """A prototype counts with at most so many times the median over the sites, from three on, of their mean length."""
 
 
-@trainer("fedproto")
+@method(
+    "fedproto",
+    title="FedProto",
+    summary="Own models, joined by the mean features of each class; with share=both the models are averaged too.",
+    paper=Paper(
+        authors="Tan et al.",
+        title="FedProto: Federated Prototype Learning across Heterogeneous Clients",
+        venue="AAAI",
+        year=2022,
+        url="https://arxiv.org/abs/2105.00243",
+    ),
+)
 @dataclass(frozen=True)
 class FedProto(PlainTrainer):
     """Each step minimises f(w) + lam times the mean squared distance of features to their classes' global prototypes.
@@ -120,19 +131,3 @@ def _class_means(work: LocalWork) -> StateDict:
     batches, free = work.data.fixed("train", work.training.batch_size), released(counts, work.min_count)
     means = class_means(work.network, batches, counts, work.device)
     return {str(c): mean for c, mean in means.items() if free[c]}
-
-
-method(
-    "fedproto",
-    title="FedProto",
-    summary="Own models, joined by the mean features of each class; with share=both the models are averaged too.",
-    rule="fedavg",
-    trainer="fedproto",
-    paper=Paper(
-        authors="Tan et al.",
-        title="FedProto: Federated Prototype Learning across Heterogeneous Clients",
-        venue="AAAI",
-        year=2022,
-        url="https://arxiv.org/abs/2105.00243",
-    ),
-)

@@ -6,14 +6,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from fairflare.core.registry import method, trainer
+from fairflare.core.registry import method
 from fairflare.core.types import LocalWork, Paper
 from fairflare.core.validation import Range
 from fairflare.functional.proximal import add_proximal
 from fairflare.trainers.base import PlainTrainer
 
 
-@trainer("fedprox")
+@method(
+    "fedprox",
+    title="FedProx",
+    summary="FedAvg whose sites stay near the received model: a proximal term on top of the local objective.",
+    paper=Paper(
+        authors="Li et al.",
+        title="Federated Optimization in Heterogeneous Networks",
+        venue="MLSys",
+        year=2020,
+        url="https://arxiv.org/abs/1812.06127",
+    ),
+)
 @dataclass(frozen=True)
 class FedProx(PlainTrainer):
     """Each step minimises f(w) + mu/2 ||w - w^t||^2 over the parameters, with the task's optimizer.
@@ -33,19 +44,3 @@ class FedProx(PlainTrainer):
     def correct_gradients(self, work: LocalWork) -> None:
         """grad f(w) + mu (w - w^t); the step returns f(w), without the term."""
         add_proximal(list(work.network.parameters()), work.scratch["anchor"], self.mu)
-
-
-method(
-    "fedprox",
-    title="FedProx",
-    summary="FedAvg whose sites stay near the received model: a proximal term on top of the local objective.",
-    rule="fedavg",
-    trainer="fedprox",
-    paper=Paper(
-        authors="Li et al.",
-        title="Federated Optimization in Heterogeneous Networks",
-        venue="MLSys",
-        year=2020,
-        url="https://arxiv.org/abs/1812.06127",
-    ),
-)

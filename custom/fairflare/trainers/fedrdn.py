@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fairflare.core.errors import UserError
-from fairflare.core.registry import method, trainer
+from fairflare.core.registry import method
 from fairflare.core.seeds import derive
 from fairflare.core.types import (
     Batch,
@@ -99,7 +99,18 @@ class OwnNormalised:
         return (batch._replace(inputs=normalised_by(batch.inputs, pair)) for batch in batches)
 
 
-@trainer("fedrdn")
+@method(
+    "fedrdn",
+    title="FedRDN",
+    summary="FedAvg on images normalised with the statistics of drawn sites; for scanners that differ.",
+    paper=Paper(
+        authors="Yan et al.",
+        title="A Simple Data Augmentation for Feature Distribution Skewed Federated Learning",
+        venue="CVPR",
+        year=2025,
+        url="https://arxiv.org/abs/2306.09363",
+    ),
+)
 @dataclass(frozen=True)
 class FedRDN(PlainTrainer):
     """Plain training on images that are normalised with the statistics of drawn sites (Yan et al., CVPR 2025).
@@ -194,19 +205,3 @@ def _usable(pair: Pair, own: Pair) -> bool:
     """Whether images stay within reach: what a site sends reaches every other one's training."""
     factor, shift = own.sd / pair.sd, (own.mean - pair.mean) / pair.sd
     return len(pair.mean) == len(own.mean) and bool(((factor <= FARTHEST) & (shift.abs() <= FARTHEST)).all())
-
-
-method(
-    "fedrdn",
-    title="FedRDN",
-    summary="FedAvg on images normalised with the statistics of drawn sites; for scanners that differ.",
-    rule="fedavg",
-    trainer="fedrdn",
-    paper=Paper(
-        authors="Yan et al.",
-        title="A Simple Data Augmentation for Feature Distribution Skewed Federated Learning",
-        venue="CVPR",
-        year=2025,
-        url="https://arxiv.org/abs/2306.09363",
-    ),
-)

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import torch
 
 from fairflare.core.execution import no_grad
-from fairflare.core.registry import method, trainer
+from fairflare.core.registry import method
 from fairflare.core.types import Batch, Cost, LocalWork, Objective, Offer, Paper, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.features import features_of, lacks_features, model_contrast
@@ -20,7 +20,18 @@ PREVIOUS = "previous model"
 """Key of a site's memory: the model that its last round ended in."""
 
 
-@trainer("moon")
+@method(
+    "moon",
+    title="MOON",
+    summary="FedAvg whose local features stay close to the shared model's and away from the site's last ones.",
+    paper=Paper(
+        authors="Li et al.",
+        title="Model-Contrastive Federated Learning",
+        venue="CVPR",
+        year=2021,
+        url="https://arxiv.org/abs/2103.16257",
+    ),
+)
 @dataclass(frozen=True)
 class Moon(PlainTrainer):
     """Each step minimises f(w) + ``mu`` CE([cos(z, z_glob) / T, cos(z, z_prev) / T], 0) (Li et al., CVPR 2021).
@@ -84,19 +95,3 @@ def _features(network: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     with features_of(network) as found:
         network(inputs)
     return found[-1]
-
-
-method(
-    "moon",
-    title="MOON",
-    summary="FedAvg whose local features stay close to the shared model's and away from the site's last ones.",
-    rule="fedavg",
-    trainer="moon",
-    paper=Paper(
-        authors="Li et al.",
-        title="Model-Contrastive Federated Learning",
-        venue="CVPR",
-        year=2021,
-        url="https://arxiv.org/abs/2103.16257",
-    ),
-)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fairflare.core.registry import method, trainer
+from fairflare.core.registry import method
 from fairflare.core.types import Info, LocalWork, Paper, Reply, StateDict, TensorSpec, Training
 from fairflare.functional.control_variates import CHANGE, CONTROL, mean_gradients, steps_taken
 from fairflare.trainers.base import PlainTrainer, ServerState
@@ -18,7 +18,20 @@ OWN = "control"
 """Key of a site's memory: c_i."""
 
 
-@trainer("scaffold")
+@method(
+    "scaffold",
+    title="SCAFFOLD",
+    summary="Control variates take each site's own drift out of its local steps; for SGD and many local steps.",
+    settings={"weighting": "uniform"},
+    shared={"weighting": ("rule.weighting", "trainer.weighting")},
+    paper=Paper(
+        authors="Karimireddy et al.",
+        title="SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+        venue="ICML",
+        year=2020,
+        url="https://arxiv.org/abs/1910.06378",
+    ),
+)
 @dataclass(frozen=True)
 class Scaffold(PlainTrainer):
     """Each step goes along g(y) - c_i + c; c_i+ estimates the site's gradient, c follows the mean of the c_i.
@@ -104,23 +117,3 @@ class Scaffold(PlainTrainer):
 def _filled(work: LocalWork, found: Mapping[str, Any]) -> StateDict:
     """``found`` on the device, zero for parameters that it lacks."""
     return {k: found[k].to(p) if k in found else torch.zeros_like(p) for k, p in work.network.named_parameters()}
-
-
-SCAFFOLD = Paper(
-    authors="Karimireddy et al.",
-    title="SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
-    venue="ICML",
-    year=2020,
-    url="https://arxiv.org/abs/1910.06378",
-)
-
-method(
-    "scaffold",
-    title="SCAFFOLD",
-    summary="Control variates take each site's own drift out of its local steps; for SGD and many local steps.",
-    rule="fedavg",
-    trainer="scaffold",
-    settings={"weighting": "uniform"},
-    shared={"weighting": ("rule.weighting", "trainer.weighting")},
-    paper=SCAFFOLD,
-)
