@@ -55,9 +55,6 @@ class LeaveOneOut(ErrorProbe):
 
     Nothing is reported in a site's first round, in a round whose received model holds nothing of the site's, and at a
     site without a validation split.
-
-    Args:
-        score_metric: as in ``ErrorProbe``.
     """
 
     reports: ClassVar[tuple[Number, ...]] = (
@@ -107,9 +104,6 @@ class LocalError(ErrorProbe):
     """Errors of the received and of the trained model on the validation split: one more forward pass over it.
 
     Free riders move it little or oddly (Jiang et al., FedCE, Section 4.3).
-
-    Args:
-        score_metric: as in ``ErrorProbe``.
     """
 
     reports: ClassVar[tuple[Number, ...]] = (
@@ -126,11 +120,7 @@ class LocalError(ErrorProbe):
 @probe("coalition-error")
 @dataclass(frozen=True)
 class CoalitionError(ErrorProbe):
-    """Error of a coalition's model (FedCI), which the server shows in a further exchange: one forward pass for each.
-
-    Args:
-        score_metric: as in ``ErrorProbe``.
-    """
+    """Error of a coalition's model (FedCI), which the server shows in a further exchange: one forward pass for each."""
 
     reports: ClassVar[tuple[Number, ...]] = (
         Number("coalition_error", 0.0, 1.0, "error of a coalition's model on the site's own validation data"),

@@ -46,12 +46,7 @@ class Loss(Probe):
 @probe("trained-loss")
 @dataclass(frozen=True)
 class TrainedLoss(Loss):
-    """As ``Loss``, after local training.
-
-    Args:
-        loss_split: as in ``Loss``.
-        probe_batch: as in ``Loss``.
-    """
+    """As ``Loss``, after local training."""
 
     reports: ClassVar[tuple[Number, ...]] = (
         Number("trained_loss", 0.0, LARGEST_LOSS, "mean loss of the site's trained model on one split of its own data"),
@@ -62,12 +57,7 @@ class TrainedLoss(Loss):
 @probe("cluster-loss")
 @dataclass(frozen=True)
 class ClusterLoss(Loss):
-    """Mean loss of a cluster's model (IFCA), which the server shows in a further exchange: one forward pass for each.
-
-    Args:
-        loss_split: as in ``Loss``.
-        probe_batch: as in ``Loss``.
-    """
+    """Mean loss of a cluster's model (IFCA), which the server shows in a further exchange: one forward pass for each."""
 
     cost: ClassVar[Cost] = Cost(forward=2)
     reports: ClassVar[tuple[Number, ...]] = (
@@ -95,7 +85,6 @@ class Appeal(Loss):
     Args:
         rho: one loss that all sites require; empty: each site's own, as above.
         loss_split: the split that both losses are measured on.
-        probe_batch: as in ``Loss``.
     """
 
     cost: ClassVar[Cost] = Cost(forward=1)

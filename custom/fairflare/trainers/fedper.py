@@ -78,8 +78,6 @@ class FedRep(FedPer):
     https://arxiv.org/abs/2102.07078, Algorithm 1. The round's local steps are those of the shared layers.
 
     Args:
-        layers: how many of the last layers make the head, as in ``FedPer``.
-        head: names of its modules in place of that, as in ``FedPer``.
         head_passes: how many times as many steps the head makes before, >= 1.
     """
 
