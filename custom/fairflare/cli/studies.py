@@ -107,8 +107,8 @@ def compare(
     from fairflare.cli import console, results
     from fairflare.engine.setup.config import can_ask, with_benefit
     from fairflare.studies import comparison
+    from fairflare.studies.comparison import check_trees
     from fairflare.studies.study import arms
-    from fairflare.studies.trees import check_trees
 
     common = {**choices, "fixed_data": fixed_data}
     configs = arms(on_grid(methods, grid), task, parse_seeds(seeds), **common)

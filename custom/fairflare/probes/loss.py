@@ -57,7 +57,7 @@ class TrainedLoss(Loss):
 @probe("cluster-loss")
 @dataclass(frozen=True)
 class ClusterLoss(Loss):
-    """Mean loss of a cluster's model (IFCA), which the server shows in a further exchange: one forward pass for each."""
+    """Mean loss of a cluster's model (IFCA), which the server shows in a further exchange: a forward pass for each."""
 
     cost: ClassVar[Cost] = Cost(forward=2)
     reports: ClassVar[tuple[Number, ...]] = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from fairflare.core.findings import CODES, LEVELS
 from fairflare.core.settings import flat
-from fairflare.report.after import after_sections
+from fairflare.report.after import after_sections, risk_section
 from fairflare.report.audit_reader import PERSONAL, Trail, read_trail, timing, traffic
 from fairflare.report.benefit import benefit_section
 from fairflare.report.deployed_model import CAVEAT as PERSONAL_CAVEAT
@@ -23,7 +23,6 @@ from fairflare.report.deployed_model import (
 )
 from fairflare.report.fairness import describe, mean
 from fairflare.report.groups import group_section
-from fairflare.report.membership import risk_section
 from fairflare.report.notes import note_sections
 from fairflare.report.rows import contributions, number_sections, round_row, site_rows, unlike
 from fairflare.report.sanity_checks import learned_section, trivial_of
