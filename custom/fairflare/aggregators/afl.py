@@ -25,13 +25,7 @@ from fairflare.functional.simplex import of_largest, projected, projected_refere
     "afl",
     title="AFL",
     summary="Weighs sites for the worst mixture of them: weights climb with the losses, projected on the simplex.",
-    paper=Paper(
-        authors="Mohri et al.",
-        title="Agnostic Federated Learning",
-        venue="ICML",
-        year=2019,
-        url="https://arxiv.org/abs/1902.00146",
-    ),
+    paper=Paper.cited("Mohri et al.: Agnostic Federated Learning. ICML 2019. https://arxiv.org/abs/1902.00146"),
     probes=("loss",),
 )
 @dataclass(frozen=True)

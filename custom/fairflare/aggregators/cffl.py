@@ -36,12 +36,9 @@ FEWEST = 4
     "cffl",
     title="CFFL",
     summary="A model per site; sites whose models do well at home download more of the others' updates.",
-    paper=Paper(
-        authors="Lyu et al.",
-        title="Collaborative Fairness in Federated Learning",
-        venue="Federated Learning, LNCS 12500",
-        year=2020,
-        url="https://arxiv.org/abs/2008.12161",
+    paper=Paper.cited(
+        "Lyu et al.: Collaborative Fairness in Federated Learning. Federated Learning, LNCS 12500 2020. "
+        "https://arxiv.org/abs/2008.12161"
     ),
     probes=("local-error",),
 )

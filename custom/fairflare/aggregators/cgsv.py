@@ -36,12 +36,9 @@ TINY = 1e-7
     "cgsv",
     title="CGSV",
     summary="A model per site; sites whose updates agree with the aggregate receive more of it.",
-    paper=Paper(
-        authors="Xu et al.",
-        title="Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning",
-        venue="NeurIPS",
-        year=2021,
-        url="https://proceedings.neurips.cc/paper/2021/hash/8682cc30db9c025ecd3fee433f8ab54c-Abstract.html",
+    paper=Paper.cited(
+        "Xu et al.: Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning. NeurIPS 2021. "
+        "https://proceedings.neurips.cc/paper/2021/hash/8682cc30db9c025ecd3fee433f8ab54c-Abstract.html"
     ),
 )
 @dataclass(frozen=True)

@@ -30,12 +30,9 @@ RATES: dict[str, Rate] = {"eo": "tpr", "dp": "selected"}
     "fairfed",
     title="FairFed",
     summary="Weighs sites whose gap between groups is close to the federation's; for demographic groups.",
-    paper=Paper(
-        authors="Ezzeldin et al.",
-        title="FairFed: Enabling Group Fairness in Federated Learning",
-        venue="AAAI",
-        year=2023,
-        url="https://arxiv.org/abs/2110.00857",
+    paper=Paper.cited(
+        "Ezzeldin et al.: FairFed: Enabling Group Fairness in Federated Learning. AAAI 2023. "
+        "https://arxiv.org/abs/2110.00857"
     ),
     probes=("fairness-counts",),
     reference={"metric": "accuracy"},

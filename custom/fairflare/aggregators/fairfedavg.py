@@ -26,12 +26,9 @@ Metric = Literal["worst-tpr", "eo-sd", "ap-sd", "eo-gap"]
     "fairfedavg",
     title="FairFedAvg",
     summary="Weighs sites by their examples and by how evenly the model decides among their groups.",
-    paper=Paper(
-        authors="Poulain et al.",
-        title="Improving Fairness in AI Models on Electronic Health Records: The Case for Federated Learning Methods",
-        venue="FAccT",
-        year=2023,
-        url="https://arxiv.org/abs/2305.11386",
+    paper=Paper.cited(
+        "Poulain et al.: Improving Fairness in AI Models on Electronic Health Records: The Case for Federated Learning "
+        "Methods. FAccT 2023. https://arxiv.org/abs/2305.11386"
     ),
     probes=("fairness-counts",),
 )

@@ -16,12 +16,9 @@ from fairflare.core.types import Info, Paper, Reply, Weights
     "fedavg",
     title="FedAvg",
     summary="Averages the sites' models by their number of examples: the baseline.",
-    paper=Paper(
-        authors="McMahan et al.",
-        title="Communication-Efficient Learning of Deep Networks from Decentralized Data",
-        venue="AISTATS",
-        year=2017,
-        url="https://arxiv.org/abs/1602.05629",
+    paper=Paper.cited(
+        "McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017. "
+        "https://arxiv.org/abs/1602.05629"
     ),
 )
 @dataclass(frozen=True)

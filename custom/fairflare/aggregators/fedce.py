@@ -33,12 +33,9 @@ FREE_RIDER = 3.0
     "fedce",
     title="FedCE",
     summary="Weighs sites by estimated contribution: novel updates, and loss of accuracy without them.",
-    paper=Paper(
-        authors="Jiang et al.",
-        title="Fair Federated Medical Image Segmentation via Client Contribution Estimation",
-        venue="CVPR",
-        year=2023,
-        url="https://arxiv.org/abs/2303.16520",
+    paper=Paper.cited(
+        "Jiang et al.: Fair Federated Medical Image Segmentation via Client Contribution Estimation. CVPR 2023. "
+        "https://arxiv.org/abs/2303.16520"
     ),
     probes=("leave-one-out", "local-error"),
     shared={"score_metric": ("probe.leave-one-out.score_metric", "probe.local-error.score_metric")},

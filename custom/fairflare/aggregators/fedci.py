@@ -41,12 +41,9 @@ MOST_EXACT = 10
     "fedci",
     title="FedCI",
     summary="Weighs sites by Shapley values that all sites measure in every round; up to 2^K - 1 models are sent.",
-    paper=Paper(
-        authors="Jiang et al.",
-        title="Fair Federated Medical Image Segmentation via Client Contribution Estimation",
-        venue="CVPR",
-        year=2023,
-        url="https://arxiv.org/abs/2303.16520",
+    paper=Paper.cited(
+        "Jiang et al.: Fair Federated Medical Image Segmentation via Client Contribution Estimation. CVPR 2023. "
+        "https://arxiv.org/abs/2303.16520"
     ),
     probes=("local-error", "coalition-error"),
     shared={"score_metric": ("probe.local-error.score_metric", "probe.coalition-error.score_metric")},

@@ -27,12 +27,9 @@ STEEPEST = 1e3
     "fedcostwavg",
     title="FedCostWAvg",
     summary="Weighs sites by their number of examples and by how much their cost fell.",
-    paper=Paper(
-        authors="Maechler et al.",
-        title="FedCostWAvg: A New Averaging for Better Federated Learning",
-        venue="BrainLes",
-        year=2021,
-        url="https://arxiv.org/abs/2111.08649",
+    paper=Paper.cited(
+        "Maechler et al.: FedCostWAvg: A New Averaging for Better Federated Learning. BrainLes 2021. "
+        "https://arxiv.org/abs/2111.08649"
     ),
     probes=("trained-loss", "local-error"),
 )

@@ -33,12 +33,8 @@ from fairflare.functional.gram import gram
     "fedfv",
     title="FedFV",
     summary="Removes from each update what points against the others' before averaging; badly served sites come last.",
-    paper=Paper(
-        authors="Wang et al.",
-        title="Federated Learning with Fair Averaging",
-        venue="IJCAI",
-        year=2021,
-        url="https://arxiv.org/abs/2104.14937",
+    paper=Paper.cited(
+        "Wang et al.: Federated Learning with Fair Averaging. IJCAI 2021. https://arxiv.org/abs/2104.14937"
     ),
     probes=("group-loss",),
 )

@@ -29,13 +29,9 @@ PAIRS: dict[str, tuple[str, str]] = {
 """Setting ``gap`` -> what a site sends of the received model and of its own trained one."""
 THIRD = 3
 """The authors' code divides by the number of sites that its experiments had."""
-GENERALIZATION = Paper(
-    authors="Zhang et al.",
-    title="Federated Domain Generalization with Generalization Adjustment",
-    venue="CVPR",
-    year=2023,
-    url="https://openaccess.thecvf.com/content/CVPR2023/html/"
-    "Zhang_Federated_Domain_Generalization_With_Generalization_Adjustment_CVPR_2023_paper.html",
+GENERALIZATION = Paper.cited(
+    "Zhang et al.: Federated Domain Generalization with Generalization Adjustment. CVPR 2023. "
+    "https://openaccess.thecvf.com/content/CVPR2023/html/Zhang_Federated_Domain_Generalization_With_Generalization_Adjustment_CVPR_2023_paper.html"
 )
 PROBES = ("loss", "trained-loss", "local-error")
 SHARED = {key: (f"probe.loss.{key}", f"probe.trained-loss.{key}") for key in ("loss_split", "probe_batch")}

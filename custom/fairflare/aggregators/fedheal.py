@@ -40,12 +40,9 @@ from fairflare.functional.gram import equalised, gram
     "fedheal",
     title="FedHEAL",
     summary="Ignores inconsistent parameter updates and favours sites far from the model; for domain skew.",
-    paper=Paper(
-        authors="Chen et al.",
-        title="Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity",
-        venue="CVPR",
-        year=2024,
-        url="https://arxiv.org/abs/2405.16585",
+    paper=Paper.cited(
+        "Chen et al.: Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity. CVPR "
+        "2024. https://arxiv.org/abs/2405.16585"
     ),
 )
 @dataclass(frozen=True)

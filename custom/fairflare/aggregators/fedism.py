@@ -39,13 +39,9 @@ REFERENCE = {"probe_transform": "train"}
     "fedism",
     title="FedISM",
     summary="Matches sharpness across sites at one fixed search radius; for image-quality shift.",
-    paper=Paper(
-        authors="Wu et al.",
-        title="From Optimization to Generalization: Fair Federated Learning against Quality Shift via Inter-Client "
-        "Sharpness Matching",
-        venue="IJCAI",
-        year=2024,
-        url="https://arxiv.org/abs/2404.17805",
+    paper=Paper.cited(
+        "Wu et al.: From Optimization to Generalization: Fair Federated Learning against Quality Shift via "
+        "Inter-Client Sharpness Matching. IJCAI 2024. https://arxiv.org/abs/2404.17805"
     ),
     trainer="gsam",
     probes=("sharpness",),
@@ -164,13 +160,9 @@ method(
     title="FedISM+",
     summary="Matches sharpness (S) or perturbed loss (L) at a radius that grows over the rounds; for quality shift.",
     rule="fedism",
-    paper=Paper(
-        authors="Wu et al.",
-        title="Fair Federated Medical Image Classification Against Quality Shift via Inter-Client Progressive State "
-        "Matching",
-        venue="arXiv",
-        year=2025,
-        url="https://arxiv.org/abs/2503.09587",
+    paper=Paper.cited(
+        "Wu et al.: Fair Federated Medical Image Classification Against Quality Shift via Inter-Client Progressive "
+        "State Matching. arXiv 2025. https://arxiv.org/abs/2503.09587"
     ),
     trainer="gsam",
     probes=("sharpness",),

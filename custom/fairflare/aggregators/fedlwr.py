@@ -29,12 +29,9 @@ OFFSET = 1e-9
     "fedlwr",
     title="Fed-LWR",
     summary="Weighs every layer by how far each site's features moved; for feature shift between scanners.",
-    paper=Paper(
-        authors="Yan et al.",
-        title="A New Perspective to Boost Performance Fairness for Medical Federated Learning",
-        venue="MICCAI",
-        year=2024,
-        url="https://arxiv.org/abs/2410.19765",
+    paper=Paper.cited(
+        "Yan et al.: A New Perspective to Boost Performance Fairness for Medical Federated Learning. MICCAI 2024. "
+        "https://arxiv.org/abs/2410.19765"
     ),
     probes=("layer-similarity",),
     shared={

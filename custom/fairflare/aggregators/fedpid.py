@@ -32,12 +32,9 @@ PROBES = ("trained-loss", "local-error")
     "fedpid",
     title="FedPID",
     summary="As FedPIDAvg, with the progress since the first round in place of the sum of costs.",
-    paper=Paper(
-        authors="Maechler et al.",
-        title="FedPID: An Aggregation Method for Federated Learning",
-        venue="arXiv",
-        year=2024,
-        url="https://arxiv.org/abs/2411.02152",
+    paper=Paper.cited(
+        "Maechler et al.: FedPID: An Aggregation Method for Federated Learning. arXiv 2024. "
+        "https://arxiv.org/abs/2411.02152"
     ),
     probes=PROBES,
     settings={"integral": "progress"},
@@ -140,12 +137,9 @@ method(
     title="FedPIDAvg",
     summary="Weighs sites by their size, the last fall of their cost and the sum of their last costs.",
     rule="fedpid",
-    paper=Paper(
-        authors="Maechler et al.",
-        title="FedPIDAvg: A PID Controller Inspired Aggregation Method for Federated Learning",
-        venue="BrainLes",
-        year=2022,
-        url="https://arxiv.org/abs/2304.12117",
+    paper=Paper.cited(
+        "Maechler et al.: FedPIDAvg: A PID Controller Inspired Aggregation Method for Federated Learning. BrainLes "
+        "2022. https://arxiv.org/abs/2304.12117"
     ),
     probes=PROBES,
 )

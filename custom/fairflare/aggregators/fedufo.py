@@ -35,12 +35,9 @@ LAMBDA = "The adversary's weight in the next round."
     "fedufo",
     title="FedUFO",
     summary="Raises the weight of sites and groups of patients with larger losses; for subpopulations.",
-    paper=Paper(
-        authors="Zhang et al.",
-        title="Unified fair federated learning for digital healthcare",
-        venue="Patterns",
-        year=2024,
-        url="https://doi.org/10.1016/j.patter.2023.100907",
+    paper=Paper.cited(
+        "Zhang et al.: Unified fair federated learning for digital healthcare. Patterns 2024. "
+        "https://doi.org/10.1016/j.patter.2023.100907"
     ),
     trainer="weighted",
     probes=("group-loss",),

@@ -50,12 +50,9 @@ class Found:
     summary="FedAvg with a penalty on how much the losses of sites, or of groups of patients, differ.",
     trainer="weighted",
     probes=("group-loss",),
-    paper=Paper(
-        authors="Xing et al.",
-        title="Achieving flexible fairness metrics in federated medical imaging",
-        venue="Nature Communications",
-        year=2025,
-        url="https://doi.org/10.1038/s41467-025-58549-0",
+    paper=Paper.cited(
+        "Xing et al.: Achieving flexible fairness metrics in federated medical imaging. Nature Communications 2025. "
+        "https://doi.org/10.1038/s41467-025-58549-0"
     ),
 )
 @dataclass(frozen=True)

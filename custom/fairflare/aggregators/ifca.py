@@ -29,12 +29,9 @@ LOSS = "cluster_loss"
     title="IFCA",
     summary="Clusters of sites, each with a model of its own; a site joins the cluster whose model fits it best.",
     probes=("cluster-loss",),
-    paper=Paper(
-        authors="Ghosh et al.",
-        title="An Efficient Framework for Clustered Federated Learning",
-        venue="NeurIPS",
-        year=2020,
-        url="https://arxiv.org/abs/2006.04088",
+    paper=Paper.cited(
+        "Ghosh et al.: An Efficient Framework for Clustered Federated Learning. NeurIPS 2020. "
+        "https://arxiv.org/abs/2006.04088"
     ),
 )
 @dataclass(frozen=True)

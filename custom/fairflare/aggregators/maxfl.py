@@ -23,12 +23,8 @@ APPEAL = "appeal"
     title="MaxFL",
     summary="Weighs most the sites that the shared model is about to win or to lose against their own; for its appeal.",
     probes=("appeal",),
-    paper=Paper(
-        authors="Cho et al.",
-        title="Maximizing Global Model Appeal in Federated Learning",
-        venue="TMLR",
-        year=2024,
-        url="https://arxiv.org/abs/2205.14840",
+    paper=Paper.cited(
+        "Cho et al.: Maximizing Global Model Appeal in Federated Learning. TMLR 2024. https://arxiv.org/abs/2205.14840"
     ),
 )
 @dataclass(frozen=True)

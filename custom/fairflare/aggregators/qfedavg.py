@@ -34,12 +34,8 @@ MOST_Q = 30
 """(1e-10)^30 and (1e6)^30 times any number of examples are doubles."""
 WORST_ONLY = 100.0
 """From this q on the reference takes the site with the largest loss alone."""
-PAPER = Paper(
-    authors="Li et al.",
-    title="Fair Resource Allocation in Federated Learning",
-    venue="ICLR",
-    year=2020,
-    url="https://arxiv.org/abs/1905.10497",
+PAPER = Paper.cited(
+    "Li et al.: Fair Resource Allocation in Federated Learning. ICLR 2020. https://arxiv.org/abs/1905.10497"
 )
 
 

@@ -29,12 +29,9 @@ Combine: TypeAlias = "Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.nd
 REMOVED = Note(
     "removed", "Removed weight", "fraction", meaning="What of the site's weight p_k had no part in the model."
 )
-YIN = Paper(
-    authors="Yin et al.",
-    title="Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates",
-    venue="ICML",
-    year=2018,
-    url="https://arxiv.org/abs/1803.01498",
+YIN = Paper.cited(
+    "Yin et al.: Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates. ICML 2018. "
+    "https://arxiv.org/abs/1803.01498"
 )
 
 
@@ -105,12 +102,9 @@ class TrimmedMean(Combining):
     "multi-krum",
     title="Multi-Krum",
     summary="Averages the updates that have near neighbours and drops the others; against a few wild sites.",
-    paper=Paper(
-        authors="Blanchard et al.",
-        title="Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
-        venue="NeurIPS",
-        year=2017,
-        url="https://arxiv.org/abs/1703.02757",
+    paper=Paper.cited(
+        "Blanchard et al.: Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent. NeurIPS 2017. "
+        "https://arxiv.org/abs/1703.02757"
     ),
 )
 @dataclass(frozen=True)

@@ -41,12 +41,9 @@ from fairflare.core.validation import Range, within
     "shapfed",
     title="ShapFed",
     summary="Weighs sites by how their last layer's update agrees with the sum, class by class; can reward sites.",
-    paper=Paper(
-        authors="Tastan et al.",
-        title="Redefining Contributions: Shapley-Driven Federated Learning",
-        venue="IJCAI",
-        year=2024,
-        url="https://arxiv.org/abs/2406.00569",
+    paper=Paper.cited(
+        "Tastan et al.: Redefining Contributions: Shapley-Driven Federated Learning. IJCAI 2024. "
+        "https://arxiv.org/abs/2406.00569"
     ),
     probes=("held-classes",),
 )

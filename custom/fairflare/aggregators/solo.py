@@ -15,12 +15,9 @@ from fairflare.core.types import Info, Paper, Reply, StateDict
     "solo",
     title="Solo",
     summary="Every site trains alone, with a model of its own: what it would have without the federation.",
-    paper=Paper(
-        authors="McMahan et al.",
-        title="Communication-Efficient Learning of Deep Networks from Decentralized Data",
-        venue="AISTATS",
-        year=2017,
-        url="https://arxiv.org/abs/1602.05629",
+    paper=Paper.cited(
+        "McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017. "
+        "https://arxiv.org/abs/1602.05629"
     ),
 )
 @dataclass(frozen=True)

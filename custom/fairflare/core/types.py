@@ -6,6 +6,7 @@ Rules, trainers and probes know these types and nothing of each other; nothing h
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -162,6 +163,14 @@ class Paper:
 
     def __str__(self) -> str:
         return f"{self.authors}, {self.venue} {self.year}"
+
+    @classmethod
+    def cited(cls, text: str) -> Paper:
+        """Of "AUTHORS: TITLE. VENUE YEAR. URL"; raises ValueError for another text."""
+        found = re.fullmatch(r"(.+?): (.+)\. (.+?) (\d{4})\. (\S+)", text)
+        if not found:
+            raise ValueError(f"expected AUTHORS: TITLE. VENUE YEAR. URL, got {text!r}")
+        return cls(found[1], found[2], found[3], int(found[4]), found[5])
 
 
 def numbers_of(part: Any) -> list[Number]:

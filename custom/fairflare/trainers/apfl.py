@@ -23,12 +23,8 @@ LOCAL, ALPHA = "local model", "mixing weight"
     "apfl",
     title="APFL",
     summary="FedAvg, and at each site a mixture of the shared model with one of its own.",
-    paper=Paper(
-        authors="Deng et al.",
-        title="Adaptive Personalized Federated Learning",
-        venue="arXiv",
-        year=2020,
-        url="https://arxiv.org/abs/2003.13461",
+    paper=Paper.cited(
+        "Deng et al.: Adaptive Personalized Federated Learning. arXiv 2020. https://arxiv.org/abs/2003.13461"
     ),
 )
 @dataclass(frozen=True)

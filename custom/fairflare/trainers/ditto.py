@@ -20,12 +20,9 @@ from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, optimiz
     "ditto",
     title="Ditto",
     summary="FedAvg, and at each site a model of its own that is drawn towards the shared one.",
-    paper=Paper(
-        authors="Li et al.",
-        title="Ditto: Fair and Robust Federated Learning Through Personalization",
-        venue="ICML",
-        year=2021,
-        url="https://arxiv.org/abs/2012.04221",
+    paper=Paper.cited(
+        "Li et al.: Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021. "
+        "https://arxiv.org/abs/2012.04221"
     ),
 )
 @dataclass(frozen=True)

@@ -19,12 +19,9 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
     "fedbn",
     title="FedBN",
     summary="FedAvg over all layers but BatchNorm, of which every site has its own; for feature shift.",
-    paper=Paper(
-        authors="Li et al.",
-        title="FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
-        venue="ICLR",
-        year=2021,
-        url="https://arxiv.org/abs/2102.07623",
+    paper=Paper.cited(
+        "Li et al.: FedBN: Federated Learning on Non-IID Features via Local Batch Normalization. ICLR 2021. "
+        "https://arxiv.org/abs/2102.07623"
     ),
 )
 @dataclass(frozen=True)
@@ -51,12 +48,9 @@ class FedBN(PlainTrainer):
     "silobn",
     title="SiloBN",
     summary="FedAvg whose sites keep BatchNorm's running statistics and share its scale and shift; for feature shift.",
-    paper=Paper(
-        authors="Andreux et al.",
-        title="Siloed Federated Learning for Multi-centric Histopathology Datasets",
-        venue="DART",
-        year=2020,
-        url="https://arxiv.org/abs/2008.07424",
+    paper=Paper.cited(
+        "Andreux et al.: Siloed Federated Learning for Multi-centric Histopathology Datasets. DART 2020. "
+        "https://arxiv.org/abs/2008.07424"
     ),
 )
 @dataclass(frozen=True)

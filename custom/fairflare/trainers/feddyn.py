@@ -39,12 +39,8 @@ MOST_NORM = 10.0
     title="FedDyn",
     summary="Each site's objective is corrected by its own history, so that all sites' optima agree.",
     settings={"rule.weighting": "uniform"},
-    paper=Paper(
-        authors="Acar et al.",
-        title="Federated Learning Based on Dynamic Regularization",
-        venue="ICLR",
-        year=2021,
-        url="https://arxiv.org/abs/2111.04263",
+    paper=Paper.cited(
+        "Acar et al.: Federated Learning Based on Dynamic Regularization. ICLR 2021. https://arxiv.org/abs/2111.04263"
     ),
 )
 @dataclass(frozen=True)

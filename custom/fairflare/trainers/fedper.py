@@ -19,12 +19,9 @@ from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, local_b
     "fedper",
     title="FedPer",
     summary="FedAvg over all layers but the last, of which every site has its own; for label shift.",
-    paper=Paper(
-        authors="Arivazhagan et al.",
-        title="Federated Learning with Personalization Layers",
-        venue="arXiv",
-        year=2019,
-        url="https://arxiv.org/abs/1912.00818",
+    paper=Paper.cited(
+        "Arivazhagan et al.: Federated Learning with Personalization Layers. arXiv 2019. "
+        "https://arxiv.org/abs/1912.00818"
     ),
 )
 @dataclass(frozen=True)
@@ -62,12 +59,9 @@ class FedPer(PlainTrainer):
     "fedrep",
     title="FedRep",
     summary="As FedPer, but each site fits its own last layer first, and then the shared ones to it; for label shift.",
-    paper=Paper(
-        authors="Collins et al.",
-        title="Exploiting Shared Representations for Personalized Federated Learning",
-        venue="ICML",
-        year=2021,
-        url="https://arxiv.org/abs/2102.07078",
+    paper=Paper.cited(
+        "Collins et al.: Exploiting Shared Representations for Personalized Federated Learning. ICML 2021. "
+        "https://arxiv.org/abs/2102.07078"
     ),
 )
 @dataclass(frozen=True)

@@ -28,12 +28,9 @@ REFERENCE_ROUNDS = 100
     "fedproc",
     title="FedProc",
     summary="FedAvg whose local features are drawn to the federation's class means, strongly at first.",
-    paper=Paper(
-        authors="Mu et al.",
-        title="FedProc: Prototypical Contrastive Federated Learning on Non-IID Data",
-        venue="Future Generation Computer Systems",
-        year=2023,
-        url="https://arxiv.org/abs/2109.12273",
+    paper=Paper.cited(
+        "Mu et al.: FedProc: Prototypical Contrastive Federated Learning on Non-IID Data. Future Generation Computer "
+        "Systems 2023. https://arxiv.org/abs/2109.12273"
     ),
 )
 @dataclass(frozen=True)

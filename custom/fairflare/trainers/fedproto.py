@@ -30,12 +30,9 @@ LONGEST = 10.0
     "fedproto",
     title="FedProto",
     summary="Own models, joined by the mean features of each class; with share=both the models are averaged too.",
-    paper=Paper(
-        authors="Tan et al.",
-        title="FedProto: Federated Prototype Learning across Heterogeneous Clients",
-        venue="AAAI",
-        year=2022,
-        url="https://arxiv.org/abs/2105.00243",
+    paper=Paper.cited(
+        "Tan et al.: FedProto: Federated Prototype Learning across Heterogeneous Clients. AAAI 2022. "
+        "https://arxiv.org/abs/2105.00243"
     ),
 )
 @dataclass(frozen=True)

@@ -17,12 +17,8 @@ from fairflare.trainers.base import PlainTrainer
     "fedprox",
     title="FedProx",
     summary="FedAvg whose sites stay near the received model: a proximal term on top of the local objective.",
-    paper=Paper(
-        authors="Li et al.",
-        title="Federated Optimization in Heterogeneous Networks",
-        venue="MLSys",
-        year=2020,
-        url="https://arxiv.org/abs/1812.06127",
+    paper=Paper.cited(
+        "Li et al.: Federated Optimization in Heterogeneous Networks. MLSys 2020. https://arxiv.org/abs/1812.06127"
     ),
 )
 @dataclass(frozen=True)

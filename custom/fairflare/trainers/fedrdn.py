@@ -103,12 +103,9 @@ class OwnNormalised:
     "fedrdn",
     title="FedRDN",
     summary="FedAvg on images normalised with the statistics of drawn sites; for scanners that differ.",
-    paper=Paper(
-        authors="Yan et al.",
-        title="A Simple Data Augmentation for Feature Distribution Skewed Federated Learning",
-        venue="CVPR",
-        year=2025,
-        url="https://arxiv.org/abs/2306.09363",
+    paper=Paper.cited(
+        "Yan et al.: A Simple Data Augmentation for Feature Distribution Skewed Federated Learning. CVPR 2025. "
+        "https://arxiv.org/abs/2306.09363"
     ),
 )
 @dataclass(frozen=True)

@@ -24,13 +24,7 @@ PREVIOUS = "previous model"
     "moon",
     title="MOON",
     summary="FedAvg whose local features stay close to the shared model's and away from the site's last ones.",
-    paper=Paper(
-        authors="Li et al.",
-        title="Model-Contrastive Federated Learning",
-        venue="CVPR",
-        year=2021,
-        url="https://arxiv.org/abs/2103.16257",
-    ),
+    paper=Paper.cited("Li et al.: Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257"),
 )
 @dataclass(frozen=True)
 class Moon(PlainTrainer):

@@ -271,12 +271,9 @@ def _own_sums(design: torch.Tensor, outcome: torch.Tensor, name: str) -> torch.T
     return torch.stack(rows).nan_to_num(0.0) * estimate.isfinite()
 
 
-GLORE = Paper(
-    authors="Wu et al.",
-    title="Grid Binary LOgistic REgression (GLORE): building shared models without sharing data",
-    venue="JAMIA",
-    year=2012,
-    url="https://doi.org/10.1136/amiajnl-2012-000862",
+GLORE = Paper.cited(
+    "Wu et al.: Grid Binary LOgistic REgression (GLORE): building shared models without sharing data. JAMIA 2012. "
+    "https://doi.org/10.1136/amiajnl-2012-000862"
 )
 
 method(

@@ -22,12 +22,9 @@ from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, optimiz
     title="pFedMe",
     summary="A model of each site's own that is drawn to the shared one, which follows the sites' own models in turn.",
     settings={"weighting": "uniform"},
-    paper=Paper(
-        authors="T Dinh et al.",
-        title="Personalized Federated Learning with Moreau Envelopes",
-        venue="NeurIPS",
-        year=2020,
-        url="https://arxiv.org/abs/2006.08848",
+    paper=Paper.cited(
+        "T Dinh et al.: Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020. "
+        "https://arxiv.org/abs/2006.08848"
     ),
 )
 @dataclass(frozen=True)

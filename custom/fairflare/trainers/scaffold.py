@@ -24,12 +24,9 @@ OWN = "control"
     summary="Control variates take each site's own drift out of its local steps; for SGD and many local steps.",
     settings={"weighting": "uniform"},
     shared={"weighting": ("rule.weighting", "trainer.weighting")},
-    paper=Paper(
-        authors="Karimireddy et al.",
-        title="SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
-        venue="ICML",
-        year=2020,
-        url="https://arxiv.org/abs/1910.06378",
+    paper=Paper.cited(
+        "Karimireddy et al.: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. ICML 2020. "
+        "https://arxiv.org/abs/1910.06378"
     ),
 )
 @dataclass(frozen=True)
