@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fairflare.cli import console
 from fairflare.cli.options import (
     PATH,
     AnyPath,
@@ -73,7 +74,6 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
     A LEVEL is a column of a table, folder1 (the outermost folder), folder2 ..., name (the beginning of the files'
     names) or a keyword of DICOM headers such as PatientID.
     """
-    from fairflare.cli import console
     from fairflare.studies.display import Counter
 
     with Counter("looking at the data") as counter:
@@ -113,7 +113,6 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _ask(counter: Counter, what: str, readings: Sequence[Reading]) -> int:
     """The reading that somebody at the terminal chooses."""
-    from fairflare.cli import console
 
     with counter.aside():
         console.say(f"{what}:")
@@ -151,7 +150,6 @@ def preflight(
     seen. One line per site and kind of problem. Run it at the hospital: its lines may name files. With --json it prints
     what may leave a site: no counts but the bands they lie in.
     """
-    from fairflare.cli import console
     from fairflare.core.findings import accepted_codes
     from fairflare.core.order import some
     from fairflare.studies.display import Counter
@@ -189,7 +187,6 @@ def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...], as_j
     DATASET is a task that reads images from disk, e.g. rsna-ich or prostate:paper; --set changes its options. Corrupted
     images that it lacks are made, once and seeded. Nothing is downloaded.
     """
-    from fairflare.cli import console
     from fairflare.cli.prepare import prepare_dataset
     from fairflare.studies.display import Counter
 
@@ -214,7 +211,6 @@ def fingerprint(
     min_count images on, medians of height, width and pixel spacing, whether images have colours, mean and spread of
     their pixels.
     """
-    from fairflare.cli import console
     from fairflare.cli.preflight import write_fingerprint
 
     values = own_names(parse_pairs(pairs), "task")
@@ -240,7 +236,6 @@ def plan(
 
     `fairflare run --datalists DIR` uses the same plan by itself.
     """
-    from fairflare.cli import console
     from fairflare.cli.preflight import plan_of_files, plan_of_folder
     from fairflare.engine.setup.plans import write_plan
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from fairflare.cli import console
 from fairflare.cli.options import PATH, as_json
 
 INIT = "init"
@@ -24,7 +25,6 @@ def evidence(words: tuple[str, ...], out: Path | None, human: Path | None, as_js
     control. `fairflare evidence init RUN` writes RUN/evidence.yaml with the questions that only a human can answer.
     docs/evidence.md
     """
-    from fairflare.cli import console
     from fairflare.studies.evidence import init_evidence, write_evidence
 
     if len(words) != 1 + (words[0] == INIT):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fairflare.cli import console
 from fairflare.cli.options import (
     PATH,
     as_json,
@@ -58,7 +59,6 @@ def run(
     With --pooled DIR holds a folder for this run and one for the pooled one, with their comparison, site by site; the
     same command goes on with what is missing.
     """
-    from fairflare.cli import console
     from fairflare.studies.runs import default_folder, execute, execute_deployed
 
     folder = out or default_folder(config)
@@ -105,7 +105,7 @@ def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
 @as_json
 def resume(folder: Path, as_json: bool, **how: Any) -> None:
     """Continue the interrupted or failed run in FOLDER after its last finished round."""
-    from fairflare.cli import console, results
+    from fairflare.cli import results
     from fairflare.studies.runs import resume as resume_run
 
     summary = resume_run(folder, **how)
@@ -126,7 +126,6 @@ def export(config: RunConfig, out: Path, solo: bool | None, **how: Any) -> None:
 
     METHOD may be a YAML file as `fairflare run` takes it, whose keys on where and how it runs are left aside.
     """
-    from fairflare.cli import console
     from fairflare.cli.jobs import export_job
     from fairflare.engine.setup.config import with_benefit
 

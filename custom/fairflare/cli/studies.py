@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fairflare.cli import console
 from fairflare.cli.options import (
     PATH,
     as_json,
@@ -104,7 +105,7 @@ def compare(
     runs fedufo nine times and fedavg once. Finished runs found in --out are reused. docs/comparing.md says what each
     number means; --test-on alpha=1 is FedUFO's training with one skew and testing with another.
     """
-    from fairflare.cli import console, results
+    from fairflare.cli import results
     from fairflare.engine.setup.config import can_ask, with_benefit
     from fairflare.studies import comparison
     from fairflare.studies.study import arms
@@ -163,7 +164,7 @@ def contribution(
     sites, and its weights are compared with what sites contribute, as those of the first one are. Finished runs found
     in --out are reused, so that an interrupted measurement goes on where it stopped.
     """
-    from fairflare.cli import console, results
+    from fairflare.cli import results
     from fairflare.studies.contribution import Question, measure_contribution
 
     chosen, others = tuple(parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
@@ -198,7 +199,7 @@ def riders(
     One site, another for each seed, sends zeros, noise, the last global step, another site's update, or trains with one
     image again and again. Detectors see what the server sees. docs/comparing.md says what each of them marks.
     """
-    from fairflare.cli import console, results
+    from fairflare.cli import results
     from fairflare.studies.contribution import Question
     from fairflare.studies.free_riders import measure_riders
 
@@ -246,7 +247,6 @@ def search(
     The score is mean, worst site, or mean - w (mean - worst) of the final model on the sites' own validation splits.
     The same command goes on where it was stopped; a larger --trials adds to it.
     """
-    from fairflare.cli import console
     from fairflare.studies.search import Search, parse_over, run_search
 
     choices = {**choices, "seed": seed}
@@ -303,7 +303,6 @@ def paper(
     the same command goes on after an interruption. Tables are written to --out/papers as Markdown, CSV, LaTeX, HTML
     and JSON, figures as SVG beside them.
     """
-    from fairflare.cli import console
     from fairflare.studies.paper_list import paper_rows, preset_pairs
 
     if name is None:

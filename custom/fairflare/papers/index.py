@@ -66,7 +66,7 @@ def _listed(entries: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _filled(value: Any, named: Mapping[str, Any]) -> Any:
-    """``value`` with what is ``named`` in the place of "{name}" in its texts; a text of one name alone gets its type."""
+    """``value`` with what is ``named`` in the place of "{name}" in its texts; one name alone keeps its type."""
     if isinstance(value, list):
         return [_filled(one, named) for one in value]
     if isinstance(value, dict):
