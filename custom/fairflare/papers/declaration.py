@@ -191,8 +191,10 @@ class Paper:
 
     Args:
         words: authors, short title, venue and year.
+        became: a name of version 0.2 -> what it shows now where that is something else: exhibits have printed numbers.
     """
 
     key: str
     words: str
     exhibits: tuple[Exhibit, ...]
+    became: Mapping[str, str] = field(default_factory=dict)

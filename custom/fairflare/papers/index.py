@@ -35,7 +35,7 @@ def read_paper(key: str) -> Paper:
         panels = about.get("panels") or [{"key": number, **{k: v for k, v in about.items() if k != "title"}}]
         tables = tuple(_table(panel, data) for panel in _listed(panels))
         exhibits.append(Exhibit(f"{key}-{name}", about["title"], tables, own=not OWN.match(name)))
-    return Paper(key, content["words"], tuple(exhibits))
+    return Paper(key, content["words"], tuple(exhibits), content.get("became", {}))
 
 
 def _table(about: Mapping[str, Any], data: Mapping[str, Data]) -> Table:
@@ -97,30 +97,6 @@ def _texts(parts: Sequence[Any]) -> Iterator[str]:
 PAPERS = tuple(map(read_paper, ("fedism", "fedlwr", "fedheal", "fedufo", "fedce", "flamby")))
 
 
-BECAME = {
-    "fedism-figure-4": "the learning curves; the loss around the final models is fedism-figure-7",
-    "fedism-figure-5": "the sweeps of q and beta; radius and tau are in fedism-figure-4",
-    "fedism-figure-6": "the share of clients with poor images; q and beta are fedism-figure-5",
-    "fedism-figure-7": "the loss around the final models; the share of poor clients is fedism-figure-6",
-    "fedheal-3": "Ditto and FedFV; the hosts on Office-Caltech are in fedheal-table-2",
-    "fedheal-4": "the sweep of FAEL's beta; hosts with and without FedHEAL are in fedheal-table-2",
-    "fedheal-figure-6": "the sweep of tau; beta is fedheal-table-4",
-    "fedufo-1": "disparity over clients; all metrics of COVID-19 are spread over fedufo-table-1 to -4 and -9",
-    "fedufo-9": "overall accuracy; the group recognised worst is in fedufo-table-10",
-    "fedufo-11": "patients per client and class; bytes and seconds stand in every run's report",
-    "fedufo-figure-3": "the trade-offs of radius and beta; curves over rounds stand in every run's report",
-    "fedufo-figure-4": "the numbers of clients and epochs; gamma is fedufo-gamma, beta and radius are fedufo-figure-3",
-    "fedce-4": "leaving out on retina; the ablation is fedce-figure-6",
-    "fedce-figure-3": "validation Dice over the rounds; leave-one-out shares are fedce-table-4 and -5",
-    "fedce-figure-4": "free riders at six rounds; the shift between scanners is fedce-shift",
-    "fedce-figure-5": "weights with and without client 5",
-    "fedce-figure-6": "the ablation; mean Dice over the rounds is fedce-figure-3",
-    "fedce-figure-8": "example segmentations",
-    "fedce-figure-9": "example segmentations; the ablation is fedce-figure-6",
-}
-"""What a name of version 0.2 shows now where that is something else: exhibits have the numbers that papers print."""
-
-
 def exhibits() -> dict[str, Exhibit]:
     return {exhibit.name: exhibit for paper in PAPERS for exhibit in paper.exhibits}
 
@@ -147,4 +123,5 @@ def current(name: str) -> str:
 def became(name: str) -> str:
     """A line on what an earlier name shows now; "" where that is what it was."""
     moved = "" if current(name) == name else f", now {current(name)}"
-    return f"{name}{moved}: {BECAME.get(name, 'the same exhibit')}" if moved or name in BECAME else ""
+    others = {f"{paper.key}-{number}": shows for paper in PAPERS for number, shows in paper.became.items()}
+    return f"{name}{moved}: {others.get(name, 'the same exhibit')}" if moved or name in others else ""
