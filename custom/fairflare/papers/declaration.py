@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a paper's table or figure is: which methods, on which data, measured how, printed how. Plain data, no code."""
+"""What a paper's table or figure is: which methods, on which data, measured how, printed how; see ``index``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Better = Literal["", "higher", "lower"]
@@ -191,47 +191,10 @@ class Paper:
 
     Args:
         words: authors, short title, venue and year.
+        became: a name of version 0.2 -> what it shows now where that is something else: exhibits have printed numbers.
     """
 
     key: str
     words: str
     exhibits: tuple[Exhibit, ...]
-
-
-def on(columns: tuple[Column, ...], *data: Data) -> tuple[Block, ...]:
-    """The same columns of one data set or of several."""
-    return tuple(Block(one, columns) for one in data)
-
-
-def printed(each: str, over: str, mean: str, ddof: int, order: tuple[str, ...] = ()) -> tuple[Column, ...]:
-    """A column for each site or domain, their mean and their standard deviation, in per cent."""
-    of: dict[str, Any] = {"digits": 2, "scale": 100}
-    return (
-        Column(each, each, f"{each}s", order=order, **of),
-        Column("mean", mean, over, {"which": "mean"}, **of),
-        Column("std", "Std", over, {"which": "std", "ddof": ddof}, better="lower", **of),
-    )
-
-
-def table(
-    number: str, title: str, words: str, rows: tuple[Row, ...], blocks: tuple[Block, ...], **more: Any
-) -> Exhibit:
-    """A printed table of one part; ``words`` and ``more`` are of its ``Table``."""
-    return Exhibit(f"table-{number}", title, (Table(number, words, rows, blocks, **more),))
-
-
-def figure(
-    number: str, title: str, words: str, rows: tuple[Row, ...], blocks: tuple[Block, ...], **more: Any
-) -> Exhibit:
-    """A figure of one panel."""
-    return panels(number, title, Table(number, words, rows, blocks, **more))
-
-
-def panels(number: str, title: str, *tables: Table) -> Exhibit:
-    return Exhibit(f"figure-{number}", title, tables)
-
-
-def paper(key: str, words: str, *exhibits: Exhibit) -> Paper:
-    """A paper whose exhibits are named after it: "fedheal-table-2", "fedism-figure-5"."""
-    named = (one.name.removeprefix("figure-").removeprefix("table-") if one.own else one.name for one in exhibits)
-    return Paper(key, words, tuple(replace(one, name=f"{key}-{name}") for one, name in zip(exhibits, named)))
+    became: Mapping[str, str] = field(default_factory=dict)

@@ -128,17 +128,14 @@ def _transposed(table: Table, shown: model.Table) -> model.Table:
     for column in shown.columns:
         for row in shown.rows:
             title = " ".join(part for part in (column.group or (column.title if several else ""), row.group) if part)
-            title = f"{column.group}: {column.title}" if column.group and _shares_group(shown, column) else title
+            shared = column.group and sum(other.group == column.group for other in shown.columns) > 1
+            title = f"{column.group}: {column.title}" if shared else title
             at = (column.key, row.group)
             own = rows.setdefault(at, model.Row(file_name(".".join(filter(None, at))), title or column.title, {}))
             cell = replace(row.cells.get(column.key, model.Cell()), form=column.form)
             rows[at] = replace(own, cells={**own.cells, names[row.title]: cell})
     columns = tuple(model.Column(names[title], title) for title in across)
     return replace(shown, columns=columns, rows=tuple(rows.values()))
-
-
-def _shares_group(shown: model.Table, column: model.Column) -> bool:
-    return sum(other.group == column.group for other in shown.columns) > 1
 
 
 def differences(table: Table, key: str, used: Sequence[Used], first: str = FIRST) -> model.Table | None:
@@ -191,8 +188,7 @@ def _data_words(one: Used) -> str:
     if not one.stands_in and not one.data.needs:
         return f"{one.data.title}: {one.task}, which comes with the package."
     if not one.stands_in:
-        whose = "the user's copy, " if one.data.needs else ""
-        return f"{one.data.title}: {whose}{one.task}."
+        return f"{one.data.title}: the user's copy, {one.task}."
     return f"{one.data.title} is not here: measured on {one.task}, {one.data.words}; no printed number applies to it."
 
 

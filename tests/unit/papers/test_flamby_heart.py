@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairflare.cli.main import main
-from fairflare.papers import flamby
+from fairflare.papers.index import named
 from fairflare.papers.tabulate import published_numbers
 
 CLOSE = 0.02
@@ -23,9 +23,9 @@ PATIENTS = {"Cleveland": 104, "Hungary": 89, "Switzerland": 16, "VA": 45}
 
 
 def test_every_cell_of_the_table_has_its_published_number():
-    printed, source = published_numbers("flamby_heart")
-    assert set(printed) == {(row.key, f"site.{site}") for row in flamby.ROWS for site in SITES}
-    assert "FLamby" in source and flamby.SEEDS == (42, 43, 44, 45, 46)
+    (table,), (printed, source) = named("flamby-heart").tables, published_numbers("flamby_heart")
+    assert set(printed) == {(row.key, f"site.{site}") for row in table.rows for site in SITES}
+    assert "FLamby" in source and table.seeds == (42, 43, 44, 45, 46)
 
 
 def cells(path):
