@@ -62,6 +62,7 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option(
     "--event", default="", metavar="CLASS", help="The class whose risk is asked for, of a task with more than two."
 )
+@click.option("--class-shares", is_flag=True, help="A shared model counts with own class shares, too.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the initial models and all local work.")
 @grid_options
 def join(
@@ -75,6 +76,7 @@ def join(
     margin: float,
     new_size: int,
     event: str,
+    class_shares: bool,
     seed: int,
     env: str,
     deployment: dict[str, Any] | None,
@@ -98,7 +100,7 @@ def join(
     from fairflare.studies.join import OneSplit, Question, measure_join, sentences
 
     design = OneSplit(folds, 1) if one_split else Design(folds, repeats)
-    question = Question(methods, task, design, margin, new_size, seed, choices, event=event)
+    question = Question(methods, task, design, margin, new_size, seed, choices, event=event, shares=class_shares)
     folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": methods}, "join")
     if export or secure or env != "local":
         from fairflare.studies.join_job import job_of, join_by_job
