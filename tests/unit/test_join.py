@@ -18,7 +18,7 @@ from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.functional import combination, slopes
 from fairflare.functional.decision import Design
-from fairflare.functional.reasons import part_right
+from fairflare.functional.exchange import Direction
 from fairflare.report.join import Deployed, OutOfFold, answers, page
 from fairflare.studies.candidates import SHARES, federation_odds, log_odds, moved, on_fold
 from fairflare.studies.forecast import Together
@@ -174,7 +174,8 @@ def test_what_the_regression_says_is_that_of_slopes():
     regressions = Together.of([(t.deployed.x, t.labels) for t in tested.values()]).each
     parts, known, sums = [], [], np.zeros(2)
     for t, of in zip(tested.values(), regressions):
-        parts.append(part_right(t.labels, t.risks[0], t.risks[1], DESIGN))
+        row = t.at_hand().row
+        parts.append(Direction.along(row, np.ones(1), row.seconds[0]).part_right(DESIGN))
         known.append(slopes.Regressed.of_models(of, t.deployed.x, *t.deployed.risks, parts[-1].q))
         sums += slopes.misfit_terms(parts[-1], known[-1].of.mean, DESIGN)
     for row, part, one in zip(found.values(), parts, known):

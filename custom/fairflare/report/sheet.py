@@ -45,8 +45,8 @@ def sheet(found: Mapping[str, Any], site: str, leaves: Sequence[Mapping[str, str
         language: of the sentences; numbers stay as they are.
 
     Returns:
-        format, language, site, title, task, score; sites, refused (names), patients; answer: kind, candidate, sentence; mix,
-        with its sentence; candidates: rows as in join.json; groups and not_validated (other scores): those of the
+        format, language, site, title, task, score; sites, refused (names), patients; answer: kind, candidate, sentence;
+        mix, with its sentence; candidates: rows as in join.json; groups and not_validated (other scores): those of the
         answer's candidate; leaves; privacy: epsilon and delta by method and whose they are, with sentences.
     """
     words, row, candidates = texts(language), found["sites"][site], list(found["candidates"])

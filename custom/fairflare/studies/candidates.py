@@ -50,7 +50,7 @@ def log_odds(labels: Array) -> float:
 def federation_odds(parts: Parts, config: RunConfig, event: int) -> float:
     """``log_odds`` among the patients of all sites that have trained a run."""
     trained = [parts.task.site_data(site).splits["train"] for site in site_of_client(config, parts.task).values()]
-    return log_odds(np.concatenate([(part.labels.numpy() == event).astype(np.float64) for part in trained]))  # type: ignore[union-attr]  # examples are in memory
+    return log_odds(np.concatenate([(part.labels.numpy() == event).astype(np.float64) for part in trained]))
 
 
 def moved(
