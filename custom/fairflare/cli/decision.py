@@ -97,7 +97,7 @@ def join(
     """
     from fairflare.cli import console
     from fairflare.functional.decision import Design
-    from fairflare.studies.join import OneSplit, Question, measure_join, sentences
+    from fairflare.studies.join import OneSplit, Question, measure_join
 
     design = OneSplit(folds, 1) if one_split else Design(folds, repeats)
     question = Question(methods, task, design, margin, new_size, seed, choices, event=event, shares=class_shares)
@@ -120,8 +120,8 @@ def join(
     if as_json:
         console.dump(found)
         return
-    for site, words in sentences(found):
-        console.say(f"{site}: {words}")
+    for site, row in found["sites"].items():
+        console.say(f"{site}: {row['answer']}")
     for site, why in found["refused"].items():
         console.say(f"{site}: not answered: {why}")
     if secure:

@@ -24,6 +24,7 @@ from fairflare.engine.state import save_json, save_text
 from fairflare.functional.decision import Array, Design
 from fairflare.functional.exchange import Deployed
 from fairflare.functional.reasons import Models, explained
+from fairflare.functional.slopes import sigmoid
 from fairflare.inference.mix import event_index
 from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.report.sentences import study
@@ -180,26 +181,26 @@ def measure_join(
     runs = question.runs()
     first = build_parts(next(iter(runs.values())), at_site=True)
     deployed = question.deployed() if _checked(first, question, runs) else {}
-    sites, candidates = list(first.task.sites()), f"{len(question.methods)} candidate methods"
+    design, split = question.design, isinstance(question.design, OneSplit)
+    words = f"one fold of {design.folds}" if split else f"{design.folds} folds, {design.repeats} repetitions"
     display.note(
-        f"{len(runs)} federated trainings ({candidates}, {_in_words(question.design)}), {len(deployed)} on "
-        f"all patients, and an own model for each fold at each of {len(sites)} sites"
+        f"{len(runs)} federated trainings ({len(question.methods)} candidate methods, {words}), {len(deployed)} on all "
+        f"patients, and an own model for each fold at each of {len(first.task.sites())} sites"
     )
     with Study(runs | deployed).finished(folder, partial(run_once, force=force), workers=workers):
         tested, names, kinds, refused = _tested(question, runs, folder)
         if not tested:
             raise UserError(f"join: no site has patients enough: {next(iter(refused.values()))}")
-        split, plain = isinstance(question.design, OneSplit), not first.task.kind.has_classes
-        if plain:
-            found = differences(tested, names, question.design)
+        if plain := not first.task.kind.has_classes:
+            found = differences(tested, names, design)
         else:
             tested = _with_deployed(question, deployed, folder, tested, names)
-            found = answers(tested, names, question.design, question.margin, question.new_size)
+            found = answers(tested, names, design, question.margin, question.new_size)
             # a split has few patients, so that no group is told
             for client, attributes in _attributes(next(iter(runs.values())), () if split else tested).items():
-                found["sites"][client]["groups"] = by_group(tested[client], attributes, names, question.design)
+                found["sites"][client]["groups"] = by_group(tested[client], attributes, names, design)
             for client, one in tested.items():
-                found["sites"][client]["other_scores"] = by_score(one, names, question.design)
+                found["sites"][client]["other_scores"] = by_score(one, names, design)
         title = titled(next(iter(runs.values())), first)
         told = {"title": title, "task": question.task, "methods": list(question.methods)}
         more = {
@@ -222,11 +223,6 @@ def measure_join(
 def titled(config: RunConfig, parts: Parts) -> str:
     """What the pages call the study: by its outcome where the table is a hospital's own."""
     return study({"task": {"title": parts.task.title, "options": config.options}})
-
-
-def _in_words(design: Design) -> str:
-    one = isinstance(design, OneSplit)
-    return f"one fold of {design.folds}" if one else f"{design.folds} folds, {design.repeats} repetitions"
 
 
 def _checked(parts: Parts, question: Question, runs: Mapping[str, RunConfig]) -> bool:
@@ -365,7 +361,7 @@ def _own(parts: Parts, config: RunConfig, data: TensorData, event: int) -> tuple
     model = own_network(parts, config, data)
     if event < 0:
         return _scores(parts, config, model, data, "test", plain=True), NETWORK
-    return _sigmoid(logits_of(parts, config, model, data, "test", event, plain=True)[0]), NETWORK
+    return sigmoid(logits_of(parts, config, model, data, "test", event, plain=True)[0]), NETWORK
 
 
 def _risks(
@@ -385,7 +381,7 @@ def _risks(
         return {label: _scores(parts, config, model, data, of)}
     fit, labels = logits_of(parts, config, model, data, "train", event)
     new = fit if of == "train" else logits_of(parts, config, model, data, of, event)[0]
-    return {name: _sigmoid(new + by) for name, by in moved(parts, config, label, fit, labels, odds).items()}
+    return {name: sigmoid(new + by) for name, by in moved(parts, config, label, fit, labels, odds).items()}
 
 
 def _scores(
@@ -397,14 +393,3 @@ def _scores(
     # where an output is not finite, so is the loss, but not the Dice
     found = cases.risks if kind.has_times else cases.dice.mean(1) + 0 * soft_loss(cases.outputs, cases.targets)
     return np.asarray(found, dtype=np.float64)
-
-
-def _sigmoid(logits: Array) -> Array:
-    from scipy.special import expit
-
-    return np.asarray(expit(logits))
-
-
-def sentences(found: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """(hospital, answer) of a result."""
-    return [(site, row["answer"]) for site, row in found["sites"].items()]
