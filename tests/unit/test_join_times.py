@@ -12,7 +12,7 @@ from fairflare.core.errors import UserError
 from fairflare.functional.decision import Design
 from fairflare.functional.survival import concordance, concordance_error
 from fairflare.report.join import OutOfFold, page
-from fairflare.studies import own_times
+from fairflare.studies import own_network, own_times
 from fairflare.studies.combine import read_join
 from fairflare.studies.groups import c_index_benefit, differences
 from fairflare.studies.join import Question, measure_join
@@ -112,3 +112,18 @@ def test_a_join_answers_of_times(tmp_path):
     assert found["not_validated"] == [found["score"]] and found["sites"]
     assert all(set(kinds) == {"cox"} for kinds in found["own_models"].values())
     assert all(np.isfinite(row["candidates"]["fedavg"]["low"]) for row in found["sites"].values())
+
+
+@pytest.mark.slow
+def test_a_join_answers_of_masks(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_network, "RATES", (1.0,))
+    options = {"n_sites": 2, "images": 80, "site_test_images": 0, "size": 32, "epochs": 1}
+    question = Question(("fedavg",), "fundus-phantom:small", Design(2, 1), choices={"rounds": 1, "values": options})
+    found = measure_join(question, tmp_path)
+    assert found["score"] == "Dice" and found["not_validated"] == ["Dice"] and "not validated" in found["note"]
+    assert list(found["candidates"]) == ["fedavg"] and len(found["sites"]) == len(found["refused"]) == 1
+    for site, row in found["sites"].items():
+        sheet = (tmp_path / "sheets" / f"{site}.html").read_text()
+        assert row["candidates"]["fedavg"]["low"] < row["candidates"]["fedavg"]["benefit"] < 1
+        assert "Dice of the other model less that of the own model" in sheet and "not validated" in sheet
+        assert "Brier" not in sheet and "mix with" not in sheet

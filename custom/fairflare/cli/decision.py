@@ -63,6 +63,7 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option(
     "--event", default="", metavar="CLASS", help="The class whose risk is asked for, of a task with more than two."
 )
+@click.option("--class-shares", is_flag=True, help="A shared model counts with own class shares, too.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the initial models and all local work.")
 @grid_options
 def join(
@@ -76,6 +77,7 @@ def join(
     margin: float,
     new_size: int,
     event: str,
+    class_shares: bool,
     seed: int,
     env: str,
     deployment: dict[str, Any] | None,
@@ -95,10 +97,10 @@ def join(
     over all their patients, or with --secure sums over sites alone.
     """
     from fairflare.functional.decision import Design
-    from fairflare.studies.join import OneSplit, Question, measure_join, sentences
+    from fairflare.studies.join import OneSplit, Question, measure_join
 
     design = OneSplit(folds, 1) if one_split else Design(folds, repeats)
-    question = Question(methods, task, design, margin, new_size, seed, choices, event=event)
+    question = Question(methods, task, design, margin, new_size, seed, choices, event=event, shares=class_shares)
     folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": methods}, "join")
     if export or secure or env != "local":
         from fairflare.studies.join_job import job_of, join_by_job
@@ -118,8 +120,8 @@ def join(
     if as_json:
         console.dump(found)
         return
-    for site, words in sentences(found):
-        console.say(f"{site}: {words}")
+    for site, row in found["sites"].items():
+        console.say(f"{site}: {row['answer']}")
     for site, why in found["refused"].items():
         console.say(f"{site}: not answered: {why}")
     if secure:
