@@ -144,6 +144,9 @@ def _regression(task: Task, data: SiteData) -> Answers | None:
     batches = list(data.fixed("train", BATCH))
     if batches[0].inputs.dim() != 2:
         return None
+    from sklearn.linear_model import LogisticRegression  # a CPU second, which a run on images does not need
+    from threadpoolctl import threadpool_limits
+
     x, y = (torch.cat([getattr(batch, name).cpu() for batch in batches]).numpy() for name in ("inputs", "targets"))
     if len(set(y.tolist())) < 2 or not torch.isfinite(torch.from_numpy(x)).all():
         return None
