@@ -65,8 +65,8 @@ class Bounded(Rule):
     bounds: Bounds
 
     # What other rules say of their class, or of themselves, is the inner rule's here.
-    own_models, counts_own, alone, caps, donates, wanted, useful, heeded, needs = map(_of_rule, VALUES)  # type: ignore[assignment]  # see above
-    in_use, missing, caution, unprotected = map(_of_rule, METHODS)  # type: ignore[assignment]  # see above
+    own_models, counts_own, alone, caps, donates, wanted, useful, heeded, needs = map(_of_rule, VALUES)
+    in_use, missing, caution, unprotected = map(_of_rule, METHODS)
 
     @property
     def notes(self) -> tuple[Note, ...]:  # type: ignore[override]  # as below
