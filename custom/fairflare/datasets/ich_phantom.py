@@ -23,27 +23,10 @@ from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds import partition
-from fairflare.datasets.kinds.partition import (
-    MOST_SITE_TESTS,
-    REMARK,
-    PoorSites,
-    dirichlet_with_corrupted,
-    redrawn,
-    with_one_image,
-)
 from fairflare.datasets.simulated.anatomy import SOURCE, Head, atlas, patient, smooth_field, soft
 from fairflare.datasets.simulated.cache import kept_splits, rendered
 from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
-from fairflare.tasks.base import (
-    PARTITION,
-    RENDERING,
-    SPLIT,
-    Preset,
-    TestSet,
-    expect,
-    expect_pixels,
-    site_index,
-)
+from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, TestSet, expect, expect_pixels, site_index
 
 CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
 SHARES = (0.10, 0.20, 0.15, 0.20, 0.35)
@@ -168,7 +151,7 @@ RADIUS: dict[str, Any] = {"settings": {"rho_max": 0.02}, "by_method": {"fedism":
 
 
 @dataclass(frozen=True)
-class IchPhantom(PoorSites):
+class IchPhantom(partition.PoorSites):
     """Image-quality shift as in FedISM+ (Wu et al., arXiv:2503.09587), on a phantom of its ICH data.
 
     The last ``corrupted`` sites hold poor images in all of their splits. A site renders only its own images; each image
@@ -244,7 +227,12 @@ class IchPhantom(PoorSites):
         super().__post_init__()
         least = SMALLEST_SITE * self.n_sites
         expect("images", self.images >= least, f"at least {least} for {self.n_sites} sites", self.images)
-        expect("test_images", 20 <= self.test_images <= MOST_SITE_TESTS, f"20..{MOST_SITE_TESTS}", self.test_images)
+        expect(
+            "test_images",
+            20 <= self.test_images <= partition.MOST_SITE_TESTS,
+            f"20..{partition.MOST_SITE_TESTS}",
+            self.test_images,
+        )
         partition.check_site_tests(self.site_test_images)
         rendered = self.images + self.n_sites * self.site_test_images + 6 * self.test_images
         expect_pixels(rendered, self.size)
@@ -253,7 +241,7 @@ class IchPhantom(PoorSites):
     def sites(self) -> dict[str, str]:
         found = super().sites()
         if self.free_rider:
-            found[f"site-{self.free_rider}"] += f"; {REMARK}"
+            found[f"site-{self.free_rider}"] += f"; {partition.REMARK}"
         return found
 
     def network(self) -> nn.Module:
@@ -270,7 +258,7 @@ class IchPhantom(PoorSites):
         mean, std = NORMS[self.model]
         k, rows = site_index(site, self.sites()), self.rows(site)
         if k == self.free_rider - 1:
-            rows = with_one_image(rows)
+            rows = partition.with_one_image(rows)
         poor = k >= self.n_sites - self.corrupted
         splits = kept_splits(self, site, lambda part: self._rendered(k, rows[part], poor))
         return TensorData(**splits, n_classes=len(self.classes), mean=mean, std=std, augment=self.augment)
@@ -333,8 +321,8 @@ def plan(task: IchPhantom) -> tuple[np.ndarray, np.ndarray]:
     """Label and site index of every image, int64 (images,) each, from the seed alone."""
     rng = np.random.default_rng(derive(task.data_seed, task.name, "labels"))
     labels = rng.choice(len(task.classes), size=task.images, p=SHARES)
-    sites = redrawn(
-        lambda seed: dirichlet_with_corrupted(labels, task.n_sites, task.corrupted, task.alpha, seed),
+    sites = partition.redrawn(
+        lambda seed: partition.dirichlet_with_corrupted(labels, task.n_sites, task.corrupted, task.alpha, seed),
         labels,
         task.n_sites,
         task.data_seed,

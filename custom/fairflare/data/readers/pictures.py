@@ -154,7 +154,7 @@ def looked_at(source: Source, window: str = "") -> Looked:
         square=tuple(map(float, square)),
         grey_square=float((pixels.mean(0) ** 2).mean(dtype=np.float64)),
         quantiles=tuple(map(float, quantiles)),
-        measured=free and (found.hounsfield or (form_of(file_of(source)) == "nifti" and is_measured(found.pixels))),
+        measured=free and (found.hounsfield or (_form(source) == "nifti" and is_measured(found.pixels))),
     )
 
 
@@ -169,6 +169,10 @@ def _spacing(source: Source) -> float | None:
     place = None if isinstance(source, np.ndarray) else geometry_of(source)
     edges = place.spacing if place is not None else None
     return sum(edges) / len(edges) if edges and min(edges) > 0 else None
+
+
+def _form(source: Source) -> str:
+    return "" if isinstance(source, np.ndarray) else form_of(file_of(source))
 
 
 def _slice(source: Source, window: str = "", *, mask: bool = False) -> Stored:
