@@ -2,7 +2,7 @@
 """kill -9 of a random process of a simulated run at random moments, again and again: the same final bits, none stuck.
 
 In `make test` each is killed at a chosen moment: a site and the server in test_personal_flare.py, to the same bits, the
-command in test_run_ends.py, all at once in test_join_sim.py. tests/attacks/test_random_kills.py kills runs in one process.
+command in test_run_ends.py, all at once in test_join_sim.py. Runs in one process: tests/attacks/test_random_kills.py.
 """
 
 import os
