@@ -553,7 +553,7 @@ def error_over_federations(values: pd.Series, number: pd.Series) -> float:
 
 
 def show_coverage(table: pd.DataFrame) -> None:
-    """Of 95 % intervals, with errors over federations."""
+    """Of 95 % intervals, with errors over federations; of the average also if its true error over them were known."""
     print("\nCoverage of 95 % intervals, in percent; mean width")
     for (regime, sites), cell in table[table.way != "policy"].groupby(["regime", "sites"], sort=False):
         means = cell[cell.way == "single"].groupby("what")["true"].mean()
@@ -562,7 +562,10 @@ def show_coverage(table: pd.DataFrame) -> None:
             held = ((rows.low <= true) & (true <= rows.high)).astype(float) * 100
             error = error_over_federations(held, rows.number)
             width = (rows.high - rows.low).mean()
-            print(f"{regime:6}{sites:3} {way:10}{name:18}{held.mean():6.1f} +-{error:4.1f}  width {width:.3f}")
+            middle = (rows.low + rows.high) / 2 - true
+            known = (middle.abs() <= 1.96 * middle.std()).mean() * 100
+            words = f"  known {known:.1f}, bias {middle.mean():+.4f}" if way == "average" else ""
+            print(f"{regime:6}{sites:3} {way:10}{name:18}{held.mean():6.1f} +-{error:4.1f}  width {width:.3f}{words}")
 
 
 def show_harm(table: pd.DataFrame) -> None:

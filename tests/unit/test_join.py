@@ -24,7 +24,6 @@ from fairflare.studies.candidates import SHARES, federation_odds, log_odds, move
 from fairflare.studies.forecast import Together
 from fairflare.studies.join import OneSplit, Question, measure_join
 from fairflare.studies.own_model import own_risks
-from fairflare.tasks import folds
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
 
 DESIGN = Design(5, 2)
@@ -234,15 +233,12 @@ def test_own_class_shares_are_bayes_theorem_and_change_nothing_where_they_are_th
     assert expit(np.log(pooled / (1 - pooled)) + by) == pytest.approx(bayes) and by == log_odds(labels) - odds
 
 
-def test_one_split_is_told_by_regression_of_all_patients(tmp_path, monkeypatch):
-    monkeypatch.setattr(folds, "LEAST_OF_EACH", 2)  # Switzerland has eight healthy patients, of whom half are tested
+def test_one_split_is_told_by_outcomes_and_shares_are_a_candidate(tmp_path):
     question = Question(("fedavg",), "heart:full", OneSplit(2, 1), choices={"rounds": 1}, shares=True)
     found = measure_join(question, tmp_path)
-    assert list(found["weights"]) == ["fedavg", "fedavg + intercept", "fedavg" + SHARES]
-    assert {row["by"] for row in found["sites"].values()} == {"regression"} and (tmp_path / "fedavg-all").is_dir()
-    assert sum(row["n"] for row in found["sites"].values()) < 500 and not any(
-        "groups" in r for r in found["sites"].values()
-    )
+    assert list(found["weights"]) == ["fedavg", "fedavg + intercept", "fedavg" + SHARES] and found["one_split"]
+    assert {row["by"] for row in found["sites"].values()} == {"outcomes"} and not (tmp_path / "fedavg-all").exists()
+    assert "in the split" in found["refused"]["Switzerland"]
 
 
 JOIN = ["join", "fedavg", "ditto", "--task", "heart:full", "--folds", "2", "--repeats", "1", "--rounds", "2"]

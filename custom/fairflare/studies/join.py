@@ -103,8 +103,9 @@ class Question:
         return found
 
     def deployed(self) -> dict[str, RunConfig]:
-        """Folder name -> run on all patients, which ``combine`` needs anyhow."""
-        return {f"{folder_name(label)}-{ALL}": on_fold(config, ALL) for label, config in self.each().items()}
+        """Folder name -> run on all patients, which ``combine`` needs anyhow; none where one split is tested."""
+        each = {} if isinstance(self.design, OneSplit) else self.each()
+        return {f"{folder_name(label)}-{ALL}": on_fold(config, ALL) for label, config in each.items()}
 
     def each(self) -> dict[str, RunConfig]:
         """Method -> its run, without a fold."""
@@ -303,25 +304,24 @@ def _with_deployed(
 ) -> dict[str, OutOfFold]:
     """With what the models of all patients say, but at sites whose own model is trees, which know their patients."""
     found: dict[str, dict[str, Array]] = {client: {} for client in tested}
-    known: dict[str, tuple[Array, Array] | None] = {}
+    features = {}
     for label, (name, config) in zip(question.methods, runs.items()):
         parts = build_parts(config, at_site=True)
         event, sites = _event(parts, question), site_of_client(config, parts.task)
         odds = federation_odds(parts, config, event) if question.shares else None
-        for client in tested:
+        for client, one in tested.items():
             data = parts.task.site_data(sites[client])
             found[client] |= _risks(parts, config, folder / name, client, data, label, event, odds, "train")
-            if client not in known:
-                whole: Any = data.splits["train"]
-                x, y = np.asarray(whole.inputs, dtype=np.float64), (whole.labels.numpy() == event).astype(np.float64)
-                model, kind = own_model(x, y)
-                keep_own(folder, client, (model, kind), x, y)
+            if client not in features:
+                x = np.asarray(data.splits["train"].inputs, dtype=np.float64)  # type: ignore[union-attr]  # examples are in memory
+                model, kind = own_model(x, one.labels)
+                keep_own(folder, client, (model, kind), x, one.labels)
                 found[client][OWN] = model.predict_proba(x)[:, 1]
-                known[client] = None if kind == TREES else (np.hstack([np.ones((len(x), 1)), x]), y)
+                features[client] = None if kind == TREES else np.hstack([np.ones((len(x), 1)), x])
     more = {
-        client: Deployed(*rows, np.stack([found[client][name] for name in (OWN, *names)]))
-        for client, rows in known.items()
-        if rows
+        client: Deployed(x, tested[client].labels, np.stack([found[client][name] for name in (OWN, *names)]))
+        for client, x in features.items()
+        if x is not None
     }
     return {client: dataclasses.replace(one, deployed=more.get(client)) for client, one in tested.items()}
 
