@@ -66,6 +66,7 @@ ABLATION = (
     SUM,
 )
 LEFT_OUT = "fedce:combine=sum"
+DROPS = "A client's share is how much the mean Dice falls without it, over the sum of these drops."
 WHICH = "With which method the paper leaves clients out is not in its text: FedCE (Sum.)."
 
 
@@ -99,7 +100,7 @@ def leave_one_out(number: str, data: Data, *structures: tuple[str, str, str]) ->
     )
     words = "Without each client in turn, and with all (No)"
     more: dict[str, Any] = {"left_out": LEFT_OUT, "transposed": True, "stub": "", "structure": WHICH}
-    note = "A client's share is how much the mean Dice falls without it, over the sum of these drops."
+    note = f"{DROPS} The mean is over all six test splits, the left-out client's too; the paper does not say which."
     return table(number, f"Leaving each client out, {data.title}", words, (SUM,), on(columns, data), note=note, **more)
 
 
@@ -153,7 +154,7 @@ PAPER = paper(
         FEDERATED,
         on(agreement("like-left-out", "pearson_x100", "p", "euclid", "cosine"), *BOTH),
         left_out=LEFT_OUT,
-        note=f"A client's share is how much the mean Dice falls without it, over the sum of these drops. {UNKNOWN}",
+        note=f"{DROPS} {UNKNOWN}",
         structure=WHICH,
     ),
     leave_one_out("4", RETINA, ("disc", "Dice, Disc", "dice_disc"), ("cup", "Dice, Cup", "dice_cup")),
@@ -198,7 +199,7 @@ PAPER = paper(
         draw="heat",
         axes=("client", "score"),
         note=PLANTED,
-        structure="Of the six rounds the text names the tenth alone.",
+        structure="Of the six rounds the text names the tenth alone; the data are not named but in its appendix.",
     ),
     figure(
         "5",

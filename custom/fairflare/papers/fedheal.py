@@ -145,7 +145,8 @@ PAPER = paper(
         draw="consistency",
         axes=("share of rounds with one sign", "share of parameters"),
         stub="Client",
-        structure="The paper's axes and which layer it draws are lost from its text; here it is the largest one.",
+        structure="The paper draws a layer at random; here it is the largest one. Its axes and which digits or objects "
+        "it took are not in its text.",
     ),
     over_rounds("5", "Accuracy over the rounds", "FedHEAL and its counterparts", (*RULES[1:], *ALONE[:2])),
     figure(
@@ -158,7 +159,8 @@ PAPER = paper(
         axes=("tau", "%"),
         stub="tau",
         note=METRIC,
-        structure="Which values of tau the paper draws is lost from its text.",
+        structure="Which values of tau the paper draws is lost from its text, which names digits and says of "
+        "Office-Caltech only that similar experiments were made.",
     ),
     over_rounds(
         "7",

@@ -26,8 +26,8 @@ RIF = Data(
 PRINTED = printed("site", "over-sites", "Avg", 0)
 METRIC = (
     "Dice (%) on each site's own test split; Std is the population standard deviation over sites (ddof 0). The paper "
-    "has a single run of each method. CKA is the unbiased one on mini-batches, as in the authors' code; "
-    "similarity=paper is the text's."
+    "has a single run of each method. As in the authors' code and not in the text, CKA is the unbiased one on "
+    "mini-batches (similarity=paper is the text's), and Adam's beta2 is 0.99 and its state is kept over rounds."
 )
 FEDAVG = Row("fedavg", "FedAvg", "fedavg:weighting=uniform")
 """Eq. 1 weighs sites equally."""

@@ -56,7 +56,7 @@ def tabulated(table: Table, key: str, used: Sequence[Used], published: Published
         cells = {name: cell for _, cells in found for name, cell in cells.get(row.key, {}).items()}
         rows.append(model.Row(row.key, row.title, cells, row.group))
     whole = model.Table(key, table.title, tuple(columns), tuple(rows), table.stub, caption(table, used))
-    shown = _with_published(_with_mean(table, replace(whole, rows=_with_the_best(table, whole))), published or {}, used)
+    shown = with_published(_with_mean(table, replace(whole, rows=_with_the_best(table, whole))), published or {}, used)
     tried = [replace(whole, key=f"{key}-tried", title=f"{table.title}: every setting that was tried")]
     if table.transposed:
         shown = _by_names(table, shown) if len(table.rows) == 1 else _transposed(table, shown)
@@ -245,19 +245,24 @@ def _key(block: Block, column: Column, name: str, several: bool) -> str:
     return ".".join(part for part in (block.data.key if several else "", column.key, name) if part)
 
 
-def _with_published(shown: model.Table, published: Published, used: Sequence[Used]) -> model.Table:
-    """With the printed numbers in the columns that were measured on the paper's own data."""
+def with_published(shown: model.Table, published: Published, used: Sequence[Used]) -> model.Table:
+    """With the printed numbers in the cells that were measured on the paper's own data.
+
+    The name of a data set begins a column's key or, where data sets stand below each other, a row's; it begins neither
+    where a single one of several was asked for.
+    """
     own = {one.data.key: not one.stands_in and one.data.own for one in used}
 
-    def is_own(column: str) -> bool:
-        return own[column.partition(".")[0]] if column.partition(".")[0] in own else all(own.values())
+    def printed(row: str, column: str) -> float | None:
+        of = [own[name] for key in (row, column) if (name := key.partition(".")[0]) in own]
+        found = published.get((row, column), published.get((row, f"{used[0].data.key}.{column}")))
+        return found if all(of or own.values()) else None
 
-    rows = []
-    for row in shown.rows:
-        printed = {key: published.get((row.key, key)) if is_own(key) else None for key in row.cells}
-        cells = {key: replace(cell, published=printed[key]) for key, cell in row.cells.items()}
-        rows.append(replace(row, cells=cells))
-    return replace(shown, rows=tuple(rows))
+    def beside(row: model.Row) -> model.Row:
+        cells = {key: replace(cell, published=printed(row.key, key)) for key, cell in row.cells.items()}
+        return replace(row, cells=cells)
+
+    return replace(shown, rows=tuple(map(beside, shown.rows)))
 
 
 def file_name(name: str) -> str:

@@ -172,7 +172,7 @@ class Shown:
         empty = tabulate.model.Table("x", table.title, (), (), table.stub, "")
         with monkeypatch.context() as patched:
             patched.setattr(tasks, "load", lambda *args, **options: Empty(load(*args, **options)))
-            return paper_panels.counts(table, empty, [(data.title, data.task, data.settings) for data in table.data])
+            return paper_panels.counts(table, empty, [(d.key, d.title, d.task, d.settings) for d in table.data])
 
     def words(self, title):
         known = IN_EXHIBIT.get(self.name, {}) | {}
