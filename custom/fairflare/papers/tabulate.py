@@ -15,7 +15,7 @@ from fairflare.papers.declaration import Block, Column, Data, Row, Table
 from fairflare.papers.measures import Beside, Run, Values, evaluated
 from fairflare.report import table_files as model
 from fairflare.report.fairness import mean_ci, std
-from fairflare.report.values import in_order
+from fairflare.report.values import in_order, number
 
 Seeds = Mapping[int, Run]
 FIRST = "fedavg"
@@ -253,16 +253,14 @@ def with_published(shown: model.Table, published: Published, used: Sequence[Used
     """
     own = {one.data.key: not one.stands_in and one.data.own for one in used}
 
-    def printed(row: str, column: str) -> float | None:
+    def beside(row: str, column: str, cell: model.Cell) -> model.Cell:
         of = [own[name] for key in (row, column) if (name := key.partition(".")[0]) in own]
         found = published.get((row, column), published.get((row, f"{used[0].data.key}.{column}")))
-        return found if all(of or own.values()) else None
+        value, spread = found if found and all(of or own.values()) else (None, None)
+        return replace(cell, published=value, published_spread=number(spread))
 
-    def beside(row: model.Row) -> model.Row:
-        cells = {key: replace(cell, published=printed(row.key, key)) for key, cell in row.cells.items()}
-        return replace(row, cells=cells)
-
-    return replace(shown, rows=tuple(map(beside, shown.rows)))
+    rows = (replace(row, cells={k: beside(row.key, k, cell) for k, cell in row.cells.items()}) for row in shown.rows)
+    return replace(shown, rows=tuple(rows))
 
 
 def file_name(name: str) -> str:
@@ -270,13 +268,13 @@ def file_name(name: str) -> str:
     return re.sub(r"[^a-z0-9._-]", "-", name.lower())
 
 
-Published = dict[tuple[str, str], float]
-"""(row, column) -> the printed number."""
+Published = dict[tuple[str, str], tuple[float, float]]
+"""(row, column) -> the printed number and the standard deviation printed with it; NaN where there is none."""
 FOLDER = Path(__file__).parent / "data"
 
 
 def published_numbers(name: str) -> tuple[Published, str]:
-    """The numbers of ``data/NAME.csv`` (columns row, column, value) and their source, the comment above them.
+    """The numbers of ``data/NAME.csv`` (row, column, value, perhaps std) and their source, the comment above them.
 
     Values are unscaled: a column in per cent has shares. ({}, "") where there is no such file.
     """
@@ -285,4 +283,5 @@ def published_numbers(name: str) -> tuple[Published, str]:
         return {}, ""
     lines = path.read_text(encoding="utf-8").splitlines()
     source = lines[0].removeprefix("#").strip()
-    return {(row["row"], row["column"]): float(row["value"]) for row in csv.DictReader(lines[1:])}, source
+    read = csv.DictReader(lines[1:])
+    return {(r["row"], r["column"]): (float(r["value"]), float(r.get("std") or "nan")) for r in read}, source

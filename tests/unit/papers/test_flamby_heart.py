@@ -38,8 +38,8 @@ def close(path):
     printed, _ = published_numbers("flamby_heart")
     found = cells(path)
     assert found.keys() == printed.keys()
-    assert all(float(found[cell]["published"]) == expected for cell, expected in printed.items())
-    return max(abs(float(found[cell]["value"]) - expected) for cell, expected in printed.items())
+    assert all(float(found[cell]["published"]) == expected for cell, (expected, _) in printed.items())
+    return max(abs(float(found[cell]["value"]) - expected) for cell, (expected, _) in printed.items())
 
 
 def made(folder, *options):

@@ -179,8 +179,9 @@ def test_differences_from_the_first_row_are_paired_by_seed():
 
 
 def test_printed_numbers_stand_beside_the_papers_own_data_only():
-    printed = {("one", "mean"): 0.71}
-    assert shown(False, printed).rows[0].cells["mean"].published == 0.71
+    printed = {("one", "mean"): (0.71, 0.02)}
+    cell = shown(False, printed).rows[0].cells["mean"]
+    assert (cell.published, cell.published_spread) == (0.71, 0.02)
     assert shown(True, printed).rows[0].cells["mean"].published is None
     assert "not here" in shown(True).caption and "other patients" in shown(True).caption
     assert "user's copy" in shown(False).caption
