@@ -197,6 +197,8 @@ def _data_words(one: Used) -> str:
 
 
 def _seed_words(table: Table, seeds: Sequence[int]) -> str:
+    if not seeds:
+        return ""
     words = f"Mean over {'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}"
     if table.spread == "last-rounds":
         return f"{words} and their last five rounds ± the standard deviation of these values (ddof {table.ddof})."

@@ -97,13 +97,6 @@ EXCEPTIONS = {
         {**PRINTED["fedufo-table-11"]["columns"], "Prostate": [f"Attr {k}" for k in range(1, 12)]},
         "the authors' code keeps the ten most frequent cancers and others, the paper nine and others",
     ),
-    **{
-        (f"fedufo-table-{n}", "columns"): (
-            ["FedAvg", "AFL", "q-FedAvg", "FedUFO_u", "Global"],
-            "models that stay at their sites are not tested on other deals",
-        )
-        for n in (7, 8)
-    },
 }
 """(exhibit, fact) -> what is shown in place of what is printed, and why."""
 
