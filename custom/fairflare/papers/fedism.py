@@ -145,13 +145,12 @@ def swept(key: str, symbol: str, lines: tuple[tuple[str, str, tuple[str, ...]], 
         for v in values
         for row in flat
     )
-    note = f"{FIFTEEN} {PLUS}"
     blocks = on((score("clean", *METRICS[1]), score("corrupted", *METRICS[1])), ICH)
     more: dict[str, Any] = {
         "draw": "curve",
         "axes": (symbol, "%"),
         "stub": symbol,
-        "note": note,
+        "note": f"{FIFTEEN} {PLUS}",
         "structure": DRAWN,
         "choose": "corrupted-auc",
         "spread": "last-rounds",

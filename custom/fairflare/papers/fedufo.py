@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fairflare.papers.declaration import Better, Column, Data, Exhibit, Row, Table, on, panels, paper, table
+from fairflare.papers.declaration import Better, Column, Data, Exhibit, Row, Table, figure, on, panels, paper, table
 
 SUPPORT2 = "9,105 patients of SUPPORT2 in two shares with skewed outcomes"
 TWO = {"n_sites": "2"}
@@ -112,10 +112,7 @@ def unknown(number: str, title: str, words: str, which: str, better: Better) -> 
         for alpha in ("10", "5", "2")
         for row in (LOCAL, FEDAVG, AFL, QFEDAVG, UFO["u"], GLOBAL)
     )
-    note = (
-        "Both levels from accuracies of test patients dealt anew at alpha 1; in Local a client's new patients meet the "
-        f"model that it trained. {METRIC}"
-    )
+    note = f"Both levels from accuracies of test patients dealt anew at alpha 1, Local's by own models. {METRIC}"
     return table(number, title, words, rows, on((column,), SEER), stub="Trained at", transposed=True, note=note)
 
 
@@ -279,21 +276,16 @@ PAPER = paper(
         sensitive("4b", "number of local epochs", "train.epochs", ("1", "3", "5", "10"), alpha="1"),
     ),
     replace(
-        panels(
+        figure(
             "gamma",
             "The step of the weights, for which the paper has no exhibit",
-            Table(
-                "gamma",
-                "FedUFO_m over gamma",
-                tuple(
-                    Row(f"gamma-{v}", v, f"fedufo:level=multi,rule.gamma={v}") for v in ("0.05", "0.1", "0.5", "1", "2")
-                ),
-                on(tuple(Column(w, t, "over-groups", {"which": w}, "", 4) for w, t in (ACCURACY, GROUPS)), COVID),
-                draw="curve",
-                axes=("gamma", ""),
-                stub="gamma",
-                note=CLEAN,
-            ),
+            "FedUFO_m over gamma",
+            tuple(Row(f"gamma-{v}", v, f"fedufo:level=multi,rule.gamma={v}") for v in ("0.05", "0.1", "0.5", "1", "2")),
+            on(tuple(Column(w, t, "over-groups", {"which": w}, "", 4) for w, t in (ACCURACY, GROUPS)), COVID),
+            draw="curve",
+            axes=("gamma", ""),
+            stub="gamma",
+            note=CLEAN,
         ),
         own=True,
     ),

@@ -229,7 +229,7 @@ def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
     for table, places in zip(plan.tables, plan.places, strict=True):
         key = file_name(exhibit.name if len(exhibit.tables) == 1 else f"{exhibit.name}-{table.key}")
         used = [_used(table, place, runs) for place in places]
-        printed, source = published_numbers(table.published or key)
+        printed, source = published_numbers(key)
         source = source if any(not one.stands_in and one.data.own for one in used) else ""
         main, *tried = tabulated(table, key, used, printed)
         main = with_published(_pictured(table, main, plan, places, folder), printed, used) if table.draw else main
