@@ -214,6 +214,7 @@ PAPER = paper(
         left_sites=(5,),
         draw="bars",
         axes=("client", "relative weight, %"),
+        note="The paper writes the differences on its bars; here they follow from the two rows.",
     ),
     figure(
         "6",

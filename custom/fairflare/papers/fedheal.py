@@ -81,10 +81,6 @@ PARTS = (
     Row("fael", "FedAvg + FAEL", "fedheal:parts=fael"),
     Row("both", "FedAvg + FPHL + FAEL", "fedheal", on={"office": "fedheal:tau=0.4"}),
 )
-RULES = tuple(
-    Row(key or "fedavg", f"FedAvg{name}", method, on={"office": "fedheal:tau=0.4"} if key == "heal" else {})
-    for key, name, method in OVER
-)
 BETAS, TAUS = ("0", "0.2", "0.4", "0.6", "0.8", "1"), ("0.1", "0.2", "0.3", "0.4", "0.5")
 LOST = "Legend and axes of the paper's drawing are lost from its text."
 
@@ -148,7 +144,7 @@ PAPER = paper(
         structure="The paper draws a layer at random; here it is the largest one. Its axes and which digits or objects "
         "it took are not in its text.",
     ),
-    over_rounds("5", "Accuracy over the rounds", "FedHEAL and its counterparts", (*RULES[1:], *ALONE[:2])),
+    over_rounds("5", "Accuracy over the rounds", "FedHEAL and its counterparts", (*ALL[1:4], *ALONE[:2])),
     figure(
         "6",
         "The threshold of FPHL",

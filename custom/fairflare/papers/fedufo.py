@@ -225,7 +225,8 @@ PAPER = paper(
         transposed=True,
         values=RACE,
         note="True-positive rates of those who died, over race, on the sites' test patients (the paper: on its 20 %); "
-        f"groups below the minimum count are left out. {BALL} {OTHER} {CLEAN}",
+        "groups below the minimum count are left out. EO is their gap, as equal opportunity is defined; the paper's "
+        f"formula conditions on what is predicted. {BALL} {OTHER} {CLEAN}",
     ),
     table(
         "11",
