@@ -131,7 +131,6 @@ class Table:
             row over rounds), "bars" (a group of bars per row), "heat" (a field of values per row), "pictures"
             (segmentations), or what ``studies.paper_panels`` makes of models and data: "landscape", "density",
             "consistency", "layers", "counts".
-        published: name of a file of numbers that the paper printed, if it is not the exhibit's.
         smooth: window of a Savitzky-Golay filter over the rounds of a drawn curve, an odd number; 0: none.
         values: ``--set`` pairs of all its runs.
         rounds: in place of the task's.
@@ -155,7 +154,6 @@ class Table:
     stub: str = "Method"
     draw: Draw = ""
     axes: tuple[str, str] = ("", "")
-    published: str = ""
     smooth: int = 0
     values: Settings = field(default_factory=dict)
     rounds: int | None = None

@@ -108,13 +108,11 @@ def sites(run: Run, beside: Beside, metric: str = "") -> dict[str, float | None]
 
 @measure("over-sites")
 def over_sites(run: Run, beside: Beside, which: str, metric: str = "", ddof: int = 0) -> float | None:
-    """Mean, worst, std, gap or jain."""
+    """Mean, worst or std."""
     values = at_sites(run, metric)
     if which == "worst":
         return fairness.worst(values, bool(run.detail["higher_is_better"]))[1]
-    if which == "std":
-        return fairness.std(values, 1 if ddof else 0)
-    return {"mean": fairness.mean, "gap": fairness.gap, "jain": fairness.jain}[which](values)
+    return {"mean": fairness.mean(values), "std": fairness.std(values, 1 if ddof else 0)}[which]
 
 
 @measure("domains")
@@ -227,15 +225,14 @@ def opportunity(run: Run, beside: Beside, which: str) -> float | None:
 
 
 @measure("bytes")
-def sent(run: Run, beside: Beside, way: str = "both", than: str = "") -> float | None:
-    """Bytes per site and round, "up" from a site, "down" to it, or "both"; over those of the reference ``than``."""
+def sent(run: Run, beside: Beside, than: str = "") -> float | None:
+    """Bytes per site and round, up and down together; over those of the reference ``than``."""
     if than:
-        own, other = (sent(one, beside, way) for one in (run, beside.references[than]))
+        own, other = (sent(one, beside) for one in (run, beside.references[than]))
         return own / other if own is not None and other else None
     rounds, count = run.report["rounds"], len(run.report["sites"])
-    found = [number(run.detail["traffic"].get(one)) for one in (("up", "down") if way == "both" else (way,))]
-    known = [value for value in found if value is not None]
-    return sum(known) / rounds / count if rounds and len(known) == len(found) else None
+    known = [value for way in ("up", "down") if (value := number(run.detail["traffic"].get(way))) is not None]
+    return sum(known) / rounds / count if rounds and len(known) == 2 else None
 
 
 @measure("like-alone")

@@ -26,11 +26,11 @@ from fairflare.core.validation import expected
 from fairflare.core.versions import all_versions
 from fairflare.data.tensors import TensorData
 from fairflare.engine.evaluation import predict
-from fairflare.engine.files import MODEL, read_model
+from fairflare.engine.files import CHECKPOINT, MODEL, read_model
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
-from fairflare.engine.state import save_json, save_text
+from fairflare.engine.state import load_checkpoint, save_json, save_text
 from fairflare.report.compare import PARETO, compare
 from fairflare.report.compare_tables import WHOLE, comparison_tables, main_table
 from fairflare.report.compare_tables import comparison_csv as as_csv
@@ -224,12 +224,19 @@ def initial_scores(config: RunConfig) -> dict[str, float | None]:
 def on_mixture(config: RunConfig, folder: Path, options: Mapping[str, Any], higher: bool) -> Json:
     """One run's final model on the test patients as ``options`` of its task give them to sites, see ``elsewhere``.
 
+    A site that uses a model of its own, as in training alone, has it wherever its patients are from.
+
     Returns:
         mean, worst, std, std_sample, gap, and sites: site -> n and value.
     """
     parts = _loaded(config, folder)
     data = parts.task.test_data_as(_other(parts.task, config, options))
-    predicted = {site: _predicted(parts, config, own) for site, own in data.items() if own.size("test")}
+    models = load_checkpoint(folder / CHECKPOINT).models if parts.rule.counts_own else {}
+    predicted = {}
+    for site in (name for name, own in data.items() if own.size("test")):
+        if site in models:
+            parts.network.load_state_dict(models[site])
+        predicted[site] = _predicted(parts, config, data[site])
     values = {site: _score(parts.task, *found) for site, found in predicted.items()}
     sites = {site: {"n": len(found[1]), "value": values[site]} for site, found in predicted.items()}
     levels = _levels(predicted) if parts.task.kind.has_classes else {}

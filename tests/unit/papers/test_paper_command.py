@@ -106,6 +106,20 @@ def test_a_run_that_fails_is_named_and_leaves_the_others(tmp_path, monkeypatch):
     assert len(models(tmp_path)) == 2
 
 
+def test_training_alone_is_tested_on_other_deals_with_the_models_of_its_sites(tmp_path):
+    """Dealt as they were, patients have the results of the run; dealt otherwise, not."""
+    given = [{"options": f"alpha={alpha}", "which": "mean"} for alpha in (1, 9)]
+    columns = [Column(f"deal-{k}", "Mean", "elsewhere", one) for k, one in enumerate(given)]
+    data = Data("own", "Patients", "support2:dirichlet", ("none",), "support2:dirichlet", "SUPPORT2")
+    blocks = (Block(data, (*COLUMNS[1:2], *columns)),)
+    choices = Choices(rounds=1, values={"model": "linear", "alpha": 1, "n_sites": 3}, stand_in=True, seeds=(0,))
+    table = Table("4", "Alone", (Row("solo", "Local", "solo"),), blocks)
+    found = make_exhibit(Exhibit("toy-4", "Alone", (table,)), tmp_path, choices, workers=1)
+    (row,) = found["tables"][0]["rows"]
+    mean, same, other = (row["cells"][column]["value"] for column in ("mean", "deal-0", "deal-1"))
+    assert same == pytest.approx(mean, abs=1e-9) and abs(other - mean) > 1e-4
+
+
 def test_the_users_copy_comes_first(monkeypatch, tmp_path):
     monkeypatch.setenv("FAIRFLARE_DATA", str(tmp_path))
     assert not paper.is_here(OWN, "support2")
