@@ -39,7 +39,7 @@ def expect_pixels(images: int, size: int) -> None:
 
 def expect_choices(options: Any) -> None:
     """Raise UserError unless every field of the dataclass ``options`` declared as a Literal holds one of its values."""
-    for name, hint in hints(type(options)).items():
+    for name, hint in hints(options.__class__).items():
         if typing.get_origin(hint) is typing.Literal:
             choices, value = typing.get_args(hint), getattr(options, name)
             expect(name, value in choices, f"one of {', '.join(choices)}", value)
