@@ -229,6 +229,7 @@ LAID_OUT = (
     "tests/unit/report/",
     "tests/unit/papers/",
     "tests/unit/test_benefit.py",
+    "tests/unit/test_python.py::test_the_pages_examples",
     "tests/attacks/test_fuzz_",
     "tests/docs/test_results.py",
 )
