@@ -14,7 +14,7 @@ from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets.digits5 import DOMAINS, TEST, VAL, Digits5
+from fairflare.datasets.digits5 import DOMAINS, Digits5
 from fairflare.datasets.kinds.domains import CroppedData
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
@@ -198,8 +198,8 @@ def test_the_papers_settings():
     config = make_config("fedheal", "digits5:paper")
     chosen = [config.options[key] for key in ("n_sites", "share", "alpha", "model", "limit", "layout")]
     assert chosen == [20, 0.016667, 0.0, "resnet10", None, "files"]
-    drawn = int(chosen[1] * 60_000)  # of MNIST; a site trains on the paper's 1 %
-    assert drawn - round(VAL * drawn) - round(TEST * drawn) == 600
+    drawn = np.arange(int(chosen[1] * 60_000))  # of MNIST; a site trains on the paper's 1 %
+    assert len(load("digits5", "paper").parts("site-1", drawn)["train"]) == 600
     assert Training(**config.training) == Training(
         rounds=200, epochs=10, batch_size=64, optimizer="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5
     )

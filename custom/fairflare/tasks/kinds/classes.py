@@ -150,8 +150,6 @@ def _regression(task: Task, data: SiteData) -> Answers | None:
     x, y = (torch.cat([getattr(batch, name).cpu() for batch in batches]).numpy() for name in ("inputs", "targets"))
     if len(set(y.tolist())) < 2 or not torch.isfinite(torch.from_numpy(x)).all():
         return None
-    from sklearn.linear_model import LogisticRegression  # takes as long as PyTorch; images need it not
-    from threadpoolctl import threadpool_limits
 
     # Threads of BLAS wait for each other longer than such products take, and what one thread adds is the same anywhere.
     with warnings.catch_warnings(), threadpool_limits(1, user_api="blas"):
