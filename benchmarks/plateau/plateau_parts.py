@@ -563,7 +563,8 @@ class Layers(Bench):
     """Where is the ink of a digit over a photograph? Six sites of 24 images, of which two differ.
 
     Args:
-        shift: "early": their scanner inverts and fades the image; "late": their readers draw the mask a pixel wider.
+        shift: "early": their scanner inverts and fades the image; "late": their readers draw the mask wider.
+        wider: by so many pixels.
     """
 
     name = "plateau-layers"
@@ -572,6 +573,7 @@ class Layers(Bench):
     headline = "dice"
     classes = ("ink",)
     shift: Literal["early", "late"] = "early"
+    wider: int = 1
     per_site: int = 24
     n_sites: int = 6
 
@@ -593,7 +595,8 @@ class Layers(Bench):
             x = 200 - 0.5 * x
         ink = ink > 100
         if shifted and self.shift == "late":
-            ink = binary_dilation(ink, structure=np.array([[0, 1, 0], [1, 1, 1], [0, 1, 0]])[None])
+            cross = np.array([[0, 1, 0], [1, 1, 1], [0, 1, 0]])[None]
+            ink = binary_dilation(ink, structure=cross, iterations=self.wider)
         return (x[:, None] / 255).astype(np.float32), ink[:, None].astype(np.uint8)
 
     def built(self) -> tuple[Sites, Mapping[str, tuple[np.ndarray, np.ndarray]]]:
