@@ -115,7 +115,7 @@ def compared(regime: Regime, values: Values) -> dict[str, dict[str, Any]]:
 
 def room(regime: Regime, values: Values) -> dict[str, Any]:
     """``paired`` of the ceiling minus FedAvg, or minus numbers of examples."""
-    return paired(values["ceiling"] - values["examples" if regime.key == CONTRIBUTION else "fedavg"])
+    return paired(values[regime.ceiling] - values["examples" if regime.key == CONTRIBUTION else "fedavg"])
 
 
 def verdict(regime: Regime, values: Values) -> str:

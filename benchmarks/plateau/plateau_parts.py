@@ -334,12 +334,18 @@ class ToldHEAL(FedHEAL):
 
     Args:
         deal: >= 0: a placebo as in ``ShuffledHEAL``.
+        agreed: a ceiling: an update's entry counts only where its sign is that of the updates' mean.
     """
 
     notes = (Note("agreement", "Cosine with the others", meaning="Mean over the other sites, of what is averaged."),)
     deal: int = -1
+    agreed: bool = False
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        if self.agreed:
+            means = {key: sum(r.update[key] for r in replies) for key in sorted(replies[0].trainable)}
+            masks = [{key: r.update[key] * (r.update[key] * of > 0) for key, of in means.items()} for r in replies]
+            replies = [dataclasses.replace(r, update={**r.update, **kept}) for r, kept in zip(replies, masks)]
         sites = [r.site for r in replies]
         named = dealt(sites, self.deal, info.round.number) if self.deal >= 0 else {site: site for site in sites}
         others = sorted((dataclasses.replace(r, site=named[r.site]) for r in replies), key=lambda r: r.site)
