@@ -334,18 +334,12 @@ class ToldHEAL(FedHEAL):
 
     Args:
         deal: >= 0: a placebo as in ``ShuffledHEAL``.
-        agreed: a ceiling: an update's entry counts only where its sign is that of the updates' mean.
     """
 
     notes = (Note("agreement", "Cosine with the others", meaning="Mean over the other sites, of what is averaged."),)
     deal: int = -1
-    agreed: bool = False
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        if self.agreed:
-            means = {key: sum(r.update[key] for r in replies) for key in sorted(replies[0].trainable)}
-            masks = [{key: r.update[key] * (r.update[key] * of > 0) for key, of in means.items()} for r in replies]
-            replies = [dataclasses.replace(r, update={**r.update, **kept}) for r, kept in zip(replies, masks)]
         sites = [r.site for r in replies]
         named = dealt(sites, self.deal, info.round.number) if self.deal >= 0 else {site: site for site in sites}
         others = sorted((dataclasses.replace(r, site=named[r.site]) for r in replies), key=lambda r: r.site)
@@ -369,6 +363,17 @@ class ToldHEAL(FedHEAL):
         counted, seen = state["history"][reply.site], state["rounds"][reply.site]
         up = (counted if isinstance(counted, torch.Tensor) else counted.tensor()).numpy().astype(int)
         return found * (np.where(found >= 0, up, seen - up) >= least_count(seen, self.tau, strict=False))
+
+
+@rule("plateau-agreed")
+class Agreed(ToldHEAL):
+    """A ceiling of the conflict: an update's entry counts only where its sign is that of the updates' mean."""
+
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        means = {key: sum(r.update[key] for r in replies) for key in sorted(replies[0].trainable)}
+        masks = [{key: r.update[key] * (r.update[key] * of > 0) for key, of in means.items()} for r in replies]
+        agreed = [dataclasses.replace(r, update={**r.update, **kept}) for r, kept in zip(replies, masks)]
+        return super().aggregate(model, agreed, state, info)
 
 
 @rule("plateau-shuffled-lwr")
@@ -412,6 +417,7 @@ for _id, _trainer, _probes, _shared in (
     ("plateau-shuffled-ism", "gsam", ("sharpness",), RADIUS),
     ("plateau-shuffled-heal", "sgd", (), None),
     ("plateau-heal", "sgd", (), None),
+    ("plateau-agreed", "sgd", (), None),
     ("plateau-shuffled-lwr", "sgd", ("layer-similarity",), None),
     ("plateau-ufo", "weighted", ("group-loss",), None),
 ):
@@ -569,8 +575,7 @@ class Layers(Bench):
     """Where is the ink of a digit over a photograph? Six sites of 24 images, of which two differ.
 
     Args:
-        shift: "early": their scanner inverts and fades the image; "late": their readers draw the mask wider.
-        wider: by so many pixels.
+        shift: "early": their scanner inverts and fades the image; "late": their readers draw the mask a pixel wider.
     """
 
     name = "plateau-layers"
@@ -578,8 +583,8 @@ class Layers(Bench):
     kind = MASKS
     headline = "dice"
     classes = ("ink",)
+    wider: ClassVar[int] = 1
     shift: Literal["early", "late"] = "early"
-    wider: int = 1
     per_site: int = 24
     n_sites: int = 6
 
@@ -621,7 +626,15 @@ class Layers(Bench):
         return found, {**sets, VALIDATION: tuple(map(np.concatenate, zip(*parts)))}
 
 
+class LayersWide(Layers):
+    """``Layers`` with masks that are two pixels wider."""
+
+    name = "plateau-layers-wide"
+    title = "Ink over photographs, two of six sites with readers who draw it two pixels wider"
+    wider = 2
+
+
 WIDTHS = (1, 20, 32, 40, 16)
 
-TASKS = (Quality, Quality20, QualityOwn, Scans, Looks, LooksOwn, Subgroups, Contribution, Layers)
+TASKS = (Quality, Quality20, QualityOwn, Scans, Looks, LooksOwn, Subgroups, Contribution, Layers, LayersWide)
 tasks.ADDED.update({task.name: task for task in TASKS})

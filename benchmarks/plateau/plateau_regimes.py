@@ -277,7 +277,7 @@ def layers_wide() -> Regime:
         key="layers-late-wide",
         title="Feature shift in late layers, two pixels",
         setting=late.setting.replace("a pixel wider", "two pixels wider"),
-        values={**late.values, "task.wider": 2},
+        task="plateau-layers-wide:bench",
         rounds=100,
         arms={**late.arms, "ceiling": ceiling},
     )
@@ -338,7 +338,7 @@ LOOKS_SGD = replace(
         "ceiling": Arm(told("parts=fphl,tau=0"), "ceiling: FedAvg, inversion undone", over={"task.inverted": "false"}),
         "placebo": Arm(told("deal={seed}"), "placebo: FedHEAL, updates under other sites' names in each round"),
         "dealt": Arm(told("parts=fphl,deal={seed}"), "placebo: FPHL, updates under other sites' names in each round"),
-        "agreed": Arm(told("parts=fphl,tau=0,agreed=true"), "ceiling of the conflict: only entries of the mean's sign"),
+        "agreed": Arm("plateau-agreed:parts=fphl,tau=0", "ceiling of the conflict: only entries of the mean's sign"),
     },
 )
 CONFLICT = replace(

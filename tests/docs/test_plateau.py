@@ -81,7 +81,7 @@ def test_intervals_and_verdicts_on_the_page_are_those_of_scipy_and_of_the_rule(r
         assert f"[{scale * low:+.{page.PLACES[scale]}f}, {scale * high:+.{page.PLACES[scale]}f}]" in row
         signs = np.array([[1 - 2 * (k >> bit & 1) for bit in range(n)] for k in range(2**n)])
         p[arm] = (np.abs(signs @ differences) >= abs(differences.sum()) * (1 - 1e-12)).mean()
-    gap = values["ceiling"] - values["examples" if regime.key == regimes.CONTRIBUTION else "fedavg"]
+    gap = values[regime.ceiling] - values["examples" if regime.key == regimes.CONTRIBUTION else "fedavg"]
     said = text.split(f"**{regime.arms[regime.method].words}: ")[1].split(".**")[0]
     if n < 2:
         assert said == page.UNDECIDED
