@@ -365,9 +365,9 @@ sites is planted. The signs by which a federation would recognise its regime are
 or `join` could measure them was not looked at. Fewer seeds than ten decide less, and intervals say how much less; the
 clock ended the runs of the first two regimes of *layers*. *Feature shift in late layers* says nothing of Fed-LWR: no
 room is shown, and FedAvg is far from a plateau; *two pixels* is that shift made stronger. In *quality*, *domain skew*,
-*domain skew under the paper's training*, *subpopulations* and *quality shift of scans* the first
-three to seven seeds had been looked at before the others that the declaration asks for were made. A refutation needs one
-of two or three intervals, without a correction for their number.
+*domain skew under the paper's training*, *the planted conflict*, *two pixels*, *subpopulations* and *quality shift of
+scans* the first three to seven seeds had been looked at before the others that the declaration asks for were made. A
+refutation needs one of two or three intervals, without a correction for their number.
 
 Changed before the runs that are reported: *quality* has 10 sites of 120 images and no longer 20 of 60, *domain skew*
 one site of each look with ink and paper swapped in place of photographs and print, which networks of this size did not
