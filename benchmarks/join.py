@@ -33,7 +33,7 @@ from scipy.stats import linregress
 from fairflare.engine.setup import tasks
 from fairflare.functional import betting, combination, decision, slopes
 from fairflare.functional.decision import Array, Design
-from fairflare.functional.reasons import error_products, part_right
+from fairflare.functional.exchange import Direction, row_of
 from fairflare.studies.forecast import Calibration, Together, pull_weights
 from fairflare.tasks.folds import everyone, untestable
 
@@ -183,6 +183,19 @@ def models(one: Hospital, folds: Array, shared: Array) -> Array:
     own = tuned(one.x, one.y, folds, start, PENALTIES)
     level = newton(one.x, one.y, used, np.full(len(used), 1.0), shared, free=1)
     return np.stack([own, shared, level, tuned(one.x, one.y, folds, shared, PULLS)])
+
+
+def error_products(labels: Array, risks: Array) -> Array:
+    """(C, C) means of (p - y)(p - y)' over patients (n,) and repetitions, of risks (C, R, n)."""
+    errors = risks - labels
+    products: Array = np.einsum("arn,brn->ab", errors, errors) / errors[0].size
+    return products
+
+
+def part_right(labels: Array, own: Array, moved: Array, design: Design) -> combination.Right:
+    """Of the direction from risks ``own`` to ``moved``, both (R, n) out of fold."""
+    row = row_of(np.broadcast_to(labels, own.shape), np.stack([own, moved]))
+    return Direction.along(row, np.ones(1), row.seconds[0]).part_right(design)
 
 
 def truth(one: Hospital, risks: Array) -> Array:
@@ -540,7 +553,7 @@ def error_over_federations(values: pd.Series, number: pd.Series) -> float:
 
 
 def show_coverage(table: pd.DataFrame) -> None:
-    """Of 95 % intervals, with errors over federations."""
+    """Of 95 % intervals, with errors over federations; of the average also if its true error over them were known."""
     print("\nCoverage of 95 % intervals, in percent; mean width")
     for (regime, sites), cell in table[table.way != "policy"].groupby(["regime", "sites"], sort=False):
         means = cell[cell.way == "single"].groupby("what")["true"].mean()
@@ -549,7 +562,10 @@ def show_coverage(table: pd.DataFrame) -> None:
             held = ((rows.low <= true) & (true <= rows.high)).astype(float) * 100
             error = error_over_federations(held, rows.number)
             width = (rows.high - rows.low).mean()
-            print(f"{regime:6}{sites:3} {way:10}{name:18}{held.mean():6.1f} +-{error:4.1f}  width {width:.3f}")
+            middle = (rows.low + rows.high) / 2 - true
+            known = (middle.abs() <= 1.96 * middle.std()).mean() * 100
+            words = f"  known {known:.1f}, bias {middle.mean():+.4f}" if way == "average" else ""
+            print(f"{regime:6}{sites:3} {way:10}{name:18}{held.mean():6.1f} +-{error:4.1f}  width {width:.3f}{words}")
 
 
 def show_harm(table: pd.DataFrame) -> None:

@@ -26,8 +26,7 @@ from fairflare.core.types import LocalWork, Round, Training
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
 from fairflare.engine.setup import tasks
-from fairflare.trainers.base import make_optimizer
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, make_optimizer
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.trainers import vmap_training as together
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 
 KINDS = {"one by one": False, "stacked": True}
 

@@ -589,6 +589,7 @@ class Federation:
         repeats: int = 3,
         no_harm: float = 0.002,
         new_size: int = 100,
+        class_shares: bool = False,
         out: Paths | None = None,
         workers: int | None = 1,
         force: bool = False,
@@ -602,6 +603,7 @@ class Federation:
             repeats: deals of folds.
             no_harm: what a mix of models may lose with probability .05 at most; 0: strict.
             new_size: patients of a hospital that is not in yet.
+            class_shares: whether a shared model counts with a hospital's own class shares, too.
             out: the folder, whose finished runs are reused; by default one below ``runs``.
             workers: processes that compute side by side.
             force: makes all runs again.
@@ -613,7 +615,7 @@ class Federation:
         from fairflare.studies.join import asked, measure_join
         from fairflare.studies.joined import Joined
 
-        question = asked([one.config for one in (self, *others)], folds, repeats, no_harm, new_size)
+        question = asked([one.config for one in (self, *others)], folds, repeats, no_harm, new_size, class_shares)
         folder = Path(out) if out is not None else Path(f"{default_folder(self.config)}-join")
         with as_before(self._named), contextlib.nullcontext() if progress else display.silent():
             found = measure_join(question, folder, force=force, workers=workers)
@@ -858,7 +860,7 @@ def _for_all(data: Any, options: dict[str, Any]) -> tuple[dict[str, Any], Path |
     return {**options, **more}, private
 
 
-JOIN_OPTIONS = ("folds", "repeats", "no_harm", "new_size", "out", "workers", "force", "progress")
+JOIN_OPTIONS = ("folds", "repeats", "no_harm", "new_size", "class_shares", "out", "workers", "force", "progress")
 
 
 def _command(kept: list[dict[str, Any]], chooses: Callable[..., Any] = config_options) -> click.Command:

@@ -13,6 +13,7 @@ import tracemalloc
 import pytest
 from torch import nn
 
+from cases import each
 from fairflare.core import user_code
 from fairflare.core.errors import DataError, UserError
 from fairflare.data.site_config import SiteConfig
@@ -177,23 +178,21 @@ FORBIDDEN = [
 ]
 
 
-@pytest.mark.parametrize("name", FORBIDDEN, ids=lambda name: name[:60] or "empty")
+@each("name", FORBIDDEN, ids=lambda name: name[:60] or "empty")
 def test_nothing_else_can_be_named_as_a_network(name, declared):
     with pytest.raises(UserError, match="^model: ") as refused:
         own_network.build(model(name), (1, 32, 32), (2,))
     assert len(str(refused.value)) < 1000 and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "name", ["os.system", "os.getcwd", "own_file.system", "own_file.Net", "own_file.main", "fairflare.cli.main.main"]
-)
+@each("name", ["os.system", "os.getcwd", "own_file.system", "own_file.Net", "own_file.main", "fairflare.cli.main.main"])
 def test_nothing_else_can_be_named_as_build_data(name, declared):
     task = tasks.load("classification", site_names="a")
     with pytest.raises(UserError, match="^build_data: "):
         built_data(task, name, SiteConfig(site="a"))
 
 
-@pytest.mark.parametrize("name", ["fairflare.cli.main.main", "build", "own_file.__call__", "a/b.c", "own file.f"])
+@each("name", ["fairflare.cli.main.main", "build", "own_file.__call__", "a/b.c", "own file.f"])
 def test_a_misspelt_build_data_is_refused_before_anything_is_read(name):
     with pytest.raises(UserError, match="^build_data: "):
         tasks.load("classification", site_names="a", build_data=name)
@@ -264,7 +263,7 @@ UNFIT = [
 ]
 
 
-@pytest.mark.parametrize("name, args, text", UNFIT, ids=lambda v: v if isinstance(v, str) else None)
+@each("name, args, text", UNFIT, ids=lambda v: v if isinstance(v, str) else None)
 def test_an_argument_that_is_not_plain_or_out_of_range_is_refused_without_an_import(name, args, text, monkeypatch):
     monkeypatch.setattr(importlib, "import_module", lambda name: pytest.fail(f"{name} was imported"))
     with pytest.raises(UserError) as refused:
@@ -273,9 +272,7 @@ def test_an_argument_that_is_not_plain_or_out_of_range_is_refused_without_an_imp
     assert len(str(refused.value)) < 700
 
 
-@pytest.mark.parametrize(
-    "text", ["[" * 100_000, '{"class_path":' * 2000 + "1", "{}", '{"class_path": 3}', "{" + "9" * 5000]
-)
+@each("text", ["[" * 100_000, '{"class_path":' * 2000 + "1", "{}", '{"class_path": 3}', "{" + "9" * 5000])
 def test_json_that_is_no_class_is_one_line(text):
     with pytest.raises(UserError, match="^model: ") as refused:
         own_network.check_model(text, ("small-cnn",))
@@ -323,7 +320,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", SMALL)
+@each("name", SMALL)
 def test_networks_on_the_list_can_be_built_by_either_name(name):
     file = monai_networks.NETWORKS[name][0]
     inputs = (5,) if name == "FullyConnectedNet" else (1, 32, 32)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from cases import each
 from fairflare.privacy.secure_sum.graph import MaskGraph, graph_of
 from fairflare.privacy.secure_sum.keys import PairwiseKeys
 from fairflare.privacy.secure_sum.pairwise import combine_updates, mask_update
@@ -128,8 +129,8 @@ def _far(order):
     return [name for name in NAMES if name not in (VICTIM, *_near(order))]
 
 
-@pytest.mark.parametrize("who", ["the victim", "it and its neighbours", "half of the sites"])
-@pytest.mark.parametrize("name", LISTS)
+@each("who", ["the victim", "it and its neighbours", "half of the sites"])
+@each("name", LISTS)
 def test_different_lists_for_different_sites_give_noise(name, who, sites, order):
     other = LISTS[name](sites, order)
     lied_to = {"the victim": [VICTIM], "it and its neighbours": [VICTIM, *_near(order)]}.get(who, NAMES[10:30])

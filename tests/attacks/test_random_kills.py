@@ -129,7 +129,7 @@ def warm(tmp_path_factory):
     assert stop.value.code == 0
 
 
-@each("method", PAPERS, short=["fedce", "fedism-plus"])
+@each("method", PAPERS, short=["fedism-plus"])
 def test_killed_at_random_a_run_ends_in_the_same_bits(method, tmp_path):
     _kill_at_random(method, SMALL, tmp_path)
 

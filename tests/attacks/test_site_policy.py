@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from cases import each
 from fairflare.core import manifest
 from fairflare.core.errors import UserError
 from fairflare.engine.setup.config import make_config
@@ -139,7 +140,7 @@ def model(name, **args):
     return json.dumps({"class_path": name, "args": args})
 
 
-@pytest.mark.parametrize(
+@each(
     "chosen, text",
     [
         (
@@ -176,7 +177,7 @@ def test_networks_that_a_job_may_name(site, monkeypatch):
     assert "my_net" not in sys.modules and "my_data" not in sys.modules
 
 
-@pytest.mark.parametrize(
+@each(
     "change, text",
     [
         (in_options(datalists="/hospital/data"), "options: datalists: expected none"),
@@ -227,7 +228,7 @@ SVT = "nvflare.app_common.filters.svt_privacy.SVTPrivacy"
 OTHER = {"path": SVT, "args": {}}
 
 
-@pytest.mark.parametrize(
+@each(
     "change, text",
     [
         (changed(("executors",), None), "executors: expected a list, got None"),
@@ -267,7 +268,7 @@ def test_a_job_that_is_put_together_otherwise(site, change, text):
     assert text in site.answer(lambda content: change(content) and None)
 
 
-@pytest.mark.parametrize(
+@each(
     "text, reason",
     [
         ("", "cannot be read (JSONDecodeError)"),
@@ -320,7 +321,7 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize("rules, text", RULES, ids=lambda v: json.dumps(v) if isinstance(v, dict) else None)
+@each("rules, text", RULES, ids=lambda v: json.dumps(v) if isinstance(v, dict) else None)
 def test_the_sites_own_rules(site, rules, text):
     site.policy(**rules)
     answer = site.answer()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every card of a method names all of its parameters, itself or by the card that it refers to, with their defaults."""
 
+import functools
 import inspect
 import re
 from fractions import Fraction
@@ -12,9 +13,14 @@ from fairflare.core.plugins import PACKAGE
 from fairflare.studies.describe import method_rows
 
 CARDS = Path(__file__).parents[2] / "docs" / "methods"
-METHODS = {row["id"]: row["parameters"] for row in method_rows()}
+METHODS = sorted(registry.methods())
 LINKED = re.compile(r"\]\(([a-z-]+)\.md\)")
 ROW = re.compile(r"^\| (`[^|]*`) \| ([^|]*) \|", re.MULTILINE)
+
+
+@functools.cache
+def parameters() -> dict[str, dict[str, object]]:
+    return {row["id"]: row["parameters"] for row in method_rows()}
 
 
 def card(id: str) -> str:
@@ -37,19 +43,19 @@ def as_written(value: object) -> set[str]:
     return {str(value), ""} if value else {"", "(empty)"}
 
 
-@each("id", sorted(METHODS))
+@each("id", METHODS)
 def test_a_card_names_every_parameter(id):
     text = card(id) + "".join(card(name) for name in LINKED.findall(card(id)) if name in METHODS)
-    missing = [name for name in METHODS[id] if not re.search(rf"`{name}[`=]", text)]
+    missing = [name for name in parameters()[id] if not re.search(rf"`{name}[`=]", text)]
     assert not missing, f"docs/methods/{id}.md: {missing}"
 
 
-@each("id", sorted(METHODS))
+@each("id", METHODS)
 def test_a_card_gives_the_defaults_that_the_method_has(id):
     found = defaults(card(id))
     wrong = {
         name: (found[name], value)
-        for name, value in METHODS[id].items()
+        for name, value in parameters()[id].items()
         if name in found and found[name] not in as_written(value)
     }
     assert not wrong, f"docs/methods/{id}.md: {wrong}"
@@ -60,7 +66,7 @@ def test_the_tables_are_read():
     assert defaults(card("fedism-plus"))["q"] == "2"
 
 
-@each("id", sorted(METHODS))
+@each("id", METHODS)
 def test_a_card_names_the_files_of_its_parts(id):
     """Those of a selector or a server optimizer only where the method has one."""
     found = {inspect.getfile(cls) for cls in registry.owners(registry.get_method(id)).values()}

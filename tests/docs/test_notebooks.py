@@ -1,19 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The notebooks run, are those that make.py writes, and are committed with outputs that name no machine."""
 
+import functools
 import json
 import runpy
 from pathlib import Path
 
-import nbformat
 import pytest
 
 HERE = Path(__file__).parents[2] / "docs" / "notebooks"
-MAKE = runpy.run_path(str(HERE / "make.py"))
-NAMES = sorted(MAKE["NOTEBOOKS"])
+NAMES = sorted(path.stem for path in HERE.glob("*.ipynb"))
+
+
+@functools.cache
+def make():
+    """make.py, whose libraries take seconds to import: only the process that has these tests spends them."""
+    found = runpy.run_path(str(HERE / "make.py"))
+    assert sorted(found["NOTEBOOKS"]) == NAMES
+    return found
 
 
 def kept(name):
+    import nbformat
+
     return nbformat.read(HERE / f"{name}.ipynb", as_version=4)
 
 
@@ -25,7 +34,7 @@ def results(notebook):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_committed_notebook_is_whole(name):
-    notebook, plain = kept(name), MAKE["made"](MAKE["NOTEBOOKS"][name])
+    notebook, plain = kept(name), make()["made"](make()["NOTEBOOKS"][name])
     assert [cell.source for cell in notebook.cells] == [cell.source for cell in plain.cells]
     outputs = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
     assert all(results(notebook)) and {out.output_type for out in outputs} <= {"execute_result", "display_data"}
@@ -38,6 +47,6 @@ def test_a_committed_notebook_is_whole(name):
 def test_a_notebook_runs(name, monkeypatch):
     """Every cell runs and shows as many lines as the committed one; numbers may differ between machines."""
     monkeypatch.setenv("PYTHONPATH", str(HERE.parents[1] / "custom"))
-    again = MAKE["executed"](MAKE["made"](MAKE["NOTEBOOKS"][name]))
+    again = make()["executed"](make()["made"](make()["NOTEBOOKS"][name]))
     lines = [[[len(text.splitlines()) for text in cell] for cell in results(one)] for one in (again, kept(name))]
     assert lines[0] == lines[1]

@@ -2,6 +2,7 @@
 """The study's pages say what the intervals say: comparing sentences are marked, and a mark is a line of the files."""
 
 import csv
+import functools
 import math
 import re
 import sys
@@ -29,9 +30,6 @@ from fairflare.studies.labels import folder_name  # noqa: E402
 from fairflare.studies.runs import run_once  # noqa: E402
 from fairflare.studies.study import arms  # noqa: E402
 
-DIFFERENCES, VALUES = tables.read(tables.DIFFERENCES), tables.read(tables.VALUES)
-
-
 PAGES = {path.relative_to(tables.ROOT).as_posix(): path.read_text(encoding="utf-8") for path in tables.PAGES}
 
 
@@ -57,8 +55,13 @@ def test_the_first_page_of_the_study_is_one_and_all_pages_are_reached_from_it():
     assert re.findall(r"^## (.*)$", "## " + rest, flags=re.M)[-3:] == ["Drift", "Survival", "Joining"]
 
 
+@functools.cache
+def kept_values():
+    return tables.read(tables.VALUES)
+
+
 def row(**wanted):
-    return next(r for r in DIFFERENCES if all(r[key] == value for key, value in wanted.items()))
+    return next(r for r in tables.differences() if all(r[key] == value for key, value in wanted.items()))
 
 
 def mark(found, said=None):
@@ -90,7 +93,7 @@ def test_a_sentence_that_the_intervals_do_not_carry_is_found():
     assert "expected TASK" in problem
     methods = {arm.key for arm in plan.METHODS}
     kept = {key: told[key] for key in ("task", "versus", "over", "metric")}
-    all_of_it = [r for r in DIFFERENCES if all(r[key] == kept[key] for key in kept) and r["arm"] in methods]
+    all_of_it = [r for r in tables.differences() if all(r[key] == kept[key] for key in kept) and r["arm"] in methods]
     names = ", ".join(sorted(r["arm"] for r in all_of_it if r["verdict"] == "better")) or "none"
     about = " | ".join(kept.values())
     assert problems(f"These are better. <!-- only: {about} | better | {names} -->") == []
@@ -120,7 +123,7 @@ def test_a_count_is_the_one_of_the_files_and_in_the_sentence():
 
 
 def test_verdicts_are_those_of_all_intervals():
-    for r in DIFFERENCES:
+    for r in tables.differences():
         ends = [r[key] for key in ("low", "high", "patients_low", "patients_high")]
         if all(ends):
             mean, low, high, again_low, again_high = map(float, [r["mean"], *ends])
@@ -172,7 +175,7 @@ def test_a_difference_computed_from_the_files_is_the_one_of_the_resamples(tmp_pa
 
 
 def of_site(task, arm, site, metric):
-    rows = [r for r in VALUES if (r["task"], r["arm"], r["site"]) == (task, arm, site)]
+    rows = [r for r in kept_values() if (r["task"], r["arm"], r["site"]) == (task, arm, site)]
     values = np.array([float(r[metric]) for r in sorted(rows, key=lambda r: int(r["seed"]))])
     return np.abs(values) if metric == "calibration" else values
 
@@ -187,11 +190,11 @@ def wider(task):
     return math.sqrt(1 + 8 * test / ((1 - test) * (1 - val)))
 
 
-@pytest.mark.parametrize("task", sorted({r["task"] for r in DIFFERENCES} - {"digits"}))
+@each("task", [study.key for study in plan.STUDIES if study.key != "digits"])
 def test_a_difference_follows_from_the_values_of_the_seeds(task):
     """Student's t by SciPy, from values.csv, of one site and of the worst one."""
     arm = "fedavg"
-    sites = list(dict.fromkeys(r["site"] for r in VALUES if r["task"] == task))
+    sites = list(dict.fromkeys(r["site"] for r in kept_values() if r["task"] == task))
     for over in (sites[0], "worst"):
         for metric in ("brier", "calibration"):
             found = row(task=task, arm=arm, versus="solo", over=over, metric=metric)
@@ -214,18 +217,19 @@ def test_what_readme_says_of_the_study_is_what_the_files_say():
     plain, mended = (rows["ist", arm, "brier"] for arm in ("fedavg", "fedavg+intercept-train"))
     assert f"{plain['loses']} of {plain['of']} countries are shown to lose" in said
     assert f"and {mended['loses']} with an intercept" in said
-    assert f"{len({r['arm'] for r in DIFFERENCES})} arms, {len({r['task'] for r in DIFFERENCES})} tasks" in said
+    arms_of, tasks_of = ({r[key] for r in tables.differences()} for key in ("arm", "task"))
+    assert f"{len(arms_of)} arms, {len(tasks_of)} tasks" in said
     heart = [r for key, r in rows.items() if key[0] == "heart-full" and key[2] == "accuracy" and key[1] != "trivial"]
     assert {r["gains_together"] for r in heart} == {"0"}
     wanted = ("heart-full", "fedavg", "solo", "accuracy", "worse")
     keys = ("task", "arm", "versus", "metric", "verdict")
-    losing = [r["over"] for r in DIFFERENCES if tuple(r[key] for key in keys) == wanted]
+    losing = [r["over"] for r in tables.differences() if tuple(r[key] for key in keys) == wanted]
     assert [over for over in losing if over not in tables.OVERALL] == ["Switzerland"]
 
 
 def test_joining_counts_the_verdicts():
     of_arm = {}
-    for r in DIFFERENCES:
+    for r in tables.differences():
         if r["versus"] == "solo":
             of_arm.setdefault((r["task"], r["arm"], r["metric"]), []).append(r)
     for found in tables.read(tables.JOINING):

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from fairflare.core.registry import trainer
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 
 SECRET = "/data/patients/jane_doe.dcm"
 

@@ -77,6 +77,7 @@ def in_second_fold(config, folder):
         child.communicate()
 
 
+@pytest.mark.long  # unit/test_join_job.py has a site that falls silent, test_heartbeat.py one whose process is killed
 @pytest.mark.slow
 def test_a_site_that_is_killed_is_named_and_the_others_are_answered_as_without_it(tmp_path, monkeypatch):
     """The server waits ``task_timeout`` for it twice."""

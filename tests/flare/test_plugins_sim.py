@@ -75,7 +75,7 @@ def test_the_same_bits(method, tmp_path):
     assert bits(verify_run(tmp_path / "run")) == expected
 
 
-@pytest.mark.long  # test_random_kills_sim.py and test_full_disk.py assure each by itself
+@pytest.mark.long  # test_personal_flare.py and test_full_disk.py assure each by itself
 @pytest.mark.parametrize("method", ["scaffold", "echo"])
 def test_killed_and_continued(method, tmp_path, capsys):
     """A site's process dies when it has trained and kept its memory of round 2. The run is resumed, the server's disk

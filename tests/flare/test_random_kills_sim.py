@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """kill -9 of a random process of a simulated run at random moments, again and again: the same final bits, none stuck.
 
-Kills of runs in one process are in tests/attacks/test_random_kills.py.
+In `make test` each is killed at a chosen moment: a site and the server in test_personal_flare.py, to the same bits, the
+command in test_run_ends.py, all at once in test_join_sim.py. Runs in one process: tests/attacks/test_random_kills.py.
 """
 
 import os
@@ -15,7 +16,6 @@ import psutil
 import pytest
 from federation_processes import simulated_processes
 
-from cases import each
 from fairflare.cli.main import main
 from fairflare.report.write import verify_run
 
@@ -63,7 +63,8 @@ def finish(words):
     return stop.value.code
 
 
-@each("method, seed", RUNS, short=[("fedlwr", 0)])
+@pytest.mark.long
+@pytest.mark.parametrize("method, seed", RUNS)
 def test_killed_at_random_a_simulated_run_ends_in_the_same_bits(method, seed, tmp_path, capsys):
     chance, folder = random.Random(f"simulated kills of {method}{seed or ''}"), tmp_path / "run"
     assert finish(["run", method, *SMALL, "--out", tmp_path / "whole"]) == 0

@@ -26,7 +26,7 @@ from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare import controller
 from fairflare.flare.controller import FairController
 from fairflare.flare.executor import Aborted, FairExecutor, TaskWatch
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 from helpers import TRAINING, initial_model, make_sites
 
 CONFIG = make_config("fedavg", "support2:dirichlet", sites=3)

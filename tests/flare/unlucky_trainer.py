@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairflare.core.registry import trainer
+from fairflare.trainers.base import PlainTrainer
 from fairflare.trainers.gsam import GSAM
-from fairflare.trainers.sgd import PlainTrainer
 
 
 @trainer("unlucky-sgd")

@@ -12,8 +12,7 @@ from torch import nn
 
 from cases import each
 from fairflare.aggregators.fedism import FedISM
-from fairflare.core.objectives import local_objective
-from fairflare.core.types import Batch, Info, LocalWork, Reply, Round, Training
+from fairflare.core.types import Batch, Info, LocalWork, Reply, Round, Training, local_objective
 from fairflare.functional.perturbation import rho_at
 from fairflare.probes.sharpness import Sharpness
 from fairflare.trainers.gsam import gsam_step

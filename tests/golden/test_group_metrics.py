@@ -10,7 +10,8 @@ import json
 import numpy as np
 import pytest
 
-from fairflare.report import agreement, fairness, groups
+from fairflare.report import contribution as agreement
+from fairflare.report import fairness, groups
 from golden import folder
 
 METRICS = json.loads((folder() / "metrics.json").read_text())
@@ -96,7 +97,7 @@ def test_leave_one_out_shares(cohort):
     """A retina source's drop is the sum of its drops for disc and cup."""
     found = CONTRIBUTION["loo"]
     drops = named(np.reshape(found[f"{cohort}_drops"], (len(found[f"{cohort}_drops"]), -1)).sum(1))
-    shares = agreement.leave_one_out_shares(drops)
+    shares = agreement.clipped_shares(drops)
     assert [100 * share for share in shares.values()] == pytest.approx(found[f"{cohort}_share_pct"], abs=1e-12)
 
 

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from fairflare.core.types import PERSONAL, Batch, LocalWork, Round, Training
 from fairflare.functional.proximal import add_proximal
+from fairflare.trainers.base import PlainTrainer
 from fairflare.trainers.ditto import Ditto
 from fairflare.trainers.fedprox import FedProx
-from fairflare.trainers.sgd import PlainTrainer
 from golden import folder
 
 GOLDEN = np.load(folder() / "local_terms.npz")

@@ -2,6 +2,8 @@
 """Every trainer under every rule with every server optimizer: a refusal that is written here, or none.
 
 What is not refused trains two rounds of a small run: `make test-long` has every pair, `make test` those of ``trains``.
+Of a pair that does not train in `make test` one server optimizer beside "none" stands for all: whether one is refused
+follows from its being one, and the pairs that train say so of each.
 
 A server optimizer sees the received and the combined model and nothing else: all of them step from the outcome of one
 run of each pair of trainer and rule, every round, with a state of their own.
@@ -137,7 +139,7 @@ def trains(rule, trainer):
 def check(rule, trainer, folder, long=True):
     """Two rounds of a pair with all optimizers that fit; what is refused is what is written above."""
     fitting, pair = {}, None
-    for optimizer in STEPS:
+    for optimizer in STEPS if long or trains(rule, trainer) else ("none", "adam"):
         config, parts, reason = refusal(trainer, rule, optimizer)
         said = expected(trainer, rule, optimizer)
         assert bool(reason) == bool(said) and said in reason, (trainer, rule, optimizer, reason)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from fairflare.aggregators.base import State, WeighingRule, shares
-from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, rule, trainer
-from fairflare.core.types import Batch, Info, LocalWork, Paper, Reply, Weights
+from fairflare.core.types import Batch, Info, LocalWork, Objective, Paper, Reply, Weights
 from fairflare.trainers.base import Trainer
 
 PAPER = Paper("Nobody", "A field", "Nowhere", 2020, "https://example.org")

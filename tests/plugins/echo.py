@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, example_shares
-from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, rule, trainer
-from fairflare.core.types import Batch, Info, LocalWork, Number, Outline, Paper, Reply, StateDict, TensorSpec
+from fairflare.core.types import Batch, Info, LocalWork, Number, Objective, Outline, Paper, Reply, StateDict, TensorSpec
 from fairflare.trainers.base import Trainer
 
 PAPER = Paper("Nobody", "A number and a tensor", "Nowhere", 2020, "https://example.org")

@@ -12,7 +12,7 @@ from scipy import integrate, optimize, stats
 
 from fairflare.functional import betting, combination, decision
 from fairflare.functional.decision import Design, Doubt, Hospitals, Normals
-from fairflare.functional.reasons import error_products, part_right
+from fairflare.functional.exchange import Direction, row_of
 from fairflare.studies.groups import auc_benefit, log_loss_benefit
 
 PLAIN = Design(exponent=0.0)
@@ -215,7 +215,8 @@ def test_common_weights_are_the_least_of_the_quadratic_on_the_simplex():
     for seed in range(5):
         rng = np.random.default_rng(seed)
         y = (rng.random(80) < 0.4).astype(float)
-        products = error_products(y, rng.uniform(0.05, 0.95, (3, 2, 80)) * rng.uniform(0.3, 1, (3, 1, 1)))
+        errors = rng.uniform(0.05, 0.95, (3, 2, 80)) * rng.uniform(0.3, 1, (3, 1, 1)) - y
+        products = np.einsum("arn,brn->ab", errors, errors) / y.size
         found = combination.common_weights(products)
         expected = optimize.minimize(
             lambda w, g=products: w @ g @ w,
@@ -226,6 +227,11 @@ def test_common_weights_are_the_least_of_the_quadratic_on_the_simplex():
         )
         assert found == pytest.approx(expected.x, abs=1e-4)
         assert found.sum() == pytest.approx(1)
+
+
+def part_right(y, own, moved, design):
+    row = row_of(np.broadcast_to(y, own.shape), np.stack([own, moved]))
+    return Direction.along(row, np.ones(1), row.seconds[0]).part_right(design)
 
 
 def test_the_gain_of_a_share_is_quadratic_and_harms_beyond_twice_the_right_part():

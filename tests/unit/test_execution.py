@@ -12,8 +12,8 @@ from fairflare.core.execution import Execution, give_back_freed_memory, keep_fre
 from fairflare.core.types import LocalWork, Round
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
+from fairflare.trainers.base import PlainTrainer
 from fairflare.trainers.gsam import GSAM
-from fairflare.trainers.sgd import PlainTrainer
 from fairflare.trainers.weighted import WeightedTrainer
 from helpers import TRAINING, Blobs, initial_model, make_federation, make_sites
 

@@ -14,8 +14,8 @@ from fairflare.functional.features import features_of, prototype_contrast
 from fairflare.probes.prototypes import Prototypes
 from fairflare.testing import check_trainer
 from fairflare.testing.example import SmallData, copied, work_of_round
+from fairflare.trainers.base import PlainTrainer
 from fairflare.trainers.fedproc import GLOBAL, FedProc
-from fairflare.trainers.sgd import PlainTrainer
 
 INFO = Info(Round(1, 4))
 

@@ -17,8 +17,8 @@ from fairflare.engine.setup.parts import build_parts
 from fairflare.functional.normalisation import LEAST_SD, normalised_by, pair_of
 from fairflare.testing import check_trainer
 from fairflare.testing.example import SmallData, copied, work_of_round
+from fairflare.trainers.base import PlainTrainer
 from fairflare.trainers.fedrdn import ALL, MOST_SITES, OWN, FedRDN
-from fairflare.trainers.sgd import PlainTrainer
 
 INFO = Info(Round(1, 4))
 

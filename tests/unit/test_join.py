@@ -15,12 +15,14 @@ from fairflare.cli.main import main
 from fairflare.core.errors import DataError, UserError
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.parts import build_parts
 from fairflare.functional import combination, slopes
 from fairflare.functional.decision import Design
-from fairflare.functional.reasons import part_right
+from fairflare.functional.exchange import Direction
 from fairflare.report.join import Deployed, OutOfFold, answers, page
+from fairflare.studies.candidates import SHARES, federation_odds, log_odds, moved, on_fold
 from fairflare.studies.forecast import Together
-from fairflare.studies.join import Question
+from fairflare.studies.join import OneSplit, Question, measure_join
 from fairflare.studies.own_model import own_risks
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
 
@@ -171,7 +173,8 @@ def test_what_the_regression_says_is_that_of_slopes():
     regressions = Together.of([(t.deployed.x, t.labels) for t in tested.values()]).each
     parts, known, sums = [], [], np.zeros(2)
     for t, of in zip(tested.values(), regressions):
-        parts.append(part_right(t.labels, t.risks[0], t.risks[1], DESIGN))
+        row = t.at_hand().row
+        parts.append(Direction.along(row, np.ones(1), row.seconds[0]).part_right(DESIGN))
         known.append(slopes.Regressed.of_models(of, t.deployed.x, *t.deployed.risks, parts[-1].q))
         sums += slopes.misfit_terms(parts[-1], known[-1].of.mean, DESIGN)
     for row, part, one in zip(found.values(), parts, known):
@@ -212,6 +215,30 @@ def test_the_own_model_is_the_better_of_two():
         assert found == kind
         assert ((risks - y[300:]) ** 2).mean() < 0.2
     assert own_risks(x[:30], np.array([1.0] * 2 + [0.0] * 28), x[:5])[1] == "regression"
+
+
+def test_own_class_shares_are_bayes_theorem_and_change_nothing_where_they_are_the_federations():
+    config = on_fold(make_config("fedavg", "heart:full"), "all")
+    parts = build_parts(config, at_site=True)
+    odds, label = federation_odds(parts, config, 1), config.method
+    everybody = np.concatenate([everyone(parts.task.site_data(site)).labels.numpy() for site in parts.task.sites()])
+    assert odds == pytest.approx(np.log(everybody.mean() / (1 - everybody.mean())))
+    logits, alike = np.linspace(-2, 2, len(everybody)), everybody.astype(float)
+    assert moved(parts, config, label, logits, alike, odds)[label + SHARES] == pytest.approx(0, abs=1e-12)
+    assert label + SHARES not in moved(parts, config, label, logits, alike)
+    # features that say the same of each class, and a hospital with more of the event
+    share, ratio, labels = everybody.mean(), np.exp(logits), np.array([1.0] * 30 + [0.0] * 10)
+    by = moved(parts, config, label, np.linspace(-1, 1, 40), labels, odds)[label + SHARES]
+    pooled, bayes = share * ratio / (share * ratio + 1 - share), 0.75 * ratio / (0.75 * ratio + 0.25)
+    assert expit(np.log(pooled / (1 - pooled)) + by) == pytest.approx(bayes) and by == log_odds(labels) - odds
+
+
+def test_one_split_is_told_by_outcomes_and_shares_are_a_candidate(tmp_path):
+    question = Question(("fedavg",), "heart:full", OneSplit(2, 1), choices={"rounds": 1}, shares=True)
+    found = measure_join(question, tmp_path)
+    assert list(found["weights"]) == ["fedavg", "fedavg + intercept", "fedavg" + SHARES] and found["one_split"]
+    assert {row["by"] for row in found["sites"].values()} == {"outcomes"} and not (tmp_path / "fedavg-all").exists()
+    assert "in the split" in found["refused"]["Switzerland"]
 
 
 JOIN = ["join", "fedavg", "ditto", "--task", "heart:full", "--folds", "2", "--repeats", "1", "--rounds", "2"]

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
+from markupsafe import escape
 
 from cases import each
 from fairflare.core.errors import UserError
 from fairflare.functional.decision import Design
 from fairflare.functional.survival import concordance, concordance_error
 from fairflare.report.join import OutOfFold, page
-from fairflare.studies import own_times
+from fairflare.report.sheet import LANGUAGES, texts
+from fairflare.studies import own_network, own_times
 from fairflare.studies.combine import read_join
 from fairflare.studies.groups import c_index_benefit, differences
 from fairflare.studies.join import Question, measure_join
@@ -94,13 +98,16 @@ def test_a_dice_is_a_paired_difference():
     assert row["verdict"] == "loses" and row["low"] == pytest.approx(row["high"]) == pytest.approx(-0.1)
 
 
-@each("ask", [read_join, sheets_of])
-def test_there_is_neither_mix_nor_sheet_of_them(ask, tmp_path):
-    import json
-
-    (tmp_path / "join.json").write_text(json.dumps({**told(), "methods": ["fedavg"]}))
+@each("language", LANGUAGES)
+def test_there_is_no_mix_of_them_and_the_sheet_says_so(language, tmp_path):
+    found, words = {**told(), "methods": ["fedavg"], "title": "Deaths", "task": "ist-survival"}, texts(language)
+    (tmp_path / "join.json").write_text(json.dumps(found))
     with pytest.raises(UserError, match="Brier score"):
-        ask(tmp_path)
+        read_join(tmp_path)
+    sheet = sheets_of(tmp_path, ["site-0"], language)[0].read_text()
+    for said in (words["plain"], words["plain_benefit"]):
+        assert str(escape(said.format(score="C-index"))) in sheet
+    assert "Brier" not in sheet and words["no_mix"] not in sheet and words["columns"]["together"] not in sheet
 
 
 @pytest.mark.slow
@@ -112,3 +119,18 @@ def test_a_join_answers_of_times(tmp_path):
     assert found["not_validated"] == [found["score"]] and found["sites"]
     assert all(set(kinds) == {"cox"} for kinds in found["own_models"].values())
     assert all(np.isfinite(row["candidates"]["fedavg"]["low"]) for row in found["sites"].values())
+
+
+@pytest.mark.slow
+def test_a_join_answers_of_masks(tmp_path, monkeypatch):
+    monkeypatch.setattr(own_network, "RATES", (1.0,))
+    options = {"n_sites": 2, "images": 80, "site_test_images": 0, "size": 32, "epochs": 1}
+    question = Question(("fedavg",), "fundus-phantom:small", Design(2, 1), choices={"rounds": 1, "values": options})
+    found = measure_join(question, tmp_path)
+    assert found["score"] == "Dice" and found["not_validated"] == ["Dice"] and "not validated" in found["note"]
+    assert list(found["candidates"]) == ["fedavg"] and len(found["sites"]) == len(found["refused"]) == 1
+    for site, row in found["sites"].items():
+        sheet = (tmp_path / "sheets" / f"{site}.html").read_text()
+        assert row["candidates"]["fedavg"]["low"] < row["candidates"]["fedavg"]["benefit"] < 1
+        assert "Dice of the other model less that of the own model" in sheet and "not validated" in sheet
+        assert "Brier" not in sheet and "mix with" not in sheet

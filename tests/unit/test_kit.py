@@ -12,9 +12,9 @@ from cases import each
 from fairflare.core import metric, registry
 from fairflare.core.types import Cost, Number, TensorSpec
 from fairflare.probes.base import Probe
-from fairflare.testing import check_metric, check_probe, check_rule, check_task, check_trainer, probes, rules, trainers
+from fairflare.testing import check_metric, check_probe, check_rule, check_task, check_trainer, laws, probes, trainers
 from fairflare.testing.example import outline
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 
 SENT = Number("n", 0.0, 1.0, "a number")
 ORDERS = {"leave-one-out": {"coefficient": 0.3}, "weighted": {"weight": 0.5, "weight/a": 0.2, "relative": 1.0}}
@@ -62,8 +62,8 @@ def test_a_metric_needs_a_way_to_be_computed_and_a_range():
 def test_settings_reach_the_part():
     assert trainers.check_trainer("weighted", orders=ORDERS["weighted"], weight_sum="batch") is None
     check_probe("layer-similarity", similarity="cosine", scope="last_encoder")
-    assert rules.method_around("fedism", q=0.5).settings == {"q": 0.5}
-    assert rules.method_around("fedism").probes == ("sharpness",)
+    assert laws.method_around("fedism", q=0.5).settings == {"q": 0.5}
+    assert laws.method_around("fedism").probes == ("sharpness",)
 
 
 @dataclass(frozen=True)

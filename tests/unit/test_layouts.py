@@ -19,9 +19,8 @@ from fairflare.engine.messages import Instruction
 from fairflare.engine.setup.at_site import _execution
 from fairflare.engine.site import difference
 from fairflare.flare import simulate
-from fairflare.trainers.base import go_on, make_optimizer
+from fairflare.trainers.base import PlainTrainer, go_on, make_optimizer
 from fairflare.trainers.gsam import GSAM
-from fairflare.trainers.sgd import PlainTrainer
 from helpers import initial_model, make_sites
 
 

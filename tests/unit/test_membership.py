@@ -15,7 +15,7 @@ from fairflare.data.tensors import Split, TensorData
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.membership import Attack, area
 from fairflare.engine.site import Site
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 from helpers import Accuracy
 from run_folders import call
 

@@ -10,7 +10,7 @@ from fairflare.core.types import Round
 from fairflare.engine.memory import SiteMemory, is_finite
 from fairflare.engine.messages import Instruction
 from fairflare.privacy.egress import EgressRefused
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 from helpers import TRAINING, initial_model, make_sites
 
 

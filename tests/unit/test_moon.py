@@ -13,8 +13,8 @@ from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.functional.features import directions, model_contrast
 from fairflare.testing.example import copied, work_of_round
+from fairflare.trainers.base import PlainTrainer
 from fairflare.trainers.moon import PREVIOUS, Moon
-from fairflare.trainers.sgd import PlainTrainer
 
 
 def trained(trainer, t=1, memory=None):

@@ -25,7 +25,7 @@ from fairflare.data.grouping import Grouping
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds.domains import CroppedData, FlippedData
 from fairflare.trainers import base
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 
 for module in pkgutil.iter_modules(fairflare.trainers.__path__):
     importlib.import_module(f"fairflare.trainers.{module.name}")
@@ -97,7 +97,7 @@ def unfused(monkeypatch):
     monkeypatch.setattr(base, "make_optimizer", made)
 
 
-@pytest.mark.parametrize("name, options", CASES)
+@each("name, options", CASES)
 def test_no_step_of_a_trainer_asks_the_device_for_a_number(name, options, unfused):
     work, trainer = work_on(torch.device("meta"), data()), registry.trainers()[name](**options)
     work.data = trainer.site_data(work.data)
@@ -153,8 +153,8 @@ def test_a_step_that_asks_is_counted():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("name, options", CASES)
-@pytest.mark.parametrize("room", [0, None])
+@each("name, options", CASES)
+@each("room", [0, None])
 def test_torch_finds_no_synchronisation_on_a_gpu(name, options, room, monkeypatch):
     monkeypatch.setattr(tensors, "_room", (lambda device: room) if room is not None else tensors._room)
     work = work_on(torch.device("cuda:0"), data())

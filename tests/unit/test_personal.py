@@ -10,8 +10,8 @@ from torch import nn
 from cases import each
 from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.errors import UserError
-from fairflare.core.registry import checked
 from fairflare.core.types import Round
+from fairflare.core.validation import parsed
 from fairflare.engine.files import read_tensors
 from fairflare.engine.gate import Gate, inspect_evaluation
 from fairflare.engine.in_process import InProcess
@@ -21,11 +21,11 @@ from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.config_checks import _check_sites
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.trainers.apfl import APFL
+from fairflare.trainers.base import PlainTrainer
 from fairflare.trainers.ditto import Ditto
 from fairflare.trainers.fedbn import STATISTICS, FedBN, SiloBN
 from fairflare.trainers.fedper import FedPer, FedRep
 from fairflare.trainers.fedprox import FedProx
-from fairflare.trainers.sgd import PlainTrainer
 from helpers import initial_model, make_federation, make_sites, small_network
 
 NORM = frozenset(key for key in initial_model() if key.startswith("1."))
@@ -193,7 +193,7 @@ def test_fedprox_with_mu_zero_is_fedavg_and_a_large_mu_moves_less():
 @pytest.mark.parametrize("cls, name, bad", [(FedProx, "mu", -1.0), (FedProx, "mu", "nan"), (Ditto, "lam", -1.0)])
 def test_bad_parameters_are_named(cls, name, bad):
     with pytest.raises(UserError, match=f"{name}: expected a number"):
-        checked(cls, name, bad)
+        parsed(cls, name, bad)
 
 
 @pytest.mark.parametrize("cls", [FedBN, SiloBN])

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from opacus.optimizers import DPOptimizer
 from scipy.stats import kstest
 from torch import nn
 
@@ -77,6 +76,8 @@ def audited(data, noise, n=1000, steps=1, rate=1.0):
 
 
 def unclipped(monkeypatch):
+    from opacus.optimizers import DPOptimizer
+
     whole = DPOptimizer.clip_and_accumulate
 
     def accumulate(optimizer):

@@ -13,9 +13,8 @@ from fairflare.core.layers import layers_of
 from fairflare.core.types import Batch, LocalWork, Outline, Round
 from fairflare.networks import builtin as networks
 from fairflare.probes.cka import LayerSimilarity, last_encoder
+from fairflare.probes.errors import LeaveOneOut, LocalError, without
 from fairflare.probes.group_loss import GroupLoss
-from fairflare.probes.leave_one_out import LeaveOneOut, without
-from fairflare.probes.local_error import LocalError
 from fairflare.trainers.weighted import WeightedTrainer
 from helpers import TRAINING, Blobs, small_network
 

@@ -19,7 +19,7 @@ SOURCE = """
 from dataclasses import dataclass
 from fairflare.core.registry import method
 from fairflare.core.types import Paper
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 from fairflare.core.registry import trainer
 
 @trainer("mine")

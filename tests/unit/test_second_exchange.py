@@ -22,7 +22,7 @@ from fairflare.engine.memory import SiteMemory
 from fairflare.engine.messages import Answer
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.probes.cka import LayerSimilarity
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 from helpers import initial_model, make_sites, small_network
 
 PROBE = LayerSimilarity()

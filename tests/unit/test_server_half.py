@@ -20,8 +20,7 @@ from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.config_checks import misfit
 from fairflare.engine.state import Checkpoint, load_checkpoint, save_checkpoint, save_tensors
 from fairflare.testing import check_trainer
-from fairflare.trainers.base import Trainer
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, Trainer
 from fairflare.trainers.weighted import WeightedTrainer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins"))

@@ -22,7 +22,7 @@ from fairflare.engine.setup.parts import build_parts
 from fairflare.studies.describe import method_rows, part_rows
 from fairflare.studies.labels import on_grid
 from fairflare.studies.study import arms
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 
 TASK = "support2"
 OLD = Path(__file__).parent / "config_format_1"

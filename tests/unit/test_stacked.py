@@ -18,8 +18,8 @@ from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.recipe import FairRecipe
 from fairflare.studies import runs
 from fairflare.trainers import vmap_training as together
+from fairflare.trainers.base import PlainTrainer
 from fairflare.trainers.gsam import GSAM
-from fairflare.trainers.sgd import PlainTrainer
 from fairflare.trainers.vmap_training import train_together, unstackable
 from helpers import Blobs
 

@@ -13,9 +13,8 @@ from fairflare.engine.memory import SiteMemory
 from fairflare.engine.messages import Instruction
 from fairflare.privacy.egress import Egress
 from fairflare.probes.sharpness import Sharpness
-from fairflare.trainers.base import local_batches
+from fairflare.trainers.base import PlainTrainer, local_batches
 from fairflare.trainers.gsam import GSAM, SAM, gsam_step
-from fairflare.trainers.sgd import PlainTrainer
 from helpers import TRAINING, Blobs, initial_model, make_sites, small_network
 
 

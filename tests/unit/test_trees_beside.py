@@ -9,7 +9,7 @@ import pytest
 from fairflare.core.errors import UserError
 from fairflare.engine.setup.config import make_config
 from fairflare.report.compare_tables import trees as trees_table
-from fairflare.studies import trees
+from fairflare.studies import comparison as trees
 
 HAS = importlib.util.find_spec("xgboost") is not None
 

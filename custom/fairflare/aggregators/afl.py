@@ -15,13 +15,19 @@ from typing import Annotated, ClassVar, Literal
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, shares
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.simplex import of_largest, projected, projected_reference, with_newcomers
 
 
-@rule("afl")
+@method(
+    "afl",
+    title="AFL",
+    summary="Weighs sites for the worst mixture of them: weights climb with the losses, projected on the simplex.",
+    paper=Paper.cited("Mohri et al.: Agnostic Federated Learning. ICML 2019. https://arxiv.org/abs/1902.00146"),
+    probes=("loss",),
+)
 @dataclass(frozen=True)
 class AFL(Rule):
     """Agnostic federated learning (Mohri et al., ICML 2019, https://arxiv.org/abs/1902.00146, Algorithm 1).
@@ -40,6 +46,7 @@ class AFL(Rule):
     notes: ClassVar[tuple[Note, ...]] = (
         Note("site_lambda", "Next weights of the sites", "fraction", shares=True, meaning="Next round's weights."),
     )
+    wanted = ("loss",)
     step: Annotated[float, Range(0, 1e6)] = 0.1
     average: Literal["beside", "final", "none"] = "beside"
     argmax: bool = False
@@ -55,12 +62,7 @@ class AFL(Rule):
         """A mean over the rounds' models would average sums."""
         return self.average == "none"
 
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        return ("loss",)
-
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w + sum_k lambda_k D_k; in the last round with the average, as ``average`` says."""
         weights, following = self._weighed(replies, state)
         weights = limited(weights, info.cap)
         after = add_weighted(model, replies, weights)
@@ -105,19 +107,3 @@ def _averaged(model: StateDict, state: State) -> StateDict:
         key: before[key] + (value - before[key]) / count if count > 1 and value.is_floating_point() else value.clone()
         for key, value in model.items()
     }
-
-
-method(
-    "afl",
-    title="AFL",
-    summary="Weighs sites for the worst mixture of them: weights climb with the losses, projected on the simplex.",
-    rule="afl",
-    paper=Paper(
-        authors="Mohri et al.",
-        title="Agnostic Federated Learning",
-        venue="ICML",
-        year=2019,
-        url="https://arxiv.org/abs/1902.00146",
-    ),
-    probes=("loss",),
-)

@@ -11,24 +11,20 @@ The order is reject (the gate), clip, mix, cap, combine (the rule), step (the se
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from fairflare.aggregators.base import (
-    Outcome,
-    Rule,
-    State,
-    add_weighted,
-)
+from fairflare.aggregators.base import Outcome, Rule, State, add_weighted
 from fairflare.aggregators.bounds import Bounds, Combining, liars_among, limited
 from fairflare.aggregators.own import View
 from fairflare.core.notes import Note
-from fairflare.core.types import Info, Need, Offer, Reply, StateDict, Training, Weights
+from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.functional.blocks import blocks_of, square_of
 from fairflare.functional.robust import distances, mixing, radius_by_bits, weighted_median
 
@@ -42,6 +38,15 @@ NOTES = (
 def bounded(rule: Rule, bounds: Bounds) -> Rule:
     """``rule`` within ``bounds``; the rule itself where they bound nothing."""
     return rule if bounds == Bounds() else Bounded(rule, bounds)
+
+
+VALUES = ("own_models", "counts_own", "alone", "caps", "donates", "wanted", "useful", "heeded", "needs")
+METHODS = ("in_use", "missing", "caution", "unprotected")
+
+
+def _of_rule(name: str) -> Any:
+    """An attribute of ``Bounded`` that is the inner rule's."""
+    return property(attrgetter(f"rule.{name}"))
 
 
 @dataclass(frozen=True)
@@ -59,63 +64,14 @@ class Bounded(Rule):
     rule: Rule
     bounds: Bounds
 
+    # What other rules say of their class, or of themselves, is the inner rule's here.
+    own_models, counts_own, alone, caps, donates, wanted, useful, heeded, needs = map(_of_rule, VALUES)
+    in_use, missing, caution, unprotected = map(_of_rule, METHODS)
+
     @property
-    def notes(self) -> tuple[Note, ...]:  # type: ignore[override]  # what other rules say of their class is the rule's here
+    def notes(self) -> tuple[Note, ...]:  # type: ignore[override]  # as below
         """The rule's, and what the bounds take."""
         return (*self.rule.notes, *NOTES)
-
-    @property
-    def own_models(self) -> bool:  # type: ignore[override]  # as ``notes``
-        """The rule's."""
-        return self.rule.own_models
-
-    @property
-    def counts_own(self) -> bool:  # type: ignore[override]  # as ``notes``
-        """The rule's."""
-        return self.rule.counts_own
-
-    def in_use(self, model: StateDict, models: Mapping[str, StateDict], sites: Iterable[str]) -> dict[str, StateDict]:
-        return self.rule.in_use(model, models, sites)
-
-    @property
-    def alone(self) -> bool:  # type: ignore[override]  # as ``notes``
-        """The rule's."""
-        return self.rule.alone
-
-    @property
-    def caps(self) -> bool:  # type: ignore[override]  # as ``notes``
-        """The rule's."""
-        return self.rule.caps
-
-    @property
-    def donates(self) -> bool:  # type: ignore[override]  # as ``notes``
-        """The rule's."""
-        return self.rule.donates
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        return self.rule.wanted
-
-    @property
-    def useful(self) -> tuple[str, ...]:
-        return self.rule.useful
-
-    @property
-    def heeded(self) -> tuple[str, ...]:
-        return self.rule.heeded
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        return self.rule.needs
-
-    def missing(self, offer: Offer) -> str:
-        return self.rule.missing(offer)
-
-    def caution(self, training: Training) -> str:
-        return self.rule.caution(training)
-
-    def unprotected(self, sites: int) -> str:
-        return self.rule.unprotected(sites)
 
     def orders(self, state: State, site: str, info: Info) -> dict[str, float]:
         return self.rule.orders(_inner(state), site, info)

@@ -21,9 +21,9 @@ import torch
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, example_shares, filled, shares, uniform
 from fairflare.aggregators.own import View, from_shared, moved
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Need, Paper, Reply, StateDict, Weights
-from fairflare.core.validation import Range
+from fairflare.core.validation import Range, within
 from fairflare.functional.largest import at_least, whole_bounds
 
 FADE = 0.8
@@ -32,7 +32,16 @@ FEWEST = 4
 """Validation examples from which on an error says something of a site."""
 
 
-@rule("cffl")
+@method(
+    "cffl",
+    title="CFFL",
+    summary="A model per site; sites whose models do well at home download more of the others' updates.",
+    paper=Paper.cited(
+        "Lyu et al.: Collaborative Fairness in Federated Learning. Federated Learning, LNCS 12500 2020. "
+        "https://arxiv.org/abs/2008.12161"
+    ),
+    probes=("local-error",),
+)
 @dataclass(frozen=True)
 class CFFL(Rule):
     """Collaborative fairness by reputation (Lyu et al., arXiv:2008.12161); a model for each site.
@@ -56,6 +65,8 @@ class CFFL(Rule):
     )
     own_models: ClassVar[bool] = True
     counts_own: ClassVar[bool] = True
+    useful = ("trained_error",)
+    needs = (Need("val", FEWEST, "a site's reputation is made of its error on it", both_classes=True),)
     alpha: Annotated[float, Range(0, 100)] = 5.0
     threshold: Annotated[float, Range(0, 1)] = 1 / 3
     remove: bool = False
@@ -64,22 +75,7 @@ class CFFL(Rule):
     aggregation: Literal["mean", "sum"] = "mean"
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha <= 100:
-            raise ValueError(f"alpha must be in (0, 100], got {self.alpha}")
-        if not 0 <= self.threshold < 1:
-            raise ValueError(f"threshold must be in [0, 1), got {self.threshold}")
-        if not 0 < self.theta <= 1:
-            raise ValueError(f"theta must be in (0, 1], got {self.theta}")
-        if not 0 <= self.clip < math.inf:
-            raise ValueError(f"clip must be finite and >= 0, got {self.clip}")
-
-    @property
-    def useful(self) -> tuple[str, ...]:
-        return ("trained_error",)
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        return (Need("val", FEWEST, "a site's reputation is made of its error on it", both_classes=True),)
+        within(self, alpha="(0, 100]", threshold="[0, 1)", theta="(0, 1]", clip="[0, inf)")
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """The shared model plus u, each present site's own, and the reputations; a removed site weighs 0."""
@@ -170,21 +166,3 @@ def _received(replies: Sequence[Reply], reputation: Mapping[str, float]) -> Weig
         return {}
     best, most = max(reputation.values()), max(r.n_examples for r in replies)
     return {r.site: reputation[r.site] / best * r.n_examples / most for r in replies}
-
-
-CFFL_PAPER = Paper(
-    authors="Lyu et al.",
-    title="Collaborative Fairness in Federated Learning",
-    venue="Federated Learning, LNCS 12500",
-    year=2020,
-    url="https://arxiv.org/abs/2008.12161",
-)
-
-method(
-    "cffl",
-    title="CFFL",
-    summary="A model per site; sites whose models do well at home download more of the others' updates.",
-    rule="cffl",
-    paper=CFFL_PAPER,
-    probes=("local-error",),
-)

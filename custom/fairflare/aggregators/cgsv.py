@@ -21,9 +21,9 @@ import torch
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, example_shares, filled, shares
 from fairflare.aggregators.own import from_shared, moved
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
-from fairflare.core.validation import Range
+from fairflare.core.validation import Range, within
 from fairflare.functional.gram import gram
 from fairflare.functional.largest import at_least, layer_bounds
 
@@ -32,7 +32,15 @@ FLOOR = 1e-3
 TINY = 1e-7
 
 
-@rule("cgsv")
+@method(
+    "cgsv",
+    title="CGSV",
+    summary="A model per site; sites whose updates agree with the aggregate receive more of it.",
+    paper=Paper.cited(
+        "Xu et al.: Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning. NeurIPS 2021. "
+        "https://proceedings.neurips.cc/paper/2021/hash/8682cc30db9c025ecd3fee433f8ab54c-Abstract.html"
+    ),
+)
 @dataclass(frozen=True)
 class CGSV(Rule):
     """Gradient-driven rewards (Xu et al., NeurIPS 2021, Eq. 1 to 5); a model for each site.
@@ -60,14 +68,9 @@ class CGSV(Rule):
     variant: Literal["paper", "reference"] = "paper"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha < 1:
-            raise ValueError(f"alpha must be in [0, 1), got {self.alpha}")
-        for name in ("beta", "step"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be finite and > 0, got {getattr(self, name)}")
+        within(self, alpha="[0, 1)", beta="(0, inf)", step="(0, inf)")
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """The shared model plus u, each present site's own, and the reputations."""
         before = state.get("reputation", {})
         weights = self._weights(replies, before)
         factors, cosines = self._compared(replies, weights)
@@ -129,20 +132,3 @@ def _aggregated(model: StateDict, replies: Sequence[Reply], factors: Weights) ->
     """u over the trainable entries."""
     keys = [key for key in model if key in replies[0].trainable]
     return add_weighted({key: torch.zeros_like(model[key]) for key in keys}, replies, factors)
-
-
-CGSV_PAPER = Paper(
-    authors="Xu et al.",
-    title="Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning",
-    venue="NeurIPS",
-    year=2021,
-    url="https://proceedings.neurips.cc/paper/2021/hash/8682cc30db9c025ecd3fee433f8ab54c-Abstract.html",
-)
-
-method(
-    "cgsv",
-    title="CGSV",
-    summary="A model per site; sites whose updates agree with the aggregate receive more of it.",
-    rule="cgsv",
-    paper=CGSV_PAPER,
-)

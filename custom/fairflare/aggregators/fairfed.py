@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_factors, convex, example_shares, shares
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Names, Range
 from fairflare.functional.group_rates import CORRECT, FAMILIES, SEEN, Counts, Rate, counts_of, rates, share, summed
@@ -26,7 +26,17 @@ RATES: dict[str, Rate] = {"eo": "tpr", "dp": "selected"}
 """Setting ``metric`` -> the rate whose gap is taken."""
 
 
-@rule("fairfed")
+@method(
+    "fairfed",
+    title="FairFed",
+    summary="Weighs sites whose gap between groups is close to the federation's; for demographic groups.",
+    paper=Paper.cited(
+        "Ezzeldin et al.: FairFed: Enabling Group Fairness in Federated Learning. AAAI 2023. "
+        "https://arxiv.org/abs/2110.00857"
+    ),
+    probes=("fairness-counts",),
+    reference={"metric": "accuracy"},
+)
 @dataclass(frozen=True)
 class FairFed(WeighingRule):
     """Weights from how a site's fairness deviates (Ezzeldin et al., AAAI 2023, https://arxiv.org/abs/2110.00857).
@@ -47,6 +57,7 @@ class FairFed(WeighingRule):
         Note("gap", "Gap of the two groups", per="round", meaning="M, from the counts of all sites."),
         Note("factor", "Factor of the update", chart="table", meaning="What the update is multiplied with."),
     )
+    wanted = (CORRECT, SEEN)
     metric: Literal["eo", "dp", "accuracy"] = "eo"
     beta: Annotated[float, Range(0, 1e3)] = 1.0
     groups: Names = ""
@@ -59,20 +70,14 @@ class FairFed(WeighingRule):
             raise ValueError(f"groups: expected two names, as A,B, got {self.groups!r}")
 
     @property
-    def wanted(self) -> tuple[str, ...]:
-        return (CORRECT, SEEN)
-
-    @property
     def useful(self) -> tuple[str, ...]:
         return () if self.metric == "accuracy" or self.variant == "reference" else FAMILIES
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
-        """The factors of ``aggregate`` without negative ones, normalised."""
         factors, following, _ = self._weighed(replies, state)
         return convex(factors, replies), following
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w + sum_k p_k D_k; notes hold deviations, and M where it is defined."""
         factors, following, notes = self._weighed(replies, state)
         weights = convex(factors, replies)
         if self._clips:
@@ -165,20 +170,3 @@ def _joined(carried: Mapping[str, float], replies: Sequence[Reply]) -> dict[str,
     new = {site: part for site, part in examples.items() if site not in carried}
     rest = 1 - sum(new.values()) if carried else 0.0
     return {site: value * rest for site, value in carried.items()} | new
-
-
-method(
-    "fairfed",
-    title="FairFed",
-    summary="Weighs sites whose gap between groups is close to the federation's; for demographic groups.",
-    rule="fairfed",
-    paper=Paper(
-        authors="Ezzeldin et al.",
-        title="FairFed: Enabling Group Fairness in Federated Learning",
-        venue="AAAI",
-        year=2023,
-        url="https://arxiv.org/abs/2110.00857",
-    ),
-    probes=("fairness-counts",),
-    reference={"metric": "accuracy"},
-)

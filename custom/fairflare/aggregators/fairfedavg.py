@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, example_shares, shares
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.group_rates import CORRECT, FAMILIES, SEEN, Counts, counts_of, rates
@@ -22,7 +22,16 @@ from fairflare.functional.group_rates import CORRECT, FAMILIES, SEEN, Counts, co
 Metric = Literal["worst-tpr", "eo-sd", "ap-sd", "eo-gap"]
 
 
-@rule("fairfedavg")
+@method(
+    "fairfedavg",
+    title="FairFedAvg",
+    summary="Weighs sites by their examples and by how evenly the model decides among their groups.",
+    paper=Paper.cited(
+        "Poulain et al.: Improving Fairness in AI Models on Electronic Health Records: The Case for Federated Learning "
+        "Methods. FAccT 2023. https://arxiv.org/abs/2305.11386"
+    ),
+    probes=("fairness-counts",),
+)
 @dataclass(frozen=True)
 class FairFedAvg(WeighingRule):
     """Weights from local unfairness (Poulain et al., FAccT 2023, https://arxiv.org/abs/2305.11386).
@@ -39,20 +48,13 @@ class FairFedAvg(WeighingRule):
     notes: ClassVar[tuple[Note, ...]] = (
         Note("unfairness", "Unfairness at the site", meaning="m_k, where it is defined and could leave the site."),
     )
+    wanted = (CORRECT, SEEN)
+    useful = FAMILIES
     metric: Metric = "worst-tpr"
     beta: Annotated[float, Range(0, 1e3)] = 1.0
     variant: Literal["paper", "fedufo"] = "paper"
 
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        return (CORRECT, SEEN)
-
-    @property
-    def useful(self) -> tuple[str, ...]:
-        return FAMILIES
-
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
-        """Weights of this round alone; "fedufo" carries their sums."""
         return self.weighed(_unfairness(replies, self.metric), replies, state)
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
@@ -96,19 +98,3 @@ def _uneven(counts: Mapping[str, Counts], metric: Metric) -> float | None:
     if metric == "worst-tpr":
         return 1.0 - float(min(values))
     return float(max(values) - min(values) if metric == "eo-gap" else stdev(values))
-
-
-method(
-    "fairfedavg",
-    title="FairFedAvg",
-    summary="Weighs sites by their examples and by how evenly the model decides among their groups.",
-    rule="fairfedavg",
-    paper=Paper(
-        authors="Poulain et al.",
-        title="Improving Fairness in AI Models on Electronic Health Records: The Case for Federated Learning Methods",
-        venue="FAccT",
-        year=2023,
-        url="https://arxiv.org/abs/2305.11386",
-    ),
-    probes=("fairness-counts",),
-)

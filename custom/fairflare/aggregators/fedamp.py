@@ -27,12 +27,9 @@ from fairflare.functional.robust import distances
     title="FedAMP",
     summary="Sends each site a mixture of the models that are like its own, near which it trains; own models.",
     trainer="fedprox",
-    paper=Paper(
-        authors="Huang et al.",
-        title="Personalized Cross-Silo Federated Learning on Non-IID Data",
-        venue="AAAI",
-        year=2021,
-        url="https://arxiv.org/abs/2007.03797",
+    paper=Paper.cited(
+        "Huang et al.: Personalized Cross-Silo Federated Learning on Non-IID Data. AAAI 2021. "
+        "https://arxiv.org/abs/2007.03797"
     ),
 )
 @dataclass(frozen=True)
@@ -61,7 +58,6 @@ class FedAMP(Rule):
             raise ValueError(f"sigma must be > 0, got {self.sigma}")
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """u_i of each site that is here; the shared model is the mean of w_i by n_i, and unused."""
         local = [from_shared(r, model, info) for r in replies]
         mixture = self.mixtures(distances(local))
         last = info.round.number == info.round.total

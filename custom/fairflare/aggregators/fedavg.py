@@ -8,11 +8,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fairflare.aggregators.base import State, SummedRule, example_shares, uniform
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, Weights
 
 
-@rule("fedavg")
+@method(
+    "fedavg",
+    title="FedAvg",
+    summary="Averages the sites' models by their number of examples: the baseline.",
+    paper=Paper.cited(
+        "McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017. "
+        "https://arxiv.org/abs/1602.05629"
+    ),
+)
 @dataclass(frozen=True)
 class FedAvg(SummedRule):
     """p_k = n_k / n (McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, Algorithm 1).
@@ -31,24 +39,7 @@ class FedAvg(SummedRule):
         return example_shares(replies), state
 
     def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:
-        """n_k, or 1."""
         return (float(n_examples) if self.weighting == "examples" else 1.0,)
 
     def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
-        """Its share of the sum; nothing is kept that matters."""
         return terms[0] / max(sums[0], terms[0]), 0.0
-
-
-method(
-    "fedavg",
-    title="FedAvg",
-    summary="Averages the sites' models by their number of examples: the baseline.",
-    rule="fedavg",
-    paper=Paper(
-        authors="McMahan et al.",
-        title="Communication-Efficient Learning of Deep Networks from Decentralized Data",
-        venue="AISTATS",
-        year=2017,
-        url="https://arxiv.org/abs/1602.05629",
-    ),
-)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, filled, shares, uniform
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.functional.gram import novelty
 
@@ -29,7 +29,17 @@ FREE_RIDER = 3.0
 """A site is marked when its usual free-rider score exceeds this many times that of the median site."""
 
 
-@rule("fedce")
+@method(
+    "fedce",
+    title="FedCE",
+    summary="Weighs sites by estimated contribution: novel updates, and loss of accuracy without them.",
+    paper=Paper.cited(
+        "Jiang et al.: Fair Federated Medical Image Segmentation via Client Contribution Estimation. CVPR 2023. "
+        "https://arxiv.org/abs/2303.16520"
+    ),
+    probes=("leave-one-out", "local-error"),
+    shared={"score_metric": ("probe.leave-one-out.score_metric", "probe.local-error.score_metric")},
+)
 @dataclass(frozen=True)
 class FedCE(WeighingRule):
     """Contribution-weighted aggregation (Jiang et al., arXiv:2303.16520, Eq. 2 to 6, without the k in Eq. 5's Z_k).
@@ -61,7 +71,6 @@ class FedCE(WeighingRule):
 
     @property
     def useful(self) -> tuple[str, ...]:
-        """The leave-one-out error, and the two errors of the free-rider score."""
         return ("received_error", "trained_error") + (() if self.terms == "cosine" else ("minus_error",))
 
     def orders(self, state: State, site: str, info: Info) -> dict[str, float]:
@@ -74,7 +83,6 @@ class FedCE(WeighingRule):
         return weights, next_state
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w <- w + sum rho_i D_i; notes hold contribution shares and the free-rider score with its factors."""
         weights, fresh, next_state = self._weighed(replies, state, info)
         gaps = {r.site: _error_gap(r) for r in replies}
         known = {site: gap for site, gap in gaps.items() if gap is not None}
@@ -168,22 +176,3 @@ def _appended(running: Mapping[str, float] | None, value: float) -> dict[str, fl
 
 def _mean(running: Mapping[str, float]) -> float:
     return running["sum"] / running["count"]
-
-
-FEDCE = Paper(
-    authors="Jiang et al.",
-    title="Fair Federated Medical Image Segmentation via Client Contribution Estimation",
-    venue="CVPR",
-    year=2023,
-    url="https://arxiv.org/abs/2303.16520",
-)
-
-method(
-    "fedce",
-    title="FedCE",
-    summary="Weighs sites by estimated contribution: novel updates, and loss of accuracy without them.",
-    rule="fedce",
-    paper=FEDCE,
-    probes=("leave-one-out", "local-error"),
-    shared={"score_metric": ("probe.leave-one-out.score_metric", "probe.local-error.score_metric")},
-)

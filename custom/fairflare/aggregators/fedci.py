@@ -27,7 +27,7 @@ from fairflare.aggregators.base import (
 )
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.shapley import Coalition, coalitions, exact, prefixes, sampled
@@ -37,7 +37,17 @@ MOST_EXACT = 10
 """Sites for whose 2^K - 1 = 1023 coalitions anyone could wait."""
 
 
-@rule("fedci")
+@method(
+    "fedci",
+    title="FedCI",
+    summary="Weighs sites by Shapley values that all sites measure in every round; up to 2^K - 1 models are sent.",
+    paper=Paper.cited(
+        "Jiang et al.: Fair Federated Medical Image Segmentation via Client Contribution Estimation. CVPR 2023. "
+        "https://arxiv.org/abs/2303.16520"
+    ),
+    probes=("local-error", "coalition-error"),
+    shared={"score_metric": ("probe.local-error.score_metric", "probe.coalition-error.score_metric")},
+)
 @dataclass(frozen=True)
 class FedCI(WeighingRule):
     """Aggregation by Shapley values, as Jiang et al. (arXiv:2303.16520) extend FedCI for their comparison.
@@ -57,20 +67,15 @@ class FedCI(WeighingRule):
         Note("shapley", "Shapley value", meaning="What the site's update adds to the score, mean over coalitions."),
         Note("evaluated", "Coalitions evaluated", per="round", chart="none", meaning="Models sent beyond the round's."),
     )
+    useful = ("received_error", ERROR)
     exact_up_to: Annotated[int, Range(0, MOST_EXACT)] = 6
     permutations: Annotated[int, Range(1, 1000)] = 10
     utility: Literal["examples", "uniform"] = "examples"
     accumulate: bool = True
 
-    @property
-    def useful(self) -> tuple[str, ...]:
-        """The received model's error, and that of every coalition's."""
-        return ("received_error", ERROR)
-
     def anchors(
         self, model: StateDict, replies: Sequence[Reply], state: State, info: Info
     ) -> Iterator[tuple[str, StateDict]]:
-        """The coalitions' models, each made when it is sent."""
         if len(replies) < 2:
             return
         for coalition in self._coalitions([r.site for r in replies], info):
@@ -86,7 +91,6 @@ class FedCI(WeighingRule):
         return weights, {"sums": {**before, **sums}} if self.accumulate else dict(state)
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w^t + sum p_k D_k; notes hold the values of this round."""
         weights, after = self.weigh(replies, state, info)
         weights = limited(weights, info.cap)
         notes = {
@@ -141,22 +145,3 @@ def _score(replies: Sequence[Reply], weights: Mapping[str, float], name: str) ->
     known = {r.site: 1 - r.scalars[name] for r in replies if name in r.scalars}
     total = sum(weights[site] for site in known)
     return sum(weights[site] * value for site, value in known.items()) / total if total > 0 else None
-
-
-FEDCE = Paper(
-    authors="Jiang et al.",
-    title="Fair Federated Medical Image Segmentation via Client Contribution Estimation",
-    venue="CVPR",
-    year=2023,
-    url="https://arxiv.org/abs/2303.16520",
-)
-
-method(
-    "fedci",
-    title="FedCI",
-    summary="Weighs sites by Shapley values that all sites measure in every round; up to 2^K - 1 models are sent.",
-    rule="fedci",
-    paper=FEDCE,
-    probes=("local-error", "coalition-error"),
-    shared={"score_metric": ("probe.local-error.score_metric", "probe.coalition-error.score_metric")},
-)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from fairflare.aggregators.base import State, SummedRule
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, Weights
 from fairflare.core.validation import Range
 
@@ -23,7 +23,16 @@ STEEPEST = 1e3
 """The largest k: a cost that fell to nothing is one good round, not all of the model."""
 
 
-@rule("fedcostwavg")
+@method(
+    "fedcostwavg",
+    title="FedCostWAvg",
+    summary="Weighs sites by their number of examples and by how much their cost fell.",
+    paper=Paper.cited(
+        "Maechler et al.: FedCostWAvg: A New Averaging for Better Federated Learning. BrainLes 2021. "
+        "https://arxiv.org/abs/2111.08649"
+    ),
+    probes=("trained-loss", "local-error"),
+)
 @dataclass(frozen=True)
 class FedCostWAvg(SummedRule):
     """Weights from examples and from the ratio of two costs (Maechler et al., https://arxiv.org/abs/2111.08649).
@@ -45,7 +54,6 @@ class FedCostWAvg(SummedRule):
         return (COSTS[self.cost],)
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
-        """A site that was away compares with its last cost."""
         before = state.get("costs", {})
         terms = {r.site: self.terms(r.scalars, r.n_examples, before.get(r.site)) for r in replies}
         sums = [sum(column) for column in zip(*terms.values())]
@@ -68,21 +76,3 @@ class FedCostWAvg(SummedRule):
             return examples, cost
         fallen = (1 - newcomers) * ratio / max(sums[2], ratio)
         return self.alpha * examples + (1 - self.alpha) * fallen, cost
-
-
-PROBES = ("trained-loss", "local-error")
-
-method(
-    "fedcostwavg",
-    title="FedCostWAvg",
-    summary="Weighs sites by their number of examples and by how much their cost fell.",
-    rule="fedcostwavg",
-    paper=Paper(
-        authors="Maechler et al.",
-        title="FedCostWAvg: A New Averaging for Better Federated Learning",
-        venue="BrainLes",
-        year=2021,
-        url="https://arxiv.org/abs/2111.08649",
-    ),
-    probes=PROBES,
-)

@@ -23,13 +23,21 @@ import torch
 
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, shares, uniform
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict
-from fairflare.core.validation import Range
+from fairflare.core.validation import Range, within
 from fairflare.functional.gram import gram
 
 
-@rule("fedfv")
+@method(
+    "fedfv",
+    title="FedFV",
+    summary="Removes from each update what points against the others' before averaging; badly served sites come last.",
+    paper=Paper.cited(
+        "Wang et al.: Federated Learning with Fair Averaging. IJCAI 2021. https://arxiv.org/abs/2104.14937"
+    ),
+    probes=("group-loss",),
+)
 @dataclass(frozen=True)
 class FedFV(Rule):
     """Fair averaging by projected gradients (Wang et al., arXiv:2104.14937, Algorithms 1 to 4); n_k plays no part.
@@ -47,23 +55,15 @@ class FedFV(Rule):
     notes: ClassVar[tuple[Note, ...]] = (
         Note("conflicts", "Conflicting sites", "sites", meaning="Sites whose update points against the site's own."),
     )
+    wanted = ("loss",)
     alpha: Annotated[float, Range(0, 1)] = 0.1
     tau: Annotated[int, Range(0, 1000)] = 1
     variant: Literal["paper", "reference"] = "paper"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha must be in [0, 1], got {self.alpha}")
-        if self.tau < 0:
-            raise ValueError(f"tau must be at least 0, got {self.tau}")
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        """The received model's loss, which orders the sites."""
-        return ("loss",)
+        within(self, alpha="[0, 1]", tau="[0, inf)")
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w^t minus the step; the weights are the sites' shares of what is added with a positive factor."""
         here = [r.site for r in replies]
         away = [
             Reply(site, kept, 1, trainable=replies[0].trainable)
@@ -123,21 +123,3 @@ def _without(vector: np.ndarray, other: np.ndarray, products: np.ndarray) -> np.
 def _trained(reply: Reply) -> Mapping[str, torch.Tensor]:
     """The trainable entries of an update, in memory of their own."""
     return {key: reply.update[key].clone() for key in sorted(reply.trainable & set(reply.update))}
-
-
-FEDFV = Paper(
-    authors="Wang et al.",
-    title="Federated Learning with Fair Averaging",
-    venue="IJCAI",
-    year=2021,
-    url="https://arxiv.org/abs/2104.14937",
-)
-
-method(
-    "fedfv",
-    title="FedFV",
-    summary="Removes from each update what points against the others' before averaging; badly served sites come last.",
-    rule="fedfv",
-    paper=FEDFV,
-    probes=("group-loss",),
-)

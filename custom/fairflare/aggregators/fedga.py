@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Literal
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, example_shares, shares
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, Round, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.simplex import with_newcomers
@@ -29,9 +29,24 @@ PAIRS: dict[str, tuple[str, str]] = {
 """Setting ``gap`` -> what a site sends of the received model and of its own trained one."""
 THIRD = 3
 """The authors' code divides by the number of sites that its experiments had."""
+GENERALIZATION = Paper.cited(
+    "Zhang et al.: Federated Domain Generalization with Generalization Adjustment. CVPR 2023. "
+    "https://openaccess.thecvf.com/content/CVPR2023/html/Zhang_Federated_Domain_Generalization_With_Generalization_Adjustment_CVPR_2023_paper.html"
+)
+PROBES = ("loss", "trained-loss", "local-error")
+SHARED = {key: (f"probe.loss.{key}", f"probe.trained-loss.{key}") for key in ("loss_split", "probe_batch")}
+"""Both losses of a gap are measured alike."""
 
 
-@rule("fedga")
+@method(
+    "fedga",
+    title="FedGA",
+    summary="Weighs sites more that lose most by being averaged; the gap of the losses, in small steps.",
+    paper=GENERALIZATION,
+    probes=PROBES,
+    settings={"loss_split": "val"},
+    shared=SHARED,
+)
 @dataclass(frozen=True)
 class GeneralizationAdjustment(WeighingRule):
     """Weights from generalization gaps (Zhang et al., CVPR 2023, "... with Generalization Adjustment").
@@ -67,7 +82,6 @@ class GeneralizationAdjustment(WeighingRule):
         return weights, {"a": after, "trained": {r.site: r.scalars[self.wanted[1]] for r in replies}}
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w + sum_k a_k D_k; the note holds the gaps of the round before."""
         weights, following = self.weigh(replies, state, info)
         weights = limited(weights, info.cap)
         notes = {"gap": gaps} if (gaps := self._gaps(replies, state)) else {}
@@ -113,29 +127,6 @@ def _normalised(a: Mapping[str, float]) -> Weights:
     total = sum(a.values())
     return {site: value / total for site, value in a.items()} if total > 0 else dict(a)
 
-
-GENERALIZATION = Paper(
-    authors="Zhang et al.",
-    title="Federated Domain Generalization with Generalization Adjustment",
-    venue="CVPR",
-    year=2023,
-    url="https://openaccess.thecvf.com/content/CVPR2023/html/"
-    "Zhang_Federated_Domain_Generalization_With_Generalization_Adjustment_CVPR_2023_paper.html",
-)
-PROBES = ("loss", "trained-loss", "local-error")
-SHARED = {key: (f"probe.loss.{key}", f"probe.trained-loss.{key}") for key in ("loss_split", "probe_batch")}
-"""Both losses of a gap are measured alike."""
-
-method(
-    "fedga",
-    title="FedGA",
-    summary="Weighs sites more that lose most by being averaged; the gap of the losses, in small steps.",
-    rule="fedga",
-    paper=GENERALIZATION,
-    probes=PROBES,
-    settings={"loss_split": "val"},
-    shared=SHARED,
-)
 
 method(
     "feddg-ga",

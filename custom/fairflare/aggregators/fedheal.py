@@ -18,7 +18,6 @@ Var_m(||sum_j p_j u_j - u_m||_2^2) (Eq. 10).
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -29,14 +28,23 @@ import torch
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, example_shares, shares, uniform
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
+from fairflare.core.validation import within
 from fairflare.functional.blocks import BLOCK, blocks_of, square_of
 from fairflare.functional.consistency import Consistency
 from fairflare.functional.gram import equalised, gram
 
 
-@rule("fedheal")
+@method(
+    "fedheal",
+    title="FedHEAL",
+    summary="Ignores inconsistent parameter updates and favours sites far from the model; for domain skew.",
+    paper=Paper.cited(
+        "Chen et al.: Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity. CVPR "
+        "2024. https://arxiv.org/abs/2405.16585"
+    ),
+)
 @dataclass(frozen=True)
 class FedHEAL(WeighingRule):
     """Masked aggregation with distance-driven weights (Chen et al., arXiv:2405.16585, Eq. 5 to 12).
@@ -64,10 +72,7 @@ class FedHEAL(WeighingRule):
     variant: Literal["paper", "reference", "exact"] = "paper"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tau < math.inf:
-            raise ValueError(f"tau must be finite and >= 0, got {self.tau}")
-        if not 0 <= self.beta <= 1:
-            raise ValueError(f"beta must be in [0, 1], got {self.beta}")
+        within(self, tau="[0, inf)", beta="[0, 1]")
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
         """p of this round from distances under the sites' masks, and the next state, made from a copy of ``state``."""
@@ -190,20 +195,3 @@ def _scratch(replies: Sequence[Reply], key: str) -> np.ndarray:
 
 def _trainable(reply: Reply) -> list[str]:
     return [key for key in reply.update if key in reply.trainable]
-
-
-FEDHEAL = Paper(
-    authors="Chen et al.",
-    title="Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity",
-    venue="CVPR",
-    year=2024,
-    url="https://arxiv.org/abs/2405.16585",
-)
-
-method(
-    "fedheal",
-    title="FedHEAL",
-    summary="Ignores inconsistent parameter updates and favours sites far from the model; for domain skew.",
-    rule="fedheal",
-    paper=FEDHEAL,
-)

@@ -18,17 +18,37 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fairflare.aggregators.base import State, SummedRule, example_shares, shares
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, Weights
+from fairflare.core.validation import within
 
 FLOOR = 1e-10
 """Sharpness below this counts as this: it can be negative at a tiny rho (the authors clip likewise)."""
 
 MOST_Q = 30
 """(1e-10)^30 and (1e6)^30 times any number of examples are doubles."""
+RADIUS = {
+    "rho_max": ("trainer.rho_max", "probe.sharpness.rho_max"),
+    "rho_tau": ("trainer.rho_tau", "probe.sharpness.rho_tau"),
+}
+"""One search radius: the state of convergence is measured where the steps look."""
+REFERENCE = {"probe_transform": "train"}
 
 
-@rule("fedism")
+@method(
+    "fedism",
+    title="FedISM",
+    summary="Matches sharpness across sites at one fixed search radius; for image-quality shift.",
+    paper=Paper.cited(
+        "Wu et al.: From Optimization to Generalization: Fair Federated Learning against Quality Shift via "
+        "Inter-Client Sharpness Matching. IJCAI 2024. https://arxiv.org/abs/2404.17805"
+    ),
+    trainer="gsam",
+    probes=("sharpness",),
+    settings={"rho_max": 0.05, "rho_tau": 0.0},
+    reference=REFERENCE,
+    shared=RADIUS,
+)
 @dataclass(frozen=True)
 class FedISM(SummedRule):
     """Weights from each site's sharpness or perturbed loss (Wu et al., arXiv:2503.09587, Eq. 16 and 17).
@@ -52,10 +72,7 @@ class FedISM(SummedRule):
     variant: Literal["paper", "reference"] = "paper"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.q < math.inf:
-            raise ValueError(f"q must be finite and >= 0, got {self.q}")
-        if not 0 <= self.beta <= 1:
-            raise ValueError(f"beta must be in [0, 1], got {self.beta}")
+        within(self, q="[0, inf)", beta="[0, 1]")
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -138,48 +155,15 @@ def power_shares(
     return shares({site: math.exp(value - top) for site, value in logs.items()})
 
 
-FEDISM = Paper(
-    authors="Wu et al.",
-    title="From Optimization to Generalization: Fair Federated Learning against Quality Shift via Inter-Client "
-    "Sharpness Matching",
-    venue="IJCAI",
-    year=2024,
-    url="https://arxiv.org/abs/2404.17805",
-)
-RADIUS = {
-    "rho_max": ("trainer.rho_max", "probe.sharpness.rho_max"),
-    "rho_tau": ("trainer.rho_tau", "probe.sharpness.rho_tau"),
-}
-"""One search radius: the state of convergence is measured where the steps look."""
-REFERENCE = {"probe_transform": "train"}
-FEDISM_PLUS = Paper(
-    authors="Wu et al.",
-    title="Fair Federated Medical Image Classification Against Quality Shift via Inter-Client Progressive State "
-    "Matching",
-    venue="arXiv",
-    year=2025,
-    url="https://arxiv.org/abs/2503.09587",
-)
-
-method(
-    "fedism",
-    title="FedISM",
-    summary="Matches sharpness across sites at one fixed search radius; for image-quality shift.",
-    rule="fedism",
-    paper=FEDISM,
-    trainer="gsam",
-    probes=("sharpness",),
-    settings={"rho_max": 0.05, "rho_tau": 0.0},
-    reference=REFERENCE,
-    shared=RADIUS,
-)
-
 method(
     "fedism-plus",
     title="FedISM+",
     summary="Matches sharpness (S) or perturbed loss (L) at a radius that grows over the rounds; for quality shift.",
     rule="fedism",
-    paper=FEDISM_PLUS,
+    paper=Paper.cited(
+        "Wu et al.: Fair Federated Medical Image Classification Against Quality Shift via Inter-Client Progressive "
+        "State Matching. arXiv 2025. https://arxiv.org/abs/2503.09587"
+    ),
     trainer="gsam",
     probes=("sharpness",),
     settings={"rho_max": 0.1, "rho_tau": 0.5},

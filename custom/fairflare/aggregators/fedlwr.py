@@ -17,7 +17,7 @@ from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, share
 from fairflare.aggregators.bounds import limited
 from fairflare.core.layers import LAST_ENCODER, SIMILARITY, Group, layers_of
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 
 LOW, HIGH = 1e-4, 0.99
@@ -25,7 +25,21 @@ LOW, HIGH = 1e-4, 0.99
 OFFSET = 1e-9
 
 
-@rule("fedlwr")
+@method(
+    "fedlwr",
+    title="Fed-LWR",
+    summary="Weighs every layer by how far each site's features moved; for feature shift between scanners.",
+    paper=Paper.cited(
+        "Yan et al.: A New Perspective to Boost Performance Fairness for Medical Federated Learning. MICCAI 2024. "
+        "https://arxiv.org/abs/2410.19765"
+    ),
+    probes=("layer-similarity",),
+    shared={
+        "scope": ("rule.scope", "probe.layer-similarity.scope"),
+        "group": ("rule.group", "probe.layer-similarity.group"),
+    },
+    reference={"cka_split": "val", "cka_examples": 0, "keep_optimizer": True, "adam_beta2": 0.99},
+)
 @dataclass(frozen=True)
 class FedLWR(Rule):
     """Layer-wise reweighting (Yan et al., arXiv:2410.19765, Eq. 2 to 5); n_k plays no part.
@@ -53,20 +67,16 @@ class FedLWR(Rule):
             over="mean",
         ),
     )
+    useful = (SIMILARITY,)
     scope: Literal["layers", "last_encoder"] = "layers"
     group: Group = "leaf"
     clip: bool = True
     variant: Literal["paper", "reference"] = "paper"
 
-    @property
-    def useful(self) -> tuple[str, ...]:
-        return (SIMILARITY,)
-
     def anchor(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> StateDict:
         return add_weighted(model, replies, uniform([r.site for r in replies]))
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """Layer by layer w^{t+1},m = w^m + sum_k rho_k^m D_k^m; the weights are rho averaged over the entries."""
         layers = {n: (keys, limited(rho, info.cap)) for n, (keys, rho) in self._layer_weights(replies).items()}
         result = {key: value.clone() for key, value in model.items() if not value.is_floating_point()}
         for keys, weights in layers.values():
@@ -105,26 +115,3 @@ def _averaged(layers: Mapping[str, tuple[list[str], Weights]], replies: Sequence
         size = sum(replies[0].update[key].numel() for key in keys)
         totals = {site: total + size * weights[site] for site, total in totals.items()}
     return shares(totals)
-
-
-FEDLWR = Paper(
-    authors="Yan et al.",
-    title="A New Perspective to Boost Performance Fairness for Medical Federated Learning",
-    venue="MICCAI",
-    year=2024,
-    url="https://arxiv.org/abs/2410.19765",
-)
-
-method(
-    "fedlwr",
-    title="Fed-LWR",
-    summary="Weighs every layer by how far each site's features moved; for feature shift between scanners.",
-    rule="fedlwr",
-    paper=FEDLWR,
-    probes=("layer-similarity",),
-    shared={
-        "scope": ("rule.scope", "probe.layer-similarity.scope"),
-        "group": ("rule.group", "probe.layer-similarity.group"),
-    },
-    reference={"cka_split": "val", "cka_examples": 0, "keep_optimizer": True, "adam_beta2": 0.99},
-)

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_factors, convex, example_shares
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 
@@ -25,8 +25,20 @@ WINDOW = 6
 FIRST = "first"
 """Key of a site's first cost among those that are kept; the others are "0" for the last one, "1" for the one before."""
 
+PROBES = ("trained-loss", "local-error")
 
-@rule("fedpid")
+
+@method(
+    "fedpid",
+    title="FedPID",
+    summary="As FedPIDAvg, with the progress since the first round in place of the sum of costs.",
+    paper=Paper.cited(
+        "Maechler et al.: FedPID: An Aggregation Method for Federated Learning. arXiv 2024. "
+        "https://arxiv.org/abs/2411.02152"
+    ),
+    probes=PROBES,
+    settings={"integral": "progress"},
+)
 @dataclass(frozen=True)
 class FedPID(WeighingRule):
     """Weights by a PID controller (Maechler et al., https://arxiv.org/abs/2304.12117 and arXiv:2411.02152).
@@ -69,12 +81,10 @@ class FedPID(WeighingRule):
         return (COSTS[self.cost],)
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
-        """The factors of ``aggregate`` without negative ones, normalised."""
         factors, following = self._factors(replies, state)
         return convex(factors, replies), following
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w + sum_j p_j D_j; where factors are no shares, running statistics are averaged by the weights alone."""
         factors, following = self._factors(replies, state)
         weights = convex(factors, replies)
         if self.variant == "reference":
@@ -122,35 +132,14 @@ def _shrunk(model: StateDict, trainable: frozenset[str], total: float) -> StateD
     return {key: total * value if key in trainable else value for key, value in model.items()}
 
 
-PROBES = ("trained-loss", "local-error")
-
 method(
     "fedpidavg",
     title="FedPIDAvg",
     summary="Weighs sites by their size, the last fall of their cost and the sum of their last costs.",
     rule="fedpid",
-    paper=Paper(
-        authors="Maechler et al.",
-        title="FedPIDAvg: A PID Controller Inspired Aggregation Method for Federated Learning",
-        venue="BrainLes",
-        year=2022,
-        url="https://arxiv.org/abs/2304.12117",
+    paper=Paper.cited(
+        "Maechler et al.: FedPIDAvg: A PID Controller Inspired Aggregation Method for Federated Learning. BrainLes "
+        "2022. https://arxiv.org/abs/2304.12117"
     ),
     probes=PROBES,
-)
-
-method(
-    "fedpid",
-    title="FedPID",
-    summary="As FedPIDAvg, with the progress since the first round in place of the sum of costs.",
-    rule="fedpid",
-    paper=Paper(
-        authors="Maechler et al.",
-        title="FedPID: An Aggregation Method for Federated Learning",
-        venue="arXiv",
-        year=2024,
-        url="https://arxiv.org/abs/2411.02152",
-    ),
-    probes=PROBES,
-    settings={"integral": "progress"},
 )

@@ -13,7 +13,6 @@ the loss alone is invisible to Adam.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -21,9 +20,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, shares, uniform
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Paper, Reply, StateDict, Training, Weights
-from fairflare.core.validation import Range
+from fairflare.core.validation import Range, within
 from fairflare.functional.simplex import Ball, ascended, in_ball, in_ball_reference
 
 Cell = tuple[str, str]
@@ -32,7 +31,18 @@ Key = TypeVar("Key", str, Cell)
 LAMBDA = "The adversary's weight in the next round."
 
 
-@rule("fedufo")
+@method(
+    "fedufo",
+    title="FedUFO",
+    summary="Raises the weight of sites and groups of patients with larger losses; for subpopulations.",
+    paper=Paper.cited(
+        "Zhang et al.: Unified fair federated learning for digital healthcare. Patterns 2024. "
+        "https://doi.org/10.1016/j.patter.2023.100907"
+    ),
+    trainer="weighted",
+    probes=("group-loss",),
+    reference={"apply": "local", "weight_sum": "batch", "radius": 0.0, "keep_optimizer": True},
+)
 @dataclass(frozen=True)
 class FedUFO(WeighingRule):
     """Distributionally robust weights at three levels (Zhang et al., Patterns 5, 2024, Algorithm 1).
@@ -77,14 +87,7 @@ class FedUFO(WeighingRule):
     variant: Literal["paper", "reference"] = "paper"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gamma < math.inf:
-            raise ValueError(f"gamma must be finite and >= 0, got {self.gamma}")
-        if self.radius is not None and not 0 <= self.radius < math.inf:
-            raise ValueError(f"radius must be none or finite and >= 0, got {self.radius}")
-        if not 0 <= self.beta <= 1:
-            raise ValueError(f"beta must be in [0, 1], got {self.beta}")
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        within(self, gamma="[0, inf)", radius="[0, inf)", beta="[0, 1]", steps="[1, inf)")
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -101,7 +104,6 @@ class FedUFO(WeighingRule):
 
     @property
     def heeded(self) -> tuple[str, ...]:
-        """The weights of examples, unless whole sites are weighed and the server does it."""
         return () if self.level == "client" and self.apply == "split" else ("weight",)
 
     def missing(self, offer: Offer) -> str:
@@ -110,7 +112,6 @@ class FedUFO(WeighingRule):
         return f"level={self.level} needs at least two groups of examples: set group_by to what patients differ in"
 
     def caution(self, training: Training) -> str:
-        """Adam divides a common factor of the loss out again."""
         if self.apply == "split" or training.optimizer != "adam":
             return ""
         return "apply=local under optimizer=adam: the weight of a whole site has no effect; use sgd or apply=split"
@@ -134,7 +135,6 @@ class FedUFO(WeighingRule):
         return {**own, "weight": self._client_weight(state, site)} if state else {}
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
-        """Weights of the updates that were trained under the state's lambda, and the next lambda."""
         if self.level == "unknown":
             return self._weights(replies, state), {**state, "cells": self._next_cells(replies, state)}
         following = dict(state)
@@ -147,7 +147,6 @@ class FedUFO(WeighingRule):
         return self._weights(replies, state), following
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w + sum_i p_i D_i; notes hold the next lambda and the groups' losses."""
         weights, following = self.weigh(replies, state, info)
         weights = limited(weights, info.cap)
         notes: dict[str, Any] = {"group_loss": _group_risks(replies, "mean")}
@@ -246,23 +245,3 @@ def _group_risks(replies: Sequence[Reply], form: Literal["mean", "sum"]) -> dict
             totals[group] = totals.get(group, 0.0) + n * loss
             sizes[group] = sizes.get(group, 0.0) + n
     return {g: totals[g] / (sizes[g] if form == "mean" else 1.0) for g in sorted(totals) if sizes[g]}
-
-
-FEDUFO = Paper(
-    authors="Zhang et al.",
-    title="Unified fair federated learning for digital healthcare",
-    venue="Patterns",
-    year=2024,
-    url="https://doi.org/10.1016/j.patter.2023.100907",
-)
-
-method(
-    "fedufo",
-    title="FedUFO",
-    summary="Raises the weight of sites and groups of patients with larger losses; for subpopulations.",
-    rule="fedufo",
-    paper=FEDUFO,
-    trainer="weighted",
-    probes=("group-loss",),
-    reference={"apply": "local", "weight_sum": "batch", "radius": 0.0, "keep_optimizer": True},
-)

@@ -17,9 +17,9 @@ from typing import Annotated, ClassVar, Literal
 from fairflare.aggregators.base import Outcome, State, SummedRule, add_weighted, example_shares, shares
 from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Paper, Reply, StateDict, Training, Weights
-from fairflare.core.validation import Range
+from fairflare.core.validation import Range, within
 from fairflare.functional.group_rates import Cell, slope_of, variance_penalty
 
 MOST = 1e15
@@ -44,7 +44,17 @@ class Found:
     cells: int
 
 
-@rule("flexfair")
+@method(
+    "flexfair",
+    title="FlexFair",
+    summary="FedAvg with a penalty on how much the losses of sites, or of groups of patients, differ.",
+    trainer="weighted",
+    probes=("group-loss",),
+    paper=Paper.cited(
+        "Xing et al.: Achieving flexible fairness metrics in federated medical imaging. Nature Communications 2025. "
+        "https://doi.org/10.1038/s41467-025-58549-0"
+    ),
+)
 @dataclass(frozen=True)
 class FlexFair(SummedRule):
     """n_k / n with the penalty on the variance of losses (Nat. Commun. 2025, 10.1038/s41467-025-58549-0).
@@ -82,8 +92,7 @@ class FlexFair(SummedRule):
     raw: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.lam < float("inf"):
-            raise ValueError(f"lam must be finite and >= 0, got {self.lam}")
+        within(self, lam="[0, inf)")
         if self.raw and self.apply != "local":
             raise ValueError("raw: expected apply=local, for a site's update cannot weigh less than nothing")
         if self.criterion != "all" and self.cells != "groups":
@@ -99,7 +108,6 @@ class FlexFair(SummedRule):
 
     @property
     def heeded(self) -> tuple[str, ...]:
-        """The trainer must weigh examples, unless the server's weights are all there is."""
         return () if self._by_server else ("weight",)
 
     def missing(self, offer: Offer) -> str:
@@ -115,7 +123,6 @@ class FlexFair(SummedRule):
         return ""
 
     def caution(self, training: Training) -> str:
-        """Adam divides a common factor of the loss out again."""
         if self.apply == "split" or training.optimizer != "adam":
             return ""
         return "apply=local under optimizer=adam: the weight of a whole site has no effect; use sgd or apply=split"
@@ -134,14 +141,12 @@ class FlexFair(SummedRule):
         return {"weight": 1.0, **relative, **{f"weight/{g}": self._weight(v) - 1 for g, v in extra.items()}}
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
-        """Weights of the updates that were trained under the state's, and the next ones."""
         following, _ = self._next(replies, state)
         if self.apply == "local" or not state.get("extra") or not self.lam:
             return example_shares(replies), following
         return shares({r.site: r.n_examples * self._mean_weight(r, state["extra"]) for r in replies}), following
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w + sum_k p_k D_k; notes hold the penalty and the next weights."""
         weights, following = self.weigh(replies, state, info)
         weights = limited(weights, info.cap)
         _, found = self._next(replies, state)
@@ -242,20 +247,3 @@ def _groups(replies: Sequence[Reply]) -> dict[str, Cell]:
                 before = cells.get(group, Cell(0.0, 0.0))
                 cells[group] = Cell(before.n + n, before.total + n * loss)
     return cells
-
-
-method(
-    "flexfair",
-    title="FlexFair",
-    summary="FedAvg with a penalty on how much the losses of sites, or of groups of patients, differ.",
-    rule="flexfair",
-    trainer="weighted",
-    probes=("group-loss",),
-    paper=Paper(
-        authors="Xing et al.",
-        title="Achieving flexible fairness metrics in federated medical imaging",
-        venue="Nature Communications",
-        year=2025,
-        url="https://doi.org/10.1038/s41467-025-58549-0",
-    ),
-)

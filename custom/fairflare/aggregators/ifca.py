@@ -29,12 +29,9 @@ LOSS = "cluster_loss"
     title="IFCA",
     summary="Clusters of sites, each with a model of its own; a site joins the cluster whose model fits it best.",
     probes=("cluster-loss",),
-    paper=Paper(
-        authors="Ghosh et al.",
-        title="An Efficient Framework for Clustered Federated Learning",
-        venue="NeurIPS",
-        year=2020,
-        url="https://arxiv.org/abs/2006.04088",
+    paper=Paper.cited(
+        "Ghosh et al.: An Efficient Framework for Clustered Federated Learning. NeurIPS 2020. "
+        "https://arxiv.org/abs/2006.04088"
     ),
 )
 @dataclass(frozen=True)
@@ -54,23 +51,18 @@ class IFCA(Rule):
     )
     own_models: ClassVar[bool] = True
     counts_own: ClassVar[bool] = True
+    useful = (LOSS,)
     clusters: Annotated[int, Range(1, 50)] = 2
     weighting: Literal["uniform", "examples"] = "uniform"
-
-    @property
-    def useful(self) -> tuple[str, ...]:
-        return (LOSS,)
 
     def anchors(
         self, model: StateDict, replies: Sequence[Reply], state: State, info: Info
     ) -> Iterator[tuple[str, StateDict]]:
-        """theta_j of every cluster, for the sites to measure."""
         yield from self._averaged(model, replies, state, info).items()
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """The clusters' models, each site's own by what it has measured; the shared one is the mean, and unused."""
         found = self._averaged(model, replies, state, info)
-        chosen = {r.site: _best(r, found) for r in replies}
+        chosen = {r.site: min(found, key=lambda j: r.scalars.get(f"{LOSS}/{j}", float("inf"))) for r in replies}
         place = {site: j for site, j in {**state.get("place", {}), **chosen}.items() if j in found}
         weights = self._shares(replies)
         after = add_weighted(model, [from_shared(r, model, info) for r in replies], weights)
@@ -102,8 +94,3 @@ class IFCA(Rule):
 
     def _shares(self, replies: Sequence[Reply]) -> Weights:
         return uniform([r.site for r in replies]) if self.weighting == "uniform" else example_shares(replies)
-
-
-def _best(reply: Reply, clusters: Mapping[str, StateDict]) -> str:
-    """The cluster with the least loss; the first of equal ones, and of those whose loss is not known."""
-    return min(clusters, key=lambda j: reply.scalars.get(f"{LOSS}/{j}", float("inf")))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MaxFL: weigh most the sites for which the shared model is about as good as what they require of it.
 
-q_k = s (1 - s),  s = sigmoid(F_k(w^t) - rho_k)      rho_k: the loss that site k requires, see ``probes/appeal.py``
+q_k = s (1 - s),  s = sigmoid(F_k(w^t) - rho_k)      rho_k: the loss that site k requires, see ``probes/loss.py``
 p_k = q_k / sum_j q_j
 """
 
@@ -23,12 +23,8 @@ APPEAL = "appeal"
     title="MaxFL",
     summary="Weighs most the sites that the shared model is about to win or to lose against their own; for its appeal.",
     probes=("appeal",),
-    paper=Paper(
-        authors="Cho et al.",
-        title="Maximizing Global Model Appeal in Federated Learning",
-        venue="TMLR",
-        year=2024,
-        url="https://arxiv.org/abs/2205.14840",
+    paper=Paper.cited(
+        "Cho et al.: Maximizing Global Model Appeal in Federated Learning. TMLR 2024. https://arxiv.org/abs/2205.14840"
     ),
 )
 @dataclass(frozen=True)
@@ -41,19 +37,14 @@ class MaxFL(SummedRule):
 
     n_terms: ClassVar[int] = 2
     counted: ClassVar[int | None] = 1
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        return (APPEAL,)
+    wanted = (APPEAL,)
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
         return shares({r.site: r.scalars[APPEAL] for r in replies}), state
 
     def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:
-        """q_k, and 1."""
         return scalars[APPEAL], 1.0
 
     def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
-        """Its share of the sum, 1 / K where that is 0; nothing is kept that matters."""
         total = max(sums[0], terms[0])
         return terms[0] / total if total > 0 else 1 / max(sums[1], 1.0), 0.0

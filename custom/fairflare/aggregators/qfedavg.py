@@ -18,7 +18,7 @@ from fairflare.aggregators.base import Outcome, Rule, State, SummedRule, add_sca
 from fairflare.aggregators.bounds import limited
 from fairflare.core.errors import UserError
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Training, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.blocks import blocks_of, square_of
@@ -34,9 +34,18 @@ MOST_Q = 30
 """(1e-10)^30 and (1e6)^30 times any number of examples are doubles."""
 WORST_ONLY = 100.0
 """From this q on the reference takes the site with the largest loss alone."""
+PAPER = Paper.cited(
+    "Li et al.: Fair Resource Allocation in Federated Learning. ICLR 2020. https://arxiv.org/abs/1905.10497"
+)
 
 
-@rule("qfedavg")
+@method(
+    "qfedavg",
+    title="q-FedAvg",
+    summary="Weighs sites by their loss to the power q, with a step that shrinks where the losses are steep.",
+    paper=PAPER,
+    probes=("loss",),
+)
 @dataclass(frozen=True)
 class QFedAvg(Rule):
     """w -= sum_k Delta_k / sum_k h_k (Li et al., ICLR 2020, https://arxiv.org/abs/1905.10497, Algorithm 2).
@@ -57,15 +66,12 @@ class QFedAvg(Rule):
     notes: ClassVar[tuple[Note, ...]] = (
         Note("step", "Length of the step", "times the mean update", "round", meaning="1 at q = 0, then below 1."),
     )
+    wanted = ("loss",)
     q: Annotated[float, Range(0, 1e3)] = 1.0
     lipschitz: Annotated[float, Range(0, 1e9)] = 0.0
     per_step: bool = False
     loss_floor: Annotated[float, Range(0, 1)] | None = None
     static: bool = False
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        return ("loss",)
 
     def caution(self, training: Training) -> str:
         if self.lipschitz or (training.optimizer == "sgd" and not training.momentum):
@@ -80,7 +86,7 @@ class QFedAvg(Rule):
         mass = {r.site: bound * f**self.q for r, bound, f in zip(replies, bounds, scaled)}
         weights = limited(shares(mass), info.cap)
         if self.static:
-            step = _bounded(sum(mass.values()) / sum(bounds), self.q * math.log(worst))
+            step = sum(mass.values()) / sum(bounds) * math.exp(min(self.q * math.log(worst), math.log(LONGEST)))
         else:
             step = sum(mass.values()) / self._height(replies, scaled, bounds, worst)
         after = add_scaled(model, replies, weights, step)
@@ -108,7 +114,14 @@ class QFedAvg(Rule):
         return total
 
 
-@rule("qffl")
+@method(
+    "qffl",
+    title="q-FFL (weights)",
+    summary="Weighs sites by their number of examples and their loss to the power q.",
+    paper=PAPER,
+    probes=("loss",),
+    reference={"prior": "none"},
+)
 @dataclass(frozen=True)
 class QFFL(SummedRule):
     """Weights from losses (Li et al., ICLR 2020, https://arxiv.org/abs/1905.10497, Eq. 2).
@@ -122,13 +135,10 @@ class QFFL(SummedRule):
 
     n_terms: ClassVar[int] = 2
     counted: ClassVar[int | None] = 1
+    wanted = ("loss",)
     q: Annotated[float, Range(0, 1e6)] = 1.0
     prior: Literal["examples", "none"] = "examples"
     variant: Literal["paper", "reference"] = "paper"
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        return ("loss",)
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
         losses = {r.site: self._floored(r.scalars["loss"]) for r in replies}
@@ -152,38 +162,6 @@ class QFFL(SummedRule):
         return loss + FLOOR if self.variant == "reference" else max(loss, FLOOR)
 
 
-def _bounded(share: float, log_power: float) -> float:
-    """share e^log_power, at most ``LONGEST``."""
-    return share * math.exp(min(log_power, math.log(LONGEST)))
-
-
 def _square(replies: Sequence[Reply], k: int) -> float:
     """||D_k||^2 over the parameters."""
     return sum(square_of(updates[k]) for key in sorted(replies[k].trainable) for _, updates in blocks_of(replies, key))
-
-
-PAPER = Paper(
-    authors="Li et al.",
-    title="Fair Resource Allocation in Federated Learning",
-    venue="ICLR",
-    year=2020,
-    url="https://arxiv.org/abs/1905.10497",
-)
-
-method(
-    "qfedavg",
-    title="q-FedAvg",
-    summary="Weighs sites by their loss to the power q, with a step that shrinks where the losses are steep.",
-    rule="qfedavg",
-    paper=PAPER,
-    probes=("loss",),
-)
-method(
-    "qffl",
-    title="q-FFL (weights)",
-    summary="Weighs sites by their number of examples and their loss to the power q.",
-    rule="qffl",
-    paper=PAPER,
-    probes=("loss",),
-    reference={"prior": "none"},
-)

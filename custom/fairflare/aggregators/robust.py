@@ -19,7 +19,7 @@ import torch
 from fairflare.aggregators.base import Outcome, State, add_weighted, shares
 from fairflare.aggregators.bounds import AUTO, Combining, liars_among
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.blocks import blocks_of
@@ -29,9 +29,18 @@ Combine: TypeAlias = "Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.nd
 REMOVED = Note(
     "removed", "Removed weight", "fraction", meaning="What of the site's weight p_k had no part in the model."
 )
+YIN = Paper.cited(
+    "Yin et al.: Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates. ICML 2018. "
+    "https://arxiv.org/abs/1803.01498"
+)
 
 
-@rule("median")
+@method(
+    "median",
+    title="Median",
+    summary="Takes the weighted median of the updates at each position; against a minority of wild sites.",
+    paper=YIN,
+)
 @dataclass(frozen=True)
 class Median(Combining):
     """The weighted median of the updates at each position (Yin et al., arXiv:1803.01498, Algorithm 1, option I)."""
@@ -43,14 +52,18 @@ class Median(Combining):
         return f"the median of {sites} sites protects from nobody: it takes 3" if sites < 3 else ""
 
     def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
-        """The midpoint of the values with at most half of the weight on either side."""
         after, share = _by_position(model, replies, prior, median)
         weights = shares(share)
         removed = {site: max(prior[site] - weights[site], 0.0) for site in weights}
         return Outcome(after, weights, state, {"removed": removed})
 
 
-@rule("trimmed-mean")
+@method(
+    "trimmed-mean",
+    title="Trimmed mean",
+    summary="Averages the updates at each position without the outermost share; against a few wild sites.",
+    paper=YIN,
+)
 @dataclass(frozen=True)
 class TrimmedMean(Combining):
     """The mean at each position without the outermost mass (Yin et al., arXiv:1803.01498, Algorithm 1, option II).
@@ -80,13 +93,20 @@ class TrimmedMean(Combining):
         return liars_among(sites) / sites if self.trim == AUTO else self.trim
 
     def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
-        """A site at the boundary is dropped in part."""
         after, kept = _by_position(model, replies, prior, partial(trimmed_mean, trim=self._trim(len(replies))))
         removed = {site: max(prior[site] - mass, 0.0) for site, mass in kept.items()}
         return Outcome(after, shares(kept), state, {"removed": removed})
 
 
-@rule("multi-krum")
+@method(
+    "multi-krum",
+    title="Multi-Krum",
+    summary="Averages the updates that have near neighbours and drops the others; against a few wild sites.",
+    paper=Paper.cited(
+        "Blanchard et al.: Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent. NeurIPS 2017. "
+        "https://arxiv.org/abs/1703.02757"
+    ),
+)
 @dataclass(frozen=True)
 class MultiKrum(Combining):
     """The mean of the updates with the nearest neighbours (Blanchard et al., arXiv:1703.02757, Section 4).
@@ -130,7 +150,6 @@ class MultiKrum(Combining):
         return max(liars_among(sites), 1) if self.faulty == AUTO else self.faulty
 
     def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
-        """The mean over the kept sites, with their weights renormalised; running statistics too."""
         sites = [r.site for r in replies]
         faulty = self._faulty(len(sites))
         scores = dict(zip(sites, krum_scores(distances(replies), faulty))) if len(sites) > 2 else {}
@@ -162,43 +181,3 @@ def _by_position(
     rest = add_weighted({key: value for key, value in model.items() if key not in after}, replies, prior)
     parts = part / size if size else p
     return {key: (after | rest)[key] for key in model}, dict(zip([r.site for r in replies], parts.tolist()))
-
-
-YIN = Paper(
-    authors="Yin et al.",
-    title="Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates",
-    venue="ICML",
-    year=2018,
-    url="https://arxiv.org/abs/1803.01498",
-)
-KRUM = Paper(
-    authors="Blanchard et al.",
-    title="Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
-    venue="NeurIPS",
-    year=2017,
-    url="https://arxiv.org/abs/1703.02757",
-)
-
-method(
-    "median",
-    title="Median",
-    summary="Takes the weighted median of the updates at each position; against a minority of wild sites.",
-    rule="median",
-    paper=YIN,
-)
-
-method(
-    "trimmed-mean",
-    title="Trimmed mean",
-    summary="Averages the updates at each position without the outermost share; against a few wild sites.",
-    rule="trimmed-mean",
-    paper=YIN,
-)
-
-method(
-    "multi-krum",
-    title="Multi-Krum",
-    summary="Averages the updates that have near neighbours and drops the others; against a few wild sites.",
-    rule="multi-krum",
-    paper=KRUM,
-)

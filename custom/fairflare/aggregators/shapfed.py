@@ -32,12 +32,21 @@ from fairflare.aggregators.own import from_shared
 from fairflare.core.errors import RunFailed
 from fairflare.core.layers import head_of
 from fairflare.core.notes import Note
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import HELD, Info, Offer, Paper, Reply, StateDict, Weights
-from fairflare.core.validation import Range
+from fairflare.core.validation import Range, within
 
 
-@rule("shapfed")
+@method(
+    "shapfed",
+    title="ShapFed",
+    summary="Weighs sites by how their last layer's update agrees with the sum, class by class; can reward sites.",
+    paper=Paper.cited(
+        "Tastan et al.: Redefining Contributions: Shapley-Driven Federated Learning. IJCAI 2024. "
+        "https://arxiv.org/abs/2406.00569"
+    ),
+    probes=("held-classes",),
+)
 @dataclass(frozen=True)
 class ShapFed(Rule):
     """Class-wise contributions (Tastan et al., arXiv:2406.00569); despite its name no Shapley value.
@@ -73,8 +82,7 @@ class ShapFed(Rule):
     head: str = ""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mu < 1:
-            raise ValueError(f"mu must be in [0, 1), got {self.mu}")
+        within(self, mu="[0, 1)")
 
     @property
     def own_models(self) -> bool:  # type: ignore[override]  # what other rules say of their class depends on a setting
@@ -91,13 +99,11 @@ class ShapFed(Rule):
         return (HELD,) if self.classes == "held" else ()
 
     def missing(self, offer: Offer) -> str:
-        """Class labels, where sites are to say which classes they hold."""
         if self.classes == "held" and not offer.has_classes:
             return "classes=held needs examples with one class label each; set classes=all"
         return ""
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """The shared model and, where sites are rewarded, their own; notes hold contributions and their terms."""
         scores = self._scores(model, replies, state)
         gamma = self._averaged(scores, state)
         factors = self._factors(replies, gamma, state)
@@ -199,21 +205,3 @@ def _mixed(model: StateDict, reply: Reply, shared: StateDict, received: float) -
         else value.clone()
         for key, value in shared.items()
     }
-
-
-SHAPFED = Paper(
-    authors="Tastan et al.",
-    title="Redefining Contributions: Shapley-Driven Federated Learning",
-    venue="IJCAI",
-    year=2024,
-    url="https://arxiv.org/abs/2406.00569",
-)
-
-method(
-    "shapfed",
-    title="ShapFed",
-    summary="Weighs sites by how their last layer's update agrees with the sum, class by class; can reward sites.",
-    rule="shapfed",
-    paper=SHAPFED,
-    probes=("held-classes",),
-)

@@ -7,11 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, example_shares
-from fairflare.core.registry import method, rule
+from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict
 
 
-@rule("solo")
+@method(
+    "solo",
+    title="Solo",
+    summary="Every site trains alone, with a model of its own: what it would have without the federation.",
+    paper=Paper.cited(
+        "McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017. "
+        "https://arxiv.org/abs/1602.05629"
+    ),
+)
 @dataclass(frozen=True)
 class Solo(Rule):
     """Each site is given back the model that it has just trained; the shared one is their mean by n_k, and unused.
@@ -28,20 +36,3 @@ class Solo(Rule):
         away = [replace(r, update={key: own[r.site][key] - model[key] for key in r.update}) for r in replies]
         weights = example_shares(replies)
         return Outcome(add_weighted(model, away, weights), weights, state, models=own)
-
-
-MCMAHAN = Paper(
-    authors="McMahan et al.",
-    title="Communication-Efficient Learning of Deep Networks from Decentralized Data",
-    venue="AISTATS",
-    year=2017,
-    url="https://arxiv.org/abs/1602.05629",
-)
-
-method(
-    "solo",
-    title="Solo",
-    summary="Every site trains alone, with a model of its own: what it would have without the federation.",
-    rule="solo",
-    paper=MCMAHAN,
-)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from fairflare.cli import console
 from fairflare.cli.options import PATH, as_json
 
 
@@ -15,7 +16,6 @@ from fairflare.cli.options import PATH, as_json
 @as_json
 def list_methods(parts: bool, as_json: bool) -> None:
     """Methods: what they are for, what they cost, and their parameters with defaults."""
-    from fairflare.cli import console
     from fairflare.studies.later import put_off
 
     put_off("torch", "numpy")
@@ -34,7 +34,6 @@ def list_methods(parts: bool, as_json: bool) -> None:
 @as_json
 def list_tasks(as_json: bool) -> None:
     """Tasks and presets: sites, sizes, metrics, what is real and what is simulated."""
-    from fairflare.cli import console
     from fairflare.studies.describe import task_rows
 
     rows = task_rows()
@@ -50,7 +49,6 @@ def describe(name: str, as_json: bool) -> None:
 
     The default is the one that the method or the task's preset has; a name of several settings is listed with each.
     """
-    from fairflare.cli import console
     from fairflare.studies.later import put_off
 
     put_off("torch", "numpy")
@@ -70,7 +68,6 @@ def new(kind: str, name: str, out: Path, as_json: bool) -> None:
 
     No file is overwritten. The example is a method of its own at once: run it, then change it.
     """
-    from fairflare.cli import console
     from fairflare.studies.later import put_off
 
     put_off("torch", "numpy")

@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.cli.options import (
-    PATH,
-    AnyPath,
-    accept_option,
-    as_json,
-    own_data,
-    own_names,
-    own_pairs,
-    set_option,
-    without_option,
-)
+from fairflare.cli import console, options
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.studies.labels import parse_pairs
 from fairflare.tasks.forms import FORMS
@@ -38,7 +28,7 @@ FEW = 3
 
 
 @click.command()
-@click.argument("folder", type=PATH)
+@click.argument("folder", type=options.PATH)
 @click.option("--kind", type=click.Choice([*FORMS]), help="What the data are, where it cannot be found out.")
 @click.option("--classes", default="", metavar="A,B,C", help="Names of the classes or structures, in order.")
 @click.option("--label", default="", metavar=LEVEL, help="The column or folder of the label.")
@@ -60,7 +50,7 @@ FEW = 3
 @click.option("--new-splits", is_flag=True, help="Draw splits also where the folder has them.")
 @click.option("--yes", is_flag=True, help="Write without asking; what can be read in two ways is refused.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
-@as_json
+@options.as_json
 def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) -> None:
     """Look at FOLDER (or a table), the images or tables of one site or of several, and write lists that a run reads.
 
@@ -73,7 +63,6 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
     A LEVEL is a column of a table, folder1 (the outermost folder), folder2 ..., name (the beginning of the files'
     names) or a keyword of DICOM headers such as PatientID.
     """
-    from fairflare.cli import console
     from fairflare.studies.display import Counter
 
     with Counter("looking at the data") as counter:
@@ -113,7 +102,6 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _ask(counter: Counter, what: str, readings: Sequence[Reading]) -> int:
     """The reading that somebody at the terminal chooses."""
-    from fairflare.cli import console
 
     with counter.aside():
         console.say(f"{what}:")
@@ -123,16 +111,16 @@ def _ask(counter: Counter, what: str, readings: Sequence[Reading]) -> int:
 
 
 @click.command()
-@click.argument("path", type=PATH)
+@click.argument("path", type=options.PATH)
 @click.option("--kind", type=click.Choice([*FORMS]), help="What the data are, where `fairflare init` has not said it.")
 @click.option("--task", metavar="T[:PRESET]", help="Another task that reads files, e.g. prostate:paper.")
 @click.option("--classes", metavar="N", help="Classes or structures: a number, or names A,B,C.")
 @click.option("--site", metavar="NAME", help="The site's name in the task; the configuration file's by default.")
 @click.option("--method", metavar="METHOD", help="The method that the data are for: what only it needs is an error.")
-@accept_option
-@without_option
-@set_option
-@as_json
+@options.accept_option
+@options.without_option
+@options.set_option
+@options.as_json
 def preflight(
     path: Path,
     kind: str | None,
@@ -151,14 +139,13 @@ def preflight(
     seen. One line per site and kind of problem. Run it at the hospital: its lines may name files. With --json it prints
     what may leave a site: no counts but the bands they lie in.
     """
-    from fairflare.cli import console
     from fairflare.core.findings import accepted_codes
     from fairflare.core.order import some
     from fairflare.studies.display import Counter
 
     if kind and task:
         raise UserError("preflight: expected either --kind or --task")
-    values, accepted = own_names(parse_pairs(pairs), "task", "run"), accepted_codes(list(accept))
+    values, accepted = options.own_names(parse_pairs(pairs), "task", "run"), accepted_codes(list(accept))
     with Counter("looking at the data") as counter:
         from fairflare.cli.preflight import Question, check, leaving
 
@@ -179,32 +166,31 @@ def preflight(
 
 @click.command()
 @click.argument("dataset")
-@click.argument("source", type=AnyPath(path_type=Path, exists=True, file_okay=False))
-@click.argument("dest", type=PATH)
-@set_option
-@as_json
+@click.argument("source", type=options.AnyPath(path_type=Path, exists=True, file_okay=False))
+@click.argument("dest", type=options.PATH)
+@options.set_option
+@options.as_json
 def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...], as_json: bool) -> None:
     """Write DATASET, which lies below SOURCE, to DEST as images of one size with a datalist per site.
 
     DATASET is a task that reads images from disk, e.g. rsna-ich or prostate:paper; --set changes its options. Corrupted
     images that it lacks are made, once and seeded. Nothing is downloaded.
     """
-    from fairflare.cli import console
     from fairflare.cli.prepare import prepare_dataset
     from fairflare.studies.display import Counter
 
     with Counter(f"preparing {dataset}") as counter:
-        found = prepare_dataset(dataset, source, dest, own_names(parse_pairs(pairs), "task"), counter.saw)
+        found = prepare_dataset(dataset, source, dest, options.own_names(parse_pairs(pairs), "task"), counter.saw)
     console.dump(found) if as_json else console.prepared(found, dest)
 
 
 @click.command()
-@click.argument("site_config", type=PATH)
+@click.argument("site_config", type=options.PATH)
 @click.option("--kind", type=click.Choice([*FORMS]), required=True, help="What the data are.")
 @click.option("--classes", metavar="N", required=True, help="Classes or structures: a number, or names A,B,C.")
 @click.option("--site", metavar="NAME", help="The site's name in the federation; the file's by default.")
-@click.option("--out", type=PATH, metavar="FILE", help="Where it goes; <SITE>.fingerprint.json by default.")
-@set_option
+@click.option("--out", type=options.PATH, metavar="FILE", help="Where it goes; <SITE>.fingerprint.json by default.")
+@options.set_option
 def fingerprint(
     site_config: Path, kind: str, classes: str, site: str | None, out: Path | None, pairs: tuple[str, ...]
 ) -> None:
@@ -214,20 +200,21 @@ def fingerprint(
     min_count images on, medians of height, width and pixel spacing, whether images have colours, mean and spread of
     their pixels.
     """
-    from fairflare.cli import console
     from fairflare.cli.preflight import write_fingerprint
 
-    values = own_names(parse_pairs(pairs), "task")
+    values = options.own_names(parse_pairs(pairs), "task")
     console.say(f"fingerprint: {write_fingerprint(site_config, kind, classes, values, site, out)}")
 
 
 @click.command()
-@click.argument("sources", type=PATH, nargs=-1, required=True, metavar="DIR|FILE...")
+@click.argument("sources", type=options.PATH, nargs=-1, required=True, metavar="DIR|FILE...")
 @click.option("--kind", type=click.Choice([*FORMS]), help="What the data in DIR are.")
 @click.option("--classes", metavar="N", help="Classes or structures of DIR: a number, or names A,B,C.")
-@click.option("--out", type=PATH, metavar="FILE", help="Also write the plan, for --plan of run, compare and export.")
-@set_option
-@as_json
+@click.option(
+    "--out", type=options.PATH, metavar="FILE", help="Also write the plan, for --plan of run, compare and export."
+)
+@options.set_option
+@options.as_json
 def plan(
     sources: tuple[Path, ...],
     kind: str | None,
@@ -240,13 +227,12 @@ def plan(
 
     `fairflare run --datalists DIR` uses the same plan by itself.
     """
-    from fairflare.cli import console
     from fairflare.cli.preflight import plan_of_files, plan_of_folder
     from fairflare.engine.setup.plans import write_plan
 
     if sources[0].is_dir():
-        task, own = own_data(None, sources[0], kind, classes)
-        found = plan_of_folder(sources, task, own_names(parse_pairs(own_pairs(own, pairs)), "task"))
+        task, own = options.own_data(None, sources[0], kind, classes)
+        found = plan_of_folder(sources, task, options.own_names(parse_pairs(options.own_pairs(own, pairs)), "task"))
     else:
         found = plan_of_files(sources)
     if out:

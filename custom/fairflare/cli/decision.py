@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from fairflare.cli import console
 from fairflare.cli.options import PATH, as_json, choices_options, grid_options, run_options
 from fairflare.studies.labels import comparison_name
 
@@ -62,6 +63,7 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option(
     "--event", default="", metavar="CLASS", help="The class whose risk is asked for, of a task with more than two."
 )
+@click.option("--class-shares", is_flag=True, help="A shared model counts with own class shares, too.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the initial models and all local work.")
 @grid_options
 def join(
@@ -75,6 +77,7 @@ def join(
     margin: float,
     new_size: int,
     event: str,
+    class_shares: bool,
     seed: int,
     env: str,
     deployment: dict[str, Any] | None,
@@ -93,12 +96,11 @@ def join(
     With --env sim, poc or prod, and with --secure, it is one FLARE job: risks stay at the sites, which send a few means
     over all their patients, or with --secure sums over sites alone.
     """
-    from fairflare.cli import console
     from fairflare.functional.decision import Design
-    from fairflare.studies.join import OneSplit, Question, measure_join, sentences
+    from fairflare.studies.join import OneSplit, Question, measure_join
 
     design = OneSplit(folds, 1) if one_split else Design(folds, repeats)
-    question = Question(methods, task, design, margin, new_size, seed, choices, event=event)
+    question = Question(methods, task, design, margin, new_size, seed, choices, event=event, shares=class_shares)
     folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": methods}, "join")
     if export or secure or env != "local":
         from fairflare.studies.join_job import job_of, join_by_job
@@ -118,8 +120,8 @@ def join(
     if as_json:
         console.dump(found)
         return
-    for site, words in sentences(found):
-        console.say(f"{site}: {words}")
+    for site, row in found["sites"].items():
+        console.say(f"{site}: {row['answer']}")
     for site, why in found["refused"].items():
         console.say(f"{site}: not answered: {why}")
     if secure:
@@ -133,7 +135,6 @@ def join(
 @click.argument("file", type=PATH)
 def join_sheet(file: Path) -> None:
     """Show a hospital its own answer from FILE, which its site has kept of a join: SITE.join.json. docs/join.md"""
-    from fairflare.cli import console
     from fairflare.studies.join_job import sheet
 
     words, target = sheet(file)
@@ -152,7 +153,6 @@ def join_forecast(source: Path, file: Path | None, as_json: bool) -> None:
     answers in TABLE.forecast.json, means over all its patients; JOIN_FOLDER and this ANSWER tell the federation the
     same. For joins with glm, of patients on this machine. docs/join.md
     """
-    from fairflare.cli import console
     from fairflare.studies import forecast
 
     target, found = source, None
@@ -189,7 +189,6 @@ def sheet(folder: Path, sites: tuple[str, ...], language: str, as_json: bool) ->
     What was asked, who took part, the answer with its interval, what could go wrong, what leaves the hospital, and how
     to withdraw. docs/join.md
     """
-    from fairflare.cli import console
     from fairflare.studies.sheets import sheets_of
 
     pages = [str(path) for path in sheets_of(folder, sites, language)]
@@ -213,7 +212,6 @@ def combine(folder: Path, out: Path | None, as_json: bool, **how: Any) -> None:
 
 def told(weights: dict[str, dict[str, float]], folder: Path, as_json: bool) -> None:
     """Every hospital's weights."""
-    from fairflare.cli import console
 
     if as_json:
         console.dump({"folder": str(folder), "weights": weights})
@@ -249,7 +247,6 @@ def monitor(
     both models' risks. However often it is looked at, at most 5 % of the hospitals are told something false.
     docs/join.md
     """
-    from fairflare.cli import console
     from fairflare.inference.monitor import counted, watch
 
     *mixes, table = places

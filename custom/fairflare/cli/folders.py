@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from fairflare.cli import console
 from fairflare.cli.options import PATH, as_json, force_option, out_option, set_option
 from fairflare.core.errors import UserError
 from fairflare.studies.labels import parse_pairs
@@ -29,7 +30,7 @@ def report(folder: Path, sites: tuple[str, ...], every: bool, out: Path | None, 
     With --site or --sites: a page and a JSON file for one hospital, or for each, which name no other hospital and give
     no number of a single one, to be passed on to its people.
     """
-    from fairflare.cli import console, results
+    from fairflare.cli import results
     from fairflare.studies import display
     from fairflare.studies.runs import report_again, report_editions
 
@@ -60,7 +61,6 @@ def verify(folder: Path, head: str, heads: tuple[Path, ...], root: Path | None, 
     log, configuration and checkpoint can be checked. Says who vouches for what of the log by a signature
     (docs/audit-log.md).
     """
-    from fairflare.cli import console
     from fairflare.engine.lock import at_work
     from fairflare.engine.log_lines import events
     from fairflare.privacy.log_verifier import check
@@ -100,7 +100,6 @@ def verify(folder: Path, head: str, heads: tuple[Path, ...], root: Path | None, 
 
 def _in_progress(folder: Path, head: str, worker: str, as_json: bool) -> None:
     """Say what holds so far of a run in which ``worker`` is at work, and exit with ``IN_PROGRESS``."""
-    from fairflare.cli import console
     from fairflare.engine.log_lines import events
     from fairflare.report.write import absent, verified_so_far
 
@@ -158,7 +157,7 @@ def after(folder: Path, step: str, pairs: tuple[str, ...], as_json: bool) -> Non
     model stays as it is; the report shows what came of it, and each site keeps its own in sites/SITE.after.json, or
     the model that it trained alone in sites/SITE.solo.safetensors.
     """
-    from fairflare.cli import console, results
+    from fairflare.cli import results
     from fairflare.studies.after import take_step
 
     found = take_step(folder, step, parse_pairs(pairs))
@@ -178,7 +177,6 @@ def forget(folder: Path, site: str, yes: bool, out: Path | None, force: bool, as
     Says first which rounds at which sites it takes. The new run goes to RUN-without-NAME, with statement.md for the
     hospital; RUN stays as it is. docs/forget.md
     """
-    from fairflare.cli import console
     from fairflare.studies import forget as leaving
 
     chosen = leaving.plan(folder, site)
@@ -211,8 +209,7 @@ def risk(folder: Path, shadows: int, site: str | None, site_data: Path | None, a
     Each site attacks its own training records; an AUC with its interval leaves, of enough patients. The report shows
     it. The sites' data must be on this machine, or those of --site. docs/risk.md
     """
-    from fairflare.cli import console
-    from fairflare.studies.risk import measure_risk, risk_at
+    from fairflare.studies.after import measure_risk, risk_at
 
     if (site is None) != (site_data is None):
         raise click.UsageError("expected --site and --site-data together, or neither")
@@ -243,7 +240,6 @@ def convert(folders: tuple[Path, ...], as_json: bool) -> None:
     *.safetensors with the same contents, bit for bit, and go. Earlier versions wrote pickles, which no other command
     reads: they are read as data, and nothing in them is executed.
     """
-    from fairflare.cli import console
     from fairflare.studies.earlier import convert
 
     done = {str(folder): convert(folder) for folder in folders}
@@ -267,7 +263,6 @@ def inspect(context: click.Context, job: Path, kit: Path | None, root: Path | No
     Nothing of the job is imported. Exits with 1 where its files are not those that MANIFEST.json lists or somebody
     signed, and, with --root, where nobody of that federation signed them (docs/audit-a-job.md).
     """
-    from fairflare.cli import console
     from fairflare.cli.jobs import inspected, lines, sign
 
     found = inspected(job, root)
@@ -279,3 +274,43 @@ def inspect(context: click.Context, job: Path, kit: Path | None, root: Path | No
     signed = found["signed"]["holds"] is True if found["signed"] else not root
     if not (whole and signed):
         context.exit(1)
+
+
+INIT = "init"
+
+
+@click.command()
+@click.argument("words", nargs=-1, required=True, metavar="[init] RUN")
+@click.option("--out", type=PATH, metavar="DIR", help="Where the documents go; RUN/evidence by default.")
+@click.option("--human", type=PATH, metavar="FILE.yaml", help="What a human says; RUN/evidence.yaml by default.")
+@as_json
+def evidence(words: tuple[str, ...], out: Path | None, human: Path | None, as_json: bool) -> None:
+    """Write documents on the finished run in RUN for reviewers, each value with a pointer to its source.
+
+    CHAI model card, CycloneDX ML-BOM, RO-Crate, TRIPOD+AI map, EU AI Act Annex IV skeleton, data protection, change
+    control. `fairflare evidence init RUN` writes RUN/evidence.yaml with the questions that only a human can answer.
+    docs/evidence.md
+    """
+    from fairflare.studies.evidence import init_evidence, write_evidence
+
+    if len(words) != 1 + (words[0] == INIT):
+        raise click.UsageError("expected one folder of a run, after `init` or alone")
+    if words[0] == INIT:
+        if out or human:
+            raise click.UsageError("init: takes neither --out nor --human")
+        path = init_evidence(Path(words[1]))
+        console.dump({"file": str(path)}) if as_json else console.say(f"questions: {path}")
+        return
+    found = write_evidence(Path(words[0]), out, human)
+    if as_json:
+        console.dump(found)
+        return
+    for title, row in found["documents"].items():
+        total = max(row["evidence"] + row["human"] + row["blank"], 1)
+        parts = ", ".join(f"{row[kind]} {words} ({row[kind] / total:.0%})" for kind, words in KINDS.items())
+        console.say(f"{title}: {parts}")
+    console.say(f"completeness of the ML-BOM: {found['score']} of 100")
+    console.say(f"evidence pack: {found['folder']}/index.html")
+
+
+KINDS = {"evidence": "from the run", "human": "by a human", "blank": "blank"}

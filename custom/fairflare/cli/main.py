@@ -23,44 +23,17 @@ LONGEST = 1500
 MISTAKES = {errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 MISTAKES |= {errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.EPERM, errno.EROFS}
 """Refusals of the system that another argument would not meet; a full disk, say, is a failed run."""
-COMMANDS = {
-    "after": "folders",
-    "combine": "decision",
-    "compare": "studies",
-    "contribution": "studies",
-    "convert": "folders",
-    "describe": "about",
-    "evaluate": "model",
-    "evidence": "evidence",
-    "export": "run",
-    "export-model": "model",
-    "fingerprint": "data",
-    "forget": "folders",
-    "init": "data",
-    "inspect": "folders",
-    "join": "decision",
-    "join-forecast": "decision",
-    "join-sheet": "decision",
-    "list": "about",
-    "monitor": "decision",
-    "new": "about",
-    "paper": "studies",
-    "plan": "data",
-    "predict": "model",
-    "preflight": "data",
-    "prepare": "data",
-    "report": "folders",
-    "resume": "run",
-    "riders": "studies",
-    "risk": "folders",
-    "run": "run",
-    "search": "studies",
-    "sheet": "decision",
-    "tasks": "about",
-    "verify": "folders",
-    "watch": "folders",
+MODULES = {
+    "about": "describe list new tasks",
+    "data": "fingerprint init plan prepare preflight",
+    "decision": "combine join join-forecast join-sheet monitor sheet",
+    "folders": "after convert evidence forget inspect report risk verify watch",
+    "model": "evaluate export-model predict",
+    "run": "export resume run",
+    "studies": "compare contribution paper riders search",
 }
-"""Command -> the module in ``app.commands`` that has it, which is imported when the command is asked for."""
+COMMANDS = {command: module for module, commands in MODULES.items() for command in commands.split()}
+"""Command -> the module of this package that has it, which is imported when the command is asked for."""
 
 
 def explained(error: BaseException) -> int:

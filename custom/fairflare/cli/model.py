@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fairflare.cli import console
 from fairflare.cli.options import PATH, as_json, run_options
 from fairflare.core.errors import UserError
 
@@ -66,7 +67,6 @@ def predict(
     DIR/predictions.csv, masks to DIR/masks in the size, spacing and affine of their image. Lines on the screen name
     what is unlike the training. docs/using-a-model.md
     """
-    from fairflare.cli import console
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import check, whole_folder
     from fairflare.inference.baseline_hazard import with_baseline
@@ -211,7 +211,7 @@ def _run_job(
     as_json: bool,
 ) -> None:
     """Write the job, or run it and tell what came of it."""
-    from fairflare.cli import console, evaluation
+    from fairflare.cli import evaluation
     from fairflare.cli.jobs import export_job
     from fairflare.studies.runs import execute, execute_deployed
 
@@ -227,7 +227,7 @@ def _run_job(
 
 
 def _told(content: dict[str, Any], folder: Path, as_json: bool) -> None:
-    from fairflare.cli import console, evaluation
+    from fairflare.cli import evaluation
 
     console.dump({"folder": str(folder), "evaluation": content}) if as_json else evaluation.show(content, folder)
 
@@ -259,7 +259,6 @@ def export_model(
     bundle runs with `python -m monai.bundle run`; torchscript and onnx take batches of any size; state-dict holds the
     network's entries alone. torchscript and onnx are compared with the run's own model first. docs/using-a-model.md
     """
-    from fairflare.cli import console
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import check, whole_folder
     from fairflare.inference.baseline_hazard import with_baseline

@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.cli.options import (
-    PATH,
-    as_json,
-    cache_option,
-    config_options,
-    force_option,
-    out_option,
-    run_options,
-    threads_option,
-    workers_option,
-)
+from fairflare.cli import console, options
 from fairflare.cli.run_file import OF_A_RUN, RunCommand
 from fairflare.core.errors import UserError
 
@@ -27,20 +17,20 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=RunCommand)
-@config_options
+@options.config_options
 @click.option(
     "--solo/--no-solo",
     default=None,
     help="Each site also trains alone, and reports its benefit of joining; by default on tables and your own data.",
 )
 @click.option("--pooled", is_flag=True, help="Beside it one model on all sites' data, where these may be pooled.")
-@run_options
-@threads_option
-@workers_option
-@cache_option
-@out_option
-@force_option
-@as_json
+@options.run_options
+@options.threads_option
+@options.workers_option
+@options.cache_option
+@options.out_option
+@options.force_option
+@options.as_json
 def run(
     config: RunConfig,
     solo: bool | None,
@@ -58,7 +48,6 @@ def run(
     With --pooled DIR holds a folder for this run and one for the pooled one, with their comparison, site by site; the
     same command goes on with what is missing.
     """
-    from fairflare.cli import console
     from fairflare.studies.runs import default_folder, execute, execute_deployed
 
     folder = out or default_folder(config)
@@ -98,14 +87,14 @@ def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
 
 
 @click.command()
-@click.argument("folder", type=PATH)
-@threads_option
-@cache_option
-@workers_option
-@as_json
+@click.argument("folder", type=options.PATH)
+@options.threads_option
+@options.cache_option
+@options.workers_option
+@options.as_json
 def resume(folder: Path, as_json: bool, **how: Any) -> None:
     """Continue the interrupted or failed run in FOLDER after its last finished round."""
-    from fairflare.cli import console, results
+    from fairflare.cli import results
     from fairflare.studies.runs import resume as resume_run
 
     summary = resume_run(folder, **how)
@@ -113,20 +102,19 @@ def resume(folder: Path, as_json: bool, **how: Any) -> None:
 
 
 @click.command(cls=RunCommand, skips=OF_A_RUN)
-@config_options
-@click.option("--out", type=PATH, required=True, metavar="DIR", help="The job folder to write.")
+@options.config_options
+@click.option("--out", type=options.PATH, required=True, metavar="DIR", help="The job folder to write.")
 @click.option("--name", help="The job's name; made of method and task by default.")
 @click.option("--solo/--no-solo", default=None, help="Each site also trains alone, and reports its benefit of joining.")
 @click.option("--simulation", is_flag=True, help="Short polling intervals, for the simulator only.")
 @click.option("--preinstalled", is_flag=True, help="Without code, for sites that have this package.")
-@force_option
+@options.force_option
 def export(config: RunConfig, out: Path, solo: bool | None, **how: Any) -> None:
     """Write a deployable FLARE job folder: meta.json, and an app each for server and sites with what of this package
     they run, see `fairflare inspect`.
 
     METHOD may be a YAML file as `fairflare run` takes it, whose keys on where and how it runs are left aside.
     """
-    from fairflare.cli import console
     from fairflare.cli.jobs import export_job
     from fairflare.engine.setup.config import with_benefit
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
@@ -18,35 +17,6 @@ KINDS = ("rule", "trainer", "probe")
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 LONGEST = 40
 TEMPLATES = Path(__file__).parent / "templates"
-CARDS: Mapping[str, Mapping[str, str]] = {
-    "rule": {
-        "purpose": "Sites where the model does worse count for more.",
-        "formula": "`p_k = n_k F_k^power / sum_j n_j F_j^power`, with F_k the received model's loss at site k.",
-        "cost": "That of FedAvg, and one forward pass for the loss.",
-        "parameter": "power",
-        "default": "1.0",
-        "meaning": "0..10; 0 is FedAvg",
-        "advice": "A large power lets one site with a large loss decide alone.",
-    },
-    "trainer": {
-        "purpose": "A few hard examples cannot throw a site's model far.",
-        "formula": "`g min(1, longest / ||g||_2)` takes the place of the gradient g of every step.",
-        "cost": "That of FedAvg.",
-        "parameter": "longest",
-        "default": "1.0",
-        "meaning": "the largest L2 norm of a gradient, > 0; infinity is plain training",
-        "advice": "Choose it near the usual norm of a gradient: a smaller one is a smaller learning rate.",
-    },
-    "probe": {
-        "purpose": "The server learns how well the received model does on each site's validation data.",
-        "formula": "The mean loss over the validation split, in evaluation mode; none where a site has none.",
-        "cost": "That of FedAvg, and one forward pass over the validation split.",
-        "parameter": "batch_size",
-        "default": "64",
-        "meaning": "examples per forward pass; changes memory and rounding only",
-        "advice": "A probe runs when a rule wants its numbers (`wanted`) or uses them (`useful`).",
-    },
-}
 
 
 def write_part(kind: str, name: str, folder: Path) -> list[Path]:
@@ -80,12 +50,13 @@ def _checked(kind: str, name: str) -> str:
 
 
 def _texts(kind: str, name: str, module: str) -> dict[str, str]:
+    import yaml
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     files = {f"{module}.py": f"{kind}.py.j2", f"test_{module}.py": "test.py.j2", f"{name}.md": "card.md.j2"}
     words = name.split("-")
     values = {
-        **CARDS[kind],
+        **yaml.safe_load((TEMPLATES / "cards.yaml").read_text(encoding="utf-8"))[kind],
         "kind": kind,
         "id": name,
         "module": module,

@@ -9,23 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fairflare.cli.options import (
-    PATH,
-    as_json,
-    cache_option,
-    choices_options,
-    env_option,
-    force_option,
-    grid_options,
-    out_option,
-    parse_pareto,
-    parse_seeds,
-    rounds_option,
-    say_reasons,
-    set_option,
-    spread_options,
-    threads_option,
-)
+from fairflare.cli import console, options
 from fairflare.studies.labels import comparison_name, folder_name, on_grid, parse_pairs
 
 if TYPE_CHECKING:
@@ -34,18 +18,18 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD METHOD...")
-@choices_options
+@options.choices_options
 @click.option("--seeds", default="0", show_default=True, metavar="0,1,2", help="Seeds, matched across methods.")
 @click.option(
     "--grid", multiple=True, metavar="KEY=A,B,C", help="Every METHOD that has KEY, at each value; repeatable."
 )
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
-@env_option
-@threads_option
-@spread_options
-@cache_option
-@out_option
-@click.option("--tables", type=PATH, metavar="DIR", help="Also write CSV, Markdown, LaTeX and JSON here.")
+@options.env_option
+@options.threads_option
+@options.spread_options
+@options.cache_option
+@options.out_option
+@click.option("--tables", type=options.PATH, metavar="DIR", help="Also write CSV, Markdown, LaTeX and JSON here.")
 @click.option(
     "--pareto",
     default="mean,worst",
@@ -75,8 +59,8 @@ if TYPE_CHECKING:
 )
 @click.option("--solo", is_flag=True, help="Each site also reports its benefit of joining, against a model of its own.")
 @click.option("--shared", is_flag=True, help="The shared model's results, also where sites use models of their own.")
-@force_option
-@as_json
+@options.force_option
+@options.as_json
 @click.pass_obj
 def compare(
     command: str | None,
@@ -104,26 +88,26 @@ def compare(
     runs fedufo nine times and fedavg once. Finished runs found in --out are reused. docs/comparing.md says what each
     number means; --test-on alpha=1 is FedUFO's training with one skew and testing with another.
     """
-    from fairflare.cli import console, results
+    from fairflare.cli import results
     from fairflare.engine.setup.config import can_ask, with_benefit
     from fairflare.studies import comparison
+    from fairflare.studies.comparison import check_trees
     from fairflare.studies.study import arms
-    from fairflare.studies.trees import check_trees
 
     common = {**choices, "fixed_data": fixed_data}
-    configs = arms(on_grid(methods, grid), task, parse_seeds(seeds), **common)
-    say_reasons(configs[0][1])
+    configs = arms(on_grid(methods, grid), task, options.parse_seeds(seeds), **common)
+    options.say_reasons(configs[0][1])
     if solo:
         configs = [(name, with_benefit(config, can_ask(config))) for name, config in configs]
     folder = out or Path("runs") / comparison_name(task, {**common, "env": env, **({"solo": True} if solo else {})})
-    front, options = parse_pareto(pareto), comparison.parse_options(test_on)
-    for one in options:
+    front, elsewhere = options.parse_pareto(pareto), comparison.parse_options(test_on)
+    for one in elsewhere:
         comparison.check_elsewhere(configs[0][1], one)
     if trees:
         check_trees(configs[0][1])
     if tables:
         comparison.check_tables(tables)
-    again = partial(comparison.look_again, resamples=resample, options=options, trees=trees)
+    again = partial(comparison.look_again, resamples=resample, options=elsewhere, trees=trees)
     found = comparison.compare_all(configs, folder, env=env, pareto=front, again=again, **how)
     if tables:
         comparison.write_comparison(found, tables, command or "fairflare compare")
@@ -132,7 +116,7 @@ def compare(
 
 @click.command()
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
-@choices_options
+@options.choices_options
 @click.option("--seeds", "--seed", default="0", show_default=True, metavar="0,1,2", help="Each with data of its own.")
 @click.option("--shapley", is_flag=True, help="Also train coalitions: all up to 6 sites, else those of drawn orders.")
 @click.option(
@@ -144,7 +128,7 @@ def compare(
     help="Orders in which more than 6 sites join.",
 )
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
-@grid_options
+@options.grid_options
 def contribution(
     methods: tuple[str, ...],
     task: str,
@@ -163,10 +147,10 @@ def contribution(
     sites, and its weights are compared with what sites contribute, as those of the first one are. Finished runs found
     in --out are reused, so that an interrupted measurement goes on where it stopped.
     """
-    from fairflare.cli import console, results
+    from fairflare.cli import results
     from fairflare.studies.contribution import Question, measure_contribution
 
-    chosen, others = tuple(parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
+    chosen, others = tuple(options.parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
     found = Question(methods[0], task, chosen, others, shapley, permutations, fixed_data, choices)
     which = f"seed{chosen[0]}" if len(chosen) == 1 else "seeds"
     name = f"contribution-{folder_name(methods[0])}-{task.replace(':', '-')}-{which}"
@@ -177,11 +161,11 @@ def contribution(
 
 @click.command()
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
-@choices_options
+@options.choices_options
 @click.option("--seeds", default="0", show_default=True, metavar="0,1,2", help="Each with data and a rider of its own.")
 @click.option("--kinds", default="zeros,noise,stale,copied", show_default=True, metavar="A,B", help="Also: repeated.")
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
-@grid_options
+@options.grid_options
 def riders(
     methods: tuple[str, ...],
     task: str,
@@ -198,12 +182,14 @@ def riders(
     One site, another for each seed, sends zeros, noise, the last global step, another site's update, or trains with one
     image again and again. Detectors see what the server sees. docs/comparing.md says what each of them marks.
     """
-    from fairflare.cli import console, results
+    from fairflare.cli import results
     from fairflare.studies.contribution import Question
     from fairflare.studies.free_riders import measure_riders
 
     others = tuple(on_grid(methods, ())[1:])
-    question = Question(methods[0], task, tuple(parse_seeds(seeds)), others, fixed_data=fixed_data, choices=choices)
+    question = Question(
+        methods[0], task, tuple(options.parse_seeds(seeds)), others, fixed_data=fixed_data, choices=choices
+    )
     folder = out or Path("runs") / comparison_name(task, {**choices, "fixed_data": fixed_data}, "riders")
     wanted = [kind.strip() for kind in kinds.split(",")]
     found = measure_riders(question, wanted, folder, **how)
@@ -212,7 +198,7 @@ def riders(
 
 @click.command()
 @click.argument("method")
-@choices_options
+@options.choices_options
 @click.option("--over", multiple=True, metavar="KEY=LOW..HIGH[:log]", help="A setting to search; or KEY=A,B,C. Repeat.")
 @click.option(
     "--objective",
@@ -224,10 +210,10 @@ def riders(
 @click.option("--weight", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Of the trade-off.")
 @click.option("--trials", type=click.IntRange(1, 10_000), default=20, show_default=True, metavar="N", help="In all.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of every trial's run, and of the search.")
-@spread_options
-@cache_option
-@out_option
-@as_json
+@options.spread_options
+@options.cache_option
+@options.out_option
+@options.as_json
 def search(
     method: str,
     task: str,
@@ -246,7 +232,6 @@ def search(
     The score is mean, worst site, or mean - w (mean - worst) of the final model on the sites' own validation splits.
     The same command goes on where it was stopped; a larger --trials adds to it.
     """
-    from fairflare.cli import console
     from fairflare.studies.search import Search, parse_over, run_search
 
     choices = {**choices, "seed": seed}
@@ -271,17 +256,19 @@ def search(
 @click.command()
 @click.argument("name", required=False)
 @click.option("--seeds", metavar="0,1,2", help="Seeds; the table's own by default.")
-@rounds_option
+@options.rounds_option
 @click.option(
     "--preset", "presets", multiple=True, metavar="T:PRESET", help="Another preset of task T; repeat for more."
 )
 @click.option("--data", multiple=True, metavar="KEY", help="Only this data set of a table of several; repeatable.")
 @click.option("--stand-in", is_flag=True, help="Measure on the embedded tasks, whatever data are there.")
-@set_option
-@spread_options
-@cache_option
-@click.option("--out", type=PATH, default=Path("runs"), show_default=True, metavar="DIR", help="Where the runs go.")
-@as_json
+@options.set_option
+@options.spread_options
+@options.cache_option
+@click.option(
+    "--out", type=options.PATH, default=Path("runs"), show_default=True, metavar="DIR", help="Where the runs go."
+)
+@options.as_json
 @click.pass_obj
 def paper(
     command: str | None,
@@ -303,7 +290,6 @@ def paper(
     the same command goes on after an interruption. Tables are written to --out/papers as Markdown, CSV, LaTeX, HTML
     and JSON, figures as SVG beside them.
     """
-    from fairflare.cli import console
     from fairflare.studies.paper_list import paper_rows, preset_pairs
 
     if name is None:
@@ -317,7 +303,7 @@ def paper(
         click.echo(said, err=True)
 
     chosen = Choices(
-        seeds=tuple(parse_seeds(seeds)) if seeds is not None else None,
+        seeds=tuple(options.parse_seeds(seeds)) if seeds is not None else None,
         rounds=rounds,
         values=parse_pairs(pairs),
         presets=preset_pairs(presets),

@@ -26,6 +26,8 @@ N = TypeVar("N", bound="torch.nn.Module")
 Precision = Literal["auto", "float32", "bfloat16"]
 Layout = Literal["auto", "contiguous", "channels_last", "fastest"]
 Compiler = Literal["none", "inductor", "cudagraphs"]
+LossOf = Callable[["torch.Tensor", slice], "torch.Tensor"]
+"""Outputs of some rows and the rows -> their part of the batch's loss; the parts add up to it."""
 TRIES = 3
 """Training passes by which two layouts are compared, after one that nobody times."""
 KEEP = {-1: 2**28, -3: 2**25}
@@ -111,9 +113,7 @@ class Execution:
         """Whether ``compare_layouts`` has yet to say which layout is the fastest."""
         return self.layout == "fastest" and self._faster is None
 
-    def compare_layouts(
-        self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: Callable[[torch.Tensor, slice], torch.Tensor]
-    ) -> None:
+    def compare_layouts(self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: LossOf) -> None:
         """Time training passes in both layouts and take the faster one from now on.
 
         Buffers change and random numbers are drawn: call it before the round's model is loaded.
@@ -131,9 +131,7 @@ class Execution:
         network.zero_grad(set_to_none=True)
         self._faster = min(formats, key=lambda one: seconds[one])
 
-    def _timed(
-        self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: Callable[[torch.Tensor, slice], torch.Tensor]
-    ) -> float:
+    def _timed(self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: LossOf) -> float:
         """Wall seconds of a training pass on a GPU, process CPU seconds elsewhere."""
         clock = time.perf_counter if self.on_gpu else time.process_time
         started = clock()
@@ -141,9 +139,7 @@ class Execution:
         float(loss)  # waits for the GPU
         return clock() - started
 
-    def backward(
-        self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: Callable[[torch.Tensor, slice], torch.Tensor]
-    ) -> torch.Tensor:
+    def backward(self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: LossOf) -> torch.Tensor:
         """Add the gradient of a batch's loss to the parameters' gradients, in as many passes as memory needs.
 
         After an out-of-memory error the gradients are cleared and the batch is tried once more in passes of half the
@@ -152,7 +148,7 @@ class Execution:
         Args:
             network: in training mode, its gradients cleared.
             inputs: (N, ...) on the device.
-            loss_of: outputs of some rows and the rows -> their part of the batch's loss; the parts add up to it.
+            loss_of: see ``LossOf``.
 
         Returns:
             The batch's loss, detached.
@@ -173,9 +169,7 @@ class Execution:
             torch.cuda.empty_cache()
         return self._passes(network, inputs, loss_of)
 
-    def fits(
-        self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: Callable[[torch.Tensor, slice], torch.Tensor]
-    ) -> bool:
+    def fits(self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: LossOf) -> bool:
         """Whether one training pass over ``inputs`` fits into memory; leaves no gradients."""
         try:
             self._passes(network.train(), inputs, loss_of)
@@ -185,9 +179,7 @@ class Execution:
         finally:
             network.zero_grad(set_to_none=True)
 
-    def _passes(
-        self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: Callable[[torch.Tensor, slice], torch.Tensor]
-    ) -> torch.Tensor:
+    def _passes(self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: LossOf) -> torch.Tensor:
         losses, runners = [], self._runners(network)
         parts = self._parts(len(inputs), len(runners))
         for start in range(0, len(parts), len(runners)):
@@ -197,13 +189,7 @@ class Execution:
             losses += [loss.detach() for loss in some]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
-    def _loss(
-        self,
-        runner: Callable[..., Any],
-        inputs: torch.Tensor,
-        loss_of: Callable[[torch.Tensor, slice], torch.Tensor],
-        rows: slice,
-    ) -> torch.Tensor:
+    def _loss(self, runner: Callable[..., Any], inputs: torch.Tensor, loss_of: LossOf, rows: slice) -> torch.Tensor:
         with torch.autocast(self.device.type, torch.bfloat16) if self._is_half else nullcontext():
             outputs = runner(self._laid_out(inputs[rows]))
         return loss_of(outputs.float() if outputs.dtype == torch.bfloat16 else outputs, rows)

@@ -180,7 +180,7 @@ def _found(modules: tuple[ModuleType, ...]) -> dict[str, Metric]:
     found: dict[str, Metric] = {}
     where: dict[str, str] = {}
     for module in (*_own(), *modules):
-        for one in _in(module):
+        for one in [one for one in vars(module).values() if isinstance(one, Metric)]:
             if found.get(one.name, one) is not one:
                 raise UserError(f"metric {one.name!r} is defined twice: in {where[one.name]} and in {module.__name__}")
             found[one.name], where[one.name] = one, where.get(one.name, module.__name__)
@@ -192,7 +192,3 @@ def _own() -> Iterator[ModuleType]:
     home, _, first = OWN.rpartition(".")
     names = sorted(info.name for info in pkgutil.iter_modules(importlib.import_module(home).__path__))
     return (importlib.import_module(f"{home}.{name}") for name in names if name == first or f"{first}_" in name)
-
-
-def _in(module: ModuleType) -> Iterator[Metric]:
-    return (one for one in list(vars(module).values()) if isinstance(one, Metric))

@@ -14,7 +14,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairflare.core import plugins, validation
@@ -102,8 +102,8 @@ def method(
 ) -> Callable[[type[T]], type[T]]:
     """Declare method ``id``, see ``Method``.
 
-    Without ``rule`` the declaration stands above a rule's class (a frozen dataclass of its parameters), which it also
-    registers as rule ``id``.
+    Without ``rule`` the declaration stands above the class (a frozen dataclass of its parameters) of a rule, which it
+    also registers as rule ``id``, or of a trainer, registered as trainer ``id``, under FedAvg.
 
     Raises:
         ValueError: the id is taken, or ``settings`` change local training.
@@ -127,8 +127,10 @@ def method(
     def register(cls: type[T]) -> type[T]:
         if rule:
             raise UserError(f"method {id!r}: expected no class below a declaration that names its rule")
-        _part("rule", id)(cls)
-        _add(_methods, id, entry, "method", same=lambda old: old == entry)
+        of_trainer = isinstance(cls, type) and any(base.__name__ == "Trainer" for base in cls.__mro__)
+        found = dataclasses.replace(entry, rule="fedavg", trainer=id) if of_trainer else entry
+        _part("trainer" if of_trainer else "rule", id)(cls)
+        _add(_methods, id, found, "method", same=lambda old: old == found)
         _homes[id] = home
         _open.pop(id, None)
         return cls
@@ -136,24 +138,16 @@ def method(
     return register
 
 
-def selector(id: str) -> Callable[[type[T]], type[T]]:
-    return _part("selector", id)
+def _part(kind: str, id: str) -> Callable[[type[T]], type[T]]:
+    def register(cls: type[T]) -> type[T]:
+        _check_part(kind, id, cls)
+        _add(_parts[kind], id, cls, kind, same=lambda old: _source(old) == _source(cls))
+        return cls
+
+    return register
 
 
-def trainer(id: str) -> Callable[[type[T]], type[T]]:
-    return _part("trainer", id)
-
-
-def probe(id: str) -> Callable[[type[T]], type[T]]:
-    return _part("probe", id)
-
-
-def rule(id: str) -> Callable[[type[T]], type[T]]:
-    return _part("rule", id)
-
-
-def server_optimizer(id: str) -> Callable[[type[T]], type[T]]:
-    return _part("server optimizer", id)
+selector, trainer, probe, rule, server_optimizer = (partial(_part, kind) for kind in BASES)
 
 
 def methods() -> dict[str, Method]:
@@ -237,28 +231,6 @@ def owners(
     }
 
 
-def checked(cls: type, name: str, value: Any) -> Any:
-    """``value`` (a JSON value or command-line text) as field ``name`` of ``cls`` declares it.
-
-    Raises:
-        UserError: names the key, what was expected and what came.
-    """
-    return validation.parsed(cls, name, value)
-
-
-def plugin_files() -> tuple[Path, ...]:
-    return plugins.files()
-
-
-def _part(kind: str, id: str) -> Callable[[type[T]], type[T]]:
-    def register(cls: type[T]) -> type[T]:
-        _check_part(kind, id, cls)
-        _add(_parts[kind], id, cls, kind, same=lambda old: _source(old) == _source(cls))
-        return cls
-
-    return register
-
-
 def _check_id(kind: str, id: str) -> None:
     if not isinstance(id, str) or not ID.fullmatch(id):
         raise UserError(f"{kind} {validation.shown(id)}: expected an id of letters, digits, - and _")
@@ -301,8 +273,10 @@ def _get(table: Mapping[str, T], id: str, kind: str) -> T:
 
 
 def words_for(kind: str) -> tuple[str, ...]:
-    """The functions by which a file may declare a part of a kind, or a method; a method's may register its rule."""
-    return ("rule", "method") if kind == "rule" else (kind.replace(" ", "_"),)
+    """The functions by which a file may declare a part of a kind, or a method; a method's may register its rule or
+    trainer."""
+    word = kind.replace(" ", "_")
+    return (word, "method") if kind in ("rule", "trainer") else (word,)
 
 
 def _import_home(kind: str, id: str) -> bool:

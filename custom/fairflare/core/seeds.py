@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +21,16 @@ def seed_everything(seed: int) -> None:
     """Seed the global generators of Python, NumPy and torch (dropout and initialisation read torch's)."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    if torch.cuda.is_available():
-        torch.manual_seed(seed)
-    else:  # the same numbers; torch.manual_seed writes a stack trace down for each GPU that may yet appear
-        torch.default_generator.manual_seed(seed)
+    _of_torch().manual_seed(seed)
 
 
 def forget_seeds() -> None:
     """Seed the global generators from the system's entropy: nobody can foretell what is drawn next."""
     random.seed()
     np.random.seed()
-    torch.seed()
+    _of_torch().seed()
+
+
+def _of_torch() -> Any:
+    """What seeds torch: without a GPU its generator, since torch itself notes a stack trace for GPUs that may come."""
+    return torch if torch.cuda.is_available() else torch.default_generator

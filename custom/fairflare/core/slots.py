@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from fairflare.core.declared import Outline, TensorSpec
 from fairflare.core.errors import UserError
 from fairflare.core.lazy_tensors import Stored
+from fairflare.core.types import Outline, TensorSpec
 
 T = TypeVar("T")
 

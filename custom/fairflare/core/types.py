@@ -1,70 +1,281 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values that the rooms hand to each other: in a round those below, and what was declared before it.
+"""The values that the rooms hand to each other: what parts, methods and tasks declare before a run, then a round's.
 
 Rules, trainers and probes know these types and nothing of each other; nothing here touches a file, a socket or FLARE.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from fairflare.core.declared import (
-    GROUP_COUNT,
-    GROUP_LOSS,
-    HELD,
-    MOST_EXAMPLES,
-    MOST_STEPS,
-    Cost,
-    Need,
-    Number,
-    Offer,
-    Outline,
-    Paper,
-    SplitName,
-    StateDict,
-    TensorSpec,
-)
-from fairflare.core.execution import Execution, moved
-from fairflare.core.metric import LARGEST_LOSS
-from fairflare.core.objectives import Objective, local_objective
-from fairflare.core.training import Training, refuse_training
+from fairflare.core.execution import Execution, Precision, moved
+from fairflare.core.metric import LARGEST_LOSS as LARGEST_LOSS
+from fairflare.core.validation import Range, within
 
-__all__ = [
-    "Batch",
-    "Cost",
-    "GROUP_COUNT",
-    "GROUP_LOSS",
-    "HELD",
-    "Info",
-    "INTERVALS",
-    "LARGEST_LOSS",
-    "Ledger",
-    "LocalWork",
-    "MOST_EXAMPLES",
-    "MOST_STEPS",
-    "Need",
-    "Number",
-    "Offer",
-    "Outline",
-    "PERSONAL",
-    "Paper",
-    "Reply",
-    "Round",
-    "SiteData",
-    "SplitName",
-    "StateDict",
-    "TRIVIAL",
-    "TensorSpec",
-    "Training",
-    "Weights",
-    "refuse_training",
-]
-
+StateDict: TypeAlias = "dict[str, torch.Tensor]"
+SplitName = Literal["train", "val", "test"]
 Weights = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that a probe or trainer sends beside the update: the gate enforces its range.
+
+    Attributes:
+        name: its name; numbers of a family are "family/member".
+        low: the least value that is accepted.
+        high: the largest.
+        meaning: what it is, for people.
+        required: whether an answer without it is refused.
+        of_examples: it counts examples: the gate takes whole numbers of at most this many times the site's training
+            examples; None: no such count.
+    """
+
+    name: str
+    low: float
+    high: float
+    meaning: str
+    required: bool = False
+    of_examples: float | None = None
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Tensors (float32) that a part sends or receives beside the model: "name/entry" on the way.
+
+    Attributes:
+        name: what the tensors are called; a rule reads them under it.
+        shapes: from what server and sites know alike to {entry: shape}.
+        meaning: what they are, for people.
+        required: whether all entries must be there; otherwise any of them may be missing.
+        bound: the largest absolute value that is accepted.
+        compared: whether the gate holds its size against that of the other sites'; not for what honestly differs by
+            orders of magnitude, such as counts.
+    """
+
+    name: str
+    shapes: Callable[[Outline], Mapping[str, tuple[int, ...]]]
+    meaning: str
+    required: bool = False
+    bound: float = 1e6
+    compared: bool = True
+
+
+MOST_EXAMPLES = 10**8
+"""The most examples that a site may say it has."""
+
+MOST_STEPS = 10**9
+"""The most local optimizer steps of one round that a site may report."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What the server and every site know alike before the first round; it fixes the numbers that may travel.
+
+    Attributes:
+        model: the initial model: names, shapes and order of its entries.
+        groups: names of the groups that examples belong to, e.g. ("female", "male") or the classes.
+        classes: number of classes of the task; 0: not known.
+    """
+
+    model: StateDict
+    groups: tuple[str, ...] = ()
+    classes: int = 0
+
+    @property
+    def features(self) -> int:
+        """Width of the features before the last layer: the inputs of the model's last matrix; 0 without one."""
+        widths = [value.shape[1] for value in self.model.values() if value.dim() > 1]
+        return int(widths[-1]) if widths else 0
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a task has for methods to ask for.
+
+    Attributes:
+        task: its name, for messages.
+        metrics: names of its metrics.
+        headline: the metric that fairness is reported in.
+        groups: names of the groups of the run's grouping.
+        has_classes: whether every example has one class, as logit adjustment needs.
+        family: what an exact regression takes its targets for, see ``tasks.kind.TaskKind``.
+    """
+
+    task: str
+    metrics: tuple[str, ...]
+    headline: str
+    groups: tuple[str, ...]
+    has_classes: bool
+    family: str = ""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a rule, trainer or probe cannot do without in a split of a site's data; preflight refuses less.
+
+    Attributes:
+        split: "train", "val" or "test".
+        least: the fewest examples.
+        reason: what it needs them for, in words that end a sentence.
+        both_classes: whether examples of one class alone will not do.
+    """
+
+    split: SplitName
+    least: int
+    reason: str
+    both_classes: bool = False
+
+
+GROUP_LOSS, GROUP_COUNT = "group_loss", "group_count"
+"""Families of the scalars "group_loss/GROUP" and "group_count/GROUP": mean loss and size of a group at a site."""
+HELD = "holds_class"
+"""Family of the scalars "holds_class/INDEX": whether a site holds training examples of a class."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Forward and backward passes over a site's training data (a trainer's per epoch, a probe's per round)."""
+
+    forward: int = 0
+    backward: int = 0
+
+    @property
+    def in_forwards(self) -> int:
+        """Cost in forward passes, a backward pass counted as two."""
+        return self.forward + 2 * self.backward
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where a method comes from."""
+
+    authors: str
+    title: str
+    venue: str
+    year: int
+    url: str
+
+    def __str__(self) -> str:
+        return f"{self.authors}, {self.venue} {self.year}"
+
+    @classmethod
+    def cited(cls, text: str) -> Paper:
+        """Of "AUTHORS: TITLE. VENUE YEAR. URL"; raises ValueError for another text."""
+        found = re.fullmatch(r"(.+?): (.+)\. (.+?) (\d{4})\. (\S+)", text)
+        if not found:
+            raise ValueError(f"expected AUTHORS: TITLE. VENUE YEAR. URL, got {text!r}")
+        return cls(found[1], found[2], found[3], int(found[4]), found[5])
+
+
+def numbers_of(part: Any) -> list[Number]:
+    """The numbers among what a trainer or probe ``sends``."""
+    return [spec for spec in part.sends if isinstance(spec, Number)]
+
+
+def tensors_of(part: Any) -> list[TensorSpec]:
+    """The tensors among what a trainer or probe ``sends``."""
+    return [spec for spec in part.sends if isinstance(spec, TensorSpec)]
+
+
+class Objective(Protocol):
+    """Logits (N, C) and targets (N,) -> the mean loss, or the (N,) losses with ``reduction="none"``."""
+
+    def __call__(self, logits: torch.Tensor, targets: torch.Tensor, *, reduction: str = "mean") -> torch.Tensor:
+        """The loss."""
+
+
+def local_objective(class_counts: torch.Tensor, tau: float) -> Objective:
+    """Cross-entropy of z + tau log(n_c / n), logit adjustment (Menon et al., ICLR 2021, arXiv:2007.07314, Eq. 10).
+
+    Args:
+        class_counts: (C,) the site's own training examples per class. An absent class gets a logit of -inf, which is
+            harmless on data without that class: never use this objective on other data.
+        tau: temperature >= 0; 0 is plain cross-entropy.
+    """
+    shift = tau * torch.log(class_counts / class_counts.sum()) if tau else None
+
+    def objective(logits: torch.Tensor, targets: torch.Tensor, *, reduction: str = "mean") -> torch.Tensor:
+        if shift is not None:
+            logits = logits + shift.to(logits.dtype)
+        return torch.nn.functional.cross_entropy(logits, targets, reduction=reduction)
+
+    return objective
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a site trains in one round, whatever the method; a task preset holds the papers' values.
+
+    Attributes:
+        rounds: T, communication rounds.
+        epochs: local epochs per round, unless ``local_steps`` are given.
+        batch_size: examples per local step.
+        optimizer: "adam" (L2 in the gradient, not AdamW) or "sgd".
+        lr: local learning rate eta.
+        momentum: momentum of "sgd"; ignored by "adam".
+        weight_decay: L2 coefficient added to the gradient.
+        logit_tau: temperature of the logit adjustment (Menon et al., ICLR 2021) of the local loss with the site's own
+            class counts; 0 is plain cross-entropy.
+        adam_beta2: decay of Adam's second moment, in [0, 1).
+        precision: of training passes, see ``execution.Execution``.
+        keep_optimizer: True carries a site's optimizer state from round to round (Fed-LWR's, FedUFO's and FLARE's own
+            FedCE clients do); False starts anew in each round (FedISM's and FedHEAL's do).
+        local_steps: local steps per round in place of ``epochs``: a site goes through its data again and again, and
+            each round goes on where the site's last one stopped. None: as ``epochs`` say.
+        fewest_steps: with ``most_steps`` the bounds within which ``epochs`` passes over a site's own data are cut or
+            drawn out to a number of steps, which go on from round to round as ``local_steps`` do. ``local_steps`` win.
+            None beside None: whole epochs; None alone: no such bound.
+        most_steps: see ``fewest_steps``.
+    """
+
+    rounds: Annotated[int, Range(1, 1_000_000)] = 10
+    epochs: Annotated[int, Range(1, 10_000)] = 1
+    batch_size: Annotated[int, Range(2, 65_536)] = 32
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: Annotated[float, Range(0, 1e6)] = 3e-4
+    momentum: Annotated[float, Range(0, 1)] = 0.9
+    weight_decay: Annotated[float, Range(0, 1e6)] = 5e-4
+    logit_tau: Annotated[float, Range(0, 1e3)] = 0.0
+    adam_beta2: Annotated[float, Range(0, 1)] = 0.999
+    keep_optimizer: bool = False
+    precision: Precision = "auto"
+    local_steps: Annotated[int, Range(1, 1_000_000)] | None = None
+    fewest_steps: Annotated[int, Range(1, 1_000_000)] | None = None
+    most_steps: Annotated[int, Range(1, 1_000_000)] | None = None
+
+    def __post_init__(self) -> None:
+        ones = ("rounds", "epochs", "local_steps", "fewest_steps", "most_steps")
+        for name, least in (("batch_size", 2), *((name, 1) for name in ones)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        within(
+            self, momentum="[0, inf)", weight_decay="[0, inf)", logit_tau="[0, inf)", adam_beta2="[0, 1)", lr="(0, inf)"
+        )
+        if self.fewest_steps and self.most_steps and self.fewest_steps > self.most_steps:
+            raise ValueError(f"fewest_steps must be at most most_steps, {self.most_steps}, got {self.fewest_steps}")
+
+    def steps(self, n_examples: int) -> int | None:
+        """Optimizer steps of a round at a site with so many training examples; None: its whole epochs, however many."""
+        if self.local_steps is not None:
+            return self.local_steps
+        if self.fewest_steps is None and self.most_steps is None:
+            return None
+        passes = self.epochs * -(-n_examples // self.batch_size)
+        return min(max(passes, self.fewest_steps or 1), self.most_steps or passes + (self.fewest_steps or 1))
+
+
+def refuse_training(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError where ``settings`` of a method hold a field of ``Training``, which is the task's to say."""
+    named = {key.removeprefix("train.") for key in settings}
+    fields = sorted(named & set(Training.__dataclass_fields__))
+    if fields:
+        raise ValueError(f"{fields[0]}: is the task's training, equal for all methods, and no setting of one")
 
 
 class Batch(NamedTuple):
@@ -123,8 +334,7 @@ class Info:
     cap: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.lr < float("inf"):
-            raise ValueError(f"lr must be finite and >= 0, got {self.lr}")
+        within(self, lr="[0, inf)")
 
 
 @dataclass(frozen=True)

@@ -287,3 +287,13 @@ def _number_of(text: str, kind: type) -> Any:
     except ValueError:
         return text
     return int(number) if kind is int and number.is_integer() else number
+
+
+def within(part: Any, **intervals: str) -> None:
+    """Raise ValueError unless the parameters of ``part`` lie in intervals, "[0, 1)" or "(0, inf)"; None always does."""
+    for name, text in intervals.items():
+        value, (low, high) = getattr(part, name), map(float, text[1:-1].split(","))
+        above = value is None or (value >= low if text[0] == "[" else value > low)
+        if not above or not (value is None or (value <= high if text[-1] == "]" else value < high)):
+            words = f"finite and {'>=' if text[0] == '[' else '>'} 0" if text[1:] == "0, inf)" else f"in {text}"
+            raise ValueError(f"{name} must be {words}, got {value}")

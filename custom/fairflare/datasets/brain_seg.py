@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fairflare.core.seeds import derive
-from fairflare.datasets.kinds.device_shift import DeviceShift
+from fairflare.datasets.kinds.device_shift import Device, DeviceShift
 from fairflare.datasets.simulated.anatomy import FIELD_OF_VIEW, SOURCE, patient, smooth_field, soft
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.masks import PAPER, SMALL
@@ -36,11 +36,10 @@ GAP = 2.0
 
 
 @dataclass(frozen=True)
-class Scanner:
+class Scanner(Device):
     """How one site's images look.
 
     Attributes:
-        words: for reports.
         proton: share of proton density in the weighting of its sequence, 0 (all T1) to 1; grey and white matter look
             alike at .64, and beyond it grey matter is the brighter one.
         gamma: exponent of the grey values, > 0; 1 leaves them.
@@ -51,7 +50,8 @@ class Scanner:
         pixel: edge of its pixels in millimetres; below the image's own it changes nothing.
     """
 
-    words: str
+    factors = ("gamma",)
+
     proton: float = 0.0
     gamma: float = 1.0
     shading: float = 0.0
@@ -59,13 +59,6 @@ class Scanner:
     blur: float = 0.0
     ringing: float = 0.0
     pixel: float = 0.0
-
-    def at(self, shift: float) -> Scanner:
-        """This scanner, its distance from the plain one scaled by ``shift``: 0 is the plain one, 1 this one itself."""
-        plain = Scanner(self.words)
-        names = ("proton", "shading", "noise", "blur", "ringing", "pixel")
-        mixed = {name: (1 - shift) * getattr(plain, name) + shift * getattr(self, name) for name in names}
-        return replace(plain, gamma=self.gamma**shift, **mixed)
 
 
 SCANNERS = (

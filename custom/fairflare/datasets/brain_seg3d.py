@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where are grey matter, white matter and ventricles in a whole head? ``brain_seg`` in three dimensions."""
+"""Where are grey matter, white matter and ventricles in a whole head? ``brain_seg`` in three dimensions.
+
+Heads have the shape of the MNI ICBM152 brain, each warped into another "patient"; see ``simulated.anatomy``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from functools import cache
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 from torch import Tensor, nn
@@ -16,12 +20,93 @@ from fairflare.data.readers.volumes import VolumeReader
 from fairflare.data.tensors import TensorData
 from fairflare.data.volumes import VolumeData
 from fairflare.datasets.brain_seg import BrainSeg, drawn_levels, signal
-from fairflare.datasets.simulated.anatomy import FIELD_OF_VIEW, soft
-from fairflare.datasets.simulated.anatomy3d import patient, smooth_field
+from fairflare.datasets.simulated.anatomy import DEEP, FIELD_OF_VIEW, FILES, bumps, nilearn_file, soft, ventricle_region
 from fairflare.networks.volumes import segmenter
 from fairflare.tasks.base import MOST_PIXELS, Preset, expect
 from fairflare.tasks.kinds.volume_masks import VOLUME_MASKS, of_volumes
 from fairflare.tasks.own.volume_segmentation import LARGE, SMALL
+
+EDGE = 2
+"""Millimetres of a voxel of the atlas as it is kept, whose template has 1 mm."""
+LEVELS = (60, 112)
+"""Axial slices of the template between which deep CSF is a ventricle and not a cistern below or a sulcus above."""
+
+
+@cache
+def atlas() -> tuple[np.ndarray, np.ndarray]:
+    """The template at ``EDGE`` millimetres, read once per process; UserError where nilearn is not installed.
+
+    Returns:
+        float32 (4, X, Y, Z): grey matter and white matter in [0, 1]; millimetres below the brain's surface and below
+        the ventricles' wall, negative outside of them. And (x, y, z) of the brain's centre in voxels.
+    """
+    from scipy.ndimage import binary_fill_holes
+
+    t1, grey, white = (_volume(kind) for kind in ("t1", "gm", "wm"))
+    brain = binary_fill_holes(t1 > 0.02)
+    depth = _signed_distance(brain)
+    region = ventricle_region((t1.shape[0] * EDGE, t1.shape[1] * EDGE, 1))[::EDGE, ::EDGE]
+    level = np.arange(t1.shape[2]) * EDGE
+    within = region & ((level >= LEVELS[0]) & (level <= LEVELS[1]))[None, None]
+    ventricle = _signed_distance((grey + white < 0.5) & (depth > DEEP) & within)
+    places = np.nonzero(brain)
+    centre = np.array([(found.min() + found.max()) / 2 for found in places])
+    return np.stack((grey, white, depth, ventricle)).astype(np.float32), centre
+
+
+def patient(voxels: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """A random head on a grid of so many voxels along each edge: turned, scaled, shifted, mirrored and bent.
+
+    Returns:
+        The four maps of ``atlas``, float64 (P, P, P) each; the axes point to the right, the front and above.
+    """
+    from scipy.ndimage import map_coordinates
+
+    maps, centre = atlas()
+    places = centre[:, None, None, None] + _warped_grid(voxels, rng) / EDGE
+    return [map_coordinates(one, places, order=1, mode="nearest", output=np.float64) for one in maps]
+
+
+def smooth_field(voxels: int, knots: int, rng: np.random.Generator) -> np.ndarray:
+    """(voxels, voxels, voxels) smooth noise of about unit spread with ``knots`` bumps along each edge."""
+    basis, found = bumps(voxels, knots), rng.standard_normal((knots, knots, knots))
+    for _ in range(3):  # one axis after the other; not @: the same bits however many threads BLAS has
+        found = np.einsum("ik,klm->lmi", basis, found)
+    return found
+
+
+def _warped_grid(voxels: int, rng: np.random.Generator) -> np.ndarray:
+    """(3, P, P, P) millimetres from the brain's centre of the template."""
+    ticks = ((np.arange(voxels) + 0.5) / voxels - 0.5) * FIELD_OF_VIEW
+    right, front, above = np.meshgrid(ticks, ticks, ticks, indexing="ij")
+    turn = np.radians(rng.uniform(-8, 8))
+    sx, sy, sz = rng.uniform(0.95, 1.08, size=3) * (rng.choice((-1, 1)), 1, 1)
+    shift = rng.uniform(-5, 5, size=3)
+    straight = (
+        sx * (np.cos(turn) * right - np.sin(turn) * front),
+        sy * (np.sin(turn) * right + np.cos(turn) * front),
+        sz * above,
+    )
+    return np.stack([one + by + 2.5 * smooth_field(voxels, 6, rng) for one, by in zip(straight, shift)])
+
+
+def _signed_distance(inside: np.ndarray) -> np.ndarray:
+    """Millimetres to the edge, positive inside."""
+    from scipy.ndimage import distance_transform_edt
+
+    return np.asarray(EDGE * (distance_transform_edt(inside) - distance_transform_edt(~inside)))
+
+
+def _volume(kind: str) -> np.ndarray:
+    """The "t1", "gm" or "wm" map, means of blocks of ``EDGE`` voxels, float32 (X, Y, Z) in [0, 1]."""
+    path = nilearn_file(FILES.format(kind))
+    import nibabel
+
+    found = np.asarray(cast(Any, nibabel.load(path)).dataobj)
+    x, y, z = (n // EDGE for n in found.shape)
+    blocks = found[: x * EDGE, : y * EDGE, : z * EDGE].reshape(x, EDGE, y, EDGE, z, EDGE)
+    return np.asarray(blocks.mean((1, 3, 5), dtype=np.float32) / 255)
+
 
 LEAST, LARGEST = 32, 128
 """Voxels along an edge."""
@@ -40,10 +125,10 @@ def subject(size: int, proton: float, rng: np.random.Generator) -> tuple[np.ndar
         image: float64 (size, size, size), about [0, 1].
         masks: uint8 (3, size, size, size), 1 where at least half of the voxel is the channel's tissue.
     """
-    head = patient(size, rng)
-    ventricles = soft(head.ventricle + rng.uniform(0, 2.5))  # wider with age
-    shares = np.stack((head.grey * (1 - ventricles), head.white * (1 - ventricles), ventricles))
-    image = signal(head.depth, shares, drawn_levels(proton, rng), rng) * (1 + 0.03 * smooth_field(size, 8, rng))
+    grey, white, depth, ventricle = patient(size, rng)
+    ventricles = soft(ventricle + rng.uniform(0, 2.5))  # wider with age
+    shares = np.stack((grey * (1 - ventricles), white * (1 - ventricles), ventricles))
+    image = signal(depth, shares, drawn_levels(proton, rng), rng) * (1 + 0.03 * smooth_field(size, 8, rng))
     return image, (shares >= 0.5).astype(np.uint8)
 
 

@@ -30,9 +30,9 @@ import numpy as np
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
+from fairflare.datasets.kinds import sheets
 from fairflare.datasets.kinds.on_disk import OnDisk
 from fairflare.datasets.kinds.patients import Table, TableTask, as_in_fedufo
-from fairflare.datasets.readers import sheets
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.classes import TWO_CLASSES
 
@@ -193,10 +193,6 @@ class CovidBrazil(TableTask, OnDisk):
             rest is 0 or 1, and the region, which tells the site, is left out. "paper": what the table holds of FedUFO's
             columns, unscaled like upstream. That tells something of the outcome, since it includes the days until then,
             and needs a smaller step than the presets': optimizer=adam lr=0.019 are upstream's.
-        test_fraction: share of each site's patients in its test split, in (0, .5].
-        val_fraction: share of the remaining ones in its validation split, in (0, .5].
-        model: "mlp" (64 hidden units) or "linear", upstream's.
-        data_seed: of the split over sites and into train, val and test; >= 0.
     """
 
     name = "covid-brazil"

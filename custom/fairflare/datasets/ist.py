@@ -35,12 +35,7 @@ years, mmHg. They are constants of the task, so that a hospital of one patient n
 CATEGORIES: dict[str, tuple[str, ...]] = {
     "RCONSC": ("F", "D", "U"),
     "SEX": ("M", "F"),
-    "RSLEEP": ("N", "Y"),
-    "RATRIAL": ("N", "Y"),
-    "RCT": ("N", "Y"),
-    "RVISINF": ("N", "Y"),
-    "RHEP24": ("N", "Y"),
-    "RASP3": ("N", "Y"),
+    **dict.fromkeys(("RSLEEP", "RATRIAL", "RCT", "RVISINF", "RHEP24", "RASP3"), ("N", "Y")),
     **{f"RDEF{k}": ("N", "Y", "C") for k in range(1, 9)},
     "STYPE": ("TACS", "PACS", "POCS", "LACS", "OTH"),
     "RXASP": ("N", "Y"),

@@ -13,25 +13,23 @@ mug, projector:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from torch import nn
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.seeds import derive
-from fairflare.core.types import Training
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.kinds.domains import FlippedData, OverDomains, images_in
+from fairflare.datasets.kinds.domains import IMAGENET, PAPER, SMALL, FlippedData, OverDomains, images_in
 from fairflare.datasets.kinds.on_disk import ImagesOnDisk
 from fairflare.datasets.kinds.partition import ATTEMPTS
-from fairflare.networks import builtin as networks
-from fairflare.tasks.base import PARTITION, SPLIT, Preset, expect, expect_choices, site_index
+from fairflare.tasks.base import Preset, expect, site_index
 
 FOLDER = "office_caltech_10"
+CLASSES = "back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug projector"
 DOMAINS = ("caltech", "amazon", "webcam", "dslr")
 CYCLE, TRAIN = 10, 8
 """The first ``TRAIN`` of every ``CYCLE`` images of a domain, in their stored order, are its training part."""
@@ -65,32 +63,20 @@ class OfficeCaltech(OverDomains, ImagesOnDisk):
     title = "Objects of four domains"
     real = "everything: your copy of Office-Caltech"
     simulated = "the sites"
-    classes = (
-        "back_pack",
-        "bike",
-        "calculator",
-        "headphones",
-        "keyboard",
-        "laptop_computer",
-        "monitor",
-        "mouse",
-        "mug",
-        "projector",
-    )
-    headline = "accuracy"
+    classes = tuple(CLASSES.split())
     presets = {
         "small": Preset(
             "8 sites, 2 per domain, 64 pixels, a small CNN; minutes on a laptop",
             {"n_sites": 8, "share": 0.3, "size": 64},
-            Training(rounds=20, epochs=2, batch_size=16, optimizer="sgd", lr=0.02, momentum=0.9, weight_decay=1e-5),
+            replace(SMALL, batch_size=16),
         ),
         "paper": Preset(
             "the paper's setting: 20 sites, 5 per domain, 192 pixels, ResNet-10, 200 rounds of 10 epochs; for a GPU",
             {"n_sites": 20, "share": 0.1, "size": 192, "model": "resnet10"},
-            Training(rounds=200, epochs=10, batch_size=16, optimizer="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5),
+            replace(PAPER, batch_size=16),
         ),
     }
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    mean, std = IMAGENET
     data_kind = FlippedData
 
     domain_names = DOMAINS
@@ -102,20 +88,10 @@ class OfficeCaltech(OverDomains, ImagesOnDisk):
     data_seed: int = 2024
 
     def __post_init__(self) -> None:
-        expect_choices(self)
-        fits = 4 <= self.n_sites <= 40 and self.n_sites % len(DOMAINS) == 0
-        expect("n_sites", fits, "a multiple of 4 in 4..40", self.n_sites)
+        super().__post_init__()
         most = MOST / self._per_domain
         expect("share", 0 < self.share <= most, f"above 0 and at most {most:g} for {self.n_sites} sites", self.share)
         expect("size", 32 <= self.size <= 512, "32..512", self.size)
-        expect("limit", self.limit is None or self.limit >= 2, "at least 2, or none", self.limit)
-        expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
-
-    def network(self) -> nn.Module:
-        return networks.build(self.model, len(self.mean), len(self.classes))
-
-    def drawn(self) -> tuple[str, ...]:
-        return PARTITION, SPLIT
 
     def reader(self) -> Reader:
         return Reader(self.size, len(self.mean))

@@ -19,9 +19,9 @@ import numpy as np
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets import support2
+from fairflare.datasets.kinds import sheets
 from fairflare.datasets.kinds.on_disk import OnDisk
 from fairflare.datasets.kinds.patients import Table, TableTask, as_in_fedufo
-from fairflare.datasets.readers import sheets
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.classes import TWO_CLASSES
 
@@ -62,11 +62,6 @@ class Support(TableTask, OnDisk):
         n_sites: 4 for "dzclass", else 2..50 and for "dzclass+dirichlet" a multiple of 4; FedUFO has 2.
         alpha: concentration > 0 of the Dirichlet split; FedUFO's is 0.1. Redrawn until every site has 40 patients and
             10 with either outcome.
-        test_fraction: share of each site's patients in its test split, in (0, .5].
-        val_fraction: share of the remaining ones in its validation split, in (0, .5].
-        model: "mlp" (64 hidden units) or "linear", upstream's.
-        limit: the most patients of a split, at least 2; none: all.
-        data_seed: of the split over sites and into train, val and test; >= 0.
     """
 
     name = "support"

@@ -95,10 +95,6 @@ class Support2(TableTask):
             "dzclass+dirichlet": label skew over as many sites in each disease class.
         n_sites: 4 for "dzclass", else 2..50 and for "dzclass+dirichlet" a multiple of 4.
         alpha: concentration > 0 of the Dirichlet split.
-        test_fraction: share of each site's patients in its test split, in (0, .5].
-        val_fraction: share of the remaining ones in its validation split, in (0, .5].
-        model: "mlp" (64 hidden units) or "linear".
-        data_seed: of the split over sites and into train, val and test; >= 0.
     """
 
     name = "support2"

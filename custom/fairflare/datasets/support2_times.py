@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from torch import nn
 
-from fairflare.data.inputs import Scaling, TableInputs
+from fairflare.data.inputs import TableInputs
 from fairflare.datasets.kinds.patients import Centres, CentreTask, fixed_split
 from fairflare.datasets.support2 import DISEASE_CLASSES, N_FEATURES, TRAINING, Support2, cells_of, table_of
 from fairflare.datasets.support2 import outcomes as died
@@ -44,9 +44,6 @@ class Support2Classes(CentreTask):
     @abstractmethod
     def outcomes(self) -> np.ndarray:
         """(N,) or (N, 2), as the kind takes them."""
-
-    def scaled_by(self, train: np.ndarray) -> Scaling:
-        return Scaling.of(train)
 
     def table_inputs(self) -> TableInputs:
         return Support2().table_inputs()

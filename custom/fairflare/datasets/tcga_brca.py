@@ -28,9 +28,9 @@ from fairflare.data.readers.tables import read_columns
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
 from fairflare.datasets.kinds.on_disk import OnDisk
-from fairflare.datasets.kinds.patients import CentreData, Centres, CentreTask
+from fairflare.datasets.kinds.patients import Centres, CentreTask
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import Preset, TestSet, site_index
+from fairflare.tasks.base import Preset, TestSet
 from fairflare.tasks.kinds.survival import Cox
 
 FOLDER = "tcga_brca"
@@ -112,12 +112,8 @@ class TcgaBrca(CentreTask, OnDisk):
         return _centres(tuple(self.needed(folder / name) for name in FILES))
 
     def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
-        table = self.centres(own)
-        site_index(site, self.sites())
-        scaled = self.scaled_by(np.empty((0, N_COVARIATES)))
-        splits = {name: table.split(rows, scaled) for name, rows in table.rows[site].items()}
-        data = CentreData.of(splits, n_classes=0)
-        data.scaling, data.lone = scaled, self.reference
+        data = self.data_in(self.centres(own), site)
+        data.lone = self.reference
         return data
 
     def site_data(self, site: str) -> TensorData:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from fairflare.core.types import LocalWork
 from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.site import Site
-from fairflare.trainers.base import PLACE
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PLACE, PlainTrainer
 
 if TYPE_CHECKING:
     from fairflare.trainers.vmap_training import Trained

@@ -42,8 +42,7 @@ from fairflare.engine.straggler_policy import EarlyEnd, Participation
 from fairflare.engine.traffic import Spooled, Traffic
 from fairflare.participation.base import All, Selector
 from fairflare.server_optimizers.base import Add, ServerOptimizer
-from fairflare.trainers.base import ServerState, Trainer
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, ServerState, Trainer
 
 T = TypeVar("T")
 

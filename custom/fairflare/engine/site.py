@@ -14,11 +14,22 @@ from torch import Tensor, nn
 from fairflare.core.execution import Execution, memory_findings, plainly
 from fairflare.core.findings import Finding, merged, packed
 from fairflare.core.metric import finite
-from fairflare.core.objectives import Objective, local_objective
 from fairflare.core.schema import IN_USE
 from fairflare.core.seeds import derive, seed_everything
 from fairflare.core.slots import Slot, flat, nested
-from fairflare.core.types import TRIVIAL, Batch, Ledger, LocalWork, Round, SiteData, SplitName, StateDict, Training
+from fairflare.core.types import (
+    TRIVIAL,
+    Batch,
+    Ledger,
+    LocalWork,
+    Objective,
+    Round,
+    SiteData,
+    SplitName,
+    StateDict,
+    Training,
+    local_objective,
+)
 from fairflare.core.versions import all_versions
 from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.aggregation.base import PlainAtSite, SitePart

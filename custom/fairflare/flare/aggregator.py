@@ -19,11 +19,10 @@ from nvflare.app_common.app_event_type import AppEventType
 
 from fairflare.aggregators.base import Rule, example_shares
 from fairflare.core import registry
-from fairflare.core.declared import tensors_of
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.schema import answer_fields
 from fairflare.core.suggest import unlisted
-from fairflare.core.types import Info, Outline, Reply, Round, StateDict, Weights
+from fairflare.core.types import Info, Outline, Reply, Round, StateDict, Weights, tensors_of
 from fairflare.engine.checks import materialized
 from fairflare.engine.gate import Gate, steps_of
 from fairflare.engine.messages import Answer

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from fairflare.core import registry, user_code
+from fairflare.core import plugins, user_code
 from fairflare.core.errors import RunFailed
 from fairflare.core.processes import COMMAND, OWNER, RUN_FOLDER, SCRATCH, end_with_command, stop, this_command
 from fairflare.core.validation import expected
@@ -100,8 +100,8 @@ def _environment(folder: Path) -> dict[str, str]:
     folders = {name: os.path.abspath(os.environ[name]) for name in (DATA_FOLDER, SITE_CONFIG) if os.environ.get(name)}
     if cache.folder():
         folders[cache.CACHE] = str(cache.folder())
-    plugins = [os.path.abspath(path) for path in registry.plugin_files()]
-    named = {registry.PLUGINS: os.pathsep.join(plugins)} if plugins else {}
+    paths = [os.path.abspath(path) for path in plugins.files()]
+    named = {plugins.VARIABLE: os.pathsep.join(paths)} if paths else {}
     # Without the working directory on the path: a file of the user's there would hide the one that the job carries.
     here = {RUN_FOLDER: os.path.abspath(folder), COMMAND: this_command(), "PYTHONSAFEPATH": "1"}
     return {**ARENAS, **os.environ, **folders, **named, **here}

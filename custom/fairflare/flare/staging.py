@@ -19,7 +19,7 @@ from typing import Any
 
 import fairflare
 from fairflare import __version__
-from fairflare.core import manifest, metric, registry, user_code
+from fairflare.core import manifest, metric, plugins, registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.core.imports import imports, module_files, reached
 from fairflare.core.plugins import ROOMS, installed_modules
@@ -92,7 +92,7 @@ def copy_package(target: Path, kept: Iterable[Path]) -> dict[str, str]:
     for name in sorted(path.as_posix() for path in kept):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(files.pop(name), target / name)
-    for plugin in registry.plugin_files():
+    for plugin in plugins.files():
         if (source / "aggregators" / plugin.name).exists():
             raise UserError(f"plugin {plugin.name}: the package has a rule file of that name; rename the plugin")
         shutil.copy(plugin, target / "aggregators" / plugin.name)
@@ -138,7 +138,7 @@ def modules_of_run(config: RunConfig) -> list[str]:
 def own_files() -> list[Path]:
     """The plugins, the files that ``FAIRFLARE_CODE`` names, and installed plugins."""
     code = [file for path in user_code.code_files() for file in (path.rglob("*.py") if path.is_dir() else [path])]
-    return [*registry.plugin_files(), *code, *_installed()]
+    return [*plugins.files(), *code, *_installed()]
 
 
 def _installed() -> Iterator[Path]:

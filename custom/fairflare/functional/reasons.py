@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fairflare.functional.combination import LEAST_SPREAD, Right
 from fairflare.functional.decision import (
-    LEAST_DISAGREEMENT,
     Array,
     Benefit,
     Design,
@@ -110,35 +108,3 @@ def _terms(part: Benefit) -> tuple[float, float, float, float]:
 def _told(name: str, loss: float, low: float, high: float) -> dict[str, float | str]:
     words = REMEDIES[name] if low > 0 else KEEP[name] if high < 0 else UNCLEAR
     return {"loss": loss, "low": low, "high": high, "remedy": words}
-
-
-def error_products(labels: Array, risks: Array) -> Array:
-    """(C, C) means of (p - y)(p - y)' over patients and repetitions.
-
-    Args:
-        labels: (n,).
-        risks: (C, R, n) of the candidates, out of fold.
-    """
-    errors = risks - labels
-    products: Array = np.einsum("arn,brn->ab", errors, errors) / errors[0].size
-    return products
-
-
-def part_right(labels: Array, own: Array, moved: Array, design: Design) -> Right:
-    """From risks out of fold, corrected for the own model's gain by more patients (``Design.kappa``).
-
-    Args:
-        labels: (n,) 0 or 1.
-        own: (R, n) risks of the own model.
-        moved: (R, n) those of the direction's end.
-        design: how patients are tested.
-    """
-    move, kappa = moved - own, design.kappa
-    right, square = (labels - own) * move, move**2
-    gain, q = float(right.mean()), max(float(square.mean()), LEAST_DISAGREEMENT)
-    q = max(q - kappa * gain, q / 2)
-    a = (1 - kappa) * gain / q
-    errors = (1 - kappa) * right - a * (square - kappa * right)
-    n = labels.shape[-1]
-    spread = max(float(errors.var(axis=1, ddof=1).mean()), LEAST_SPREAD * q)
-    return Right(n, a, spread / (n * q * q), q)

@@ -26,7 +26,7 @@ from fairflare.core.suggest import unlisted
 from fairflare.core.validation import shown
 from fairflare.data.readers.datalist import read_lists
 from fairflare.data.readers.naming import is_image
-from fairflare.import_data import masks, volumes
+from fairflare.import_data import masks
 from fairflare.import_data.folders import images_in_folders, level_table, patients_of
 from fairflare.import_data.labels import check_sites_agree, group_columns, grouped_by
 from fairflare.import_data.masks import check_sites, pixels, with_slices
@@ -196,9 +196,9 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
         UserError: nothing can be made of it, in one line that says why.
     """
     files = walk(root, tell)
-    found = _found(files, volumes.flat(chosen))
+    found = _found(files, masks.flat(chosen))
     check_texts(found)
-    if (wanted := volumes.flat(chosen).kind) and found.kind != wanted:
+    if (wanted := masks.flat(chosen).kind) and found.kind != wanted:
         raise UserError(f"--kind: expected {found.kind}, which is what {root} holds, got {chosen.kind}")
     if not found.examples:
         raise UserError(f"init: nothing in {root} has a label")
@@ -212,7 +212,7 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
     elif found.form.classes:
         check_sites_agree(found.examples, chosen)
     of_volumes = bool(chosen.kind) and FORMS[chosen.kind].volumes
-    found = volumes.as_volumes(files, found, chosen.kind) if of_volumes else with_slices(files, found, chosen)
+    found = masks.as_volumes(files, found, chosen.kind) if of_volumes else with_slices(files, found, chosen)
     notes = found.notes + _linked(root)
     if files.others:
         notes += (f"{len(files.others)} images of other formats are not read, e.g. {files.others[0]}",)
@@ -229,7 +229,7 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
     for site in divided.sites:
         one = divided.of(site)[0]
         if found.form.volumes:
-            volumes.check(root, one.image)
+            masks.check_volume(root, one.image)
         elif one.image:
             pixels(root, one.image, one.frame)
     used = {path for one in divided.examples for path in (one.image, one.label)}

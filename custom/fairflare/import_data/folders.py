@@ -36,22 +36,12 @@ from fairflare.import_data.proposal import (
     site_name,
     site_names,
 )
-from fairflare.import_data.words import COUNTED, mostly, says_class, split_word
+from fairflare.import_data.words import WORDS, mostly, says_class, split_word
 from fairflare.tasks.forms import FORMS, IMAGE_GRADES, MASKED_IMAGES
 
-KEYWORDS = (
-    "PatientID",
-    "StudyInstanceUID",
-    "SeriesInstanceUID",
-    "PatientSex",
-    "PatientAge",
-    "Manufacturer",
-    "ManufacturerModelName",
-    "StationName",
-    "InstitutionName",
-    "Modality",
-    "PhotometricInterpretation",
-)
+TAGS = """PatientID StudyInstanceUID SeriesInstanceUID PatientSex PatientAge Manufacturer
+    ManufacturerModelName StationName InstitutionName Modality PhotometricInterpretation"""
+KEYWORDS = tuple(TAGS.split())
 """Those that patients, groups and series are known from."""
 NO_TEXT = ("SQ", "OB", "OW", "OF", "OD", "OL", "OV", "UN", "OB or OW")
 """Kinds of attributes that are no cell of a table."""
@@ -216,13 +206,9 @@ def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Fou
     parts = (inside[name] for name in ("image", role.label, SPLIT))
     examples = as_examples(sites, *parts, patients, abouts(inside, chosen))
     notes = _note(odd, "lie at another depth than the others and are left out")
-    layout = "images in a folder for each class"
-    return Found(kind, f"{layout}; {_how(inside, role)}", examples, classes, {}, whence, notes)
-
-
-def _how(table: pd.DataFrame, role: Roles) -> str:
     of_site = f"{role.site} is the hospital" if role.site else "all of one hospital"
-    return f"{of_site}, {role.label} the class"
+    layout = f"images in a folder for each class; {of_site}, {role.label} the class"
+    return Found(kind, layout, examples, classes, {}, whence, notes)
 
 
 def level_table(files: Files, images: Sequence[str], chosen: Choices) -> pd.DataFrame:
@@ -282,7 +268,7 @@ def _may_be_patient(parts: Sequence[str], place: int) -> bool:
     last_number = place > 0 and place == len(parts) - 1 and part.isdigit()
     return (
         any(sign.isdigit() for sign in part)
-        and (word not in COUNTED or (place == 0 and len(word) == 1))
+        and (word not in WORDS["counted"] or (place == 0 and len(word) == 1))
         and not last_number
     )
 

@@ -15,7 +15,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, some
 from fairflare.core.validation import shown
 from fairflare.import_data.proposal import Choices, Example, Reading, is_missing
-from fairflare.import_data.words import is_date
+from fairflare.import_data.words import WORDS, is_date
 
 FEW_ROWS, MANY_ROWS = 3, 30
 """A label of fewer rows than this is asked about in tables of so many."""
@@ -157,11 +157,7 @@ def check_sites_agree(examples: Sequence[Example], chosen: Choices) -> None:
         )
 
 
-GROUPS = """sex gender race ethnicity agegroup ageband insurance scanner manufacturer vendor device modality
-    fieldstrength"""
-ATTRIBUTES = frozenset(GROUPS.split())
-"""Names, in lower case without signs, of columns by which patients are grouped, where they hold a few values."""
-AGE = frozenset(["age", "ageyears", "ageatscan", "patientage", "alter"])
+ATTRIBUTES, AGE = WORDS["column_group"], WORDS["column_age"]
 BANDS = ((40, "under 40"), (60, "40 to 59"), (80, "60 to 79"), (1000, "80 and over"))
 BAND = "age_band"
 MOST_VALUES = 8

@@ -92,7 +92,7 @@ def _without_views(table: pd.DataFrame, free: list[str], named: Mapping[str, str
             raise UserError(f"init: {text}, or folders called images and masks, got {odd!r}")
         if mostly([says_view(one) for one in names]) and "site" not in named:
             readings = [
-                Reading("these are no hospitals", f"--site {_another(free, name)}"),
+                Reading("these are no hospitals", f"--site {next((other for other in free if other != name), 'none')}"),
                 Reading("these are hospitals", f"--site {name}"),
             ]
             what = f"{name} ({some(in_order(names), 3)}) looks like modalities, views or years"
@@ -100,10 +100,6 @@ def _without_views(table: pd.DataFrame, free: list[str], named: Mapping[str, str
                 return [name, *(other for other in free if other != name)]
             free = [other for other in free if other != name]
     return free
-
-
-def _another(free: Sequence[str], name: str) -> str:
-    return next((other for other in free if other != name), "none")
 
 
 def _site_alone(table: pd.DataFrame, free: Sequence[str], named: Mapping[str, str], chosen: Choices) -> Roles:

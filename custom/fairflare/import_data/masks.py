@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.data.readers.datalist import Frame
-from fairflare.data.readers.geometry import frames
+from fairflare.data.readers.dicom import series_of
+from fairflare.data.readers.geometry import form_of, frames
 from fairflare.data.readers.pictures import stored
+from fairflare.data.readers.volumes import read
 from fairflare.import_data.proposal import Choices, Example, Files, Found
-from fairflare.tasks.forms import MASKED_VOLUMES, VOLUMES
+from fairflare.tasks.forms import FORMS, IMAGES, MASKED_IMAGES, MASKED_VOLUMES, VOLUMES
 
 MOST_STRUCTURES = 8
 SLICES = 9
@@ -84,16 +87,21 @@ def _values(root: Path, masks: Iterable[str]) -> set[float]:
 
 def pixels(root: Path, path: str, frame: int | None = None) -> np.ndarray:
     """The stored pixels (C, H, W) of a file or one of its slices; UserError where that is no 2D image."""
-    try:
+    with _refused(path):
         return stored(root / path if frame is None else Frame(root / path, frame))
-    except DataError as error:
-        raise UserError(f"init: {path}: {str(error).partition(': ')[2]}") from None
 
 
 def slices_of(root: Path, path: str) -> int:
     """How many slices a file holds, as its header says; UserError where that cannot be read."""
-    try:
+    with _refused(path):
         return frames(root / path)
+
+
+@contextlib.contextmanager
+def _refused(path: str) -> Iterator[None]:
+    """Within: what is wrong with a file is said as ``fairflare init`` says it."""
+    try:
+        yield
     except DataError as error:
         raise UserError(f"init: {path}: {str(error).partition(': ')[2]}") from None
 
@@ -132,3 +140,42 @@ def with_slices(files: Files, found: Found, chosen: Choices) -> Found:
     every = "every slice" if chosen.slices == 1 else f"every slice number {chosen.slices}"
     note = f"{volumes} volumes: {every} is an image with the volume's label"
     return replace(found, examples=several, notes=(*found.notes, note))
+
+
+def flat(chosen: Choices) -> Choices:
+    """``chosen`` for 2D images of the same kind: sites, classes, patients and masks are found alike.
+
+    Raises:
+        UserError: slices are asked for too.
+    """
+    if not chosen.kind or not FORMS[chosen.kind].volumes:
+        return chosen
+    if chosen.slices:
+        raise UserError(f"--slices: goes with images, got --kind {chosen.kind}")
+    return replace(chosen, kind=MASKED_IMAGES.name if FORMS[chosen.kind].masks else IMAGES.name)
+
+
+def as_volumes(files: Files, found: Found, kind: str) -> Found:
+    """``found`` with one example for each NIfTI file and each series of DICOM, named by its first file.
+
+    Raises:
+        UserError: an example is a picture, or a slice of DICOM with a mask.
+    """
+    several: dict[tuple[str, ...], Example] = {}
+    for one in found.examples:
+        form = form_of(Path(one.image))
+        if form == "picture" or (form == "dicom" and found.form.masks):
+            raise UserError(f"init: {one.image}: expected NIfTI, or DICOM series with classes, for --kind {kind}")
+        key: tuple[str, ...] = (one.image,)
+        if form == "dicom":
+            key = (str(PurePosixPath(one.image).parent), series_of(files.root / one.image) or one.image)
+        several.setdefault(key, one)
+    slices = len(found.examples) - len(several)
+    note = (f"{len(several)} volumes of {slices + len(several)} files",) if slices else ()
+    return replace(found, kind=kind, examples=list(several.values()), notes=(*found.notes, *note))
+
+
+def check_volume(root: Path, path: str) -> None:
+    """Read a volume; UserError where it is none."""
+    with _refused(path):
+        read(root / path)

@@ -12,10 +12,11 @@ import pandas as pd
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, some
 from fairflare.core.validation import shown
-from fairflare.import_data.labels import check_outcome, parted, same_numbers
-from fairflare.import_data.proposal import Choices, class_names, is_missing
-from fairflare.import_data.words import NO, YES
+from fairflare.import_data.labels import bare, check_outcome, parted, same_numbers
+from fairflare.import_data.proposal import Choices, Reading, class_names, is_missing
+from fairflare.import_data.words import NO, WORDS, YES
 from fairflare.tasks.forms import FORMS
+from fairflare.tasks.own.survival import ends_of
 
 SIGN = "|"
 """Between labels, in what is written."""
@@ -164,3 +165,63 @@ def columns_of_labels(chosen: Choices, columns: Sequence[str]) -> list[str]:
     if lost := [name for name in names if name not in columns]:
         raise UserError(f"--label: expected columns among {some(columns, 12)}, got {shown(lost[0])}")
     return names
+
+
+def asked_columns(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, labelled: bool) -> tuple[str, str]:
+    """The columns of the time and of the event; ("", "") where the table is about classes.
+
+    Args:
+        labelled: whether a label is named, or found by its name.
+
+    Raises:
+        UserError: one of the two is named, is not there or the horizons are not named; or columns may be times and
+            nobody can be asked.
+    """
+    time, event = chosen.time, chosen.event
+    if not (time or event or chosen.horizons):
+        if labelled or chosen.kind not in ("", "survival"):
+            return "", ""
+        times = [name for name in columns if bare(name) in WORDS["column_time"] and _are_times(table[name])]
+        events = [
+            name for name in columns if bare(name) in WORDS["column_event"] and set(_known(table[name])) == {"0", "1"}
+        ]
+        if not (times and events):
+            return "", ""
+        time, event = times[0], events[0]
+        readings = [
+            Reading(f"{time} is the time of the event", f"--time {time} --event {event} --horizons T1,T2,..."),
+            Reading(f"{event} is a class", f"--label {event}"),
+        ]
+        if chosen.ask(f"{time} and {event} may be a time to an event", readings):
+            raise UserError(f"init: --label {event} says that it is a class")
+    for flag, name in (("--time", time), ("--event", event)):
+        if name not in columns:
+            got = shown(name) if name else "none"
+            raise UserError(f"{flag}: expected a column among {some(list(columns), 12)}, got {got}")
+    if not chosen.horizons:
+        text = "expected the times until which survival is asked for, as 365 or 30,90,365, in the unit of"
+        raise UserError(f"--horizons: {text} {time}, got none")
+    ends_of(chosen.horizons, 1)
+    return time, event
+
+
+def _known(cells: pd.Series) -> list[str]:
+    return same_numbers([cell for cell in cells if not is_missing(cell)])
+
+
+def _are_times(cells: pd.Series) -> bool:
+    numbers = pd.to_numeric(cells[~cells.map(is_missing)], errors="coerce")
+    return bool(len(numbers)) and bool(numbers.notna().all()) and numbers.nunique() > 2
+
+
+def checked_times(table: pd.DataFrame, time: str, event: str, sites: Sequence[str]) -> pd.DataFrame:
+    """``table`` with events as 0 and 1; UserError names the site of the first time or event that is none."""
+    table = table.assign(**{event: same_numbers(table[event])})
+    numbers = pd.to_numeric(table[time], errors="coerce")
+    for site, cell, number, happened in zip(sites, table[time], numbers, table[event], strict=True):
+        if not 0 <= number < float("inf"):
+            raise UserError(f"init: {site}: {time}: expected a time of at least 0, got {shown(cell)}")
+        if happened not in ("0", "1"):
+            values = some(in_order(table[event].unique()), 4)
+            raise UserError(f"init: {site}: {event}: expected 1 (an event) or 0 (none until then), got {values}")
+    return table

@@ -345,7 +345,8 @@ def _sort(path: Path, root: Path, home: Path, found: dict[str, list[str]]) -> No
     if path.name.startswith("."):
         return
     text = path.relative_to(root).as_posix()
-    if is_image(path.name) or (_names_no_format(path) and looks_like_image(path)):
+    no_format = path.suffix == "" or path.suffix[1:].isdigit()  # as archives call files
+    if is_image(path.name) or (no_format and looks_like_image(path)):
         if not path.is_file():
             found["dead"].append(text)
             return
@@ -356,11 +357,6 @@ def _sort(path: Path, root: Path, home: Path, found: dict[str, list[str]]) -> No
             found["links_out"].append(text)
     elif path.name.lower().endswith(OTHERS):
         found["others"].append(text)
-
-
-def _names_no_format(path: Path) -> bool:
-    """Whether a file's name has no ending, or a number for one, as in archives."""
-    return path.suffix == "" or path.suffix[1:].isdigit()
 
 
 def _refuse(error: OSError) -> None:

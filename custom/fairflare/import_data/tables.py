@@ -27,7 +27,14 @@ from fairflare.import_data.columns import Predictors, as_options, predictors
 from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
 from fairflare.import_data.labels import bare, group_columns, grouped_by, same_numbers
 from fairflare.import_data.levels import FOLDER, is_patient_level, roles
-from fairflare.import_data.outcomes import Outcome, columns_of_labels, in_columns, outcome_of
+from fairflare.import_data.outcomes import (
+    Outcome,
+    asked_columns,
+    checked_times,
+    columns_of_labels,
+    in_columns,
+    outcome_of,
+)
 from fairflare.import_data.proposal import (
     Choices,
     Files,
@@ -39,8 +46,7 @@ from fairflare.import_data.proposal import (
     site_name,
     site_names,
 )
-from fairflare.import_data.times import asked_columns, checked_times
-from fairflare.import_data.words import split_word
+from fairflare.import_data.words import WORDS, split_word
 from fairflare.tasks.forms import FORMS
 
 KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
@@ -127,21 +133,8 @@ def _split_in(stem: str) -> tuple[str, str]:
     return stem, ""
 
 
-WORDS = {
-    "site": """site hospital centre center institution institute clinic client facility siteid hospitalid centerid
-        centreid hospitalname sitename krankenhaus klinik""",
-    "patient": "patientid patient subjectid subject pid participantid participant personid mrn caseid",
-    "split": "split subset partition fold set",
-    "label": "label class diagnosis outcome target disease dx finding category y died death mortality",
-}
-NAMES = {role: words.split() for role, words in WORDS.items()}
-"""What a column is for, by its name in lower case without signs."""
-OF_SITES = ("site", "zentrum", "center", "centre", "hospital", "klinik", "clinic", "standort")
-"""Ends of columns' names that say the hospital."""
 PERSON = re.compile(r"patient|subject|participant|pseudonym|proband|teilnehmer|paciente|患者")
 """What names of columns hold that say who it is."""
-IDENTITY = "pid mrn recordid record caseid caseno fallnummer fallnr hadmid eid nhsnumber patid patnr"
-IDENTIFIERS = frozenset(IDENTITY.split())
 OF_FILES = re.compile(r"image|file|path|scan|picture|bild|datei|png|dicom|mask|img")
 NOT_PERSON = ("age", "sex", "gender", "type", "weight", "height", "group", "class", "status", "position")
 COPIES = 0.05
@@ -187,11 +180,11 @@ def _role(role: str, table: pd.DataFrame, columns: Sequence[str], chosen: Choice
         if given not in columns:
             raise UserError(f"--{role}: expected a column among {some(columns, 12)}, got {shown(given)}")
         return str(given)
-    fits = [name for word in NAMES[role] for name in columns if bare(name) == word]
+    fits = [name for word in WORDS[f"column_{role}"] for name in columns if bare(name) == word]
     if role == "patient":
         fits = [name for name in columns if is_patient_column(name)]
     if role == "site" and not fits:
-        fits = [name for name in columns if bare(name).endswith(OF_SITES)]
+        fits = [name for name in columns if bare(name).endswith(WORDS["column_ends_site"])]
     if role == "split" and not fits:
         fits = [name for name in columns if table[name].map(lambda cell: bool(split_word(cell))).all()]
     fits = [name for name in fits if role == "label" or table[name].nunique() > 1] or fits[:1]
@@ -211,7 +204,7 @@ def _role(role: str, table: pd.DataFrame, columns: Sequence[str], chosen: Choice
 def is_patient_column(name: str) -> bool:
     """Whether a column's name says that it holds the patient's."""
     plain = bare(name)
-    return plain in IDENTIFIERS or (bool(PERSON.search(plain)) and not plain.endswith(NOT_PERSON))
+    return plain in WORDS["column_identifier"] or (bool(PERSON.search(plain)) and not plain.endswith(NOT_PERSON))
 
 
 def _label(table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> str:

@@ -7,48 +7,24 @@ import re
 import unicodedata
 from collections.abc import Collection
 from datetime import date
+from pathlib import Path
 
 import pandas as pd
+import yaml
 
 from fairflare.import_data.proposal import SPLIT_OF
 
-BEGINNINGS = """site client hosp centre center zentrum centro institut facility krankenh chu umc nhs charite ziekenh
-    sjukhus sykehus sygehus sairaal szpital hastane nemocnic korhaz uniklin"""
-"""Words by which hospitals are called begin so."""
-PARTS = """hospital klinik clinic clinique krankenhaus spital hopital ospedale policl universit больниц клиник госпитал
-    病院 医院 병원 醫院 مستشفى โรงพยาบาล"""
-"""Parts of such words, wherever they stand."""
-STANDING = "uni ucl ucsf mgh kuh tum lmu ukb akh chuv mayo trust infirmary h va site hospital"
-ALONE = frozenset(STANDING.split())
-"""Words that are a hospital's only as a whole, but for a number."""
+WORDS: dict[str, tuple[str, ...]] = {
+    name: tuple(words.split())
+    for name, words in yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8")).items()
+}
 STAYS = ("hospitaliz", "hospitalis")
-CLASSES = """normal abnormal benign malignant healthy sick ill diseased disease control controls case cases positive
-    negative pos neg yes no true false present absent class grade stage severity mild moderate severe none other tumor
-    tumour cancer cancerous lesion nolesion melanoma nevus naevus nevi mel nv bcc akiec ak bkl df vasc scc sk carcinoma
-    adenoma polyp pneumonia covid covid19 tuberculosis tb effusion edema oedema fracture fractured hemorrhage
-    haemorrhage bleeding bleed stroke infarct glioma meningioma pituitary notumor atelectasis cardiomegaly
-    consolidation nodule pneumothorax fibrosis emphysema hernia infiltration opacity retinopathy glaucoma drusen
-    cnv dme amd cataract nofinding finding wild mutant responder nonresponder died dead alive survived
-    lived male female birads acr kl ja nein oui non si sí gesund krank sano malade sain bright dark light"""
-"""Words by which classes are called."""
-CLASS_WORDS = frozenset(CLASSES.split())
-VIEWS = """ct mr mri us xr cr dx mg pet flair t1 t2 t1w t2w dwi axial coronal sagittal left right l r od os ap pa
-    frontal lateral"""
-"""Words by which modalities and views are called."""
-VIEW_WORDS = frozenset(VIEWS.split())
-PICTURES = "slice sl s img im image view frame f z t bild scan series ser phase visit ses v part crop"
-"""What stands before the number of a picture of somebody."""
-COUNTED = frozenset(PICTURES.split())
-MASK_TEXT = "mask masks gt groundtruth truth seg segs segmentation segmentations annotation annotations"
-MASKS = frozenset(MASK_TEXT.split())
+YES, NO = frozenset(WORDS["cell_yes"]), frozenset(WORDS["cell_no"])
 SPLITS = re.compile(
     r"(train(?:ing)?s?|val(?:id(?:ation)?)?s?|test(?:ing)?s?|dev|holdout)[\W_]*(?:set|data|daten|split|cases|images|imgs)"
 )
 PATIENT = re.compile(r"(patient|pat|subject|subj|sub|case|pid|p|id|mrn)[ _-]?\d{2,}.*", re.IGNORECASE)
 NUMBERED_CLASS = re.compile(r"(class|grade|stage|label|level|type|score|kl|birads)?[ _-]?\d{1,2}", re.IGNORECASE)
-YES_WORDS = "yes y true t ja j oui o si sí s sim да 1 positive present"
-NO_WORDS = "no n false f nein non nej não nao нет 0 negative absent"
-YES, NO = frozenset(YES_WORDS.split()), frozenset(NO_WORDS.split())
 AFTER = re.compile(
     r"(^|_)(days?|time|months?|years?|hours?|weeks?)_?(to|until|till)_|"
     r"(^|_)(los|length_of_stay|liegedauer|verweildauer|follow_?up|survival|discharged?|entlass\w*|deceased|death|died|"
@@ -74,8 +50,8 @@ def _parts(name: str) -> list[str]:
     return [part for part in re.split(r"[\W_]+", plain(_PART_OF.sub(r"\1 \2", name))) if part]
 
 
-_BEGINNINGS = tuple(plain(word) for word in BEGINNINGS.split())
-_PARTS = tuple(plain(word) for word in PARTS.split())
+_BEGINNINGS = tuple(plain(word) for word in WORDS["site_begins"])
+_PARTS = tuple(plain(word) for word in WORDS["site_holds"])
 
 
 def says_site(name: str) -> bool:
@@ -86,7 +62,7 @@ def says_site(name: str) -> bool:
     return (
         any(part in whole for part in _PARTS)
         or any(word.startswith(_BEGINNINGS) for word in words)
-        or any(word.rstrip("0123456789") in ALONE for word in words)
+        or any(word.rstrip("0123456789") in WORDS["site_alone"] for word in words)
     )
 
 
@@ -104,12 +80,12 @@ def split_word(name: str) -> str:
 def says_view(name: str) -> bool:
     """Whether a folder's name is that of a modality, a view or a year, and so no hospital's or patient's."""
     words = _parts(name)
-    return bool(words) and (all(word in VIEW_WORDS for word in words) or bool(re.fullmatch(r"(19|20)\d\d", name)))
+    return bool(words) and (all(word in WORDS["view"] for word in words) or bool(re.fullmatch(r"(19|20)\d\d", name)))
 
 
 def says_mask(name: str) -> bool:
     """Whether a folder's name says that masks lie in it: "CT_masks", "Ground Truth"."""
-    return any(word in MASKS for word in _parts(name))
+    return any(word in WORDS["mask"] for word in _parts(name))
 
 
 def looks_numbered(names: Collection[str]) -> bool:
@@ -121,7 +97,7 @@ def looks_numbered(names: Collection[str]) -> bool:
 def says_class(name: str) -> bool:
     """Whether a folder's name is that of a class: a known word, or one such as "grade" with a small number."""
     return (bool(NUMBERED_CLASS.fullmatch(name)) and not name.strip().isdigit()) or any(
-        part in CLASS_WORDS or (part.startswith("non") and part[3:] in CLASS_WORDS) for part in _parts(name)
+        part in WORDS["class"] or (part.startswith("non") and part[3:] in WORDS["class"]) for part in _parts(name)
     )
 
 

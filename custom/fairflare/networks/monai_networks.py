@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,11 +24,69 @@ from torch.nn.modules.module import (
 
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import unlisted
-from fairflare.networks.argument_kinds import Kind, either, many, named, number, one_of, whole
+from fairflare.core.validation import expected, shown
 
 LIBRARY = "monai.networks.nets"
 LARGEST = 150_000_000
 """Numbers that a network may hold, parameters and buffers together: 600 MB as float32, above every default below."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What an argument may be: in words, and as a test of a JSON value."""
+
+    expected: str
+    fits: Callable[[Any], bool]
+
+
+def whole(least: int, most: int) -> Kind:
+    return Kind(f"a whole number from {least} to {most}", lambda v: type(v) is int and least <= v <= most)
+
+
+def number(least: float, most: float) -> Kind:
+    def fits(value: Any) -> bool:
+        return type(value) in (int, float) and least <= value <= most and math.isfinite(value)
+
+    return Kind(f"a number from {least:g} to {most:g}", fits)
+
+
+def one_of(*values: Any) -> Kind:
+    """One of ``values``; True is not 1."""
+    known = [(type(value), value) for value in values]
+    return Kind(f"one of {', '.join(map(repr, values))}", lambda v: (type(v), v) in known)
+
+
+def many(each: Kind, most: int, least: int = 1) -> Kind:
+    """A list of ``least`` to ``most`` values of one kind."""
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, list) and least <= len(value) <= most and all(map(each.fits, value))
+
+    return Kind(f"a list of {least} to {most}, each {each.expected}", fits)
+
+
+def either(*kinds: Kind) -> Kind:
+    return Kind(" or ".join(kind.expected for kind in kinds), lambda v: any(kind.fits(v) for kind in kinds))
+
+
+def named(**known: Mapping[str, Kind]) -> Kind:
+    """A layer's name in any case, alone or as [name, {argument: value}] with the arguments of ``known``."""
+
+    def fits(value: Any) -> bool:
+        name, given = value if isinstance(value, list) and len(value) == 2 else (value, {})
+        kinds = known.get(name.lower()) if isinstance(name, str) else None
+        if kinds is None or not isinstance(given, dict):
+            return False
+        return all(key in kinds and kinds[key].fits(one) for key, one in given.items())
+
+    keys = sorted({key for kinds in known.values() for key in kinds})
+    return Kind(f"one of {', '.join(known)}, or [name, {{...}}] with {', '.join(keys)}", fits)
+
+
+def as_monai(value: Any) -> Any:
+    """A JSON value with tuples in place of lists."""
+    return tuple(map(as_monai, value)) if isinstance(value, list) else value
+
 
 FLAG, NOTHING = one_of(True, False), one_of(None)
 DIMENSIONS, CHANNELS, DEPTH = whole(1, 3), whole(1, 2048), whole(1, 64)
@@ -43,58 +103,46 @@ NORM = named(
 SLOPE = {"negative_slope": number(0, 1), "inplace": FLAG}
 INPLACE = {"inplace": FLAG}
 ACT = named(
-    relu=INPLACE,
-    relu6=INPLACE,
+    **dict.fromkeys(("relu", "relu6", "selu", "mish"), INPLACE),
+    **dict.fromkeys(("gelu", "sigmoid", "tanh", "softplus", "swish", "memswish"), {}),
     elu={"alpha": number(0, 10), **INPLACE},
-    selu=INPLACE,
     leakyrelu=SLOPE,
     prelu={"init": number(0, 1)},
-    gelu={},
-    sigmoid={},
-    tanh={},
-    softplus={},
-    swish={},
-    memswish={},
-    mish=INPLACE,
 )
 ORDER = one_of("NDA", "NAD", "DNA", "DAN", "ADN", "AND", "NA", "AN", "DA", "AD", "ND", "DN", "N", "D", "A")
 OFF = one_of(False)
 
-PLAIN = {"spatial_dims": DIMENSIONS, "in_channels": CHANNELS, "out_channels": CHANNELS}
-CLASSES = {"spatial_dims": DIMENSIONS, "in_channels": CHANNELS, "num_classes": CHANNELS}
+
+def each(names: str, kind: Kind) -> dict[str, Kind]:
+    """Every one of the arguments ``names``, separated by blanks, is of one kind."""
+    return dict.fromkeys(names.split(), kind)
+
+
+MAYBE = either(RATE, NOTHING)
+PLAIN = {"spatial_dims": DIMENSIONS, **each("in_channels out_channels", CHANNELS)}
+CLASSES = {"spatial_dims": DIMENSIONS, **each("in_channels num_classes", CHANNELS)}
 LAYERS = {"act": ACT, "norm": NORM}
-STAGES = {"channels": WIDTHS, "strides": many(STRIDE, 8), "kernel_size": KERNEL, "dropout": either(RATE, NOTHING)}
-UPSAMPLE = {"upsample": one_of("deconv", "pixelshuffle", "nontrainable")}
-DENSE = {
-    **PLAIN,
-    **LAYERS,
-    "init_features": whole(1, 512),
-    "growth_rate": whole(1, 256),
-    "block_config": DEPTHS,
-    "bn_size": whole(1, 16),
-    "dropout_prob": RATE,
-}
-SQUEEZE = {
-    **CLASSES,
-    "layers": many(DEPTH, 4, 4),
-    "groups": whole(1, 64),
-    "reduction": whole(1, 64),
-    "inplanes": whole(1, 512),
-    "downsample_kernel_size": whole(1, 7),
-    "dropout_prob": either(RATE, NOTHING),
-    "input_3x3": FLAG,
-}
+STAGES = {"channels": WIDTHS, "strides": many(STRIDE, 8), "kernel_size": KERNEL, "dropout": MAYBE}
+UPSAMPLE = one_of("deconv", "pixelshuffle", "nontrainable")
+DENSE = {**PLAIN, **LAYERS, "init_features": whole(1, 512), "growth_rate": whole(1, 256), "block_config": DEPTHS}
+DENSE |= {"bn_size": whole(1, 16), "dropout_prob": RATE}
+SQUEEZE = {**CLASSES, "layers": many(DEPTH, 4, 4), **each("groups reduction", whole(1, 64)), "inplanes": whole(1, 512)}
+SQUEEZE |= {"downsample_kernel_size": whole(1, 7), "dropout_prob": MAYBE, "input_3x3": FLAG}
 UNET = {**PLAIN, **LAYERS, **STAGES, "up_kernel_size": KERNEL, "num_res_units": whole(0, 8), "bias": FLAG}
-SEGRES = {**PLAIN, **LAYERS, "init_filters": whole(1, 512), "blocks_down": DEPTHS, "blocks_up": DEPTHS}
+SEGRES = {**PLAIN, **LAYERS, "init_filters": whole(1, 512), **each("blocks_down blocks_up", DEPTHS)}
+SEGRES |= {"upsample_mode": UPSAMPLE}
 CLASSIFIER = {"in_shape": SHAPE, **LAYERS, **STAGES, "num_res_units": whole(0, 8), "bias": FLAG}
-ATTENTION = {"norm_name": NORM, "spatial_dims": one_of(2, 3), "qkv_bias": FLAG}
+ATTENTION = {**PLAIN, "norm_name": NORM, "spatial_dims": one_of(2, 3), "qkv_bias": FLAG}
 BACKBONES = [f"efficientnet-b{k}" for k in range(9)]
+RESNETS = [f"resnet{n}" for n in (10, 18, 34, 50, 101, 152, 200)]
+SENETS = ("SENet154", "SEResNet50", "SEResNet101", "SEResNet152", "SEResNext50", "SEResNext101")
+HIDDEN = whole(1, 8192)
 
 NETWORKS: dict[str, tuple[str, dict[str, Kind]]] = {
     "AttentionUnet": ("attentionunet", {**PLAIN, **STAGES, "dropout": RATE, "up_kernel_size": KERNEL}),
     "BasicUNet": (
         "basic_unet",
-        {**PLAIN, **LAYERS, **UPSAMPLE, "features": many(CHANNELS, 6, 6), "bias": FLAG, "dropout": RATE},
+        {**PLAIN, **LAYERS, "upsample": UPSAMPLE, "features": many(CHANNELS, 6, 6), "bias": FLAG, "dropout": RATE},
     ),
     "Classifier": (
         "classifier",
@@ -104,18 +152,9 @@ NETWORKS: dict[str, tuple[str, dict[str, Kind]]] = {
     **{f"DenseNet{n}": ("densenet", {**DENSE, "pretrained": OFF}) for n in (121, 169, 201, 264)},
     "DynUNet": (
         "dynunet",
-        {
-            **PLAIN,
-            "kernel_size": many(KERNEL, 8),
-            "strides": many(STRIDE, 8),
-            "upsample_kernel_size": many(KERNEL, 8),
-            "filters": WIDTHS,
-            "dropout": either(RATE, NOTHING),
-            "norm_name": NORM,
-            "act_name": ACT,
-            "res_block": FLAG,
-            "trans_bias": FLAG,
-        },
+        {**PLAIN, **each("kernel_size upsample_kernel_size", many(KERNEL, 8)), "strides": many(STRIDE, 8)}
+        | {"filters": WIDTHS, "dropout": MAYBE, "norm_name": NORM, "act_name": ACT}
+        | each("res_block trans_bias", FLAG),
     ),
     "EfficientNetBN": (
         "efficientnet",
@@ -123,121 +162,49 @@ NETWORKS: dict[str, tuple[str, dict[str, Kind]]] = {
     ),
     "FlexibleUNet": (
         "flexible_unet",
-        {
-            **PLAIN,
-            **LAYERS,
-            "backbone": one_of(*BACKBONES, *(f"resnet{n}" for n in (10, 18, 34, 50, 101, 152, 200))),
-            "decoder_channels": many(whole(1, 1024), 5, 5),
-            "dropout": RATE,
-            "decoder_bias": FLAG,
-            "upsample": UPSAMPLE["upsample"],
-            "interp_mode": one_of("nearest", "linear", "bilinear", "bicubic", "trilinear"),
-            "is_pad": FLAG,
-            "pretrained": OFF,
-        },
+        {**PLAIN, **LAYERS, "backbone": one_of(*BACKBONES, *RESNETS), "decoder_channels": many(whole(1, 1024), 5, 5)}
+        | {"dropout": RATE, "upsample": UPSAMPLE, **each("decoder_bias is_pad", FLAG), "pretrained": OFF}
+        | {"interp_mode": one_of("nearest", "linear", "bilinear", "bicubic", "trilinear")},
     ),
     "FullyConnectedNet": (
         "fullyconnectednet",
-        {
-            "in_channels": whole(1, 8192),
-            "out_channels": whole(1, 8192),
-            "hidden_channels": many(whole(1, 8192), 16),
-            "dropout": either(RATE, NOTHING),
-            "act": ACT,
-            "bias": FLAG,
-            "adn_ordering": ORDER,
-        },
+        {**each("in_channels out_channels", HIDDEN), "hidden_channels": many(HIDDEN, 16), "dropout": MAYBE}
+        | {"act": ACT, "bias": FLAG, "adn_ordering": ORDER},
     ),
     "HighResNet": (
         "highresnet",
-        {
-            **PLAIN,
-            "norm_type": NORM,
-            "acti_type": ACT,
-            "dropout_prob": RATE,
-            "bias": FLAG,
-            "channel_matching": one_of("pad", "project"),
-        },
+        {**PLAIN, "norm_type": NORM, "acti_type": ACT, "dropout_prob": RATE, "bias": FLAG}
+        | {"channel_matching": one_of("pad", "project")},
     ),
     "Regressor": ("regressor", {**CLASSIFIER, "out_shape": SHAPE}),
     "ResNet": (
         "resnet",
-        {
-            "block": one_of("basic", "bottleneck"),
-            "layers": many(DEPTH, 4, 4),
-            "block_inplanes": many(CHANNELS, 4, 4),
-            "spatial_dims": DIMENSIONS,
-            "n_input_channels": CHANNELS,
-            "conv1_t_size": KERNEL,
-            "conv1_t_stride": STRIDE,
-            "no_max_pool": FLAG,
-            "shortcut_type": one_of("A", "B"),
-            "widen_factor": number(0.05, 4),
-            "num_classes": CHANNELS,
-            "bias_downsample": FLAG,
-            **LAYERS,
-        },
+        {"block": one_of("basic", "bottleneck"), "layers": many(DEPTH, 4, 4), "block_inplanes": many(CHANNELS, 4, 4)}
+        | {"spatial_dims": DIMENSIONS, **each("n_input_channels num_classes", CHANNELS)}
+        | {"conv1_t_size": KERNEL, "conv1_t_stride": STRIDE, "shortcut_type": one_of("A", "B")}
+        | {"widen_factor": number(0.05, 4), **each("no_max_pool bias_downsample", FLAG), **LAYERS},
     ),
-    **{name: ("senet", {**SQUEEZE, "pretrained": OFF}) for name in ("SENet154", "SEResNet50", "SEResNext50")},
-    **{name: ("senet", {**SQUEEZE, "pretrained": OFF}) for name in ("SEResNet101", "SEResNet152", "SEResNext101")},
-    "SegResNet": (
-        "segresnet",
-        {
-            **SEGRES,
-            "dropout_prob": either(RATE, NOTHING),
-            "use_conv_final": FLAG,
-            "upsample_mode": UPSAMPLE["upsample"],
-        },
-    ),
-    "SegResNetDS": ("segresnet_ds", {**SEGRES, "upsample_mode": UPSAMPLE["upsample"]}),
+    **{name: ("senet", {**SQUEEZE, "pretrained": OFF}) for name in SENETS},
+    "SegResNet": ("segresnet", {**SEGRES, "dropout_prob": MAYBE, "use_conv_final": FLAG}),
+    "SegResNetDS": ("segresnet_ds", SEGRES),
     "SwinUNETR": (
         "swin_unetr",
-        {
-            **PLAIN,
-            **ATTENTION,
-            "patch_size": whole(1, 8),
-            "depths": many(whole(1, 24), 4, 4),
-            "num_heads": many(whole(1, 64), 4, 4),
-            "window_size": either(whole(1, 12), many(whole(1, 12), 3)),
-            "mlp_ratio": number(0.1, 8),
-            "feature_size": whole(12, 192),
-            "drop_rate": RATE,
-            "attn_drop_rate": RATE,
-            "dropout_path_rate": RATE,
-            "normalize": FLAG,
-            "patch_norm": FLAG,
-            "use_checkpoint": FLAG,
-            "downsample": one_of("merging", "mergingv2"),
-            "use_v2": FLAG,
-        },
+        {**ATTENTION, "patch_size": whole(1, 8), "depths": many(whole(1, 24), 4, 4), "mlp_ratio": number(0.1, 8)}
+        | {"num_heads": many(whole(1, 64), 4, 4), "window_size": either(whole(1, 12), many(whole(1, 12), 3))}
+        | {"feature_size": whole(12, 192), **each("drop_rate attn_drop_rate dropout_path_rate", RATE)}
+        | {**each("normalize patch_norm use_checkpoint use_v2", FLAG), "downsample": one_of("merging", "mergingv2")},
     ),
     "UNETR": (
         "unetr",
-        {
-            **PLAIN,
-            **ATTENTION,
-            "img_size": EDGES,
-            "feature_size": whole(1, 256),
-            "hidden_size": whole(8, 1536),
-            "mlp_dim": whole(8, 6144),
-            "num_heads": whole(1, 64),
-            "proj_type": one_of("conv", "perceptron"),
-            "conv_block": FLAG,
-            "res_block": FLAG,
-            "dropout_rate": RATE,
-        },
+        {**ATTENTION, "img_size": EDGES, "feature_size": whole(1, 256), "hidden_size": whole(8, 1536)}
+        | {"mlp_dim": whole(8, 6144), "num_heads": whole(1, 64), "proj_type": one_of("conv", "perceptron")}
+        | {**each("conv_block res_block", FLAG), "dropout_rate": RATE},
     ),
     "UNet": ("unet", {**UNET, "dropout": RATE, "adn_ordering": ORDER}),
     "VNet": (
         "vnet",
-        {
-            **PLAIN,
-            "act": ACT,
-            "dropout_prob_down": either(RATE, NOTHING),
-            "dropout_prob_up": many(RATE, 2, 2),
-            "dropout_dim": DIMENSIONS,
-            "bias": FLAG,
-        },
+        {**PLAIN, "act": ACT, "dropout_prob_down": MAYBE, "dropout_prob_up": many(RATE, 2, 2)}
+        | {"dropout_dim": DIMENSIONS, "bias": FLAG},
     ),
 }
 """Class -> the module that defines it below ``LIBRARY``, and the arguments that it may be given."""
@@ -258,15 +225,13 @@ def checked(dotted: str, args: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     file, kinds = NETWORKS.get(name, ("", {}))
     if not file or dotted not in (f"{LIBRARY}.{name}", f"{LIBRARY}.{file}.{name}"):
         known = ", ".join(NETWORKS)
-        raise UserError(f"model: expected a network that {LIBRARY} defines, got {_short(dotted)}; known: {known}")
+        raise UserError(f"model: expected a network that {LIBRARY} defines, got {shown(dotted)}; known: {known}")
     taken = {}
     for key, value in args.items():
         if key not in kinds:
             raise UserError(f"model: {name}: {unlisted('argument', key, kinds)}")
-        try:
-            taken[key] = kinds[key].read(value)
-        except ValueError:
-            raise UserError(f"model: {name}: {key}: expected {kinds[key].expected}, got {_short(value)}") from None
+        expected(f"model: {name}: {key}", kinds[key].fits(value), kinds[key].expected, value)
+        taken[key] = as_monai(value)
     return name, taken | ({"pretrained": False} if "pretrained" in kinds else {})
 
 
@@ -303,8 +268,3 @@ def _counted(name: str) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

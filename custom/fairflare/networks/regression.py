@@ -55,5 +55,4 @@ class Line(Regression):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, features) -> (N, 1)."""
         return (x.double() @ self.weight + self.bias).to(torch.float32)[:, None]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a paper's table or figure is: which methods, on which data, measured how, printed how. Plain data, no code."""
+"""What a paper's table or figure is: which methods, on which data, measured how, printed how; see ``index``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Better = Literal["", "higher", "lower"]
@@ -131,7 +131,6 @@ class Table:
             row over rounds), "bars" (a group of bars per row), "heat" (a field of values per row), "pictures"
             (segmentations), or what ``studies.paper_panels`` makes of models and data: "landscape", "density",
             "consistency", "layers", "counts".
-        published: name of a file of numbers that the paper printed, if it is not the exhibit's.
         smooth: window of a Savitzky-Golay filter over the rounds of a drawn curve, an odd number; 0: none.
         values: ``--set`` pairs of all its runs.
         rounds: in place of the task's.
@@ -155,7 +154,6 @@ class Table:
     stub: str = "Method"
     draw: Draw = ""
     axes: tuple[str, str] = ("", "")
-    published: str = ""
     smooth: int = 0
     values: Settings = field(default_factory=dict)
     rounds: int | None = None
@@ -191,47 +189,10 @@ class Paper:
 
     Args:
         words: authors, short title, venue and year.
+        became: a name of version 0.2 -> what it shows now where that is something else: exhibits have printed numbers.
     """
 
     key: str
     words: str
     exhibits: tuple[Exhibit, ...]
-
-
-def on(columns: tuple[Column, ...], *data: Data) -> tuple[Block, ...]:
-    """The same columns of one data set or of several."""
-    return tuple(Block(one, columns) for one in data)
-
-
-def printed(each: str, over: str, mean: str, ddof: int, order: tuple[str, ...] = ()) -> tuple[Column, ...]:
-    """A column for each site or domain, their mean and their standard deviation, in per cent."""
-    of: dict[str, Any] = {"digits": 2, "scale": 100}
-    return (
-        Column(each, each, f"{each}s", order=order, **of),
-        Column("mean", mean, over, {"which": "mean"}, **of),
-        Column("std", "Std", over, {"which": "std", "ddof": ddof}, better="lower", **of),
-    )
-
-
-def table(
-    number: str, title: str, words: str, rows: tuple[Row, ...], blocks: tuple[Block, ...], **more: Any
-) -> Exhibit:
-    """A printed table of one part; ``words`` and ``more`` are of its ``Table``."""
-    return Exhibit(f"table-{number}", title, (Table(number, words, rows, blocks, **more),))
-
-
-def figure(
-    number: str, title: str, words: str, rows: tuple[Row, ...], blocks: tuple[Block, ...], **more: Any
-) -> Exhibit:
-    """A figure of one panel."""
-    return panels(number, title, Table(number, words, rows, blocks, **more))
-
-
-def panels(number: str, title: str, *tables: Table) -> Exhibit:
-    return Exhibit(f"figure-{number}", title, tables)
-
-
-def paper(key: str, words: str, *exhibits: Exhibit) -> Paper:
-    """A paper whose exhibits are named after it: "fedheal-table-2", "fedism-figure-5"."""
-    named = (one.name.removeprefix("figure-").removeprefix("table-") if one.own else one.name for one in exhibits)
-    return Paper(key, words, tuple(replace(one, name=f"{key}-{name}") for one, name in zip(exhibits, named)))
+    became: Mapping[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fairflare.report import fairness
-from fairflare.report.agreement import agreement, leave_one_out_shares
+from fairflare.report.contribution import agreement, clipped_shares
 from fairflare.report.groups import harmonic
 from fairflare.report.values import number
 
@@ -108,13 +108,11 @@ def sites(run: Run, beside: Beside, metric: str = "") -> dict[str, float | None]
 
 @measure("over-sites")
 def over_sites(run: Run, beside: Beside, which: str, metric: str = "", ddof: int = 0) -> float | None:
-    """Mean, worst, std, gap or jain."""
+    """Mean, worst or std."""
     values = at_sites(run, metric)
     if which == "worst":
         return fairness.worst(values, bool(run.detail["higher_is_better"]))[1]
-    if which == "std":
-        return fairness.std(values, 1 if ddof else 0)
-    return {"mean": fairness.mean, "gap": fairness.gap, "jain": fairness.jain}[which](values)
+    return {"mean": fairness.mean(values), "std": fairness.std(values, 1 if ddof else 0)}[which]
 
 
 @measure("domains")
@@ -202,12 +200,6 @@ def condition_std(run: Run, beside: Beside, metric: str) -> list[float | None]:
     return [None if a is None or b is None else fairness.client_std(a, b, *counts) for a, b in pairs]
 
 
-@measure("groups")
-def groups(run: Run, beside: Beside) -> dict[str, float | None]:
-    """Group of patients -> its accuracy, pooled over sites."""
-    return {row["group"]: row["value"] for row in (run.detail["groups"] or {"rows": []})["rows"]}
-
-
 @measure("over-groups")
 def over_groups(run: Run, beside: Beside, which: str) -> float | None:
     """Of the groups: overall (weighted by size), uniform, gap, worst, disparity (sample sd), and the levels' two.
@@ -233,22 +225,14 @@ def opportunity(run: Run, beside: Beside, which: str) -> float | None:
 
 
 @measure("bytes")
-def sent(run: Run, beside: Beside, way: str = "both", than: str = "") -> float | None:
-    """Bytes per site and round, "up" from a site, "down" to it, or "both"; over those of the reference ``than``."""
+def sent(run: Run, beside: Beside, than: str = "") -> float | None:
+    """Bytes per site and round, up and down together; over those of the reference ``than``."""
     if than:
-        own, other = (sent(one, beside, way) for one in (run, beside.references[than]))
+        own, other = (sent(one, beside) for one in (run, beside.references[than]))
         return own / other if own is not None and other else None
     rounds, count = run.report["rounds"], len(run.report["sites"])
-    found = [number(run.detail["traffic"].get(one)) for one in (("up", "down") if way == "both" else (way,))]
-    known = [value for value in found if value is not None]
-    return sum(known) / rounds / count if rounds and len(known) == len(found) else None
-
-
-@measure("seconds")
-def seconds(run: Run, beside: Beside) -> float | None:
-    """Seconds per round between the server's question and the last answer, all sites on this machine."""
-    phases, rounds = run.detail["timing"]["phases"], run.report["rounds"]
-    return sum(phases.values()) / rounds if rounds and phases else None
+    known = [value for way in ("up", "down") if (value := number(run.detail["traffic"].get(way))) is not None]
+    return sum(known) / rounds / count if rounds and len(known) == 2 else None
 
 
 @measure("like-alone")
@@ -262,7 +246,7 @@ def like_alone(run: Run, beside: Beside, which: str, than: str = "solo") -> floa
 @measure("like-left-out")
 def like_left_out(run: Run, beside: Beside, which: str) -> float | None:
     """Agreement (pearson_x100, euclid, cosine) of the last weights with the leave-one-out shares (FedCE, Table 3)."""
-    return _agreement(final_weights(run), leave_one_out_shares(_drops(beside)))[which]
+    return _agreement(final_weights(run), clipped_shares(_drops(beside)))[which]
 
 
 def _agreement(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float | None]:
@@ -289,7 +273,7 @@ def without(run: Run, beside: Beside, metric: str = "", change: bool = False) ->
 @measure("shares")
 def shares(run: Run, beside: Beside) -> dict[str, float]:
     """Site -> its share of these drops."""
-    return leave_one_out_shares(_drops(beside))
+    return clipped_shares(_drops(beside))
 
 
 @measure("examples")
@@ -321,17 +305,6 @@ def rounds(run: Run, beside: Beside, which: str = "mean") -> dict[str, float | N
     higher = bool(run.detail["higher_is_better"])
     read = {"mean": fairness.mean, "std": fairness.std, "worst": lambda values: fairness.worst(values, higher)[1]}
     return {str(row["round"]): read[which](row["metric"]) for row in run.detail["rounds"]}
-
-
-@measure("note")
-def note(run: Run, beside: Beside, name: str) -> dict[str, float | None]:
-    """Site -> what the method's rule noted under ``name`` in the last round, of layers their mean."""
-    found: Json = next((one for one in run.detail["notes"] if one.get("name") == name), {})
-    values = {str(row["name"]): [number(row.get("last"))] for row in found.get("rows") or ()}
-    for columns in (found.get("table") or {}).values():
-        for site, value in columns.items():
-            values.setdefault(str(site), []).append(number(value))
-    return {site: mean for site, known in values.items() if (mean := _mean(known)) is not None}
 
 
 @measure("note-rounds")

@@ -15,7 +15,7 @@ from fairflare.papers.declaration import Block, Column, Data, Row, Table
 from fairflare.papers.measures import Beside, Run, Values, evaluated
 from fairflare.report import table_files as model
 from fairflare.report.fairness import mean_ci, std
-from fairflare.report.values import in_order
+from fairflare.report.values import in_order, number
 
 Seeds = Mapping[int, Run]
 FIRST = "fedavg"
@@ -56,7 +56,7 @@ def tabulated(table: Table, key: str, used: Sequence[Used], published: Published
         cells = {name: cell for _, cells in found for name, cell in cells.get(row.key, {}).items()}
         rows.append(model.Row(row.key, row.title, cells, row.group))
     whole = model.Table(key, table.title, tuple(columns), tuple(rows), table.stub, caption(table, used))
-    shown = _with_published(_with_mean(table, replace(whole, rows=_with_the_best(table, whole))), published or {}, used)
+    shown = with_published(_with_mean(table, replace(whole, rows=_with_the_best(table, whole))), published or {}, used)
     tried = [replace(whole, key=f"{key}-tried", title=f"{table.title}: every setting that was tried")]
     if table.transposed:
         shown = _by_names(table, shown) if len(table.rows) == 1 else _transposed(table, shown)
@@ -128,17 +128,14 @@ def _transposed(table: Table, shown: model.Table) -> model.Table:
     for column in shown.columns:
         for row in shown.rows:
             title = " ".join(part for part in (column.group or (column.title if several else ""), row.group) if part)
-            title = f"{column.group}: {column.title}" if column.group and _shares_group(shown, column) else title
+            shared = column.group and sum(other.group == column.group for other in shown.columns) > 1
+            title = f"{column.group}: {column.title}" if shared else title
             at = (column.key, row.group)
             own = rows.setdefault(at, model.Row(file_name(".".join(filter(None, at))), title or column.title, {}))
             cell = replace(row.cells.get(column.key, model.Cell()), form=column.form)
             rows[at] = replace(own, cells={**own.cells, names[row.title]: cell})
     columns = tuple(model.Column(names[title], title) for title in across)
     return replace(shown, columns=columns, rows=tuple(rows.values()))
-
-
-def _shares_group(shown: model.Table, column: model.Column) -> bool:
-    return sum(other.group == column.group for other in shown.columns) > 1
 
 
 def differences(table: Table, key: str, used: Sequence[Used], first: str = FIRST) -> model.Table | None:
@@ -191,12 +188,13 @@ def _data_words(one: Used) -> str:
     if not one.stands_in and not one.data.needs:
         return f"{one.data.title}: {one.task}, which comes with the package."
     if not one.stands_in:
-        whose = "the user's copy, " if one.data.needs else ""
-        return f"{one.data.title}: {whose}{one.task}."
+        return f"{one.data.title}: the user's copy, {one.task}."
     return f"{one.data.title} is not here: measured on {one.task}, {one.data.words}; no printed number applies to it."
 
 
 def _seed_words(table: Table, seeds: Sequence[int]) -> str:
+    if not seeds:
+        return ""
     words = f"Mean over {'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}"
     if table.spread == "last-rounds":
         return f"{words} and their last five rounds ± the standard deviation of these values (ddof {table.ddof})."
@@ -245,18 +243,21 @@ def _key(block: Block, column: Column, name: str, several: bool) -> str:
     return ".".join(part for part in (block.data.key if several else "", column.key, name) if part)
 
 
-def _with_published(shown: model.Table, published: Published, used: Sequence[Used]) -> model.Table:
-    """With the printed numbers in the columns that were measured on the paper's own data."""
+def with_published(shown: model.Table, published: Published, used: Sequence[Used]) -> model.Table:
+    """With the printed numbers in the cells that were measured on the paper's own data.
+
+    The name of a data set begins a column's key or, where data sets stand below each other, a row's; it begins neither
+    where a single one of several was asked for.
+    """
     own = {one.data.key: not one.stands_in and one.data.own for one in used}
 
-    def is_own(column: str) -> bool:
-        return own[column.partition(".")[0]] if column.partition(".")[0] in own else all(own.values())
+    def beside(row: str, column: str, cell: model.Cell) -> model.Cell:
+        of = [own[name] for key in (row, column) if (name := key.partition(".")[0]) in own]
+        found = published.get((row, column), published.get((row, f"{used[0].data.key}.{column}")))
+        value, spread = found if found and all(of or own.values()) else (None, None)
+        return replace(cell, published=value, published_spread=number(spread))
 
-    rows = []
-    for row in shown.rows:
-        printed = {key: published.get((row.key, key)) if is_own(key) else None for key in row.cells}
-        cells = {key: replace(cell, published=printed[key]) for key, cell in row.cells.items()}
-        rows.append(replace(row, cells=cells))
+    rows = (replace(row, cells={k: beside(row.key, k, cell) for k, cell in row.cells.items()}) for row in shown.rows)
     return replace(shown, rows=tuple(rows))
 
 
@@ -265,13 +266,13 @@ def file_name(name: str) -> str:
     return re.sub(r"[^a-z0-9._-]", "-", name.lower())
 
 
-Published = dict[tuple[str, str], float]
-"""(row, column) -> the printed number."""
+Published = dict[tuple[str, str], tuple[float, float]]
+"""(row, column) -> the printed number and the standard deviation printed with it; NaN where there is none."""
 FOLDER = Path(__file__).parent / "data"
 
 
 def published_numbers(name: str) -> tuple[Published, str]:
-    """The numbers of ``data/NAME.csv`` (columns row, column, value) and their source, the comment above them.
+    """The numbers of ``data/NAME.csv`` (row, column, value, perhaps std) and their source, the comment above them.
 
     Values are unscaled: a column in per cent has shares. ({}, "") where there is no such file.
     """
@@ -280,4 +281,5 @@ def published_numbers(name: str) -> tuple[Published, str]:
         return {}, ""
     lines = path.read_text(encoding="utf-8").splitlines()
     source = lines[0].removeprefix("#").strip()
-    return {(row["row"], row["column"]): float(row["value"]) for row in csv.DictReader(lines[1:])}, source
+    read = csv.DictReader(lines[1:])
+    return {(r["row"], r["column"]): (float(r["value"]), float(r.get("std") or "nan")) for r in read}, source

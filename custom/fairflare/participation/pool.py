@@ -28,12 +28,9 @@ class Pool(Selector):
         return tuple(sites[:1])
 
 
-MCMAHAN = Paper(
-    authors="McMahan et al.",
-    title="Communication-Efficient Learning of Deep Networks from Decentralized Data",
-    venue="AISTATS",
-    year=2017,
-    url="https://arxiv.org/abs/1602.05629",
+MCMAHAN = Paper.cited(
+    "McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017. "
+    "https://arxiv.org/abs/1602.05629"
 )
 
 method(

@@ -14,6 +14,8 @@ from fairflare.core.types import Cost, LocalWork, Need, Number, Offer, Outline, 
 class Probe(ABC):
     """A measurement: a frozen dataclass of parameters; leaves the network's weights and buffers as it found them."""
 
+    probe_batch: int
+    """A probe's parameter of that name: examples per forward pass, at least 1; changes memory and rounding only."""
     cost: ClassVar[Cost]
     reports: ClassVar[tuple[Number, ...]] = ()
     """The numbers that ``measure`` may return whatever the model, with their ranges."""
@@ -21,6 +23,10 @@ class Probe(ABC):
     """What ``measure`` may put into ``work.send_tensors`` in a round's first exchange."""
     receives: ClassVar[tuple[TensorSpec, ...]] = ()
     """What the rule may send in ``work.tensors`` beside the model."""
+
+    def __post_init__(self) -> None:
+        if getattr(self, "probe_batch", 1) < 1:
+            raise ValueError(f"probe_batch must be at least 1, got {self.probe_batch}")
 
     @property
     def when(self) -> Literal["received", "trained", "anchored"]:

@@ -54,6 +54,7 @@ class LayerSimilarity(Probe):
     """
 
     cost: ClassVar[Cost] = Cost(forward=2)
+    when = "anchored"
 
     similarity: Literal["cka", "cosine", "paper"] = "cka"
     scope: Literal["layers", "last_encoder"] = "layers"
@@ -69,12 +70,7 @@ class LayerSimilarity(Probe):
         if self.cka_batch and self.cka_batch < FEWEST:
             raise ValueError(f"cka_batch must be 0 or at least {FEWEST}, got {self.cka_batch}")
 
-    @property
-    def when(self) -> Literal["received", "trained", "anchored"]:
-        return "anchored"
-
     def scalars(self, outline: Outline) -> tuple[Number, ...]:
-        """One number per layer, or the one of the last encoder layer."""
         names = [LAST_ENCODER] if self.scope == "last_encoder" else list(layers_of(outline.model, self.group))
         meaning = "similarity of the site's features to the anchor's, 1 for equal ones"
         return tuple(Number(f"{SIMILARITY}/{name}", -1.0, 1.0, meaning) for name in names)
@@ -85,7 +81,6 @@ class LayerSimilarity(Probe):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        """The examples of one batch at least, in the split that features are compared on."""
         return (Need(self._split, FEWEST, "the method compares features on it"),)
 
     @no_grad

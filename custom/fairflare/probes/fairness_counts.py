@@ -56,12 +56,7 @@ class FairnessCounts(Probe):
     count_split: Literal["train", "val"] = "train"
     probe_batch: Few = 64
 
-    def __post_init__(self) -> None:
-        if self.probe_batch < 1:
-            raise ValueError(f"probe_batch must be at least 1, got {self.probe_batch}")
-
     def scalars(self, outline: Outline) -> tuple[Number, ...]:
-        """Two numbers, and four per group; raises UserError where the task has no such class."""
         if outline.classes > 1 and self.positive >= outline.classes:
             raise UserError(f"positive: expected a class from 0 to {outline.classes - 1}, got {self.positive}")
         per_group = [

@@ -38,10 +38,6 @@ class GroupLoss(Probe):
 
     probe_batch: Few = 64
 
-    def __post_init__(self) -> None:
-        if self.probe_batch < 1:
-            raise ValueError(f"probe_batch must be at least 1, got {self.probe_batch}")
-
     def scalars(self, outline: Outline) -> tuple[Number, ...]:
         per_group = [
             (

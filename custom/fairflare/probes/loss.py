@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import probe
 from fairflare.core.types import LARGEST_LOSS, Cost, LocalWork, Need, Number, SplitName
-from fairflare.core.validation import Few
-from fairflare.probes.base import Probe
+from fairflare.core.validation import Few, Range
+from fairflare.probes.base import Probe, showing
 
 
 @probe("loss")
@@ -33,43 +34,81 @@ class Loss(Probe):
     loss_split: Literal["train", "val"] = "train"
     probe_batch: Few = 64
 
-    def __post_init__(self) -> None:
-        if self.probe_batch < 1:
-            raise ValueError(f"probe_batch must be at least 1, got {self.probe_batch}")
-
     def measure(self, work: LocalWork) -> dict[str, float]:
-        return {"loss": mean_loss(work, self.loss_split, self.probe_batch)}
+        return {self.reports[0].name: mean_loss(work, self.loss_split, self.probe_batch)}
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        return needs_of(self.loss_split)
+        only_val = Need("val", 1, "the method weighs sites by the loss on it")
+        return () if self.loss_split == "train" else (only_val,)
 
 
 @probe("trained-loss")
 @dataclass(frozen=True)
 class TrainedLoss(Loss):
-    """As ``Loss``, after local training.
-
-    Args:
-        loss_split: as in ``Loss``.
-        probe_batch: as in ``Loss``.
-    """
+    """As ``Loss``, after local training."""
 
     reports: ClassVar[tuple[Number, ...]] = (
         Number("trained_loss", 0.0, LARGEST_LOSS, "mean loss of the site's trained model on one split of its own data"),
     )
+    when = "trained"
 
-    @property
-    def when(self) -> Literal["received", "trained", "anchored"]:
-        return "trained"
+
+@probe("cluster-loss")
+@dataclass(frozen=True)
+class ClusterLoss(Loss):
+    """Mean loss of a cluster's model (IFCA), which the server shows in a further exchange: a forward pass for each."""
+
+    cost: ClassVar[Cost] = Cost(forward=2)
+    reports: ClassVar[tuple[Number, ...]] = (
+        Number("cluster_loss", 0.0, LARGEST_LOSS, "mean loss of a cluster's model on one split of the site's data"),
+    )
+    when = "anchored"
 
     def measure(self, work: LocalWork) -> dict[str, float]:
-        return {"trained_loss": mean_loss(work, self.loss_split, self.probe_batch)}
+        with showing(work):
+            return super().measure(work)
 
 
-def needs_of(split: SplitName) -> tuple[Need, ...]:
-    """An example in ``split``; a site always has one to train on."""
-    return () if split == "train" else (Need(split, 1, "the method weighs sites by the loss on it"),)
+RHO = "required loss"
+"""Key of a site's memory: rho_k."""
+
+
+@probe("appeal")
+@dataclass(frozen=True)
+class Appeal(Loss):
+    """MaxFL's q_k: the sigmoid's slope at F_k(w^t) - rho_k, with the site's own requirement rho_k, which stays there.
+
+    Cho et al., TMLR 2024, https://arxiv.org/abs/2205.14840: rho_k is the loss of a model that site k trains alone. Here
+    that is its model at the end of the first round in which it trains, and it has no opinion in that round (1/4).
+
+    Args:
+        rho: one loss that all sites require; empty: each site's own, as above.
+        loss_split: the split that both losses are measured on.
+    """
+
+    cost: ClassVar[Cost] = Cost(forward=1)
+    reports: ClassVar[tuple[Number, ...]] = (
+        Number("appeal", 0.0, 0.25, "slope of the sigmoid at the received model's loss minus the one that is required"),
+    )
+
+    rho: Annotated[float, Range(0, 1e6)] | None = None
+
+    def measure(self, work: LocalWork) -> dict[str, float]:
+        rho = work.memory.get(RHO) if self.rho is None else self.rho
+        away = 0.0 if rho is None else mean_loss(work, self.loss_split, self.probe_batch) - rho
+        return {"appeal": slope(away)}
+
+    def remember(self, work: LocalWork) -> None:
+        """rho_k of the model that has just been trained, where there is none yet."""
+        if self.rho is None and RHO not in work.memory:
+            work.memory[RHO] = mean_loss(work, self.loss_split, self.probe_batch)
+
+
+def slope(x: float) -> float:
+    """s (1 - s), s the sigmoid at ``x``: in [0, 1/4], 1/4 at 0, the same for -x; 0 where ``x`` is no number."""
+    small = math.exp(-abs(x))
+    return small / (1 + small) ** 2 if x == x else 0.0
 
 
 @no_grad

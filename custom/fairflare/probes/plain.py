@@ -16,8 +16,7 @@ import torch
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Execution, no_grad
 from fairflare.core.layers import Group
-from fairflare.core.objectives import Objective
-from fairflare.core.types import Batch, LocalWork, Round, SplitName, StateDict, Training
+from fairflare.core.types import Batch, LocalWork, Objective, Round, SplitName, StateDict, Training
 from fairflare.probes.cka import LayerSimilarity, _features
 from fairflare.probes.group_loss import GroupLoss
 from fairflare.probes.sharpness import Sharpness

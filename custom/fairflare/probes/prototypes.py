@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -41,15 +41,8 @@ class Prototypes(Probe):
 
     cost: ClassVar[Cost] = Cost(forward=1)
     sends: ClassVar[tuple[TensorSpec, ...]] = (MEANS, COUNTS)
+    when = "trained"
     probe_batch: Few = 64
-
-    def __post_init__(self) -> None:
-        if self.probe_batch < 1:
-            raise ValueError(f"probe_batch must be at least 1, got {self.probe_batch}")
-
-    @property
-    def when(self) -> Literal["received", "trained", "anchored"]:
-        return "trained"
 
     def scalars(self, outline: Outline) -> tuple[()]:
         return ()

@@ -16,11 +16,10 @@ from typing import ClassVar, Literal
 import torch
 
 from fairflare.core.execution import no_grad
-from fairflare.core.objectives import Objective
 from fairflare.core.registry import probe
 from fairflare.core.seeds import derive
-from fairflare.core.types import Batch, Cost, LocalWork, Number
-from fairflare.core.validation import Few
+from fairflare.core.types import Batch, Cost, LocalWork, Number, Objective
+from fairflare.core.validation import Few, within
 from fairflare.functional.perturbation import TINY, global_norm, rho_at
 from fairflare.probes.base import Probe
 
@@ -56,18 +55,14 @@ class Sharpness(Probe):
     probe_batch: Few = 64
 
     def __post_init__(self) -> None:
-        for name in ("rho_max", "rho_tau"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be finite and >= 0, got {getattr(self, name)}")
-        if self.probe_batch < 1:
-            raise ValueError(f"probe_batch must be at least 1, got {self.probe_batch}")
+        within(self, rho_max="[0, inf)", rho_tau="[0, inf)")
+        super().__post_init__()
 
     @property
     def when(self) -> Literal["received", "trained"]:
         return self.probe_model
 
     def measure(self, work: LocalWork) -> dict[str, float]:
-        """F, L and S of ``work.network``, which is left exactly as it was."""
         network = work.network.eval()
         tau = work.training.logit_tau if self.probe_loss == "logit_adjusted" else 0.0
         objective = work.loss(tau)

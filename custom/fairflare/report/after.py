@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What recalibration or thresholds after the last round came to, at each site and in each group."""
+"""What followed the last round: recalibration, thresholds, and whether records can be told from the model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fairflare.report.audit_reader import Entry, Trail
 from fairflare.report.fairness import absolute, weighted
-from fairflare.report.values import listing, number
+from fairflare.report.values import listing, number, plural
 
 Json = dict[str, Any]
 Numbers = Mapping[str, Any]
@@ -148,4 +148,55 @@ def _pooled(sites: Iterable[Numbers], stage: str, metric: str, group: str) -> fl
             number(numbers.get(f"{stage}.{metric}/{group}")),
         )
         for numbers in sites
+    )
+
+
+GUESSING = 0.5
+
+
+def risk_section(trail: Trail, sites: Sequence[str]) -> Json | None:
+    """What the log says of the attack; None where it was not made.
+
+    Returns:
+        level, shadows, sentence, rejected (site -> why), sites and groups: rows of site, group, n_train, n_other, auc,
+        low, high and, of sites, loss (AUC of the loss alone).
+    """
+    record = trail.risk
+    if not record:
+        return None
+    found: Mapping[str, Mapping[str, Any]] = record.get("sites") or {}
+    rows = [_risk_row(site, "", found[site]) for site in sites if site in found]
+    groups = [
+        _risk_row(site, name.partition("/")[2], found[site])
+        for site in sites
+        for name in found.get(site) or ()
+        if name.startswith("auc/")
+    ]
+    return {
+        "level": record.get("level"),
+        "shadows": record.get("shadows"),
+        "sentence": _sentence([row for row in rows if row["auc"] is not None]),
+        "sites": rows,
+        "groups": groups,
+        "rejected": {site: dict(why) for site, why in (record.get("rejected") or {}).items()},
+    }
+
+
+def _risk_row(site: str, group: str, numbers: Mapping[str, Any]) -> Json:
+    where = f"/{group}" if group else ""
+    about = {name: number(numbers.get(f"{name}{where}")) for name in ("auc", "low", "high")}
+    sizes = {name: number(numbers.get(name)) for name in ("n_train", "n_other", "loss")} if not group else {}
+    return {"site": site, "group": group, **about, **sizes}
+
+
+def _sentence(rows: Sequence[Json]) -> str:
+    if not rows:
+        return "No site may say whether its training records can be told from others."
+    most = max(rows, key=lambda row: (row["auc"], row["site"]))
+    ends = "" if most["low"] is None else f" ({most['low']:.2f} to {most['high']:.2f})"
+    told = sum(row["low"] is not None and row["low"] > GUESSING for row in rows)
+    return (
+        f"Who knows a patient's record tells from this model whether it was trained on it with an AUC of at most "
+        f"{most['auc']:.2f}{ends}, at {most['site']}; 0.5 is guessing. Above that by its interval: "
+        f"{told} of {plural(len(rows), 'site')}."
     )

@@ -9,15 +9,6 @@ from typing import Any
 from fairflare.core.errors import UserError
 from fairflare.report import paired as statistics
 from fairflare.report.benefit import VERDICTS
-from fairflare.report.comparability import (
-    complete,
-    data_seed,
-    grouped,
-    objectives,
-    require_same_data,
-    setting_notes,
-    shared_seeds,
-)
 from fairflare.report.deployed_model import COUNTED, SHOWN, USED, as_used
 from fairflare.report.deployed_model import QUANTITIES as PERSONAL
 from fairflare.report.fairness import mean, mean_ci, std
@@ -27,12 +18,19 @@ from fairflare.report.quantities import (
     NAMES,
     QUANTITIES,
     better_higher,
+    complete,
     costs,
+    data_seed,
     domain_values,
     domains_are,
+    grouped,
     last_values,
     metric_row,
+    objectives,
+    require_same_data,
     run_row,
+    setting_notes,
+    shared_seeds,
     site_metrics,
     test_set_metrics,
 )

@@ -10,8 +10,7 @@ from fairflare.core.metric import named
 from fairflare.core.types import INTERVALS, TRIVIAL
 from fairflare.engine.benefit.measured import FEDERATED, HIGH, LOW, SOLO
 from fairflare.engine.clinical import CLINICAL
-from fairflare.report.clinical import views
-from fairflare.report.curves import steps_of
+from fairflare.report.clinical import steps_of, views
 from fairflare.report.templates import drawn, rendered
 from fairflare.report.values import in_order, json_value, label, number, plural
 

@@ -424,13 +424,8 @@ def _front(figure: Figure, comparison: Mapping[str, Any], found: Mapping[str, An
         axes.plot([row["x"]], [row["y"]], marker, color=color, markeredgecolor=DARK, markersize=7, label=label)
         _intervals(axes, methods[row["label"]], found, color)
     sides = ["higher" if found[key]["higher_is_better"] else "lower" for key in "xy"]
-    legend(
-        figure,
-        axes,
-        f"{found['x']['name']} ({sides[0]} is better)",
-        f"{found['y']['name']} ({sides[1]} is better)",
-        columns=1,
-    )
+    x, y = (f"{found[key]['name']} ({side} is better)" for key, side in zip("xy", sides))
+    legend(figure, axes, x, y, columns=1)
     return f"Pareto front: {found['y']['name']} against {found['x']['name']}"
 
 

@@ -1,17 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the method's rule notes of every round, as the log declares it: any rule's, without knowing the rule."""
+"""What the method's rule notes of every round, as the log declares it, and as the page shows it: any rule's.
+
+The same colour code as in ``figures``; red is the worst served site or group and, where a note marks some, those.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairflare.core.notes import Note, read
-from fairflare.report.agreement import agreement
+from fairflare.report import contribution
 from fairflare.report.audit_reader import Trail
 from fairflare.report.fairness import finite
-from fairflare.report.values import in_order, number
+from fairflare.report.svg import (
+    BLUE,
+    DARK,
+    DASHES,
+    GREEN,
+    GREY,
+    PURPLE,
+    RED,
+    bars,
+    curve,
+    legend,
+    over_rounds,
+    rendered,
+    short,
+)
+from fairflare.report.values import MISSING, capital, digits, in_order, listing, number, text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Json = dict[str, Any]
 Values = Mapping[str, float]
@@ -61,7 +83,7 @@ def _section(note: Note, trail: Trail, data_shares: Mapping[str, float | None]) 
             row["data_share"] = number(data_shares.get(row["name"]))
         held = [row for row in rows if row["data_share"] is not None]
         last, data = ({row["name"]: row[key] for row in held} for key in ("last", "data_share"))
-        section["agreement"] = {"of": "last", "with": "data_share", **agreement(last, data)}
+        section["agreement"] = {"of": "last", "with": "data_share", **contribution.agreement(last, data)}
     return section
 
 
@@ -99,3 +121,278 @@ def _twofold(record: Mapping[str, Any], name: str) -> dict[str, dict[str, float]
     rows = value if isinstance(value, Mapping) else {}
     known = {row: finite(columns) for row, columns in rows.items() if isinstance(columns, Mapping)}
     return {row: columns for row, columns in known.items() if columns}
+
+
+View = Mapping[str, Any]
+Roles = dict[str, tuple[str, str]]
+Table = Mapping[str, Mapping[str, float | None]]
+SHADES = 9
+TALL = 40
+"""From this many rows on those of a map are thinner and every second one is named."""
+HIGH = 26
+"""Letters that fit beside the axis; the title names the quantity, too."""
+LONG = 32
+"""A legend with longer names has one column."""
+
+
+def note_figure(summary: View, section: View) -> str:
+    """The SVG of one section of ``notes.note_sections``; "" where it is declared as a table or as nothing."""
+    draw = {"lines": _lines, "bars": _bars, "map": _map}.get(section["chart"])
+    if draw is None:
+        return ""
+    if "table" in section:
+        draw = _map
+    elif draw is _map:
+        draw = _lines
+    return rendered(f"note-{section['name']}", lambda figure: draw(figure, summary, section))
+
+
+def _lines(figure: Figure, summary: View, section: View) -> str | None:
+    """Each site's, group's or the round's value round by round, the ends and the marked ones in colour."""
+    found, numbers = series(summary["rounds"], section), [row["round"] for row in summary["rounds"]]
+    roles = _roles(summary, section)
+    axes = over_rounds(figure, numbers)
+    for i, name in enumerate(name for name in found if name not in roles):
+        rest = {"site": "other sites", "group": "other groups"}[section["per"]] if roles else f"each {section['per']}"
+        curve(axes, numbers, found[name], color=GREY, linewidth=1, label=rest if i == 0 else None)
+    for name, (colour, role) in roles.items():
+        curve(
+            axes, numbers, found[name], color=colour, linewidth=2, label=f"{short(name, 38)}, {role}" if name else role
+        )
+    _equal(axes.axhline, section, len(found))
+    if section["mark_above"] and section["usual"]:
+        limit = section["mark_above"] * section["usual"]
+        axes.axhline(limit, color=DARK, linewidth=1.2, linestyle=DASHES, label=f"limit for a {section['per']}'s median")
+    _from_zero(axes.set_ylim, [value for values in found.values() for value in values])
+    quantity = _quantity(section)
+    axes.set_ylabel(quantity if len(quantity) <= HIGH else short(section["unit"] or section["label"], HIGH))
+    long = any(len(label) > LONG for label in axes.get_legend_handles_labels()[1])
+    legend(figure, axes, columns=1 if long else 2)
+    if section["mark_above"]:
+        return f"{section['label']}, medians: {_ends(row['median'] for row in section['rows'])}"
+    return f"{section['label']}, last: {_ends(row['last'] for row in section['rows'])}"
+
+
+def _bars(figure: Figure, summary: View, section: View) -> str | None:
+    roles, rows = _roles(summary, section), section["rows"]
+    colours = {name: colour for name, (colour, _) in roles.items() if colour in (RED, BLUE)}
+    shown = [(row["name"] or section["label"], row[section["over"]], colours.get(row["name"], GREY)) for row in rows]
+    axes = bars(figure, shown, digits(value for _, value, _ in shown))
+    _from_zero(axes.set_xlim, [value for _, value, _ in shown])
+    _equal(axes.axvline, section, len(rows))
+    legend(figure, axes, f"{_quantity(section)}\n({_when(section)})")
+    return f"{section['label']}, {_when(section)}: {_ends(value for _, value, _ in shown)}"
+
+
+def _map(figure: Figure, summary: View, section: View) -> str | None:
+    """Rows downwards, columns across; shares as colour how many times equal ones they are, others as they are."""
+    rows = section["table"] if section["per"] == "layer" else _turned(section["table"])
+    known = [value for row in rows.values() for value in row.values() if value is not None]
+    columns = len({name for row in rows.values() for name in row})
+    even = 1 / (columns if section["per"] == "layer" else len(known)) if section["shares"] else None
+    _shaded(figure, rows, even, _quantity(section))
+    equal = "" if even is None else f", equal would be {text(even)}"
+    return f"{section['label']}, {_when(section)}: {_ends(known)}{equal}"
+
+
+def _roles(summary: View, section: View) -> Roles:
+    """Name -> colour and role of what is not grey: the largest, the smallest, the worst served, the marked ones."""
+    key = "median" if section["mark_above"] else "last"
+    values = {row["name"]: row[key] for row in section["rows"]}
+    if section["per"] == "round":
+        return {"": (BLUE, section["label"])}
+    ordered, roles = sorted(values, key=values.__getitem__), {}
+    if values[ordered[0]] != values[ordered[-1]]:
+        roles = {ordered[-1]: (GREEN, "largest"), ordered[0]: (PURPLE, "smallest")}
+    if section["mark_above"]:
+        marked = {row["name"]: (RED, "marked") for row in section["rows"] if row["marked"]}
+        return {name: role for name, role in roles.items() if role[0] == GREEN} | marked
+    worst = summary["fairness"]["worst"]["site"]
+    if section["per"] == "group":
+        worst = ((summary["groups"] or {}).get("worst") or {}).get("group")
+    if worst in values and len(values) > 1:
+        roles[worst] = (RED, ", ".join(filter(None, ("worst served", roles.get(worst, ("", ""))[1]))))
+    return roles
+
+
+def _equal(line: Any, section: View, n: int) -> None:
+    if section["shares"] and n > 1:
+        line(1 / n, color=DARK, linewidth=1.2, linestyle=DASHES, label="equal shares")
+
+
+def _from_zero(limit: Any, values: Sequence[float | None]) -> None:
+    """An axis that begins at 0, or below where there are negative values, with some room beyond its ends."""
+    known = [value for value in values if value is not None] or [0.0]
+    low, high = min(0.0, *known), max(0.0, *known)
+    room = 0.05 * (high - low) or 0.05
+    limit(low - (room if low < 0 else 0), high + room)
+
+
+def _quantity(section: View) -> str:
+    label = section["label"]
+    label = label if label[1:2].isupper() else label[:1].lower() + label[1:]
+    return f"{short(label, 40)} ({short(section['unit'], 20)})" if section["unit"] else short(label, 40)
+
+
+def _when(section: View) -> str:
+    return "mean over rounds" if section["over"] == "mean" else "last"
+
+
+def _ends(values: Any) -> str:
+    """ "0.1 to 0.4", or the one value there is."""
+    known = list(values)
+    low, high, decimals = min(known), max(known), digits(known)
+    return text(low, decimals) if low == high else f"{text(low, decimals)} to {text(high, decimals)}"
+
+
+def _turned(table: Table) -> dict[str, dict[str, float | None]]:
+    """Groups downwards and sites across, from a mapping of sites to groups."""
+    groups = in_order(group for row in table.values() for group in row)
+    return {group: {site: row.get(group) for site, row in table.items()} for group in groups}
+
+
+def _shaded(figure: Figure, table: Table, even: float | None, quantity: str) -> None:
+    rows, columns = list(table), in_order(column for row in table.values() for column in row)
+    tall = len(rows) >= TALL
+    figure.set_figheight(max(3.0, 1.9 + (0.11 if tall else 0.19) * len(rows)))
+    axes = figure.subplots()
+    values = [[number(table[row].get(column)) for column in columns] for row in rows]
+    _shade(figure, axes, values, even, quantity)
+    step = 2 if tall else 1
+    axes.set_yticks(range(0, len(rows), step), [short(name, 26) for name in rows[::step]], fontsize=7.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xticks(range(len(columns)), [short(name, 16) for name in columns], rotation=60, ha="right", fontsize=8)
+    axes.grid(visible=False)
+    if any(value is None for row in values for value in row):
+        axes.set_xlabel("grey: no value", fontsize=8.5)
+
+
+def _shade(
+    figure: Figure, axes: Axes, values: Sequence[Sequence[float | None]], even: float | None, quantity: str
+) -> None:
+    """A grid of colours, around ``even`` where there is one, grey for None; shapes, because an image is a reference."""
+    import matplotlib
+    from matplotlib.colors import Normalize, TwoSlopeNorm
+
+    scale = even or 1.0
+    cells = [[float("nan") if value is None else value / scale for value in row] for row in values]
+    known = [value for row in cells for value in row if value == value]
+    if even is not None:
+        reach = max(0.05, *(abs(value - 1) for value in known))
+        norm: Normalize = TwoSlopeNorm(1, max(1 - reach, 0), 1 + reach)
+    else:
+        norm = Normalize(min(known), max(known) if max(known) > min(known) else min(known) + 1)
+    name = "Purples" if even is None else "PuOr_r"
+    shades = matplotlib.colormaps[name].resampled(SHADES).with_extremes(bad=GREY)
+    grid = (range(len(cells[0])), range(len(cells)), cells)
+    mesh = axes.pcolormesh(*grid, cmap=shades, norm=norm, edgecolors="white", linewidth=0.4, shading="nearest")
+    bar = figure.colorbar(mesh, ax=axes, shrink=min(1.0, 8 / max(len(cells), 8)), pad=0.02)
+    bar.set_label(quantity if even is None else "times equal weights", fontsize=8.5)
+    bar.ax.tick_params(labelsize=8)
+
+
+NoteColumn = tuple[str, Callable[[View], str]]
+"""Heading, and the cell of a row."""
+
+
+def noted(summary: View) -> dict[str, Any]:
+    """sections (those that are to be shown), words (paragraphs), figures (SVG) and tables of the notes of a run."""
+
+    sections = [section for section in summary["notes"] if section["chart"] != "none"]
+    return {
+        "sections": sections,
+        "words": [words for section in sections for words in (_agreed(section), _marked(section)) if words],
+        "figures": [svg for section in sections if (svg := note_figure(summary, section))],
+        "tables": [table for per in ("round", "site", "group") if (table := _side_by_side(sections, per))]
+        + [_twofold_table(section) for section in sections if section["chart"] == "table" and "table" in section],
+    }
+
+
+def _agreed(section: View) -> str:
+    """What the last shares of sites agree with; "" for anything else."""
+    agreed = section.get("agreement")
+    if not agreed:
+        return ""
+    numbers = f"Pearson x 100: {text(agreed['pearson_x100'], 1)}, Euclidean distance: {text(agreed['euclid'])}"
+    return (
+        f"{section['label']}, last, against the sites' shares of the examples: {numbers}, "
+        f"cosine: {text(agreed['cosine'])}."
+    )
+
+
+def _marked(section: View) -> str:
+    """The rule by which sites or groups are marked, with its result; "" where none are."""
+    if not section["mark_above"]:
+        return ""
+    per, label = section["per"], section["label"]
+    marked = [row["name"] for row in section["rows"] if row["marked"]]
+    found = f"Marked: {listing(marked)}." if marked else f"No {per} is marked."
+    if not section["usual"]:
+        found = f"The median {per}'s value is 0, so no {per} can be compared with it."
+    return (
+        f"{label}: a {per} is marked when its median over the rounds exceeds {section['mark_above']:g} times the "
+        f"median of all {per}s' medians. A mark is a reason to look, not a verdict. {found}"
+    )
+
+
+def _side_by_side(sections: Sequence[View], per: str) -> dict[str, Any] | None:
+    """All notes per site, or per group, side by side; None without any."""
+    found = [section for section in sections if section["per"] == per]
+    if not found:
+        return None
+    columns = [_note_columns(section) for section in found]
+    rows = {section["name"]: {row["name"]: row for row in section["rows"]} for section in found}
+    names = in_order(name for known in rows.values() for name in known)
+    return {
+        "title": f"What the method notes per {per}: first, mean and last value.",
+        "of": capital(per),
+        "groups": [(section["label"], len(own)) for section, own in zip(found, columns, strict=True)],
+        "columns": [heading for own in columns for heading, _ in own],
+        "rows": [
+            {
+                "name": name or "all",
+                "marked": any((known.get(name) or {}).get("marked") for known in rows.values()),
+                "cells": [
+                    cell(rows[section["name"]][name]) if name in rows[section["name"]] else MISSING
+                    for section, own in zip(found, columns, strict=True)
+                    for _, cell in own
+                ],
+            }
+            for name in names
+        ],
+    }
+
+
+def _note_columns(section: View) -> list[NoteColumn]:
+    decimals = digits(row[key] for row in section["rows"] for key in ("first", "last", "mean", "median"))
+
+    def numbers(key: str) -> Callable[[View], str]:
+        return lambda row: text(row[key], decimals)
+
+    if section["mark_above"]:
+        return [
+            ("median", numbers("median")),
+            ("times median", lambda row: text(row["ratio"], 1)),
+            ("marked", lambda row: "yes" if row["marked"] else ""),
+        ]
+    keys = ("mean", "last") if section["chart"] == "table" else ("first", "mean", "last")
+    shares = [("share of examples", numbers("data_share"))] if section.get("agreement") else []
+    return [(key, numbers(key)) for key in keys] + shares
+
+
+def _twofold_table(section: View) -> dict[str, Any]:
+    rows, kinds = section["table"], {"layer": ("Layer", "sites"), "cell": ("Site", "groups")}
+    names = in_order(name for row in rows.values() for name in row)
+    decimals = digits(value for row in rows.values() for value in row.values())
+    when = "mean over rounds" if section["over"] == "mean" else "last round"
+    first, across = kinds[section["per"]]
+    return {
+        "title": f"{section['label']}, {when}: {across} across.",
+        "of": first,
+        "groups": [],
+        "columns": names,
+        "rows": [
+            {"name": name, "marked": False, "cells": [text(row.get(column), decimals) for column in names]}
+            for name, row in rows.items()
+        ],
+    }

@@ -43,7 +43,7 @@ COLUMNS = {
 def render_run(summary: Json) -> str:
     from fairflare.report import figures
     from fairflare.report.coefficients import forest
-    from fairflare.report.note_figures import noted
+    from fairflare.report.notes import noted
     from fairflare.report.rows import number_table
 
     draw = (figures.site_bars, figures.shared_test_bars, figures.metric_rounds, figures.weight_rounds)

@@ -20,6 +20,7 @@ FORMAT = 1
 TEXTS = Path(__file__).parent / "sheet_texts"
 LANGUAGES = ("en", "de", "fr")
 TABLE_MODELS = ("regression", "trees")
+BRIER = "brier"
 MOST_NAMES = 20
 """Hospitals that a sheet names."""
 Json = dict[str, Any]
@@ -44,8 +45,8 @@ def sheet(found: Mapping[str, Any], site: str, leaves: Sequence[Mapping[str, str
         language: of the sentences; numbers stay as they are.
 
     Returns:
-        format, language, site, title, task; sites, refused (names), patients; answer: kind, candidate, sentence; mix,
-        with its sentence; candidates: rows as in join.json; groups and not_validated (other scores): those of the
+        format, language, site, title, task, score; sites, refused (names), patients; answer: kind, candidate, sentence;
+        mix, with its sentence; candidates: rows as in join.json; groups and not_validated (other scores): those of the
         answer's candidate; leaves; privacy: epsilon and delta by method and whose they are, with sentences.
     """
     words, row, candidates = texts(language), found["sites"][site], list(found["candidates"])
@@ -60,6 +61,7 @@ def sheet(found: Mapping[str, Any], site: str, leaves: Sequence[Mapping[str, str
         "site": site,
         "title": found["title"],
         "task": found["task"],
+        "score": found.get("score", BRIER),
         "sites": list(found["sites"]),
         "refused": list(found.get("refused", {})),
         "patients": row["n"],
@@ -86,6 +88,8 @@ def _numbers(one: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, str]
 def _mix(mix: Mapping[str, Any], found: Mapping[str, Any], words: Mapping[str, Any]) -> str:
     """Which mix of models is safe."""
     share = mix["share"]
+    if (score := found.get("score", BRIER)) != BRIER:
+        return str(words["plain"].format(score=score))
     if not share:
         return str(words["no_mix"])
     shares = {OWN: 1 - share, **{name: share * weight for name, weight in found["weights"].items()}}

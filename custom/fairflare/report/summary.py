@@ -8,7 +8,7 @@ from typing import Any
 
 from fairflare.core.findings import CODES, LEVELS
 from fairflare.core.settings import flat
-from fairflare.report.after import after_sections
+from fairflare.report.after import after_sections, risk_section
 from fairflare.report.audit_reader import PERSONAL, Trail, read_trail, timing, traffic
 from fairflare.report.benefit import benefit_section
 from fairflare.report.deployed_model import CAVEAT as PERSONAL_CAVEAT
@@ -23,7 +23,6 @@ from fairflare.report.deployed_model import (
 )
 from fairflare.report.fairness import describe, mean
 from fairflare.report.groups import group_section
-from fairflare.report.membership import risk_section
 from fairflare.report.notes import note_sections
 from fairflare.report.rows import contributions, number_sections, round_row, site_rows, unlike
 from fairflare.report.sanity_checks import learned_section, trivial_of
@@ -79,13 +78,15 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         groups (None where the run has none), numbers of the sites (``rows.number_sections``), notes of the rule
         (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
         those of the sites' own models; used: "personal" where sites use such, of which ``personal`` then has "groups",
-        too; curves: only of a run about times (``curves.curves_section``); risk: only
+        too; curves: only of a run about times (``clinical.curves_section``); risk: only
         where membership was attacked (``membership.risk_section``); unlike: only where a site's numbers do not fit
         (``rows.unlike``); chosen: only of a run that chooses its best
         model (``deployed_model.chosen_section``).
     """
-    from fairflare.report.clinical import clinical_section  # what lists methods imports no NumPy
-    from fairflare.report.curves import curves_section
+    from fairflare.report.clinical import (
+        clinical_section,  # what lists methods imports no NumPy
+        curves_section,
+    )
 
     whole, trail = read_trail(entries), counted_trail(config, entries)
     about = config.get("about") or {}
@@ -127,7 +128,16 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         "notes": note_sections(trail, {row["site"]: row["data_share"] for row in rows}),
         "timing": timing(trail),
         "traffic": traffic(trail),
-        "provenance": _provenance(config, trail),
+        "provenance": {
+            "config_sha256": trail.start.get("config_sha256"),
+            "first_model_sha256": trail.start.get("model_sha256"),
+            "model_sha256": trail.model_sha256(),
+            "evaluated_model_sha256": trail.evaluation.get("model_sha256"),
+            "chain_head": trail.head,
+            "entries": trail.n_entries,
+            "resumed_after": [record.get("from_round") for record in trail.resumes],
+            "versions": config.get("versions") or trail.start.get("versions") or {},
+        },
     }
     summary |= {"counted": PERSONAL} if counts_own else {}
     if curves := curves_section(trail.with_clinical_of(whole), config, about, sites):
@@ -204,19 +214,6 @@ def _metric_means(rows: Sequence[Json]) -> Json:
     """Unweighted mean of each metric over test sets; a set that lacks the metric is left out."""
     names = sorted({name for row in rows for name in row["metrics"]})
     return {name: mean(row["metrics"].get(name) for row in rows) for name in names}
-
-
-def _provenance(config: Json, trail: Trail) -> Json:
-    return {
-        "config_sha256": trail.start.get("config_sha256"),
-        "first_model_sha256": trail.start.get("model_sha256"),
-        "model_sha256": trail.model_sha256(),
-        "evaluated_model_sha256": trail.evaluation.get("model_sha256"),
-        "chain_head": trail.head,
-        "entries": trail.n_entries,
-        "resumed_after": [record.get("from_round") for record in trail.resumes],
-        "versions": config.get("versions") or trail.start.get("versions") or {},
-    }
 
 
 def other_labels(summary: Json) -> bool:

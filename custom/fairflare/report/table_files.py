@@ -27,7 +27,7 @@ from fairflare.report.values import MISSING, json_value, number, signed, text
 
 FORMAT = 1
 KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-NUMBERS = ("value", "low", "high", "spread", "n", "published")
+NUMBERS = ("value", "low", "high", "spread", "n", "published", "published_spread")
 CSV_COLUMNS = ("table", "group", "row", "column_group", "column", *NUMBERS, "words", "mark", "notes")
 ENDINGS = ("json", "csv", "md", "tex", "html")
 """The files that ``write_tables`` writes, each with the same name."""
@@ -86,7 +86,7 @@ class Cell:
     Args:
         spread: what stands behind "±" (half an interval, a standard deviation: the caption says which).
         n: how many values it is of.
-        published: the number that a paper prints in this place, on the same data.
+        published: the number that a paper prints in this place, on the same data; ``published_spread`` behind it.
         words: text in place of a number.
         mark: "best" of a column, "dominated" (another row is at least as good in every compared column).
         notes: numbers of footnotes, from 1.
@@ -99,6 +99,7 @@ class Cell:
     spread: float | None = None
     n: int | None = None
     published: float | None = None
+    published_spread: float | None = None
     words: str = ""
     mark: Mark = ""
     notes: Notes = ()
@@ -443,7 +444,7 @@ def _html_cell(cell: Cell, column: Column) -> dict[str, Any]:
     return {
         "text": form.write(cell.value) if below and not cell.words else cell.written(column.form),
         "below": below,
-        "published": "" if cell.published is None else form.write(cell.published),
+        "published": _published(cell, form),
         "cell": cell,
         "words": column.words or len(cell.words) > 24,
     }
@@ -462,8 +463,12 @@ def _latex_cell(cell: Cell, column: Column) -> str:
 
 
 def _after(cell: Cell, column: Column) -> str:
-    published = "" if cell.published is None else f" (paper {(cell.form or column.form).write(cell.published)})"
-    return (f" {DAGGER}" if cell.mark == "dominated" else "") + published
+    published = _published(cell, cell.form or column.form)
+    return (f" {DAGGER}" if cell.mark == "dominated" else "") + (f" (paper {published})" if published else "")
+
+
+def _published(cell: Cell, form: Form) -> str:
+    return Cell(cell.published, spread=cell.published_spread).written(form) if cell.published is not None else ""
 
 
 def _latex_head(table: Table) -> list[str]:

@@ -108,13 +108,7 @@ class Yogi(Adaptive):
         return v - (1 - self.beta2) * square * torch.sign(v - square)
 
 
-REDDI = Paper(
-    authors="Reddi et al.",
-    title="Adaptive Federated Optimization",
-    venue="ICLR",
-    year=2021,
-    url="https://arxiv.org/abs/2003.00295",
-)
+REDDI = Paper.cited("Reddi et al.: Adaptive Federated Optimization. ICLR 2021. https://arxiv.org/abs/2003.00295")
 
 SCALED = "FedAvg whose server scales every position of its step by {}."
 

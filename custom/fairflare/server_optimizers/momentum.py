@@ -48,12 +48,9 @@ class Momentum(ServerOptimizer):
         return {key: self.lr * value for key, value in m.items()}, {"m": m}
 
 
-HSU = Paper(
-    authors="Hsu et al.",
-    title="Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
-    venue="arXiv",
-    year=2019,
-    url="https://arxiv.org/abs/1909.06335",
+HSU = Paper.cited(
+    "Hsu et al.: Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification. arXiv "
+    "2019. https://arxiv.org/abs/1909.06335"
 )
 
 method(

@@ -17,7 +17,7 @@ from fairflare.data.tensors import TensorData
 from fairflare.engine.evaluation import predict
 from fairflare.engine.files import MODEL, read_model
 from fairflare.engine.memory import personal_file
-from fairflare.engine.setup.config import RunConfig
+from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.join.plan import INTERCEPT
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts
@@ -42,23 +42,39 @@ def model_for(parts: Parts, folder: Path, client: str) -> StateDict:
     return read_model(folder / MODEL)
 
 
-def moved(parts: Parts, config: RunConfig, label: str, logits: Array, labels: Array) -> dict[str, float]:
+def log_odds(labels: Array) -> float:
+    """Of the event, among labels (N,) of 0 and 1, both there."""
+    return float(np.log(labels.sum() / (len(labels) - labels.sum())))
+
+
+def federation_odds(parts: Parts, config: RunConfig, event: int) -> float:
+    """``log_odds`` among the patients of all sites that have trained a run."""
+    trained = [parts.task.site_data(site).splits["train"] for site in site_of_client(config, parts.task).values()]
+    return log_odds(np.concatenate([(part.labels.numpy() == event).astype(np.float64) for part in trained]))
+
+
+def moved(
+    parts: Parts, config: RunConfig, label: str, logits: Array, labels: Array, odds: float | None = None
+) -> dict[str, float]:
     """Candidate -> what it adds to the logits of the method's model.
 
     Class shares: a model trained with logits adjusted by each site's own shares (``logit_tau``) is balanced, and gets
-    tau log(n_1 / n_0) back (Menon et al., ICLR 2021, equation 10 read backwards).
+    tau log(n_1 / n_0) back (Menon et al., ICLR 2021, equation 10 read backwards). Any other has the federation's
+    shares, for which it gets the site's own (Saerens et al., Neural Computation 14, 2002, equation 2.4); with equal
+    ones nothing changes.
 
     Args:
         label: the method's, as it was asked.
         logits: (N,) of the site's training patients.
         labels: (N,) 0 or 1, both there.
+        odds: ``federation_odds``; None: class shares are a candidate after ``logit_tau`` alone.
     """
     if parts.has_personal or parts.counts_own:
         return {label: 0.0}
     found = {label: 0.0, label + INTERCEPT: fitted(logits, labels).intercept}
-    tau, events = float(config.training["logit_tau"]), float(labels.sum())
-    if tau and not parts.trainer.sums_only:  # an exact fit adjusts no logits
-        found[label + SHARES] = tau * float(np.log(events / (len(labels) - events)))
+    tau = 0.0 if parts.trainer.sums_only else float(config.training["logit_tau"])  # an exact fit adjusts no logits
+    if tau or odds is not None:
+        found[label + SHARES] = tau * log_odds(labels) if tau else log_odds(labels) - (odds or 0.0)
     return found
 
 

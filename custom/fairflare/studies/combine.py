@@ -42,7 +42,7 @@ from fairflare.inference.mix import (
     save_mix,
 )
 from fairflare.studies import display
-from fairflare.studies.candidates import logits_of, model_for, moved, on_fold
+from fairflare.studies.candidates import SHARES, federation_odds, logits_of, model_for, moved, on_fold
 from fairflare.studies.folders import JOIN, OWN_MODELS
 from fairflare.studies.labels import folder_name
 from fairflare.studies.own_model import own_model
@@ -160,7 +160,8 @@ def mix_of(client: str, found: Mapping[str, Any], trained: Mapping[str, Trained]
         runs[label] = {**described, "fold": "", "options": without_folders(described["options"])}
         state = model_for(one.parts, one.folder, client)
         fit, labels = logits_of(one.parts, one.config, state, data, "train", event)
-        for name, by in moved(one.parts, one.config, label, fit, labels).items():
+        odds = federation_odds(one.parts, one.config, event) if label + SHARES in weights else None
+        for name, by in moved(one.parts, one.config, label, fit, labels, odds).items():
             if share * weights.get(name, 0.0):
                 members.append(Member(name, label, share * weights[name], by))
                 networks[label] = one.parts.network

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,15 @@ from torch import Tensor
 from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device, placed
 from fairflare.core.seeds import derive
+from fairflare.core.validation import expected
 from fairflare.core.versions import all_versions
 from fairflare.data.tensors import TensorData
 from fairflare.engine.evaluation import predict
-from fairflare.engine.files import MODEL, read_model
+from fairflare.engine.files import CHECKPOINT, MODEL, read_model
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
-from fairflare.engine.state import save_json, save_text
+from fairflare.engine.state import load_checkpoint, save_json, save_text
 from fairflare.report.compare import PARETO, compare
 from fairflare.report.compare_tables import WHOLE, comparison_tables, main_table
 from fairflare.report.compare_tables import comparison_csv as as_csv
@@ -45,6 +47,8 @@ from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import Study
 from fairflare.tasks.base import Task
+from fairflare.tasks.kind import Answers
+from fairflare.tasks.kinds import trees
 
 Json = dict[str, Any]
 Predicted = dict[str, tuple[Tensor, Tensor]]
@@ -112,12 +116,10 @@ def look_again(
 ) -> Json:
     """The comparison with ``resampled`` where ``resamples`` are asked for, and ``elsewhere`` where ``options`` are.
 
-    ``trees``: rounds of federated trees, see ``studies.trees``; 0: none.
+    ``trees``: rounds of federated trees, see ``with_trees``; 0: none.
     ``runs``: configuration, folder and summary (the "detail" of report.json) of each run of the comparison.
     """
     if trees:
-        from fairflare.studies.trees import with_trees
-
         comparison = with_trees(comparison, runs, trees)
     if not resamples and not options:
         return comparison
@@ -222,12 +224,19 @@ def initial_scores(config: RunConfig) -> dict[str, float | None]:
 def on_mixture(config: RunConfig, folder: Path, options: Mapping[str, Any], higher: bool) -> Json:
     """One run's final model on the test patients as ``options`` of its task give them to sites, see ``elsewhere``.
 
+    A site that uses a model of its own, as in training alone, has it wherever its patients are from.
+
     Returns:
         mean, worst, std, std_sample, gap, and sites: site -> n and value.
     """
     parts = _loaded(config, folder)
     data = parts.task.test_data_as(_other(parts.task, config, options))
-    predicted = {site: _predicted(parts, config, own) for site, own in data.items() if own.size("test")}
+    models = load_checkpoint(folder / CHECKPOINT).models if parts.rule.counts_own else {}
+    predicted = {}
+    for site in (name for name, own in data.items() if own.size("test")):
+        if site in models:
+            parts.network.load_state_dict(models[site])
+        predicted[site] = _predicted(parts, config, data[site])
     values = {site: _score(parts.task, *found) for site, found in predicted.items()}
     sites = {site: {"n": len(found[1]), "value": values[site]} for site, found in predicted.items()}
     levels = _levels(predicted) if parts.task.kind.has_classes else {}
@@ -312,3 +321,72 @@ def parse_options(texts: Sequence[str]) -> list[dict[str, str]]:
             raise UserError(f"--test-on: expected KEY=VALUE,KEY=VALUE, got {text[:80]!r}")
         found.append({key.strip().removeprefix("task."): value.strip() for key, _, value in pairs})
     return found
+
+
+FEDERATED, ALONE = "XGBoost, FLARE's bagging", "gradient boosting, own rows"
+
+
+def check_trees(config: RunConfig) -> None:
+    """Raise UserError, before anything runs, where no federated trees can be grown."""
+    task = _task(config)
+    fits = task.table_inputs() is not None and task.kind.has_classes and len(task.classes) == 2
+    expected("--trees", fits, "a table with two classes", f"task {task.name}")
+    if find_spec("xgboost") is None:
+        raise UserError("--trees: expected XGBoost, which is not installed: pip install 'fairflare[trees]'")
+
+
+def with_trees(comparison: Json, runs: Sequence[tuple[RunConfig, Path, Mapping[str, Any]]], rounds: int) -> Json:
+    """The comparison with ``trees``: both kinds of trees on each seed's data, scored as its methods are.
+
+    Args:
+        comparison: see ``report.compare``.
+        runs: as ``comparison.look_again`` takes them.
+        rounds: of the federation, >= 1; each adds a tree per site. Trees of a site alone have scikit-learn's defaults.
+
+    Returns:
+        Beside what the comparison holds, "trees": {"rounds", "arms": label -> mean, worst, std, gap (each with its
+        interval over seeds), runs: seed and sites (site -> value of the headline metric on its test split)}.
+    """
+    of_seed = {config.seed: config for config, *_ in reversed(runs)}
+    arms: dict[str, list[Json]] = {FEDERATED: [], ALONE: []}
+    for seed in comparison["seeds"]:
+        for label, sites in scores(of_seed[seed], rounds).items():
+            arms[label].append({"seed": seed, "sites": sites, **_summary(sites, comparison["higher_is_better"])})
+    found = {
+        label: {**{name: mean_ci(run[name] for run in made) for name in RESAMPLED}, "runs": made}
+        for label, made in arms.items()
+    }
+    return {**comparison, "trees": {"rounds": rounds, "arms": found}}
+
+
+def scores(config: RunConfig, rounds: int) -> dict[str, dict[str, float | None]]:
+    """Label -> site -> the headline metric on its test split; None without rows to train on or to test."""
+    from fairflare.flare.trees import grown
+
+    task = _task(config)
+    data = {name: task.site_data(site) for name, site in site_of_client(config, task).items()}
+    taking = {name: own for name, own in data.items() if name != config.leave_out}
+    rows = {name: found for name, own in taking.items() if (found := trees.rows(own)) is not None}
+    booster = grown(rows, rounds)
+    alone = {name: task.kind.trees(own, task.classes) for name, own in data.items()}
+
+    def federated(inputs: Tensor) -> Tensor:
+        margins = torch.from_numpy(booster.inplace_predict(inputs.numpy(), predict_type="margin")).float()
+        return torch.stack([torch.zeros_like(margins), margins], dim=1)
+
+    return {
+        FEDERATED: {name: _score_of(task, federated, own) for name, own in data.items()},
+        ALONE: {name: _score_of(task, alone[name], own) for name, own in data.items()},
+    }
+
+
+def _score_of(task: Task, answers: Answers | None, data: TensorData) -> float | None:
+    batches = list(data.fixed("test", trees.BATCH))
+    if not batches or answers is None:
+        return None
+    inputs, targets = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("inputs", "targets"))
+    return task.evaluate(*task.condense(answers(inputs), targets)).get(task.headline)
+
+
+def _task(config: RunConfig) -> Task:
+    return tasks.load(config.task, config.preset, **config.options)

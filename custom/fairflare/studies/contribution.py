@@ -19,8 +19,15 @@ from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.state import save_json
 from fairflare.functional.shapley import Coalition
-from fairflare.report.agreement import agreements, leave_one_out_shares
-from fairflare.report.contribution import coalitions, contribution_tables, joining_orders, over_seeds, shapley_of
+from fairflare.report.contribution import (
+    agreements,
+    clipped_shares,
+    coalitions,
+    contribution_tables,
+    joining_orders,
+    over_seeds,
+    shapley_of,
+)
 from fairflare.report.fairness import mean
 from fairflare.report.table_files import write_tables
 from fairflare.studies.comparison import initial_scores
@@ -187,7 +194,7 @@ def contribution_of(reports: Mapping[str, Any], sites: Sequence[str]) -> dict[st
     score, weights = _score(full, metric), _weights(full, sites)
     without = {site: _score(reports[f"{WITHOUT}{site}"], metric) for site in sites}
     drops = {site: _sign(full) * (score - without[site]) for site in sites}
-    shares = leave_one_out_shares(drops)
+    shares = clipped_shares(drops)
     total = sum(full["sites"][site]["n_train"] for site in sites)
     examples = {site: full["sites"][site]["n_train"] / total for site in sites}
     columns = {"score_without": without, "drop": drops, "share": shares, "weight": weights, "data_share": examples}

@@ -12,11 +12,10 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core import registry
-from fairflare.core.declared import numbers_of, tensors_of
 from fairflare.core.registry import Method
 from fairflare.core.schema import Spec, answer_fields
 from fairflare.core.settings import Owners
-from fairflare.core.types import Cost, Number, Outline, TensorSpec
+from fairflare.core.types import Cost, Number, Outline, TensorSpec, numbers_of, tensors_of
 from fairflare.engine.setup.method_parts import default_parts, defaults_of
 
 if TYPE_CHECKING:

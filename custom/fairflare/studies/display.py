@@ -26,7 +26,7 @@ from rich.text import Text
 from fairflare.core.findings import Finding
 from fairflare.core.metric import LOSSES, named
 from fairflare.engine.files import AUDIT
-from fairflare.report.log import line
+from fairflare.report.audit_reader import line
 from fairflare.report.values import number
 from fairflare.studies.waiting import Waiting, started
 

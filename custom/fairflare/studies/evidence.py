@@ -17,8 +17,8 @@ from fairflare.engine.hashes import model_hash
 from fairflare.engine.state import json_text, save_text
 from fairflare.report import EVIDENCE, PAGE, REPORT
 from fairflare.report.evidence import writers
-from fairflare.report.evidence.entries import documents, fill, questions, score, shares
 from fairflare.report.evidence.run import Run
+from fairflare.report.evidence.writers import documents, fill, questions, score, shares
 from fairflare.report.write import absent, read_run, verified_run
 from fairflare.studies.describe import leaving
 

@@ -38,7 +38,7 @@ from fairflare.engine.setup.local import SITES
 from fairflare.engine.state import HALF_WRITTEN, clear_half_written, remove_files
 from fairflare.report import EDITIONS, EVALUATION_PAGE, EVIDENCE, PAGE, REPORT
 from fairflare.report import EVALUATION as EVALUATION_RESULT
-from fairflare.report.log import EVENTS, LOG
+from fairflare.report.audit_reader import EVENTS, LOG
 
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
 RIDER, RIDERS = "rider.json", "riders.json"

@@ -79,10 +79,10 @@ def differences(tested: Mapping[str, OutOfFold], candidates: Sequence[str], desi
         design: how patients were tested.
     """
     sites: dict[str, Any] = {}
+    times = next(iter(tested.values())).labels.ndim == 2
     for site, one in tested.items():
         own, *others = one.risks
         assert (folds := one.folds) is not None
-        times = one.labels.ndim == 2
         each = [
             c_index_benefit(one.labels, own, new, folds) if times else of_differences(new - own, new - own)
             for new in others
@@ -92,14 +92,8 @@ def differences(tested: Mapping[str, OutOfFold], candidates: Sequence[str], desi
         sites[site] = {**row, "answer": sentence(row, candidates)}
     score = C_INDEX if times else DICE
     about = {"score": score, "folds": design.folds, "repeats": design.repeats, "kappa": 0.0, "margin": 0.0}
-    weights = dict.fromkeys(candidates, 1 / len(candidates))
-    return {
-        **about,
-        "candidates": {name: {} for name in candidates},
-        "weights": weights,
-        "sites": sites,
-        "note": PLAIN.format(score),
-    }
+    together = {"candidates": {c: {} for c in candidates}, "weights": dict.fromkeys(candidates, 1 / len(candidates))}
+    return {**about, **together, "sites": sites, "note": PLAIN.format(score)}
 
 
 def _told(one: Benefit, design: Design) -> dict[str, float]:

@@ -24,11 +24,20 @@ from fairflare.engine.state import save_json, save_text
 from fairflare.functional.decision import Array, Design
 from fairflare.functional.exchange import Deployed
 from fairflare.functional.reasons import Models, explained
+from fairflare.functional.slopes import sigmoid
 from fairflare.inference.mix import event_index
 from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.report.sentences import study
 from fairflare.studies import display
-from fairflare.studies.candidates import INTERCEPT, logits_of, model_for, moved, on_fold, outputs_of
+from fairflare.studies.candidates import (
+    INTERCEPT,
+    federation_odds,
+    logits_of,
+    model_for,
+    moved,
+    on_fold,
+    outputs_of,
+)
 from fairflare.studies.combine import keep_own
 from fairflare.studies.folders import JOIN, JOIN_PAGE
 from fairflare.studies.groups import SCORES, by_group, by_score, differences
@@ -40,6 +49,7 @@ from fairflare.studies.runs import run_once
 from fairflare.studies.sheets import write_sheets
 from fairflare.studies.study import SHARED, Study, config_of, facts
 from fairflare.tasks.folds import ALL, FEWEST, dealt, everyone, outcomes, untestable
+from fairflare.tasks.kinds.masks import soft_loss
 
 Json = dict[str, Any]
 SEEDED = "seed"
@@ -61,7 +71,7 @@ class Question:
 
     Args:
         methods: candidates, "name:key=value" as in ``compare``; a shared model counts with an own intercept, too.
-        task: of classes or times, whose examples are in memory.
+        task: of classes, times or masks, whose examples are in memory.
         design: folds and repetitions.
         margin: a loss (Brier score) that does not matter; 0: strict.
         new_size: patients of a hospital that is not in yet.
@@ -69,6 +79,7 @@ class Question:
         choices: rounds, sites and values of ``make_config``.
         made: method -> its run, where that is made already.
         event: the class whose risk is asked for, against all others; "": the task's own of two classes.
+        shares: whether a shared model counts with the hospital's own class shares, too.
     """
 
     methods: tuple[str, ...]
@@ -80,6 +91,7 @@ class Question:
     choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     made: Mapping[str, RunConfig] = dataclasses.field(default_factory=dict)
     event: str = ""
+    shares: bool = False
 
     def runs(self) -> dict[str, RunConfig]:
         """Folder name -> run, for every method, deal and fold."""
@@ -122,7 +134,9 @@ class Question:
         return [(deal, fold) for deal in range(self.design.repeats) for fold in range(self.design.folds)]
 
 
-def asked(configs: Sequence[RunConfig], folds: int, repeats: int, margin: float, new_size: int) -> Question:
+def asked(
+    configs: Sequence[RunConfig], folds: int, repeats: int, margin: float, new_size: int, shares: bool = False
+) -> Question:
     """The question whether to join one of these runs, which share their data; raises UserError."""
     labels, first = [config.method for config in configs], configs[0]
     expected("join", len(set(labels)) == len(labels), "methods of different names", ", ".join(labels))
@@ -136,7 +150,8 @@ def asked(configs: Sequence[RunConfig], folds: int, repeats: int, margin: float,
         f"{first.task}:{first.preset}",
         {c.method: dataclasses.replace(c, solo=False, trees=False) for c in configs},
     )
-    return Question(tuple(labels), task, Design(folds, repeats), margin, new_size, first.seed, made=made)
+    design = Design(folds, repeats)
+    return Question(tuple(labels), task, design, margin, new_size, first.seed, made=made, shares=shares)
 
 
 def _data(config: RunConfig) -> dict[str, Any]:
@@ -167,26 +182,26 @@ def measure_join(
     runs = question.runs()
     first = build_parts(next(iter(runs.values())), at_site=True)
     deployed = question.deployed() if _checked(first, question, runs) else {}
-    sites, candidates = list(first.task.sites()), f"{len(question.methods)} candidate methods"
+    design, split = question.design, isinstance(question.design, OneSplit)
+    words = f"one fold of {design.folds}" if split else f"{design.folds} folds, {design.repeats} repetitions"
     display.note(
-        f"{len(runs)} federated trainings ({candidates}, {_in_words(question.design)}), {len(deployed)} on "
-        f"all patients, and an own model for each fold at each of {len(sites)} sites"
+        f"{len(runs)} federated trainings ({len(question.methods)} candidate methods, {words}), {len(deployed)} on all "
+        f"patients, and an own model for each fold at each of {len(first.task.sites())} sites"
     )
     with Study(runs | deployed).finished(folder, partial(run_once, force=force), workers=workers):
         tested, names, kinds, refused = _tested(question, runs, folder)
         if not tested:
             raise UserError(f"join: no site has patients enough: {next(iter(refused.values()))}")
-        split, plain = isinstance(question.design, OneSplit), not first.task.kind.has_classes
-        if plain:
-            found = differences(tested, names, question.design)
+        if plain := not first.task.kind.has_classes:
+            found = differences(tested, names, design)
         else:
             tested = _with_deployed(question, deployed, folder, tested, names)
-            found = answers(tested, names, question.design, question.margin, question.new_size)
+            found = answers(tested, names, design, question.margin, question.new_size)
             # a split has few patients, so that no group is told
             for client, attributes in _attributes(next(iter(runs.values())), () if split else tested).items():
-                found["sites"][client]["groups"] = by_group(tested[client], attributes, names, question.design)
+                found["sites"][client]["groups"] = by_group(tested[client], attributes, names, design)
             for client, one in tested.items():
-                found["sites"][client]["other_scores"] = by_score(one, names, question.design)
+                found["sites"][client]["other_scores"] = by_score(one, names, design)
         title = titled(next(iter(runs.values())), first)
         told = {"title": title, "task": question.task, "methods": list(question.methods)}
         more = {
@@ -202,8 +217,7 @@ def measure_join(
         result = {**told, **found, **({} if plain else _why(tested, names, question)), **more}
         save_json(folder / JOIN, result)
         save_text(folder / JOIN_PAGE, page(result))
-        if not plain:
-            write_sheets(result, folder)
+        write_sheets(result, folder)
     return result
 
 
@@ -212,19 +226,16 @@ def titled(config: RunConfig, parts: Parts) -> str:
     return study({"task": {"title": parts.task.title, "options": config.options}})
 
 
-def _in_words(design: Design) -> str:
-    one = isinstance(design, OneSplit)
-    return f"one fold of {design.folds}" if one else f"{design.folds} folds, {design.repeats} repetitions"
-
-
 def _checked(parts: Parts, question: Question, runs: Mapping[str, RunConfig]) -> bool:
     """Whether the task is a table of classes; raises UserError for what cannot be asked."""
     task = parts.task
-    plain = task.kind.has_times  # of masks no whole join has been tried yet
+    plain = task.kind.has_times or task.kind.has_masks
     if not plain and (not task.kind.has_classes or (len(task.classes) != 2 and not question.event)):
         raise UserError(
             f"join: expected a task of two classes, or --event CLASS, got {question.task}: {', '.join(task.classes)}"
         )
+    if plain and question.shares:
+        raise UserError(f"--class-shares: expected a task of two classes, or --event CLASS, got {question.task}")
     if question.event and (plain or question.event not in task.classes):
         raise UserError(f"--event: expected one of {', '.join(task.classes)}, got {shown(question.event)}")
     one = everyone(task.site_data(next(iter(task.sites()))))  # raises where examples are files
@@ -257,9 +268,10 @@ def _tested(
         for label in question.methods:
             name = question.name(label, deal, fold)
             parts = build_parts(runs[name], at_site=True)
+            odds = federation_odds(parts, runs[name], event) if question.shares else None
             for client in risks:
                 data = parts.task.site_data(names[client])
-                found = _risks(parts, runs[name], folder / name, client, data, label, event)
+                found = _risks(parts, runs[name], folder / name, client, data, label, event, odds)
                 if label == question.methods[0]:
                     found[OWN], kind = _own(parts, runs[name], data, event)
                     kinds[client][kind] = kinds[client].get(kind, 0) + 1
@@ -296,9 +308,10 @@ def _with_deployed(
     for label, (name, config) in zip(question.methods, runs.items()):
         parts = build_parts(config, at_site=True)
         event, sites = _event(parts, question), site_of_client(config, parts.task)
+        odds = federation_odds(parts, config, event) if question.shares else None
         for client, one in tested.items():
             data = parts.task.site_data(sites[client])
-            found[client] |= _risks(parts, config, folder / name, client, data, label, event, "train")
+            found[client] |= _risks(parts, config, folder / name, client, data, label, event, odds, "train")
             if client not in features:
                 x = np.asarray(data.splits["train"].inputs, dtype=np.float64)  # type: ignore[union-attr]  # examples are in memory
                 model, kind = own_model(x, one.labels)
@@ -348,7 +361,7 @@ def _own(parts: Parts, config: RunConfig, data: TensorData, event: int) -> tuple
     model = own_network(parts, config, data)
     if event < 0:
         return _scores(parts, config, model, data, "test", plain=True), NETWORK
-    return _sigmoid(logits_of(parts, config, model, data, "test", event, plain=True)[0]), NETWORK
+    return sigmoid(logits_of(parts, config, model, data, "test", event, plain=True)[0]), NETWORK
 
 
 def _risks(
@@ -359,6 +372,7 @@ def _risks(
     data: TensorData,
     label: str,
     event: int,
+    odds: float | None = None,
     of: str = "test",
 ) -> dict[str, Array]:
     """Candidate -> its risks of the site's patients in the split ``of``."""
@@ -367,24 +381,15 @@ def _risks(
         return {label: _scores(parts, config, model, data, of)}
     fit, labels = logits_of(parts, config, model, data, "train", event)
     new = fit if of == "train" else logits_of(parts, config, model, data, of, event)[0]
-    return {name: _sigmoid(new + by) for name, by in moved(parts, config, label, fit, labels).items()}
+    return {name: sigmoid(new + by) for name, by in moved(parts, config, label, fit, labels, odds).items()}
 
 
 def _scores(
     parts: Parts, config: RunConfig, model: Mapping[str, Any], data: TensorData, split: Any, *, plain: bool = False
 ) -> Array:
-    """(N,) log risks of a split's patients, or of masks each one's Dice."""
+    """(N,) log risks of a split's patients, or of masks each image's Dice, the mean over structures."""
     kind = parts.task.kind
     cases: Any = kind.cases(*outputs_of(parts, config, model, data, split, plain=plain), parts.task.classes)
-    return np.asarray(cases.risks if kind.has_times else cases.dice.mean(1), dtype=np.float64)
-
-
-def _sigmoid(logits: Array) -> Array:
-    from scipy.special import expit
-
-    return np.asarray(expit(logits))
-
-
-def sentences(found: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """(hospital, answer) of a result."""
-    return [(site, row["answer"]) for site, row in found["sites"].items()]
+    # where an output is not finite, so is the loss, but not the Dice
+    found = cases.risks if kind.has_times else cases.dice.mean(1) + 0 * soft_loss(cases.outputs, cases.targets)
+    return np.asarray(found, dtype=np.float64)

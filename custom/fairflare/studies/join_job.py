@@ -44,8 +44,9 @@ def job_of(question: Question, *, secure: bool = False) -> RunConfig:
     Raises:
         UserError: no table of two classes, candidates that cannot be asked, or too few hospitals for secret sums.
     """
-    if question.event:
-        raise UserError("--event: expected no --env, --secure and --export, which ask about tasks of two classes")
+    if question.event or question.shares:
+        where = "expected no --env, --secure and --export, which ask of two classes and tell no class shares"
+        raise UserError(f"{'--event' if question.event else '--class-shares'}: {where}")
     values = {**LAST, **(SECRET if secure else {}), **(question.choices.get("values") or {})}
     choices = {**question.choices, "values": values}
     runs = {label: config_of(label, question.task, question.seed, choices, draw=False) for label in question.methods}

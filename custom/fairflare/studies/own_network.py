@@ -17,10 +17,10 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import LocalWork, Round, StateDict, Training
 from fairflare.data.grouping import Grouping
 from fairflare.data.tensors import Split, TensorData
-from fairflare.engine.evaluation import predict
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts
+from fairflare.studies.candidates import outputs_of
 from fairflare.tasks.folds import part as rows_of
 
 Array = npt.NDArray[np.float64]
@@ -83,8 +83,5 @@ def _epochs(parts: Parts, config: RunConfig, data: TensorData, rate: float) -> I
 
 def _loss(parts: Parts, config: RunConfig, data: TensorData, model: StateDict) -> float:
     """The task's mean loss of the held-out patients: cross-entropy of classes."""
-    network = copy.deepcopy(parts.network)
-    network.load_state_dict(model)
-    batches = data.on(default_device()).fixed("val", int(config.training["batch_size"]))
-    outputs, targets, _ = predict(placed(network, default_device()), batches, default_device(), parts.task.condense)
-    return parts.task.kind.loss(parts.task.kind.cases(outputs, targets, parts.task.classes))
+    cases = parts.task.kind.cases(*outputs_of(parts, config, model, data, "val", plain=True), parts.task.classes)
+    return parts.task.kind.loss(cases)

@@ -24,7 +24,7 @@ from fairflare.papers.declaration import Data, Exhibit, Row, Table
 from fairflare.papers.drawing import drawn, standalone
 from fairflare.papers.estimate import Speed, in_words, relative_cost
 from fairflare.papers.measures import CURVES, Beside, Run
-from fairflare.papers.tabulate import Used, differences, file_name, published_numbers, tabulated
+from fairflare.papers.tabulate import Used, differences, file_name, published_numbers, tabulated, with_published
 from fairflare.report.table_files import Table as Shown
 from fairflare.report.table_files import write_tables
 from fairflare.studies import display
@@ -111,7 +111,8 @@ class Plan:
             raise UserError(f"{table.title}: expected {needs} in the folder that {DATA_FOLDER} names")
         left = tuple(block for block in table.blocks if block.data in found.values())
         words = [f"{data.title} is not here, and no embedded task stands for it alone: left out." for data in missing]
-        return dataclasses.replace(table, blocks=left, note=" ".join([*words, table.note]).strip())
+        mean = "" if self._choices.data else table.mean  # of all data sets
+        return dataclasses.replace(table, blocks=left, mean=mean, note=" ".join([*words, table.note]).strip())
 
     def _wanted(self, table: Table) -> list[Data]:
         return [data for data in table.data if not self._choices.data or data.key in self._choices.data]
@@ -228,10 +229,10 @@ def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
     for table, places in zip(plan.tables, plan.places, strict=True):
         key = file_name(exhibit.name if len(exhibit.tables) == 1 else f"{exhibit.name}-{table.key}")
         used = [_used(table, place, runs) for place in places]
-        printed, source = published_numbers(table.published or key)
+        printed, source = published_numbers(key)
         source = source if any(not one.stands_in and one.data.own for one in used) else ""
         main, *tried = tabulated(table, key, used, printed)
-        main = _pictured(table, main, plan, places, folder)
+        main = with_published(_pictured(table, main, plan, places, folder), printed, used) if table.draw else main
         beside = None if table.draw else differences(table, f"{key}-differences", used)
         shown += [main, *tried, *([beside] if beside else [])]
         about |= {"Published numbers": source} if source else {}
@@ -258,7 +259,7 @@ def _pictured(table: Table, shown: Shown, plan: Plan, places: Sequence[Place], f
     """The table itself, or what a panel that needs models or data has in its place."""
     if table.draw in OF_DATA:
         options = [place.data.other if place.stands_in else place.data.settings for place in places]
-        found = [(p.data.title, p.task, {**own, **table.values}) for p, own in zip(places, options)]
+        found = [(p.data.key, p.data.title, p.task, {**own, **table.values}) for p, own in zip(places, options)]
         return OF_DATA[table.draw](table, shown, found)
     if table.draw in OF_MODELS:
         return OF_MODELS[table.draw](table, shown, _first_runs(table, plan, places, folder))

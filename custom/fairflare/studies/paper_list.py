@@ -143,15 +143,3 @@ def _seconds(
         return None
     planned = rounds or int(presets[task]["training"]["rounds"])
     return speed.seconds(task, label, planned, relative_cost(label, methods))
-
-
-def index_lines() -> list[str]:
-    """The lines of docs/papers.md's table: name, title, data sets and what stands for them."""
-    lines = []
-    for paper in PAPERS:
-        for exhibit in paper.exhibits:
-            data = _data_of(exhibit)
-            stand_ins = dict.fromkeys(f"`{one.stand_in}`" for one in data if one.stand_in)
-            titles = "; ".join(one.title for one in data)
-            lines.append(f"| `{exhibit.name}` | {exhibit.title} | {titles} | {', '.join(stand_ins)} |")
-    return lines

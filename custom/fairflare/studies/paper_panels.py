@@ -40,8 +40,8 @@ EXAMPLES = 256
 BINS = 32
 Runs = Sequence[tuple[str, RunConfig, Path]]
 """(Row's title, run, its folder)."""
-Places = Sequence[tuple[str, str, Mapping[str, str]]]
-"""(Title of the data set, "name:preset", options)."""
+Places = Sequence[tuple[str, str, str, Mapping[str, str]]]
+"""(Key and title of the data set, "name:preset", options)."""
 
 
 def landscape(table: Table, empty: Shown, runs: Runs) -> Shown:
@@ -66,11 +66,11 @@ def landscape(table: Table, empty: Shown, runs: Runs) -> Shown:
 def densities(table: Table, empty: Shown, places: Places) -> Shown:
     """The table of how bright training images are: a row per site, a column per intensity, on the task's own split.
 
-    ``empty`` has key, title and caption; ``places`` are (title of the data set, "name:preset", options) each.
+    ``empty`` has key, title and caption.
     """
     rows: list[ShownRow] = []
     columns: dict[str, Column] = {}
-    for number, (title, named, options) in enumerate(places):
+    for data, title, named, options in places:
         name, _, preset = named.partition(":")
         known = {field.name for field in fields(tasks.known(name))}
         # Nobody looks at the sites' further test images, which a simulated task would render.
@@ -81,13 +81,13 @@ def densities(table: Table, empty: Shown, places: Places) -> Shown:
         low, high = (end([end([value.min(), value.max()]) for value in images.values()]) for end in (min, max))
         middles = [float(low + (high - low) * (i + 0.5) / BINS) for i in range(BINS)]
         group = title if len(places) > 1 else ""
-        names = [f"{number}.{i}" for i in range(BINS)]
+        names = [f"{data}.{i}" for i in range(BINS)]
         columns |= {key: Column(key, f"{middle:.3g}", group, form=Form(4)) for key, middle in zip(names, middles)}
         for site, value in images.items():
             counts = torch.histc(value.float(), BINS, float(low), float(high))
             shares = (counts / counts.sum()).tolist()
             cells = {key: Cell(share) for key, share in zip(names, shares)}
-            rows.append(ShownRow(f"{number}.{site}", f"{site}, {task.sites()[site]}", cells, group=group))
+            rows.append(ShownRow(f"{data}.{site}", f"{site}, {task.sites()[site]}", cells, group=group))
     return replace(empty, columns=tuple(columns.values()), rows=tuple(rows), stub=table.stub)
 
 
@@ -112,7 +112,7 @@ def counts(table: Table, empty: Shown, places: Places) -> Shown:
     """The table of how many patients of each class every client has, for training and for testing."""
     rows: list[ShownRow] = []
     columns: dict[str, Column] = {}
-    for number, (title, named, options) in enumerate(places):
+    for data, title, named, options in places:
         name, _, preset = named.partition(":")
         task = tasks.load(name, preset, **options)
         columns |= {f"class-{i}": Column(f"class-{i}", f"Attr {i + 1}", form=Form(0)) for i in range(len(task.classes))}
@@ -121,7 +121,7 @@ def counts(table: Table, empty: Shown, places: Places) -> Shown:
                 targets = [batch.targets.long().flatten() for batch in task.site_data(site).fixed(split, EXAMPLES)]
                 found = torch.bincount(torch.cat(targets or [torch.zeros(0).long()]), minlength=len(task.classes))
                 cells = {f"class-{i}": Cell(float(count)) for i, count in enumerate(found)}
-                rows.append(ShownRow(f"{number}.{split}.{k}", f"Client {k}", cells, group=f"{title}, {split}"))
+                rows.append(ShownRow(f"{data}.{split}.{k}", f"Client {k}", cells, group=f"{title}, {split}"))
     return replace(empty, columns=tuple(columns.values()), rows=tuple(rows), stub=table.stub)
 
 

@@ -26,10 +26,6 @@ def sheets_of(folder: Path, sites: Sequence[str] = (), language: str = "en") -> 
     known = found.get("sites")
     if not isinstance(known, dict) or not isinstance(found.get("candidates"), dict):
         raise UserError(f"{folder / JOIN}: expected what `fairflare join` writes")
-    if found.get("score", "brier") != "brier":
-        raise UserError(
-            f"{folder / JOIN}: expected a join by the Brier score, which alone has sheets, got {found['score']}"
-        )
     if strange := [site for site in sites if site not in known]:
         raise UserError(f"--site: expected one of {shown(', '.join(known))}, got {shown(strange[0])}")
     try:

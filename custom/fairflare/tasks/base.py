@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.metric import Metric
-from fairflare.core.objectives import Objective
 from fairflare.core.seeds import derive
-from fairflare.core.types import Batch, Offer, Training, refuse_training
+from fairflare.core.types import Batch, Objective, Offer, Training, refuse_training
 from fairflare.core.validation import expected as expect
+from fairflare.core.validation import hints
 from fairflare.data.grouping import LABEL, NONE, Grouping, make_grouping
 from fairflare.data.inputs import ImageInputs, TableInputs
 from fairflare.data.site_config import SiteConfig
@@ -39,11 +38,10 @@ def expect_pixels(images: int, size: int) -> None:
 
 def expect_choices(options: Any) -> None:
     """Raise UserError unless every field of the dataclass ``options`` declared as a Literal holds one of its values."""
-    hints = typing.get_type_hints(type(options))
-    for one in dataclasses.fields(options):
-        if typing.get_origin(hints[one.name]) is typing.Literal:
-            choices, value = typing.get_args(hints[one.name]), getattr(options, one.name)
-            expect(one.name, value in choices, f"one of {', '.join(choices)}", value)
+    for name, hint in hints(options.__class__).items():
+        if typing.get_origin(hint) is typing.Literal:
+            choices, value = typing.get_args(hint), getattr(options, name)
+            expect(name, value in choices, f"one of {', '.join(choices)}", value)
 
 
 def site_index(site: str, sites: Mapping[str, object]) -> int:

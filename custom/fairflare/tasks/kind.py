@@ -15,8 +15,7 @@ from torch import Tensor
 from fairflare.core import metric as registry
 from fairflare.core.errors import UserError
 from fairflare.core.metric import Metric, finite
-from fairflare.core.objectives import Objective
-from fairflare.core.types import SiteData, SplitName
+from fairflare.core.types import Objective, SiteData, SplitName
 from fairflare.functional.intervals import of_mean
 from fairflare.functional.resampling import Array, weighted_mean
 from fairflare.privacy.counts import released
@@ -125,7 +124,7 @@ class TaskKind(ABC):
 
     @abstractmethod
     def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
-        """What a site minimises by default; see ``core.objectives``."""
+        """What a site minimises by default; see ``core.types.Objective``."""
 
     def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """What evaluation keeps of one batch of outputs (N, ...) and targets; both as they are by default."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
+from fairflare.core.order import some
 from fairflare.data.table_columns import TableFingerprint, agreed, inputs, table_cautions
 from fairflare.tasks.fingerprint import Fingerprint
 from fairflare.tasks.forms import FORMS
@@ -154,7 +155,9 @@ def _of_values(prints: Prints) -> list[str]:
     windows = {site: (values[0], values[-1]) for site, values in known.items() if values is not None}
     if windows and without:
         text = "values are measured from one zero, as Hounsfield units are"
-        return [f"{text}, at {_some(list(windows))} and not at {_some(without)}: each image there is scaled by itself"]
+        return [
+            f"{text}, at {some(list(windows), 3)} and not at {some(without, 3)}: each image there is scaled by itself"
+        ]
     for site, (low, high) in windows.items():
         for other, (left, right) in windows.items():
             if min(high, right) - max(low, left) < OVERLAP * (max(high, right) - min(low, left)):
@@ -198,7 +201,7 @@ def _channels(prints: Prints) -> Choice | None:
         return None
     coloured = [site for site, one in known.items() if one.coloured]
     if coloured:
-        return Choice("task.channels", 3, f"images of {_some(coloured)} have colours")
+        return Choice("task.channels", 3, f"images of {some(coloured, 3)} have colours")
     return Choice("task.channels", 1, "images of every site are grey")
 
 
@@ -252,10 +255,10 @@ def _scaling(prints: Prints) -> list[Choice]:
     spreads = [[_channel(one.std, k) for one in known] for k in range(channels)]
     if window is not None:
         means, spreads = _in_window(known, window)
-    centre = [_mean(found) for found in means]
+    centre = [fmean(found) for found in means]
     # The spread of the sites' images together: within sites, and of the sites' means.
     whole = [
-        math.sqrt(max(_mean([s**2 + m**2 for s, m in zip(stds, found)]) - middle**2, 0.0))
+        math.sqrt(max(fmean([s**2 + m**2 for s, m in zip(stds, found)]) - middle**2, 0.0))
         for stds, found, middle in zip(spreads, means, centre)
     ]
     reason = f"of the training images' pixels on [0, 1], {len(known)} sites counting alike"
@@ -339,8 +342,8 @@ def _of_table(prints: Prints) -> tuple[list[Choice], bool]:
     found = [Choice(*one) for one in agreed(tables)]
     p, n = max(inputs(tables), 1), sum(one.n_train for one in prints.values())
     gains = [one.network_gain for one in prints.values() if one.network_gain is not None]
-    if gains and _mean(gains) >= GAIN and 2 * sum(gain > 0 for gain in gains) > len(gains):
-        shown = f"{_mean(gains):.3f} on average over {_sites(len(gains))}"
+    if gains and fmean(gains) >= GAIN and 2 * sum(gain > 0 for gain in gains) > len(gains):
+        shown = f"{fmean(gains):.3f} on average over {_sites(len(gains))}"
         text = f"a network's validation log loss is below a linear model's by {shown}"
         return [*found, Choice("task.model", "mlp", text)], False
     said = (
@@ -369,16 +372,8 @@ def _channel(values: Sequence[float] | None, k: int) -> float:
     return found[k] if k < len(found) else found[0]
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def _listed(values: Sequence[float]) -> str:
     return ",".join(f"{value:.3f}" for value in values)
-
-
-def _some(sites: Sequence[str]) -> str:
-    return ", ".join(sites[:3]) + (f" and {len(sites) - 3} more" if len(sites) > 3 else "")
 
 
 def _range(values: Sequence[int]) -> str:

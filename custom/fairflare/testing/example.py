@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairflare.core.seeds import derive, seed_everything
-from fairflare.core.types import Batch, LocalWork, Outline, Round, SplitName, StateDict, TensorSpec, Training
+from fairflare.core.types import LocalWork, Outline, Round, SplitName, StateDict, TensorSpec, Training
+from fairflare.data.grouping import Grouping
+from fairflare.data.tensors import Split, TensorData
 from fairflare.networks.regression import Regression
 from fairflare.trainers.base import Trainer
 
@@ -21,46 +23,23 @@ ROUNDS = 4
 TRAINING = Training(rounds=ROUNDS, epochs=2, batch_size=8, optimizer="sgd", lr=0.05)
 
 
-class SmallData:
-    """A ``SiteData`` of Gaussian images whose classes differ in brightness; the last training example has no group."""
+class SmallData(TensorData):
+    """Gaussian images whose classes differ in brightness, in two groups; the last training example has no group."""
 
     def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(1)
-        self._splits: dict[SplitName, Batch] = {}
+        generator, splits = torch.Generator().manual_seed(1), {}
         for split, n in SIZES.items():
             targets = torch.arange(n) % 2
             inputs = torch.randn(n, 1, 8, 8, generator=generator) + targets[:, None, None, None]
-            self._splits[split] = Batch(inputs, targets, torch.arange(n) // 2 % 2)
-        self._splits["train"].groups[-1] = -1
-        train = self._splits["train"]
-        self.class_counts = torch.bincount(train.targets, minlength=2)
-        self.group_counts = torch.bincount(train.groups[:-1], minlength=2)
+            groups = [GROUPS[i // 2 % 2] for i in range(n)]
+            groups[-1] = "" if split == "train" else groups[-1]
+            splits[split] = Split(self.made(inputs), targets, {"group": groups})
+        super().__init__(train=splits["train"], val=splits["val"], test=splits["test"], n_classes=2)
+        self.grouped(Grouping(("group",), (GROUPS,)))
 
-    def size(self, split: SplitName) -> int:
-        """Number of examples in ``split``."""
-        return SIZES[split]
-
-    def training(self, batch_size: int, seed: int) -> Iterator[Batch]:
-        """One shuffled epoch, an example that would be alone in its batch with the batch before."""
-        order = torch.randperm(SIZES["train"], generator=torch.Generator().manual_seed(seed))
-        rows = list(order.split(batch_size))
-        if len(rows) > 1 and len(rows[-1]) == 1:
-            rows[-2:] = [torch.cat(rows[-2:])]
-        yield from (self._rows("train", chosen) for chosen in rows)
-
-    def picked(self, batches: Sequence[Tensor], seed: int) -> Iterator[Batch]:
-        """The training examples of each batch of row numbers."""
-        return (self._rows("train", rows) for rows in batches)
-
-    def fixed(self, split: SplitName, batch_size: int, at_most: int | None = None) -> Iterator[Batch]:
-        """``split`` in its stored order."""
-        n = SIZES[split]
-        rows = torch.arange(n) if not at_most else torch.linspace(0, n - 1, min(at_most, n)).round().long()
-        yield from (self._rows(split, chosen) for chosen in rows.split(batch_size))
-
-    def _rows(self, split: SplitName, rows: Tensor) -> Batch:
-        found = self._splits[split]
-        return Batch(found.inputs[rows], found.targets[rows], found.groups[rows])
+    def made(self, images: Tensor) -> Tensor:
+        """What the network takes of (N, 1, 8, 8)."""
+        return images
 
 
 def small_network() -> nn.Module:
@@ -80,9 +59,8 @@ def small_network() -> nn.Module:
 class RowMeans(SmallData):
     """The means of the rows of ``SmallData``'s images, which a regression takes as they are."""
 
-    def _rows(self, split: SplitName, rows: Tensor) -> Batch:
-        found = super()._rows(split, rows)
-        return found._replace(inputs=found.inputs.mean((1, 2)))
+    def made(self, images: Tensor) -> Tensor:
+        return images.mean((1, 2))
 
 
 def example_of(trainer: Trainer) -> tuple[nn.Module, SmallData]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Laws that every method obeys: ``check_method("my-rule")`` runs them all, for a plugin as for the package's own.
+"""Laws that every method obeys: ``check_method("my-rule")`` runs them all, for a plugin as for the package's own, and
+``check_rule`` on a rule alone, with the probes and the trainer that it needs.
 
 Each check raises AssertionError with the method's id and the numbers at fault.
 """
@@ -10,26 +11,34 @@ import copy
 import dataclasses
 import json
 import math
-import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from fairflare.aggregators.base import Rule, State, WeighingRule
 from fairflare.core import registry
-from fairflare.core.declared import numbers_of, tensors_of
 from fairflare.core.registry import Method
-from fairflare.core.slots import Slot, flat, nested, slots_of, wrong_tensors
-from fairflare.core.types import Info, Number, Outline, Reply, Round, StateDict, Weights
+from fairflare.core.slots import flat, nested, slots_of, wrong_tensors
+from fairflare.core.types import (
+    Info,
+    Number,
+    Outline,
+    Paper,
+    Reply,
+    Round,
+    StateDict,
+    TensorSpec,
+    Weights,
+    numbers_of,
+    tensors_of,
+)
 from fairflare.engine.setup.method_parts import default_parts
-from fairflare.engine.state import Checkpoint, load_checkpoint, save_checkpoint
-from fairflare.testing.parts import equal
+from fairflare.engine.state import Checkpoint
+from fairflare.testing.example import GROUPS, ROUNDS, outline
+from fairflare.testing.parts import equal, restarted, same
 
 TOLERANCE = 1e-9
-ROUNDS = 4
-GROUPS = ("a", "b")
 
 
 def check_method(id: str) -> None:
@@ -80,7 +89,9 @@ def extreme_scalars_stay_finite(entry: Method) -> None:
     scalars = _scalars(entry)
     for low, high in ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0)):
         replies = [
-            dataclasses.replace(r, scalars={s.name: _between(s, high if k == 0 else low) for s in scalars})
+            dataclasses.replace(
+                r, scalars={s.name: s.low + (high if k == 0 else low) * (s.high - s.low) for s in scalars}
+            )
             for k, r in enumerate(_replies(entry, 3, seed=5))
         ]
         rule, state = _rule(entry), _no_state()
@@ -112,8 +123,8 @@ def rounds_are_pure(entry: Method) -> None:
     )
     assert first.weights == second.weights, f"{entry.id}: {first.weights} became {second.weights}"
     assert equal(first.model, second.model), f"{entry.id}: the same state gave two models"
-    assert _same(first.state, second.state), f"{entry.id}: the same state gave two states after it"
-    assert _same(state, kept), f"{entry.id}: the state was changed; a rule that uses it up says donates = True"
+    assert same(first.state, second.state), f"{entry.id}: the same state gave two states after it"
+    assert same(state, kept), f"{entry.id}: the state was changed; a rule that uses it up says donates = True"
     before = {k: v.clone() for k, v in model.items()}
     sent = [{k: v.clone() for k, v in r.update.items()} for r in replies]
     once, twice = (rule.aggregate(model, replies, {}, _info(1)) for _ in range(2))
@@ -134,12 +145,12 @@ def weighing_is_pure(entry: Method) -> None:
     for t in range(1, ROUNDS + 1):
         replies, kept = _replies(entry, 3, seed=20 + t), copy.deepcopy(state)
         (first, after), (second, again) = (rule.weigh(replies, state, _info(t)) for _ in range(2))
-        assert _same(state, kept), f"{entry.id}: weigh changed the state that it was given"
-        assert first == second and _same(after, again), f"{entry.id}: weigh gave {first}, then {second}"
+        assert same(state, kept), f"{entry.id}: weigh changed the state that it was given"
+        assert first == second and same(after, again), f"{entry.id}: weigh gave {first}, then {second}"
         outcome = rule.aggregate(model, replies, state, _info(t))
         alone = rule.aggregate(model, replies, kept, _info(t))
         assert outcome.weights == first, f"{entry.id}: weigh gave {first}, aggregate {outcome.weights}"
-        assert _same(outcome.state, after), f"{entry.id}: weigh and aggregate give two states"
+        assert same(outcome.state, after), f"{entry.id}: weigh and aggregate give two states"
         assert equal(outcome.model, alone.model), f"{entry.id}: weigh before aggregate changed its model"
         state = outcome.state
 
@@ -188,10 +199,7 @@ def state_survives_a_restart(entry: Method) -> None:
     """Saving the state to a file and reading it back changes nothing in the next round."""
     rule, model, replies = _rule(entry), _model(), _replies(entry, 3, seed=13)
     outcome = rule.aggregate(model, replies, {}, _info(1))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "checkpoint.safetensors"
-        save_checkpoint(path, Checkpoint(1, outcome.model, outcome.state))
-        found = load_checkpoint(path)
+    found = restarted(Checkpoint(1, outcome.model, outcome.state))
     again = _replies(entry, 3, seed=14)
     straight = rule.aggregate(outcome.model, again, outcome.state, _info(2))
     resumed = rule.aggregate(found.model, again, found.state, _info(2))
@@ -265,14 +273,6 @@ def _scalars(entry: Method) -> list[Number]:
     return [*numbers_of(trainer), *(number for probe in probes for number in probe.scalars(_outline()))]
 
 
-def _sent_slots(entry: Method) -> dict[str, Slot]:
-    return slots_of((spec for piece in _parts(entry) for spec in tensors_of(piece)), _outline())
-
-
-def _between(spec: Number, share: float) -> float:
-    return spec.low + share * (spec.high - spec.low)
-
-
 def _model() -> StateDict:
     return {"weight": torch.linspace(-1, 1, 6).reshape(2, 3), "mean": torch.zeros(2), "steps": torch.tensor(3)}
 
@@ -280,7 +280,8 @@ def _model() -> StateDict:
 def _replies(entry: Method, count: int, seed: int) -> list[Reply]:
     """Made-up accepted answers: everyday numbers and tensors, two updated entries of which one is trainable."""
     generator = torch.Generator().manual_seed(seed)
-    draws, slots = torch.rand(count, len(_scalars(entry)) + 1, generator=generator).tolist(), _sent_slots(entry)
+    draws = torch.rand(count, len(_scalars(entry)) + 1, generator=generator).tolist()
+    slots = slots_of((spec for piece in _parts(entry) for spec in tensors_of(piece)), _outline())
     return [
         Reply(
             site=f"site-{k}",
@@ -297,8 +298,36 @@ def _replies(entry: Method, count: int, seed: int) -> list[Reply]:
     ]
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Equal states: nested dicts of numbers, strings and tensors."""
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return set(a) == set(b) and all(_same(a[k], b[k]) for k in a)
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else bool(a == b)
+def check_rule(id: str, **settings: Any) -> None:
+    """Run every law on rule ``id``, fed with the numbers of the registered probes and trainers that report them.
+
+    Args:
+        id: the rule's.
+        settings: parameters of the rule that differ from their defaults.
+
+    Raises:
+        AssertionError: a law fails, or no probe and no trainer reports a number that the rule wants.
+        UserError: there is no such rule.
+    """
+    entry = method_around(id, **settings)
+    for check in (wanted_scalars_are_reported, *CHECKS):  # first what the other laws cannot do without
+        check(entry)
+
+
+def method_around(id: str, **settings: Any) -> Method:
+    """An unregistered method of rule ``id`` alone: the trainer and the probes that report what it wants or uses."""
+    rule = registry.get_rule(id)(**settings)
+    asked = {*rule.wanted, *rule.useful}
+    probes = tuple(name for name, cls in registry.probes().items() if asked & _names(cls()))
+    senders = [name for name, cls in registry.trainers().items() if asked & {_family(one.name) for one in cls.sends}]
+    kinds = (senders[0] if senders else "sgd", probes, "all", "none")
+    return Method(id, id, "", id, *kinds, Paper("", "", "", 0, ""), settings, {})
+
+
+def _names(probe: Any) -> set[str]:
+    found = {one.name for one in (*probe.scalars(outline()), *probe.sends) if not isinstance(one, TensorSpec)}
+    return found | {_family(name) for name in found}
+
+
+def _family(name: str) -> str:
+    return name.partition("/")[0]

@@ -6,13 +6,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fairflare.core.types import Number, TensorSpec
+from fairflare.engine.state import Checkpoint, load_checkpoint, save_checkpoint
 from fairflare.testing.example import outline
 
 
@@ -27,6 +30,25 @@ def is_json(id: str, part: Any) -> None:
 def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Whether both hold the same names and, bit for bit, the same tensors."""
     return set(one) == set(other) and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether nested mappings and sequences hold the same keys, numbers, texts and, bit for bit, tensors."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return bool(one == other)
+
+
+def restarted(content: Checkpoint) -> Checkpoint:
+    """What a server that is started again reads of ``content``."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint.safetensors"
+        save_checkpoint(path, content)
+        return load_checkpoint(path)
 
 
 def numbers_fit(id: str, declared: Sequence[Number], sent: Mapping[str, float]) -> None:

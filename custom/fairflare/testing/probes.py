@@ -21,7 +21,7 @@ from fairflare.engine.memory import SiteMemory
 from fairflare.probes.base import Probe
 from fairflare.testing.example import GROUPS, copied, outline, small_network, work_of_round
 from fairflare.testing.parts import equal, is_json, numbers_fit, tensors_fit
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 
 MOMENTS = ("received", "trained", "anchored")
 TOLERANCE = 1e-5

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``check_selector("my-selector")`` and ``check_server_optimizer("my-optimizer")``: what both have to hold."""
+"""``check_selector("my-selector")`` and ``check_server_optimizer("my-optimizer")``: what both have to hold; and the
+server half of every trainer, on a few rounds of made-up replies in which sites come and go."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import copy
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from fairflare.core import registry
-from fairflare.core.types import Round, StateDict
-from fairflare.engine.state import Checkpoint, load_checkpoint, save_checkpoint
+from fairflare.core.types import Info, Reply, Round, StateDict, TensorSpec, Training
+from fairflare.engine.state import Checkpoint
 from fairflare.participation.base import Selector
 from fairflare.server_optimizers.base import ServerOptimizer
-from fairflare.testing.parts import is_json
+from fairflare.testing.example import copied, example_of, made_up, outline
+from fairflare.testing.parts import is_json, restarted, same, tensors_fit
+from fairflare.trainers.base import ServerState, Trainer
 
 COUNTS = (1, 2, 5, 20)
 """Numbers of sites that a selector is asked to choose from."""
@@ -85,7 +88,9 @@ def check_server_optimizer(id: str, **settings: Any) -> None:
     model, state = _model(generator), dict[str, Any]()
     for scale in (0.1, 0.0, 1e4, 0.1):
         model, state = _steps(id, (cls(**settings), cls(**settings)), model, _combined(model, scale, generator), state)
-        state = _saved(model, state)
+        found = restarted(Checkpoint(1, model, server=state)).server
+        assert same(found, state), f"{id}: the state does not survive a checkpoint"
+        state = dict(found)
 
 
 def _model(generator: torch.Generator) -> StateDict:
@@ -113,40 +118,84 @@ def _steps(
     id: str, made: tuple[ServerOptimizer, ServerOptimizer], model: StateDict, combined: StateDict, state: Any
 ) -> tuple[StateDict, Any]:
     """One step, twice; returns model and state after it."""
-    before = [_copied(one) for one in (model, combined, state)]
+    before = copy.deepcopy((model, combined, state))
     stepped, after = made[0].step(model, combined, state, TRAINABLE)
     again, after_again = made[1].step(model, combined, state, TRAINABLE)
     for was, now in zip(before, (model, combined, state), strict=True):
-        assert _same(was, now), f"{id}: changes what it was given"
+        assert same(was, now), f"{id}: changes what it was given"
     assert list(stepped) == list(combined), f"{id}: expected the entries {list(combined)}, got {list(stepped)}"
     for key, value in stepped.items():
         whole = value.shape == model[key].shape and value.dtype == model[key].dtype and bool(value.isfinite().all())
         assert whole, f"{id}: {key}: expected finite values of shape {tuple(model[key].shape)} and {model[key].dtype}"
         kept = key in TRAINABLE or torch.equal(value, combined[key])
         assert kept, f"{id}: {key}: is no trainable entry and was stepped"
-    assert _same(stepped, again) and _same(after, after_again), f"{id}: another step when it is asked again"
+    assert same(stepped, again) and same(after, after_again), f"{id}: another step when it is asked again"
     return stepped, after
 
 
-def _saved(model: StateDict, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state as a checkpoint brings it back."""
-    with tempfile.TemporaryDirectory() as folder:
-        save_checkpoint(Path(folder) / "checkpoint.safetensors", Checkpoint(1, model, server=state))
-        found = load_checkpoint(Path(folder) / "checkpoint.safetensors").server
-    assert _same(found, state), "the state does not survive a checkpoint"
-    return dict(found)
+ANSWERING = (("site-1", "site-2"), ("site-2",), ("site-1", "site-2", "site-3"))
+"""The sites that answer in each round."""
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    return value.clone() if isinstance(value, torch.Tensor) else value
+def check_server_half(id: str, trainer: Trainer, training: Training) -> None:
+    """Raise AssertionError, with the trainer's id, where one of these does not hold.
+
+    The same round twice gives the same state and the same model, and changes nothing that was passed in; what sites are
+    sent is declared and finite; the corrected model has the model's entries, finite, and its counters; the state
+    survives a checkpoint; a site may be away in a round.
+    """
+    network = example_of(trainer)[0]
+    model, state = copied(network), dict[str, Any]()
+    for number, sites in enumerate(ANSWERING, start=1):
+        info = Info(Round(number, len(ANSWERING)), lr=training.lr, known_sites=3, steps=dict.fromkeys(sites, 2))
+        for site in sites:
+            _sends_what_it_declares(id, trainer, state, site, info)
+        replies = [_reply(trainer, model, site, number) for site in sites]
+        given = (model, state, [dict(reply.update) for reply in replies], [dict(reply.tensors) for reply in replies])
+        kept = copy.deepcopy(given)
+        first, second = (trainer.collect(model, replies, state, info) for _ in range(2))
+        assert same(first, second), f"{id}: collect gave two states of one round"
+        combined = {key: value + 0.01 if value.is_floating_point() else value for key, value in model.items()}
+        before, after = copy.deepcopy(combined), copy.deepcopy(first)
+        once, twice = (trainer.correct(model, combined, first, info) for _ in range(2))
+        assert same(once, twice), f"{id}: correct gave two models of one round"
+        assert same(given, kept) and same(combined, before) and same(first, after), f"{id}: an argument was changed"
+        _is_a_model(id, once, model)
+        state = dict(restarted(Checkpoint(1, model, trainer=first)).trainer)
+        assert same(state, after), f"{id}: the state is another one after a restart"
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Equal bit for bit, with the same keys in the same order."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    return type(one) is type(other) and bool(one == other)
+def _sends_what_it_declares(id: str, trainer: Trainer, state: ServerState, site: str, info: Info) -> None:
+    tensors_fit(id, trainer.receives, trainer.tensors_for(state, site, info))
+    for name, value in trainer.orders(state, site, info).items():
+        assert isinstance(value, float) and math.isfinite(value), f"{id}: the order {name} is {value}"
+
+
+def _is_a_model(id: str, found: StateDict, model: StateDict) -> None:
+    assert found.keys() == model.keys(), f"{id}: the corrected model has other entries"
+    for key, value in model.items():
+        assert found[key].dtype == value.dtype and found[key].shape == value.shape, f"{id}: {key} changed its form"
+        assert bool(found[key].isfinite().all()), f"{id}: {key} of the corrected model is not finite"
+        assert value.is_floating_point() or torch.equal(found[key], value), f"{id}: the counter {key} was changed"
+
+
+def _reply(trainer: Trainer, model: StateDict, site: str, number: int) -> Reply:
+    """An accepted answer with small values, other ones for every site and round."""
+    generator = torch.Generator().manual_seed(100 * number + int(site.rpartition("-")[2]))
+    update = {
+        key: 0.01 * torch.rand(value.shape, generator=generator)
+        for key, value in model.items()
+        if value.is_floating_point()
+    }
+    probes = [registry.get_probe(probe)() for probe in trainer.probes]
+    numbers = [spec for probe in probes for spec in probe.scalars(outline())]
+    numbers += [spec for spec in trainer.sends if not isinstance(spec, TensorSpec)]
+    sent = [spec for spec in trainer.sends if isinstance(spec, TensorSpec)]
+    return Reply(
+        site,
+        update,
+        10 * number,
+        scalars={spec.name: spec.low + min(1.0, spec.high - spec.low) * 0.5 for spec in numbers},
+        trainable=frozenset(name for name, _ in example_of(trainer)[0].named_parameters()),
+        tensors={spec.name: {key: value / number for key, value in made_up(spec).items()} for spec in sent},
+    )

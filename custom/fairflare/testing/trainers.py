@@ -21,7 +21,7 @@ from fairflare.core.types import LocalWork, TensorSpec, Training
 from fairflare.engine.memory import SiteMemory
 from fairflare.testing.example import TRAINING, SmallData, copied, example_of, work_of_round
 from fairflare.testing.parts import equal, is_json, numbers_fit, tensors_fit
-from fairflare.testing.server_half import check_server_half
+from fairflare.testing.server_parts import check_server_half
 from fairflare.trainers.base import Trainer
 
 
@@ -189,7 +189,7 @@ def a_run_can_be_stopped(case: Case) -> None:
 
 
 def the_server_half_is_pure(case: Case) -> None:
-    """See ``server_half.check_server_half``; a trainer without such a half has nothing to check."""
+    """See ``server_parts.check_server_half``; a trainer without such a half has nothing to check."""
     if case.trainer.has_server_half:
         check_server_half(case.id, case.trainer, case.training)
 

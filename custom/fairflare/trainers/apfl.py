@@ -10,18 +10,23 @@ from typing import Annotated, ClassVar
 import torch
 
 from fairflare.core.execution import no_grad
-from fairflare.core.objectives import Objective
-from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Cost, LocalWork, Paper
+from fairflare.core.registry import method
+from fairflare.core.types import Batch, Cost, LocalWork, Objective, Paper
 from fairflare.core.validation import Range
-from fairflare.trainers.base import keep_optimizer_beside, optimizer_beside
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, optimizer_beside
 
 LOCAL, ALPHA = "local model", "mixing weight"
 """Keys of a site's memory: v and alpha."""
 
 
-@trainer("apfl")
+@method(
+    "apfl",
+    title="APFL",
+    summary="FedAvg, and at each site a mixture of the shared model with one of its own.",
+    paper=Paper.cited(
+        "Deng et al.: Adaptive Personalized Federated Learning. arXiv 2020. https://arxiv.org/abs/2003.13461"
+    ),
+)
 @dataclass(frozen=True)
 class APFL(PlainTrainer):
     """The shared model w trains as in FedAvg; v descends f(m) at the mixture m = alpha v + (1 - alpha) w.
@@ -67,7 +72,6 @@ class APFL(PlainTrainer):
         return loss
 
     def finish(self, work: LocalWork) -> None:
-        """Keep m as the personal model, and v and alpha."""
         own, mixed = ({k: v.clone() for k, v in work.scratch[name].state_dict().items()} for name in ("own", "mixed"))
         work.personal, work.memory[LOCAL] = mixed, own
         if self.adapt:
@@ -93,19 +97,3 @@ def _slope(work: LocalWork) -> torch.Tensor:
         if m.grad is not None:
             total += ((v - w) * m.grad).double().sum()
     return total
-
-
-method(
-    "apfl",
-    title="APFL",
-    summary="FedAvg, and at each site a mixture of the shared model with one of its own.",
-    rule="fedavg",
-    trainer="apfl",
-    paper=Paper(
-        authors="Deng et al.",
-        title="Adaptive Personalized Federated Learning",
-        venue="arXiv",
-        year=2020,
-        url="https://arxiv.org/abs/2003.13461",
-    ),
-)

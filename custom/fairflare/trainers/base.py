@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import count, islice
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from fairflare.core.execution import ahead
-from fairflare.core.objectives import Objective
+from fairflare.core.registry import trainer
 from fairflare.core.seeds import derive
 from fairflare.core.types import (
     PERSONAL,
@@ -23,6 +24,7 @@ from fairflare.core.types import (
     LocalWork,
     Need,
     Number,
+    Objective,
     Offer,
     Reply,
     SiteData,
@@ -281,6 +283,27 @@ class Trainer(ABC):
         self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
     ) -> torch.Tensor:
         """One optimizer step on one batch; returns the batch's mean loss at the weights before it."""
+
+
+@trainer("sgd")
+@dataclass(frozen=True)
+class PlainTrainer(Trainer):
+    """One gradient per batch, one optimizer step (SGD or Adam, as the task's training settings say).
+
+    A trainer that only adds terms to the gradient derives from it and implements ``correct_gradients``.
+    """
+
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss = self.backward(work, objective, batch)
+        self.correct_gradients(work)
+        optimizer.step()
+        return loss
+
+    def correct_gradients(self, work: LocalWork) -> None:
+        """Called between the backward pass and the optimizer's step: change the gradients of ``work.network``."""
 
 
 SERVER_HALF = ("tensors_for", "orders", "collect", "correct")

@@ -9,16 +9,22 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 
-from fairflare.core.objectives import Objective
-from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Cost, LocalWork, Paper
+from fairflare.core.registry import method
+from fairflare.core.types import Batch, Cost, LocalWork, Objective, Paper
 from fairflare.core.validation import Range
 from fairflare.functional.proximal import add_proximal
-from fairflare.trainers.base import keep_optimizer_beside, optimizer_beside
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, optimizer_beside
 
 
-@trainer("ditto")
+@method(
+    "ditto",
+    title="Ditto",
+    summary="FedAvg, and at each site a model of its own that is drawn towards the shared one.",
+    paper=Paper.cited(
+        "Li et al.: Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021. "
+        "https://arxiv.org/abs/2012.04221"
+    ),
+)
 @dataclass(frozen=True)
 class Ditto(PlainTrainer):
     """The shared model trains as in FedAvg; v minimises f(v) + lam/2 ||v - w^t||^2 on the same batches.
@@ -38,7 +44,6 @@ class Ditto(PlainTrainer):
     aggregate: Literal["shared", "personal"] = "shared"
 
     def setup(self, work: LocalWork) -> None:
-        """Take up v where the last round left it, and keep w^t."""
         work.scratch["anchor"] = [p.detach().clone() for p in work.network.parameters()]
         if self.aggregate == "personal":
             work.network.load_state_dict(work.personal or work.received)
@@ -77,21 +82,3 @@ class Ditto(PlainTrainer):
         own = work.scratch.get("own", work.network)
         work.personal = {key: value.clone() for key, value in own.state_dict().items()}
         keep_optimizer_beside(work)
-
-
-DITTO = Paper(
-    authors="Li et al.",
-    title="Ditto: Fair and Robust Federated Learning Through Personalization",
-    venue="ICML",
-    year=2021,
-    url="https://arxiv.org/abs/2012.04221",
-)
-
-method(
-    "ditto",
-    title="Ditto",
-    summary="FedAvg, and at each site a model of its own that is drawn towards the shared one.",
-    rule="fedavg",
-    trainer="ditto",
-    paper=DITTO,
-)

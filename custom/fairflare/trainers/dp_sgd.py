@@ -177,7 +177,6 @@ class PrivateTrainer(Trainer):
         return torch.tensor(float("nan"))
 
     def step(self, work: Any, optimizer: Any, objective: Any, batch: Any) -> torch.Tensor:
-        """Not used: a step draws its own sample."""
         raise NotImplementedError
 
 

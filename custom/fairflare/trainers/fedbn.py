@@ -7,15 +7,23 @@ from dataclasses import dataclass
 
 from fairflare.core.errors import UserError
 from fairflare.core.layers import layers_of
-from fairflare.core.registry import method, trainer
+from fairflare.core.registry import method
 from fairflare.core.types import Paper, StateDict
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Entries of a layer that are no parameters."""
 
 
-@trainer("fedbn")
+@method(
+    "fedbn",
+    title="FedBN",
+    summary="FedAvg over all layers but BatchNorm, of which every site has its own; for feature shift.",
+    paper=Paper.cited(
+        "Li et al.: FedBN: Federated Learning on Non-IID Features via Local Batch Normalization. ICLR 2021. "
+        "https://arxiv.org/abs/2102.07623"
+    ),
+)
 @dataclass(frozen=True)
 class FedBN(PlainTrainer):
     """Plain training; scale, shift and running statistics of BatchNorm stay at the site.
@@ -36,7 +44,15 @@ class FedBN(PlainTrainer):
         return frozenset(key for keys in layers for key in keys)
 
 
-@trainer("silobn")
+@method(
+    "silobn",
+    title="SiloBN",
+    summary="FedAvg whose sites keep BatchNorm's running statistics and share its scale and shift; for feature shift.",
+    paper=Paper.cited(
+        "Andreux et al.: Siloed Federated Learning for Multi-centric Histopathology Datasets. DART 2020. "
+        "https://arxiv.org/abs/2008.07424"
+    ),
+)
 @dataclass(frozen=True)
 class SiloBN(FedBN):
     """Plain training; BatchNorm's running statistics stay at the site, its scale and shift are averaged.
@@ -52,37 +68,3 @@ class SiloBN(FedBN):
             UserError: the model has no such layer.
         """
         return frozenset(key for key in super().personal_entries(model) if key.endswith(STATISTICS))
-
-
-FEDBN = Paper(
-    authors="Li et al.",
-    title="FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
-    venue="ICLR",
-    year=2021,
-    url="https://arxiv.org/abs/2102.07623",
-)
-SILOBN = Paper(
-    authors="Andreux et al.",
-    title="Siloed Federated Learning for Multi-centric Histopathology Datasets",
-    venue="DART",
-    year=2020,
-    url="https://arxiv.org/abs/2008.07424",
-)
-
-method(
-    "fedbn",
-    title="FedBN",
-    summary="FedAvg over all layers but BatchNorm, of which every site has its own; for feature shift.",
-    rule="fedavg",
-    trainer="fedbn",
-    paper=FEDBN,
-)
-
-method(
-    "silobn",
-    title="SiloBN",
-    summary="FedAvg whose sites keep BatchNorm's running statistics and share its scale and shift; for feature shift.",
-    rule="fedavg",
-    trainer="silobn",
-    paper=SILOBN,
-)

@@ -22,11 +22,10 @@ import torch
 
 from fairflare.core.execution import no_grad
 from fairflare.core.layers import parameters
-from fairflare.core.objectives import Objective
-from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Info, LocalWork, Paper, Reply, StateDict, TensorSpec
-from fairflare.core.validation import Range
-from fairflare.trainers.base import ServerState, Trainer
+from fairflare.core.registry import method
+from fairflare.core.types import Info, LocalWork, Paper, Reply, StateDict, TensorSpec
+from fairflare.core.validation import Range, within
+from fairflare.trainers.base import PlainTrainer, ServerState
 
 DRIFT = "drift"
 HISTORY = "feddyn history"
@@ -35,9 +34,17 @@ MOST_NORM = 10.0
 """To which the authors' code clips a step's gradient."""
 
 
-@trainer("feddyn")
+@method(
+    "feddyn",
+    title="FedDyn",
+    summary="Each site's objective is corrected by its own history, so that all sites' optima agree.",
+    settings={"rule.weighting": "uniform"},
+    paper=Paper.cited(
+        "Acar et al.: Federated Learning Based on Dynamic Regularization. ICLR 2021. https://arxiv.org/abs/2111.04263"
+    ),
+)
 @dataclass(frozen=True)
-class FedDynTrainer(Trainer):
+class FedDynTrainer(PlainTrainer):
     """Dynamic regularisation (Acar et al., ICLR 2021, Algorithm 1), with the task's optimizer.
 
     A site that misses rounds keeps its g_k. Only trainable parameters drift; running statistics are the rule's. alpha
@@ -52,17 +59,12 @@ class FedDynTrainer(Trainer):
     receives: ClassVar[tuple[TensorSpec, ...]] = (
         TensorSpec(DRIFT, parameters, "from the mean of the sites' models to where their training starts, -h / alpha"),
     )
+    corrects = True
     alpha: Annotated[float, Range(1e-9, 1e6)] = 0.01
     variant: Literal["paper", "reference"] = "paper"
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < float("inf"):
-            raise ValueError(f"alpha must be finite and > 0, got {self.alpha}")
-
-    @property
-    def corrects(self) -> bool:
-        """The drift is one for all sites: it is where they start beside the one model that they share."""
-        return True
+        within(self, alpha="(0, inf)")
 
     def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
         """The drift, the same for every site; nothing before the first round."""
@@ -94,12 +96,8 @@ class FedDynTrainer(Trainer):
         past = {k: history[k].to(w) if k in history else torch.zeros_like(w) for k, w in trained.items()}
         work.scratch.update(anchor=anchor, past=past, alpha=self._alpha(work))
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
-        """One optimizer step along grad F + alpha (sum of past updates) + alpha (w - w^t); returns F."""
-        optimizer.zero_grad(set_to_none=True)
-        loss = self.backward(work, objective, batch)
+    def correct_gradients(self, work: LocalWork) -> None:
+        """grad F + alpha (sum of past updates) + alpha (w - w^t); the step returns F."""
         alpha, past, anchor = (work.scratch[name] for name in ("alpha", "past", "anchor"))
         moved = {key: w for key, w in _trained(work).items() if w.grad is not None}
         for key, w in moved.items():
@@ -108,8 +106,6 @@ class FedDynTrainer(Trainer):
             torch.nn.utils.clip_grad_norm_(moved.values(), MOST_NORM)
         for w in moved.values():
             _gradient(w).add_(w.detach(), alpha=alpha)
-        optimizer.step()
-        return loss
 
     @no_grad
     def finish(self, work: LocalWork) -> None:
@@ -135,20 +131,3 @@ def _moved(total: torch.Tensor, drift: torch.Tensor | None, here: int, known: in
     """drift + 1/N sum over S of (D_k - drift), in the update's type or float32 if that is wider."""
     total = total.to(torch.promote_types(total.dtype, torch.float32))
     return total / known if drift is None else drift + (total - here * drift) / known
-
-
-method(
-    "feddyn",
-    title="FedDyn",
-    summary="Each site's objective is corrected by its own history, so that all sites' optima agree.",
-    rule="fedavg",
-    trainer="feddyn",
-    settings={"rule.weighting": "uniform"},
-    paper=Paper(
-        authors="Acar et al.",
-        title="Federated Learning Based on Dynamic Regularization",
-        venue="ICLR",
-        year=2021,
-        url="https://arxiv.org/abs/2111.04263",
-    ),
-)

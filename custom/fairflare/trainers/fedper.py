@@ -3,26 +3,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
-
-import torch
 
 from fairflare.core.errors import UserError
 from fairflare.core.execution import ahead
 from fairflare.core.layers import layers_of
-from fairflare.core.objectives import Objective
-from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Cost, LocalWork, Paper, StateDict
+from fairflare.core.registry import method
+from fairflare.core.types import Cost, LocalWork, Paper, StateDict
 from fairflare.core.validation import Names, Range
-from fairflare.trainers.base import keep_optimizer_beside, local_batches, optimizer_beside
-from fairflare.trainers.sgd import PlainTrainer
-
-Parameters = Iterable["torch.nn.Parameter"]  # quoted: a listing of methods imports no PyTorch
+from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, local_batches, optimizer_beside
 
 
-@trainer("fedper")
+@method(
+    "fedper",
+    title="FedPer",
+    summary="FedAvg over all layers but the last, of which every site has its own; for label shift.",
+    paper=Paper.cited(
+        "Arivazhagan et al.: Federated Learning with Personalization Layers. arXiv 2019. "
+        "https://arxiv.org/abs/1912.00818"
+    ),
+)
 @dataclass(frozen=True)
 class FedPer(PlainTrainer):
     """Plain training of all layers; the last ones stay at the site.
@@ -54,7 +55,15 @@ class FedPer(PlainTrainer):
         return own
 
 
-@trainer("fedrep")
+@method(
+    "fedrep",
+    title="FedRep",
+    summary="As FedPer, but each site fits its own last layer first, and then the shared ones to it; for label shift.",
+    paper=Paper.cited(
+        "Collins et al.: Exploiting Shared Representations for Personalized Federated Learning. ICML 2021. "
+        "https://arxiv.org/abs/2102.07078"
+    ),
+)
 @dataclass(frozen=True)
 class FedRep(FedPer):
     """The site's own last layers learn first, with the shared ones fixed; then the shared ones, with its own fixed.
@@ -63,8 +72,6 @@ class FedRep(FedPer):
     https://arxiv.org/abs/2102.07078, Algorithm 1. The round's local steps are those of the shared layers.
 
     Args:
-        layers: how many of the last layers make the head, as in ``FedPer``.
-        head: names of its modules in place of that, as in ``FedPer``.
         head_passes: how many times as many steps the head makes before, >= 1.
     """
 
@@ -74,66 +81,18 @@ class FedRep(FedPer):
     def setup(self, work: LocalWork) -> None:
         """The head's steps, with an optimizer of its own."""
         own, parameters = self.personal_entries(work.received), dict(work.network.named_parameters())
-        work.scratch["head"] = [p for name, p in parameters.items() if name in own]
-        body = [p for name, p in parameters.items() if name not in own]
+        work.scratch["fixed"] = [p for name, p in parameters.items() if name not in own]
         optimizer, objective = optimizer_beside(work, work.network), self.objective(work)
         for _ in range(self.head_passes):
             for batch in ahead(local_batches(work), work.device):
                 work.stop_if_aborted()
-                self._step(work, optimizer, objective, batch.to(work.device), body)
+                self.step(work, optimizer, objective, batch.to(work.device))
+        work.scratch["fixed"] = [p for name, p in parameters.items() if name in own]
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
-        """One step of the shared layers."""
-        return self._step(work, optimizer, objective, batch, work.scratch["head"])
-
-    def _step(
-        self,
-        work: LocalWork,
-        optimizer: torch.optim.Optimizer,
-        objective: Objective,
-        batch: Batch,
-        fixed: Parameters,
-    ) -> torch.Tensor:
-        """One step of all parameters but the ``fixed`` ones, which an optimizer passes over without gradients."""
-        optimizer.zero_grad(set_to_none=True)
-        loss = self.backward(work, objective, batch)
-        for parameter in fixed:
+    def correct_gradients(self, work: LocalWork) -> None:
+        """An optimizer passes over parameters without gradients: over the shared ones at first, then over the head."""
+        for parameter in work.scratch["fixed"]:
             parameter.grad = None
-        optimizer.step()
-        return loss
 
     def finish(self, work: LocalWork) -> None:
         keep_optimizer_beside(work)
-
-
-method(
-    "fedper",
-    title="FedPer",
-    summary="FedAvg over all layers but the last, of which every site has its own; for label shift.",
-    rule="fedavg",
-    trainer="fedper",
-    paper=Paper(
-        authors="Arivazhagan et al.",
-        title="Federated Learning with Personalization Layers",
-        venue="arXiv",
-        year=2019,
-        url="https://arxiv.org/abs/1912.00818",
-    ),
-)
-
-method(
-    "fedrep",
-    title="FedRep",
-    summary="As FedPer, but each site fits its own last layer first, and then the shared ones to it; for label shift.",
-    rule="fedavg",
-    trainer="fedrep",
-    paper=Paper(
-        authors="Collins et al.",
-        title="Exploiting Shared Representations for Personalized Federated Learning",
-        venue="ICML",
-        year=2021,
-        url="https://arxiv.org/abs/2102.07078",
-    ),
-)

@@ -9,12 +9,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fairflare.core.objectives import Objective
-from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Info, LocalWork, Offer, Paper, Reply, Round, StateDict, TensorSpec
+from fairflare.core.registry import method
+from fairflare.core.types import Batch, Info, LocalWork, Objective, Offer, Paper, Reply, Round, StateDict, TensorSpec
 from fairflare.functional.features import features_of, lacks_features, prototype_contrast
-from fairflare.trainers.base import ServerState
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, ServerState
 
 PROTOTYPES, COUNTS = "prototypes", "prototype_counts"
 GLOBAL = TensorSpec(
@@ -26,7 +24,15 @@ REFERENCE_ROUNDS = 100
 """After which the authors' code trains on cross-entropy alone."""
 
 
-@trainer("fedproc")
+@method(
+    "fedproc",
+    title="FedProc",
+    summary="FedAvg whose local features are drawn to the federation's class means, strongly at first.",
+    paper=Paper.cited(
+        "Mu et al.: FedProc: Prototypical Contrastive Federated Learning on Non-IID Data. Future Generation Computer "
+        "Systems 2023. https://arxiv.org/abs/2109.12273"
+    ),
+)
 @dataclass(frozen=True)
 class FedProc(PlainTrainer):
     """Each step minimises a f(w) + (1 - a) CE(z . c_hat, y) (Mu et al., arXiv:2109.12273), a rising to 1.
@@ -64,7 +70,6 @@ class FedProc(PlainTrainer):
     def step(
         self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
     ) -> torch.Tensor:
-        """One optimizer step on both terms; returns their weighted sum."""
         prototypes, a = work.scratch["prototypes"], self.share(work.round)
         if not prototypes or a >= 1:
             return super().step(work, optimizer, objective, batch)
@@ -92,7 +97,6 @@ class FedProc(PlainTrainer):
         return {GLOBAL.name: after}
 
     def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
-        """The prototypes, the same for every site; nothing before the first round."""
         return dict(state)
 
     def _weight(self, reply: Reply, label: str) -> float:
@@ -101,19 +105,3 @@ class FedProc(PlainTrainer):
             return 1.0
         stated = float(reply.tensors.get(COUNTS, {}).get(label, torch.zeros(())))
         return min(max(stated, 0.0), float(reply.n_examples))
-
-
-method(
-    "fedproc",
-    title="FedProc",
-    summary="FedAvg whose local features are drawn to the federation's class means, strongly at first.",
-    rule="fedavg",
-    trainer="fedproc",
-    paper=Paper(
-        authors="Mu et al.",
-        title="FedProc: Prototypical Contrastive Federated Learning on Non-IID Data",
-        venue="Future Generation Computer Systems",
-        year=2023,
-        url="https://arxiv.org/abs/2109.12273",
-    ),
-)

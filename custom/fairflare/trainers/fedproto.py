@@ -11,14 +11,12 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 
-from fairflare.core.objectives import Objective
-from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Cost, Info, LocalWork, Offer, Paper, Reply, StateDict, TensorSpec
+from fairflare.core.registry import method
+from fairflare.core.types import Batch, Cost, Info, LocalWork, Objective, Offer, Paper, Reply, StateDict, TensorSpec
 from fairflare.core.validation import Range
 from fairflare.functional.features import class_distance, class_means, features_of, lacks_features
 from fairflare.privacy.counts import released
-from fairflare.trainers.base import ServerState
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, ServerState
 
 MEANS = TensorSpec(
     "prototypes", lambda o: {str(c): (o.features,) for c in range(o.classes)}, "mean features of a class"
@@ -28,7 +26,15 @@ LONGEST = 10.0
 """A prototype counts with at most so many times the median over the sites, from three on, of their mean length."""
 
 
-@trainer("fedproto")
+@method(
+    "fedproto",
+    title="FedProto",
+    summary="Own models, joined by the mean features of each class; with share=both the models are averaged too.",
+    paper=Paper.cited(
+        "Tan et al.: FedProto: Federated Prototype Learning across Heterogeneous Clients. AAAI 2022. "
+        "https://arxiv.org/abs/2105.00243"
+    ),
+)
 @dataclass(frozen=True)
 class FedProto(PlainTrainer):
     """Each step minimises f(w) + lam times the mean squared distance of features to their classes' global prototypes.
@@ -72,7 +78,6 @@ class FedProto(PlainTrainer):
         return {MEANS.name: {**state.get(MEANS.name, {}), **fresh}}
 
     def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
-        """The prototypes, the same for every site; nothing before the first round."""
         return dict(state)
 
     def setup(self, work: LocalWork) -> None:
@@ -123,21 +128,3 @@ def _class_means(work: LocalWork) -> StateDict:
     batches, free = work.data.fixed("train", work.training.batch_size), released(counts, work.min_count)
     means = class_means(work.network, batches, counts, work.device)
     return {str(c): mean for c, mean in means.items() if free[c]}
-
-
-FEDPROTO = Paper(
-    authors="Tan et al.",
-    title="FedProto: Federated Prototype Learning across Heterogeneous Clients",
-    venue="AAAI",
-    year=2022,
-    url="https://arxiv.org/abs/2105.00243",
-)
-
-method(
-    "fedproto",
-    title="FedProto",
-    summary="Own models, joined by the mean features of each class; with share=both the models are averaged too.",
-    rule="fedavg",
-    trainer="fedproto",
-    paper=FEDPROTO,
-)

@@ -6,19 +6,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
-
-from fairflare.core.objectives import Objective
-from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, LocalWork, Paper
+from fairflare.core.registry import method
+from fairflare.core.types import LocalWork, Paper
 from fairflare.core.validation import Range
 from fairflare.functional.proximal import add_proximal
-from fairflare.trainers.base import Trainer
+from fairflare.trainers.base import PlainTrainer
 
 
-@trainer("fedprox")
+@method(
+    "fedprox",
+    title="FedProx",
+    summary="FedAvg whose sites stay near the received model: a proximal term on top of the local objective.",
+    paper=Paper.cited(
+        "Li et al.: Federated Optimization in Heterogeneous Networks. MLSys 2020. https://arxiv.org/abs/1812.06127"
+    ),
+)
 @dataclass(frozen=True)
-class FedProx(Trainer):
+class FedProx(PlainTrainer):
     """Each step minimises f(w) + mu/2 ||w - w^t||^2 over the parameters, with the task's optimizer.
 
     Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, https://arxiv.org/abs/1812.06127, Eq. 2.
@@ -33,30 +37,6 @@ class FedProx(Trainer):
         """Keep the parameters that the round starts from, w^t, on the device."""
         work.scratch["anchor"] = [p.detach().clone() for p in work.network.parameters()]
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
-        """One optimizer step along grad f(w) + mu (w - w^t); returns f(w), without the term."""
-        optimizer.zero_grad(set_to_none=True)
-        loss = self.backward(work, objective, batch)
+    def correct_gradients(self, work: LocalWork) -> None:
+        """grad f(w) + mu (w - w^t); the step returns f(w), without the term."""
         add_proximal(list(work.network.parameters()), work.scratch["anchor"], self.mu)
-        optimizer.step()
-        return loss
-
-
-FEDPROX = Paper(
-    authors="Li et al.",
-    title="Federated Optimization in Heterogeneous Networks",
-    venue="MLSys",
-    year=2020,
-    url="https://arxiv.org/abs/1812.06127",
-)
-
-method(
-    "fedprox",
-    title="FedProx",
-    summary="FedAvg whose sites stay near the received model: a proximal term on top of the local objective.",
-    rule="fedavg",
-    trainer="fedprox",
-    paper=FEDPROX,
-)

@@ -16,13 +16,13 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fairflare.core.errors import UserError
-from fairflare.core.objectives import Objective
-from fairflare.core.registry import method, trainer
+from fairflare.core.registry import method
 from fairflare.core.seeds import derive
 from fairflare.core.types import (
     Batch,
     Info,
     LocalWork,
+    Objective,
     Outline,
     Paper,
     Reply,
@@ -32,8 +32,7 @@ from fairflare.core.types import (
     TensorSpec,
 )
 from fairflare.functional.normalisation import LEAST_SD, Pair, Statistic, normalised_by, pair_of, renormalised
-from fairflare.trainers.base import ServerState
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, ServerState
 
 MOST_SITES = 1000
 """Whose pairs are handed out, the first by name."""
@@ -100,7 +99,15 @@ class OwnNormalised:
         return (batch._replace(inputs=normalised_by(batch.inputs, pair)) for batch in batches)
 
 
-@trainer("fedrdn")
+@method(
+    "fedrdn",
+    title="FedRDN",
+    summary="FedAvg on images normalised with the statistics of drawn sites; for scanners that differ.",
+    paper=Paper.cited(
+        "Yan et al.: A Simple Data Augmentation for Feature Distribution Skewed Federated Learning. CVPR 2025. "
+        "https://arxiv.org/abs/2306.09363"
+    ),
+)
 @dataclass(frozen=True)
 class FedRDN(PlainTrainer):
     """Plain training on images that are normalised with the statistics of drawn sites (Yan et al., CVPR 2025).
@@ -140,7 +147,6 @@ class FedRDN(PlainTrainer):
     def step(
         self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
     ) -> torch.Tensor:
-        """One optimizer step on the images as the drawn pairs normalise them."""
         pairs: Sequence[Pair] = work.scratch["pairs"]
         if pairs:
             means, sds = self.drawn(pairs, len(batch.targets), work.scratch["generator"])
@@ -196,19 +202,3 @@ def _usable(pair: Pair, own: Pair) -> bool:
     """Whether images stay within reach: what a site sends reaches every other one's training."""
     factor, shift = own.sd / pair.sd, (own.mean - pair.mean) / pair.sd
     return len(pair.mean) == len(own.mean) and bool(((factor <= FARTHEST) & (shift.abs() <= FARTHEST)).all())
-
-
-method(
-    "fedrdn",
-    title="FedRDN",
-    summary="FedAvg on images normalised with the statistics of drawn sites; for scanners that differ.",
-    rule="fedavg",
-    trainer="fedrdn",
-    paper=Paper(
-        authors="Yan et al.",
-        title="A Simple Data Augmentation for Feature Distribution Skewed Federated Learning",
-        venue="CVPR",
-        year=2025,
-        url="https://arxiv.org/abs/2306.09363",
-    ),
-)

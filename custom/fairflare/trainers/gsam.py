@@ -20,9 +20,9 @@ from typing import ClassVar
 import torch
 
 from fairflare.core.execution import no_grad
-from fairflare.core.objectives import Objective
 from fairflare.core.registry import trainer
-from fairflare.core.types import Batch, Cost, LocalWork
+from fairflare.core.types import Batch, Cost, LocalWork, Objective
+from fairflare.core.validation import within
 from fairflare.functional.perturbation import TINY, frozen_running_statistics, global_norm, perturbed, rho_at
 from fairflare.trainers.base import Trainer
 
@@ -48,9 +48,7 @@ class GSAM(Trainer):
     gsam_alpha: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("rho_max", "rho_tau", "gsam_alpha"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be finite and >= 0, got {getattr(self, name)}")
+        within(self, rho_max="[0, inf)", rho_tau="[0, inf)", gsam_alpha="[0, inf)")
 
     def step(
         self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch

@@ -10,18 +10,22 @@ from typing import Annotated, ClassVar
 import torch
 
 from fairflare.core.execution import no_grad
-from fairflare.core.objectives import Objective
-from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Cost, LocalWork, Offer, Paper, StateDict
+from fairflare.core.registry import method
+from fairflare.core.types import Batch, Cost, LocalWork, Objective, Offer, Paper, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.features import features_of, lacks_features, model_contrast
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer
 
 PREVIOUS = "previous model"
 """Key of a site's memory: the model that its last round ended in."""
 
 
-@trainer("moon")
+@method(
+    "moon",
+    title="MOON",
+    summary="FedAvg whose local features stay close to the shared model's and away from the site's last ones.",
+    paper=Paper.cited("Li et al.: Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257"),
+)
 @dataclass(frozen=True)
 class Moon(PlainTrainer):
     """Each step minimises f(w) + ``mu`` CE([cos(z, z_glob) / T, cos(z, z_prev) / T], 0) (Li et al., CVPR 2021).
@@ -47,7 +51,6 @@ class Moon(PlainTrainer):
         return lacks_features(network)
 
     def setup(self, work: LocalWork) -> None:
-        """The two models whose features a step compares its own with."""
         if self.mu:
             frozen = [_frozen(work.network, model) for model in (work.received, work.memory.get(PREVIOUS))]
             work.scratch["frozen"] = frozen
@@ -55,7 +58,6 @@ class Moon(PlainTrainer):
     def step(
         self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
     ) -> torch.Tensor:
-        """One optimizer step on both terms; returns their sum."""
         if not self.mu:
             return super().step(work, optimizer, objective, batch)
         optimizer.zero_grad(set_to_none=True)
@@ -87,19 +89,3 @@ def _features(network: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     with features_of(network) as found:
         network(inputs)
     return found[-1]
-
-
-method(
-    "moon",
-    title="MOON",
-    summary="FedAvg whose local features stay close to the shared model's and away from the site's last ones.",
-    rule="fedavg",
-    trainer="moon",
-    paper=Paper(
-        authors="Li et al.",
-        title="Model-Contrastive Federated Learning",
-        venue="CVPR",
-        year=2021,
-        url="https://arxiv.org/abs/2103.16257",
-    ),
-)

@@ -10,9 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
-from fairflare.core.objectives import Objective
 from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Info, LocalWork, Offer, Paper, StateDict
+from fairflare.core.types import Batch, Info, LocalWork, Objective, Offer, Paper, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.likelihood import (
     COX_SUMS,
@@ -144,7 +143,6 @@ class Newton(Trainer):
         return found
 
     def personal_entries(self, model: StateDict) -> frozenset[str]:
-        """The intercept, where every site has its own."""
         return frozenset({BIAS}) if self.intercept == "site" else frozenset()
 
     def missing(self, offer: Offer) -> str:
@@ -154,7 +152,6 @@ class Newton(Trainer):
         return "intercept: expected shared or site for amounts, got random" if random else ""
 
     def unsuited(self, network: torch.nn.Module) -> str:
-        """It trains a ``Regression``."""
         fits = {"weight", BIAS, "score", "information"} <= set(network.state_dict())
         return "" if fits else "it needs model=regression"
 
@@ -274,12 +271,9 @@ def _own_sums(design: torch.Tensor, outcome: torch.Tensor, name: str) -> torch.T
     return torch.stack(rows).nan_to_num(0.0) * estimate.isfinite()
 
 
-GLORE = Paper(
-    authors="Wu et al.",
-    title="Grid Binary LOgistic REgression (GLORE): building shared models without sharing data",
-    venue="JAMIA",
-    year=2012,
-    url="https://doi.org/10.1136/amiajnl-2012-000862",
+GLORE = Paper.cited(
+    "Wu et al.: Grid Binary LOgistic REgression (GLORE): building shared models without sharing data. JAMIA 2012. "
+    "https://doi.org/10.1136/amiajnl-2012-000862"
 )
 
 method(

@@ -10,16 +10,23 @@ from typing import Annotated, ClassVar
 import torch
 
 from fairflare.core.execution import no_grad
-from fairflare.core.objectives import Objective
-from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Cost, LocalWork, Paper
+from fairflare.core.registry import method
+from fairflare.core.types import Batch, Cost, LocalWork, Objective, Paper
 from fairflare.core.validation import Range
 from fairflare.functional.proximal import add_proximal
-from fairflare.trainers.base import keep_optimizer_beside, optimizer_beside
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, optimizer_beside
 
 
-@trainer("pfedme")
+@method(
+    "pfedme",
+    title="pFedMe",
+    summary="A model of each site's own that is drawn to the shared one, which follows the sites' own models in turn.",
+    settings={"weighting": "uniform"},
+    paper=Paper.cited(
+        "T Dinh et al.: Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020. "
+        "https://arxiv.org/abs/2006.08848"
+    ),
+)
 @dataclass(frozen=True)
 class PFedMe(PlainTrainer):
     """On each batch theta descends f(theta) + lam/2 ||theta - w||^2, and w moves by -eta lam (w - theta).
@@ -45,7 +52,6 @@ class PFedMe(PlainTrainer):
             raise ValueError(f"eta: expected more than 0 and at most 1 / lam, got {self.eta} with lam {self.lam}")
 
     def setup(self, work: LocalWork) -> None:
-        """theta at w^t."""
         work.scratch["own"] = copy.deepcopy(work.network)
         optimizer_beside(work, work.scratch["own"])
 
@@ -76,20 +82,3 @@ def _approach(parameters: list[torch.Tensor], goal: list[torch.Tensor], share: f
     """Move ``parameters`` by this share of the way to ``goal``."""
     for w, theta in zip(parameters, goal, strict=True):
         w.add_(theta - w, alpha=share)
-
-
-method(
-    "pfedme",
-    title="pFedMe",
-    summary="A model of each site's own that is drawn to the shared one, which follows the sites' own models in turn.",
-    rule="fedavg",
-    trainer="pfedme",
-    settings={"weighting": "uniform"},
-    paper=Paper(
-        authors="T Dinh et al.",
-        title="Personalized Federated Learning with Moreau Envelopes",
-        venue="NeurIPS",
-        year=2020,
-        url="https://arxiv.org/abs/2006.08848",
-    ),
-)

@@ -9,19 +9,28 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fairflare.core.objectives import Objective
-from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Info, LocalWork, Paper, Reply, StateDict, TensorSpec, Training
+from fairflare.core.registry import method
+from fairflare.core.types import Info, LocalWork, Paper, Reply, StateDict, TensorSpec, Training
 from fairflare.functional.control_variates import CHANGE, CONTROL, mean_gradients, steps_taken
-from fairflare.trainers.base import ServerState, Trainer
+from fairflare.trainers.base import PlainTrainer, ServerState
 
 OWN = "control"
 """Key of a site's memory: c_i."""
 
 
-@trainer("scaffold")
+@method(
+    "scaffold",
+    title="SCAFFOLD",
+    summary="Control variates take each site's own drift out of its local steps; for SGD and many local steps.",
+    settings={"weighting": "uniform"},
+    shared={"weighting": ("rule.weighting", "trainer.weighting")},
+    paper=Paper.cited(
+        "Karimireddy et al.: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. ICML 2020. "
+        "https://arxiv.org/abs/1910.06378"
+    ),
+)
 @dataclass(frozen=True)
-class Scaffold(Trainer):
+class Scaffold(PlainTrainer):
     """Each step goes along g(y) - c_i + c; c_i+ estimates the site's gradient, c follows the mean of the c_i.
 
     c += |S|/N sum_k p_k (c_k+ - c_k) over the sites S of a round, of N known ones. Karimireddy et al., ICML 2020,
@@ -61,7 +70,6 @@ class Scaffold(Trainer):
         return {CONTROL.name: {key: value.clamp(-CONTROL.bound, CONTROL.bound) for key, value in c.items()}}
 
     def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
-        """c, the same for every site; nothing before the first round."""
         return dict(state)
 
     def setup(self, work: LocalWork) -> None:
@@ -70,16 +78,10 @@ class Scaffold(Trainer):
         if self.estimate == "gradient":
             work.scratch["fresh"] = self._whole_gradient(work)
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        loss = self.backward(work, objective, batch)
+    def correct_gradients(self, work: LocalWork) -> None:
         for key, parameter in work.network.named_parameters():
             if parameter.grad is not None:
                 parameter.grad += work.scratch["c"][key] - work.scratch["own"][key]
-        optimizer.step()
-        return loss
 
     def finish(self, work: LocalWork) -> None:
         c, own, training = work.scratch["c"], work.scratch["own"], work.training
@@ -112,23 +114,3 @@ class Scaffold(Trainer):
 def _filled(work: LocalWork, found: Mapping[str, Any]) -> StateDict:
     """``found`` on the device, zero for parameters that it lacks."""
     return {k: found[k].to(p) if k in found else torch.zeros_like(p) for k, p in work.network.named_parameters()}
-
-
-SCAFFOLD = Paper(
-    authors="Karimireddy et al.",
-    title="SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
-    venue="ICML",
-    year=2020,
-    url="https://arxiv.org/abs/1910.06378",
-)
-
-method(
-    "scaffold",
-    title="SCAFFOLD",
-    summary="Control variates take each site's own drift out of its local steps; for SGD and many local steps.",
-    rule="fedavg",
-    trainer="scaffold",
-    settings={"weighting": "uniform"},
-    shared={"weighting": ("rule.weighting", "trainer.weighting")},
-    paper=SCAFFOLD,
-)

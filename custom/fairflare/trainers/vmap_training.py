@@ -14,8 +14,7 @@ import torch
 
 from fairflare.core.errors import UserError
 from fairflare.core.types import Batch, LocalWork, StateDict, Training
-from fairflare.trainers.base import Trainer, local_batches, make_optimizer
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, Trainer, local_batches, make_optimizer
 
 MOST_PARAMETERS = 1_000_000
 """Of a network that is small enough: above, one site alone keeps a processor busy."""

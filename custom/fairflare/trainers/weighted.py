@@ -9,9 +9,8 @@ from typing import Literal
 import torch
 
 from fairflare.core.execution import moved
-from fairflare.core.objectives import Objective
 from fairflare.core.registry import trainer
-from fairflare.core.types import Batch, LocalWork
+from fairflare.core.types import Batch, LocalWork, Objective
 from fairflare.trainers.base import Trainer
 
 
@@ -40,7 +39,6 @@ class WeightedTrainer(Trainer):
     def step(
         self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
     ) -> torch.Tensor:
-        """One optimizer step on the weighted loss; returns the unweighted mean loss."""
         shared, of_groups, own = (work.scratch[name] for name in ("shared", "groups", "own"))
         # Index -1, an example in no group, falls on the last place.
         s = of_groups[moved(batch.groups % len(of_groups), work.device)]

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -197,7 +198,9 @@ def test_bad_options(options, message):
 def test_the_papers_settings():
     config = make_config("fedheal", "digits5:paper")
     chosen = [config.options[key] for key in ("n_sites", "share", "alpha", "model", "limit", "layout")]
-    assert chosen == [20, 0.01, 0.0, "resnet10", None, "files"]
+    assert chosen == [20, 0.016667, 0.0, "resnet10", None, "files"]
+    drawn = np.arange(int(chosen[1] * 60_000))  # of MNIST; a site trains on the paper's 1 %
+    assert len(load("digits5", "paper").parts("site-1", drawn)["train"]) == 600
     assert Training(**config.training) == Training(
         rounds=200, epochs=10, batch_size=64, optimizer="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5
     )

@@ -15,7 +15,7 @@ from cases import each
 from fairflare.cli.options import plan_pairs
 from fairflare.cli.preflight import plan_of_files, write_fingerprint
 from fairflare.core.errors import UserError
-from fairflare.core.training import Training
+from fairflare.core.types import Training
 from fairflare.data.table_columns import TableFingerprint
 from fairflare.data.tensors import Split
 from fairflare.engine.setup import plans, tasks

@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from monai.bundle import verify_net_in_out
 
 from cases import each
 from fairflare.datasets import heart
@@ -46,6 +45,8 @@ def verified(bundle):
 
     Its other one, of the metadata's schema, would fetch the schema.
     """
+    from monai.bundle import verify_net_in_out  # takes seconds, which not every process of the tests is to spend
+
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(bundle)
         patch.syspath_prepend(str(bundle))

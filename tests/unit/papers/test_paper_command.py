@@ -14,10 +14,11 @@ from click.testing import CliRunner
 from fairflare.cli import main as cli
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.papers.declaration import Block, Column, Data, Exhibit, Row, Table
+from fairflare.papers.index import PAPERS
 from fairflare.report.write import verify_run
 from fairflare.studies import paper
 from fairflare.studies.paper import Choices, make_exhibit
-from fairflare.studies.paper_list import index_lines, paper_rows, preset_pairs
+from fairflare.studies.paper_list import _data_of, paper_rows, preset_pairs
 
 OWN = Data("own", "Patients of four hospitals", "covid-brazil:regions", ("covid_brazil.csv",), "support2", "SUPPORT2")
 COLUMNS = (
@@ -105,6 +106,20 @@ def test_a_run_that_fails_is_named_and_leaves_the_others(tmp_path, monkeypatch):
     assert len(models(tmp_path)) == 2
 
 
+def test_training_alone_is_tested_on_other_deals_with_the_models_of_its_sites(tmp_path):
+    """Dealt as they were, patients have the results of the run; dealt otherwise, not."""
+    given = [{"options": f"alpha={alpha}", "which": "mean"} for alpha in (1, 9)]
+    columns = [Column(f"deal-{k}", "Mean", "elsewhere", one) for k, one in enumerate(given)]
+    data = Data("own", "Patients", "support2:dirichlet", ("none",), "support2:dirichlet", "SUPPORT2")
+    blocks = (Block(data, (*COLUMNS[1:2], *columns)),)
+    choices = Choices(rounds=1, values={"model": "linear", "alpha": 1, "n_sites": 3}, stand_in=True, seeds=(0,))
+    table = Table("4", "Alone", (Row("solo", "Local", "solo"),), blocks)
+    found = make_exhibit(Exhibit("toy-4", "Alone", (table,)), tmp_path, choices, workers=1)
+    (row,) = found["tables"][0]["rows"]
+    mean, same, other = (row["cells"][column]["value"] for column in ("mean", "deal-0", "deal-1"))
+    assert same == pytest.approx(mean, abs=1e-9) and abs(other - mean) > 1e-4
+
+
 def test_the_users_copy_comes_first(monkeypatch, tmp_path):
     monkeypatch.setenv("FAIRFLARE_DATA", str(tmp_path))
     assert not paper.is_here(OWN, "support2")
@@ -136,6 +151,18 @@ def test_the_list_is_eighty_columns_wide_and_says_time_and_data(tmp_path):
     assert "fedheal-table-5" in done.output and "stands for it" in done.output
     listed = json.loads(CliRunner().invoke(cli.cli, ["paper", "--json", "--out", str(tmp_path)]).output)
     assert [row["name"] for row in listed] == [row["name"] for row in rows]
+
+
+def index_lines():
+    """The lines of docs/papers.md's table: name, title, data sets and what stands for them."""
+    lines = []
+    for one in PAPERS:
+        for exhibit in one.exhibits:
+            data = _data_of(exhibit)
+            stand_ins = dict.fromkeys(f"`{data_set.stand_in}`" for data_set in data if data_set.stand_in)
+            titles = "; ".join(data_set.title for data_set in data)
+            lines.append(f"| `{exhibit.name}` | {exhibit.title} | {titles} | {', '.join(stand_ins)} |")
+    return lines
 
 
 def test_the_page_has_every_name():

@@ -107,21 +107,21 @@ def small(rows, columns, runs, **more):
 def test_the_best_of_several_settings_is_shown_and_all_are_kept():
     a, b = (
         Column(k, k, "over-sites", {"which": w}, better)
-        for k, w, better in (("m", "mean", "higher"), ("g", "gap", "lower"))
+        for k, w, better in (("m", "mean", "higher"), ("g", "std", "lower"))
     )
     rows = (Row("q1", "q = 1", "qffl:q=1", one_of="q-FFL"), Row("q2", "q = 2", "qffl:q=2", one_of="q-FFL"))
     runs = {"q1": run({"a": site(0.5), "b": site(0.7)}), "q2": run({"a": site(0.55), "b": site(0.55)})}
     shown, tried = small(rows, (a, b), runs, choose="m")
     (row,) = shown.rows
     assert row.title == "q-FFL" and len(tried.rows) == 2
-    assert row.cells["m"].value == pytest.approx(0.6) and row.cells["g"].value == pytest.approx(0.2)
+    assert row.cells["m"].value == pytest.approx(0.6) and row.cells["g"].value == pytest.approx(0.1)
     (each_column, _) = small(rows, (a, b), runs)
     assert each_column.rows[0].cells["m"].value == pytest.approx(0.6)
     assert each_column.rows[0].cells["g"].value == pytest.approx(0)
 
 
 def test_methods_stand_across_where_a_paper_prints_them_so():
-    columns = (Column("m", "Mean", "over-sites", {"which": "mean"}), Column("g", "Gap", "over-sites", {"which": "gap"}))
+    columns = (Column("m", "Mean", "over-sites", {"which": "mean"}), Column("g", "Std", "over-sites", {"which": "std"}))
     rows = tuple(Row(f"{k}-{a}", k, "fedavg", group=f"alpha {a}") for k in ("one", "two") for a in ("10", "5"))
     runs = {row.key: run({"a": site(0.5), "b": site(0.7 if "10" in row.key else 0.9)}) for row in rows}
     (shown,) = small(rows, columns[:1], runs, transposed=True)
@@ -131,7 +131,7 @@ def test_methods_stand_across_where_a_paper_prints_them_so():
     ]
     assert shown.rows[1].cells["c1"].value == pytest.approx(0.7)
     (shown,) = small(rows[::2], columns, runs, transposed=True)
-    assert [r.title for r in shown.rows] == ["Mean alpha 10", "Gap alpha 10"]
+    assert [r.title for r in shown.rows] == ["Mean alpha 10", "Std alpha 10"]
 
 
 def test_clients_stand_across_in_one_methods_table_and_a_last_column_is_the_mean_of_all():
@@ -179,8 +179,9 @@ def test_differences_from_the_first_row_are_paired_by_seed():
 
 
 def test_printed_numbers_stand_beside_the_papers_own_data_only():
-    printed = {("one", "mean"): 0.71}
-    assert shown(False, printed).rows[0].cells["mean"].published == 0.71
+    printed = {("one", "mean"): (0.71, 0.02)}
+    cell = shown(False, printed).rows[0].cells["mean"]
+    assert (cell.published, cell.published_spread) == (0.71, 0.02)
     assert shown(True, printed).rows[0].cells["mean"].published is None
     assert "not here" in shown(True).caption and "other patients" in shown(True).caption
     assert "user's copy" in shown(False).caption

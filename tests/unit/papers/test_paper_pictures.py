@@ -27,7 +27,7 @@ EMPTY = Shown("panel", "A panel", (), ())
 
 def test_a_density_has_a_row_per_site_that_sums_to_one():
     panel = Table("d", "How large the numbers are", (), (Block(OWN, ()),), draw="density", axes=("value", "share"))
-    shown = densities(panel, EMPTY, [("Patients", "support2:default", {})])
+    shown = densities(panel, EMPTY, [("own", "Patients", "support2:default", {})])
     assert len(shown.rows) == 4 and len(shown.columns) == BINS
     for row in shown.rows:
         assert sum(cell.value for cell in row.cells.values()) == pytest.approx(1)

@@ -97,13 +97,6 @@ EXCEPTIONS = {
         {**PRINTED["fedufo-table-11"]["columns"], "Prostate": [f"Attr {k}" for k in range(1, 12)]},
         "the authors' code keeps the ten most frequent cancers and others, the paper nine and others",
     ),
-    **{
-        (f"fedufo-table-{n}", "columns"): (
-            ["FedAvg", "AFL", "q-FedAvg", "FedUFO_u", "Global"],
-            "models that stay at their sites are not tested on other deals",
-        )
-        for n in (7, 8)
-    },
 }
 """(exhibit, fact) -> what is shown in place of what is printed, and why."""
 
@@ -172,7 +165,7 @@ class Shown:
         empty = tabulate.model.Table("x", table.title, (), (), table.stub, "")
         with monkeypatch.context() as patched:
             patched.setattr(tasks, "load", lambda *args, **options: Empty(load(*args, **options)))
-            return paper_panels.counts(table, empty, [(data.title, data.task, data.settings) for data in table.data])
+            return paper_panels.counts(table, empty, [(d.key, d.title, d.task, d.settings) for d in table.data])
 
     def words(self, title):
         known = IN_EXHIBIT.get(self.name, {}) | {}

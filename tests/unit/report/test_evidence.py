@@ -15,8 +15,8 @@ from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
-from fairflare.report.evidence.entries import questions
 from fairflare.report.evidence.run import table
+from fairflare.report.evidence.writers import questions
 from fairflare.report.write import write_report
 from fairflare.studies.evidence import init_evidence, write_evidence
 from fairflare.studies.folders import strangers

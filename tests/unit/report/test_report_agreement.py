@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from fairflare.report import agreement
+from fairflare.report import contribution as agreement
 
 
 def game(sites, utility):
@@ -75,11 +75,11 @@ def test_shares_of_different_sites_are_refused():
 
 def test_leave_one_out_shares():
     """Drops 3, -1 and 1: the gain counts as nothing."""
-    assert agreement.leave_one_out_shares({"a": 3, "b": -1, "c": 1}) == pytest.approx({"a": 0.75, "b": 0, "c": 0.25})
-    assert agreement.leave_one_out_shares({"a": 0, "b": -1}) == {"a": 0.5, "b": 0.5}
-    assert agreement.leave_one_out_shares({}) == {}
+    assert agreement.clipped_shares({"a": 3, "b": -1, "c": 1}) == pytest.approx({"a": 0.75, "b": 0, "c": 0.25})
+    assert agreement.clipped_shares({"a": 0, "b": -1}) == {"a": 0.5, "b": 0.5}
+    assert agreement.clipped_shares({}) == {}
     with pytest.raises(ValueError, match="b: expected a finite number"):
-        agreement.leave_one_out_shares({"a": 1.0, "b": math.nan})
+        agreement.clipped_shares({"a": 1.0, "b": math.nan})
 
 
 def test_shapley_by_hand():

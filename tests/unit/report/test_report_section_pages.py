@@ -14,7 +14,7 @@ from fairflare.aggregators.fedlwr import FedLWR
 from fairflare.aggregators.fedufo import FedUFO
 from fairflare.core.notes import Note
 from fairflare.report import sentences as words
-from fairflare.report.note_figures import note_figure, noted
+from fairflare.report.notes import note_figure, noted
 from fairflare.report.page import render_run
 from fairflare.report.summary import summarise
 from fairflare.report.templates import environment

@@ -16,7 +16,7 @@ import pytest
 
 from fairflare.core.notes import Note
 from fairflare.report import sentences as words
-from fairflare.report.note_figures import noted
+from fairflare.report.notes import noted
 from fairflare.report.summary import report_json, summarise
 
 

@@ -44,7 +44,8 @@ COLUMNS = (
 @pytest.fixture
 def table():
     first = {"clean": Cell.of(mean_ci([0.8, 0.82])), "noise": Cell(0.5), "gap": Cell(0.25, 0.1, 0.4, notes=(1,))}
-    second = {"clean": Cell(0.8104), "noise": Cell(0.62, published=0.6), "gap": Cell(0.3), "said": Cell.text("a|b")}
+    noise = Cell(0.62, published=0.6, published_spread=0.02)
+    second = {"clean": Cell(0.8104), "noise": noise, "gap": Cell(0.3), "said": Cell.text("a|b")}
     rows = (Row("a", "FedAvg", first, group="Averages"), Row("b", "FedISM+", second, group="Others", notes=(2,)))
     return Table("demo", "A demo", COLUMNS, rows, caption="Mean ± half.", footnotes=("One seed.", "Another."))
 
@@ -53,7 +54,7 @@ def test_numbers_are_written_as_their_column_says(table):
     page = as_markdown(table, heading=2)
     assert page.startswith("## A demo\n\nMean ± half.\n\n| Method | Test sets: Clean | Test sets: Noise | Gap | Said |")
     assert "| FedAvg | 0.810 ± 0.127 | 50.0 | 0.250 [0.100, 0.400] <sup>1</sup> | – |" in page
-    assert "| FedISM+ <sup>2</sup> | 0.810 | 62.0 (paper 60.0) | 0.300 | a\\|b |" in page
+    assert "| FedISM+ <sup>2</sup> | 0.810 | 62.0 (paper 60.0 ± 2.0) | 0.300 | a\\|b |" in page
     assert "| **Averages** |" in page and "1. One seed.\n2. Another." in page
     assert Cell(-0.5).written(Form(signed=True, digits=2)) == "\N{MINUS SIGN}0.50"
     assert Cell(math.nan).written(Form()) == Cell().written(Form()) == "\N{EN DASH}"
@@ -180,7 +181,7 @@ def test_files_say_the_same(table, tmp_path):
     content = json.loads((tmp_path / "demo.json").read_text())
     assert content["seeds"] == [0, 1] and content["facts"] == facts
     row = content["tables"][0]["rows"][1]
-    assert row["cells"]["noise"] == {"value": 0.62, "published": 0.6}
+    assert row["cells"]["noise"] == {"value": 0.62, "published": 0.6, "published_spread": 0.02}
     assert row["cells"]["said"] == {"value": None, "words": "a|b"}
     assert all(
         "0.810" in (tmp_path / f"demo.{end}").read_text() or "0.81" in (tmp_path / f"demo.{end}").read_text()

@@ -307,7 +307,8 @@ def _excel_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
                 path, "unreadable", f"expected an Excel file of at most {LARGEST_EXCEL // 2**20} MB unpacked"
             )
         with pd.ExcelFile(path) as book:
-            sheets = {str(name): _sheet(book, name) for name in book.sheet_names}
+            as_is: dict[str, Any] = {"header": None, "dtype": object, "na_filter": False}
+            sheets = {str(name): pd.read_excel(book, sheet_name=name, **as_is) for name in book.sheet_names}
     except ImportError:
         raise UserError(f"table {path.name}: Excel files need a package: pip install 'fairflare[tables]'") from None
     except DataError:
@@ -323,12 +324,6 @@ def _excel_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
     for name in full:
         for row, cells in enumerate(sheets[name].itertuples(index=False, name=None), 1):
             yield f"row {row}", [as_cell(cell) for cell in cells]
-
-
-def _sheet(book: Any, name: str) -> Any:
-    import pandas as pd
-
-    return pd.read_excel(book, sheet_name=name, header=None, dtype=object, na_filter=False)
 
 
 def _parquet(path: Path) -> pd.DataFrame:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,19 +24,32 @@ from fairflare.networks import builtin as networks
 from fairflare.tasks.base import RENDERING, SPLIT, Task, expect, expect_choices, expect_pixels, site_index
 from fairflare.tasks.kinds.masks import MASKS
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 SMALLEST_SITE = 16
 """Images that every site has at least."""
 
 
-class Device(Protocol):
-    """A scanner or camera: how one site's images look."""
+@dataclass(frozen=True)
+class Device:
+    """A scanner or camera: how one site's images look; without arguments beside ``words`` it is the plain one.
 
-    @property
-    def words(self) -> str:
-        """How its images look, for a report."""
+    Attributes:
+        words: for reports.
+    """
 
-    def at(self, shift: float) -> Device:
+    factors: ClassVar[tuple[str, ...]] = ()
+    """Attributes whose plain value is a factor, or an exponent, of 1."""
+
+    words: str
+
+    def at(self, shift: float) -> Self:
         """This device, its distance from the plain one scaled by ``shift``: 0 is the plain one, 1 this one itself."""
+        plain = type(self)(self.words)
+        names = [one.name for one in fields(self) if one.name != "words"]
+        mixed = {name: (1 - shift) * getattr(plain, name) + shift * getattr(self, name) for name in names}
+        return replace(plain, **mixed | {name: getattr(self, name) ** shift for name in self.factors})
 
 
 @dataclass(frozen=True)

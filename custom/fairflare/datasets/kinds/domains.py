@@ -4,36 +4,69 @@ their training images."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairflare.core.errors import DataError
 from fairflare.core.execution import moved
 from fairflare.core.seeds import derive
-from fairflare.core.types import Batch
+from fairflare.core.types import Batch, Training
 from fairflare.data.readers.geometry import NATURAL
 from fairflare.data.tensors import TensorData, normalised
-from fairflare.tasks.base import site_index
+from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
+from fairflare.networks import builtin as networks
+from fairflare.tasks.base import PARTITION, SPLIT, Task, expect, expect_choices, site_index
+
+SMALL = Training(rounds=20, epochs=2, batch_size=32, optimizer="sgd", lr=0.02, momentum=0.9, weight_decay=1e-5)
+"""FedHEAL's rate of 0.001 is for 2,000 local epochs; this is its optimizer at 40 of them."""
+PAPER = Training(rounds=200, epochs=10, batch_size=64, optimizer="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5)
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and standard deviation per channel on [0, 1], which FedHEAL takes, too."""
+SMALLEST_SITE = 24
+"""Images that every site has at least."""
 
 
-class OverDomains:
+class OverDomains(Task):
     """What a task's sites hold, for a frozen dataclass whose ``n_sites`` is a multiple of its domains.
 
     Attributes:
         domain_names: in the order of the sites.
+        most_sites: that there may be.
         n_sites: in all.
         alpha: concentration of a Dirichlet label skew between the sites of a domain; 0: none.
     """
 
+    headline = "accuracy"
     domain_names: ClassVar[Sequence[str]]
+    most_sites: ClassVar[int] = 40
     alpha: float = 0.0
     n_sites: int
+    model: str
+    data_seed: int
+
+    def __post_init__(self) -> None:
+        expect_choices(self)
+        fits = len(self.domain_names) <= self.n_sites <= self.most_sites and self.n_sites % len(self.domain_names) == 0
+        multiple = f"a multiple of {len(self.domain_names)} in {len(self.domain_names)}..{self.most_sites}"
+        expect("n_sites", fits, multiple, self.n_sites)
+        expect("alpha", 0 <= self.alpha < math.inf, "a number above 0, or 0 for no label skew", self.alpha)
+        limit = getattr(self, "limit", None)
+        expect("limit", limit is None or limit >= 2, "at least 2, or none", limit)
+        expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
+
+    def network(self) -> nn.Module:
+        return networks.build(self.model, len(IMAGENET[0]), len(self.classes))
+
+    def drawn(self) -> tuple[str, ...]:
+        return PARTITION, SPLIT
 
     @property
     def _per_domain(self) -> int:
@@ -49,6 +82,20 @@ class OverDomains:
 
     def domain(self, site: str) -> str:
         return self.domain_names[site_index(site, self.sites()) // self._per_domain]
+
+    def dealt(self, domain: str, labels: np.ndarray) -> np.ndarray:
+        """int64 (N,): which of its sites, from 0, has each image of a domain with such ``labels``, by a label skew."""
+        seed = derive(self.data_seed, self.name, "skew", domain) % 2**32
+        n_sites = self._per_domain
+        draw = partial(dirichlet_by_label, labels, n_sites, self.alpha)
+        return redrawn(draw, labels, n_sites, seed, minimum=SMALLEST_SITE)
+
+    def parts(self, site: str, members: np.ndarray) -> dict[str, np.ndarray]:
+        """Split -> those of ``members``, what the site has of its domain, in random order: 10, 30 and 60 per cent."""
+        seed = derive(self.data_seed, self.name, "split", site_index(site, self.sites()))
+        n_val, n_test = round(0.1 * len(members)), round(0.3 * len(members))
+        shuffled = np.split(np.random.default_rng(seed).permutation(members), (n_val, n_val + n_test))
+        return dict(zip(("val", "test", "train"), shuffled))
 
 
 def images_in(folders: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:

@@ -122,7 +122,7 @@ class Arrays(pickle.Unpickler):
         if dotted == "numpy.dtype":
             return _number_type
         if dotted == "_codecs.encode":  # how the second protocol writes bytes
-            return _latin1
+            return lambda text, *_: text.encode("latin1")
         if dotted == "numpy.ndarray" or dotted in [a + b for a in self.MODULES for b in self.FUNCTIONS]:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {dotted}, which is no part of an array of numbers")
@@ -132,10 +132,6 @@ def _number_type(code: object, *options: bool) -> np.dtype:
     if not isinstance(code, str) or np.dtype(code).kind not in "biuf":
         raise pickle.UnpicklingError("it holds an array of something else than numbers")
     return np.dtype(code, *options)
-
-
-def _latin1(text: str, *_: object) -> bytes:
-    return text.encode("latin1")
 
 
 LARGEST_SHARE = 0.4

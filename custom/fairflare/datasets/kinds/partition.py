@@ -6,12 +6,15 @@ Beside its share a simulated site may have further test images: they cost render
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from torch import nn
 
 from fairflare.core.errors import UserError
-from fairflare.tasks.base import expect
+from fairflare.networks import builtin as networks
+from fairflare.tasks.base import Task, expect, expect_choices
 
 ATTEMPTS = 200
 
@@ -125,6 +128,47 @@ def alike(spare: np.ndarray, classes: np.ndarray, own: np.ndarray) -> np.ndarray
     for c in np.unique(classes):
         place[classes == c] = np.arange((classes == c).sum())
     return spare[place < np.floor(most * shares)[classes]]
+
+
+class PoorSites(Task):
+    """Quality shift: the last ``corrupted`` of ``n_sites`` sites hold poor images, ``corruption`` of a ``severity``."""
+
+    headline = "balanced_accuracy"
+    n_sites: int
+    corrupted: int
+    corruption: str
+    severity: int
+    alpha: float
+    size: int
+    model: str
+    pretrained_weights: str | None
+    data_seed: int
+
+    def __post_init__(self) -> None:
+        expect_choices(self)
+        expect("n_sites", 2 <= self.n_sites <= 100, "2..100", self.n_sites)
+        most = self.n_sites - 1
+        expect("corrupted", 0 <= self.corrupted <= most, f"0..{most} (below n_sites)", self.corrupted)
+        expect("severity", self.severity in range(1, 6), "1..5", self.severity)
+        expect("alpha", 0 < self.alpha < math.inf, "a number above 0", self.alpha)
+        expect("size", 32 <= self.size <= 512, "32..512", self.size)
+        expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
+        if self.pretrained_weights is not None:
+            expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
+
+    def sites(self) -> dict[str, str]:
+        poor = f"{self.corruption}, severity {self.severity}"
+        kinds = ["clean"] * (self.n_sites - self.corrupted) + [poor] * self.corrupted
+        return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
+
+    def built(self, channels: int) -> nn.Module:
+        """The network for images of so many channels."""
+        options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
+        return networks.build(self.model, channels, len(self.classes), **options)
+
+    def table_sets(self) -> dict[str, str]:
+        """The clean set and the one of the poor sites' own severity, as in FedISM+'s Tables II and III."""
+        return {"clean": "clean", "corrupted": f"{self.corruption} {self.severity}"}
 
 
 REMARK = "repeats one image"

@@ -96,10 +96,17 @@ class Table(Patients):
 class TableTask(Task):
     """A task whose sites are natural groups of one table's rows, label-skewed shares of all, or such shares of a group.
 
-    A concrete task is a frozen dataclass with the fields n_sites, alpha (concentration of the Dirichlet distribution),
-    test_fraction (of a site's patients), val_fraction (of the remaining ones), model ("mlp" or "linear") and data_seed;
-    with natural groups also sites_by: ``natural``, "dirichlet" or both joined with "+", where ``n_sites`` is a multiple
-    of the number of groups. A field ``limit`` is the most patients of a split.
+    A concrete task is a frozen dataclass with the fields below; with natural groups also sites_by: ``natural``,
+    "dirichlet" or both joined with "+", where ``n_sites`` is a multiple of the number of groups.
+
+    Args:
+        n_sites: in all.
+        alpha: concentration > 0 of the Dirichlet split.
+        test_fraction: share of each site's patients in its test split, in (0, .5].
+        val_fraction: share of the remaining ones in its validation split, in (0, .5].
+        model: "mlp" (64 hidden units) or "linear".
+        limit: the most patients of a split, at least 2; none: all.
+        data_seed: of the split over sites and into train, val and test; >= 0.
     """
 
     quick = True
@@ -191,7 +198,8 @@ class TableTask(Task):
         training patients of ``other``, of whom none is left out for having been trained with: medians, means and
         spreads come of them, and no outcome.
         """
-        if type(other) is not type(self) or any(getattr(other, key) != getattr(self, key) for key in self._fixed()):
+        fixed = [one.name for one in fields(self) if one.name not in DEALING]
+        if type(other) is not type(self) or any(getattr(other, key) != getattr(self, key) for key in fixed):
             differ = "expected only other values of alpha, n_sites, sites_by and data_seed"
             raise UserError(f"task {self.name}: {differ}")
         table = self.table()
@@ -205,10 +213,6 @@ class TableTask(Task):
             splits = {name: table.split(held_out if name == "test" else rows[name], scaled) for name in SPLITS}
             found[site] = TensorData.of(splits, n_classes=len(self.classes))
         return found
-
-    def _fixed(self) -> list[str]:
-        """The options that a second way of dealing the patients leaves alone."""
-        return [f.name for f in fields(self) if f.name not in DEALING]
 
     def rows(self, site: str, own: SiteConfig | None = None) -> dict[str, np.ndarray]:
         """Split -> the site's rows of the table, sorted; each patient is in one split of one site."""
@@ -325,9 +329,9 @@ class CentreTask(Task):
     def centres(self) -> Centres:
         """All patients; the same object for the same options."""
 
-    @abstractmethod
     def scaled_by(self, train: np.ndarray) -> Scaling:
         """How a site with the training numbers ``train`` (n, columns) prepares numbers."""
+        return Scaling.of(train)
 
     def sites(self) -> dict[str, str]:
         return dict(self.centres().kinds)
@@ -341,9 +345,13 @@ class CentreTask(Task):
         return dict(self.centres().rows[site])
 
     def site_data(self, site: str) -> TensorData:
-        table, rows = self.centres(), self.rows(site)
-        scaled = self.scaled_by(table.numbers[rows["train"]])
-        splits = {name: table.split(chosen, scaled) for name, chosen in rows.items()}
+        return self.data_in(self.centres(), site)
+
+    def data_in(self, table: Centres, site: str) -> CentreData:
+        """The patients of ``table`` that are the site's."""
+        site_index(site, table.rows)
+        scaled = self.scaled_by(table.numbers[table.rows[site]["train"]])
+        splits = {name: table.split(chosen, scaled) for name, chosen in table.rows[site].items()}
         data = CentreData.of(splits, n_classes=len(self.classes))
         data.scaling = scaled
         return data

@@ -7,7 +7,6 @@ Facts on the folders, tables and seeds come from the authors' repository (github
 from __future__ import annotations
 
 import csv
-import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +23,9 @@ from fairflare.core.types import Training
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
 from fairflare.datasets.kinds.on_disk import Arrays, ImagesOnDisk
-from fairflare.datasets.kinds.partition import dirichlet_with_corrupted, redrawn
+from fairflare.datasets.kinds.partition import PoorSites, dirichlet_with_corrupted, redrawn
 from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
-from fairflare.networks import builtin as networks
-from fairflare.tasks.base import SPLIT, Preset, expect, expect_choices, site_index
+from fairflare.tasks.base import SPLIT, Preset, expect, site_index
 
 SMALLEST_SITE = 24
 """Images that every site has at least."""
@@ -164,7 +162,7 @@ PRESETS = {
 
 
 @dataclass(frozen=True)
-class QualityShift(ImagesOnDisk):
+class QualityShift(PoorSites, ImagesOnDisk):
     """The setting of FedISM+ (Wu et al., arXiv:2503.09587): label skew, and poor images at the last sites.
 
     The training table is split over the sites by the papers' rule and seed. Upstream, sites have no validation or test
@@ -187,7 +185,6 @@ class QualityShift(ImagesOnDisk):
         data_seed: of the order and of what a site sets aside, 0..2**32-1.
     """
 
-    headline = "balanced_accuracy"
     mean = (0.485, 0.456, 0.406)
     std = (0.229, 0.224, 0.225)
     presets = PRESETS
@@ -208,36 +205,17 @@ class QualityShift(ImagesOnDisk):
     data_seed: int = 2024
 
     def __post_init__(self) -> None:
-        expect_choices(self)
-        expect("n_sites", 2 <= self.n_sites <= 100, "2..100", self.n_sites)
-        most = self.n_sites - 1
-        expect("corrupted", 0 <= self.corrupted <= most, f"0..{most} (below n_sites)", self.corrupted)
-        expect("severity", self.severity in SEVERITIES, "1..5", self.severity)
-        expect("alpha", 0 < self.alpha < math.inf, "a number above 0", self.alpha)
-        expect("size", 32 <= self.size <= 512, "32..512", self.size)
+        super().__post_init__()
         expect("limit", self.limit is None or self.limit >= 2, "at least 2, or none", self.limit)
-        expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
-        if self.pretrained_weights is not None:
-            expect("pretrained_weights", self.model == "resnet18", "none unless model=resnet18", self.model)
-
-    def sites(self) -> dict[str, str]:
-        poor = f"{self.corruption}, severity {self.severity}"
-        kinds = ["clean"] * (self.n_sites - self.corrupted) + [poor] * self.corrupted
-        return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
 
     def network(self) -> nn.Module:
-        options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
-        return networks.build(self.model, len(self.mean), len(self.classes), **options)
+        return self.built(len(self.mean))
 
     def drawn(self) -> tuple[str, ...]:
         return (SPLIT,)
 
     def reader(self) -> Reader:
         return Reader(self.size, len(self.mean))
-
-    def table_sets(self) -> dict[str, str]:
-        """The clean set and the one of the poor sites' own severity, as in FedISM+'s tables."""
-        return {"clean": "clean", "corrupted": f"{self.corruption} {self.severity}"}
 
     def check_data(self) -> None:
         super().check_data()

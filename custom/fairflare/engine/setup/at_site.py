@@ -39,8 +39,7 @@ from fairflare.privacy.secure_sum.schemes import CHECKED, NONE, Credentials, mas
 from fairflare.tasks.base import Task
 from fairflare.tasks.kind import trivial_results
 from fairflare.tasks.preflight import preflight
-from fairflare.trainers.base import Trainer
-from fairflare.trainers.sgd import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, Trainer
 
 if TYPE_CHECKING:
     from fairflare.engine.after.site import AfterAtSite

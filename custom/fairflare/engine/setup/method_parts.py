@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fairflare.aggregators.base import Rule
-from fairflare.core import registry
+from fairflare.core import registry, validation
 from fairflare.core.errors import UserError
 from fairflare.core.registry import Method
 from fairflare.core.settings import PROBE, Given, Owners, bare, owned
@@ -96,7 +96,7 @@ def part(cls: type, settings: Mapping[str, Any]) -> Any:
     """An instance of a part or of Training with its share of ``settings`` by their own names; raises UserError."""
     known = registry.parameters(cls)
     try:
-        return cls(**{key: registry.checked(cls, key, value) for key, value in settings.items() if key in known})
+        return cls(**{key: validation.parsed(cls, key, value) for key, value in settings.items() if key in known})
     except ValueError as error:
         raise UserError(str(error)) from None
 

@@ -13,12 +13,11 @@ from torch import nn
 
 from fairflare.aggregators.base import Rule
 from fairflare.core import registry, user_code
-from fairflare.core.declared import numbers_of, tensors_of
 from fairflare.core.errors import UserError
 from fairflare.core.metric import LOSSES
 from fairflare.core.seeds import forget_seeds, seed_everything
 from fairflare.core.slots import Slot, slots_of
-from fairflare.core.types import Need, Number, Outline, StateDict
+from fairflare.core.types import Need, Number, Outline, StateDict, numbers_of, tensors_of
 from fairflare.data.grouping import Grouping
 from fairflare.engine.after.base import AfterStep, Shape
 from fairflare.engine.setup import tasks

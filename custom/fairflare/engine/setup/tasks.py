@@ -14,9 +14,8 @@ from typing import TypeVar
 
 from fairflare.core import metric, plugins, registry
 from fairflare.core.errors import UserError
-from fairflare.core.registry import checked
 from fairflare.core.suggest import unlisted
-from fairflare.core.validation import shown
+from fairflare.core.validation import parsed, shown
 from fairflare.tasks.base import Task
 
 T = TypeVar("T")
@@ -77,7 +76,7 @@ def load(name: str, preset: str | None = None, **overrides: object) -> Task:
     given = {ALIASES.get(key, key): value for key, value in overrides.items()}
     for key in given:
         _known(f"option of task {name!r}", key, dict.fromkeys(options))
-    made = cls(**{key: checked(cls, key, value) for key, value in {**chosen.options, **given}.items()})
+    made = cls(**{key: parsed(cls, key, value) for key, value in {**chosen.options, **given}.items()})
     _check_metrics(made)
     return made
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.objectives import Objective
-from fairflare.core.types import SiteData
+from fairflare.core.types import Objective, SiteData
 from fairflare.core.validation import Names, shown
 from fairflare.core.validation import expected as expect
 from fairflare.data.readers.table_features import LARGEST, as_numbers
@@ -87,13 +86,11 @@ class CountCases(AmountCases):
 
     @cached_property
     def predicted(self) -> Array:
-        """(N,) expected counts."""
         found: Array = _expected(self.outputs.double(), self.targets.double()).numpy()
         return found
 
     @cached_property
     def truth(self) -> Array:
-        """(N,) counts."""
         found: Array = _counts(self.targets.double())[0].numpy()
         return found
 
@@ -203,7 +200,6 @@ class Amounts(TaskKind):
         return "Scaled", {"mean": self.mean, "spread": self.spread}, [f"predicted_{classes[0]}"], words
 
     def baseline(self, task: Task, data: SiteData) -> Baseline:
-        """The mean of the site's training outcomes for everybody."""
         targets = torch.cat([batch.targets.cpu() for batch in data.fixed("train", 256)]).double()
         constant = self._constant(targets)
         return Baseline(lambda inputs: torch.full((len(inputs), 1), constant))

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairflare.core.objectives import Objective, local_objective
-from fairflare.core.types import SiteData
+from fairflare.core.types import Objective, SiteData, local_objective
 from fairflare.functional.resampling import Array
 from fairflare.tasks import metrics
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
@@ -142,15 +141,16 @@ def named_classes(probabilities: Array, classes: Sequence[str]) -> tuple[list[st
 
 def _regression(task: Task, data: SiteData) -> Answers | None:
     """Logistic regression on the site's training rows; None where they are of one class, not finite or no rows."""
-    from sklearn.linear_model import LogisticRegression
-    from threadpoolctl import threadpool_limits
-
     batches = list(data.fixed("train", BATCH))
     if batches[0].inputs.dim() != 2:
         return None
+    from sklearn.linear_model import LogisticRegression  # a CPU second, which a run on images does not need
+    from threadpoolctl import threadpool_limits
+
     x, y = (torch.cat([getattr(batch, name).cpu() for batch in batches]).numpy() for name in ("inputs", "targets"))
     if len(set(y.tolist())) < 2 or not torch.isfinite(torch.from_numpy(x)).all():
         return None
+
     # Threads of BLAS wait for each other longer than such products take, and what one thread adds is the same anywhere.
     with warnings.catch_warnings(), threadpool_limits(1, user_api="blas"):
         # A solver that stops before it has converged is good enough here, and no line of the run's output.

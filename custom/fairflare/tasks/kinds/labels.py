@@ -20,9 +20,8 @@ from torch.nn import functional as F
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.metric import Metric
-from fairflare.core.objectives import Objective
 from fairflare.core.order import some
-from fairflare.core.types import SiteData
+from fairflare.core.types import Objective, SiteData
 from fairflare.core.validation import Names, shown
 from fairflare.core.validation import expected as expect
 from fairflare.functional.resampling import Array
@@ -145,7 +144,6 @@ class Labels(TaskKind):
         return None if all(math.isnan(one) for one in found) else found
 
     def known(self, columns: Mapping[str, Sequence[str]], names: Sequence[str]) -> list[bool]:
-        """A row with at least one label that is said."""
         return [any(cell != "" for cell in cells) for cells in zip(*(columns[name] for name in names))]
 
     def of_cells(

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.metric import Metric
-from fairflare.core.objectives import Objective
-from fairflare.core.types import Batch, SiteData, Training
+from fairflare.core.types import Batch, Objective, SiteData, Training
 from fairflare.core.validation import expected as expect
 from fairflare.tasks.kind import Baseline, Cases, TaskKind
 
@@ -163,7 +162,6 @@ class Segmentation(TaskKind):
         return Metric(name, value=partial(_of_structure, name.removeprefix(STRUCTURE)), kind=self.name)
 
     def baseline(self, task: Task, data: SiteData) -> Baseline:
-        """One mask per structure for all images, the best such on the training images."""
         mask = constant_mask(data.fixed("train", BATCH, at_most=MOST_MASKS))
         return Baseline(lambda inputs: mask.expand(len(inputs), *mask.shape))
 

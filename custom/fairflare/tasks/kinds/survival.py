@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.objectives import Objective
-from fairflare.core.types import SiteData
+from fairflare.core.types import Objective, SiteData
 from fairflare.core.validation import shown
 from fairflare.data.readers.table_features import as_numbers
 from fairflare.functional.resampling import Array

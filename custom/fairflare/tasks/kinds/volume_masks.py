@@ -62,7 +62,6 @@ class VolumeMasks(Segmentation):
         return VolumeCases(outputs.cpu(), targets.cpu(), tuple(classes))
 
     def baseline(self, task: Task, data: SiteData) -> Baseline:
-        """One mask per structure for all volumes, the best such on the training volumes."""
         whole = getattr(data, "whole", data.fixed)  # where the training split is seen by patches
         mask = constant_mask(whole("train", BATCH, MOST_MASKS))
         return Baseline(lambda inputs: mask.expand(len(inputs), *mask.shape))

@@ -46,6 +46,7 @@ class Script(OwnData):
     presets = {
         "default": Preset("how it trains is the script's; these numbers are told to it", {}, Training(rounds=10))
     }
+    default_grouping = NONE
 
     datalists: str = ""
     site_names: Names = ""
@@ -71,10 +72,6 @@ class Script(OwnData):
     def headline(self) -> str:  # type: ignore[override]  # depends on an option
         """The first of ``scores``."""
         return self.metrics[0]
-
-    @property
-    def default_grouping(self) -> str:
-        return NONE
 
     @property
     def module(self) -> str:

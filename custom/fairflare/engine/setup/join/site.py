@@ -48,6 +48,7 @@ from fairflare.functional.exchange import (
     rounded,
 )
 from fairflare.functional.line import fitted
+from fairflare.functional.slopes import sigmoid
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.privacy.secure_sum.schemes import Credentials, masked_sizes
 from fairflare.tasks.folds import untestable
@@ -238,9 +239,9 @@ class FoldSite(Site):
         own = self._personal(instruction)
         self.network.load_state_dict(instruction.model if own is None else own)
         (fit, seen), (new, labels) = self._logits("train"), self._logits(self.split)
-        found = {self.label: _sigmoid(new)}
+        found = {self.label: sigmoid(new)}
         if own is None:
-            found[self.label + INTERCEPT] = _sigmoid(new + fitted(fit, seen).intercept) if len(new) else new
+            found[self.label + INTERCEPT] = sigmoid(new + fitted(fit, seen).intercept) if len(new) else new
         kind = {}
         if self.fits_own:
             x, new = self._table("train"), self._table(self.split)
@@ -272,12 +273,6 @@ class FoldSite(Site):
             return np.zeros(len(new)), ""
         found, kind = importlib.import_module(OWN_MODEL).own_risks(x, y, new)
         return np.asarray(found), str(kind)
-
-
-def _sigmoid(logits: Array) -> Array:
-    from scipy.special import expit
-
-    return np.asarray(expit(logits))
 
 
 class SumSite(Site):

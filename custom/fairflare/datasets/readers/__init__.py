@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Published tables as they lie on disk."""
