@@ -44,7 +44,7 @@ def test_page_and_cards_follow_from_the_files_which_are_small():
         card = (page.PAGE.parent / "methods" / f"{name}.md").read_text(encoding="utf-8")
         assert card == page.with_bench(card, name), f"{name}: python benchmarks/plateau/plateau_page.py writes it"
     files = [path for path in page.RESULTS.iterdir() if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 800_000
+    assert sum(path.stat().st_size for path in files) < 1_000_000
     assert json.loads((page.RESULTS / "about.json").read_text(encoding="utf-8"))["versions"]["fairflare"]
 
 
