@@ -365,6 +365,17 @@ class ToldHEAL(FedHEAL):
         return found * (np.where(found >= 0, up, seen - up) >= least_count(seen, self.tau, strict=False))
 
 
+@rule("plateau-agreed")
+class Agreed(ToldHEAL):
+    """A ceiling of the conflict: an update's entry counts only where its sign is that of the updates' mean."""
+
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        means = {key: sum(r.update[key] for r in replies) for key in sorted(replies[0].trainable)}
+        masks = [{key: r.update[key] * (r.update[key] * of > 0) for key, of in means.items()} for r in replies]
+        agreed = [dataclasses.replace(r, update={**r.update, **kept}) for r, kept in zip(replies, masks)]
+        return super().aggregate(model, agreed, state, info)
+
+
 @rule("plateau-shuffled-lwr")
 @dataclass(frozen=True)
 class ShuffledLWR(FedLWR):
@@ -406,6 +417,7 @@ for _id, _trainer, _probes, _shared in (
     ("plateau-shuffled-ism", "gsam", ("sharpness",), RADIUS),
     ("plateau-shuffled-heal", "sgd", (), None),
     ("plateau-heal", "sgd", (), None),
+    ("plateau-agreed", "sgd", (), None),
     ("plateau-shuffled-lwr", "sgd", ("layer-similarity",), None),
     ("plateau-ufo", "weighted", ("group-loss",), None),
 ):
@@ -571,6 +583,7 @@ class Layers(Bench):
     kind = MASKS
     headline = "dice"
     classes = ("ink",)
+    wider: ClassVar[int] = 1
     shift: Literal["early", "late"] = "early"
     per_site: int = 24
     n_sites: int = 6
@@ -593,7 +606,8 @@ class Layers(Bench):
             x = 200 - 0.5 * x
         ink = ink > 100
         if shifted and self.shift == "late":
-            ink = binary_dilation(ink, structure=np.array([[0, 1, 0], [1, 1, 1], [0, 1, 0]])[None])
+            cross = np.array([[0, 1, 0], [1, 1, 1], [0, 1, 0]])[None]
+            ink = binary_dilation(ink, structure=cross, iterations=self.wider)
         return (x[:, None] / 255).astype(np.float32), ink[:, None].astype(np.uint8)
 
     def built(self) -> tuple[Sites, Mapping[str, tuple[np.ndarray, np.ndarray]]]:
@@ -612,7 +626,15 @@ class Layers(Bench):
         return found, {**sets, VALIDATION: tuple(map(np.concatenate, zip(*parts)))}
 
 
+class LayersWide(Layers):
+    """``Layers`` with masks that are two pixels wider."""
+
+    name = "plateau-layers-wide"
+    title = "Ink over photographs, two of six sites with readers who draw it two pixels wider"
+    wider = 2
+
+
 WIDTHS = (1, 20, 32, 40, 16)
 
-TASKS = (Quality, Quality20, QualityOwn, Scans, Looks, LooksOwn, Subgroups, Contribution, Layers)
+TASKS = (Quality, Quality20, QualityOwn, Scans, Looks, LooksOwn, Subgroups, Contribution, Layers, LayersWide)
 tasks.ADDED.update({task.name: task for task in TASKS})

@@ -44,7 +44,7 @@ def test_page_and_cards_follow_from_the_files_which_are_small():
         card = (page.PAGE.parent / "methods" / f"{name}.md").read_text(encoding="utf-8")
         assert card == page.with_bench(card, name), f"{name}: python benchmarks/plateau/plateau_page.py writes it"
     files = [path for path in page.RESULTS.iterdir() if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 800_000
+    assert sum(path.stat().st_size for path in files) < 1_000_000
     assert json.loads((page.RESULTS / "about.json").read_text(encoding="utf-8"))["versions"]["fairflare"]
 
 
@@ -81,7 +81,7 @@ def test_intervals_and_verdicts_on_the_page_are_those_of_scipy_and_of_the_rule(r
         assert f"[{scale * low:+.{page.PLACES[scale]}f}, {scale * high:+.{page.PLACES[scale]}f}]" in row
         signs = np.array([[1 - 2 * (k >> bit & 1) for bit in range(n)] for k in range(2**n)])
         p[arm] = (np.abs(signs @ differences) >= abs(differences.sum()) * (1 - 1e-12)).mean()
-    gap = values["ceiling"] - values["examples" if regime.key == regimes.CONTRIBUTION else "fedavg"]
+    gap = values[regime.ceiling] - values["examples" if regime.key == regimes.CONTRIBUTION else "fedavg"]
     said = text.split(f"**{regime.arms[regime.method].words}: ")[1].split(".**")[0]
     if n < 2:
         assert said == page.UNDECIDED
