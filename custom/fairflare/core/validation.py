@@ -86,8 +86,8 @@ def shown(value: Any) -> str:
 
 
 def _is_short(value: Any) -> bool:
-    """Whether ``repr`` is cheap and cannot fail: Python refuses to print very large numbers."""
-    return not (isinstance(value, int) and value.bit_length() > 1000)
+    """Whether ``repr`` is cheap and cannot fail: Python refuses to print numbers of more than 4,300 digits."""
+    return not (isinstance(value, int) and value.bit_length() > 14_000)
 
 
 def as_cell(value: Any) -> Any:
