@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated site whose process is killed is named on the screen within 15 seconds, and no site of a whole run is."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -9,12 +8,11 @@ import sys
 import threading
 import time
 
-import psutil
 import pytest
 from test_run_ends import assert_nothing_is_left, scratches_of
 
 from fairflare.cli.main import main
-from fairflare.flare.simulate import PATIENCE, WORKER, Heartbeat
+from fairflare.flare.simulate import PATIENCE, Heartbeat, clients
 from fairflare.report.write import verify_run
 
 RUN = ["run", "fedavg", "--task", "support2:dirichlet", "--sites", "3", "--no-solo", "--set", "epochs=1"]
@@ -39,16 +37,6 @@ class Said:
 
     def end(self):
         self._thread.join(timeout=30)
-
-
-def client(child, site):
-    """The process of ``site``; None while there is none."""
-    for process in psutil.Process(child.pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has ended since
-            words = process.cmdline()
-            if WORKER in words and site in words:
-                return process
-    return None
 
 
 def start(*words):
@@ -78,8 +66,8 @@ def test_a_killed_site_is_named_and_the_rounds_go_on_by_their_rules(tmp_path, ca
     said, log = Said(child), tmp_path / "run" / "audit.jsonl"
     try:
         wait_for(lambda: log.is_file() and '"event": "round"' in log.read_text(), child)
-        wait_for(lambda: client(child, "site-2"), child)
-        client(child, "site-2").kill()
+        wait_for(lambda: "site-2" in clients(child.pid), child)
+        clients(child.pid)["site-2"].kill()
         killed, before = time.monotonic(), log.read_text().count('"event": "round"')
         wait_for(lambda: said.of(ENDED), child)
         when, text = said.of(ENDED)[0]

@@ -12,6 +12,7 @@ from federation_processes import simulated_processes, until
 
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.join.local import run_join
+from fairflare.flare.simulate import clients
 from fairflare.functional.decision import Design
 from fairflare.studies.join import Question
 from fairflare.studies.join_job import job_of, join_by_job
@@ -83,8 +84,7 @@ def test_a_site_that_is_killed_is_named_and_the_others_are_answered_as_without_i
     """The server waits ``task_timeout`` for it twice."""
     config, folder = job(tmp_path, (*SITES, "north"), folds=3), tmp_path / "join"
     with in_second_fold(config, folder) as child:
-        (site,) = (one for one in simulated_processes(folder) if " --client north " in " ".join(one.cmdline()))
-        site.kill()
+        clients(child.pid)["north"].kill()
         assert child.wait(timeout=240) == 0, child.communicate()[1]
     found = json.loads((folder / "join.json").read_text())
     assert re.fullmatch(r"fell silent in fold [12] of deal 0 \(fedavg\)", found["refused"].pop("north"))

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two simulators never choose the same port."""
+"""FLARE's simulator as forks of one process; two simulators never choose the same port."""
 
 import json
 import multiprocessing
+import subprocess
 import sys
 
+import psutil
 import pytest
 import torch
 
@@ -62,3 +64,52 @@ def test_the_simulator_s_server_is_a_fork_where_there_is_no_gpu(monkeypatch, tmp
     handlers, runner, other = ran
     assert handlers == {"after_in_child": forked_simulator._end_at_once} and other == "another Python"
     assert runner.clients == "site-1,site-2" and runner.threads == 2
+
+
+SIMULATOR = """
+import json, os, subprocess, sys, threading, time
+from pathlib import Path
+import fairflare.core.errors
+from fairflare.flare.forked_simulator import fork_sites
+fork_sites()
+from nvflare.private.fed.app.simulator import simulator_runner
+job, site = Path(sys.argv[1]), Path(sys.argv[2])
+start = simulator_runner.subprocess.Popen
+env = {"PYTHONPATH": str(job), "SITE": "north"}
+process = start([sys.executable, "-m", "client", "-o", str(site)], shell=False, preexec_fn=os.setsid, env=env)
+while not (site / "said.json").exists():
+    time.sleep(0.01)
+said = json.loads((site / "said.json").read_text())
+assert said["pid"] == process.pid and process.poll() is None and os.getpgid(process.pid) == process.pid
+try:
+    process.wait(timeout=0.01)
+except simulator_runner.subprocess.TimeoutExpired:
+    process.terminate()
+process.wait(timeout=10)
+process.terminate(), process.kill()
+assert process.poll() is not None and process.returncode
+print(json.dumps(said))
+"""
+CLIENT = """
+import json, os, sys, time
+import torch, fairflare
+said = {"pid": os.getpid(), "parent": os.getppid(), "words": sys.argv[1:], "here": os.getcwd(), "main": __name__}
+said |= {"package": fairflare.__file__, "loaded": "fairflare.core" in sys.modules, "environment": dict(os.environ)}
+open("said.part", "w").write(json.dumps(said)), os.rename("said.part", "said.json")
+time.sleep(60)
+"""
+
+
+def test_a_simulated_site_is_a_fork_that_runs_what_its_job_carries(tmp_path):
+    """Arguments, environment and imports are those of a Python of its own; it can be waited for and ended."""
+    job, site = tmp_path / "job", tmp_path / "site"
+    (job / "fairflare").mkdir(parents=True), site.mkdir()
+    (job / "fairflare" / "__init__.py").touch(), (job / "client.py").write_text(CLIENT)
+    command = [sys.executable, "-c", SIMULATOR, str(job), str(site)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    said = json.loads(ended.stdout)
+    assert said["package"] == str(job / "fairflare" / "__init__.py") and not said["loaded"]
+    assert (said["words"], said["here"], said["main"]) == (["-o", str(site)], str(site), "__main__")
+    assert said["environment"] == {"PYTHONPATH": str(job), "SITE": "north"}
+    assert not psutil.pid_exists(said["pid"]) and not psutil.pid_exists(said["parent"])

@@ -1,23 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FLARE's simulator started from this process, where ``SimEnv`` would start another Python for it.
+"""FLARE's simulator started from this process, where ``SimEnv`` would start another Python for it and for each site.
 
 The server is a fork of this process: it has PyTorch and this package already, which a new Python would import again
-(2 CPU seconds), and it takes the ports that ``reserve_ports`` has set aside here.
+(2 CPU seconds), and it takes the ports that ``reserve_ports`` has set aside here. The sites are forks of a process that
+has PyTorch and FLARE: this package and the user's files each of them imports as its job carries them.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import runpy
 import secrets
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
+from typing import Any
 
+import psutil
+import torch  # noqa: F401  (here and below: forks share what is imported)
+from nvflare.fuel.f3.drivers import aio_http_driver  # noqa: F401
 from nvflare.fuel.utils.log_utils import FL_LOG_LEVEL, LogMode
 from nvflare.job_config.api import FedJob
+from nvflare.private.fed.app.simulator import simulator_runner
 from nvflare.private.fed.app.simulator.simulator_runner import SimulatorRunner
 from nvflare.recipe import SimEnv
 
@@ -25,6 +38,7 @@ MOST_SITES = 100
 """FLARE's default limit."""
 NAME = "\0fairflare-port-{}"
 """A socket of this name in Linux's abstract namespace stands for a port; it ends with the last process that has it."""
+PATH = "PYTHONPATH"
 _held: list[socket.socket] = []
 
 
@@ -113,3 +127,92 @@ def _reserve(port: int) -> bool:
         return True
     mark.close()
     return False
+
+
+def fork_sites() -> None:
+    """Have FLARE's simulator in this process, and in those that it forks, fork its sites from a copy of this process.
+
+    The copy is made here and now: call it before this process has threads and before it reads any file of the user's.
+    It ends with this process.
+    """
+    ours, theirs = Pipe()
+    if not (copy := os.fork()):
+        ours.close()
+        _serve(theirs)
+    theirs.close()
+    atexit.register(_end, copy)
+    asking = threading.Lock()
+
+    def start(command: Sequence[str], *, env: Mapping[str, str], **options: Any) -> SiteProcess:
+        with asking:
+            ours.send((list(command), dict(env)))
+            return SiteProcess(ours.recv())
+
+    simulator_runner.subprocess = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
+
+
+def _end(copy: int) -> None:
+    """End it, and wait for it: so this process's times hold those of its sites."""
+    os.kill(copy, signal.SIGTERM)
+    os.waitpid(copy, 0)
+
+
+def _serve(asked: Connection) -> None:
+    """Fork a process for every command ``python -m MODULE ...`` that comes, and run it there; never returns."""
+    signal.signal(signal.SIGCHLD, _clear_away)
+    while True:
+        try:
+            command, env = asked.recv()
+        except EOFError:
+            os._exit(0)
+        if not (pid := os.fork()):
+            break
+        asked.send(pid)
+    asked.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    before, now = ([path for path in one.get(PATH, "").split(os.pathsep) if path] for one in (os.environ, env))
+    sys.path[:] = [*now, *(path for path in sys.path if path not in before)]
+    os.environ.clear()
+    os.environ.update(env)
+    for name in [name for name in sys.modules if name.partition(".")[0] == __package__.partition(".")[0]]:
+        del sys.modules[name]  # the job carries its own
+    module, sys.argv[1:] = command[2], command[3:]
+    os.chdir(sys.argv[sys.argv.index("-o") + 1])  # where the module goes first of all
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.exit()
+
+
+def _clear_away(*ignored: object) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+class SiteProcess(psutil.Process):
+    """What FLARE asks of a ``subprocess.Popen``, of a process that another one has started.
+
+    Attributes:
+        returncode: 1 once the process has ended: how it did, only its parent is told.
+    """
+
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if not self.is_running():
+            self.returncode = 1
+        return self.returncode
+
+    def terminate(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            super().terminate()
+
+    def kill(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            super().kill()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        try:
+            return super().wait(timeout)
+        except psutil.TimeoutExpired as late:
+            raise subprocess.TimeoutExpired(str(self.pid), late.seconds) from None

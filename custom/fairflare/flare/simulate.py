@@ -43,8 +43,6 @@ PERIOD = 1.0
 """Seconds between two looks."""
 PATIENCE = 3.0
 """Seconds for which a client's process is gone before it is named: at the end of a run all of them go."""
-WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
-"""FLARE's module that a client's process runs."""
 DEAD = re.compile(r"(?:Subprocess died for|Communication error with) client (?P<site>[^\s,:]+)")
 """How FLARE's log names a client whose process has ended in the middle of its work."""
 FINISH = b'"event": "finish"'
@@ -141,10 +139,12 @@ def _family(pid: int, workspace: str) -> list[psutil.Process]:
 
 def main(workspace: str, threads: str) -> None:
     """The child: build the job that ``export`` would write and run it in FLARE's simulator."""
+    from fairflare.flare.forked_simulator import fork_sites, reserve_ports
+
+    fork_sites()
     # FLARE ends its processes on Ctrl-C only.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     end_with_command()
-    from fairflare.flare.forked_simulator import reserve_ports
     from fairflare.flare.recipe import FairRecipe
 
     reserve_ports()
@@ -186,6 +186,22 @@ def gpu_groups(n_sites: int) -> str | None:
     return ",".join(gpus[place % len(gpus)] for place in range(n_sites))
 
 
+def clients(pid: int) -> dict[str, psutil.Process]:
+    """Site -> its process, of those that are at work in the simulation that descends from process ``pid``.
+
+    FLARE's client works in a folder of its site's name, its helpers too.
+    """
+    found: dict[str, psutil.Process] = {}
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                here = Path(process.cwd())
+                is_site = process.status() != psutil.STATUS_ZOMBIE and SCRATCH in here.parent.parent.name
+                if is_site and process.ppid() not in [site.pid for site in found.values()]:
+                    found[here.name] = process
+    return found
+
+
 class Heartbeat:
     """Names each site whose process ends while the run goes on, long before FLARE's server would miss its answer.
 
@@ -220,7 +236,7 @@ class Heartbeat:
         if now - self._looked < PERIOD:
             return
         self._looked = now
-        alive = self._alive()
+        alive = clients(self._pid)
         for site in self._ended(alive):
             self._gone.setdefault(site, now)
         if self._one_each:  # a table that was read while it changed may lack a process for once
@@ -231,17 +247,6 @@ class Heartbeat:
         for site in sorted(due):
             self._gone[site] = float("inf")
             self._tell(site)
-
-    def _alive(self) -> dict[str, psutil.Process]:
-        """Site -> its process, of those that are at work."""
-        found = {}
-        with contextlib.suppress(psutil.Error):
-            for process in psutil.Process(self._pid).children(recursive=True):
-                with contextlib.suppress(psutil.Error):
-                    words = process.cmdline()
-                    if WORKER in words and "--client" in words and process.status() != psutil.STATUS_ZOMBIE:
-                        found[words[words.index("--client") + 1]] = process
-        return found
 
     def _ended(self, alive: dict[str, psutil.Process]) -> list[str]:
         if self._one_each:
