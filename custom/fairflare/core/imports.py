@@ -25,21 +25,17 @@ def _imports(source: bytes) -> tuple[str, ...]:
     return tuple(_imported(ast.parse(source)))
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    unused = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-        for statement in block.body
-        for node in ast.walk(statement)
-    }
-    for node in ast.walk(tree):
-        if id(node) in unused:
-            continue
+def _imported(block: ast.AST) -> Iterator[str]:
+    """Goes from statement to statement, since most of a tree is expressions."""
+    for node in ast.iter_child_nodes(block):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from () if node.level else (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            yield from _imported(ast.Module(node.orelse, []))
+        elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from _imported(node)
 
 
 def module_files(package: Path) -> dict[str, Path]:
