@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from xml.etree import ElementTree
 
@@ -145,6 +146,14 @@ def pytest_unconfigure(config):
         os.environ.pop(CACHE, None)
         os.environ.update({CACHE: config.before} if config.before is not None else {})
         shutil.rmtree(config.rendered, ignore_errors=True)
+
+
+@pytest.fixture
+def forks(monkeypatch):
+    """Workers are forked whatever other files have imported or left running."""
+    monkeypatch.delitem(sys.modules, "tenseal", raising=False)
+    left = {*threading.enumerate()} - {threading.main_thread()}
+    monkeypatch.setattr(threading, "active_count", lambda: len({*threading.enumerate()} - left))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import random
 import signal
-import sys
 import time
 
 import pytest
@@ -161,10 +160,9 @@ def _scores(folder):
 
 
 @each("method", ["fedce", "fedlwr"], short=["fedlwr"])
-def test_killed_at_random_a_run_with_workers_ends_in_the_same_bits(method, tmp_path, monkeypatch):
+def test_killed_at_random_a_run_with_workers_ends_in_the_same_bits(method, tmp_path, monkeypatch, forks):
     """Workers inherit the points: a kill may take one of them in place of the command."""
     monkeypatch.setenv("FAIRFLARE_WORKERS", "2")
-    monkeypatch.delitem(sys.modules, "tenseal", raising=False)  # another file's, beside which nothing is forked
     _kill_at_random(method, SMALL, tmp_path)
 
 

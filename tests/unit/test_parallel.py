@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
 import time
 
 import psutil
@@ -27,13 +26,8 @@ from fairflare.studies.study import Study
 
 TASK = ["--task", "support2:dirichlet", "--sites", "3"]
 COMPARE = ["compare", "fedavg", "fedavg:weighting=uniform", "fedism", *TASK]
+pytestmark = pytest.mark.usefixtures("forks")
 FORK = multiprocessing.get_context("fork")
-
-
-@pytest.fixture(autouse=True)
-def forks(monkeypatch):
-    """Whatever other files have imported."""
-    monkeypatch.delitem(sys.modules, "tenseal", raising=False)
 
 
 def configs(*names, rounds=1):

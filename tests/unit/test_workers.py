@@ -38,6 +38,7 @@ PROGRESS = ("start: ", "round ")
 
 TASK = "support2:dirichlet"
 SMALL = {"epochs": 1, "group_by": "sex"}
+pytestmark = pytest.mark.usefixtures("forks")
 FORK = multiprocessing.get_context("fork")
 LONG = ["run", "fedism-plus", "--task", TASK, "--sites", "4", "--rounds", "400", "--workers", "2"]
 
@@ -107,14 +108,6 @@ def small_sites(names, announce, tell):
         announce(name)
     made = make_sites()
     return {name: made[name] for name in names}
-
-
-@pytest.fixture(autouse=True)
-def forks(monkeypatch):
-    """Whatever other files have imported or left running; a worker collects nothing that it has inherited."""
-    monkeypatch.delitem(sys.modules, "tenseal", raising=False)
-    left = {*threading.enumerate()} - {threading.main_thread()}
-    monkeypatch.setattr(threading, "active_count", lambda: len({*threading.enumerate()} - left))
 
 
 @contextlib.contextmanager
