@@ -122,12 +122,7 @@ def measured(
 
 
 def against_trees(
-    federated: Predictions,
-    trees: Predictions,
-    scoring: Scoring,
-    min_count: int | None,
-    seed: int,
-    site: str,
+    federated: Predictions, trees: Predictions, scoring: Scoring, min_count: int | None, seed: int, site: str
 ) -> dict[str, float]:
     """What may leave of gradient boosting on the same cases: its metrics, and the intervals of federated less its."""
     found = measured(Pair(federated, trees), scoring, (), min_count, seed, site)

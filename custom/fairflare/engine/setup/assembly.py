@@ -32,15 +32,7 @@ from fairflare.engine.loop import Federation, Observer
 from fairflare.engine.messages import Transport
 from fairflare.engine.scoring import LAST, Beside, Score
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.at_site import (
-    PLAIN,
-    benefit_reports,
-    build_site,
-    leaves,
-    shape_of,
-    summed,
-    view_of,
-)
+from fairflare.engine.setup.at_site import PLAIN, benefit_reports, build_site, leaves, shape_of, summed, view_of
 from fairflare.engine.setup.config import RunConfig, composed_title, site_of_client
 from fairflare.engine.setup.config_checks import refuse_pooling
 from fairflare.engine.setup.parts import Parts, keep

@@ -325,10 +325,7 @@ def misfit(ids: Mapping[str, str], rule: Rule, trainer: Trainer) -> str:
     by, under = f"trainer {ids['trainer']}", f"rule {ids['rule']}"
     unheeded = [name for name in rule.heeded if name not in trainer.heeds]
     reasons = (
-        (
-            rule.own_models and steps,
-            f"server_optimizer: expected none, for {method} gives sites models of their own",
-        ),
+        (rule.own_models and steps, f"server_optimizer: expected none, for {method} gives sites models of their own"),
         (bool(unheeded), f"{under}: expected a trainer that heeds its orders ({', '.join(unheeded)}), got {by}"),
         (
             rule.alone and (trainer.has_server_half or bool(trainer.receives)),

@@ -14,17 +14,7 @@ from fairflare.core import registry, validation
 from fairflare.core.errors import UserError
 from fairflare.core.findings import ACCEPTABLE
 from fairflare.core.settings import Owners, bare, exactly_the_keys, flat, nested
-from fairflare.core.validation import (
-    CLIENT,
-    FEDERATION,
-    SHA256,
-    Entries,
-    Range,
-    Seed,
-    Sites,
-    Text,
-    expected,
-)
+from fairflare.core.validation import CLIENT, FEDERATION, SHA256, Entries, Range, Seed, Sites, Text, expected
 from fairflare.engine.choices import BY, NO_CHOICE, RATIO
 from fairflare.engine.setup.config_checks import checked_config
 from fairflare.engine.setup.method_parts import NO_STEP, PART_KEYS, STEPS
