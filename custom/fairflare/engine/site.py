@@ -183,7 +183,10 @@ class Site:
             raise RuntimeError(f"site {self.name}: its data have errors; see preflight")
         self.execution.place(self.network)
         if instruction.task == "train" and self.execution.is_undecided:
-            self._compare_layouts()
+            batch, objective = self._trial()
+            self.execution.compare_layouts(
+                self.network, batch.inputs, lambda outputs, rows: objective(outputs, batch.targets[rows])
+            )
             seed_everything(seed)
         return work[instruction.task](instruction)
 
@@ -221,12 +224,6 @@ class Site:
         if self._prepared is None or self._prepared[0] is not self.data:
             self._prepared = self.data, self.trainer.site_data(self.data)
         return self._prepared[1]
-
-    def _compare_layouts(self) -> None:
-        batch, objective = self._trial()
-        self.execution.compare_layouts(
-            self.network, batch.inputs, lambda outputs, rows: objective(outputs, batch.targets[rows])
-        )
 
     def _trial(self) -> tuple[Batch, Objective]:
         batch = next(iter(self._examples.training(self.training.batch_size, 0))).to(self.execution.device)
@@ -283,20 +280,17 @@ class Site:
             self.memory.save_personal(own, best=instruction.round.number < instruction.round.total)
         if self.data is not None and self._is_final(instruction.round):
             self.memory.save_inputs(self.describe(self.data))
+        used, clinical = model_hash(instruction.model if own is None else own), dict[str, float]()
+        if self.clinical is not None and cases is not None and self.asked.is_of(used):
+            clinical = self.clinical.of_model(cases)
         return Answer(
             site=self.name,
             round=instruction.round.number,
             n_examples=_count(self._examples),
             metrics=shared | self._trivial(instruction),
             personal=personal,
-            clinical=self._clinical(cases, instruction.model if own is None else own),
+            clinical=clinical,
         )
-
-    def _clinical(self, cases: Cases | None, model: StateDict) -> Mapping[str, float]:
-        """How well ``model`` is calibrated on its ``cases``, if there are any and nothing was asked of another one."""
-        if self.clinical is None or cases is None or not self.asked.is_of(model_hash(model)):
-            return {}
-        return self.clinical.of_model(cases)
 
     def _calibrate(self, instruction: Instruction) -> Answer:
         """Sums over calibration cases, in the clear or sealed; raises AskedAgain."""
@@ -315,14 +309,12 @@ class Site:
         self.asked.check(model, sites, total)
         self.asked.keep(model, sites, total)
         found = self.after.adjust(total, self._cases, model)
-        clinical = self._clinical_after() if self.clinical is not None else {}
+        clinical = dict[str, float]()
+        if self.clinical is not None:
+            clinical = self.clinical.after(
+                Cases(*self._predict("test", plain)), *self.after.changes(self._cases("test"))
+            )
         return Answer(site=self.name, round=instruction.round.number, adjusted=found, clinical=clinical)
-
-    def _clinical_after(self) -> Mapping[str, float]:
-        """The same of the loaded model once the step has changed its risks, or the threshold."""
-        assert self.after is not None and self.clinical is not None
-        changed, threshold = self.after.changes(self._cases("test"))
-        return self.clinical.after(self._condensed("test"), changed, threshold)
 
     def _solo(self, instruction: Instruction) -> Answer:
         """Train alone from the initial model as far as the time allows; raises AskedAgain."""
@@ -374,10 +366,7 @@ class Site:
 
     def _cases(self, split: SplitName) -> Cases:
         assert self.after is not None
-        return self._condensed(split, self.after.step.condense)
-
-    def _condensed(self, split: SplitName, condense: Condense = plain) -> Cases:
-        return Cases(*self._predict(split, condense))
+        return Cases(*self._predict(split, self.after.step.condense))
 
     def _trivial(self, instruction: Instruction) -> dict[str, Any]:
         """What needs no network, beside the results of the run's final model; computed once."""
@@ -468,7 +457,10 @@ class Site:
         A later round then starts from what was kept before: one bad model does not stay with the site.
         """
         own = self._personal_model(work, instruction.model)
-        self._remember(work)
+        for probe in self.probes:
+            probe.remember(work)
+        if any(probe.when == "anchored" for probe in self.probes):
+            work.memory[TRAINED] = self.network.state_dict()
         if not is_finite([work.memory, update]):
             return
         if own is not None:
@@ -483,12 +475,6 @@ class Site:
         if self.trainer.keeps_personal_model and work.personal.keys() != received.keys():
             raise RuntimeError(f"trainer {type(self.trainer).__name__}: expected a whole model in work.personal")
         return self.trainer.personal_model(received, work.memory)
-
-    def _remember(self, work: LocalWork) -> None:
-        for probe in self.probes:
-            probe.remember(work)
-        if any(probe.when == "anchored" for probe in self.probes):
-            work.memory[TRAINED] = self.network.state_dict()
 
     def _score(self, split: SplitName) -> dict[str, float]:
         return self.scoring.evaluate(*self._predict(split)[:2]) if self._examples.size(split) else {}

@@ -189,20 +189,19 @@ def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregatio
     """
     if config.secure_sum == NONE:
         return Plain()
-    from fairflare.engine.aggregation.server_sums import Secure, ServerSums
+    from fairflare.engine.aggregation.server_sums import ServerSums
     from fairflare.privacy.secure_sum.keys import verified
     from fairflare.privacy.secure_sum.ring import Ring
 
     context = config.sha256()
-    sums = ServerSums(
-        combine=combiner(config.secure_sum, own),
+    return ServerSums(
+        pass_on=combiner(config.secure_sum, own),
         vouched=lambda site, said: verified(context, site, said, own.identity),
         sizes=sealed_sizes(config.secure_sum, summed(parts.rule).n_terms),
         least=max(config.min_sites, LEAST),
         ring=Ring(config.mask_bits, parts.trainable),
         sites=len(parts.task.sites()) - bool(config.leave_out),
     )
-    return Secure(sums)
 
 
 def after_at_server(config: RunConfig, parts: Parts, view: View) -> After | None:
