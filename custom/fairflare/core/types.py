@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -42,6 +42,10 @@ class Number:
     meaning: str
     required: bool = False
     of_examples: float | None = None
+
+    def in_group(self, group: str) -> Number:
+        """The same of a group of patients."""
+        return replace(self, name=f"{self.name}/{group}", meaning=f"{self.meaning}, in the group")
 
 
 @dataclass(frozen=True)

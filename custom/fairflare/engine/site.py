@@ -280,8 +280,8 @@ class Site:
             self.memory.save_personal(own, best=instruction.round.number < instruction.round.total)
         if self.data is not None and self._is_final(instruction.round):
             self.memory.save_inputs(self.describe(self.data))
-        used, clinical = model_hash(instruction.model if own is None else own), dict[str, float]()
-        if self.clinical is not None and cases is not None and self.asked.is_of(used):
+        used, clinical = instruction.model if own is None else own, dict[str, float]()
+        if self.clinical is not None and cases is not None and self.asked.is_of(model_hash(used)):
             clinical = self.clinical.of_model(cases)
         return Answer(
             site=self.name,

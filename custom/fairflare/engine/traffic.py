@@ -117,25 +117,18 @@ class Spooled:
         for answer in self._transport.exchange(instructions):
             size = sum(value.nbytes for name in LARGE for value in _plain(getattr(answer, name)).values())
             if size and taken + size > room:
-                file = file or _opened()
+                file = file or tempfile.TemporaryFile(prefix="fairflare_updates_")  # noqa: SIM115  # gone with what lies in it
                 answer = _written(answer, file)
             else:
                 taken += size
             yield answer
 
 
-def _opened() -> BinaryIO:
-    return tempfile.TemporaryFile(prefix="fairflare_updates_")
-
-
 def _plain(content: Any) -> dict[str, Tensor]:
     """The entries of a field that are plain tensors in memory; an answer may hold anything."""
-    found = content.items() if type(content) is dict else ()
-    return {key: value for key, value in found if type(value) is Tensor and _is_dense(value)}
-
-
-def _is_dense(value: Tensor) -> bool:
-    return value.layout is torch.strided and value.device.type == "cpu" and value.is_contiguous()
+    found = {k: v for k, v in content.items() if type(v) is Tensor} if type(content) is dict else {}
+    dense = {k: v for k, v in found.items() if v.layout is torch.strided and v.device.type == "cpu"}
+    return {key: value for key, value in dense.items() if value.is_contiguous()}
 
 
 def _written(answer: Answer, file: BinaryIO) -> Answer:

@@ -51,7 +51,9 @@ class AfterAtSite:
         cases = cases_of(self.step.split)
         everyone = np.full(cases.n, cases.finite)
         own, remark = self.step.own(cases, everyone, rows[0], self.shape) if self.step.by == "site" else ({}, "")
-        fits = self._fits(own, shared)
+        fits = {-1: own}
+        if self.step.by != "site":
+            fits = {-1: shared[""], **{g: shared[name] for g, name in enumerate(self.shape.groups)}}
         self._keep(own, shared, remark, model)
         self._in_use = fits
         found = self._parameters(shared, own, rows, cases)
@@ -103,11 +105,6 @@ class AfterAtSite:
         if row is None or row[0] < (self.min_count or 0):
             return np.zeros(self.step.length(self.shape))
         return row if self.secure else self.step.coarse(row, self.shape, self.min_count or 1)
-
-    def _fits(self, own: Fit, shared: Mapping[str, Fit]) -> dict[int, Fit]:
-        if self.step.by == "site":
-            return {-1: own}
-        return {-1: shared[""], **{g: shared[name] for g, name in enumerate(self.shape.groups)}}
 
     def _keep(self, own: Fit, shared: Mapping[str, Fit], remark: str, model: str) -> None:
         if self.path is not None:

@@ -45,6 +45,7 @@ INSIDE = ("state_dict", "model_state_dict", "model", "network", "net", "weights"
 WRAPPERS = ("module.", "_orig_mod.", "model.", "network.", "net.", "backbone.")
 """What comes before an entry's name where a module has the network in it."""
 SHOWN = 3
+SHORT = (torch.float16, torch.bfloat16)
 
 
 def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
@@ -209,7 +210,7 @@ def _read(path: Path, changed: int, size: int) -> StateDict:
     name = path.name
     content = _from_safetensors(path) if path.suffix.lower() == SUFFIX else _from_torch(path)
     found = checked_model(content, f"init_from: {name}")
-    found = {key: value.float() if _is_short(value) else value.contiguous() for key, value in found.items()}
+    found = {key: value.float() if value.dtype in SHORT else value.contiguous() for key, value in found.items()}
     if not any(value.is_floating_point() for value in found.values()):
         raise UserError(f"init_from: {name}: expected a state dict, found no weights in it")
     for key, value in found.items():
@@ -285,10 +286,6 @@ def _name(path: Path) -> None:
 
 def _named_files() -> list[Path]:
     return [Path(part) for part in os.environ.get(VARIABLE, "").split(os.pathsep) if part]
-
-
-def _is_short(value: Tensor) -> bool:
-    return value.dtype in (torch.float16, torch.bfloat16)
 
 
 def _fits(own: Tensor, given: Tensor) -> bool:

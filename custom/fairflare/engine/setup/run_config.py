@@ -222,36 +222,10 @@ def site_of_client(config: RunConfig, task: Task) -> dict[str, str]:
 SINCE = {"selector": "all", "server_optimizer": "none"}
 """What format 2 says in addition, with what holds for a run in format 1."""
 
-LATER: Mapping[str, Any] = {
-    "mask_neighbours": "auto",
-    "mask_bits": 64,
-    "site_epsilon": 0.0,
-    "site_delta": 1e-5,
-    "site_clip": 1.0,
-    "site_colluders": 1,
-    "min_responses": None,
-    "grace": 0.0,
-    "stacked": False,
-    "clip_updates": 0.0,
-    "clip_at": "median",
-    "clip_memory": 0.0,
-    "cap_weights": 1.0,
-    "mix_updates": "none",
-    "liars": LIARS,
-    "after": "none",
-    "after_settings": {},
-    "best_by": "none",
-    "best_weight": 0.5,
-    "headline": "final",
-    "solo": False,
-    "trees": False,
-    "score_rounds": "last",
-    "threshold": None,
-    "init_from": "",
-    "evaluation": False,
-    "fold": "",
-    "join": {},
-}
+FIRST = BESIDE - {"evaluation", "fold", "join"} | {*PART_KEYS, "min_sites", "threads", "group_by", "min_count"}
+FIRST |= {"leave_out", "clients", "federation", "task_timeout", "secure_sum", "max_norm_ratio", "accept"}
+"""The fields that format 2 began with."""
+LATER = {name: default for name, default in registry.parameters(RunConfig).items() if name not in FIRST}
 LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None, "fewest_steps": None, "most_steps": None}
 LATER_IN_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "heart": {"reference": False, "scaling": "centre"},
