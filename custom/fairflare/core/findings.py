@@ -125,15 +125,13 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
     kinds: dict[tuple[Level, str], list[Finding]] = {}
     for one in findings:
         kinds.setdefault((one.level, one.code), []).append(one)
-    return worst_first(found[0] if _says_all(found) else _merged(found) for found in kinds.values())
-
-
-def _says_all(found: list[Finding]) -> bool:
-    return len(found) == 1 and not (found[0].example and found[0].count > 1)
+    return worst_first(map(_merged, kinds.values()))
 
 
 def _merged(found: list[Finding]) -> Finding:
     first, count = found[0], sum(one.count for one in found)
+    if len(found) == 1 and not (first.example and first.count > 1):
+        return first
     if first.example:
         where = ", ".join(f"{one.split} {one.count}" for one in found)
         text = f"{count} examples ({where}), e.g. {first.text}"
