@@ -88,7 +88,8 @@ class FedPID(WeighingRule):
         factors, following = self._factors(replies, state)
         weights = convex(factors, replies)
         if self.variant == "reference":
-            model = _shrunk(model, replies[0].trainable, sum(factors.values()))
+            total, trainable = sum(factors.values()), replies[0].trainable  # the weights need not sum to 1
+            model = {key: total * value if key in trainable else value for key, value in model.items()}
         elif self.clamp:
             factors = weights = limited(weights, info.cap)
         return Outcome(add_factors(model, replies, factors, weights), weights, following, {"factor": factors})
@@ -125,11 +126,6 @@ class FedPID(WeighingRule):
             return {FIRST: cost, "0": cost, **ones}
         older = {str(k + 1): past[str(k)] for k in range(WINDOW - 1) if str(k) in past}
         return {FIRST: past[FIRST], "0": cost, **older}
-
-
-def _shrunk(model: StateDict, trainable: frozenset[str], total: float) -> StateDict:
-    """sum_j p_j w for weights that need not sum to 1."""
-    return {key: total * value if key in trainable else value for key, value in model.items()}
 
 
 method(

@@ -88,15 +88,14 @@ def _note(declared: Mapping[str, Any]) -> Note | None:
     kinds: dict[str, Any] = {field.name: type(field.default) for field in dataclasses.fields(Note)}
     kinds |= {"name": str, "label": str}
     kinds["mark_above"] = (int, float)
-    kept = {key: value for key, value in declared.items() if _is_a(value, kinds.get(key, ()))}
+    proper = {
+        key: kinds.get(key, ()) for key, value in declared.items() if kinds.get(key) is bool or type(value) is not bool
+    }
+    kept = {key: declared[key] for key, kind in proper.items() if isinstance(declared[key], kind)}
     try:
         return Note(**kept) if kept.keys() == declared.keys() else None
     except (TypeError, ValueError):
         return None
-
-
-def _is_a(value: Any, kinds: Any) -> bool:
-    return isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool))
 
 
 def numbers(declared: Mapping[str, Any], value: Any) -> dict[str, float]:
