@@ -63,8 +63,7 @@ class CFFL(Rule):
         Note("reputation", "Reputation", "fraction", shares=True, meaning="c_k after the round; 0 once removed."),
         Note("received", "Received share of the aggregate", "fraction", meaning="f_k, the part of u that is received."),
     )
-    own_models: ClassVar[bool] = True
-    counts_own: ClassVar[bool] = True
+    own_models = counts_own = True
     useful = ("trained_error",)
     needs = (Need("val", FEWEST, "a site's reputation is made of its error on it", both_classes=True),)
     alpha: Annotated[float, Range(0, 100)] = 5.0

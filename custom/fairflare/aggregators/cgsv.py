@@ -60,8 +60,7 @@ class CGSV(Rule):
         Note("cosine", "Cosine with the aggregate", chart="table", meaning="cos(u_k, u), the estimated contribution."),
         Note("received", "Received share of the aggregate", "fraction", meaning="q_k, the part of each layer of u."),
     )
-    own_models: ClassVar[bool] = True
-    counts_own: ClassVar[bool] = True
+    own_models = counts_own = True
     alpha: Annotated[float, Range(0, 1)] = 0.95
     beta: Annotated[float, Range(0, 1e6)] = 1.0
     step: Annotated[float, Range(0, 1e6)] = 0.5

@@ -80,14 +80,10 @@ class FedCE(WeighingRule):
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         weights, fresh, next_state = self._weighed(replies, state, info)
-        gaps = {r.site: _error_gap(r) for r in replies}
-        known = {site: gap for site, gap in gaps.items() if gap is not None}
-        notes = {
-            "contribution": weights,
-            "novelty": fresh,
-            "error_gap": known,
-            "free_rider_score": {site: fresh[site] * gap for site, gap in known.items()},
-        }
+        errors = {r.site: (r.scalars.get("received_error"), r.scalars.get("trained_error")) for r in replies}
+        gaps = {site: abs(a - b) for site, (a, b) in errors.items() if a is not None and b is not None}
+        scores = {site: fresh[site] * gap for site, gap in gaps.items()}
+        notes = {"contribution": weights, "novelty": fresh, "error_gap": gaps, "free_rider_score": scores}
         return Outcome(add_weighted(model, replies, weights), weights, next_state, notes)
 
     def _weighed(
@@ -149,12 +145,6 @@ class FedCE(WeighingRule):
         if self.combine == "sum":
             return {site: cosine[site] + error[site] for site in cosine}
         return {site: cosine[site] * error[site] for site in cosine}
-
-
-def _error_gap(reply: Reply) -> float | None:
-    """How far training moved the error on the site's own validation data."""
-    before, after = reply.scalars.get("received_error"), reply.scalars.get("trained_error")
-    return None if before is None or after is None else abs(before - after)
 
 
 def _floored(values: Mapping[str, float], floor: float) -> Weights:

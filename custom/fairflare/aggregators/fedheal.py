@@ -62,9 +62,7 @@ class FedHEAL(WeighingRule):
     """
 
     caps: ClassVar[bool] = True
-    notes: ClassVar[tuple[Note, ...]] = (
-        Note("kept_share", "Kept share of the update", "fraction", meaning="Share of its positions that count."),
-    )
+    notes = (Note("kept_share", "Kept share of the update", "fraction", meaning="Share of its positions that count."),)
     donates: ClassVar[bool] = True
     parts: Literal["both", "fphl", "fael"] = "both"
     tau: float = 0.3

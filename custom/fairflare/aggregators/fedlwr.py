@@ -56,9 +56,7 @@ class FedLWR(Rule):
     """
 
     caps: ClassVar[bool] = True
-    notes: ClassVar[tuple[Note, ...]] = (
-        Note("layer_weights", "Layer weights", "fraction", "layer", "map", RHO, shares=True, over="mean"),
-    )
+    notes = (Note("layer_weights", "Layer weights", "fraction", "layer", "map", RHO, shares=True, over="mean"),)
     useful = (SIMILARITY,)
     scope: Literal["layers", "last_encoder"] = "layers"
     group: Group = "leaf"

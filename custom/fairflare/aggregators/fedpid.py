@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_factors, convex, example_shares
 from fairflare.aggregators.bounds import limited
@@ -57,9 +57,7 @@ class FedPID(WeighingRule):
             fell K is 1 and the weights sum to less than 1.
     """
 
-    notes: ClassVar[tuple[Note, ...]] = (
-        Note("factor", "Factor of the update", chart="table", meaning="What the update is multiplied with."),
-    )
+    notes = (Note("factor", "Factor of the update", chart="table", meaning="What the update is multiplied with."),)
     integral: Literal["sum", "progress"] = "sum"
     alpha: Annotated[float, Range(0, 1)] = 0.45
     beta: Annotated[float, Range(0, 1)] = 0.45

@@ -189,7 +189,10 @@ class Execution:
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _loss(self, runner: Callable[..., Any], inputs: torch.Tensor, loss_of: LossOf, rows: slice) -> torch.Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16) if self._is_half else nullcontext():
+        half = self.precision == "bfloat16"
+        if self.precision == "auto":
+            half = self.on_gpu and torch.cuda.is_bf16_supported()
+        with torch.autocast(self.device.type, torch.bfloat16) if half else nullcontext():
             some = inputs[rows]
             free = some.dim() != 4 or self.memory_format == torch.preserve_format
             outputs = runner(some if free else some.contiguous(memory_format=self.memory_format))
@@ -204,22 +207,16 @@ class Execution:
 
     def _runners(self, network: torch.nn.Module) -> list[Callable[..., Any]]:
         """Inputs to outputs, both on ``device``, for each device that takes a part of a batch."""
-        listening = (self.beside or self.compiler != "none") and any(
-            module._forward_hooks or module._forward_pre_hooks for module in network.modules()
-        )
-        if listening:  # compiled code calls no hooks, and what they see elsewhere would lie on different devices
+        hooks = (module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+        if (self.beside or self.compiler != "none") and any(
+            hooks
+        ):  # compiled code calls no hooks, and what they see elsewhere would lie on different devices
             return [network]
         runner: Callable[..., Any] = network
         if self.compiler != "none":
             self._compiled = self._compiled or (network, torch.compile(network, backend=self.compiler))
             runner = self._compiled[1] if self._compiled[0] is network else network
         return [runner, *(partial(_elsewhere, network, self.device, other) for other in self.beside)]
-
-    @property
-    def _is_half(self) -> bool:
-        if self.precision == "auto":
-            return self.on_gpu and torch.cuda.is_bf16_supported()
-        return self.precision == "bfloat16"
 
 
 def is_narrow(network: torch.nn.Module) -> bool:

@@ -88,10 +88,8 @@ def _note(declared: Mapping[str, Any]) -> Note | None:
     kinds: dict[str, Any] = {field.name: type(field.default) for field in dataclasses.fields(Note)}
     kinds |= {"name": str, "label": str}
     kinds["mark_above"] = (int, float)
-    proper = {
-        key: kinds.get(key, ()) for key, value in declared.items() if kinds.get(key) is bool or type(value) is not bool
-    }
-    kept = {key: declared[key] for key, kind in proper.items() if isinstance(declared[key], kind)}
+    kept = {key: value for key, value in declared.items() if isinstance(value, kinds.get(key, ()))}
+    kept = {key: value for key, value in kept.items() if kinds[key] is bool or not isinstance(value, bool)}
     try:
         return Note(**kept) if kept.keys() == declared.keys() else None
     except (TypeError, ValueError):

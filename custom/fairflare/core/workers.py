@@ -56,9 +56,8 @@ def start_method(threads: int = 1) -> StartMethod:
 def check_possible() -> None:
     """Raise UserError where this system lacks what workers need."""
     if not hasattr(socket, "send_fds"):
-        raise UserError(
-            f"--workers: expected 1 on {sys.platform}, which cannot share memory between processes this way"
-        )
+        why = "which cannot share memory between processes this way"
+        raise UserError(f"--workers: expected 1 on {sys.platform}, {why}")
 
 
 class Worker:

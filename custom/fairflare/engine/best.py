@@ -195,11 +195,9 @@ def check_files(folder: Path, entries: Sequence[Entry], choice: Choice, round: i
     if not choice.chooses and (lines or files.all() or is_there(folder / BEST)):
         raise UserError(f"{BEST}: lies there, or {AUDIT} speaks of it, in a run that chooses no model")
     for path in files.all():
-        number, hashes = (
-            number_of(path.name),
-            {(e["round"], e["model_sha256"]) for e in entries if e["event"] == "round"},
-        )
-        if number is None or (number, model_hash(read_model(path))) not in hashes:
+        named = {(e["round"], e["model_sha256"]) for e in entries if e["event"] == "round"}
+        number = number_of(path.name)
+        if number is None or (number, model_hash(read_model(path))) not in named:
             raise UserError(f"{BEST_MODELS}/{path.name[:80]}: is not a model that {AUDIT} names")
     found = choice.so_far(entries, round) if choice.chooses else None
     if found and round < entries[0]["rounds"] and not is_there(files.path(found.round)):

@@ -94,10 +94,8 @@ class CurvesAtSite(ClinicalAtSite):
         known = self.kind.cases(cases.outputs, cases.targets, ())
         times, events, survival = known.times, known.events, known.survival
         members = cases.members.numpy()
-        rows = [
-            np.isin(members, [g for g, of in enumerate(self.view.of_group) if of == cell])
-            for cell in range(len(self.view.cells))
-        ]
+        of_group = np.array(self.view.of_group, dtype=int)
+        rows = [np.isin(members, np.flatnonzero(of_group == cell)) for cell in range(len(self.view.cells))]
         sizes = [int(row.sum()) for row in rows]
         free = released(sizes, self.min_count, unknown=cases.n - sum(sizes))
         named = zip(self.view.cells, rows, free, strict=True)

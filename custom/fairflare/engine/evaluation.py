@@ -146,11 +146,8 @@ def group_values(
     rows = [members == g for g in range(len(groups))]
     counts = [int(row.sum()) for row in rows]
     may_leave = released(counts, min_count, unknown=len(members) - sum(counts))
-    return {
-        name: {"n": float(n), "value": float(hits[row].mean())}
-        for name, row, n, free in zip(groups, rows, counts, may_leave)
-        if free and n
-    }
+    shown = [(name, row) for name, row, n, free in zip(groups, rows, counts, may_leave) if free and n]
+    return {name: {"n": float(row.sum()), "value": float(hits[row].mean())} for name, row in shown}
 
 
 def over_patients(
@@ -195,12 +192,8 @@ def checked_intervals(content: object, values: Mapping[str, float], ranges: Rang
         pair = sent.get(name)
         ends: list[Any] = [pair.get(end) for end in ENDS] if isinstance(pair, Mapping) else []
         found = [float(end) for end in ends if is_number(end)]
-        if len(found) == len(ENDS) and _in_order((ranges or {})[name], found, values[name]):
+        (least, most), value = (ranges or {})[name], values[name]
+        whole = len(found) == len(ENDS) and least <= found[0] <= value + ALIKE  # in order, but for rounding
+        if whole and value - ALIKE <= found[1] <= most:
             kept[name] = dict(zip(ENDS, found, strict=True))
     return {INTERVALS: kept} if kept else {}
-
-
-def _in_order(bounds: tuple[float, float], ends: Sequence[float], value: float) -> bool:
-    """Whether ``ends`` lie within ``bounds`` and hold ``value``, but for rounding."""
-    (least, most), (low, high) = bounds, ends
-    return least <= low <= value + ALIKE and value - ALIKE <= high <= most

@@ -173,9 +173,8 @@ def _after(run: RunHistory, entry: Entry, number: int) -> None:
 
 def _finish(run: RunHistory, entry: Entry, number: int) -> None:
     if run.finish or (entry["status"] == COMPLETED and (run.unscored or not run.evaluated)):
-        raise UserError(
-            f"{AUDIT}: line {number}: the run cannot end here, its rounds, their scores or its evaluation are missing"
-        )
+        what = "its rounds, their scores or its evaluation are missing"
+        raise UserError(f"{AUDIT}: line {number}: the run cannot end here, {what}")
     before = run.before
     if before is not None and entry["model_sha256"] == before.model:
         # The last round's checkpoint could not be written, as on a full disk: the run ended with the round before.
@@ -236,11 +235,8 @@ def _keep_declared(run: RunHistory, entry: Entry, number: int) -> None:
 
 def left_behind(checkpoint: Checkpoint) -> dict[str, Any]:
     """What the log's line of a round says of the checkpoint that is written after it."""
-    return {
-        "model_sha256": model_hash(checkpoint.model),
-        "state_sha256": memory_hash(checkpoint),
-        "declared": dict(checkpoint.declared),
-    }
+    hashes = {"model_sha256": model_hash(checkpoint.model), "state_sha256": memory_hash(checkpoint)}
+    return {**hashes, "declared": dict(checkpoint.declared)}
 
 
 def memory_hash(checkpoint: Checkpoint) -> str:

@@ -255,9 +255,8 @@ class Federation:
         answers, missing, standing = self._train(standing, round, selected)
         info, quorum = partial(self._info, standing, round), partial(self._require_quorum, round)
         missed = partial(self._participation.missed, round.number)
-        combined = self.aggregation.combine(
-            Trained(self.rule, self.gate, self._traffic, standing, round, answers, missing, info, quorum, missed)
-        )
+        of = (self.rule, self.gate, self._traffic, standing, round)
+        combined = self.aggregation.combine(Trained(*of, answers, missing, info, quorum, missed))
         verdict, exchanged = combined.verdict, combined.exchanged
         outcome, trainer = self._for_trainer(standing, round, verdict, combined.outcome)
         step = self.server_optimizer.step
@@ -267,9 +266,8 @@ class Federation:
         declared = {r.site: r.n_examples for r in verdict.replies} | dict(standing.declared)
         history = remembered(standing.history, verdict.norms, verdict.tensors)
         models = {**standing.models, **outcome.models}
-        after = Checkpoint(
-            round.number, outcome.model, outcome.state, declared, history, server=server, models=models, trainer=trainer
-        )
+        kept: dict[str, Any] = {"server": server, "models": models, "trainer": trainer}
+        after = Checkpoint(round.number, outcome.model, outcome.state, declared, history, **kept)
         left = left_behind(after)
         seconds = {"exchange": exchanged - started, "aggregate": time.monotonic() - exchanged}
         entry = round_entry(round, verdict, outcome, combined.answers) | selection
@@ -326,11 +324,9 @@ class Federation:
         _, away = self._participation.of(self._training_sites())
         wanted = self._select(round, everyone=True)
         info = self._info(standing, round)
-        instructions = {
-            site: Instruction("train", round, model, **self._sent_to(site, standing, info))
-            for site in selected
-            for model in [standing.models.get(site, standing.model)]
-        }
+        models = {site: standing.models.get(site, standing.model) for site in selected}
+        sent = {site: self._sent_to(site, standing, info) for site in selected}
+        instructions = {site: Instruction("train", round, model, **sent[site]) for site, model in models.items()}
         invited = {site: Instruction("preflight", round, {}) for site in away}
         with self._backlog.while_sites(Beside.ROUNDS):
             answered = list(self._traffic.exchange(instructions | invited))
@@ -343,11 +339,9 @@ class Federation:
         return answers, [r for r in missing if r.code != "absent" or r.site in wanted], standing
 
     def _sent_to(self, site: str, standing: Checkpoint, info: Info) -> dict[str, Any]:
-        orders = self.rule.orders(standing.state, site, info), self.trainer.orders(standing.trainer, site, info)
-        tensors = (
-            self.rule.tensors_for(standing.state, site, info),
-            self.trainer.tensors_for(standing.trainer, site, info),
-        )
+        rule, trainer, state, own = self.rule, self.trainer, standing.state, standing.trainer
+        orders = rule.orders(state, site, info), trainer.orders(own, site, info)
+        tensors = rule.tensors_for(state, site, info), trainer.tensors_for(own, site, info)
         counted = self._counted.get(site, 0)
         best = {"best": self._best.found.round} if self.gate.personal_results and self._best.found else {}
         return {"orders": _joined(*orders), "tensors": flat(_joined(*tensors)), "counted": counted, **best}
@@ -448,9 +442,8 @@ class Federation:
         with self._backlog.while_sites(Beside.EVALUATION):
             answers = list(self._traffic.exchange(asked)) if asked else []
         gate = self.gate
-        sites, rejections = inspect_evaluation(
-            answers, last.number, self.groups, gate.metrics, gate.personal_results, gate.view
-        )
+        known = (self.groups, gate.metrics, gate.personal_results, gate.view)
+        sites, rejections = inspect_evaluation(answers, last.number, *known)
         return sites, rejections + silent(asked, answers)
 
     def _log(self, event: str, **content: Any) -> dict[str, Any]:

@@ -311,9 +311,8 @@ class Site:
         found = self.after.adjust(total, self._cases, model)
         clinical = dict[str, float]()
         if self.clinical is not None:
-            clinical = self.clinical.after(
-                Cases(*self._predict("test", plain)), *self.after.changes(self._cases("test"))
-            )
+            changes = self.after.changes(self._cases("test"))
+            clinical = self.clinical.after(Cases(*self._predict("test", plain)), *changes)
         return Answer(site=self.name, round=instruction.round.number, adjusted=found, clinical=clinical)
 
     def _solo(self, instruction: Instruction) -> Answer:
@@ -491,11 +490,8 @@ def _count(data: SiteData) -> int:
 
 def difference(network: nn.Module, received: StateDict, personal: frozenset[str] = frozenset()) -> StateDict:
     """D_k = w_k - w^t on the CPU for every shared floating-point entry; integer buffers and ``personal`` ones stay."""
-    return {
-        key: plainly(value).sub_(received[key].cpu())
-        for key, value in network.state_dict().items()
-        if value.is_floating_point() and key not in personal
-    }
+    found = {k: v for k, v in network.state_dict().items() if v.is_floating_point() and k not in personal}
+    return {key: plainly(value).sub_(received[key].cpu()) for key, value in found.items()}
 
 
 class _Clock:

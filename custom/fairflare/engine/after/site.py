@@ -126,10 +126,8 @@ class AfterAtSite:
         found = {"n": float(cases.n)}
         groups, kinds = self._groups(cases), self._counted(cases)
         some = {name: group for name, group in zip(self.shape.groups, groups) if group.any()}
-        whole, partial = (
-            {name for name, may in zip(self.shape.groups, self._free(groups, *of)) if may and name in some}
-            for of in (kinds[:1], kinds)
-        )
+        may = [dict(zip(self.shape.groups, self._free(groups, *of))) for of in (kinds[:1], kinds)]
+        whole, partial = ({name for name in some if free[name]} for free in may)
         found |= {f"n/{name}": float(some[name].sum()) for name in sorted(whole)}
         for stage in self.step.stages if cases.n and cases.finite else ():
             values = self.step.values(cases, stage, fits.get(stage, {}), self.shape)

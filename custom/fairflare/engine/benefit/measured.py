@@ -148,11 +148,8 @@ def _values(
 ) -> dict[str, Array]:
     """ "metric" or "metric/group" -> its value for each resample."""
     outputs, targets, _ = found
-    return {
-        f"{metric}{where}": value
-        for where, rows in chosen.items()
-        for metric, value in scoring.measured(outputs, targets, counts * rows).items()
-    }
+    by_group = {where: scoring.measured(outputs, targets, counts * rows) for where, rows in chosen.items()}
+    return {f"{metric}{where}": value for where, found in by_group.items() for metric, value in found.items()}
 
 
 def _told(

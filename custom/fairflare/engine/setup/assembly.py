@@ -208,9 +208,8 @@ def benefit_at_server(config: RunConfig, parts: Parts) -> Benefit | None:
     if not config.solo:
         return None
     task, ends = parts.task, EarlyEnd(config.min_responses, config.grace)
-    return Benefit(
-        benefit_reports(config, parts), trains_alone(config.trainer), task.measures, task.group_measures, ends
-    )
+    reports, alone = benefit_reports(config, parts), trains_alone(config.trainer)
+    return Benefit(reports, alone, task.measures, task.group_measures, ends)
 
 
 SHARED = "shared"

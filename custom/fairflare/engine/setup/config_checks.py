@@ -85,9 +85,8 @@ def checked_config(config: RunConfig) -> RunConfig:
         _check_sums(config, made, len(task.sites()) - bool(config.leave_out))
     if reason := misfit({"method": config.method, "rule": entry.rule, **config.parts}, made.rule, made.trainer):
         raise UserError(reason)
-    return dataclasses.replace(
-        config, settings=settings, training=training, options=options, after_settings=after_settings
-    )
+    checked = {"settings": settings, "training": training, "options": options, "after_settings": after_settings}
+    return dataclasses.replace(config, **dict[str, Any](checked))
 
 
 def _check_script(config: RunConfig, trainer: Trainer) -> None:
@@ -169,10 +168,8 @@ def _check_best(config: RunConfig, rule: Rule, trainer: Trainer, headline: str) 
     if config.secure_sum != NONE and headline in HIDDEN_METRICS:
         raise UserError(f"best_by: sites do not say their {headline} in a run with secure sums")
     if config.headline == "best" and (config.solo or config.after != NO_STEP) and not trainer.is_shared:
-        what = "solo" if config.solo else f"after={config.after}"
-        raise UserError(
-            f"headline: expected final with {what} where sites keep models or layers of their own, got best"
-        )
+        what = f"{'solo' if config.solo else f'after={config.after}'} where sites keep models or layers of their own"
+        raise UserError(f"headline: expected final with {what}, got best")
 
 
 def _check_solo(config: RunConfig, rule: Rule, selector: Selector, names: Iterable[str]) -> None:
@@ -270,9 +267,8 @@ def _check_sums(config: RunConfig, made: MethodParts, n_sites: int) -> None:
     if reason := rule.unsummable():
         raise UserError(f"secure_sum: {reason}")
     if config.secure_sum == "ckks" and (q := getattr(rule, "q", 0)) > MOST_CKKS_Q:
-        raise UserError(
-            f"secure_sum: ckks rounds numbers too far apart: expected q of at most {MOST_CKKS_Q}, got {q:g}"
-        )
+        what = f"expected q of at most {MOST_CKKS_Q}, got {q:g}"
+        raise UserError(f"secure_sum: ckks rounds numbers too far apart: {what}")
     if neighbours.isdigit():  # fewer are not safe
         least = graph_of(AUTO, n_sites).degree(n_sites)
         words = f"auto, all or {least} to {n_sites - 1} with {n_sites} sites that train"

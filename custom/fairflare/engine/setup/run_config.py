@@ -206,11 +206,8 @@ class RunConfig:
 BESIDE = {"method", "settings", "task", "preset", "options", "training", "seed", "code", "format"}
 BESIDE |= {"evaluation", "fold", "join"}
 """Fields that are no settings of a run, but what it is made of."""
-RUN_KEYS = tuple(
-    field.name
-    for field in dataclasses.fields(RunConfig)
-    if field.name not in {*BESIDE, *PART_KEYS, "after", "after_settings"}
-)
+NO_KEYS = {*BESIDE, *PART_KEYS, "after", "after_settings"}
+RUN_KEYS = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in NO_KEYS)
 """Settings of the run, whose owner is "run"; a step after the last round is chosen with its own."""
 
 

@@ -147,9 +147,8 @@ def site_parts(config: RunConfig, begin: Begin | None = None) -> Parts:
     grouping = task.grouping(config.group_by)
     outline = Outline(model, grouping.names, len(task.classes))
     chosen = chosen_probes(made.rule, made.probes, outline, made.trainer)
-    parts = Parts(
-        task, made.rule, made.trainer, chosen, network, model, grouping, made.selector, made.server_optimizer, origin
-    )
+    start, others = (network, model, grouping), (made.selector, made.server_optimizer)
+    parts = Parts(task, made.rule, made.trainer, chosen, *start, *others, origin)
     parts.personal  # noqa: B018  (whatever is wrong with it is said before anything starts)
     sent = [*parts.sent_tensors, *(s.name for when in (False, True) for s in parts.scalars(anchored=when))]
     beside = [name for name in sent if name not in {spec.name for spec in made.trainer.sends}]
