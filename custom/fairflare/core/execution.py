@@ -208,9 +208,8 @@ class Execution:
     def _runners(self, network: torch.nn.Module) -> list[Callable[..., Any]]:
         """Inputs to outputs, both on ``device``, for each device that takes a part of a batch."""
         hooks = (module._forward_hooks or module._forward_pre_hooks for module in network.modules())
-        if (self.beside or self.compiler != "none") and any(
-            hooks
-        ):  # compiled code calls no hooks, and what they see elsewhere would lie on different devices
+        # Compiled code calls no hooks, and what they see elsewhere would lie on different devices.
+        if (self.beside or self.compiler != "none") and any(hooks):
             return [network]
         runner: Callable[..., Any] = network
         if self.compiler != "none":

@@ -133,9 +133,8 @@ class SiteMemory:
         refuse_earlier(path)
         if path.is_file():
             content = read_tensors(path)
-            if not isinstance(content, dict) or any(
-                type(k) is not int or type(v) is not dict for k, v in content.items()
-            ):
+            rounds = content.items() if isinstance(content, dict) else [("", None)]
+            if any(type(number) is not int or type(values) is not dict for number, values in rounds):
                 raise UserError(f"{path.name}: expected a site's memory, which is mappings by round")
             self._rounds = content
 

@@ -208,13 +208,10 @@ class Site:
             for finding in memory_findings(self.execution, self.network, *self._trial()):
                 found.append(finding)
                 self.tell(finding)
-        return Answer(
-            site=self.name,
-            round=instruction.round.number,
-            n_examples=_count(self.data) if self.data is not None else None,
-            metrics={"findings": packed(found, self.min_count), "versions": all_versions()},
-            sealed=self.aggregation.statement(),
-        )
+        n = _count(self.data) if self.data is not None else None
+        metrics = {"findings": packed(found, self.min_count), "versions": all_versions()}
+        sealed = self.aggregation.statement()
+        return Answer(self.name, instruction.round.number, n_examples=n, metrics=metrics, sealed=sealed)
 
     @property
     def _examples(self) -> SiteData:
@@ -283,14 +280,9 @@ class Site:
         used, clinical = instruction.model if own is None else own, dict[str, float]()
         if self.clinical is not None and cases is not None and self.asked.is_of(model_hash(used)):
             clinical = self.clinical.of_model(cases)
-        return Answer(
-            site=self.name,
-            round=instruction.round.number,
-            n_examples=_count(self._examples),
-            metrics=shared | self._trivial(instruction),
-            personal=personal,
-            clinical=clinical,
-        )
+        n, metrics = _count(self._examples), shared | self._trivial(instruction)
+        found: dict[str, Any] = {"n_examples": n, "metrics": metrics, "personal": personal, "clinical": clinical}
+        return Answer(self.name, instruction.round.number, **found)
 
     def _calibrate(self, instruction: Instruction) -> Answer:
         """Sums over calibration cases, in the clear or sealed; raises AskedAgain."""

@@ -156,10 +156,9 @@ def site_parts(config: RunConfig, begin: Begin | None = None) -> Parts:
         raise UserError(f"trainer {config.trainer}: {config.method} sends {beside[0]}, which no privacy budget covers")
     if config.site_epsilon and beside:
         raise UserError(f"site_epsilon: {config.method} sends {beside[0]}, which no privacy budget covers")
-    if config.site_epsilon and (
-        kept := sorted({k for k, v in model.items() if v.is_floating_point()} - parts.trainable)
-    ):
-        raise UserError(f"site_epsilon: {kept[0]} is a statistic of patients (choose another normalisation)")
+    statistics = sorted({key for key, value in model.items() if value.is_floating_point()} - parts.trainable)
+    if config.site_epsilon and statistics:
+        raise UserError(f"site_epsilon: {statistics[0]} is a statistic of patients (choose another normalisation)")
     if task.by_script and parts.has_personal:
         raise UserError(f"trainer {config.trainer}: keeps layers at the sites, which a script does not")
     if reason := made.trainer.unsuited(network):
