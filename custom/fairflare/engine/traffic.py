@@ -117,11 +117,15 @@ class Spooled:
         for answer in self._transport.exchange(instructions):
             size = sum(value.nbytes for name in LARGE for value in _plain(getattr(answer, name)).values())
             if size and taken + size > room:
-                file = file or tempfile.TemporaryFile(prefix="fairflare_updates_")  # noqa: SIM115  # gone with what lies in it
+                file = file or _opened()
                 answer = _written(answer, file)
             else:
                 taken += size
             yield answer
+
+
+def _opened() -> BinaryIO:
+    return tempfile.TemporaryFile(prefix="fairflare_updates_")
 
 
 def _plain(content: Any) -> dict[str, Tensor]:
