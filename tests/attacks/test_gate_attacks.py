@@ -12,7 +12,7 @@ from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Reply
 from fairflare.core.versions import all_versions
-from fairflare.engine.aggregation.server_sums import Secure, Summed
+from fairflare.engine.aggregation.server_sums import ServerSums, Summed
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
 from fairflare.engine.gate import Gate, inspect_evaluation
@@ -190,7 +190,7 @@ def test_seconds_that_nobody_can_read_do_not_end_the_run(tmp_path):
 def test_a_sum_that_cannot_be_one_ends_the_run_with_the_last_good_model(tmp_path):
     """With secure sums nothing but the sum is seen; whose fault it is stays unknown."""
 
-    class Sums:
+    class Sums(ServerSums):
         def learn(self, answers):
             return []
 
@@ -199,7 +199,9 @@ def test_a_sum_that_cannot_be_one_ends_the_run_with_the_last_good_model(tmp_path
             total = blown if round.number == 2 else {key: value * 0 for key, value in blown.items()}
             return Summed(total, [Reply(a.site, {}, 24) for a in answers], [], [])
 
-    federation = dataclasses.replace(make_federation(tmp_path), aggregation=Secure(Sums()))
+    federation = dataclasses.replace(
+        make_federation(tmp_path), aggregation=Sums(dict, lambda site, said: True, range(1), 1)
+    )
     with pytest.raises(RunFailed, match="round 2: 0 accepted sites"):
         federation.run(initial_model())
     entries = verify(tmp_path / "audit.jsonl")

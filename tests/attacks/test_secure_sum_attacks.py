@@ -81,7 +81,7 @@ class Attack:
         self.sites = {name: self._site(k, name, scheme, kept, federations) for k, name in enumerate(NAMES, 1)}
         self.model = initial_model()
         server = ServerSums(
-            combine=combiner(scheme, self.credentials[1]),
+            pass_on=combiner(scheme, self.credentials[1]),
             vouched=lambda site, said: True,
             sizes=sealed_sizes(scheme, FedISM.n_terms),
             least=3,

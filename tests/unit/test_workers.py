@@ -17,8 +17,8 @@ import torch
 from fairflare.cli.main import main
 from fairflare.core import workers
 from fairflare.core.errors import RunFailed, UserError
+from fairflare.core.order import some
 from fairflare.core.types import Round
-from fairflare.engine import in_workers
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
 from fairflare.engine.hashes import model_hash
@@ -184,7 +184,7 @@ def test_a_dead_worker_is_one_line_that_names_its_sites():
 
 
 def test_names_in_a_line_are_few():
-    assert in_workers.named([f"s{k}" for k in range(300)]) == "s0, s1, s2, s3, s4 and 295 more"
+    assert some([f"s{k}" for k in range(300)]) == "s0, s1, s2, s3, s4 and 295 more"
 
 
 def test_a_fork_needs_one_thread_and_no_gpu(monkeypatch):

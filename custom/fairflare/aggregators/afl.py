@@ -83,16 +83,14 @@ class AFL(Rule):
         losses = {r.site: r.scalars["loss"] for r in replies}
         current = with_newcomers(state.get("lambda", {}), losses)
         here = {site: current[site] for site in losses}
-        weights = of_largest(losses) if self.argmax else shares(here)
-        return weights, {**state, "lambda": current if self.argmax else current | self._climbed(here, losses)}
-
-    def _climbed(self, here: Weights, losses: Weights) -> Weights:
-        """The present sites' lambda after a step; they share what they had."""
-        mass = sum(here.values())
-        moved = {site: value + self.step * losses[site] for site, value in here.items()}
+        if self.argmax:
+            return of_largest(losses), {**state, "lambda": current}
+        mass, moved = sum(here.values()), {site: value + self.step * losses[site] for site, value in here.items()}
         if self.variant == "reference":
-            return projected_reference(moved)
-        return projected(moved, mass) if mass > 0 else here
+            climbed = projected_reference(moved)
+        else:  # the present sites share what they had
+            climbed = projected(moved, mass) if mass > 0 else here
+        return shares(here), {**state, "lambda": current | climbed}
 
 
 def _models(state: State) -> int:

@@ -63,8 +63,7 @@ class CFFL(Rule):
         Note("reputation", "Reputation", "fraction", shares=True, meaning="c_k after the round; 0 once removed."),
         Note("received", "Received share of the aggregate", "fraction", meaning="f_k, the part of u that is received."),
     )
-    own_models: ClassVar[bool] = True
-    counts_own: ClassVar[bool] = True
+    own_models = counts_own = True
     useful = ("trained_error",)
     needs = (Need("val", FEWEST, "a site's reputation is made of its error on it", both_classes=True),)
     alpha: Annotated[float, Range(0, 100)] = 5.0
@@ -120,7 +119,9 @@ class CFFL(Rule):
 
     def _heard(self, reply: Reply) -> Reply:
         """What counts of a site's update."""
-        clipped = View(reply.update, partial(_clamped, self.clip)) if self.clip else reply.update
+        clipped = reply.update
+        if self.clip:
+            clipped = View(reply.update, lambda key, change: change.clamp(-self.clip, self.clip))
         if self.theta == 1:
             return replace(reply, update=clipped)
         (bound,) = whole_bounds(clipped, sorted(reply.trainable & set(reply.update)), [self.theta])
@@ -144,15 +145,10 @@ class CFFL(Rule):
         def change(reply: Reply, key: str) -> torch.Tensor:
             if reply.site not in counted:
                 return reply.update[key]
-            return (
-                reply.update[key] + at_least(step[key], limits[reply.site]) - p[reply.site] * counted[reply.site][key]
-            )
+            received = at_least(step[key], limits[reply.site])
+            return reply.update[key] + received - p[reply.site] * counted[reply.site][key]
 
         return {r.site: moved(r, model, info, partial(change, r)) for r in replies}
-
-
-def _clamped(most: float, key: str, change: torch.Tensor) -> torch.Tensor:
-    return change.clamp(-most, most)
 
 
 def _score(reply: Reply) -> float | None:

@@ -60,8 +60,7 @@ class CGSV(Rule):
         Note("cosine", "Cosine with the aggregate", chart="table", meaning="cos(u_k, u), the estimated contribution."),
         Note("received", "Received share of the aggregate", "fraction", meaning="q_k, the part of each layer of u."),
     )
-    own_models: ClassVar[bool] = True
-    counts_own: ClassVar[bool] = True
+    own_models = counts_own = True
     alpha: Annotated[float, Range(0, 1)] = 0.95
     beta: Annotated[float, Range(0, 1e6)] = 1.0
     step: Annotated[float, Range(0, 1e6)] = 0.5
@@ -76,7 +75,8 @@ class CGSV(Rule):
         factors, cosines = self._compared(replies, weights)
         reputation = self._earned(before, cosines)
         received = self._received(reputation)
-        step = _aggregated(model, replies, factors)
+        zeros = {key: torch.zeros_like(value) for key, value in model.items() if key in replies[0].trainable}
+        step = add_weighted(zeros, replies, factors)
         own = self._own(model, replies, step, received, info)
         rest = {key: value for key, value in model.items() if key not in step}
         local = [from_shared(r, model, info) for r in replies]
@@ -126,9 +126,3 @@ class CGSV(Rule):
             return at_least(step[key], limits[key][k])
 
         return {r.site: moved(r, model, info, partial(part, k)) for k, r in enumerate(replies)}
-
-
-def _aggregated(model: StateDict, replies: Sequence[Reply], factors: Weights) -> StateDict:
-    """u over the trainable entries."""
-    keys = [key for key in model if key in replies[0].trainable]
-    return add_weighted({key: torch.zeros_like(model[key]) for key in keys}, replies, factors)

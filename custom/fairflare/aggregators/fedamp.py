@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 
@@ -45,11 +45,8 @@ class FedAMP(Rule):
         share: alpha A'(0) (K - 1), the most that the others make of u_i, in [0, 1]; 0 leaves every site alone.
     """
 
-    notes: ClassVar[tuple[Note, ...]] = (
-        Note("kept", "Own part of the site's mixture", "fraction", meaning="1 - sum_j xi_ij."),
-    )
-    own_models: ClassVar[bool] = True
-    counts_own: ClassVar[bool] = True
+    notes = (Note("kept", "Own part of the site's mixture", "fraction", meaning="1 - sum_j xi_ij."),)
+    own_models = counts_own = True
     sigma: Annotated[float, Range(0, 1e6)] = 1.0
     share: Annotated[float, Range(0, 1)] = 1.0
 
@@ -63,10 +60,8 @@ class FedAMP(Rule):
         last = info.round.number == info.round.total
         rows = np.eye(len(local)) if last else mixture
         sites, weights = [r.site for r in replies], example_shares(replies)
-        own = {
-            site: add_weighted(model, local, dict(zip(sites, row, strict=True)))
-            for site, row in zip(sites, rows.tolist(), strict=True)
-        }
+        parts = [dict(zip(sites, row, strict=True)) for row in rows.tolist()]
+        own = {site: add_weighted(model, local, part) for site, part in zip(sites, parts, strict=True)}
         notes = {"kept": dict(zip(sites, np.diag(mixture).tolist(), strict=True))}
         return Outcome(add_weighted(model, local, weights), weights, state, notes, own)
 

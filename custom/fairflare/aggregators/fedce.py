@@ -27,6 +27,7 @@ ALONE = 0.999
 """From this weight on the other sites' share of a model is lost in rounding."""
 FREE_RIDER = 3.0
 """A site is marked when its usual free-rider score exceeds this many times that of the median site."""
+SCORE = "Novelty times error gap. Score and limit are this package's interpretation of the FedCE paper."
 
 
 @method(
@@ -58,12 +59,7 @@ class FedCE(WeighingRule):
         Note("contribution", "Estimated contribution", "fraction", shares=True, meaning="The site's weight."),
         Note("novelty", "Novelty", chart="table", meaning="1 minus the update's cosine with the other sites' update."),
         Note("error_gap", "Error gap", chart="table", meaning="How far training moved the site's validation error."),
-        Note(
-            "free_rider_score",
-            "Free-rider score",
-            mark_above=FREE_RIDER,
-            meaning="Novelty times error gap. Score and limit are this package's interpretation of the FedCE paper.",
-        ),
+        Note("free_rider_score", "Free-rider score", mark_above=FREE_RIDER, meaning=SCORE),
     )
     combine: Literal["sum", "multi"] = "sum"
     terms: Literal["both", "cosine", "error"] = "both"
@@ -84,20 +80,18 @@ class FedCE(WeighingRule):
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         weights, fresh, next_state = self._weighed(replies, state, info)
-        gaps = {r.site: _error_gap(r) for r in replies}
-        known = {site: gap for site, gap in gaps.items() if gap is not None}
-        notes = {
-            "contribution": weights,
-            "novelty": fresh,
-            "error_gap": known,
-            "free_rider_score": {site: fresh[site] * gap for site, gap in known.items()},
-        }
+        errors = {r.site: (r.scalars.get("received_error"), r.scalars.get("trained_error")) for r in replies}
+        gaps = {site: abs(a - b) for site, (a, b) in errors.items() if a is not None and b is not None}
+        scores = {site: fresh[site] * gap for site, gap in gaps.items()}
+        notes = {"contribution": weights, "novelty": fresh, "error_gap": gaps, "free_rider_score": scores}
         return Outcome(add_weighted(model, replies, weights), weights, next_state, notes)
 
     def _weighed(
         self, replies: Sequence[Reply], state: State, info: Info
     ) -> tuple[Weights, dict[str, float], dict[str, Any]]:
-        fresh = novelty(replies, self._prior(replies, state), of_nothing=1.0 if self.variant == "flare" else 0.0)
+        known = {} if self.variant == "reference" else state.get("weights", {})
+        prior = filled({r.site: known.get(r.site) for r in replies})  # a site that is new stands at their mean
+        fresh = novelty(replies, prior, of_nothing=1.0 if self.variant == "flare" else 0.0)
         if len(replies) == 1:
             weights = uniform([replies[0].site])
             return weights, fresh, {**state, "last": weights}
@@ -105,11 +99,6 @@ class FedCE(WeighingRule):
         weights, next_state = rule(replies, fresh, state)
         weights = limited(weights, info.cap)
         return weights, fresh, {**next_state, "last": weights}
-
-    def _prior(self, replies: Sequence[Reply], state: State) -> Weights:
-        """p of the sites that are here; a site that is new stands at their mean."""
-        known = {} if self.variant == "reference" else state.get("weights", {})
-        return filled({r.site: known.get(r.site) for r in replies}, default=1.0)
 
     def _accumulated(
         self, replies: Sequence[Reply], fresh: Mapping[str, float], state: State
@@ -156,12 +145,6 @@ class FedCE(WeighingRule):
         if self.combine == "sum":
             return {site: cosine[site] + error[site] for site in cosine}
         return {site: cosine[site] * error[site] for site in cosine}
-
-
-def _error_gap(reply: Reply) -> float | None:
-    """How far training moved the error on the site's own validation data."""
-    before, after = reply.scalars.get("received_error"), reply.scalars.get("trained_error")
-    return None if before is None or after is None else abs(before - after)
 
 
 def _floored(values: Mapping[str, float], floor: float) -> Weights:

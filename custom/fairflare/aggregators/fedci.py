@@ -93,11 +93,8 @@ class FedCI(WeighingRule):
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         weights, after = self.weigh(replies, state, info)
         weights = limited(weights, info.cap)
-        notes = {
-            "contribution": weights,
-            "shapley": self._values(replies, info),
-            "evaluated": len({name for r in replies for name in r.scalars if name.startswith(f"{ERROR}/")}),
-        }
+        evaluated = {name for r in replies for name in r.scalars if name.startswith(f"{ERROR}/")}
+        notes = {"contribution": weights, "shapley": self._values(replies, info), "evaluated": len(evaluated)}
         return Outcome(add_weighted(model, replies, weights), weights, after, notes)
 
     def _coalitions(self, sites: Sequence[str], info: Info) -> list[Coalition]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from fairflare.aggregators.base import State, SummedRule
 from fairflare.core.registry import method
@@ -44,8 +44,7 @@ class FedCostWAvg(SummedRule):
         cost: of the site's trained model: its "loss", or its "error", 1 minus the metric, on the validation split.
     """
 
-    n_terms: ClassVar[int] = 5
-    counted: ClassVar[int | None] = 4
+    n_terms, counted = 5, 4
     alpha: Annotated[float, Range(0, 1)] = 0.5
     cost: Literal["loss", "error"] = "loss"
 

@@ -65,11 +65,8 @@ class FedFV(Rule):
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         here = [r.site for r in replies]
-        away = [
-            Reply(site, kept, 1, trainable=replies[0].trainable)
-            for site, kept in state.get("last", {}).items()
-            if site not in here
-        ]
+        gone = {site: kept for site, kept in state.get("last", {}).items() if site not in here}
+        away = [Reply(site, kept, 1, trainable=replies[0].trainable) for site, kept in gone.items()]
         products = gram([*replies, *away])
         ages = [0] * len(here) + [info.round.number - int(state["round"][r.site]) for r in away]
         factors = dict(zip(here + [r.site for r in away], self._factors(replies, products, ages, info).tolist()))

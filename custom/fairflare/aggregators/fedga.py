@@ -22,10 +22,7 @@ from fairflare.core.types import Info, Paper, Reply, Round, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.simplex import with_newcomers
 
-PAIRS: dict[str, tuple[str, str]] = {
-    "loss": ("loss", "trained_loss"),
-    "error": ("received_error", "trained_error"),
-}
+PAIRS: dict[str, tuple[str, str]] = {"loss": ("loss", "trained_loss"), "error": ("received_error", "trained_error")}
 """Setting ``gap`` -> what a site sends of the received model and of its own trained one."""
 THIRD = 3
 """The authors' code divides by the number of sites that its experiments had."""

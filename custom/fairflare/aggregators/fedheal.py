@@ -62,9 +62,7 @@ class FedHEAL(WeighingRule):
     """
 
     caps: ClassVar[bool] = True
-    notes: ClassVar[tuple[Note, ...]] = (
-        Note("kept_share", "Kept share of the update", "fraction", meaning="Share of its positions that count."),
-    )
+    notes = (Note("kept_share", "Kept share of the update", "fraction", meaning="Share of its positions that count."),)
     donates: ClassVar[bool] = True
     parts: Literal["both", "fphl", "fael"] = "both"
     tau: float = 0.3
@@ -86,36 +84,29 @@ class FedHEAL(WeighingRule):
         The counters in ``state`` are advanced in place (``donates``): a second history would double the server's
         memory.
         """
-        sites = [r.site for r in replies]
-        if self.parts == "fael":
-            distances = [] if self.variant == "exact" else self._distances(replies)
-            weights, carried = self._fael(replies, dict(zip(sites, distances)), state)
-            weights = limited(weights, info.cap)
-            return Outcome(add_weighted(model, replies, weights), weights, carried)
-        masks = Consistency.of(replies, state, self.tau, self.variant == "reference")
-        distances, kept = self._masked_distances(replies, masks)
+        sites, masks, distances = [r.site for r in replies], None, list[float]()
+        if self.parts != "fael":
+            masks = Consistency.of(replies, state, self.tau, self.variant == "reference")
+        if masks is not None or self.variant != "exact":
+            distances, kept = self._distances(replies, masks)
         weights, carried = self._fael(replies, dict(zip(sites, distances)), state)
         weights = limited(weights, info.cap)
+        if masks is None:
+            return Outcome(add_weighted(model, replies, weights), weights, carried)
         new = self._harmonised(model, replies, weights, masks)
         return Outcome(new, weights, {**masks.after(replies), **carried}, {"kept_share": dict(zip(sites, kept))})
 
-    def _distances(self, replies: Sequence[Reply]) -> list[float]:
-        """d_m of the whole updates."""
-        keys = _trainable(replies[0])
-        squares = np.zeros((len(keys), len(replies)))
-        for k, key in enumerate(keys):
-            for _, updates in blocks_of(replies, key):
-                squares[k] += [square_of(u) for u in updates]
-        return self._summed(squares)
-
-    def _masked_distances(self, replies: Sequence[Reply], masks: Consistency) -> tuple[list[float], list[float]]:
-        """d_m of the kept updates, and the share of the trainable entries that is kept; counts this round (paper)."""
-        keys = _trainable(replies[0])
+    def _distances(self, replies: Sequence[Reply], masks: Consistency | None) -> tuple[list[float], list[float]]:
+        """d_m of what ``masks`` keep (None: all), and the share of entries that is kept; counts this round (paper)."""
+        keys = [key for key in replies[0].update if key in replies[0].trainable]
         squares, kept = np.zeros((len(keys), len(replies))), np.zeros(len(replies))
         for k, key in enumerate(keys):
             scratch = _scratch(replies, key)
             for block, updates in blocks_of(replies, key):
                 for m, (reply, u) in enumerate(zip(replies, updates)):
+                    if masks is None:
+                        squares[k, m] += square_of(u)
+                        continue
                     keep = masks.keep(reply.site, key, block, u, count=not masks.reference)
                     kept[m] += np.count_nonzero(keep)
                     masked = scratch[: len(u)]
@@ -123,12 +114,8 @@ class FedHEAL(WeighingRule):
                     masked *= u
                     squares[k, m] += square_of(masked)
         size = sum(replies[0].update[key].numel() for key in keys)
-        return self._summed(squares), (kept / max(size, 1)).tolist()
-
-    def _summed(self, squares: np.ndarray) -> list[float]:
-        """d from (keys, K) squared norms."""
         sums = (np.sqrt(squares) if self.variant == "reference" else squares).sum(0)
-        return [float(distance) for distance in sums]
+        return sums.tolist(), (kept / max(size, 1)).tolist()
 
     def _fael(
         self, replies: Sequence[Reply], distances: Mapping[str, float], state: State
@@ -191,7 +178,3 @@ def _scratch(replies: Sequence[Reply], key: str) -> np.ndarray:
     """Room for one block, in float32 or wider: a new array per block and site would cost as much as its contents."""
     wide = replies[0].update[key].dtype == torch.float64
     return np.empty(min(BLOCK, replies[0].update[key].numel()), dtype=np.float64 if wide else np.float32)
-
-
-def _trainable(reply: Reply) -> list[str]:
-    return [key for key in reply.update if key in reply.trainable]

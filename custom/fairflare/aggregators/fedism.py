@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from fairflare.aggregators.base import State, SummedRule, example_shares, shares
 from fairflare.core.registry import method
@@ -62,8 +62,7 @@ class FedISM(SummedRule):
         variant: "reference" adds 1e-10 to the normalised sharpness before the power, as the authors' code does.
     """
 
-    n_terms: ClassVar[int] = 4
-    counted: ClassVar[int | None] = 3
+    n_terms, counted = 4, 3
     state: Literal["S", "L"] = "S"
     q: float = 2.0
     beta: float = 0.5

@@ -23,6 +23,7 @@ from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 LOW, HIGH = 1e-4, 0.99
 """Similarities are kept between these, so that no site has weight 0 in a layer (the authors' code)."""
 OFFSET = 1e-9
+RHO = "The weight rho of each site in each layer."
 
 
 @method(
@@ -55,18 +56,7 @@ class FedLWR(Rule):
     """
 
     caps: ClassVar[bool] = True
-    notes: ClassVar[tuple[Note, ...]] = (
-        Note(
-            "layer_weights",
-            "Layer weights",
-            "fraction",
-            per="layer",
-            chart="map",
-            meaning="The weight rho of each site in each layer.",
-            shares=True,
-            over="mean",
-        ),
-    )
+    notes = (Note("layer_weights", "Layer weights", "fraction", "layer", "map", RHO, shares=True, over="mean"),)
     useful = (SIMILARITY,)
     scope: Literal["layers", "last_encoder"] = "layers"
     group: Group = "leaf"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_factors, convex, example_shares
 from fairflare.aggregators.bounds import limited
@@ -57,9 +57,7 @@ class FedPID(WeighingRule):
             fell K is 1 and the weights sum to less than 1.
     """
 
-    notes: ClassVar[tuple[Note, ...]] = (
-        Note("factor", "Factor of the update", chart="table", meaning="What the update is multiplied with."),
-    )
+    notes = (Note("factor", "Factor of the update", chart="table", meaning="What the update is multiplied with."),)
     integral: Literal["sum", "progress"] = "sum"
     alpha: Annotated[float, Range(0, 1)] = 0.45
     beta: Annotated[float, Range(0, 1)] = 0.45
@@ -88,7 +86,8 @@ class FedPID(WeighingRule):
         factors, following = self._factors(replies, state)
         weights = convex(factors, replies)
         if self.variant == "reference":
-            model = _shrunk(model, replies[0].trainable, sum(factors.values()))
+            total, trainable = sum(factors.values()), replies[0].trainable  # the weights need not sum to 1
+            model = {key: total * value if key in trainable else value for key, value in model.items()}
         elif self.clamp:
             factors = weights = limited(weights, info.cap)
         return Outcome(add_factors(model, replies, factors, weights), weights, following, {"factor": factors})
@@ -125,11 +124,6 @@ class FedPID(WeighingRule):
             return {FIRST: cost, "0": cost, **ones}
         older = {str(k + 1): past[str(k)] for k in range(WINDOW - 1) if str(k) in past}
         return {FIRST: past[FIRST], "0": cost, **older}
-
-
-def _shrunk(model: StateDict, trainable: frozenset[str], total: float) -> StateDict:
-    """sum_j p_j w for weights that need not sum to 1."""
-    return {key: total * value if key in trainable else value for key, value in model.items()}
 
 
 method(

@@ -132,7 +132,9 @@ class FedUFO(WeighingRule):
             return {f"weight/{group}": size * value for group, value in row.items()} | ({"weight": 0.0} if row else {})
         groups = state.get("groups", {})
         own = {f"weight/{g}": (1 - self._sites_share) * len(groups) * value for g, value in groups.items()}
-        return {**own, "weight": self._client_weight(state, site)} if state else {}
+        clients = state.get("clients", {})
+        lambda_i = len(clients) * clients[site] if site in clients else 1.0  # times N; 1 for a site that has none yet
+        return {**own, "weight": self._sites_share * lambda_i} if state else {}
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
         if self.level == "unknown":
@@ -150,12 +152,8 @@ class FedUFO(WeighingRule):
         weights, following = self.weigh(replies, state, info)
         weights = limited(weights, info.cap)
         notes: dict[str, Any] = {"group_loss": _group_risks(replies, "mean")}
-        if "clients" in following:
-            notes["client_lambda"] = following["clients"]
-        if "groups" in following:
-            notes["group_lambda"] = following["groups"]
-        if "cells" in following:
-            notes["cell_lambda"] = following["cells"]
+        names = [name for name in ("client", "group", "cell") if f"{name}s" in following]
+        notes |= {f"{name}_lambda": following[f"{name}s"] for name in names}
         return Outcome(add_weighted(model, replies, weights), weights, following, notes)
 
     @property
@@ -165,11 +163,6 @@ class FedUFO(WeighingRule):
 
     def _radius(self, share: float) -> float | None:
         return self.radius if self.radius is None or self.share_radius else share * self.radius
-
-    def _client_weight(self, state: State, site: str) -> float:
-        """beta N lambda_i with N lambda_i = 1 for a site that has none yet."""
-        clients = state.get("clients", {})
-        return self._sites_share * (len(clients) * clients[site] if site in clients else 1.0)
 
     def _weights(self, replies: Sequence[Reply], state: State) -> Weights:
         """p_i proportional to s_i, the mean of s_ik over the site's examples as far as their groups are known."""

@@ -73,8 +73,7 @@ class FlexFair(SummedRule):
         raw: weights below 0 stay so, down to -1; needs "local".
     """
 
-    n_terms: ClassVar[int] = 5
-    counted: ClassVar[int | None] = 4
+    n_terms, counted = 5, 4
     caps: ClassVar[bool] = True
     notes: ClassVar[tuple[Note, ...]] = (
         Note("penalty", "Variance of the losses", "nats^2", "round", meaning="The penalty without lambda."),

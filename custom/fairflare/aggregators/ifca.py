@@ -49,8 +49,7 @@ class IFCA(Rule):
     notes: ClassVar[tuple[Note, ...]] = (
         Note("cluster", "Cluster", chart="table", meaning="The cluster whose model the site is sent next, from 0."),
     )
-    own_models: ClassVar[bool] = True
-    counts_own: ClassVar[bool] = True
+    own_models = counts_own = True
     useful = (LOSS,)
     clusters: Annotated[int, Range(1, 50)] = 2
     weighting: Literal["uniform", "examples"] = "uniform"
@@ -67,9 +66,8 @@ class IFCA(Rule):
         weights = self._shares(replies)
         after = add_weighted(model, [from_shared(r, model, info) for r in replies], weights)
         notes = {"cluster": {site: int(j) for site, j in chosen.items()}}
-        return Outcome(
-            after, weights, {"clusters": found, "place": place}, notes, {s: found[j] for s, j in place.items()}
-        )
+        own = {site: found[j] for site, j in place.items()}
+        return Outcome(after, weights, {"clusters": found, "place": place}, notes, own)
 
     def _averaged(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> dict[str, StateDict]:
         """Cluster -> its next model."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fairflare.aggregators.base import State, SummedRule, shares
 from fairflare.core.registry import method
@@ -35,8 +34,7 @@ class MaxFL(SummedRule):
     each reports a number in [0, 1/4]. Where all of them are 0 the weights are uniform.
     """
 
-    n_terms: ClassVar[int] = 2
-    counted: ClassVar[int | None] = 1
+    n_terms, counted = 2, 1
     wanted = (APPEAL,)
 
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:

@@ -133,8 +133,7 @@ class QFFL(SummedRule):
             q = 100 on takes the site with the largest loss alone.
     """
 
-    n_terms: ClassVar[int] = 2
-    counted: ClassVar[int | None] = 1
+    n_terms, counted = 2, 1
     wanted = ("loss",)
     q: Annotated[float, Range(0, 1e6)] = 1.0
     prior: Literal["examples", "none"] = "examples"

@@ -112,10 +112,8 @@ class ShapFed(Rule):
         after = add_factors(model, gone, factors, weights)
         received = self._received(gamma) if self.rewards else {}
         own = {r.site: _mixed(model, r, after, received[r.site]) for r in gone if r.site in received}
-        notes: dict[str, Any] = {
-            "gamma": gamma,
-            "class_similarity": {site: {str(c): s for c, s in row.items()} for site, row in scores.items()},
-        }
+        by_class = {site: {str(c): s for c, s in row.items()} for site, row in scores.items()}
+        notes: dict[str, Any] = {"gamma": gamma, "class_similarity": by_class}
         if received:
             notes["received"] = received
         following = {"gamma": {**state.get("gamma", {}), **gamma}}

@@ -27,9 +27,7 @@ class Solo(Rule):
     All sites begin at the same model and train in as many rounds, with as many local steps, as in any other method.
     """
 
-    own_models = True
-    counts_own = True
-    alone = True
+    own_models = counts_own = alone = True
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         own = {r.site: add_weighted(info.models.get(r.site, model), [r], {r.site: 1.0}) for r in replies}

@@ -99,14 +99,13 @@ class Execution:
         wanted = self.memory_format
         if wanted == torch.preserve_format and is_narrow(network):
             wanted = torch.channels_last
-        if not all(self._is_placed(tensor, wanted) for tensor in chain(network.parameters(), network.buffers())):
+        tensors = list(chain(network.parameters(), network.buffers()))
+        images = [tensor for tensor in tensors if tensor.dim() == 4 and wanted != torch.preserve_format]
+        placed = all(tensor.device == self.device for tensor in tensors)
+        if not placed or not all(tensor.is_contiguous(memory_format=wanted) for tensor in images):
             network.to(self.device)
             if wanted != torch.preserve_format:
                 network.to(memory_format=wanted)  # type: ignore[call-overload]  # torch's stubs lack it
-
-    def _is_placed(self, tensor: torch.Tensor, wanted: torch.memory_format) -> bool:
-        free = tensor.dim() != 4 or wanted == torch.preserve_format
-        return tensor.device == self.device and (free or tensor.is_contiguous(memory_format=wanted))
 
     @property
     def is_undecided(self) -> bool:
@@ -190,8 +189,13 @@ class Execution:
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _loss(self, runner: Callable[..., Any], inputs: torch.Tensor, loss_of: LossOf, rows: slice) -> torch.Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16) if self._is_half else nullcontext():
-            outputs = runner(self._laid_out(inputs[rows]))
+        half = self.precision == "bfloat16"
+        if self.precision == "auto":
+            half = self.on_gpu and torch.cuda.is_bf16_supported()
+        with torch.autocast(self.device.type, torch.bfloat16) if half else nullcontext():
+            some = inputs[rows]
+            free = some.dim() != 4 or self.memory_format == torch.preserve_format
+            outputs = runner(some if free else some.contiguous(memory_format=self.memory_format))
         return loss_of(outputs.float() if outputs.dtype == torch.bfloat16 else outputs, rows)
 
     def _parts(self, n: int, fewest: int = 1) -> list[slice]:
@@ -203,29 +207,15 @@ class Execution:
 
     def _runners(self, network: torch.nn.Module) -> list[Callable[..., Any]]:
         """Inputs to outputs, both on ``device``, for each device that takes a part of a batch."""
-        listening = (self.beside or self.compiler != "none") and any(
-            module._forward_hooks or module._forward_pre_hooks for module in network.modules()
-        )
-        if listening:  # compiled code calls no hooks, and what they see elsewhere would lie on different devices
+        hooks = (module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+        # Compiled code calls no hooks, and what they see elsewhere would lie on different devices.
+        if (self.beside or self.compiler != "none") and any(hooks):
             return [network]
-        return [self._runner(network), *(partial(_elsewhere, network, self.device, other) for other in self.beside)]
-
-    def _runner(self, network: torch.nn.Module) -> Callable[..., Any]:
-        if self.compiler == "none":
-            return network
-        known, compiled = self._compiled or (network, torch.compile(network, backend=self.compiler))
-        self._compiled = known, compiled
-        return compiled if known is network else network
-
-    def _laid_out(self, inputs: torch.Tensor) -> torch.Tensor:
-        free = inputs.dim() != 4 or self.memory_format == torch.preserve_format
-        return inputs if free else inputs.contiguous(memory_format=self.memory_format)
-
-    @property
-    def _is_half(self) -> bool:
-        if self.precision == "auto":
-            return self.on_gpu and torch.cuda.is_bf16_supported()
-        return self.precision == "bfloat16"
+        runner: Callable[..., Any] = network
+        if self.compiler != "none":
+            self._compiled = self._compiled or (network, torch.compile(network, backend=self.compiler))
+            runner = self._compiled[1] if self._compiled[0] is network else network
+        return [runner, *(partial(_elsewhere, network, self.device, other) for other in self.beside)]
 
 
 def is_narrow(network: torch.nn.Module) -> bool:

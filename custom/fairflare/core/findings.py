@@ -59,12 +59,8 @@ CODES = {
 }
 """Code -> what it says; nothing else that preflight finds may leave a site."""
 
-ACCEPTABLE = {
-    "empty_split": ("val", "test"),
-    "few_examples": ("val", "test"),
-    "one_class": SPLIT_NAMES,
-    "outsized": SPLIT_NAMES,
-}
+LITTLE = SPLIT_NAMES[1:]
+ACCEPTABLE = {"empty_split": LITTLE, "few_examples": LITTLE, "one_class": SPLIT_NAMES, "outsized": SPLIT_NAMES}
 """Codes of errors that may be accepted, and in which splits: data that say little. Everything else is a danger: data
 that cannot be read, do not fit together or leak from one split into another, paths that lead out, other software."""
 
@@ -125,15 +121,13 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
     kinds: dict[tuple[Level, str], list[Finding]] = {}
     for one in findings:
         kinds.setdefault((one.level, one.code), []).append(one)
-    return worst_first(found[0] if _says_all(found) else _merged(found) for found in kinds.values())
-
-
-def _says_all(found: list[Finding]) -> bool:
-    return len(found) == 1 and not (found[0].example and found[0].count > 1)
+    return worst_first(map(_merged, kinds.values()))
 
 
 def _merged(found: list[Finding]) -> Finding:
     first, count = found[0], sum(one.count for one in found)
+    if len(found) == 1 and not (first.example and first.count > 1):
+        return first
     if first.example:
         where = ", ".join(f"{one.split} {one.count}" for one in found)
         text = f"{count} examples ({where}), e.g. {first.text}"
@@ -158,12 +152,9 @@ def accepted_codes(value: Any) -> list[str]:
 
 def accept(findings: Iterable[Finding], codes: Collection[str]) -> list[Finding]:
     """``findings`` with errors of these codes as "accepted", where they are no danger."""
-    return [
-        replace(f, level="accepted")
-        if f.level == "error" and f.code in codes and f.split in ACCEPTABLE.get(f.code, ())
-        else f
-        for f in findings
-    ]
+    where = {code: ACCEPTABLE.get(code, ()) for code in codes}
+    may = ((f, f.level == "error" and f.split in where.get(f.code, ())) for f in findings)
+    return [replace(f, level="accepted") if is_so else f for f, is_so in may]
 
 
 def band(count: int, min_count: int | None) -> int:

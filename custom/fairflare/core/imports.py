@@ -40,12 +40,8 @@ def _imported(block: ast.AST) -> Iterator[str]:
 
 def module_files(package: Path) -> dict[str, Path]:
     """Dotted name -> file of every module of the package in the folder ``package``, the package itself included."""
-    return {dotted_name(package, path): path for path in sorted(package.rglob("*.py"))}
-
-
-def dotted_name(package: Path, path: Path) -> str:
-    parts = (package.name, *path.relative_to(package).with_suffix("").parts)
-    return ".".join(parts).removesuffix(".__init__")
+    found = {path: (package.name, *path.relative_to(package).with_suffix("").parts) for path in package.rglob("*.py")}
+    return {".".join(found[path]).removesuffix(".__init__"): path for path in sorted(found)}
 
 
 def module_of(name: str, modules: Iterable[str]) -> str | None:

@@ -165,14 +165,13 @@ def described(found: Iterable[Metric], n_classes: int) -> dict[str, dict[str, An
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float]:
-    """``values`` without what a diverged model has: no loss to report; its update is for the gate to judge."""
-    return {name: value for name, value in values.items() if abs(value) <= _largest(name)}
+    """``values`` without what a diverged model has: no loss to report; its update is for the gate to judge.
 
-
-def _largest(name: str) -> float:
-    """The largest size that may leave; without bound, but finite, where the gate alone checks the range."""
-    high = named(name).high
-    return high if high >= LARGEST_LOSS else sys.float_info.max
+    Other numbers are without bound, but finite: the gate alone checks their range.
+    """
+    high = {name: named(name).high for name in values}
+    most = {name: one if one >= LARGEST_LOSS else sys.float_info.max for name, one in high.items()}
+    return {name: value for name, value in values.items() if abs(value) <= most[name]}
 
 
 @lru_cache(maxsize=4)

@@ -88,15 +88,12 @@ def _note(declared: Mapping[str, Any]) -> Note | None:
     kinds: dict[str, Any] = {field.name: type(field.default) for field in dataclasses.fields(Note)}
     kinds |= {"name": str, "label": str}
     kinds["mark_above"] = (int, float)
-    kept = {key: value for key, value in declared.items() if _is_a(value, kinds.get(key, ()))}
+    kept = {key: value for key, value in declared.items() if isinstance(value, kinds.get(key, ()))}
+    kept = {key: value for key, value in kept.items() if kinds[key] is bool or not isinstance(value, bool)}
     try:
         return Note(**kept) if kept.keys() == declared.keys() else None
     except (TypeError, ValueError):
         return None
-
-
-def _is_a(value: Any, kinds: Any) -> bool:
-    return isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool))
 
 
 def numbers(declared: Mapping[str, Any], value: Any) -> dict[str, float]:

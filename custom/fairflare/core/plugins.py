@@ -91,7 +91,7 @@ def declared_in(pattern: re.Pattern[str], rooms: Sequence[str], what: str, id: s
     everything is imported, and what is declared twice is found.
     """
     in_job = not (PACKAGE / "cli").is_dir()
-    return None if in_job or are_there() else _declarations(pattern, tuple(rooms)).get((what, id))
+    return None if in_job or files() or _entry_points() else _declarations(pattern, tuple(rooms)).get((what, id))
 
 
 @cache
@@ -107,10 +107,6 @@ def _declarations(pattern: re.Pattern[str], rooms: tuple[str, ...]) -> dict[tupl
 
 def files() -> tuple[Path, ...]:
     return tuple(Path(p) for p in os.environ.get(VARIABLE, "").split(os.pathsep) if p)
-
-
-def are_there() -> bool:
-    return bool(files() or _entry_points())
 
 
 def installed_modules() -> tuple[str, ...]:

@@ -179,24 +179,11 @@ def get_part(kind: str, id: str) -> type:
     return _parts[kind][id] if _import_home(kind, id) else _get(parts(kind), id, kind)
 
 
-def get_rule(id: str) -> type[Rule]:
-    return get_part("rule", id)
-
-
-def get_trainer(id: str) -> type[Trainer]:
-    return get_part("trainer", id)
-
-
-def get_probe(id: str) -> type[Probe]:
-    return get_part("probe", id)
-
-
-def trainers() -> dict[str, type[Trainer]]:
-    return parts("trainer")
-
-
-def probes() -> dict[str, type[Probe]]:
-    return parts("probe")
+get_rule: Callable[[str], type[Rule]] = partial(get_part, "rule")
+get_trainer: Callable[[str], type[Trainer]] = partial(get_part, "trainer")
+get_probe: Callable[[str], type[Probe]] = partial(get_part, "probe")
+trainers: Callable[[], dict[str, type[Trainer]]] = partial(parts, "trainer")
+probes: Callable[[], dict[str, type[Probe]]] = partial(parts, "probe")
 
 
 def parts_of(entry: Method) -> tuple[type[Any], ...]:
@@ -220,14 +207,20 @@ def owners(
     entry: Method, trainer: str | None = None, selector: str | None = None, server_optimizer: str | None = None
 ) -> dict[str, type]:
     """Owner of settings -> its class, for a method's parts or the others that are chosen by id in their place."""
+    given: dict[str, Any] = {"trainer": trainer, "selector": selector, "server_optimizer": server_optimizer}
+    chosen = dataclasses.replace(entry, **{kind: id for kind, id in given.items() if id is not None})
+    return _owners(chosen, get_part)
+
+
+def _owners(entry: Method, get: Callable[[str, str], Any]) -> dict[str, type]:
+    """``owners`` of the method's own parts, as ``get`` finds them by kind and id."""
+    trainer = get("trainer", entry.trainer)
     return {
-        "rule": get_rule(entry.rule),
-        "trainer": get_trainer(entry.trainer if trainer is None else trainer),
-        **{f"probe.{id}": get_probe(id) for id in probes_of(entry, trainer)},
-        "select": get_part("selector", entry.selector if selector is None else selector),
-        "server": get_part(
-            "server optimizer", entry.server_optimizer if server_optimizer is None else server_optimizer
-        ),
+        "rule": get("rule", entry.rule),
+        "trainer": trainer,
+        **{f"probe.{id}": get("probe", id) for id in (*entry.probes, *trainer.probes)},
+        "select": get("selector", entry.selector),
+        "server": get("server optimizer", entry.server_optimizer),
     }
 
 
@@ -321,14 +314,7 @@ def _check_method(entry: Method) -> None:
         _import_home(kind, id)
         return _get(_parts[kind], id, kind)
 
-    trainer = found_part("trainer", entry.trainer)
-    found = {
-        "rule": found_part("rule", entry.rule),
-        "trainer": trainer,
-        **{f"probe.{id}": found_part("probe", id) for id in (*entry.probes, *trainer.probes)},
-        "select": found_part("selector", entry.selector),
-        "server": found_part("server optimizer", entry.server_optimizer),
-    }
+    found = _owners(entry, found_part)
     own, asked = Owners(found, entry.shared), Owners({**found, "train": Training}, entry.shared)
     for name, targets in entry.shared.items():
         if not isinstance(name, str) or not ID.fullmatch(name) or not isinstance(targets, tuple) or not targets:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -99,7 +99,7 @@ class Spec:
 
 
 def _field(kind: Kind | Mapping[str, Kind], meaning: str, *, default: Any = None, **more: Any) -> Any:
-    """A field of a message with its specification; a mapping's default is a new empty one."""
+    """A field of a message with its specification; a mapping's default is a new empty one, MISSING: there is none."""
     metadata = {"spec": Spec(kind, meaning, **more)}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=dict, metadata=metadata)
@@ -109,6 +109,7 @@ def _field(kind: Kind | Mapping[str, Kind], meaning: str, *, default: Any = None
 _AFTER: tuple[TaskName, ...] = ("calibrate", "adjust")
 _BENEFIT: tuple[TaskName, ...] = ("solo", "benefit")
 _ALL: tuple[TaskName, ...] = ("preflight", "train", "compare", "sum", "weigh", "reveal", "evaluate", *_AFTER, *_BENEFIT)
+_OF_MODELS: tuple[TaskName, ...] = ("train", "compare", "evaluate", *_AFTER, *_BENEFIT)
 _METRICS: dict[str, Kind] = {"train": "metrics", "evaluate": "evaluation", "preflight": "statement"}
 
 
@@ -126,34 +127,19 @@ class Instruction:
     trains alone, and "benefit" asks how much better the federation's serves it.
     """
 
-    task: TaskName = dataclasses.field(
-        metadata={"spec": Spec("task", "what to do", _ALL, required=True, carried="transport")}
-    )
-    round: Round = dataclasses.field(metadata={"spec": Spec("round", "t and T", _ALL, required=True, carried="round")})
-    model: StateDict = dataclasses.field(
-        metadata={
-            "spec": Spec(
-                "model",
-                "the model",
-                ("train", "compare", "evaluate", *_AFTER, *_BENEFIT),
-                required=True,
-                carried="params",
-            )
-        }
+    task: TaskName = _field("task", "what to do", default=MISSING, exchanges=_ALL, required=True, carried="transport")
+    round: Round = _field("round", "t and T", default=MISSING, exchanges=_ALL, required=True, carried="round")
+    model: StateDict = _field(
+        "model", "the model", default=MISSING, exchanges=_OF_MODELS, required=True, carried="params"
     )
     orders: Mapping[str, float] = _field(
-        "orders",
-        'numbers from the rule for this site alone; in "adjust" the sums of all sites; in "evaluate" whether the site '
-        "uses this model",
-        default={},
-    )
+        "orders", 'numbers from the rule for this site alone; in "adjust" the sums of all sites; in "evaluate" whether '
+        "the site uses this model", default={},
+    )  # fmt: skip
     sealed: Mapping[str, Any] = _field(
-        "sealed",
-        "what a secure sum needs of the others",
-        default={},
-        exchanges=("sum", "weigh", "reveal", *_AFTER),
-        only_secure=True,
-    )
+        "sealed", "what a secure sum needs of the others",
+        default={}, exchanges=("sum", "weigh", "reveal", *_AFTER), only_secure=True,
+    )  # fmt: skip
     tensors: Mapping[str, torch.Tensor] = _field(
         "tensors", "tensors from the rule, for all sites or for this one", default={}
     )
@@ -177,7 +163,7 @@ class Answer:
     site could not do its work: then the rest is empty.
     """
 
-    site: str = dataclasses.field(metadata={"spec": Spec("name", "the site", _ALL, carried="transport")})
+    site: str = _field("name", "the site", default=MISSING, exchanges=_ALL, carried="transport")
     round: Any = _field("round", "number of the round it answers", exchanges=_ALL)
     update: Any = _field(
         "update", "difference of the trained and the received model, D_k = w_k - w^t",
@@ -239,9 +225,7 @@ class Answer:
         "signed", "the site's signature of this answer and of the log's head, in runs with certificates",
         default={}, exchanges=("preflight", "train", "compare", "evaluate"),
     )  # fmt: skip
-    error: str | None = dataclasses.field(
-        default=None, metadata={"spec": Spec("error", "why the site has no answer", _ALL, carried="transport")}
-    )
+    error: str | None = _field("error", "why the site has no answer", exchanges=_ALL, carried="transport")
 
 
 @cache
@@ -269,12 +253,12 @@ def audited(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def first_with_secure_sums(answer: Answer) -> Answer:
     """What of an answer to "train" leaves at once in a run with secure sums."""
-    return _only(answer, lambda spec: spec.travels("train", secure=True))
+    return _travelling(answer, "train")
 
 
 def rest_with_secure_sums(answer: Answer) -> Answer:
     """What of an answer to "train" leaves with its update in a run with secure sums, the update not yet masked."""
-    kept = _only(answer, lambda spec: spec.travels("weigh", secure=True))
+    kept = _travelling(answer, "weigh")
     shown: dict[str, Any] = {
         name: {key: value for key, value in getattr(kept, name).items() if key not in spec.hidden}
         for name, spec in answer_fields().items()
@@ -283,6 +267,7 @@ def rest_with_secure_sums(answer: Answer) -> Answer:
     return dataclasses.replace(kept, **shown)
 
 
-def _only(answer: Answer, leaves: Any) -> Answer:
-    names = [name for name, spec in answer_fields().items() if spec.kind in ("name", "error") or leaves(spec)]
+def _travelling(answer: Answer, task: str) -> Answer:
+    fields = answer_fields().items()
+    names = [name for name, spec in fields if spec.kind in ("name", "error") or spec.travels(task, secure=True)]
     return Answer(**{name: getattr(answer, name) for name in names})

@@ -41,9 +41,8 @@ class Owners:
     def __init__(
         self, classes: Mapping[str, type], shared: Shared | None = None, run: tuple[type, Iterable[str]] | None = None
     ) -> None:
-        self.full: dict[str, type] = {
-            f"{owner}.{field.name}": cls for owner, cls in classes.items() for field in dataclasses.fields(cls)
-        }
+        fields = [(owner, cls, field.name) for owner, cls in classes.items() for field in dataclasses.fields(cls)]
+        self.full: dict[str, type] = {f"{owner}.{name}": cls for owner, cls, name in fields}
         if run:
             self.full |= {f"run.{name}": run[0] for name in run[1]}
         present = {name: tuple(t for t in targets if t in self.full) for name, targets in (shared or {}).items()}

@@ -84,9 +84,8 @@ def wrong_tensors(tensors: Any, slots: Mapping[str, Slot]) -> Wrong | None:
     found = (_wrong(name, tensors[name], slot) for name, slot in slots.items() if name in tensors)
     missing = (name for name, slot in slots.items() if slot.required and name not in tensors)
     # What is there comes first: a site's own check lets a missing tensor pass, and nothing else with it.
-    return next((wrong for wrong in found if wrong), None) or next(
-        (Wrong("tensor_missing", name, "expected a tensor, got none") for name in missing), None
-    )
+    lacking = (Wrong("tensor_missing", name, "expected a tensor, got none") for name in missing)
+    return next(filter(None, found), None) or next(lacking, None)
 
 
 def _wrong(name: str, value: Any, slot: Slot) -> Wrong | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -42,6 +42,10 @@ class Number:
     meaning: str
     required: bool = False
     of_examples: float | None = None
+
+    def in_group(self, group: str) -> Number:
+        """The same of a group of patients."""
+        return replace(self, name=f"{self.name}/{group}", meaning=f"{self.meaning}, in the group")
 
 
 @dataclass(frozen=True)
@@ -254,9 +258,8 @@ class Training:
         for name, least in (("batch_size", 2), *((name, 1) for name in ones)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        within(
-            self, momentum="[0, inf)", weight_decay="[0, inf)", logit_tau="[0, inf)", adam_beta2="[0, 1)", lr="(0, inf)"
-        )
+        within(self, momentum="[0, inf)", weight_decay="[0, inf)", logit_tau="[0, inf)")
+        within(self, adam_beta2="[0, 1)", lr="(0, inf)")
         if self.fewest_steps and self.most_steps and self.fewest_steps > self.most_steps:
             raise ValueError(f"fewest_steps must be at most most_steps, {self.most_steps}, got {self.fewest_steps}")
 

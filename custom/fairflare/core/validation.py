@@ -173,23 +173,17 @@ def _bound(kind: type, bounds: tuple[Any, ...], default: Any) -> Any:
     return next((one for one in bounds if isinstance(one, kind)), default)
 
 
-def _optional(base: Any) -> Any:
-    """T of ``T | None`` and of ``T | Literal[...]``; None for any other type."""
-    if typing.get_origin(base) in (typing.Union, types.UnionType):
-        inside = typing.get_args(base)
-        return next(o for o in inside if o is not type(None) and typing.get_origin(o) is not typing.Literal)
-    return None
-
-
-def _words(base: Any) -> tuple[str, ...]:
-    """The words of ``T | Literal[...]``."""
+def _union(base: Any) -> tuple[Any, tuple[str, ...]]:
+    """T of ``T | None`` and of ``T | Literal[...]``, and the latter's words; None for any other type."""
     inside = typing.get_args(base) if typing.get_origin(base) in (typing.Union, types.UnionType) else ()
-    return next((typing.get_args(one) for one in inside if typing.get_origin(one) is typing.Literal), ())
+    words = next((typing.get_args(one) for one in inside if typing.get_origin(one) is typing.Literal), ())
+    kinds = (o for o in inside if o is not type(None) and typing.get_origin(o) is not typing.Literal)
+    return next(kinds, None), words
 
 
 def _exact(key: str, value: Any, hint: Any) -> Any:
     base, bounds = _bare(hint)
-    inner, words = _optional(base), _words(base)
+    inner, words = _union(base)
     if inner is not None:
         if words and isinstance(value, str):
             expected(key, value in words, f"{', '.join(words)} or a number", value)
@@ -224,9 +218,8 @@ def _number(key: str, value: Any, kind: type, limits: Range | None) -> Any:
     largest = LARGEST_INT if kind is int else LARGEST_FLOAT
     limits = limits or Range(-largest, largest)
     a_number = "a whole number" if kind is int else "a number"
-    expected(
-        key, type(value) is int or (kind is float and type(value) is float and math.isfinite(value)), a_number, value
-    )
+    proper = type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
+    expected(key, proper, a_number, value)
     fits = limits.low <= value <= limits.high
     expected(key, fits, f"{a_number} from {_plainly(limits.low)} to {_plainly(limits.high)}", value)
     return kind(value)
@@ -256,9 +249,9 @@ def _collection(key: str, value: Any, kind: type, inner: Any, limits: Entries) -
 def _from_text(key: str, value: Any, hint: Any) -> Any:
     """A command line's text as the JSON value that it stands for; other values as they are, but 2.0 and 1 for 2 and
     true, which Python's callers may write."""
-    base, bounds = _bare(hint)
-    inner = _optional(base)
-    if inner is not None and (words := _words(base)):
+    base, _ = _bare(hint)
+    inner, words = _union(base)
+    if words:
         return value if value in words else _from_text(key, value, inner)
     if inner is not None:
         return None if value is None or value == "none" else _from_text(key, value, inner)

@@ -21,13 +21,11 @@ TEXT = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}")
 """What a version may look like on its way from a site."""
 
 
+_installed = cache(importlib.metadata.version)  # parsing metadata takes milliseconds, and every preflight asks for four
+
+
 def versions() -> dict[str, str]:
     return {"fairflare": __version__, **{name: _installed(name) for name in PACKAGES}}
-
-
-@cache  # parsing a package's metadata takes milliseconds, and every preflight asks for four
-def _installed(package: str) -> str:
-    return importlib.metadata.version(package)
 
 
 @cache

@@ -56,9 +56,8 @@ def start_method(threads: int = 1) -> StartMethod:
 def check_possible() -> None:
     """Raise UserError where this system lacks what workers need."""
     if not hasattr(socket, "send_fds"):
-        raise UserError(
-            f"--workers: expected 1 on {sys.platform}, which cannot share memory between processes this way"
-        )
+        why = "which cannot share memory between processes this way"
+        raise UserError(f"--workers: expected 1 on {sys.platform}, {why}")
 
 
 class Worker:
@@ -110,26 +109,18 @@ class Worker:
         words = ", as happens when memory runs out" if -code == getattr(signal, "SIGKILL", 0) else ""
         return f"{signal.Signals(-code).name}{words}"
 
-    def ask_to_end(self) -> None:
-        """SIGTERM, and the end of its channel."""
-        self.channel.close()
-        self._process.terminate()
-
-    def wait_until(self, deadline: float) -> None:
-        """Wait for its end until then (``time.monotonic``), and kill it when it is still there."""
-        self._process.join(max(0.0, deadline - time.monotonic()))
-        if self._process.is_alive():
-            self._process.kill()
-        self._process.join()
-
 
 def stop(workers: Iterable[Worker], grace: float = GRACE) -> None:
-    """End workers and wait for it; those that are there after ``grace`` seconds are killed."""
+    """End workers by closing their channels and SIGTERM; those that are there after ``grace`` seconds are killed."""
     family, deadline = list(workers), time.monotonic() + grace
     for worker in family:
-        worker.ask_to_end()
+        worker.channel.close()
+        worker._process.terminate()
     for worker in family:
-        worker.wait_until(deadline)
+        worker._process.join(max(0.0, deadline - time.monotonic()))
+        if worker.is_alive:
+            worker._process.kill()
+        worker._process.join()
 
 
 def ready(workers: Iterable[Worker], each: Callable[[], None] = lambda: None) -> list[Worker]:
@@ -171,11 +162,7 @@ def raise_here(error: Exception, text: str) -> NoReturn:
 
 
 def _run(
-    parent: int,
-    end: socket.socket,
-    inherited: Sequence[socket.socket],
-    target: Callable[..., None],
-    arguments: Sequence[Any],
+    parent: int, end: socket.socket, inherited: Sequence[socket.socket], target: Callable[..., None], arguments: Any
 ) -> None:
     """What the process does: ``target``, until that returns, the command is gone or a signal comes."""
     gc.freeze()  # what a fork has inherited is its parent's: collecting it would copy it page by page, or destroy it

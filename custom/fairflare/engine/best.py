@@ -67,15 +67,10 @@ class Choice:
         # Not mean - w (mean - worst): at w = 1 that is the worst value but for rounding, and a tie would be none.
         return (1 - weight) * mean + weight * worst
 
-    def compared(self, one: Candidate, other: Candidate) -> list[str]:
-        """The sites that scored both; none where they are too few."""
-        both = sorted(set(one.values) & set(other.values))
-        return both if len(both) >= max(1, self.least) else []
-
     def gains(self, later: Candidate, earlier: Candidate) -> float | None:
         """By how much ``later`` scores above ``earlier`` over the same sites; None where they cannot be compared."""
-        both = self.compared(later, earlier)
-        if not both:
+        both = sorted(set(later.values) & set(earlier.values))
+        if len(both) < max(1, self.least):
             return None
         scores = [self.score({site: found.values[site] for site in both}) for found in (later, earlier)]
         return scores[0] - scores[1]
@@ -200,7 +195,10 @@ def check_files(folder: Path, entries: Sequence[Entry], choice: Choice, round: i
     if not choice.chooses and (lines or files.all() or is_there(folder / BEST)):
         raise UserError(f"{BEST}: lies there, or {AUDIT} speaks of it, in a run that chooses no model")
     for path in files.all():
-        _check_kept(path, entries)
+        named = {(e["round"], e["model_sha256"]) for e in entries if e["event"] == "round"}
+        number = number_of(path.name)
+        if number is None or (number, model_hash(read_model(path))) not in named:
+            raise UserError(f"{BEST_MODELS}/{path.name[:80]}: is not a model that {AUDIT} names")
     found = choice.so_far(entries, round) if choice.chooses else None
     if found and round < entries[0]["rounds"] and not is_there(files.path(found.round)):
         raise UserError(f"{BEST_MODELS}/{found.round}{SUFFIX}: is missing, and by {AUDIT} it is the best model so far")
@@ -210,10 +208,3 @@ def check_files(folder: Path, entries: Sequence[Entry], choice: Choice, round: i
             raise UserError(f"{BEST}: is not the model that {AUDIT} says was chosen")
     elif ended and choice.chooses:
         raise UserError(f"{BEST}: is missing, and {AUDIT} says that the run ended")
-
-
-def _check_kept(path: Path, entries: Sequence[Entry]) -> None:
-    hashes = {(e["round"], e["model_sha256"]) for e in entries if e["event"] == "round"}
-    number = number_of(path.name)
-    if number is None or (number, model_hash(read_model(path))) not in hashes:
-        raise UserError(f"{BEST_MODELS}/{path.name[:80]}: is not a model that {AUDIT} names")

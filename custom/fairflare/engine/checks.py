@@ -50,7 +50,10 @@ def first_good(
             repeated.append(answer.site)
             continue
         try:
-            check_tag(answer, round)
+            if answer.error:
+                raise Refused("site_error", str(answer.error))
+            if round is not None and (type(answer.round) is not int or answer.round != round):
+                raise Refused("stale", f"expected an answer to round {round}, got {answer.round!r}")
             found[answer.site] = check(answer)
         except Refused as error:
             refused.setdefault(answer.site, Rejection(answer.site, error.code, error.detail))
@@ -72,14 +75,6 @@ def silent(asked: Iterable[str], answers: Sequence[Answer]) -> list[Rejection]:
 def materialized(value: Any) -> Any:
     """The tensor itself: FLARE keeps large ones on disk until someone looks at them."""
     return value.materialize() if callable(getattr(value, "materialize", None)) else value
-
-
-def check_tag(answer: Answer, round: int | None) -> None:
-    """Raise Refused for a site's error or an answer to another round."""
-    if answer.error:
-        raise Refused("site_error", str(answer.error))
-    if round is not None and (type(answer.round) is not int or answer.round != round):
-        raise Refused("stale", f"expected an answer to round {round}, got {answer.round!r}")
 
 
 def checked_count(value: Any, declared: int | None, name: str = "n_examples", spec: Spec | None = None) -> int:
@@ -127,9 +122,8 @@ def checked_seconds(seconds: Any) -> dict[str, float]:
 def _among(content: Any, range_of: Callable[[str], tuple[float, float] | None]) -> dict[str, float]:
     """Name -> number, sorted by name, for short names that have a range and numbers within; never raises."""
     try:
-        pairs = (
-            [(name, content[name]) for name in content if isinstance(name, str)] if isinstance(content, Mapping) else []
-        )
+        content = content if isinstance(content, Mapping) else {}
+        pairs = [(name, content[name]) for name in content if isinstance(name, str)]
         good = {one_line(name): float(v) for name, v in pairs if len(name) <= LONGEST and is_number(v)}
     except Exception:  # an answer may hold anything
         return {}

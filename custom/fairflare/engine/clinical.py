@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -62,6 +62,8 @@ class View:
         secure: whether the run has secure sums: then no count but that of the patients leaves.
     """
 
+    section: ClassVar[str] = CLINICAL
+
     event: int | None = 1
     threshold: float = 0.5
     cells: tuple[str, ...] = ()
@@ -88,15 +90,27 @@ class View:
             Refused: a number that no site sends, or numbers that no patients have.
         """
         if not isinstance(found, Mapping):
-            raise Refused("clinical", "clinical: expected numbers by name")
+            raise Refused("clinical", f"{self.section}: expected numbers by name")
         known = checked_numbers(found, self.numbers())
         sizes = [known.get(f"n/{cell}", 0.0) for cell in self.cells]
         if known.get("n", 0.0) > most or sum(sizes) > known.get("n", 0.0):
-            raise Refused("count_mismatch", "clinical: more patients than there can be")
+            raise Refused("count_mismatch", f"{self.section}: more patients than there can be")
         for where in ("", *(f"/{cell}" for cell in self.cells)):
-            _check_counts(known, where, least)
-        _check_bins(known, least, as_binned)
+            self.check_part(known, where, max(least, 1))
+        _check_bins(known, max(least, 1), as_binned)
         return known
+
+    def check_part(self, known: Numbers, where: str, least: int) -> None:
+        """Raise Refused unless the counts of all, or of a cell, are such as patients have, and none is of too few."""
+        n = known.get(f"n{where}")
+        given = {name: known[name + where] for name in (*MEANS, *COUNTS) if name + where in known}
+        if n is None:
+            if given:
+                raise Refused("count_mismatch", "clinical: numbers of nobody")
+            return
+        sides = [n, *_sides(n, given)]
+        if any(side != int(side) for side in sides) or min(sides) < least:
+            raise Refused("count_mismatch", "clinical: counts that no patients have, or of too few")
 
 
 @dataclass(frozen=True)
@@ -123,9 +137,7 @@ def _numbers(cells: tuple[str, ...], secure: bool) -> tuple[Number, ...]:
         found += [Number(name + end, low, high, f"{meaning}: end of its interval") for end in ENDS]
     if not secure:
         found += [Number(name, 0.0, many, meaning) for name, meaning in COUNTS.items()]
-    in_cells = [
-        Number(f"{n.name}/{cell}", n.low, n.high, f"{n.meaning}, in the group") for cell in cells for n in found
-    ]
+    in_cells = [number.in_group(cell) for cell in cells for number in found]
     places = () if secure else range(CELLS)
     bins = [Number(f"{BIN}{k}.{name}", 0.0, many, meaning) for k in places for name, meaning in OF_BIN.items()]
     return (*found, *in_cells, *bins)
@@ -138,19 +150,6 @@ def bins_of(numbers: Mapping[str, float]) -> Bins | None:
         return None
     rows = (np.array([numbers.get(f"{BIN}{k}.{name}", np.nan) for k in starts]) for name in OF_BIN)
     return Bins(np.array(starts, dtype=np.int64), *rows)
-
-
-def _check_counts(known: Numbers, where: str, least: int) -> None:
-    """Raise Refused unless the counts of all, or of a cell, are such as patients have, and none is of too few."""
-    n = known.get(f"n{where}")
-    given = {name: known[name + where] for name in (*MEANS, *COUNTS) if name + where in known}
-    if n is None:
-        if given:
-            raise Refused("count_mismatch", "clinical: numbers of nobody")
-        return
-    sides = [n, *_sides(n, given)]
-    if any(side != int(side) for side in sides) or min(sides) < max(least, 1):
-        raise Refused("count_mismatch", "clinical: counts that no patients have, or of too few")
 
 
 def _sides(n: float, given: Numbers) -> list[float]:
@@ -182,7 +181,7 @@ def _check_bins(known: Numbers, least: int, as_binned: bool) -> None:
     fits = (
         (np.floor(bins.n) == bins.n).all(),
         (np.floor(bins.positives) == bins.positives).all(),
-        (np.minimum(bins.positives, bins.n - bins.positives) >= max(least, 1)).all(),
+        (np.minimum(bins.positives, bins.n - bins.positives) >= least).all(),
         (bins.risk >= low * bins.n - ROUNDING).all(),
         (bins.risk <= high * bins.n + ROUNDING).all(),
         bins.n.sum() == known.get("n"),

@@ -185,11 +185,8 @@ class ClinicalAtSite:
     def _bins(self, before: Array, risks: Array, outcomes: Array) -> Numbers:
         starts = self._starts(before, outcomes)
         bins = maths.binned(risks, outcomes, starts, maths.cell_of(before))
-        return {
-            f"{BIN}{start}.{name}": round(float(value), RISK_DIGITS)
-            for name in OF_BIN
-            for start, value in zip(starts, getattr(bins, name), strict=True)
-        }
+        rows = ((name, zip(starts, getattr(bins, name), strict=True)) for name in OF_BIN)
+        return {f"{BIN}{k}.{name}": round(float(value), RISK_DIGITS) for name, row in rows for k, value in row}
 
 
 def _with_ends(name: str, value: float, ends: tuple[float, float], where: str) -> Numbers:

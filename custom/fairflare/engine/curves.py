@@ -8,15 +8,15 @@ of enough patients. Groups are told at times at which this holds for each of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fairflare.core.types import MOST_EXAMPLES, Number
 from fairflare.engine.after.base import Cases, Chosen
-from fairflare.engine.checks import Refused, checked_numbers
+from fairflare.engine.checks import Refused
 from fairflare.engine.clinical import DIGITS, Numbers, View
 from fairflare.engine.clinical_site import ClinicalAtSite
 from fairflare.functional import survival as maths
@@ -35,6 +35,8 @@ class Curves(View):
         ends: the times at which a curve may be told, rising.
     """
 
+    section: ClassVar[str] = "curves"
+
     ends: tuple[float, ...] = ()
 
     def numbers(self) -> tuple[Number, ...]:
@@ -45,23 +47,12 @@ class Curves(View):
             *(Number(f"{OBSERVED}{k}", 0.0, 1.0, "share without event (Kaplan and Meier)") for k in steps),
             *(Number(f"{EXPECTED}{k}", 0.0, 1.0, "mean predicted share without event") for k in steps),
         ]
-        where = [(f"/{cell}", n) for cell in self.cells for n in found]
-        return (*found, *(Number(n.name + cell, n.low, n.high, f"{n.meaning}, in the group") for cell, n in where))
+        return (*found, *(number.in_group(cell) for cell in self.cells for number in found))
 
     def described(self, classes: Sequence[str]) -> dict[str, Any]:
-        return {"curves": {"ends": list(self.ends)}}
+        return {self.section: {"ends": list(self.ends)}}
 
-    def checked(self, found: Any, most: float = MOST_EXAMPLES, least: int = 0, *, as_binned: bool = True) -> Numbers:
-        if not isinstance(found, Mapping):
-            raise Refused("clinical", "curves: expected numbers by name")
-        known = checked_numbers(found, self.numbers())
-        if sum(known.get(f"n/{cell}", 0.0) for cell in self.cells) > known.get("n", 0.0) or known.get("n", 0.0) > most:
-            raise Refused("count_mismatch", "curves: more patients than there can be")
-        for where in ("", *(f"/{cell}" for cell in self.cells)):
-            self._check_steps(known, where, max(least, 1))
-        return known
-
-    def _check_steps(self, known: Numbers, where: str, least: int) -> None:
+    def check_part(self, known: Numbers, where: str, least: int) -> None:
         """Raise Refused unless every step is whole, of enough patients who left and who remain, and does not rise."""
         before, height = known.get(f"n{where}", 0.0), 1.0
         if f"n{where}" in known and before < least:
@@ -103,10 +94,8 @@ class CurvesAtSite(ClinicalAtSite):
         known = self.kind.cases(cases.outputs, cases.targets, ())
         times, events, survival = known.times, known.events, known.survival
         members = cases.members.numpy()
-        rows = [
-            np.isin(members, [g for g, of in enumerate(self.view.of_group) if of == cell])
-            for cell in range(len(self.view.cells))
-        ]
+        of_group = np.array(self.view.of_group, dtype=int)
+        rows = [np.isin(members, np.flatnonzero(of_group == cell)) for cell in range(len(self.view.cells))]
         sizes = [int(row.sum()) for row in rows]
         free = released(sizes, self.min_count, unknown=cases.n - sum(sizes))
         named = zip(self.view.cells, rows, free, strict=True)

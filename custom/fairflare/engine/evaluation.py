@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -75,10 +76,7 @@ def predict(
         stop_if_aborted()
         inputs, targets, groups = batch.to(device)
         found.append((*condense(network(inputs).float(), targets), groups))
-    if not found:
-        return torch.empty(0), torch.empty(0), torch.empty(0)
-    outputs, targets, groups = (torch.cat(parts).cpu() for parts in zip(*found))
-    return outputs, targets, groups
+    return _joined(found)
 
 
 def answered(answers: Callable[[Tensor], Tensor], batches: Iterable[Batch], condense: Condense) -> Predictions:
@@ -87,9 +85,11 @@ def answered(answers: Callable[[Tensor], Tensor], batches: Iterable[Batch], cond
     for batch in batches:
         inputs, targets, groups = batch.to(torch.device("cpu"))
         found.append((*condense(answers(inputs), targets), groups))
-    if not found:
-        return torch.empty(0), torch.empty(0), torch.empty(0)
-    outputs, targets, groups = (torch.cat(parts) for parts in zip(*found))
+    return _joined(found)
+
+
+def _joined(found: Sequence[Predictions]) -> Predictions:
+    outputs, targets, groups = (torch.cat(parts).cpu() for parts in zip(*found)) if found else [torch.empty(0)] * 3
     return outputs, targets, groups
 
 
@@ -106,9 +106,8 @@ class Both:
 
     def kept(self) -> tuple[Tensor, Tensor]:
         """What the other way made of all batches so far, on the CPU, as ``predict`` would return it."""
-        if not self._kept:
-            return torch.empty(0), torch.empty(0)
-        outputs, targets = (torch.cat(parts).cpu() for parts in zip(*self._kept))
+        kept = self._kept or [(torch.empty(0), torch.empty(0))]
+        outputs, targets = (torch.cat(parts).cpu() for parts in zip(*kept))
         return outputs, targets
 
 
@@ -147,11 +146,8 @@ def group_values(
     rows = [members == g for g in range(len(groups))]
     counts = [int(row.sum()) for row in rows]
     may_leave = released(counts, min_count, unknown=len(members) - sum(counts))
-    return {
-        name: {"n": float(n), "value": float(hits[row].mean())}
-        for name, row, n, free in zip(groups, rows, counts, may_leave)
-        if free and n
-    }
+    shown = [(name, row) for name, row, n, free in zip(groups, rows, counts, may_leave) if free and n]
+    return {name: {"n": float(row.sum()), "value": float(hits[row].mean())} for name, row in shown}
 
 
 def over_patients(
@@ -176,7 +172,8 @@ def over_patients(
     except Exception:  # a task from outside may condense in another way; without its results all would be lost
         return {}
     # A metric that a task computes in its own way has no interval rather than that of another quantity.
-    kept = {name: dict(zip(ENDS, pair)) for name, (value, *pair) in ends.items() if _alike(value, beside.get(name))}
+    same = {name: pair for name, (value, *pair) in ends.items() if abs(value - beside.get(name, math.inf)) <= ALIKE}
+    kept = {name: dict(zip(ENDS, pair)) for name, pair in same.items()}
     return {INTERVALS: kept} if kept else {}
 
 
@@ -195,16 +192,8 @@ def checked_intervals(content: object, values: Mapping[str, float], ranges: Rang
         pair = sent.get(name)
         ends: list[Any] = [pair.get(end) for end in ENDS] if isinstance(pair, Mapping) else []
         found = [float(end) for end in ends if is_number(end)]
-        if len(found) == len(ENDS) and _in_order((ranges or {})[name], found, values[name]):
+        (least, most), value = (ranges or {})[name], values[name]
+        whole = len(found) == len(ENDS) and least <= found[0] <= value + ALIKE  # in order, but for rounding
+        if whole and value - ALIKE <= found[1] <= most:
             kept[name] = dict(zip(ENDS, found, strict=True))
     return {INTERVALS: kept} if kept else {}
-
-
-def _in_order(bounds: tuple[float, float], ends: Sequence[float], value: float) -> bool:
-    """Whether ``ends`` lie within ``bounds`` and hold ``value``, but for rounding."""
-    (least, most), (low, high) = bounds, ends
-    return least <= low <= value + ALIKE and value - ALIKE <= high <= most
-
-
-def _alike(value: float, shown: float | None) -> bool:
-    return shown is not None and abs(value - shown) <= ALIKE

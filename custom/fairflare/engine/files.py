@@ -104,10 +104,8 @@ def checked_model(content: Any, name: str) -> dict[str, torch.Tensor]:
     """``content`` as a state dict; raises UserError that names the file ``name`` when it is none."""
     import torch
 
-    whole = isinstance(content, Mapping) and all(
-        isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in content.items()
-    )
-    if not whole or not content:
+    found = content.items() if isinstance(content, Mapping) else ()
+    if not found or not all(isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in found):
         raise UserError(f"{name}: expected a model, which is tensors by name")
     return dict(content)
 

@@ -115,7 +115,11 @@ class Gate:
 
         accepted, refused, repeated = first_good(answers, accept, round)
         scales, history = norms.scales_of(model, self.trainable, form.sizes), history or {}
-        beside = {site: self._tensor_sizes(reply) for site, reply in accepted.items()}
+        compared = {name.partition("/")[0] for name, slot in self.tensors.items() if slot.compared}
+        sent = {
+            site: {name: one for name, one in r.tensors.items() if name in compared} for site, r in accepted.items()
+        }
+        beside = {site: {name: norms.size_of(one) for name, one in own.items()} for site, own in sent.items()}
         outliers = norms.tensors_too_large(beside, self.max_norm_ratio, norms.largest_medians(history))
         known = {site: sizes[site] for site in accepted}
         outliers |= norms.too_large(known, scales, self.max_norm_ratio, history)
@@ -155,9 +159,8 @@ class Gate:
     def _accept(self, answer: Answer, form: Form, declared: int | None) -> tuple[Reply, norms.Norms]:
         """The reply, and kind -> size of its update."""
         wanted = (*self.wanted, *(number.name for number in self.scalars if number.required))
-        values = self._checked(
-            answer, "train", Against(form, declared, self.scalars, wanted, self.metrics, self.tensors)
-        )
+        against = Against(form, declared, self.scalars, wanted, self.metrics, self.tensors)
+        values = self._checked(answer, "train", against)
         check_counts(values["scalars"], self.scalars, values["n_examples"])
         measured: Measured = values["update"]
         sizes = measured.sizes
@@ -186,11 +189,6 @@ class Gate:
         zeros = {key: torch.zeros_like(value) for key, value in entries.items() if key in self.personal}
         dtypes = {key: value.dtype for key, value in entries.items()}
         return [dataclasses.replace(r, update=gathered(zeros | held(r.update), dtypes)) for r in replies]
-
-    def _tensor_sizes(self, reply: Reply) -> dict[str, float]:
-        """Name -> size of the declared tensors that are compared."""
-        compared = {name.partition("/")[0] for name, slot in self.tensors.items() if slot.compared}
-        return {name: norms.size_of(entries) for name, entries in reply.tensors.items() if name in compared}
 
 
 def reply_of(site: str, values: Mapping[str, Any], trainable: frozenset[str] = frozenset()) -> Reply:

@@ -81,22 +81,27 @@ def read_history(entries: Sequence[Entry]) -> RunHistory:
         raise UserError(f"{AUDIT}: is empty")
     if entries[0].get("event") == "start" and "log_format" not in entries[0]:
         raise UserError(OLD)
-    run_history: RunHistory | None = None
+    run: RunHistory | None = None
     for number, entry in enumerate(entries, 1):
         event = entry.get("event")
-        if not isinstance(event, str) or event not in SHAPES or (event == "start") != (run_history is None):
+        if not isinstance(event, str) or event not in SHAPES or (event == "start") != (run is None):
             raise UserError(f"{AUDIT}: line {number}: {str(event)[:40]!r} cannot stand here")
         if wrong := misfit(entry, SHAPES[event]):
             raise UserError(f"{AUDIT}: line {number}: {event} without a proper {wrong!r}")
-        if run_history is None:
-            run_history = _started(entry)
+        if run is None:
+            if entry["log_format"] not in READABLE:
+                raise UserError(f"{AUDIT}: expected format {FORMAT}, got {str(entry['log_format'])[:20]}")
+            run = RunHistory(start=entry, standing=_standing(0, entry), last=entry)
         elif event == REPORT:
-            run_history.reports.append(_checked_report(run_history, entry, number))
+            known = [s.model for s in (run.standing, run.before) if s is not None]
+            if entry["of"] != run.last["hash"] or entry["model_sha256"] not in known:
+                raise UserError(f"{AUDIT}: line {number}: records a report of something else")
+            run.reports.append(entry)
         elif event != COUNTERSIGNED:
-            _STEPS[event](run_history, entry, number)
-            run_history.last = entry
-    assert run_history is not None  # the first line of a log is its start
-    return run_history
+            _STEPS[event](run, entry, number)
+            run.last = entry
+    assert run is not None  # the first line of a log is its start
+    return run
 
 
 def last_counted(entries: Sequence[Entry], until: int) -> dict[str, int]:
@@ -113,102 +118,88 @@ def last_counted(entries: Sequence[Entry], until: int) -> dict[str, int]:
     return {site: number for number in sorted(rounds) if number <= until for site in rounds[number]["accepted"]}
 
 
-def _started(entry: Entry) -> RunHistory:
-    if entry["log_format"] not in READABLE:
-        raise UserError(f"{AUDIT}: expected format {FORMAT}, got {str(entry['log_format'])[:20]}")
-    return RunHistory(start=entry, standing=_standing(0, entry), last=entry)
-
-
-def _round(run_history: RunHistory, entry: Entry, number: int) -> None:
-    expected = run_history.standing.round + 1
-    if (
-        run_history.finish
-        or run_history.evaluated
-        or entry["round"] != expected
-        or expected > run_history.start["rounds"]
-    ):
+def _round(run: RunHistory, entry: Entry, number: int) -> None:
+    expected = run.standing.round + 1
+    if run.finish or run.evaluated or entry["round"] != expected or expected > run.start["rounds"]:
         raise UserError(f"{AUDIT}: line {number}: round {str(entry['round'])[:20]} cannot follow here")
-    _keep_declared(run_history, entry, number)
-    run_history.before, run_history.standing = run_history.standing, _standing(expected, entry)
-    run_history.models[expected] = entry["model_sha256"]
+    _keep_declared(run, entry, number)
+    run.before, run.standing = run.standing, _standing(expected, entry)
+    run.models[expected] = entry["model_sha256"]
     if not isinstance(entry.get("test_sets", {}), dict) or entry.get("unscored", True) is not True:
         raise UserError(f"{AUDIT}: line {number}: round without proper scores")
     if "unscored" in entry:
-        run_history.left[expected] = entry["model_sha256"]
-        run_history.unscored.add(expected)
+        run.left[expected] = entry["model_sha256"]
+        run.unscored.add(expected)
 
 
-def _scores(run_history: RunHistory, entry: Entry, number: int) -> None:
+def _scores(run: RunHistory, entry: Entry, number: int) -> None:
     scored = entry["round"]
-    owed = scored in run_history.unscored and scored <= run_history.standing.round
-    if run_history.finish or not owed or entry["model_sha256"] != run_history.left[scored]:
+    owed = scored in run.unscored and scored <= run.standing.round
+    if run.finish or not owed or entry["model_sha256"] != run.left[scored]:
         raise UserError(f"{AUDIT}: line {number}: no scores of round {str(scored)[:20]} can stand here")
-    run_history.unscored.remove(scored)
-    if scored == run_history.standing.round:
-        run_history.before = None  # its checkpoint is written before its model is scored
+    run.unscored.remove(scored)
+    if scored == run.standing.round:
+        run.before = None  # its checkpoint is written before its model is scored
 
 
-def _round_failed(run_history: RunHistory, entry: Entry, number: int) -> None:
-    if run_history.finish or entry["round"] != run_history.standing.round + 1:
+def _round_failed(run: RunHistory, entry: Entry, number: int) -> None:
+    if run.finish or entry["round"] != run.standing.round + 1:
         raise UserError(f"{AUDIT}: line {number}: round {str(entry['round'])[:20]} cannot fail here")
-    _same_model(run_history, entry, number)
+    _same_model(run, entry, number)
 
 
-def _evaluation(run_history: RunHistory, entry: Entry, number: int) -> None:
-    if run_history.finish or run_history.evaluated or run_history.standing.round != run_history.start["rounds"]:
+def _evaluation(run: RunHistory, entry: Entry, number: int) -> None:
+    if run.finish or run.evaluated or run.standing.round != run.start["rounds"]:
         raise UserError(f"{AUDIT}: line {number}: no evaluation can stand here")
-    _same_model(run_history, entry, number)
-    run_history.evaluated = True
+    _same_model(run, entry, number)
+    run.evaluated = True
 
 
-def _best(run_history: RunHistory, entry: Entry, number: int) -> None:
+def _best(run: RunHistory, entry: Entry, number: int) -> None:
     """Once, between the evaluation and the end; the model is one that a round left."""
-    early = not run_history.evaluated or run_history.finish or run_history.chosen
-    known = run_history.models.get(entry["round"]) == entry["model_sha256"]
-    if early or run_history.last["event"] != "evaluation" or not known:
+    early = not run.evaluated or run.finish or run.chosen
+    known = run.models.get(entry["round"]) == entry["model_sha256"]
+    if early or run.last["event"] != "evaluation" or not known:
         raise UserError(f"{AUDIT}: line {number}: no choice of a model can stand here")
-    run_history.chosen = entry
+    run.chosen = entry
 
 
-def _after(run_history: RunHistory, entry: Entry, number: int) -> None:
+def _after(run: RunHistory, entry: Entry, number: int) -> None:
     """After the evaluation, and behind the end of a run too: it changes neither model nor state."""
-    if not run_history.evaluated or (run_history.finish and not run_history.completed):
+    if not run.evaluated or (run.finish and not run.completed):
         raise UserError(f"{AUDIT}: line {number}: no step after the last round can stand here")
-    _same_model(run_history, entry, number)
+    _same_model(run, entry, number)
 
 
-def _finish(run_history: RunHistory, entry: Entry, number: int) -> None:
-    if run_history.finish or (entry["status"] == COMPLETED and (run_history.unscored or not run_history.evaluated)):
-        raise UserError(
-            f"{AUDIT}: line {number}: the run cannot end here, its rounds, their scores or its evaluation are missing"
-        )
-    before = run_history.before
+def _finish(run: RunHistory, entry: Entry, number: int) -> None:
+    if run.finish or (entry["status"] == COMPLETED and (run.unscored or not run.evaluated)):
+        what = "its rounds, their scores or its evaluation are missing"
+        raise UserError(f"{AUDIT}: line {number}: the run cannot end here, {what}")
+    before = run.before
     if before is not None and entry["model_sha256"] == before.model:
         # The last round's checkpoint could not be written, as on a full disk: the run ended with the round before.
-        if run_history.standing.model != before.model:
-            _back_to(run_history, before)
+        if run.standing.model != before.model:
+            _back_to(run, before)
     else:
-        _same_model(run_history, entry, number)
-    run_history.finish = entry
+        _same_model(run, entry, number)
+    run.finish = entry
 
 
-def _resume(run_history: RunHistory, entry: Entry, number: int) -> None:
-    allowed = [
-        s for s in (run_history.standing, run_history.before) if s is not None and s.round == entry["from_round"]
-    ]
+def _resume(run: RunHistory, entry: Entry, number: int) -> None:
+    allowed = [s for s in (run.standing, run.before) if s is not None and s.round == entry["from_round"]]
     if not allowed:
         raise UserError(f"{AUDIT}: line {number}: cannot be resumed after round {str(entry['from_round'])[:20]}")
     if (allowed[0].model, allowed[0].state) != (entry["model_sha256"], entry["state_sha256"]):
         raise UserError(f"{AUDIT}: line {number}: resumed from another model or state than the round before left")
-    _back_to(run_history, allowed[0])
-    _keep_declared(run_history, entry, number)
-    run_history.finish, run_history.evaluated, run_history.chosen = {}, False, {}
+    _back_to(run, allowed[0])
+    _keep_declared(run, entry, number)
+    run.finish, run.evaluated, run.chosen = {}, False, {}
 
 
-def _back_to(run_history: RunHistory, standing: Standing) -> None:
+def _back_to(run: RunHistory, standing: Standing) -> None:
     """The run stands there: a round behind it, if there is one, is repeated and then leaves a model of its own."""
-    run_history.standing, run_history.before = standing, None
-    run_history.unscored = {number for number in run_history.unscored if number <= standing.round}
+    run.standing, run.before = standing, None
+    run.unscored = {number for number in run.unscored if number <= standing.round}
 
 
 _STEPS = {
@@ -225,37 +216,27 @@ _STEPS = {
 }
 
 
-def _checked_report(run_history: RunHistory, entry: Entry, number: int) -> Entry:
-    known = [s.model for s in (run_history.standing, run_history.before) if s is not None]
-    if entry["of"] != run_history.last["hash"] or entry["model_sha256"] not in known:
-        raise UserError(f"{AUDIT}: line {number}: records a report of something else")
-    return entry
-
-
 def _standing(round: int, entry: Entry) -> Standing:
     return Standing(round, entry["model_sha256"], entry["state_sha256"], entry["declared"], entry["hash"])
 
 
-def _same_model(run_history: RunHistory, entry: Entry, number: int) -> None:
-    if entry["model_sha256"] != run_history.standing.model:
+def _same_model(run: RunHistory, entry: Entry, number: int) -> None:
+    if entry["model_sha256"] != run.standing.model:
         raise UserError(f"{AUDIT}: line {number}: names another model than the round before left")
-    run_history.before = None
+    run.before = None
 
 
-def _keep_declared(run_history: RunHistory, entry: Entry, number: int) -> None:
+def _keep_declared(run: RunHistory, entry: Entry, number: int) -> None:
     """The first word counts: a site's number of examples never changes."""
-    now, before = entry["declared"], run_history.standing.declared
+    now, before = entry["declared"], run.standing.declared
     if not alike({site: now.get(site) for site in before}, before):
         raise UserError(f"{AUDIT}: line {number}: another number of examples than a site declared before")
 
 
 def left_behind(checkpoint: Checkpoint) -> dict[str, Any]:
     """What the log's line of a round says of the checkpoint that is written after it."""
-    return {
-        "model_sha256": model_hash(checkpoint.model),
-        "state_sha256": memory_hash(checkpoint),
-        "declared": dict(checkpoint.declared),
-    }
+    hashes = {"model_sha256": model_hash(checkpoint.model), "state_sha256": memory_hash(checkpoint)}
+    return {**hashes, "declared": dict(checkpoint.declared)}
 
 
 def memory_hash(checkpoint: Checkpoint) -> str:
@@ -268,7 +249,7 @@ def memory_hash(checkpoint: Checkpoint) -> str:
     return state_hash({"rule": checkpoint.state, "history": checkpoint.history, **kept})
 
 
-def read_standing(folder: Path, run_history: RunHistory) -> Checkpoint | None:
+def read_standing(folder: Path, run: RunHistory) -> Checkpoint | None:
     """The folder's checkpoint, which is the one that the log ends with; None before the first.
 
     A kill between a round's line and its checkpoint leaves the checkpoint of the round before; that round is repeated.
@@ -277,17 +258,15 @@ def read_standing(folder: Path, run_history: RunHistory) -> Checkpoint | None:
         UserError: the checkpoint is missing, unreadable or another one.
     """
     refuse_earlier(folder / CHECKPOINT)
-    allowed = [standing for standing in (run_history.standing, run_history.before) if standing is not None]
+    allowed = [standing for standing in (run.standing, run.before) if standing is not None]
     if not is_there(folder / CHECKPOINT):
         if any(standing.round == 0 for standing in allowed):
             return None
-        raise UserError(f"{CHECKPOINT}: is missing; {AUDIT} holds {run_history.standing.round} finished rounds")
+        raise UserError(f"{CHECKPOINT}: is missing; {AUDIT} holds {run.standing.round} finished rounds")
     found = load_checkpoint(folder / CHECKPOINT)
     logged = next((standing for standing in allowed if standing.round == found.round), None)
     if logged is None:
-        raise UserError(
-            f"{CHECKPOINT}: is of round {found.round}, the last one of {AUDIT} is {run_history.standing.round}"
-        )
+        raise UserError(f"{CHECKPOINT}: is of round {found.round}, the last one of {AUDIT} is {run.standing.round}")
     for what, same in (
         ("the model", logged.model == model_hash(found.model)),
         ("the rule's or the gate's state", logged.state == memory_hash(found)),
@@ -299,7 +278,7 @@ def read_standing(folder: Path, run_history: RunHistory) -> Checkpoint | None:
     return found
 
 
-def read_final(folder: Path, run_history: RunHistory) -> dict[str, Any] | None:
+def read_final(folder: Path, run: RunHistory) -> dict[str, Any] | None:
     """The folder's ``model.safetensors``, which is the one that the log's end names; None when there is none.
 
     Raises:
@@ -308,9 +287,9 @@ def read_final(folder: Path, run_history: RunHistory) -> dict[str, Any] | None:
     refuse_earlier(folder / MODEL)
     if not is_there(folder / MODEL):
         return None
-    if not run_history.finish:
+    if not run.finish:
         raise UserError(f"{AUDIT}: the last entry is missing: {MODEL} is there, and the log does not say so")
     model = read_model(folder / MODEL)
-    if model_hash(model) != run_history.finish["model_sha256"]:
+    if model_hash(model) != run.finish["model_sha256"]:
         raise UserError(f"{MODEL}: is not the model that {AUDIT} ends with")
     return model

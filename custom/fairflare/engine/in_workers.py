@@ -18,6 +18,7 @@ import torch
 from fairflare.core.channel import Channel, Packed, pack
 from fairflare.core.errors import RunFailed
 from fairflare.core.findings import Finding
+from fairflare.core.order import some
 from fairflare.core.types import StateDict
 from fairflare.core.workers import StartMethod, Worker, portable, raise_here, ready, stop
 from fairflare.engine.messages import Answer, Instruction
@@ -25,8 +26,6 @@ from fairflare.engine.site import Site
 
 AHEAD = 2
 """Instructions that a worker has at once: it need not wait while the server looks at its last answer."""
-SHOWN = 5
-"""Names of sites in an error."""
 
 Announce = Callable[[str], None]
 Tell = Callable[[str, Finding], None]
@@ -166,15 +165,8 @@ class _SiteWorker:
         try:
             return self.process.channel.receive()
         except EOFError:
-            how = self.process.how_it_ended()
-            raise RunFailed(
-                f"the worker process of {named(self.names)} ended early ({how}); the run can be resumed"
-            ) from None
-
-
-def named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+            whose, how = some(self.names), self.process.how_it_ended()
+            raise RunFailed(f"the worker process of {whose} ended early ({how}); the run can be resumed") from None
 
 
 def serve(channel: Channel, names: Sequence[str], build: Builder, threads: int) -> None:

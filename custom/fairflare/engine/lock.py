@@ -28,6 +28,8 @@ LOCK = ".fairflare.lock"
 """The lock of the command that works in a folder. A file of this name that nobody holds says nothing."""
 SERVER_LOCK = ".server.lock"
 """The lock of the server's process in a federation's folder, which in the simulator is the command's as well."""
+OPENED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""Not through a link, which could stand for a file that is not ours; not waiting for the other end of a pipe."""
 POLL = 0.2
 ENDING = 3.0
 """Seconds that a killed command's worker processes, which inherit its locks, may take to end."""
@@ -48,7 +50,8 @@ def locked(folder: Path, name: str = LOCK, *, wait: float = 0.0) -> Iterator[Non
     path, begun = folder / name, time.monotonic()
     while (file := _try(path)) is None:
         if time.monotonic() - begun > (max(wait, ENDING) if _holder_is_gone(path) else wait):
-            raise Busy(f"{folder}: another command is at work there{_holder(path)}; wait until it has ended")
+            who = "" if (number := _holder_number(path)) is None else f" (process {number})"
+            raise Busy(f"{folder}: another command is at work there{who}; wait until it has ended")
         time.sleep(POLL)
     try:
         yield
@@ -67,8 +70,7 @@ def at_work(folder: Path, names: Sequence[str] = (LOCK, SERVER_LOCK)) -> str:
     for name in names:
         path = folder / name
         try:
-            flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-            descriptor = os.open(path, os.O_RDONLY | flags)
+            descriptor = os.open(path, os.O_RDONLY | OPENED)
         except (OSError, ValueError):
             continue
         try:
@@ -86,10 +88,7 @@ def _try(path: Path) -> BinaryIO | None:
     """The locked file, or None while somebody else has it."""
     while True:
         try:
-            # Not through a link, which could stand for a file that is not ours; not inherited by child processes;
-            # not waiting for the other end of a pipe.
-            flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | OPENED, 0o644)  # which child processes do not inherit
         except OSError as error:
             raise UserError(f"{path.parent}: cannot be locked ({error.strerror})") from None
         try:
@@ -146,11 +145,6 @@ def _same(path: Path, descriptor: int) -> bool:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-
-
-def _holder(path: Path) -> str:
-    number = _holder_number(path)
-    return f" (process {number})" if number is not None else ""
 
 
 def _holder_is_gone(path: Path) -> bool:

@@ -250,19 +250,24 @@ class Federation:
     def _round(self, standing: Checkpoint, round: Round) -> Checkpoint:
         started = time.monotonic()
         selected = self._select(round)
-        selection = self._selection(selected)
+        present, _ = self._participation.of(self._training_sites())
+        selection = {} if set(present) <= set(selected) else {"selected": list(selected)}
         answers, missing, standing = self._train(standing, round, selected)
-        combined = self.aggregation.combine(self._trained(standing, round, answers, missing))
+        info, quorum = partial(self._info, standing, round), partial(self._require_quorum, round)
+        missed = partial(self._participation.missed, round.number)
+        of = (self.rule, self.gate, self._traffic, standing, round)
+        combined = self.aggregation.combine(Trained(*of, answers, missing, info, quorum, missed))
         verdict, exchanged = combined.verdict, combined.exchanged
         outcome, trainer = self._for_trainer(standing, round, verdict, combined.outcome)
-        outcome, server = self._step(standing, outcome)
-        outcome = usable(outcome, standing.model, round)
+        step = self.server_optimizer.step
+        model, server = step(standing.model, outcome.model, standing.server, self.gate.trainable)
+        outcome = usable(dataclasses.replace(outcome, model=model), standing.model, round)
+        del model  # the usable one takes its place in memory
         declared = {r.site: r.n_examples for r in verdict.replies} | dict(standing.declared)
         history = remembered(standing.history, verdict.norms, verdict.tensors)
         models = {**standing.models, **outcome.models}
-        after = Checkpoint(
-            round.number, outcome.model, outcome.state, declared, history, server=server, models=models, trainer=trainer
-        )
+        kept: dict[str, Any] = {"server": server, "models": models, "trainer": trainer}
+        after = Checkpoint(round.number, outcome.model, outcome.state, declared, history, **kept)
         left = left_behind(after)
         seconds = {"exchange": exchanged - started, "aggregate": time.monotonic() - exchanged}
         entry = round_entry(round, verdict, outcome, combined.answers) | selection
@@ -274,7 +279,9 @@ class Federation:
         self._best.challenge(standing.round, standing.model, self._sha256, line)
         after = dataclasses.replace(after, entry=line["hash"])
         if standing.round and set(after.declared) - self._known:
-            self._keep_before(standing.round)
+            # A site has joined since the checkpoint that is there, and it may leave again.
+            (self.folder / JOINED).mkdir(exist_ok=True)
+            shutil.copyfile(self.folder / CHECKPOINT, self.folder / JOINED / f"{standing.round}{SUFFIX}")
         self._known = set(after.declared)
         save_checkpoint(self.folder / CHECKPOINT, after)
         self._best.settle()
@@ -283,20 +290,10 @@ class Federation:
         self._log_scores(self._backlog.ready())
         return after
 
-    def _keep_before(self, round: int) -> None:
-        """Keep the checkpoint that is there: a site has joined since, and it may leave again."""
-        (self.folder / JOINED).mkdir(exist_ok=True)
-        shutil.copyfile(self.folder / CHECKPOINT, self.folder / JOINED / f"{round}{SUFFIX}")
-
     def _log_scores(self, found: Iterable[Scored]) -> None:
         for scored in found:
             self._log("scores", **vars(scored))
             self._backlog.logged(scored)
-
-    def _trained(self, standing: Checkpoint, round: Round, answers: list[Answer], missing: list[Rejection]) -> Trained:
-        info, quorum = partial(self._info, standing, round), partial(self._require_quorum, round)
-        missed = partial(self._participation.missed, round.number)
-        return Trained(self.rule, self.gate, self._traffic, standing, round, answers, missing, info, quorum, missed)
 
     def _for_trainer(
         self, standing: Checkpoint, round: Round, verdict: Verdict, outcome: Outcome
@@ -307,11 +304,6 @@ class Federation:
         info = self._info(standing, round, verdict.replies)
         state = self.trainer.collect(standing.model, verdict.replies, standing.trainer, info)
         model = self.trainer.correct(standing.model, outcome.model, state, info)
-        return dataclasses.replace(outcome, model=model), state
-
-    def _step(self, standing: Checkpoint, outcome: Outcome) -> tuple[Outcome, Mapping[str, Any]]:
-        step = self.server_optimizer.step
-        model, state = step(standing.model, outcome.model, standing.server, self.gate.trainable)
         return dataclasses.replace(outcome, model=model), state
 
     def _info(self, standing: Checkpoint, round: Round, replies: Sequence[Reply] = ()) -> Info:
@@ -325,11 +317,6 @@ class Federation:
         sites = present + away if everyone else present
         return self.selector.select(sites, round, self.seed, self.min_sites) if sites else ()
 
-    def _selection(self, selected: Sequence[str]) -> dict[str, Any]:
-        """What the log says of who took part: nothing where it was every site that is there."""
-        present, _ = self._participation.of(self._training_sites())
-        return {} if set(present) <= set(selected) else {"selected": list(selected)}
-
     def _train(
         self, standing: Checkpoint, round: Round, selected: Sequence[str]
     ) -> tuple[list[Answer], list[Rejection], Checkpoint]:
@@ -337,11 +324,9 @@ class Federation:
         _, away = self._participation.of(self._training_sites())
         wanted = self._select(round, everyone=True)
         info = self._info(standing, round)
-        instructions = {
-            site: Instruction("train", round, model, **self._sent_to(site, standing, info))
-            for site in selected
-            for model in [standing.models.get(site, standing.model)]
-        }
+        models = {site: standing.models.get(site, standing.model) for site in selected}
+        sent = {site: self._sent_to(site, standing, info) for site in selected}
+        instructions = {site: Instruction("train", round, model, **sent[site]) for site, model in models.items()}
         invited = {site: Instruction("preflight", round, {}) for site in away}
         with self._backlog.while_sites(Beside.ROUNDS):
             answered = list(self._traffic.exchange(instructions | invited))
@@ -354,11 +339,9 @@ class Federation:
         return answers, [r for r in missing if r.code != "absent" or r.site in wanted], standing
 
     def _sent_to(self, site: str, standing: Checkpoint, info: Info) -> dict[str, Any]:
-        orders = self.rule.orders(standing.state, site, info), self.trainer.orders(standing.trainer, site, info)
-        tensors = (
-            self.rule.tensors_for(standing.state, site, info),
-            self.trainer.tensors_for(standing.trainer, site, info),
-        )
+        rule, trainer, state, own = self.rule, self.trainer, standing.state, standing.trainer
+        orders = rule.orders(state, site, info), trainer.orders(own, site, info)
+        tensors = rule.tensors_for(state, site, info), trainer.tensors_for(own, site, info)
         counted = self._counted.get(site, 0)
         best = {"best": self._best.found.round} if self.gate.personal_results and self._best.found else {}
         return {"orders": _joined(*orders), "tensors": flat(_joined(*tensors)), "counted": counted, **best}
@@ -423,9 +406,8 @@ class Federation:
             return
         present, away = self._participation.of(self.transport.sites())
         models = self.rule.in_use(chosen, standing.models, present)
-        last = self._end
         with self._backlog.while_sites(Beside.EVALUATION):
-            found, rejections = self.after.run(self._traffic, self.aggregation, models, last, standing.declared)
+            found, rejections = self.after.run(self._traffic, self.aggregation, models, self._end, standing.declared)
         rejected = by_site(rejections + self._participation.absent(away))
         self._log("after", **found, rejected=rejected, model_sha256=self._sha256)
 
@@ -460,9 +442,8 @@ class Federation:
         with self._backlog.while_sites(Beside.EVALUATION):
             answers = list(self._traffic.exchange(asked)) if asked else []
         gate = self.gate
-        sites, rejections = inspect_evaluation(
-            answers, last.number, self.groups, gate.metrics, gate.personal_results, gate.view
-        )
+        known = (self.groups, gate.metrics, gate.personal_results, gate.view)
+        sites, rejections = inspect_evaluation(answers, last.number, *known)
         return sites, rejections + silent(asked, answers)
 
     def _log(self, event: str, **content: Any) -> dict[str, Any]:

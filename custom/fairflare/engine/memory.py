@@ -25,12 +25,12 @@ from fairflare.privacy.egress import all_finite
 PERSONAL_ENDING = ".personal"
 BEST_ENDING = f".best{PERSONAL_ENDING}"
 """What the name of a personal model's file has before its suffix; no site's name ends so."""
-ASKED_ENDING, INPUTS_ENDING = ".asked.json", ".inputs.json"
+AFTER_ENDING, ASKED_ENDING, INPUTS_ENDING = ".after.json", ".asked.json", ".inputs.json"
 ALONE_ENDING, WORK_ENDING = f".solo{SUFFIX}", f".solo-work{SUFFIX}"
 """What the names of the files have of a model that a site has trained, or is training, alone."""
 SPENT_ENDING = ".privacy.json"
 """What the name of a site's file of spent privacy budgets ends in; no run's end takes it away."""
-ENDINGS = (ASKED_ENDING, INPUTS_ENDING, ALONE_ENDING, WORK_ENDING)
+ENDINGS = (AFTER_ENDING, ASKED_ENDING, INPUTS_ENDING, ALONE_ENDING, WORK_ENDING)
 WAIT = 30.0
 """Seconds that a job which continues a federation gives the process of the job before to end."""
 
@@ -48,18 +48,10 @@ def claimed(path: Path) -> Iterator[None]:
             stack.enter_context(locked(path.parent, f"{path.name}.lock", wait=WAIT))
         except Busy:
             raise DataError("memory", f"{path.stem}: another job of this federation is at work at this site") from None
-        models = {personal_file(path).name, personal_file(path, best=True).name, after_file(path).name}
+        models = {personal_file(path).name, personal_file(path, best=True).name}
         own = {path.name, *models, *(path.stem + ending for ending in ENDINGS)}
         clear_half_written(path.parent, own.__contains__)
         yield
-
-
-AFTER_ENDING = ".after.json"
-
-
-def after_file(memory: Path) -> Path:
-    """Where a site keeps what it has fitted, beside its memory: "site-1.after.json" beside "site-1.safetensors"."""
-    return memory.with_name(memory.stem + AFTER_ENDING)
 
 
 def personal_file(path: Path, *, best: bool = False) -> Path:
@@ -75,8 +67,10 @@ def _beside(ending: str, path: Path) -> Path:
     return path.with_name(path.stem + ending)
 
 
+after_file = partial(_beside, AFTER_ENDING)
+"""Where a site keeps what it has fitted, beside its memory: "site-1.after.json" beside "site-1.safetensors"."""
 inputs_file = partial(_beside, INPUTS_ENDING)
-"""Where a site keeps what it needs to prepare new inputs, beside its memory: "site-1.inputs.json"."""
+"""Where it keeps what it needs to prepare new inputs."""
 asked_file = partial(_beside, ASKED_ENDING)
 """Where it keeps what it was asked for after the last round."""
 alone_file = partial(_beside, ALONE_ENDING)
@@ -138,7 +132,11 @@ class SiteMemory:
             return
         refuse_earlier(path)
         if path.is_file():
-            self._rounds = _read(path)
+            content = read_tensors(path)
+            rounds = content.items() if isinstance(content, dict) else [("", None)]
+            if any(type(number) is not int or type(values) is not dict for number, values in rounds):
+                raise UserError(f"{path.name}: expected a site's memory, which is mappings by round")
+            self._rounds = content
 
     def before(self, round: int) -> dict[str, Any]:
         """A copy of what was kept by the latest round before ``round``; empty when there is none."""
@@ -183,9 +181,9 @@ class SiteMemory:
         Args:
             best: the round whose model is the best so far: what the site had after it is kept too. None: none is.
         """
-        earlier = [r for r in self._rounds if r < round]
+        earlier = sorted(r for r in self._rounds if r < round)
         upto = [r for r in earlier if r <= (best or 0)]
-        self._rounds = {r: self._rounds[r] for r in sorted({*_latest(earlier), *_latest(upto)})}
+        self._rounds = {r: self._rounds[r] for r in sorted({*earlier[-1:], *upto[-1:]})}
         self._rounds[round] = _copied(values)
         if any(self._rounds.values()):
             self._save()
@@ -194,17 +192,6 @@ class SiteMemory:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             save_tensors(self._path, self._rounds)
-
-
-def _latest(rounds: Sequence[int]) -> list[int]:
-    return [max(rounds)] if rounds else []
-
-
-def _read(path: Path) -> dict[int, dict[str, Any]]:
-    content = read_tensors(path)
-    if not isinstance(content, dict) or not all(type(k) is int and isinstance(v, dict) for k, v in content.items()):
-        raise UserError(f"{path.name}: expected a site's memory, which is mappings by round")
-    return content
 
 
 def is_finite(value: Any) -> bool:

@@ -74,16 +74,11 @@ class Unscored(ModelFiles):
 
     def check(self, run_history: RunHistory, round: int) -> None:
         """Raise UserError unless all that is owed scores up to ``round`` is there, and nothing that the log lacks."""
-        owed = {number for number in run_history.unscored if number <= round}
-        for number in sorted(self._rounds(run_history) | owed):
-            self.read(number, run_history.left[number])
-
-    def _rounds(self, run_history: RunHistory) -> set[int]:
-        """The rounds of which files are there; the log names all of them."""
-        found = set()
+        found = {number for number in run_history.unscored if number <= round}
         for path in self.all():
             number = number_of(path.name)
             if number is None or number not in run_history.left or run_history.completed:
                 raise UserError(f"{UNSCORED}/{path.name[:80]}: {AUDIT} says nothing of such a file")
             found.add(number)
-        return found
+        for number in sorted(found):
+            self.read(number, run_history.left[number])

@@ -99,10 +99,9 @@ def scales_of(model: StateDict, trainable: frozenset[str], sizes: Norms | None =
     for key, value in entries.items():
         counts[kind_of(key, trainable)] = counts.get(kind_of(key, trainable), 0) + value.numel()
     if MEANS in scales:
-        spread = [
-            float(v.double().clamp(min=0).sum()) for k, v in entries.items() if kind_of(k, trainable) == VARIANCES
-        ]
-        scales[MEANS] = math.hypot(scales[MEANS], math.sqrt(sum(spread)))
+        variances = [v for k, v in entries.items() if kind_of(k, trainable) == VARIANCES]
+        spread = sum(float(v.double().clamp(min=0).sum()) for v in variances)
+        scales[MEANS] = math.hypot(scales[MEANS], math.sqrt(spread))
     usual = {kind: USUAL * math.sqrt(n) for kind, n in counts.items()}
     if VARIANCES in usual:
         usual[VARIANCES] = math.sqrt(USUAL * usual[VARIANCES])

@@ -183,7 +183,10 @@ class Site:
             raise RuntimeError(f"site {self.name}: its data have errors; see preflight")
         self.execution.place(self.network)
         if instruction.task == "train" and self.execution.is_undecided:
-            self._compare_layouts()
+            batch, objective = self._trial()
+            self.execution.compare_layouts(
+                self.network, batch.inputs, lambda outputs, rows: objective(outputs, batch.targets[rows])
+            )
             seed_everything(seed)
         return work[instruction.task](instruction)
 
@@ -205,13 +208,10 @@ class Site:
             for finding in memory_findings(self.execution, self.network, *self._trial()):
                 found.append(finding)
                 self.tell(finding)
-        return Answer(
-            site=self.name,
-            round=instruction.round.number,
-            n_examples=_count(self.data) if self.data is not None else None,
-            metrics={"findings": packed(found, self.min_count), "versions": all_versions()},
-            sealed=self.aggregation.statement(),
-        )
+        n = _count(self.data) if self.data is not None else None
+        metrics = {"findings": packed(found, self.min_count), "versions": all_versions()}
+        sealed = self.aggregation.statement()
+        return Answer(self.name, instruction.round.number, n_examples=n, metrics=metrics, sealed=sealed)
 
     @property
     def _examples(self) -> SiteData:
@@ -221,12 +221,6 @@ class Site:
         if self._prepared is None or self._prepared[0] is not self.data:
             self._prepared = self.data, self.trainer.site_data(self.data)
         return self._prepared[1]
-
-    def _compare_layouts(self) -> None:
-        batch, objective = self._trial()
-        self.execution.compare_layouts(
-            self.network, batch.inputs, lambda outputs, rows: objective(outputs, batch.targets[rows])
-        )
 
     def _trial(self) -> tuple[Batch, Objective]:
         batch = next(iter(self._examples.training(self.training.batch_size, 0))).to(self.execution.device)
@@ -283,20 +277,12 @@ class Site:
             self.memory.save_personal(own, best=instruction.round.number < instruction.round.total)
         if self.data is not None and self._is_final(instruction.round):
             self.memory.save_inputs(self.describe(self.data))
-        return Answer(
-            site=self.name,
-            round=instruction.round.number,
-            n_examples=_count(self._examples),
-            metrics=shared | self._trivial(instruction),
-            personal=personal,
-            clinical=self._clinical(cases, instruction.model if own is None else own),
-        )
-
-    def _clinical(self, cases: Cases | None, model: StateDict) -> Mapping[str, float]:
-        """How well ``model`` is calibrated on its ``cases``, if there are any and nothing was asked of another one."""
-        if self.clinical is None or cases is None or not self.asked.is_of(model_hash(model)):
-            return {}
-        return self.clinical.of_model(cases)
+        used, clinical = instruction.model if own is None else own, dict[str, float]()
+        if self.clinical is not None and cases is not None and self.asked.is_of(model_hash(used)):
+            clinical = self.clinical.of_model(cases)
+        n, metrics = _count(self._examples), shared | self._trivial(instruction)
+        found: dict[str, Any] = {"n_examples": n, "metrics": metrics, "personal": personal, "clinical": clinical}
+        return Answer(self.name, instruction.round.number, **found)
 
     def _calibrate(self, instruction: Instruction) -> Answer:
         """Sums over calibration cases, in the clear or sealed; raises AskedAgain."""
@@ -315,14 +301,11 @@ class Site:
         self.asked.check(model, sites, total)
         self.asked.keep(model, sites, total)
         found = self.after.adjust(total, self._cases, model)
-        clinical = self._clinical_after() if self.clinical is not None else {}
+        clinical = dict[str, float]()
+        if self.clinical is not None:
+            changes = self.after.changes(self._cases("test"))
+            clinical = self.clinical.after(Cases(*self._predict("test", plain)), *changes)
         return Answer(site=self.name, round=instruction.round.number, adjusted=found, clinical=clinical)
-
-    def _clinical_after(self) -> Mapping[str, float]:
-        """The same of the loaded model once the step has changed its risks, or the threshold."""
-        assert self.after is not None and self.clinical is not None
-        changed, threshold = self.after.changes(self._cases("test"))
-        return self.clinical.after(self._condensed("test"), changed, threshold)
 
     def _solo(self, instruction: Instruction) -> Answer:
         """Train alone from the initial model as far as the time allows; raises AskedAgain."""
@@ -374,10 +357,7 @@ class Site:
 
     def _cases(self, split: SplitName) -> Cases:
         assert self.after is not None
-        return self._condensed(split, self.after.step.condense)
-
-    def _condensed(self, split: SplitName, condense: Condense = plain) -> Cases:
-        return Cases(*self._predict(split, condense))
+        return Cases(*self._predict(split, self.after.step.condense))
 
     def _trivial(self, instruction: Instruction) -> dict[str, Any]:
         """What needs no network, beside the results of the run's final model; computed once."""
@@ -468,7 +448,10 @@ class Site:
         A later round then starts from what was kept before: one bad model does not stay with the site.
         """
         own = self._personal_model(work, instruction.model)
-        self._remember(work)
+        for probe in self.probes:
+            probe.remember(work)
+        if any(probe.when == "anchored" for probe in self.probes):
+            work.memory[TRAINED] = self.network.state_dict()
         if not is_finite([work.memory, update]):
             return
         if own is not None:
@@ -483,12 +466,6 @@ class Site:
         if self.trainer.keeps_personal_model and work.personal.keys() != received.keys():
             raise RuntimeError(f"trainer {type(self.trainer).__name__}: expected a whole model in work.personal")
         return self.trainer.personal_model(received, work.memory)
-
-    def _remember(self, work: LocalWork) -> None:
-        for probe in self.probes:
-            probe.remember(work)
-        if any(probe.when == "anchored" for probe in self.probes):
-            work.memory[TRAINED] = self.network.state_dict()
 
     def _score(self, split: SplitName) -> dict[str, float]:
         return self.scoring.evaluate(*self._predict(split)[:2]) if self._examples.size(split) else {}
@@ -505,11 +482,8 @@ def _count(data: SiteData) -> int:
 
 def difference(network: nn.Module, received: StateDict, personal: frozenset[str] = frozenset()) -> StateDict:
     """D_k = w_k - w^t on the CPU for every shared floating-point entry; integer buffers and ``personal`` ones stay."""
-    return {
-        key: plainly(value).sub_(received[key].cpu())
-        for key, value in network.state_dict().items()
-        if value.is_floating_point() and key not in personal
-    }
+    found = {k: v for k, v in network.state_dict().items() if v.is_floating_point() and k not in personal}
+    return {key: plainly(value).sub_(received[key].cpu()) for key, value in found.items()}
 
 
 class _Clock:

@@ -142,9 +142,5 @@ class Participation:
             self._missed[site] = round
 
     def absent(self, away: Iterable[str]) -> list[Rejection]:
-        return [Rejection(site, "absent", self._since(site)) for site in away]
-
-    def _since(self, site: str) -> str:
-        if site in self._missed:
-            return f"no answer since round {self._missed[site]}"
-        return "was not there at the start"
+        why = {site: f"no answer since round {round}" for site, round in self._missed.items()}
+        return [Rejection(site, "absent", why.get(site, "was not there at the start")) for site in away]

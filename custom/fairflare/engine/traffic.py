@@ -130,12 +130,9 @@ def _opened() -> BinaryIO:
 
 def _plain(content: Any) -> dict[str, Tensor]:
     """The entries of a field that are plain tensors in memory; an answer may hold anything."""
-    found = content.items() if type(content) is dict else ()
-    return {key: value for key, value in found if type(value) is Tensor and _is_dense(value)}
-
-
-def _is_dense(value: Tensor) -> bool:
-    return value.layout is torch.strided and value.device.type == "cpu" and value.is_contiguous()
+    found = {k: v for k, v in content.items() if type(v) is Tensor} if type(content) is dict else {}
+    dense = {k: v for k, v in found.items() if v.layout is torch.strided and v.device.type == "cpu"}
+    return {key: value for key, value in dense.items() if value.is_contiguous()}
 
 
 def _written(answer: Answer, file: BinaryIO) -> Answer:

@@ -183,6 +183,5 @@ class PrivateTrainer(Trainer):
 def _spent(work: LocalWork) -> list[Mechanism]:
     """What this run's rounds were so far, those included that were asked for again."""
     assert work.ledger is not None
-    return [
-        Mechanism(float(noise), float(rate), int(steps)) for noise, rate, steps in work.ledger.read().get("spent", ())
-    ]
+    rows = work.ledger.read().get("spent", ())
+    return [Mechanism(float(noise), float(rate), int(steps)) for noise, rate, steps in rows]

@@ -94,7 +94,8 @@ class FedDynTrainer(PlainTrainer):
                 w += drift[key].to(w)
         anchor = {key: w.detach().clone() for key, w in trained.items()}
         past = {k: history[k].to(w) if k in history else torch.zeros_like(w) for k, w in trained.items()}
-        work.scratch.update(anchor=anchor, past=past, alpha=self._alpha(work))
+        scale = work.orders.get("alpha_scale", 1.0) if self.variant == "reference" else 1.0
+        work.scratch.update(anchor=anchor, past=past, alpha=min(self.alpha * max(scale, 0.0), 1e9))
 
     def correct_gradients(self, work: LocalWork) -> None:
         """grad F + alpha (sum of past updates) + alpha (w - w^t); the step returns F."""
@@ -111,10 +112,6 @@ class FedDynTrainer(PlainTrainer):
     def finish(self, work: LocalWork) -> None:
         past, anchor = work.scratch["past"], work.scratch["anchor"]
         work.memory[HISTORY] = {key: past[key] + (w - anchor[key]) for key, w in _trained(work).items()}
-
-    def _alpha(self, work: LocalWork) -> float:
-        scale = work.orders.get("alpha_scale", 1.0) if self.variant == "reference" else 1.0
-        return min(self.alpha * max(scale, 0.0), 1e9)
 
 
 def _trained(work: LocalWork) -> StateDict:

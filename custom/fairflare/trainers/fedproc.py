@@ -85,15 +85,11 @@ class FedProc(PlainTrainer):
         """The next prototypes; those of classes that no reply tells of stay."""
         after = dict(state.get(GLOBAL.name, {}))
         for label in sorted({label for reply in replies for label in reply.tensors.get(PROTOTYPES, {})}):
-            said = [
-                (self._weight(reply, label), reply) for reply in replies if label in reply.tensors.get(PROTOTYPES, {})
-            ]
-            total = sum(weight for weight, _ in said)
+            said = [(self._weight(r, label), r) for r in replies if label in r.tensors.get(PROTOTYPES, {})]
+            total, zero = sum(weight for weight, _ in said), torch.zeros((), dtype=torch.float64)
             if total > 0:
-                after[label] = sum(
-                    (reply.tensors[PROTOTYPES][label].double() * (weight / total) for weight, reply in said),
-                    torch.zeros((), dtype=torch.float64),
-                ).float()
+                parts = (reply.tensors[PROTOTYPES][label].double() * (weight / total) for weight, reply in said)
+                after[label] = sum(parts, zero).float()
         return {GLOBAL.name: after}
 
     def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:

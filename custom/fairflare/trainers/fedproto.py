@@ -102,8 +102,11 @@ class FedProto(PlainTrainer):
             return super().step(work, optimizer, both, batch)
 
     def finish(self, work: LocalWork) -> None:
-        """Send the class means under the trained model; where that is the site's own, its update is zero."""
-        work.send_tensors[MEANS.name] = _class_means(work)
+        """Send the means of classes that may leave the site; where the model is the site's own, its update is zero."""
+        counts = work.data.class_counts.tolist()
+        batches, free = work.data.fixed("train", work.training.batch_size), released(counts, work.min_count)
+        means = class_means(work.network, batches, counts, work.device)
+        work.send_tensors[MEANS.name] = {str(c): mean for c, mean in means.items() if free[c]}
         if self.keeps_personal_model:
             work.personal = {key: value.clone() for key, value in work.network.state_dict().items()}
             work.network.load_state_dict(work.received)
@@ -120,11 +123,3 @@ def _bounded(sent: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch
         {label: mean * (most / own[label]) if own[label] > most else mean for label, mean in one.items()}
         for one, own in zip(sent, lengths, strict=True)
     ]
-
-
-def _class_means(work: LocalWork) -> StateDict:
-    """Class -> mean features over the training split, in evaluation mode, of the classes that may leave the site."""
-    counts = work.data.class_counts.tolist()
-    batches, free = work.data.fixed("train", work.training.batch_size), released(counts, work.min_count)
-    means = class_means(work.network, batches, counts, work.device)
-    return {str(c): mean for c, mean in means.items() if free[c]}

@@ -140,7 +140,8 @@ class FedRDN(PlainTrainer):
         own, taken = self._own(work), channels(work.network.state_dict())
         if len(own.mean) != taken:
             raise UserError(f"fedrdn: expected images of {taken} channels, as the network takes, got {len(own.mean)}")
-        pairs = [_read(tensor) for _, tensor in sorted(work.tensors.get(ALL.name, {}).items(), key=_number)]
+        sent = work.tensors.get(ALL.name, {})
+        pairs = [_read(sent[name]) for name in sorted(sent, key=int)]
         generator = torch.Generator().manual_seed(derive(work.seed, "pairs"))
         work.scratch.update(own=own, pairs=[pair for pair in pairs if _usable(pair, own)], generator=generator)
 
@@ -185,10 +186,6 @@ class FedRDN(PlainTrainer):
         data = self.site_data(work.data)
         assert isinstance(data, OwnNormalised)
         return data.pair
-
-
-def _number(entry: tuple[str, torch.Tensor]) -> int:
-    return int(entry[0])
 
 
 def _read(tensor: torch.Tensor) -> Pair:

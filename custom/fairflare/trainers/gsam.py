@@ -123,10 +123,9 @@ def _subtract_gap(
 
 
 def _blocks(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Flat views of all entries, on the CPU cut so small that a block stays in cache between two operations."""
-    return [block for t in tensors for block in _flat(t).split(BLOCK if t.device.type == "cpu" else t.numel())]
+    """Flat views of all entries, on the CPU cut so small that a block stays in cache between two operations.
 
-
-def _flat(t: torch.Tensor) -> torch.Tensor:
-    """A view of a dense tensor's entries in memory order, which a gradient shares with its parameter's gradients."""
-    return t.as_strided((t.numel(),), (1,))
+    In memory order, which a gradient shares with its parameter's gradients.
+    """
+    flat = [tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors]
+    return [block for t in flat for block in t.split(BLOCK if t.device.type == "cpu" else t.numel())]

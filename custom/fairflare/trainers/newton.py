@@ -110,7 +110,8 @@ class Newton(Trainer):
             return _padded(sums(_start(family) if first else family, _with_ones(design), outcome, both), len(weight))
         alone = own_intercept(family, design @ weight, outcome)
         if alone is None:  # whatever the coefficients, the site's own intercept explains its outcomes
-            return _padded(Sums(design.new_zeros(()), *_nothing(len(weight)), len(outcome)), len(weight))
+            p = len(weight)
+            return _padded(Sums(design.new_zeros(()), design.new_zeros(p), design.new_zeros(p, p), len(outcome)), p)
         network.bias.data.fill_(alone)
         return _padded(profiled(family, design, outcome, weight, alone), len(weight))
 
@@ -232,10 +233,6 @@ def _cox_sums(design: torch.Tensor, outcome: torch.Tensor, coefficients: torch.T
 
 def _with_ones(design: torch.Tensor) -> torch.Tensor:
     return torch.cat((design, torch.ones_like(design[:, :1])), dim=1)
-
-
-def _nothing(p: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(p, dtype=torch.float64), torch.zeros(p, p, dtype=torch.float64)
 
 
 def _padded(found: Sums, p: int) -> Sums:

@@ -47,18 +47,15 @@ def unstackable(network: torch.nn.Module, trainer: Trainer, training: Training, 
         device: where the sites compute.
     """
     size = sum(p.numel() for p in network.parameters())
-    stochastic = [
-        m
-        for m in network.modules()
-        if isinstance(m, torch.nn.modules.dropout._DropoutNd) or getattr(m, "dropout", 0) not in (0, None)
-    ]
+    kind = torch.nn.modules.dropout._DropoutNd
+    stochastic = any(isinstance(m, kind) or getattr(m, "dropout", 0) not in (0, None) for m in network.modules())
     half = training.precision == "bfloat16" or (training.precision == "auto" and device.type == "cuda")
     reasons = (
         (type(trainer) is not PlainTrainer, "expected trainer sgd, which takes one gradient per batch"),
         (training.keep_optimizer, "expected keep_optimizer=false: optimizers begin anew in each round"),
         (half, "expected precision=float32"),
         (any(True for _ in network.buffers()), "expected a network without running statistics (BatchNorm)"),
-        (bool(stochastic), "expected a network without dropout"),
+        (stochastic, "expected a network without dropout"),
         (size > MOST_PARAMETERS, f"expected a network of at most {MOST_PARAMETERS:,} parameters, got {size:,}"),
     )
     return next((words for holds, words in reasons if holds), "")
@@ -87,12 +84,10 @@ def _trained(works: Sequence[LocalWork], queues: Sequence[Sequence[Batch]]) -> l
     """``works`` in the order of falling numbers of batches."""
     first = works[0]
     network, device = first.network.to(first.device).train(), first.device
-    stacked = {
-        name: torch.nn.Parameter(
-            torch.stack([w.received[name] for w in works]).to(device), requires_grad=p.requires_grad
-        )
-        for name, p in network.named_parameters()
-    }
+    stacked = {}
+    for name, p in network.named_parameters():
+        all_of_it = torch.stack([w.received[name] for w in works]).to(device)
+        stacked[name] = torch.nn.Parameter(all_of_it, requires_grad=p.requires_grad)
     counts = torch.stack([work.data.class_counts for work in works]).to(device)
     optimizer = make_optimizer(torch.nn.ParameterList(stacked.values()), first.training)
     gradients = _gradients(network, first)

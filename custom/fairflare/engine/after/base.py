@@ -156,23 +156,19 @@ class AfterStep(ABC):
         Args:
             secure: whether the run has secure sums: then a site's own parameters stay there.
         """
-        found = [self._number(f"shared.{name}", bounds) for name, bounds in self.parameters.items()]
+        found = [Number(f"shared.{name}", *bounds) for name, bounds in self.parameters.items()]
         count = (0.0, float(MOST_EXAMPLES))
         found.append(Number("n_all", *count, "calibration cases of all"))
         if not secure:
-            found += [self._number(f"own.{name}", bounds) for name, bounds in self.parameters.items()]
+            found += [Number(f"own.{name}", *bounds) for name, bounds in self.parameters.items()]
             found.append(Number("n_calibration", *count, "the site's calibration cases"))
-        means = [self._number(f"{s}.{name}", bounds) for s in self.stages for name, bounds in self.metrics.items()]
+        means = [Number(f"{s}.{name}", *bounds) for s in self.stages for name, bounds in self.metrics.items()]
         means.append(Number("n", *count, "cases of the test split"))
         means += [Number(f"n_{name}", *count, f"cases of the test split that have a {name}") for name in self.partial]
         per_group = list(means)
         if self.by == "group":
             per_group += [n for n in found if n.name.startswith("shared.") or n.name == "n_all"]
-        in_groups = [
-            Number(f"{n.name}/{group}", n.low, n.high, f"{n.meaning}, in the group")
-            for group in shape.groups
-            for n in per_group
-        ]
+        in_groups = [number.in_group(group) for group in shape.groups for number in per_group]
         return (*found, *means, *in_groups)
 
     def of_all(self, rows: Array, shape: Shape, shared: Mapping[str, Fit] | None = None) -> dict[str, float]:
@@ -209,10 +205,6 @@ class AfterStep(ABC):
             if row[0] != int(row[0]) or row[0] > most or not self.proper(row, shape):
                 raise ValueError("sums that no cases have")
         return list(sums)
-
-    @staticmethod
-    def _number(name: str, bounds: tuple[float, float, str]) -> Number:
-        return Number(name, *bounds)
 
 
 Level = Annotated[float, Range(0.001, 0.5)]

@@ -124,10 +124,8 @@ class Conformal(AfterStep):
                 at[cases.members.numpy() == member] = round(fit["threshold"] * STEPS)
         rows = np.arange(cases.n)
         nothing = at < 0
-        return {
-            "risk": np.where(nothing | ~self.counts(cases, shape), np.nan, losses[rows, at]),
-            "size": np.where(nothing, np.nan, sizes[rows, at]),
-        }
+        risk = np.where(nothing | ~self.counts(cases, shape), np.nan, losses[rows, at])
+        return {"risk": risk, "size": np.where(nothing, np.nan, sizes[rows, at])}
 
     def _curves(self, cases: Cases, shape: Shape) -> tuple[Array, Array]:
         """(N, G) loss and size at each lambda."""

@@ -119,9 +119,8 @@ class Recalibrate(AfterStep):
         if shape.classes != 2:
             return {"temperature": maths.temperature(_gaps(scores), labels, self.penalty, of_all["temperature"])}, ""
         towards = lines.Line(of_all["intercept"], of_all["slope"])
-        line, why = maths.recalibrated(
-            maths.limited(_logit(scores), FAR), labels.astype(float), towards, self.penalty, slope=self.slope
-        )
+        z = maths.limited(_logit(scores), FAR)
+        line, why = maths.recalibrated(z, labels.astype(float), towards, self.penalty, slope=self.slope)
         remark = f"slope: {why}" if self.slope and why else ""
         return {"intercept": line.intercept, "slope": line.slope}, remark
 

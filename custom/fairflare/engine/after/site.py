@@ -51,7 +51,9 @@ class AfterAtSite:
         cases = cases_of(self.step.split)
         everyone = np.full(cases.n, cases.finite)
         own, remark = self.step.own(cases, everyone, rows[0], self.shape) if self.step.by == "site" else ({}, "")
-        fits = self._fits(own, shared)
+        fits = {-1: own}
+        if self.step.by != "site":
+            fits = {-1: shared[""], **{g: shared[name] for g, name in enumerate(self.shape.groups)}}
         self._keep(own, shared, remark, model)
         self._in_use = fits
         found = self._parameters(shared, own, rows, cases)
@@ -104,11 +106,6 @@ class AfterAtSite:
             return np.zeros(self.step.length(self.shape))
         return row if self.secure else self.step.coarse(row, self.shape, self.min_count or 1)
 
-    def _fits(self, own: Fit, shared: Mapping[str, Fit]) -> dict[int, Fit]:
-        if self.step.by == "site":
-            return {-1: own}
-        return {-1: shared[""], **{g: shared[name] for g, name in enumerate(self.shape.groups)}}
-
     def _keep(self, own: Fit, shared: Mapping[str, Fit], remark: str, model: str) -> None:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,10 +126,8 @@ class AfterAtSite:
         found = {"n": float(cases.n)}
         groups, kinds = self._groups(cases), self._counted(cases)
         some = {name: group for name, group in zip(self.shape.groups, groups) if group.any()}
-        whole, partial = (
-            {name for name, may in zip(self.shape.groups, self._free(groups, *of)) if may and name in some}
-            for of in (kinds[:1], kinds)
-        )
+        may = [dict(zip(self.shape.groups, self._free(groups, *of))) for of in (kinds[:1], kinds)]
+        whole, partial = ({name for name in some if free[name]} for free in may)
         found |= {f"n/{name}": float(some[name].sum()) for name in sorted(whole)}
         for stage in self.step.stages if cases.n and cases.finite else ():
             values = self.step.values(cases, stage, fits.get(stage, {}), self.shape)

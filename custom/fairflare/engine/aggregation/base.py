@@ -149,7 +149,6 @@ class Plain:
 
     def total(self, transport: Transport, models: SiteModels, round: Round, check: CheckSums, terms: int) -> Total:
         """Each site's sums in the clear, added exactly and rounded once, as sums in secret are."""
-
         asked = {site: Instruction("calibrate", round, model) for site, model in models.items()}
         answers = list(transport.exchange(asked))
         found, refused, _ = first_good(answers, check, round.number)
@@ -196,13 +195,6 @@ def _second_exchange(
     missing = silent(asked, answers)
     trained.missed([rejection.site for rejection in missing])
     found, refused = trained.gate.inspect_second(answers, trained.round.number)
-    complete = [
-        dataclasses.replace(reply, scalars={**reply.scalars, **_labelled(found[reply.site], label)})
-        for reply in replies
-        if reply.site in found
-    ]
+    named = {s: {f"{name}/{label}" if label else name: v for name, v in own.items()} for s, own in found.items()}
+    complete = [dataclasses.replace(r, scalars={**r.scalars, **named[r.site]}) for r in replies if r.site in found]
     return complete, answers, refused + missing
-
-
-def _labelled(scalars: Mapping[str, float], label: str) -> dict[str, float]:
-    return {f"{name}/{label}" if label else name: value for name, value in scalars.items()}

@@ -105,15 +105,17 @@ class Covered:
 class ServerSums:
     """Two sums per round over the sites that have trained: of the numbers that weights are made of, and of updates.
 
+    The sites weigh their updates themselves, and the server learns their sum; a site's part is ``SiteSums``.
+
     Attributes:
-        combine: makes of {site: its sealed numbers} what is sent to every site.
+        pass_on: makes of {site: its sealed numbers} what is sent to every site.
         vouched: (site, statement) -> whether the statement is the site's own.
         sizes: how many bytes a site's sealed numbers may have.
         statements: site -> what it stated in preflight.
         sites: of the run, as the sites know them; see ``cover.threshold``.
     """
 
-    combine: Callable[[Mapping[str, bytes]], Any]
+    pass_on: Callable[[Mapping[str, bytes]], Any]
     vouched: Callable[[str, Sealed], bool]
     sizes: range
     least: int
@@ -133,6 +135,17 @@ class ServerSums:
                 refused.append(Rejection(answer.site, "key", "its key for secure sums is not vouched for"))
         return refused
 
+    def combine(self, trained: Trained) -> Combined:
+        standing, gate = trained.standing, trained.gate
+        model = gate.shared(standing.model)
+        summed = self.round(trained.transport, trained.answers, trained.round, standing.declared, model)
+        exchanged = time.monotonic()
+        trained.missed([r.site for r in summed.rejections if r.code == "no_answer"])
+        verdict = _verdict(summed, trained)
+        trained.require_quorum(verdict)
+        assert summed.total is not None  # without a sum nobody is accepted, and that is no quorum
+        return Combined(verdict, added_whole(standing.model, summed.total, standing.state), summed.answers, exchanged)
+
     def round(
         self, transport: Transport, answers: Sequence[Answer], round: Round, declared: Declared, model: StateDict
     ) -> Summed:
@@ -140,14 +153,11 @@ class ServerSums:
         ready, refused, _ = first_good(answers, lambda answer: self._check_ready(answer, declared), round.number)
         rejections = left_out(refused, ready)
         first = sorted(ready)
-        covered = Covered("numbers", threshold(len(first), self.sites))
-        read = partial(_sealed, sizes=self.sizes)
+        covered, read = Covered("numbers", threshold(len(first), self.sites)), partial(_sealed, sizes=self.sizes)
         sealed, roster, lost, _ = self._ask(transport, "sum", first, round, read, {}, covered=covered)
         rejections += lost
         total = _added(
-            lambda: self.combine({site: uncovered(sealed[site], covered.seeds[site]) for site in roster}),
-            roster,
-            rejections,
+            lambda: self.pass_on({s: uncovered(sealed[s], covered.seeds[s]) for s in roster}), roster, rejections
         )
         if total is None:
             return Summed(None, [], rejections, [])
@@ -168,14 +178,12 @@ class ServerSums:
             return Summed(None, [], rejections, last)
         return Summed(added, [weighed[site][0] for site in roster], rejections, last)
 
-    def numbers(self, transport: Transport, models: SiteModels, round: Round, terms: int) -> Total:
+    def total(self, transport: Transport, models: SiteModels, round: Round, check: CheckSums, terms: int) -> Total:
         """Numbers of every site (``terms`` each) that masks hide, whatever the rounds' scheme: of all, or of none."""
         roster = sorted(site for site in models if site in self.statements)
         rejections = [Rejection(site, "key", "its key for secure sums is not known") for site in models.keys() - roster]
-        model = next(iter(models.values()), NOTHING)
-
-        check = partial(_sealed, sizes=masked_sizes(terms))
-        sealed, roster, lost, _ = self._ask(transport, "calibrate", roster, round, check, {}, model, attempts=1)
+        model, read = next(iter(models.values()), NOTHING), partial(_sealed, sizes=masked_sizes(terms))
+        sealed, roster, lost, _ = self._ask(transport, "calibrate", roster, round, read, {}, model, attempts=1)
         rejections += lost
         total = _added(lambda: passed_on({site: sealed[site] for site in roster}), roster, rejections)
         if total is None:
@@ -300,30 +308,6 @@ def _whole_tensor(key: str, value: Any, like: torch.Tensor, dtype: torch.dtype) 
     if tuple(value.shape) != tuple(like.shape):
         raise Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(value.shape)}")
     return value if isinstance(value, Stored) else value.cpu()
-
-
-@dataclass(frozen=True)
-class Secure:
-    """The sites weigh their updates themselves, and the server learns their sum; a site's part is ``SiteSums``."""
-
-    sums: ServerSums
-
-    def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
-        return self.sums.learn(answers)
-
-    def combine(self, trained: Trained) -> Combined:
-        standing, gate = trained.standing, trained.gate
-        model = gate.shared(standing.model)
-        summed = self.sums.round(trained.transport, trained.answers, trained.round, standing.declared, model)
-        exchanged = time.monotonic()
-        trained.missed([r.site for r in summed.rejections if r.code == "no_answer"])
-        verdict = _verdict(summed, trained)
-        trained.require_quorum(verdict)
-        assert summed.total is not None  # without a sum nobody is accepted, and that is no quorum
-        return Combined(verdict, added_whole(standing.model, summed.total, standing.state), summed.answers, exchanged)
-
-    def total(self, transport: Transport, models: SiteModels, round: Round, check: CheckSums, terms: int) -> Total:
-        return self.sums.numbers(transport, models, round, terms)
 
 
 def _verdict(summed: Summed, trained: Trained) -> Verdict:

@@ -98,9 +98,8 @@ class SiteSums:
             self._noise.check()
         self._held, self._weighted = answer, None
         self._scales = self._ring.scales(instruction.model)
-        self._received = fingerprint(
-            self._federation, model_hash(instruction.model), instruction.orders, answer.round, instruction.round.total
-        )
+        sent = (model_hash(instruction.model), instruction.orders, answer.round, instruction.round.total)
+        self._received = fingerprint(self._federation, *sent)
         self._terms = self._rule.terms(answer.scalars, answer.n_examples, self._kept(answer.round))
         return first_with_secure_sums(answer)
 
@@ -202,9 +201,8 @@ class SiteSums:
         self._weight, keep = self._rule.own_weight(self._terms, self._kept(held.round), sums)
         so_far = self._memory.at(held.round) or self._memory.before(held.round)
         self._memory.keep(held.round, {**so_far, KEPT: keep})
-        return dataclasses.replace(
-            rest_with_secure_sums(held), update={key: value * self._weight for key, value in held.update.items()}
-        )
+        weighted = {key: value * self._weight for key, value in held.update.items()}
+        return dataclasses.replace(rest_with_secure_sums(held), update=weighted)
 
     def _check_count(self, sums: Sequence[float]) -> None:
         """Where a term is 1 at every site its sum is known; a refusal says nothing of the site's own numbers."""

@@ -122,12 +122,7 @@ def measured(
 
 
 def against_trees(
-    federated: Predictions,
-    trees: Predictions,
-    scoring: Scoring,
-    min_count: int | None,
-    seed: int,
-    site: str,
+    federated: Predictions, trees: Predictions, scoring: Scoring, min_count: int | None, seed: int, site: str
 ) -> dict[str, float]:
     """What may leave of gradient boosting on the same cases: its metrics, and the intervals of federated less its."""
     found = measured(Pair(federated, trees), scoring, (), min_count, seed, site)
@@ -153,11 +148,8 @@ def _values(
 ) -> dict[str, Array]:
     """ "metric" or "metric/group" -> its value for each resample."""
     outputs, targets, _ = found
-    return {
-        f"{metric}{where}": value
-        for where, rows in chosen.items()
-        for metric, value in scoring.measured(outputs, targets, counts * rows).items()
-    }
+    by_group = {where: scoring.measured(outputs, targets, counts * rows) for where, rows in chosen.items()}
+    return {f"{metric}{where}": value for where, found in by_group.items() for metric, value in found.items()}
 
 
 def _told(

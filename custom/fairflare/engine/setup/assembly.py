@@ -16,10 +16,9 @@ from torch import nn
 
 from fairflare.core import registry
 from fairflare.core.execution import default_device, placed
-from fairflare.core.metric import Metric, described, finite
+from fairflare.core.metric import described, finite
 from fairflare.core.types import PERSONAL, Batch, StateDict
 from fairflare.core.versions import versions
-from fairflare.engine.after.base import AfterStep
 from fairflare.engine.after.server import After, Benefit
 from fairflare.engine.aggregation.base import Aggregation, Plain
 from fairflare.engine.audit import AuditLog
@@ -32,15 +31,7 @@ from fairflare.engine.loop import Federation, Observer
 from fairflare.engine.messages import Transport
 from fairflare.engine.scoring import LAST, Beside, Score
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.at_site import (
-    PLAIN,
-    benefit_reports,
-    build_site,
-    leaves,
-    shape_of,
-    summed,
-    view_of,
-)
+from fairflare.engine.setup.at_site import PLAIN, benefit_reports, build_site, leaves, shape_of, summed, view_of
 from fairflare.engine.setup.config import RunConfig, composed_title, site_of_client
 from fairflare.engine.setup.config_checks import refuse_pooling
 from fairflare.engine.setup.parts import Parts, keep
@@ -71,9 +62,14 @@ def build_federation(
     """The server's side, writing to ``folder``, where ``config.json`` is put first; UserError for what it refuses."""
     if env != "local":
         refuse_pooling(parts.selector, f"a FLARE job ({env})")
-    if not _has_begun(folder):
+    # A log's first line holds the hash of the config.json beside it.
+    if not ((folder / AUDIT).is_file() and AuditLog(folder / AUDIT).first):
         save_config(config, parts, folder, env)
-    view = view_of(config, parts)
+    view, task, best = view_of(config, parts), parts.task, parts.task.metric(parts.task.headline)
+    by = config.best_by, config.best_weight
+    scored = config.training["rounds"] if config.score_rounds == "all" else LAST if task.table_sets() else 1
+    # Of one model that the sites use.
+    is_scored = task.has_test_sets and not parts.counts_own
     threads = getattr(transport, "processes", 1)  # on as many cores as the sites, which wait meanwhile
     return Federation(
         rule=parts.rule,
@@ -89,8 +85,8 @@ def build_federation(
         groups=parts.grouping.names,
         leave_out=config.leave_out,
         accept=config.accept,
-        score=scorer(parts, config.training["batch_size"], threads) if is_scored(parts) else None,
-        scored_rounds=_scored_rounds(parts.task, config),
+        score=scorer(parts, config.training["batch_size"], threads) if is_scored else None,
+        scored_rounds=scored,
         beside=BESIDE[env],
         selector=parts.selector,
         server_optimizer=parts.server_optimizer,
@@ -98,13 +94,14 @@ def build_federation(
         seed=config.seed,
         early_end=EarlyEnd(config.min_responses, config.grace),
         after=after_at_server(config, parts, view),
-        choice=_choice(config, parts.task.metric(parts.task.headline)),
+        choice=Choice(*by, best.name, best.higher_is_better, config.min_sites, config.headline == "best"),
         benefit=benefit_at_server(config, parts),
     )
 
 
 def header(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """What the log's first line says of the run."""
+    """What the log's first line says of the run; "site_privacy" is the budget of each hospital's updates over it."""
+    budget = {name: getattr(config, f"site_{name}") for name in ("epsilon", "delta", "clip", "colluders")}
     return {
         "method": config.method,
         "task": f"{config.task}:{config.preset}",
@@ -112,19 +109,14 @@ def header(config: RunConfig, folder: Path) -> dict[str, Any]:
         "config_sha256": config.sha256(),
         "config_json_sha256": hashlib.sha256(read_bytes(folder / CONFIG, MOST_JSON)).hexdigest(),
         "versions": versions(),
-        **({"site_privacy": site_privacy(config)} if config.site_epsilon else {}),
+        **({"site_privacy": budget} if config.site_epsilon else {}),
     }
-
-
-def site_privacy(config: RunConfig) -> dict[str, Any]:
-    """The budget of each hospital's updates over the run."""
-    names = ("epsilon", "delta", "clip", "colluders")
-    return {name: getattr(config, f"site_{name}") for name in names}
 
 
 def _gate(config: RunConfig, parts: Parts, view: View) -> Gate:
     """The check of what sites answer, by what the method's parts declare."""
-    numbers = parts.scalars(anchored=False)
+    numbers, trainer, family = parts.scalars(anchored=False), parts.trainer, parts.task.kind.family or "bernoulli"
+    exact: Any = trainer if trainer.sums_only and trainer.model == "regression" else None
     return Gate(
         trainable=parts.trainable,
         scalars=numbers,
@@ -136,21 +128,8 @@ def _gate(config: RunConfig, parts: Parts, view: View) -> Gate:
         personal=parts.personal,
         personal_results=parts.has_personal,
         view=view,
-        sums=_sums_check(parts),
+        sums=SumsCheck(family, exact.intercept) if exact else None,
     )
-
-
-def _sums_check(parts: Parts) -> SumsCheck | None:
-    trainer: Any = parts.trainer
-    if not (trainer.sums_only and trainer.model == "regression"):
-        return None
-    return SumsCheck(parts.task.kind.family or "bernoulli", trainer.intercept)
-
-
-def _choice(config: RunConfig, metric: Metric) -> Choice:
-    """How the run chooses its best model."""
-    shown = config.headline == "best"
-    return Choice(config.best_by, config.best_weight, metric.name, metric.higher_is_better, config.min_sites, shown)
 
 
 def save_config(config: RunConfig, parts: Parts, folder: Path, env: str) -> None:
@@ -166,11 +145,6 @@ def save_config(config: RunConfig, parts: Parts, folder: Path, env: str) -> None
         "normalisation": normalisation(parts.network),
     }
     save_json(folder / CONFIG, {**config.to_json(), **described, "env": env, "versions": versions()})
-
-
-def _has_begun(folder: Path) -> bool:
-    """Whether the log in ``folder`` has a first line, which holds the hash of the ``config.json`` beside it."""
-    return (folder / AUDIT).is_file() and bool(AuditLog(folder / AUDIT).first)
 
 
 def site_names(config: RunConfig) -> list[str]:
@@ -197,20 +171,19 @@ def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregatio
     """
     if config.secure_sum == NONE:
         return Plain()
-    from fairflare.engine.aggregation.server_sums import Secure, ServerSums
+    from fairflare.engine.aggregation.server_sums import ServerSums
     from fairflare.privacy.secure_sum.keys import verified
     from fairflare.privacy.secure_sum.ring import Ring
 
     context = config.sha256()
-    sums = ServerSums(
-        combine=combiner(config.secure_sum, own),
+    return ServerSums(
+        pass_on=combiner(config.secure_sum, own),
         vouched=lambda site, said: verified(context, site, said, own.identity),
         sizes=sealed_sizes(config.secure_sum, summed(parts.rule).n_terms),
         least=max(config.min_sites, LEAST),
         ring=Ring(config.mask_bits, parts.trainable),
         sites=len(parts.task.sites()) - bool(config.leave_out),
     )
-    return Secure(sums)
 
 
 def after_at_server(config: RunConfig, parts: Parts, view: View) -> After | None:
@@ -218,7 +191,10 @@ def after_at_server(config: RunConfig, parts: Parts, view: View) -> After | None
     step = step_of(config)
     if step is None:
         return None
-    return After(config.after, step, shape_of(config, parts), config.secure_sum != NONE, _remark(step, parts), view)
+    measured = any(need.split == step.split for need in parts.needs)
+    remark = TRAINED if step.split == "train" else MEASURED if measured else NEW
+    remark += f"; {OWN}" if parts.has_personal or parts.rule.counts_own else ""
+    return After(config.after, step, shape_of(config, parts), config.secure_sum != NONE, remark, view)
 
 
 def trains_alone(trainer: str) -> str:
@@ -232,24 +208,11 @@ def benefit_at_server(config: RunConfig, parts: Parts) -> Benefit | None:
     if not config.solo:
         return None
     task, ends = parts.task, EarlyEnd(config.min_responses, config.grace)
-    return Benefit(
-        benefit_reports(config, parts), trains_alone(config.trainer), task.measures, task.group_measures, ends
-    )
-
-
-def _remark(step: AfterStep, parts: Parts) -> str:
-    """What a reader must know of the calibration cases, and of whose model they are."""
-    measured = any(need.split == step.split for need in parts.needs)
-    cases = TRAINED if step.split == "train" else MEASURED if measured else NEW
-    return f"{cases}; {OWN}" if parts.has_personal or parts.rule.counts_own else cases
+    reports, alone = benefit_reports(config, parts), trains_alone(config.trainer)
+    return Benefit(reports, alone, task.measures, task.group_measures, ends)
 
 
 SHARED = "shared"
-
-
-def _features(task: Task) -> list[str]:
-    inputs = task.table_inputs()
-    return [feature.words for feature in (*inputs.numbers, *inputs.plain)] if inputs else []
 
 
 def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
@@ -272,8 +235,12 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
         update; curves (of times): ends, at which curves may be told.
     """
     task, view = parts.task, view_of(config, parts)
+    # Every format that was written before knows what accuracy is.
+    shown = dict.fromkeys((*parts.metrics, task.headline, task.kind.score or "accuracy", "accuracy"))
     described_sites = zip(config.clients or task.sites(), task.sites().values(), strict=True)
     domains = dict(zip(config.clients or task.domains(), task.domains().values(), strict=False))
+    inputs = task.table_inputs() if parts.trainer.sums_only else None
+    features = [feature.words for feature in (*inputs.numbers, *inputs.plain)] if inputs else []
     own = {"counted": PERSONAL} if parts.counts_own else {}
     if parts.has_personal or parts.rule.own_models:
         own["used"] = PERSONAL if parts.has_personal or parts.counts_own else SHARED
@@ -292,34 +259,10 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
         "groups": list(parts.grouping.names),
         **view.described(task.classes),
         "group_metric": task.kind.score or task.headline,
-        "metrics": described(map(task.metric, _shown(parts)), len(task.classes)),
-        **(
-            {"features": names, "family": task.kind.family}
-            if parts.trainer.sums_only and (names := _features(task))
-            else {}
-        ),
-        "numbers": {
-            number.name: number.meaning for anchored in (False, True) for number in parts.scalars(anchored=anchored)
-        },
+        "metrics": described(map(task.metric, shown), len(task.classes)),
+        **({"features": features, "family": task.kind.family} if features else {}),
+        "numbers": {one.name: one.meaning for when in (False, True) for one in parts.scalars(anchored=when)},
     }
-
-
-def _shown(parts: Parts) -> tuple[str, ...]:
-    """The metrics that a report says in words; every format that was written before knows what accuracy is."""
-    task = parts.task
-    return tuple(dict.fromkeys((*parts.metrics, task.headline, task.kind.score or "accuracy", "accuracy")))
-
-
-def _scored_rounds(task: Task, config: RunConfig) -> int:
-    """Of how many of the last rounds the models are scored."""
-    if config.score_rounds == "all":
-        return int(config.training["rounds"])
-    return LAST if task.table_sets() else 1
-
-
-def is_scored(parts: Parts) -> bool:
-    """Whether there are shared test sets, and one model that the sites use."""
-    return parts.task.has_test_sets and not parts.counts_own
 
 
 def scorer(parts: Parts, batch_size: int, at_once: int = 1) -> Score:

@@ -62,7 +62,12 @@ def leaves(config: RunConfig, parts: Parts, min_count: int | None, own: SiteConf
         min_count: the fewest patients whose numbers leave; None: none do.
         own: the site's own configuration, if it has one.
     """
-    secret, step = config.secure_sum != NONE, step_of(config)
+    secret, step, view = config.secure_sum != NONE, step_of(config), view_of(config, parts)
+    told = (own is None or own.clinical) and view is not NOTHING and min_count is not None
+
+    def clinical(value: Any, as_binned: bool) -> Any:
+        return view.checked(value, MOST_EXAMPLES, min_count or 0, as_binned=as_binned)
+
     egress = Egress(
         model=parts.shared,
         scalars=() if secret else parts.scalars(anchored=False) + parts.scalars(anchored=True),
@@ -72,7 +77,7 @@ def leaves(config: RunConfig, parts: Parts, min_count: int | None, own: SiteConf
         personal=parts.has_personal,
         tensors={} if secret else parts.sent_tensors,
         benefit=benefit_reports(config, parts) if config.solo else (),
-        clinical=_clinical_check(view_of(config, parts), min_count) if own is None or own.clinical else None,
+        clinical=clinical if told else None,
     )
     if step is None:
         return egress
@@ -83,13 +88,6 @@ def leaves(config: RunConfig, parts: Parts, min_count: int | None, own: SiteConf
         adjusted=step.reports(shape, secure=secret),
         sealed_sums=masked_sizes(step.terms(shape)) if secret else range(0),
     )
-
-
-def _clinical_check(view: View, min_count: int | None) -> Callable[[Any, bool], Any] | None:
-    """What raises unless given numbers of calibration and decisions that may leave; None: none may."""
-    if view is NOTHING or min_count is None:
-        return None
-    return lambda value, as_binned: view.checked(value, MOST_EXAMPLES, min_count, as_binned=as_binned)
 
 
 def build_site(
@@ -117,7 +115,9 @@ def build_site(
     known, own = site_of_client(config, parts.task), find_site_config(local, name)
     if known and name not in known:
         raise DataError("site", f"site {name!r}: not a site of task {config.task}; known: {', '.join(known)}")
-    training = _training(config, own)
+    training: Training = part(Training, config.training)
+    if own and own.batch_size:
+        training = dataclasses.replace(training, batch_size=own.batch_size)
     execution = _execution(own, training, place=list(known).index(name) if name in known and not local else 0)
     min_count = stricter(own.min_count, config.min_count) if own else config.min_count
     if own and own.secure_sum and config.secure_sum == NONE:
@@ -125,6 +125,7 @@ def build_site(
     if own and parts.trainer.private and config.settings.get("trainer.draws") == "seed":
         raise DataError("privacy", f"site {name}: trainer.draws: expected system on a site's own data, got seed")
     kept, home = SiteMemory(memory), ledger or (memory and memory.with_suffix(""))
+    untrained = importlib.import_module(EXTERNAL).constant_results if config.evaluation else trivial_results
     return Site(
         name=name,
         data=None,
@@ -146,7 +147,7 @@ def build_site(
         alone=benefit_at_site(config, parts, memory),
         trees=partial(parts.task.kind.trees, classes=parts.task.classes) if config.trees else lambda data: None,
         asked=Asked(None if memory is None else asked_file(memory)),
-        trivial=partial(_untrained(config), parts.task, min_count=min_count if config.secure_sum == NONE else None),
+        trivial=partial(untrained, parts.task, min_count=min_count if config.secure_sum == NONE else None),
         look=partial(_look, config, parts, known.get(name, name), own, min_count, execution.device),
         tell=tell,
         describe=(lambda data: {}) if config.evaluation else described,
@@ -164,12 +165,6 @@ def _spent(config: RunConfig, home: Path | None, of: str = "") -> SpentFile:
     return SpentFile(home and home.with_name(home.name + SPENT_ENDING), f"{config.federation} {config.sha256()}{of}")
 
 
-def _training(config: RunConfig, own: SiteConfig | None) -> Training:
-    """The job's local training, with the site's own batch size if it has one."""
-    training: Training = part(Training, config.training)
-    return dataclasses.replace(training, batch_size=own.batch_size) if own and own.batch_size else training
-
-
 def _look(
     config: RunConfig, parts: Parts, site: str, own: SiteConfig | None, min_count: int | None, device: torch.device
 ) -> tuple[list[Finding], SiteData | None]:
@@ -184,14 +179,6 @@ def _look(
                 text = f"{n} examples, at least {least} are needed: {parts.trainer.few} (or run with secure_sum)"
                 return [Finding("error", "few_examples", "train", n, text), *found], None
     return found, data.on(device) if data is not None else None
-
-
-def _untrained(config: RunConfig) -> Callable[..., dict[str, dict[str, float]]]:
-    """What scores the answer that needs no network."""
-    if config.evaluation:
-        results: Callable[..., dict[str, dict[str, float]]] = importlib.import_module(EXTERNAL).constant_results
-        return results
-    return trivial_results
 
 
 def _execution(own: SiteConfig | None, training: Training, place: int) -> Execution:
@@ -316,14 +303,11 @@ def site_part(
     scheme = number_scheme(config.secure_sum, keys, own)
     scalars = parts.scalars(anchored=False)
     ring = Ring(config.mask_bits, parts.trainable)
-    noise = _noise(config, spent) if config.site_epsilon else None
+    noise = None
+    if config.site_epsilon:
+        budget = (config.site_clip, config.site_epsilon, config.site_delta, config.site_colluders)
+        noise = importlib.import_module(SITE_NOISE).SiteNoise(*budget, config.training["rounds"], spent)
     return SiteSums(summed(parts.rule), scheme, keys, kept, scalars, config.min_sites, config.federation, ring, noise)
-
-
-def _noise(config: RunConfig, spent: SpentFile | None) -> Any:
-    """Of the site's updates; the module by a name that no reader of imports follows."""
-    budget = (config.site_clip, config.site_epsilon, config.site_delta, config.site_colluders)
-    return importlib.import_module(SITE_NOISE).SiteNoise(*budget, config.training["rounds"], spent)
 
 
 def new_credentials(config: RunConfig) -> tuple[Credentials, Credentials]:

@@ -86,7 +86,9 @@ def make_config(
     built, training, run = _data_and_training(owners, found, task_class, used, planned=not preset)
     made = {owner: part(classes[owner], filled[owner]) for owner in ("rule", "trainer", "select")}
     own = owned({full: one.value for full, one in given.items()}, "run")
-    run = {} if made["rule"].own_models or not made["trainer"].is_shared or own.get("secure_sum", NONE) != NONE else run
+    # A plan says nothing of a choice among rounds where there can be none, nor to a user who wants none.
+    unwanted = own.get("best_by") == "none" or own.get("headline") == "final" or own.get("secure_sum", NONE) != NONE
+    run = {} if unwanted or made["rule"].own_models or not made["trainer"].is_shared else run
     return checked_config(
         RunConfig(
             method=chosen.method.id,
@@ -100,7 +102,7 @@ def make_config(
             after_settings=_made(after, _checked(owners, "after", given)) if after else {},
             code=user_code.fingerprints(),
             seed=validation.parsed(RunConfig, "seed", seed),
-            **_run_choices(built, made["select"], _chosen_round(run, own) | own),
+            **_run_choices(built, made["select"], run | own),
         )
     )
 
@@ -127,7 +129,9 @@ def _found(
     """
     defaults = chosen.defaults(owners) | owners.spread(preset.settings_of(chosen.method.id))
     found = {full: one for full, one in defaults.items() if owner_of(full) in classes}
-    return found | (reference_of(chosen.method, owners) if _wants_reference(given) else {}) | given
+    variant = given.get("rule.variant", given.get("trainer.variant"))
+    wants = variant is not None and variant.value == "reference"
+    return found | (reference_of(chosen.method, owners) if wants else {}) | given
 
 
 def _data_and_training(
@@ -155,11 +159,6 @@ def _data_and_training(
     return built, _made(Training, base | trained), chosen.values("run", ())
 
 
-def _chosen_round(planned: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """What a plan says of a choice among rounds, but for a user who wants none."""
-    return {} if own.get("best_by") == "none" or own.get("headline") == "final" else dict(planned)
-
-
 def with_step(config: RunConfig, step: str, values: Mapping[str, Any]) -> RunConfig:
     """``config`` with a step after the last round, and its settings by their own or full names; raises UserError."""
     step = validation.parsed(RunConfig, "after", step)
@@ -169,11 +168,6 @@ def with_step(config: RunConfig, step: str, values: Mapping[str, Any]) -> RunCon
     owners = Owners({"after": after})
     settings = _made(after, _checked(owners, "after", owners.resolved(values)))
     return checked_config(dataclasses.replace(config, after=step, after_settings=settings))
-
-
-def _wants_reference(given: Mapping[str, Given]) -> bool:
-    owner = "rule" if "rule.variant" in given else "trainer"
-    return f"{owner}.variant" in given and given[f"{owner}.variant"].value == "reference"
 
 
 def _run_choices(built: Task, selector: Selector, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -358,24 +352,18 @@ def evaluation_of(
     own = issubclass(known(config.task), OwnData)
     if own:
         options |= {"datalists": datalists, "site_names": ",".join(sites)}
-    names = {"site_names": ",".join(sites)} if own else {}
-    base = make_config(
-        EVALUATED_AS, f"{config.task}:{config.preset}", values={f"task.{k}": v for k, v in names.items()}
-    )
+    named = {"task.site_names": ",".join(sites)} if own else {}
+    base = make_config(EVALUATED_AS, f"{config.task}:{config.preset}", values=named)
     return checked_config(
         dataclasses.replace(
             base,
             options=options,
             training={**config.training, "rounds": 1},
-            seed=config.seed,
-            threads=config.threads,
+            **{key: getattr(config, key) for key in ("seed", "threads", "task_timeout", "threshold", "code")},
             group_by=group_by or patients_by(config, task),
             min_count=config.min_count if min_count is None else min_count,
             min_sites=1,
-            task_timeout=config.task_timeout,
-            threshold=config.threshold,
             accept=NO_MATTER,
-            code=config.code,
             init_from=init_from,
             solo=False,
             best_by=NO_CHOICE,

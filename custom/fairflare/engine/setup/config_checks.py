@@ -13,7 +13,7 @@ from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
 from fairflare.core.schema import HIDDEN_METRICS
 from fairflare.core.settings import Owners, bare, exactly_the_keys
-from fairflare.core.types import Offer, Round, TensorSpec, Training
+from fairflare.core.types import Round, TensorSpec, Training
 from fairflare.core.validation import SITE, expected
 from fairflare.data.grouping import LABEL
 from fairflare.engine.choices import NO_CHOICE
@@ -58,8 +58,9 @@ def checked_config(config: RunConfig) -> RunConfig:
     after_settings = _check_after(config, task)
     if config.solo:
         _check_solo(config, made.rule, made.selector, names)
-    if config.trees:
-        _check_trees(task)
+    if config.trees:  # examples are rows, and their kind says how
+        grows = type(task.kind).trees is not TaskKind.trees and task.table_inputs() is not None
+        expected("trees", grows, f"false: task {task.name} is on no table, or its kind has no trees", True)
     if made.trainer.private:
         _check_private(config, task)
     if config.site_epsilon:
@@ -72,8 +73,11 @@ def checked_config(config: RunConfig) -> RunConfig:
     _check_best(config, made.rule, made.trainer, task.headline)
     for module in config.code:
         expected("code", module.isidentifier() and module != user_code.PACKAGE, "names of modules", module)
-    pieces = [made.rule, made.trainer, *made.probes]
-    _refuse_what_is_missing(config.method, pieces, training, task.offer(task.grouping(config.group_by)))
+    offer, pieces = task.offer(task.grouping(config.group_by)), list[Any]([made.rule, made.trainer, *made.probes])
+    if training["logit_tau"] and not offer.has_classes:
+        raise UserError(f"logit_tau: task {offer.task} has no class labels to adjust logits by; set logit_tau=0")
+    if missing := next(filter(None, (piece.missing(offer) for piece in pieces)), ""):
+        raise UserError(f"{config.method} on task {offer.task}: {missing}")
     if config.secure_sum == NONE:
         expected("mask_neighbours", config.mask_neighbours == AUTO, "auto without secure_sum", config.mask_neighbours)
         expected("mask_bits", config.mask_bits == WIDTHS[0], f"{WIDTHS[0]} without secure_sum", config.mask_bits)
@@ -81,19 +85,16 @@ def checked_config(config: RunConfig) -> RunConfig:
         _check_sums(config, made, len(task.sites()) - bool(config.leave_out))
     if reason := misfit({"method": config.method, "rule": entry.rule, **config.parts}, made.rule, made.trainer):
         raise UserError(reason)
-    return dataclasses.replace(
-        config, settings=settings, training=training, options=options, after_settings=after_settings
-    )
+    checked = {"settings": settings, "training": training, "options": options, "after_settings": after_settings}
+    return dataclasses.replace(config, **dict[str, Any](checked))
 
 
 def _check_script(config: RunConfig, trainer: Trainer) -> None:
     """Raise UserError for what a site cannot do whose own script trains in the place of this package's parts."""
-    alone = not (trainer.has_server_half or trainer.keeps_personal_model or trainer.receives)
+    alone, sums = not (trainer.has_server_half or trainer.keeps_personal_model or trainer.receives), config.secure_sum
     what = "one that exchanges models alone with a script, which trains in its place (--trainer sgd)"
     expected("trainer", alone, what, config.trainer)
-    expected(
-        "secure_sum", config.secure_sum == NONE, "none with a script, whose answers nobody masks", config.secure_sum
-    )
+    expected("secure_sum", sums == NONE, "none with a script, whose answers nobody masks", sums)
     expected("after", config.after == NO_STEP, "none with a script, whose cases nobody reads", config.after)
     expected("stacked", not config.stacked, "false with a script", config.stacked)
     expected("solo", not config.solo, "false with a script, which nobody else can have train alone", config.solo)
@@ -134,10 +135,8 @@ def _check_bounds(config: RunConfig, rule: Rule, trainer: Trainer) -> None:
         bounds = config.bounds
     except ValueError as error:
         raise UserError(str(error)) from None
-    if config.secure_sum != NONE and bounds.clip:
-        raise UserError("clip_updates: compares single updates, which secure sums hide")
-    if config.secure_sum != NONE and bounds.mix != "none":
-        raise UserError("mix_updates: compares single updates, which secure sums hide")
+    if config.secure_sum != NONE and (bounds.clip or bounds.mix != "none"):
+        raise UserError(f"{_bounding(bounds)}: compares single updates, which secure sums hide")
     if config.secure_sum != NONE and bounds.cap != 1:
         raise UserError("cap_weights: needs single weights, which stay at the sites with secure sums")
     if reason := bounds.uncappable(rule):
@@ -147,10 +146,8 @@ def _check_bounds(config: RunConfig, rule: Rule, trainer: Trainer) -> None:
     if trainer.sums_only and bounds != Bounds():
         raise UserError(f"{_bounding(bounds)}: expected none, since trainer {config.trainer} sends sums over patients")
     if trainer.collects and bounds != Bounds():
-        raise UserError(
-            f"{_bounding(bounds)}: does not bound what the server half of trainer {config.trainer} takes up; "
-            "leave it out"
-        )
+        what = f"does not bound what the server half of trainer {config.trainer} takes up; leave it out"
+        raise UserError(f"{_bounding(bounds)}: {what}")
 
 
 def _bounding(bounds: Bounds) -> str:
@@ -171,10 +168,8 @@ def _check_best(config: RunConfig, rule: Rule, trainer: Trainer, headline: str) 
     if config.secure_sum != NONE and headline in HIDDEN_METRICS:
         raise UserError(f"best_by: sites do not say their {headline} in a run with secure sums")
     if config.headline == "best" and (config.solo or config.after != NO_STEP) and not trainer.is_shared:
-        what = "solo" if config.solo else f"after={config.after}"
-        raise UserError(
-            f"headline: expected final with {what} where sites keep models or layers of their own, got best"
-        )
+        what = f"{'solo' if config.solo else f'after={config.after}'} where sites keep models or layers of their own"
+        raise UserError(f"headline: expected final with {what}, got best")
 
 
 def _check_solo(config: RunConfig, rule: Rule, selector: Selector, names: Iterable[str]) -> None:
@@ -186,12 +181,6 @@ def _check_solo(config: RunConfig, rule: Rule, selector: Selector, names: Iterab
     for name in names:
         endings = f"names that do not end in {ALONE_ENDING.removesuffix(SUFFIX)} or {WORK_ENDING.removesuffix(SUFFIX)}"
         expected("solo: site", not f"{name}{SUFFIX}".endswith((ALONE_ENDING, WORK_ENDING)), endings, name)
-
-
-def _check_trees(task: Task) -> None:
-    """Raise UserError where no trees can be grown: examples are no rows, or their kind does not say how."""
-    grows = type(task.kind).trees is not TaskKind.trees and task.table_inputs() is not None
-    expected("trees", grows, f"false: task {task.name} is on no table, or its kind has no trees", True)
 
 
 def _check_after(config: RunConfig, task: Task) -> dict[str, Any]:
@@ -259,8 +248,7 @@ def asked_sites(config: RunConfig, selector: Selector, names: list[str]) -> int:
 def _check_early_end(config: RunConfig, selector: Selector, names: list[str]) -> None:
     """Raise UserError where a round would end with fewer answers than it needs, or more than it asks for."""
     if config.min_responses is None:
-        expected("grace", config.grace == 0, "0 without min_responses", config.grace)
-        return
+        return expected("grace", config.grace == 0, "0 without min_responses", config.grace)
     asked = asked_sites(config, selector, names)
     least = min(config.min_sites, asked)
     words = f"a whole number from min_sites, {least}, to the {asked} sites that a round asks"
@@ -279,9 +267,8 @@ def _check_sums(config: RunConfig, made: MethodParts, n_sites: int) -> None:
     if reason := rule.unsummable():
         raise UserError(f"secure_sum: {reason}")
     if config.secure_sum == "ckks" and (q := getattr(rule, "q", 0)) > MOST_CKKS_Q:
-        raise UserError(
-            f"secure_sum: ckks rounds numbers too far apart: expected q of at most {MOST_CKKS_Q}, got {q:g}"
-        )
+        what = f"expected q of at most {MOST_CKKS_Q}, got {q:g}"
+        raise UserError(f"secure_sum: ckks rounds numbers too far apart: {what}")
     if neighbours.isdigit():  # fewer are not safe
         least = graph_of(AUTO, n_sites).degree(n_sites)
         words = f"auto, all or {least} to {n_sites - 1} with {n_sites} sites that train"
@@ -291,21 +278,12 @@ def _check_sums(config: RunConfig, made: MethodParts, n_sites: int) -> None:
     if config.min_sites < LEAST:
         raise UserError(f"min_sites: expected at least {LEAST} with secure_sum, got {config.min_sites}")
     pieces: tuple[Trainer | Probe, ...] = (made.trainer, *made.probes)
-    for piece in pieces:
-        if names := [spec.name for spec in (*piece.sends, *piece.receives) if isinstance(spec, TensorSpec)]:
-            raise UserError(
-                f"secure_sum: {config.method} sends tensors ({names[0]}) beside the model, which it does not hide"
-            )
+    specs = [spec for piece in pieces for spec in (*piece.sends, *piece.receives)]
+    if names := [spec.name for spec in specs if isinstance(spec, TensorSpec)]:
+        what = f"sends tensors ({names[0]}) beside the model, which it does not hide"
+        raise UserError(f"secure_sum: {config.method} {what}")
     if made.trainer.reads_answers:
         raise UserError(f"secure_sum: the server half of {config.method}'s trainer needs more than sums over the sites")
-
-
-def _refuse_what_is_missing(method: str, parts: list[Any], training: Mapping[str, Any], offer: Offer) -> None:
-    if training["logit_tau"] and not offer.has_classes:
-        raise UserError(f"logit_tau: task {offer.task} has no class labels to adjust logits by; set logit_tau=0")
-    for piece in parts:
-        if missing := piece.missing(offer):
-            raise UserError(f"{method} on task {offer.task}: {missing}")
 
 
 AVERAGING = "fedavg"
@@ -325,10 +303,7 @@ def misfit(ids: Mapping[str, str], rule: Rule, trainer: Trainer) -> str:
     by, under = f"trainer {ids['trainer']}", f"rule {ids['rule']}"
     unheeded = [name for name in rule.heeded if name not in trainer.heeds]
     reasons = (
-        (
-            rule.own_models and steps,
-            f"server_optimizer: expected none, for {method} gives sites models of their own",
-        ),
+        (rule.own_models and steps, f"server_optimizer: expected none, for {method} gives sites models of their own"),
         (bool(unheeded), f"{under}: expected a trainer that heeds its orders ({', '.join(unheeded)}), got {by}"),
         (
             rule.alone and (trainer.has_server_half or bool(trainer.receives)),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.findings import Finding
@@ -40,7 +40,7 @@ from fairflare.probes.base import Probe
 from fairflare.tasks.base import Task
 from fairflare.trainers.base import Trainer
 
-T = TypeVar("T")
+Look = Callable[[], tuple[list[Finding], SiteData | None]]
 SITES = "sites"
 """Folder of an in-process run where the sites keep their memories."""
 
@@ -122,6 +122,11 @@ def local_sites(
     tell: Callable[[str, Finding], None],
 ) -> dict[str, Site]:
     """The sites ``names`` of a run, which live in one process; it builds ``parts`` where it is given none."""
+
+    def announced(name: str, look: Look) -> tuple[list[Finding], SiteData | None]:
+        on_site(name)
+        return look()
+
     parts, sites = parts or build_parts(config, at_site=True), {}
     known = site_of_client(config, parts.task)
     training = [name for name in known if name != config.leave_out]
@@ -131,25 +136,18 @@ def local_sites(
         site = build_site(config, parts, name, memory=own, tell=partial(tell, name), credentials=credentials)
         if name in pooling:
             site.look = partial(_pooled, site.look, parts, [known[n] for n in training if n != name])
-        site.look = partial(_announced, site.look, partial(on_site, name))
+        site.look = partial(announced, name, site.look)
         site.trivial = partial(once_for_rows, site.trivial, parts.task)
         sites[name] = site
     return sites
 
 
-def _pooled(
-    look: Callable[[], tuple[list[Finding], SiteData | None]], parts: Parts, others: Sequence[str]
-) -> tuple[list[Finding], SiteData | None]:
+def _pooled(look: Look, parts: Parts, others: Sequence[str]) -> tuple[list[Finding], SiteData | None]:
     """What a site finds of its data, to which the training examples of ``others`` are added."""
     found, own = look()
     if not isinstance(own, TensorData):
         return found, own
     return found, pooled(own, [parts.task.site_data(name) for name in others]).grouped(parts.grouping)
-
-
-def _announced(look: Callable[[], T], announce: Callable[[], None]) -> T:
-    announce()
-    return look()
 
 
 def once_for_rows(

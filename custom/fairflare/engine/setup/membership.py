@@ -82,15 +82,14 @@ class Attack:
         found = {"n_train": float(members), "n_other": float(others), "shadows": float(shadows)}
         found |= {**area(score, there), "loss": area(own, there)["auc"]}
         cells = [groups == number for number in range(len(site.groups))]
-        free = [self._free(cells, kind, site.min_count) for kind in (there, ~there)]
+        counts = [[int((cell & kind).sum()) for cell in cells] for kind in (there, ~there)]
+        free = [
+            released(some, site.min_count, unknown=total - sum(some)) for some, total in zip(counts, (members, others))
+        ]
         for name, cell, *allowed in zip(site.groups, cells, *free):
             if all(allowed) and min((cell & there).sum(), (cell & ~there).sum()) >= max(site.min_count, 2):
                 found |= {f"{key}/{name}": value for key, value in area(score[cell], there[cell]).items()}
         return found
-
-    def _free(self, cells: list[Chosen], kind: Chosen, least: int | None) -> list[bool]:
-        counts = [int((cell & kind).sum()) for cell in cells]
-        return released(counts, least, unknown=int(kind.sum()) - sum(counts))
 
     def _without(self, site: Site, data: TensorData, splits: list[Any], shadows: int) -> Array:
         """(N,) mean confidence in each record of the shadow models that were trained without it."""

@@ -45,6 +45,7 @@ INSIDE = ("state_dict", "model_state_dict", "model", "network", "net", "weights"
 WRAPPERS = ("module.", "_orig_mod.", "model.", "network.", "net.", "backbone.")
 """What comes before an entry's name where a module has the network in it."""
 SHOWN = 3
+SHORT = (torch.float16, torch.bfloat16)
 
 
 def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
@@ -207,9 +208,12 @@ def _tensors(path: Path) -> StateDict:
 def _read(path: Path, changed: int, size: int) -> StateDict:
     """A file's tensors by name; nothing in it is executed. The other arguments say which state of the file it is."""
     name = path.name
-    content = _from_safetensors(path) if path.suffix.lower() == SUFFIX else _from_torch(path)
-    found = checked_model(content, f"init_from: {name}")
-    found = {key: value.float() if _is_short(value) else value.contiguous() for key, value in found.items()}
+    try:
+        content = read_tensors(path) if path.suffix.lower() == SUFFIX else _from_torch(path)
+    except UserError as error:
+        raise UserError(f"init_from: {error}") from None
+    found = checked_model(_state_dict(content, name), f"init_from: {name}")
+    found = {key: value.float() if value.dtype in SHORT else value.contiguous() for key, value in found.items()}
     if not any(value.is_floating_point() for value in found.values()):
         raise UserError(f"init_from: {name}: expected a state dict, found no weights in it")
     for key, value in found.items():
@@ -218,17 +222,17 @@ def _read(path: Path, changed: int, size: int) -> StateDict:
     return found
 
 
-def _from_torch(path: Path) -> Mapping[str, Any]:
-    """The state dict in a file of ``torch.save``, also where a checkpoint has more beside it."""
-    name = path.name
+def _from_torch(path: Path) -> Any:
+    """What is in a file of ``torch.save``, also as torch wrote them before 1.6."""
     if path.suffix.lower() == ".onnx" or _is_program(path):
         kind = "ONNX" if path.suffix.lower() == ".onnx" else "TorchScript"
-        raise UserError(f"init_from: {name} is a program ({kind}): expected weights, as a state dict or {SUFFIX}")
+        raise UserError(f"{path.name} is a program ({kind}): expected weights, as a state dict or {SUFFIX}")
+    if zipfile.is_zipfile(path):
+        return read_pickled(path)
     try:
-        content = read_pickled(path) if zipfile.is_zipfile(path) else _older(path)
-    except UserError as error:
-        raise UserError(f"init_from: {error}") from None
-    return _state_dict(content, name)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UserError(f"{path.name}: expected weights that torch.load reads ({type(error).__name__})") from None
 
 
 def _state_dict(content: Any, name: str) -> Mapping[str, Any]:
@@ -241,22 +245,6 @@ def _state_dict(content: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
         raise UserError(f"init_from: {name}: expected a state dict, which is tensors by name")
     return {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
-
-
-def _older(path: Path) -> Any:
-    """A file as torch wrote them before 1.6, on the user's own machine."""
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise UserError(f"{path.name}: expected weights that torch.load reads ({type(error).__name__})") from None
-
-
-def _from_safetensors(path: Path) -> Mapping[str, Any]:
-    try:
-        content = read_tensors(path)
-    except UserError as error:
-        raise UserError(f"init_from: {error}") from None
-    return _state_dict(content, path.name)
 
 
 def _is_program(path: Path) -> bool:
@@ -285,10 +273,6 @@ def _name(path: Path) -> None:
 
 def _named_files() -> list[Path]:
     return [Path(part) for part in os.environ.get(VARIABLE, "").split(os.pathsep) if part]
-
-
-def _is_short(value: Tensor) -> bool:
-    return value.dtype in (torch.float16, torch.bfloat16)
 
 
 def _fits(own: Tensor, given: Tensor) -> bool:

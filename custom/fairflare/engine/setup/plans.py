@@ -61,12 +61,8 @@ class Plan:
     def values(self, owner: str, given: Collection[str]) -> dict[str, Any]:
         """Own name -> value of an owner's settings, without those that ``given`` names or leaves without a meaning."""
         off = {name for key in given for name in (key, *(BESIDE.get(key, ()) if key != READ_BY else ()))}
-        found = {
-            bare(one.setting): one.value
-            for one in self.choices
-            if owner_of(one.setting) == owner and one.setting not in OF_TABLES
-        }
-        return {name: value for name, value in found.items() if name not in off}
+        own = [one for one in self.choices if owner_of(one.setting) == owner and one.setting not in OF_TABLES]
+        return {name: one.value for one in own if (name := bare(one.setting)) not in off}
 
     def agreed(self, options: Mapping[str, Any]) -> dict[str, str]:
         """What a table's sites have to have in common: levels where ``options`` have none, scaling unless they say it.
@@ -215,12 +211,11 @@ def read_plan(path: Path) -> tuple[str, dict[str, str]]:
 def read_fingerprint(path: Path) -> tuple[str, str, Fingerprint]:
     """Kind of data, site, and its fingerprint, from a file of ``fairflare fingerprint``; UserError for any other."""
     content = _read_json(path, path.name)
-    if not isinstance(content, Mapping) or set(content) != {"format", "kind", "site", "fingerprint"}:
+    whole = isinstance(content, Mapping) and set(content) == {"format", "kind", "site", "fingerprint"}
+    kind, site = (content["kind"], content["site"]) if whole else (None, None)
+    if not whole or content["format"] != FORMAT or kind not in FORMS or not isinstance(site, str):
         raise UserError(f"{path.name}: expected what `fairflare fingerprint` writes")
-    if content["format"] != FORMAT or content["kind"] not in FORMS or not isinstance(content["site"], str):
-        raise UserError(f"{path.name}: expected what `fairflare fingerprint` writes")
-    site = str(content["site"])
-    return str(content["kind"]), site, Fingerprint.from_json(content["fingerprint"], validation.shown(site))
+    return str(kind), site, Fingerprint.from_json(content["fingerprint"], validation.shown(site))
 
 
 def _read_json(path: Path, what: str) -> Any:

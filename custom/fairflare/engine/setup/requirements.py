@@ -16,10 +16,7 @@ from fairflare.engine.setup.method_parts import default_parts
 from fairflare.probes.base import Probe
 from fairflare.trainers.base import Trainer
 
-LACKING = (
-    Offer("", ("accuracy", "dice", "loss"), "accuracy", ("a", "b"), has_classes=False),
-    Offer("", ("accuracy", "dice", "loss"), "accuracy", (), has_classes=True),
-)
+LACKING = [Offer("", ("accuracy", "dice", "loss"), "accuracy", *of) for of in ((("a", "b"), False), ((), True))]
 """A task without classes, and one without groups: what methods say that they miss is what they need."""
 
 

@@ -14,17 +14,7 @@ from fairflare.core import registry, validation
 from fairflare.core.errors import UserError
 from fairflare.core.findings import ACCEPTABLE
 from fairflare.core.settings import Owners, bare, exactly_the_keys, flat, nested
-from fairflare.core.validation import (
-    CLIENT,
-    FEDERATION,
-    SHA256,
-    Entries,
-    Range,
-    Seed,
-    Sites,
-    Text,
-    expected,
-)
+from fairflare.core.validation import CLIENT, FEDERATION, SHA256, Entries, Range, Seed, Sites, Text, expected
 from fairflare.engine.choices import BY, NO_CHOICE, RATIO
 from fairflare.engine.setup.config_checks import checked_config
 from fairflare.engine.setup.method_parts import NO_STEP, PART_KEYS, STEPS
@@ -216,11 +206,8 @@ class RunConfig:
 BESIDE = {"method", "settings", "task", "preset", "options", "training", "seed", "code", "format"}
 BESIDE |= {"evaluation", "fold", "join"}
 """Fields that are no settings of a run, but what it is made of."""
-RUN_KEYS = tuple(
-    field.name
-    for field in dataclasses.fields(RunConfig)
-    if field.name not in {*BESIDE, *PART_KEYS, "after", "after_settings"}
-)
+NO_KEYS = {*BESIDE, *PART_KEYS, "after", "after_settings"}
+RUN_KEYS = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in NO_KEYS)
 """Settings of the run, whose owner is "run"; a step after the last round is chosen with its own."""
 
 
@@ -232,36 +219,10 @@ def site_of_client(config: RunConfig, task: Task) -> dict[str, str]:
 SINCE = {"selector": "all", "server_optimizer": "none"}
 """What format 2 says in addition, with what holds for a run in format 1."""
 
-LATER: Mapping[str, Any] = {
-    "mask_neighbours": "auto",
-    "mask_bits": 64,
-    "site_epsilon": 0.0,
-    "site_delta": 1e-5,
-    "site_clip": 1.0,
-    "site_colluders": 1,
-    "min_responses": None,
-    "grace": 0.0,
-    "stacked": False,
-    "clip_updates": 0.0,
-    "clip_at": "median",
-    "clip_memory": 0.0,
-    "cap_weights": 1.0,
-    "mix_updates": "none",
-    "liars": LIARS,
-    "after": "none",
-    "after_settings": {},
-    "best_by": "none",
-    "best_weight": 0.5,
-    "headline": "final",
-    "solo": False,
-    "trees": False,
-    "score_rounds": "last",
-    "threshold": None,
-    "init_from": "",
-    "evaluation": False,
-    "fold": "",
-    "join": {},
-}
+FIRST = BESIDE - {"evaluation", "fold", "join"} | {*PART_KEYS, "min_sites", "threads", "group_by", "min_count"}
+FIRST |= {"leave_out", "clients", "federation", "task_timeout", "secure_sum", "max_norm_ratio", "accept"}
+"""The fields that format 2 began with."""
+LATER = {name: default for name, default in registry.parameters(RunConfig).items() if name not in FIRST}
 LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None, "fewest_steps": None, "most_steps": None}
 LATER_IN_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "heart": {"reference": False, "scaling": "centre"},

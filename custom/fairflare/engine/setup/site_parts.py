@@ -147,9 +147,8 @@ def site_parts(config: RunConfig, begin: Begin | None = None) -> Parts:
     grouping = task.grouping(config.group_by)
     outline = Outline(model, grouping.names, len(task.classes))
     chosen = chosen_probes(made.rule, made.probes, outline, made.trainer)
-    parts = Parts(
-        task, made.rule, made.trainer, chosen, network, model, grouping, made.selector, made.server_optimizer, origin
-    )
+    start, others = (network, model, grouping), (made.selector, made.server_optimizer)
+    parts = Parts(task, made.rule, made.trainer, chosen, *start, *others, origin)
     parts.personal  # noqa: B018  (whatever is wrong with it is said before anything starts)
     sent = [*parts.sent_tensors, *(s.name for when in (False, True) for s in parts.scalars(anchored=when))]
     beside = [name for name in sent if name not in {spec.name for spec in made.trainer.sends}]
@@ -157,17 +156,14 @@ def site_parts(config: RunConfig, begin: Begin | None = None) -> Parts:
         raise UserError(f"trainer {config.trainer}: {config.method} sends {beside[0]}, which no privacy budget covers")
     if config.site_epsilon and beside:
         raise UserError(f"site_epsilon: {config.method} sends {beside[0]}, which no privacy budget covers")
-    if config.site_epsilon and (kept := sorted(set(_floating(model)) - parts.trainable)):
-        raise UserError(f"site_epsilon: {kept[0]} is a statistic of patients (choose another normalisation)")
+    statistics = sorted({key for key, value in model.items() if value.is_floating_point()} - parts.trainable)
+    if config.site_epsilon and statistics:
+        raise UserError(f"site_epsilon: {statistics[0]} is a statistic of patients (choose another normalisation)")
     if task.by_script and parts.has_personal:
         raise UserError(f"trainer {config.trainer}: keeps layers at the sites, which a script does not")
     if reason := made.trainer.unsuited(network):
         raise UserError(f"trainer {config.trainer or method.trainer}: {reason}")
     return parts
-
-
-def _floating(model: StateDict) -> list[str]:
-    return [key for key, value in model.items() if value.is_floating_point()]
 
 
 def without_weights(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,9 +56,8 @@ class OfPhase:
         return [site for site in self.transport.sites() if site in self.among]
 
     def exchange(self, instructions: Mapping[str, Instruction]) -> Iterable[Answer]:
-        return self.transport.exchange(
-            {site: dataclasses.replace(one, phase=self.phase) for site, one in instructions.items()}
-        )
+        sent = {site: dataclasses.replace(one, phase=self.phase) for site, one in instructions.items()}
+        return self.transport.exchange(sent)
 
 
 @dataclasses.dataclass
@@ -209,17 +208,15 @@ class Join:
         aggregation = server_part(run, build_parts(run, at_site=True), self.credentials)
         if rejections := aggregation.learn(self._preflight(transport)):
             raise RunFailed(f"join: {'; '.join(f'{r.site}: {r.detail}' for r in rejections)}")
-        total = aggregation.total(
-            transport, {site: {} for site in sorted(transport.among)}, self._end, lambda a: [], terms
-        )
+        models = {site: dict[str, Any]() for site in sorted(transport.among)}
+        total = aggregation.total(transport, models, self._end, lambda a: [], terms)
         if total.rejections:
             raise RunFailed(f"join: no sum: {'; '.join(f'{r.site}: {r.detail}' for r in total.rejections)}")
         return combine(list(total.told["sealed"]["sums"].values())), dict(total.told)
 
     def _preflight(self, transport: OfPhase) -> list[Answer]:
-        answers = list(
-            transport.exchange({s: Instruction("preflight", self._end, {}) for s in sorted(transport.among)})
-        )
+        asked = {site: Instruction("preflight", self._end, {}) for site in sorted(transport.among)}
+        answers = list(transport.exchange(asked))
         statements, rejections = inspect_preflight(answers, all_versions(), {}, self.config.accept)
         if reason := refusal(statements, rejections):
             raise RunFailed(reason)
@@ -228,25 +225,15 @@ class Join:
     def _result(
         self, known: Known, told: Mapping[str, Told], regressions: Mapping[str, Any], out: Mapping[str, str]
     ) -> dict[str, Any]:
-        plan, names = self.plan, self.plan.names
+        plan, names, design = self.plan, self.plan.names, self.plan.design
         sites = {site: known.answer(one, names, plan.margin, regressions.get(site)) for site, one in told.items()}
         untold = {} if plan.secure else {site: NOT_TESTED for site in self._sites if site not in {*told, *out}}
-        design = plan.design
-        return {
-            "score": "brier",
-            "folds": design.folds,
-            "repeats": design.repeats,
-            "kappa": design.kappa,
-            "margin": plan.margin,
-            "new_size": plan.new_size,
-            "task": f"{self.config.task}:{self.config.preset}",
-            "secure": plan.secure,
-            "hospitals": known.sites,
-            "candidates": known.together(names, plan.new_size),
-            "weights": dict(zip(names, map(float, known.weights), strict=True)),
-            "sites": sites,
-            "refused": {**out, **untold},
-        }
+        about = {"score": "brier", "folds": design.folds, "repeats": design.repeats, "kappa": design.kappa}
+        about |= {"margin": plan.margin, "new_size": plan.new_size, "task": f"{self.config.task}:{self.config.preset}"}
+        about |= {"secure": plan.secure, "hospitals": known.sites}
+        told_all = {"candidates": known.together(names, plan.new_size)}
+        told_all["weights"] = dict(zip(names, map(float, known.weights), strict=True))
+        return {**about, **told_all, "sites": sites, "refused": {**out, **untold}}
 
 
 def _is_complete(place: Path) -> bool:

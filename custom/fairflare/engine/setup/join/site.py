@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -112,13 +113,7 @@ class Phases:
         """Another process may take the memory's place."""
         self._claim.close()
 
-    @property
-    def memory(self) -> Any:
-        return self._now.memory
-
-    @property
-    def aggregation(self) -> Any:
-        return self._now.aggregation
+    memory, aggregation = (property(attrgetter(f"_now.{name}")) for name in ("memory", "aggregation"))
 
     @property
     def _now(self) -> Site:
@@ -135,9 +130,8 @@ class Phases:
             at = self._memory.with_name(f"{self._memory.stem}.phase{phase}{SUFFIX}")
             self._claim.enter_context(claimed(at))
             index = phase % self.plan.phases
-            self._site = (
-                self._fold(index, at) if index < self.plan.folds else self._sum_site(index - self.plan.folds, at)
-            )
+            folds = self.plan.folds
+            self._site = self._fold(index, at) if index < folds else self._sum_site(index - folds, at)
         self._now.stop_if_aborted = self.stop_if_aborted
         return self._now
 
@@ -176,10 +170,8 @@ class Phases:
 
         def row(name: str) -> Array:
             """(R, n) in the order of the folds."""
-            parts = [
-                [one[name].numpy() for one in found[i : i + deal] if name in one] for i in range(0, len(found), deal)
-            ]
-            return np.stack([np.concatenate(one) for one in parts])
+            deals = [found[i : i + deal] for i in range(0, len(found), deal)]
+            return np.stack([np.concatenate([one[name].numpy() for one in some if name in one]) for some in deals])
 
         risks = np.stack([row(name) for name in ("own", *self.plan.names)])
         return Hospital(row("labels"), risks, self._deployed() if risks.size else None)
@@ -349,11 +341,8 @@ class Exchange:
         if self.place == THIRD and not is_there(self.answer):
             names, design, margin = self.plan.names, self.plan.design, self.plan.margin
             about = {"score": "brier", "folds": design.folds, "repeats": design.repeats, "margin": margin}
-            about |= {
-                "site": self.site,
-                "hospitals": known.sites,
-                "weights": dict(zip(names, map(float, known.weights), strict=True)),
-            }
+            about |= {"site": self.site, "hospitals": known.sites}
+            about["weights"] = dict(zip(names, map(float, known.weights), strict=True))
             one = self._hospital()
             own: Mapping[str, Any] = {"refused": self._kept()["why"]}
             if one:
@@ -418,9 +407,8 @@ class Ledger:
         mine = {**entry, "table": self._table}
         near = [one for one in told if one["table"] == self._table and abs(one["n"] - entry["n"]) < max(least, 1)]
         if near:
-            return f"this site has joined before with {near[0]['n']} patients, and these are {entry['n']}: " + (
-                f"fewer than {least} apart ({self._path.name})"
-            )
+            before, apart = near[0]["n"], f"fewer than {least} apart ({self._path.name})"
+            return f"this site has joined before with {before} patients, and these are {entry['n']}: {apart}"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         save_json(self._path, {"told": [*told, mine]})
         return ""
@@ -444,14 +432,8 @@ def of_sum(egress: Egress | None, plan: Plan, place: int) -> Egress | None:
     if egress is None:
         return None
     numbers = masked_sizes(plan.nothing_known.length(place)) if plan.secure else range(0)
-    return dataclasses.replace(
-        egress,
-        sums=lambda sums: checked(sums, plan, place),
-        sealed_sums=numbers,
-        clinical=None,
-        benefit=(),
-        adjusted=(),
-    )
+    nothing: dict[str, Any] = {"clinical": None, "benefit": (), "adjusted": ()}
+    return dataclasses.replace(egress, sums=lambda sums: checked(sums, plan, place), sealed_sums=numbers, **nothing)
 
 
 def sizes(plan: Plan, place: int) -> int:
