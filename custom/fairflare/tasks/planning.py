@@ -254,7 +254,9 @@ def _scaling(prints: Prints) -> list[Choice]:
     means = [[_channel(one.mean, k) for one in known] for k in range(channels)]
     spreads = [[_channel(one.std, k) for one in known] for k in range(channels)]
     if window is not None:
-        means, spreads = _in_window(known, window)
+        low, high = window
+        scaled = [np.clip((np.array(one.values) - low) / (high - low), 0, 1) for one in known]
+        means, spreads = [[float(one.mean()) for one in scaled]], [[float(one.std()) for one in scaled]]
     centre = [fmean(found) for found in means]
     # The spread of the sites' images together: within sites, and of the sites' means.
     whole = [
@@ -294,14 +296,6 @@ def _window(known: Sequence[Fingerprint]) -> tuple[tuple[float, float] | None, l
     low, high = math.floor(round(low / step, 6)) * step, math.ceil(round(high / step, 6)) * step
     text = f"{(low + high) / 2:.6g},{high - low:.6g}"
     return (low, high), [Choice("task.window", text, f"{reason}; what lies outside counts as the nearer end")]
-
-
-def _in_window(
-    known: Sequence[Fingerprint], window: tuple[float, float]
-) -> tuple[list[list[float]], list[list[float]]]:
-    """Mean and spread of each site's values once they are scaled by the window, [[site, ...]] of one channel."""
-    scaled = [np.clip((np.array(one.values) - window[0]) / (window[1] - window[0]), 0, 1) for one in known]
-    return [[float(one.mean()) for one in scaled]], [[float(one.std()) for one in scaled]]
 
 
 def _effort(effort: Effort, prints: Prints, kind: str) -> list[Choice]:

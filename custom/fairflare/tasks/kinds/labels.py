@@ -58,8 +58,7 @@ class LabelCases(Cases):
     @cached_property
     def probabilities(self) -> Array:
         """(N, L)."""
-        found: Array = self.outputs.double().sigmoid().numpy()
-        return found
+        return self.outputs.double().sigmoid().numpy()
 
     @cached_property
     def told(self) -> npt.NDArray[np.bool_]:
@@ -69,15 +68,13 @@ class LabelCases(Cases):
     @cached_property
     def truth(self) -> npt.NDArray[np.bool_]:
         """(N, L): whether it has the label; False where it does not say."""
-        found: npt.NDArray[np.bool_] = self.targets.numpy() == 1
-        return found
+        return self.targets.numpy() == 1
 
     @cached_property
     def right(self) -> Array:
         """(N,) the share of the labels that a case says that are predicted."""
         hit = ((self.probabilities >= np.array(self.thresholds)) == self.truth) & self.told
-        found: Array = hit.sum(axis=1) / np.maximum(self.told.sum(axis=1), 1)
-        return found
+        return hit.sum(axis=1) / np.maximum(self.told.sum(axis=1), 1)
 
 
 def masked_entropy(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
@@ -191,9 +188,6 @@ class Labels(TaskKind):
     def _cuts(self, classes: Sequence[str]) -> tuple[float, ...]:
         own = dict(self.thresholds)
         return tuple(own.get(name, HALF) for name in classes)
-
-    def loss(self, cases: LabelCases) -> float:
-        return float(masked_entropy(cases.outputs.double(), cases.targets.double()))
 
     def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
         probabilities, cuts = outputs.double().sigmoid().numpy(), np.array(self._cuts(classes))

@@ -95,9 +95,6 @@ PAPER = Training(
     rounds=200, batch_size=8, optimizer="adam", lr=1e-3, weight_decay=1e-4, adam_beta2=0.99, keep_optimizer=True
 )
 """Fed-LWR's."""
-BATCH = 16
-MOST_MASKS = 256
-"""Training masks that the constant one is made from, evenly spaced over the split."""
 LEVELS = tuple(k / 10 for k in range(10))
 """Shares of training masks that a pixel must be above to be in the constant mask; a last candidate has no pixel."""
 SURE = 20.0
@@ -138,6 +135,8 @@ class Segmentation(TaskKind):
     has_masks: ClassVar[bool] = True
     outputs: ClassVar[str] = "logits (N, C, H, W)"
     targets: ClassVar[str] = "masks (N, C, H, W)"
+    looked_at: ClassVar[tuple[int, int]] = (16, 256)
+    """Training masks at once, and in all, that the constant one is made from, evenly spaced over the split."""
 
     def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
         """``dice_loss``, whatever the arguments: masks have no class prior to adjust logits by."""
@@ -162,7 +161,8 @@ class Segmentation(TaskKind):
         return Metric(name, value=partial(_of_structure, name.removeprefix(STRUCTURE)), kind=self.name)
 
     def baseline(self, task: Task, data: SiteData) -> Baseline:
-        mask = constant_mask(data.fixed("train", BATCH, at_most=MOST_MASKS))
+        whole = getattr(data, "whole", data.fixed)  # where the training split is seen by patches
+        mask = constant_mask(whole("train", *self.looked_at))
         return Baseline(lambda inputs: mask.expand(len(inputs), *mask.shape))
 
 

@@ -21,7 +21,7 @@ from fairflare.core.user_code import check_name, load_object
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
-from fairflare.tasks.base import Task, expect
+from fairflare.tasks.base import Task, expect, expect_choices
 
 PREFIX = "client_"
 """Datalists are often called client_<SITE>.json."""
@@ -139,6 +139,7 @@ class OwnData(Task):
         return [name for name in (part.strip() for part in self.site_names.split(",")) if name]
 
     def _check_own(self, fewest: int) -> None:
+        expect_choices(self)
         if self.build_data:
             check_name(self.build_data, "build_data")
         names = [name.lower() for name in self._names()]

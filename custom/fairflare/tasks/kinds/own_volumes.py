@@ -81,8 +81,7 @@ class OwnVolumes(OwnData):
 
     def read(self, own: SiteConfig) -> TensorData:
         root = Path(own.data_root)
-        masks, classes = self.kind.has_masks, self.classes
-        found = read_datalist(root / own.datalist, root, masks=masks, classes=classes, links=own.links)
+        found = read_datalist(root / own.datalist, root, **self.kind.lists(self.classes), links=own.links)
         mean, std = scaling_of(self.mean, self.std, 1)
         return image_data(found, self, self.reader(), own=own, mean=mean, std=std, kind=self.made)
 

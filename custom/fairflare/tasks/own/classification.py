@@ -11,7 +11,7 @@ from torch import nn
 from fairflare.core.types import Training
 from fairflare.data.readers.pictures import Reader
 from fairflare.networks import own as own_network
-from fairflare.tasks.base import Preset, expect, expect_choices
+from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.own_images import OwnImages
 
 
@@ -48,7 +48,6 @@ class Classification(OwnImages):
     pretrained_weights: str | None = None
 
     def __post_init__(self) -> None:
-        expect_choices(self)
         self._check_images(self.fewest)
         own_network.check_model(self.model, ("small-cnn", "resnet18"))
         if self.model == "resnet18":
