@@ -30,8 +30,8 @@ def filter_normalised(parameters: Parameters, generator: torch.Generator) -> dic
         if value.dim() < 2:
             found[name] = torch.zeros_like(value)
             continue
-        lengths = (_norms(value) / _norms(drawn).clamp_min(1e-12)).reshape(-1, *[1] * (value.dim() - 1))
-        found[name] = drawn * lengths
+        own, new = (torch.linalg.vector_norm(one.flatten(1), dim=1) for one in (value, drawn))
+        found[name] = drawn * (own / new.clamp_min(1e-12)).reshape(-1, *[1] * (value.dim() - 1))
     return found
 
 
@@ -55,8 +55,3 @@ def loss_grid(
         [loss({name: w + a * first[name] + b * second[name] for name, w in parameters.items()}) for b in steps]
         for a in steps
     ]
-
-
-def _norms(value: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(value.reshape(len(value), -1), dim=1)
-    return found

@@ -98,23 +98,9 @@ class Sums:
     examples: int
 
 
-def sums(
-    family: Family,
-    design: torch.Tensor,
-    outcome: torch.Tensor,
-    coefficients: torch.Tensor,
-    offset: torch.Tensor | float = 0.0,
-) -> Sums:
-    """A site's sums.
-
-    Args:
-        family: of the outcome.
-        design: (N, p).
-        outcome: (N,).
-        coefficients: (p,).
-        offset: (N,) or a number, added to the linear predictor.
-    """
-    terms = family(design @ coefficients + offset, outcome)
+def sums(family: Family, design: torch.Tensor, outcome: torch.Tensor, coefficients: torch.Tensor) -> Sums:
+    """A site's sums, of a design (N, p), outcomes (N,) and coefficients (p,)."""
+    terms = family(design @ coefficients, outcome)
     information = design.T @ (terms.curvature[:, None] * design)
     return Sums(terms.value.sum(), design.T @ terms.slope, information, len(outcome))
 

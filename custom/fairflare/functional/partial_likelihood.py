@@ -72,5 +72,4 @@ def baseline(times: Array, events: Array, risks: Array, ends: Array) -> Array:
     weight = np.add.reduceat(np.exp(risks[order]), first)
     there = weight[::-1].cumsum()[::-1]
     hazard = np.concatenate(([0.0], (died / there).cumsum()))
-    found: Array = hazard[np.searchsorted(at, ends, side="right")]
-    return found
+    return np.asarray(hazard[np.searchsorted(at, ends, side="right")])
