@@ -14,12 +14,10 @@ import torch
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import probe
-from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, MOST_EXAMPLES, Cost, LocalWork, Number, Outline
+from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, LARGEST_LOSS, MOST_EXAMPLES, Cost, LocalWork, Number, Outline
 from fairflare.core.validation import Few
 from fairflare.privacy.counts import released
 from fairflare.probes.base import Probe
-
-LARGEST_LOSS = 1e6
 
 
 @probe("group-loss")

@@ -18,12 +18,10 @@ import torch
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import probe
 from fairflare.core.seeds import derive
-from fairflare.core.types import Batch, Cost, LocalWork, Number, Objective
+from fairflare.core.types import LARGEST_LOSS, Batch, Cost, LocalWork, Number, Objective
 from fairflare.core.validation import Few, within
 from fairflare.functional.perturbation import TINY, global_norm, rho_at
 from fairflare.probes.base import Probe
-
-LARGEST_LOSS = 1e6
 
 
 @probe("sharpness")

@@ -41,14 +41,9 @@ class Case:
     orders: Mapping[str, float] = field(default_factory=dict)
     training: Training = TRAINING
 
-    @property
-    def receives(self) -> tuple[TensorSpec, ...]:
-        """The tensors that the rule sends."""
-        return self.trainer.receives
-
     def work(self, t: int, memory: dict[str, Any] | None = None) -> LocalWork:
         """The site's round ``t`` before it trains."""
-        example, receives = example_of(self.trainer), self.receives
+        example, receives = example_of(self.trainer), self.trainer.receives
         work = work_of_round(
             t, memory=memory, orders=self.orders, receives=receives, training=self.training, example=example
         )
