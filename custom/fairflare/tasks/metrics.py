@@ -32,10 +32,8 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float:
     Returns:
         the area in [0, 1]: the exact share, rounded once.
     """
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     n = int(positive.sum())
-    return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * (len(positive) - n)))
+    return float((intervals.ranks(scores)[positive].sum() - n * (n + 1) / 2) / (n * (len(positive) - n)))
 
 
 def confusion(predicted: np.ndarray, y: np.ndarray, n_classes: int) -> np.ndarray:

@@ -35,10 +35,14 @@ INSIDE = "fairflare"
 class OwnData(Task):
     """A task whose examples are files of the sites.
 
-    A concrete task is a frozen dataclass with the fields datalists (a folder with one list per site on this machine,
-    for trying things out), site_names (separated by commas), labels (a number of classes, or their names separated by
-    commas), attribute_values ("sex=female|male; race=black|white") and build_data (module.function of the user's own,
-    see ``built_data``, in place of lists; empty: none).
+    A concrete task is a frozen dataclass with these fields, lists separated by commas.
+
+    Args:
+        datalists: folder with one datalist per site on this machine.
+        site_names: the sites; filled from the folder.
+        labels: number of classes, or their names.
+        attribute_values: sensitive attributes and their values.
+        build_data: "module.function" that builds a site's data in place of lists, see ``tasks.kinds.own``.
     """
 
     real = "everything: the sites' own files"

@@ -34,18 +34,12 @@ class OwnVolumes(OwnData):
 
     Args:
         datalists: folder with one datalist per site on this machine; paths in them are relative to it.
-        site_names: the sites; filled from the folder.
-        labels: number of classes, or their names.
-        attribute_values: sensitive attributes and their values.
         spacing: edges of a voxel in millimetres to the right, the front and above, separated by commas.
         shape: voxels along these axes, 16..512 each; volumes are cut or filled up around their centre.
         mean: of the voxels on [0, 1]; 0.5 when empty.
         std: of the voxels; 0.25 when empty.
         window: what values are scaled by: "CENTRE,WIDTH" in the files' own units (Hounsfield units for CT), or
             "percentiles" (of each volume); empty: -1000 to 1000 for Hounsfield units, else percentiles.
-        build_data: "module.function" that builds a site's data in place of lists, see ``tasks.kinds.own``.
-        model: a network of the package, or a class as {"class_path": "my_net.Net", "args": {...}}.
-        norm: the network's normalisation; a class has its own.
     """
 
     datalists: str = ""

@@ -54,7 +54,6 @@ class Tabular(OwnData):
 
     Args:
         datalists: folder with a table per site on this machine, <site>.csv or with another of the suffixes.
-        site_names: the sites; filled from the folder.
         labels: number of classes (the label column then holds 0, 1, ...), or the names that it holds.
         label: the label's column.
         features: columns, separated by commas, a name with a comma in double quotes; never a column that is known only
