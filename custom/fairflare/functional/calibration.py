@@ -33,14 +33,7 @@ SURE = 1e-12
 
 @dataclass(frozen=True)
 class Bins:
-    """Sums over the cases of each bin.
-
-    Attributes:
-        starts: (B,); each ends where the next begins.
-        n: (B,) cases.
-        positives: (B,) those that it came true of.
-        risk: (B,) summed predicted risks.
-    """
+    """Sums (B,) over each bin: its cases, those that it came true of, and their predicted risks."""
 
     starts: Ints
     n: Array
@@ -84,10 +77,7 @@ def merged_beside(risks: Array, outcomes: Array, least: int, flags: npt.NDArray[
     """The same where it is also known how many were flagged, and of which outcome: those with a risk from t on.
 
     An edge leaves at least ``least`` cases of either outcome between itself and t, where it is not t itself: else the
-    number of those between would follow by subtraction.
-
-    Args:
-        flags: (N,) whose risk is at least t.
+    number of those between would follow by subtraction. ``flags`` (N,): whose risk is at least t.
     """
     if not len(merged(risks, outcomes, least)):
         return np.zeros(0, dtype=np.int64)
@@ -140,10 +130,7 @@ def calibration_error(bins: Bins) -> float:
 def net_benefit(bins: Bins) -> tuple[Array, Array, Array]:
     """Of treating whoever's risk is at least t, at every edge t inside (0, 1) (Vickers and Elkin 2006).
 
-    TP / n - FP / n * t / (1 - t), and its standard error from the same counts.
-
-    Returns:
-        t, net benefit and standard error, (B - 1,) each.
+    t, TP / n - FP / n * t / (1 - t), and its standard error from the same counts, (B - 1,) each.
     """
     return net_benefit_at(bins, GRID[bins.starts])
 
@@ -200,12 +187,7 @@ def resampled(
 ) -> tuple[Array, Array, Array]:
     """Brier score, calibration in the large and ECE of ``times`` samples of the cases, drawn with replacement.
 
-    Args:
-        squares: (N,) squared errors.
-        residuals: (N,) risk less outcome.
-        places: (N,) each case's bin of the ECE; the bins stay.
-        generator: draws.
-        times: how often.
+    Of each of N cases the squared error, the residual (risk less outcome), and the bin of the ECE; the bins stay.
     """
     n, bins = len(squares), int(places.max()) + 1
     found = np.empty((3, times))

@@ -218,14 +218,11 @@ def scale(sites: float, precision: float) -> float:
 def terms(value: float, variance: float, x: float, s0: float) -> Array:
     """(POINTS, 7) terms of the sums over hospitals of which the hierarchical model is made.
 
-    Args:
-        value: the hospital's estimate.
-        variance: V of its noise.
-        x: its covariate; 0 in a model without.
-        s0: ``scale``; everything is in its units.
+    For each spread: w, w x, w x^2, w z, w x z, w z^2 and log w with w = s0^2 / (V + tau^2), z = value / s0.
 
-    Returns:
-        For each spread: w, w x, w x^2, w z, w x z, w z^2 and log w with w = s0^2 / (V + tau^2), z = value / s0.
+    Args:
+        value, variance, x: the hospital's estimate, V of its noise, and its covariate; 0 in a model without.
+        s0: ``scale``; everything is in its units.
     """
     w, z = 1 / (variance / s0**2 + spreads() ** 2), value / s0
     return np.stack([w, w * x, w * x * x, w * z, w * x * z, w * z * z, np.log(w)], axis=1)
@@ -246,12 +243,7 @@ class Doubt(NamedTuple):
 
 @dataclass(frozen=True)
 class Hospitals:
-    """What is known of hospitals like these: a mixture over their spread, from totals of ``terms``.
-
-    Attributes:
-        s0: ``scale``.
-        total: (POINTS, 7).
-    """
+    """What is known of hospitals like these: a mixture over their spread, from totals (POINTS, 7) of ``terms``."""
 
     s0: float
     total: Array

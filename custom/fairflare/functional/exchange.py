@@ -101,12 +101,7 @@ def rounded(values: Array) -> Array:
 
 
 def row_of(labels: Array, risks: Array) -> Row:
-    """A hospital's own.
-
-    Args:
-        labels: (R, n) 0 or 1.
-        risks: (1 + C, R, n) out of fold: the own model's, then the candidates'.
-    """
+    """A hospital's own; arguments as of ``Hospital``."""
     r, move = labels - risks[0], risks[1:] - risks[0]
     products = np.einsum("arn,brn->ab", move, move) / labels.size
     seconds = np.stack([_seconds(r * one, one**2) for one in move])
@@ -550,10 +545,7 @@ def _told(
 def safe_mix(part: Right, of: Normals, margin: float) -> Json:
     """The safe share of a direction at a hospital, its gain with an interval, and the probability of harm.
 
-    Args:
-        part: which part of the direction is right there.
-        of: its posterior.
-        margin: the loss that does not matter; 0: strict.
+    ``of`` is the posterior of the part that is right; ``margin`` the loss that does not matter, 0: strict.
     """
     share = combination.safe_share(of, part.q, margin)
     if not share:

@@ -17,12 +17,7 @@ def filter_normalised(parameters: Parameters, generator: torch.Generator) -> dic
     A filter is what one entry of a tensor's first dimension holds. Tensors of one dimension (biases, normalisation) are
     not moved, as in the paper's code; so a model's scale does not make its surroundings look sharp or flat.
 
-    Args:
-        parameters: name -> tensor; their order decides what is drawn.
-        generator: on the CPU.
-
-    Returns:
-        Tensors of the same names, shapes and types.
+    Tensors of the same names, shapes and types; the order of the parameters decides what the generator (CPU) draws.
     """
     found = {}
     for name, value in parameters.items():
@@ -44,12 +39,7 @@ def loss_grid(
 ) -> list[list[float]]:
     """loss(w + a d_1 + b d_2) for every a (outer list) and b (inner list) in ``steps``.
 
-    Args:
-        loss: of parameters by name.
-        parameters: w.
-        first: d_1, with entries of the same names.
-        second: d_2.
-        steps: factors; 0 gives the loss of w itself.
+    ``first`` is d_1 and ``second`` d_2, with entries of w's names; a factor of 0 gives the loss of w itself.
     """
     return [
         [loss({name: w + a * first[name] + b * second[name] for name, w in parameters.items()}) for b in steps]

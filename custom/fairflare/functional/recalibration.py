@@ -86,10 +86,7 @@ def limited(values: Array, most: float, beyond: float = BEYOND) -> Array:
     Counts per bin, and losses that one site may not decide, can tell nothing of how far out a case lies; so a line or a
     temperature holds for limited numbers, fitted and applied. They keep their order with a share above 0.
 
-    Args:
-        values: logits, or log probabilities less the largest.
-        most: > 0.
-        beyond: in [0, 1].
+    Values are logits, or log probabilities less the largest; ``most`` > 0, ``beyond`` in [0, 1].
     """
     size = np.abs(values)
     return np.asarray(np.copysign(np.minimum(size, most) + beyond * np.log1p(np.maximum(size - most, 0.0)), values))
@@ -104,9 +101,7 @@ def possible_losses(losses: Array, temperatures: Array, cases: float, classes: i
     Args:
         losses: (T,) >= 0.
         temperatures: (T,) increasing.
-        cases: n >= 0.
-        classes: C >= 2.
-        most: see above.
+        cases, classes: n >= 0 and C >= 2.
     """
     b, own = 1 / temperatures[::-1], losses[::-1]
     rounding = SUM_ROUNDING * (1.0 + cases * most * b[-1])
@@ -127,9 +122,7 @@ def losses_at(log_probabilities: Array, labels: npt.NDArray[np.int64], temperatu
 def least_on_grid(losses: Array, temperatures: Array) -> float:
     """The temperature of the least loss: the vertex of the parabola in log T through the best point and its neighbours.
 
-    Args:
-        losses: (T,) sums over cases, and sites.
-        temperatures: (T,) > 0, evenly spaced in log T.
+    Losses (T,) are sums over cases, and sites; temperatures (T,) are > 0 and evenly spaced in log T.
     """
     best = int(np.argmin(losses))
     logs = np.log(temperatures)

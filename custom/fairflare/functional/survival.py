@@ -23,8 +23,7 @@ def kaplan_meier(times: Array, events: Array, counts: Array, *, of_censoring: bo
         of_censoring: of the time until a case is lost instead; what happened at the same time happened before.
 
     Returns:
-        The different times (U,), and (B, U) the probability of being without event after each; it stays as it is
-        beyond the last.
+        The different times (U,), and (B, U) the probability of being without event after each, and beyond the last.
     """
     order = np.argsort(times, kind="stable")
     at, first = np.unique(times[order], return_index=True)
@@ -81,12 +80,7 @@ def concordance(times: Array, events: Array, risks: Array, counts: Array, weight
 
     F. Harrell et al., JAMA 247, 1982. With weights it is Uno's (Statistics in Medicine 30, 2011), see ``uno_weights``.
 
-    Args:
-        risks: (N,) finite.
-        weights: (B, N) of a pair, by its case with the earlier event; None: 1.
-
-    Returns:
-        nan where no two cases can be compared.
+    Weights (B, N) are of a pair, by its case with the earlier event. nan where no two cases can be compared.
     """
     ranks = ranks_of(times, events)
     first = counts * events * (1.0 if weights is None else weights)
