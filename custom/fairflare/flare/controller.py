@@ -88,16 +88,8 @@ class FairController(ModelController):
     federation continues that one.
     """
 
-    def __init__(
-        self,
-        config: dict[str, Any],
-        task_check_period: float = 0.5,
-        env: str = "flare",
-    ) -> None:
-        """
-        Args:
-            task_check_period: seconds between two looks at FLARE's tasks.
-        """
+    def __init__(self, config: dict[str, Any], task_check_period: float = 0.5, env: str = "flare") -> None:
+        """``task_check_period``: seconds between two looks at FLARE's tasks."""
         # Errors of single sites are the quorum's business: FLARE's own tolerance counts them per send, and there is
         # one send per group of sites.
         super().__init__(persistor_id="", ignore_result_error=True, task_check_period=task_check_period)

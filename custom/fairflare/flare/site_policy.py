@@ -66,11 +66,7 @@ class SitePolicy(AppValidator):
     """
 
     def __init__(self, policy: str = "") -> None:
-        """
-        Args:
-            policy: name of a policy file in the site's ``local/`` that must be there; empty: ``fairflare_policy.yaml``
-                if there is one.
-        """
+        """``policy``: a file in the site's ``local/`` that must be there; empty: ``fairflare_policy.yaml`` if it is."""
         self.policy = policy
         registry.methods()  # imported now: FLARE's server waits ten seconds for a site's answer to a job
 
@@ -102,10 +98,7 @@ class SitePolicy(AppValidator):
 def check_app(app: Path, policy: Policy, homes: list[Path]) -> None:
     """Raise UserError unless the sites' app of a job is one that a site takes part in; nothing of it is imported.
 
-    Args:
-        app: its folder.
-        policy: the site's rules.
-        homes: folders whose modules the run may name.
+    ``app`` is its folder; ``homes`` are those whose modules the run may name.
     """
     content = _read_job(app)
     executor, tasks_of = _executor(content)
@@ -196,13 +189,7 @@ def _components(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def check_config(content: Mapping[str, Any], policy: Policy, homes: list[Path]) -> None:
-    """Raise UserError unless the run ``content`` is one that this site takes part in.
-
-    Args:
-        content: a ``RunConfig`` as JSON.
-        policy: the site's rules.
-        homes: folders whose modules the run may name.
-    """
+    """Raise UserError unless the run ``content``, a ``RunConfig`` as JSON, is one that this site takes part in."""
     known = {"format", *(field.name for field in dataclasses.fields(RunConfig))}
     expect("config", set(content) <= known, f"keys among {', '.join(sorted(known))}", sorted(set(content) - known))
     config = RunConfig.from_json(shown_braces(content))

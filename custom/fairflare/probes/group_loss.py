@@ -23,11 +23,7 @@ from fairflare.probes.base import Probe
 @probe("group-loss")
 @dataclass(frozen=True)
 class GroupLoss(Probe):
-    """Mean loss of the site and, as far as the site's minimum count lets them leave, size and mean loss per group.
-
-    Args:
-        probe_batch: examples per forward pass; changes memory and rounding only.
-    """
+    """Mean loss of the site and, as far as the site's minimum count lets them leave, size and mean loss per group."""
 
     cost: ClassVar[Cost] = Cost(forward=1)
     reports: ClassVar[tuple[Number, ...]] = (

@@ -35,7 +35,6 @@ class Sharpness(Probe):
         probe_model: "received" w^t (the authors' code) or the site's own "trained" model.
         probe_transform: "eval" transforms, or "train" ones drawn anew for each pass (the authors' code; noisy).
         probe_loss: plain "ce", or the "logit_adjusted" training loss.
-        probe_batch: examples per forward pass; changes memory and rounding only.
     """
 
     cost: ClassVar[Cost] = Cost(forward=2, backward=1)

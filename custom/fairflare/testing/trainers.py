@@ -27,14 +27,7 @@ from fairflare.trainers.base import Trainer
 
 @dataclass(frozen=True)
 class Case:
-    """A trainer, and what a rule would send to its site.
-
-    Attributes:
-        id: the trainer's.
-        trainer: an instance.
-        orders: the numbers that the rule sends.
-        training: local training settings.
-    """
+    """A trainer of the name ``id``, the numbers that a rule would send to its site, and local training settings."""
 
     id: str
     trainer: Trainer
@@ -69,7 +62,6 @@ def check_trainer(
     """Run every check on trainer ``id``.
 
     Args:
-        id: the trainer's.
         orders: name -> number that its rule sends to every site; none by default.
         training: local training settings, for a trainer that only some of them suit.
         settings: parameters of the trainer that differ from their defaults.

@@ -80,12 +80,7 @@ class LabelCases(Cases):
 def masked_entropy(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
     """Binary cross-entropy summed over the labels that a case says, by the number of all labels.
 
-    So every label that is known counts the same, whatever else its case says.
-
-    Args:
-        logits: (N, L).
-        targets: (N, L) of 0, 1 and nan.
-        reduction: "mean" over cases, or "none".
+    So every label that is known counts the same, whatever else its case says. Logits and targets are (N, L).
     """
     known = ~torch.isnan(targets)
     losses = F.binary_cross_entropy_with_logits(logits, targets.nan_to_num(), reduction="none")
@@ -235,11 +230,6 @@ class Labels(TaskKind):
 @cache
 def kind_of(classes: tuple[str, ...], nothing: str, thresholds: str) -> Labels:
     """The kind that the options of a task on several labels ask for.
-
-    Args:
-        classes: the labels.
-        nothing: see ``Labels``.
-        thresholds: "LABEL=NUMBER; ...".
 
     Raises:
         UserError: a threshold is of no label, or no number in (0, 1).

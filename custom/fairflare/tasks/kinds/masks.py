@@ -34,10 +34,7 @@ def dice_loss(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Te
     Args:
         logits: (N, C, H, W).
         targets: (N, C, H, W) masks of 0 and 1, any dtype; channels may overlap.
-        reduction: "mean" over examples, or "none".
-
-    Returns:
-        A scalar, or (N,) with "none", each in [0, 1].
+        reduction: "mean" over examples, or "none": (N,), each in [0, 1].
     """
     if reduction not in ("mean", "none"):
         raise ValueError(f"reduction: expected mean or none, got {reduction!r}")
@@ -64,15 +61,7 @@ def condensed(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def hard_dice(sums: Tensor, truth: Tensor) -> Tensor:
-    """2 |A and B| / (|A| + |B|) per example and channel, 1 where both masks are empty.
-
-    Args:
-        sums: (N, C, 4) of ``condensed``.
-        truth: (N, C) of ``condensed``.
-
-    Returns:
-        float64 (N, C) in [0, 1].
-    """
+    """2 |A and B| / (|A| + |B|), float64 (N, C), from the sums of ``condensed``; 1 where both masks are empty."""
     both, size = sums[..., 0], sums[..., 1] + truth
     return torch.where(size > 0, 2 * both / size.clamp(min=1), torch.ones_like(size))
 

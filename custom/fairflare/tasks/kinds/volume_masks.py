@@ -75,13 +75,8 @@ def of_volumes(logits: Tensor, targets: Tensor, spacing: Sequence[float], tolera
 def surfaces(mine: Tensor, true: Tensor, spacing: Sequence[float], tolerance: float) -> tuple[float, float]:
     """Surface Dice in [0, 1] and HD95 in millimetres of two masks, from one pass over MONAI's distances.
 
-    Neither is defined where both masks are empty; where one is, surface Dice is 0 and HD95 not defined.
-
-    Args:
-        mine: bool (X, Y, Z).
-        true: likewise.
-        spacing: edges of a voxel in millimetres.
-        tolerance: millimetres, >= 0.
+    Neither is defined where both masks, bool (X, Y, Z), are empty; where one is, surface Dice is 0, HD95 not defined.
+    Edges of a voxel and the tolerance, >= 0, are in millimetres.
     """
     if not (mine.any() and true.any()):
         return (0.0 if mine.any() or true.any() else UNDEFINED), UNDEFINED
