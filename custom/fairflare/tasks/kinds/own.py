@@ -61,9 +61,8 @@ class OwnData(Task):
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on an option
         """Names from ``labels``: "3" makes class 0, class 1, class 2."""
         names = [name.strip() for name in self.labels.split(",")]
-        fits = len(names) <= MOST_CLASSES and not (
-            self.numbered and (len(names[0]) > 9 or int(names[0]) > MOST_CLASSES)
-        )
+        many = self.numbered and (len(names[0]) > 9 or int(names[0]) > MOST_CLASSES)
+        fits = len(names) <= MOST_CLASSES and not many
         expect("labels", fits, f"at most {MOST_CLASSES} classes", self.labels[:20])
         return tuple(f"class {k}" for k in range(int(names[0]))) if self.numbered else tuple(names)
 
@@ -133,11 +132,10 @@ class OwnData(Task):
 
     def _list_of(self, site: str) -> Path:
         folder = Path(self.datalists)
-        names = [f"{prefix}{site}{suffix}" for prefix in ("", PREFIX) for suffix in self.suffixes]
-        for name in names:
-            if (folder / name).is_file():
-                return folder / name
-        raise UserError(f"site {site}: expected {names[0]} in {self.datalists}, found none")
+        paths = [folder / f"{prefix}{site}{suffix}" for prefix in ("", PREFIX) for suffix in self.suffixes]
+        if found := next(filter(Path.is_file, paths), None):
+            return found
+        raise UserError(f"site {site}: expected {paths[0].name} in {self.datalists}, found none")
 
     def _names(self) -> list[str]:
         return [name for name in (part.strip() for part in self.site_names.split(",")) if name]

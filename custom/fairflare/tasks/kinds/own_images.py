@@ -80,9 +80,8 @@ class OwnImages(OwnData):
         found = []
         for name, about in read_description(folder.parent)["shared"].items():
             lists = read_datalist(folder / f"{name}.json", folder, **self.kind.lists(self.classes))
-            found.append(
-                test_set(about["name"], bool(about["corrupted"]), lists["test"], self.reader(), *self._scaling())
-            )
+            corrupted = bool(about["corrupted"])
+            found.append(test_set(about["name"], corrupted, lists["test"], self.reader(), *self._scaling()))
         return tuple(found)
 
     @property

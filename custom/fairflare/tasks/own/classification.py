@@ -29,7 +29,6 @@ class Classification(OwnImages):
     title = "Classification of your own images"
     headline = "balanced_accuracy"
     fewest: ClassVar[int] = 2
-    """Of the names in ``labels``."""
     presets = {
         "small": Preset(
             "64 pixels and a small network; minutes on a laptop",

@@ -56,9 +56,8 @@ class Segmentation(OwnImages):
         self._check_images(fewest=1)
         own_network.check_model(self.model, ("small-unet", "unet"))
         if self.model == "unet":
-            expect(
-                "size", self.size > MULTIPLE, f"above {MULTIPLE} for unet, whose last stage is then a pixel", self.size
-            )
+            words = f"above {MULTIPLE} for unet, whose last stage is then a pixel"
+            expect("size", self.size > MULTIPLE, words, self.size)
         self.values()
 
     def values(self) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:

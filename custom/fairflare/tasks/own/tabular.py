@@ -78,7 +78,6 @@ class Tabular(OwnData):
     headline = "balanced_accuracy"
     quick = True
     fewest: ClassVar[int] = 2
-    """Classes that there are at least."""
     suffixes = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
     presets = {
         "default": Preset(
