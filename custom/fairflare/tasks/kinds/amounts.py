@@ -24,6 +24,7 @@ from fairflare.data.readers.table_features import LARGEST, as_numbers
 from fairflare.functional.resampling import Array
 from fairflare.tasks import metrics_regression  # noqa: F401  (a job carries the metrics with the kind)
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
+from fairflare.tasks.kinds import trees
 from fairflare.tasks.kinds.own import OwnData
 
 if TYPE_CHECKING:
@@ -200,14 +201,10 @@ class Amounts(TaskKind):
         return float(targets.mean())
 
     def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
-        from fairflare.tasks.kinds import trees
-
         found = trees.rows(data)
         return found and self._grown(*found)
 
     def _grown(self, x: np.ndarray, y: np.ndarray) -> Answers:
-        from fairflare.tasks.kinds import trees
-
         return trees.of_amounts(x, y)
 
 
@@ -257,8 +254,6 @@ class Counts(Amounts):
         return math.log(max(float(counts.sum() / exposures.sum()), 1e-9))
 
     def _grown(self, x: np.ndarray, y: np.ndarray) -> Answers:
-        from fairflare.tasks.kinds import trees
-
         counts, exposures = (y, None) if y.ndim == 1 else (y[:, 0], y[:, 1])
         return trees.of_amounts(x, counts, exposures, counts=True)
 

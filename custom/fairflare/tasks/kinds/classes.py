@@ -20,6 +20,7 @@ from fairflare.core.types import Objective, SiteData, local_objective
 from fairflare.functional.resampling import Array
 from fairflare.tasks import metrics
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
+from fairflare.tasks.kinds import trees
 
 if TYPE_CHECKING:
     from fairflare.tasks.base import Task
@@ -117,8 +118,6 @@ class Classes(TaskKind):
         return Baseline(lambda inputs: shares.expand(len(inputs), -1), counted=True)
 
     def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
-        from fairflare.tasks.kinds import trees
-
         found = trees.rows(data)
         return found and trees.of_classes(*found, len(classes))
 

@@ -27,6 +27,7 @@ from fairflare.core.validation import expected as expect
 from fairflare.functional.resampling import Array
 from fairflare.tasks import metrics_multilabel
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
+from fairflare.tasks.kinds import trees
 from fairflare.tasks.kinds.own import OwnData
 
 if TYPE_CHECKING:
@@ -205,8 +206,6 @@ class Labels(TaskKind):
 
     def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
         """One model for each label, on the rows that say it; even odds where none does."""
-        from fairflare.tasks.kinds import trees
-
         found = trees.rows(data)
         if found is None:
             return None
