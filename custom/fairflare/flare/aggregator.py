@@ -129,12 +129,17 @@ class FairAggregator(ModelAggregator):
         replies = self._accepted(answers, model)
         zeros = {key: torch.zeros_like(value) for key, value in model.items()}
         self._declared = {r.site: r.n_examples for r in replies} | self._declared
-        outcome = self._rule.aggregate(zeros, replies, self._state, self._info(replies))
+        t = Round(min(self._round, self.rounds), self.rounds)
+        info = Info(t, self.lr, steps_of(replies), known_sites=len(self._declared), examples=self._declared)
+        outcome = self._rule.aggregate(zeros, replies, self._state, info)
         self._state, self.weights = outcome.state, outcome.weights
         self.info(f"round {self._round} weights: {self.weights}")
         if self.fl_ctx is not None:  # what stands in the result's meta, FLARE sends to the sites
             self.fl_ctx.set_prop(SITE_WEIGHTS, dict(self.weights), private=True, sticky=True)
-        difference = {key: _kept_above_zero(key, value, model[key]) for key, value in outcome.model.items()}
+        difference = {  # the gate lets a variance fall to -1e-6, for rounding's sake; the model's stays at zero
+            key: torch.maximum(value, -model[key]) if key.endswith("running_var") else value
+            for key, value in outcome.model.items()
+        }
         like = self._sent or next(answer.update for answer in answers if answer.site == replies[0].site)
         return FLModel(
             params={key: _of_kind(like[key], value) for key, value in difference.items()},
@@ -143,14 +148,11 @@ class FairAggregator(ModelAggregator):
             meta={},
         )
 
-    def _info(self, replies: Sequence[Reply]) -> Info:
-        """The round as the rule sees it; ``steps`` are known of the clients that report them."""
-        round = Round(min(self._round, self.rounds), self.rounds)
-        return Info(round, self.lr, steps_of(replies), known_sites=len(self._declared), examples=self._declared)
-
     def _accepted(self, answers: list[Answer], model: StateDict) -> list[Reply]:
         scalars = tuple(s for probe in self._probes for s in probe.scalars(Outline(model)))
-        gate = Gate(_trainable(model), scalars, self._rule.wanted, lenient=UNASKED)
+        # All entries but running statistics: a stock recipe tells no more than names.
+        trainable = frozenset(key for key in model if not key.endswith(("running_mean", "running_var")))
+        gate = Gate(trainable, scalars, self._rule.wanted, lenient=UNASKED)
         verdict = gate.inspect(answers, model, self._round, self._declared, self._history)
         for rejected in verdict.rejections:
             self.warning(f"{rejected.site} left out: {rejected.code} ({rejected.detail})")
@@ -158,11 +160,6 @@ class FairAggregator(ModelAggregator):
             raise RunFailed(f"round {self._round}: {len(verdict.replies)} accepted sites, {self.min_sites} needed")
         self._history = remembered(self._history, verdict.norms)
         return verdict.replies
-
-
-def _trainable(model: StateDict) -> frozenset[str]:
-    """All entries but running statistics: a stock recipe tells no more than names."""
-    return frozenset(key for key in model if not key.endswith(("running_mean", "running_var")))
 
 
 def _tagged(answer: Answer, round: int, sent: Mapping[str, Any]) -> Answer:
@@ -185,11 +182,6 @@ def _is_floating(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.is_floating_point() or value.is_complex()
     return not isinstance(value, (np.ndarray, np.generic)) or value.dtype.kind not in "iub"
-
-
-def _kept_above_zero(key: str, difference: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
-    """The gate lets a variance fall to -1e-6, for rounding's sake; the model's stays at zero."""
-    return torch.maximum(difference, -model) if key.endswith("running_var") else difference
 
 
 def _of_kind(like: Any, value: torch.Tensor) -> Any:

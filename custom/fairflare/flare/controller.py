@@ -88,16 +88,8 @@ class FairController(ModelController):
     federation continues that one.
     """
 
-    def __init__(
-        self,
-        config: dict[str, Any],
-        task_check_period: float = 0.5,
-        env: str = "flare",
-    ) -> None:
-        """
-        Args:
-            task_check_period: seconds between two looks at FLARE's tasks.
-        """
+    def __init__(self, config: dict[str, Any], task_check_period: float = 0.5, env: str = "flare") -> None:
+        """``task_check_period``: seconds between two looks at FLARE's tasks."""
         # Errors of single sites are the quorum's business: FLARE's own tolerance counts them per send, and there is
         # one send per group of sites.
         super().__init__(persistor_id="", ignore_result_error=True, task_check_period=task_check_period)
@@ -213,7 +205,8 @@ class FairController(ModelController):
             self._arrivals = self._until_end.enter_context(offloaded(self.engine, Path(self.get_run_dir())))
         awaited = {site for site, one in instructions.items() if one.task != INVITATION}
         inviting = 0 < len(awaited) < len(instructions)
-        rule = self._ending(instructions)
+        rules = [self._early_end.of(one.task, one.round.total) for one in instructions.values()]
+        rule = next((rule for rule in rules if rule.min_responses is not None), EarlyEnd())
         ending = Ending(rule, awaited, time.monotonic)
         may_end = inviting or rule.min_responses is not None
         for instruction, targets in _groups(instructions):
@@ -238,22 +231,13 @@ class FairController(ModelController):
             checks += 1
             if large:
                 gc.collect()  # messages that have arrived wait in cycles of references, with all that they carried
-        if may_end:
-            self._end_tasks()
+        if may_end:  # nothing of this exchange stands when the next one begins
+            self.cancel_all_tasks()
+            while self.get_num_standing_tasks() and not self.abort_signal.triggered:
+                time.sleep(self.task_check_period)
         if large:
             cleanup_memory()  # what the transport's threads have freed makes room for the next model
         yield from self._inbox
-
-    def _ending(self, instructions: Mapping[str, Instruction]) -> EarlyEnd:
-        """The rule by which this exchange ends."""
-        rules = [self._early_end.of(one.task, one.round.total) for one in instructions.values()]
-        return next((rule for rule in rules if rule.min_responses is not None), EarlyEnd())
-
-    def _end_tasks(self) -> None:
-        """Nothing of this exchange stands when the next one begins."""
-        self.cancel_all_tasks()
-        while self.get_num_standing_tasks() and not self.abort_signal.triggered:
-            time.sleep(self.task_check_period)
 
     def _receive(self, model: FLModel) -> bool:
         answer = answer_from_model(model)
@@ -314,21 +298,16 @@ def offloaded(engine: Any, folder: Path) -> Iterator[Path]:
     """
     root = Path(tempfile.mkdtemp(prefix="updates_", dir=folder))
     cells = _receiving(engine)
-    before = [_switch(cell) for cell in cells]
+    switch = (FOBSContextKey.TENSOR_DISK_OFFLOAD, ROOT)
+    before = [{key: cell.get_fobs_context().get(key) for key in switch} for cell in cells]
     try:
         for cell in cells:
-            cell.update_fobs_context({FOBSContextKey.TENSOR_DISK_OFFLOAD: True, ROOT: str(root)})
+            cell.update_fobs_context(dict(zip(switch, (True, str(root)))))
         yield root
     finally:
         for cell, values in zip(cells, before, strict=True):
             cell.update_fobs_context(values)
         shutil.rmtree(root, ignore_errors=True)
-
-
-def _switch(cell: Any) -> dict[str, Any]:
-    """A cell's present values of what switches this on."""
-    context = cell.get_fobs_context()
-    return {key: context.get(key) for key in (FOBSContextKey.TENSOR_DISK_OFFLOAD, ROOT)}
 
 
 def _receiving(engine: Any) -> list[Any]:

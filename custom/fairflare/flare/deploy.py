@@ -71,8 +71,8 @@ def run_deployed(
     """Run ``config`` on a running federation, leave the run folder's files in ``folder``, return the job's id.
 
     Args:
-        config: the run; its sites are the connected clients of these names, see ``RunConfig.clients``.
-        folder: an existing, empty folder.
+        config: its sites are the connected clients of these names, see ``RunConfig.clients``.
+        folder: an existing, empty one.
         env: "poc", whose project admin submits when there is no ``kit``, or "prod".
         watch: called with a sentence whenever the job's status changes.
 

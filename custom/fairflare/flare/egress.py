@@ -50,10 +50,7 @@ class EgressFilter(DXOFilter):
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """
-        Args:
-            config: a ``RunConfig`` as JSON, which fixes what may leave.
-        """
+        """``config``: a ``RunConfig`` as JSON, which fixes what may leave."""
         super().__init__(supported_data_kinds=None, data_kinds_to_filter=None)
         self.config = config
         self._egress: Egress | None = None

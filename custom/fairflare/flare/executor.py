@@ -13,8 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from nvflare.apis.event_type import EventType
@@ -27,7 +26,7 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
 from fairflare.core.errors import DataError
 from fairflare.core.processes import end_with_command
-from fairflare.core.schema import Answer, Instruction
+from fairflare.core.schema import Answer, Instruction, TaskName
 from fairflare.core.seeds import forget_seeds
 from fairflare.core.versions import PACKAGE, all_versions
 from fairflare.engine.memory import claimed
@@ -53,20 +52,7 @@ from fairflare.privacy.statements import LAST
 if TYPE_CHECKING:
     from fairflare.flare.script import ScriptRunner
 
-TASKS = [
-    "preflight",
-    "train",
-    "compare",
-    "sum",
-    "weigh",
-    "reveal",
-    "evaluate",
-    "calibrate",
-    "adjust",
-    "solo",
-    "benefit",
-    VALIDATE,
-]
+TASKS = [*get_args(TaskName), VALIDATE]
 """FLARE's "submit_model" is not among them: a site's own model never leaves it."""
 
 SCRIPT = "fairflare.flare.script"
@@ -188,7 +174,7 @@ class FairExecutor(Executor):
             local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
             findings = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / LOCAL_FINDINGS
             findings.unlink(missing_ok=True)
-            name, tell = fl_ctx.get_identity_name(), lambda finding: _append(findings, str(finding))
+            name, tell = fl_ctx.get_identity_name(), partial(_append, findings)
             own = None if config.secure_sum == NONE else site_credentials(fl_ctx)
             ledger = (memory.parent if is_named() else memory.parents[2]) / name
             if (signer := log_signer(fl_ctx, OF_CLIENT)) is not None:
@@ -226,9 +212,9 @@ def _is_out(chain: Mapping[str, Any]) -> bool:
     return direction is None or str(direction).lower() in ("out", "inout")
 
 
-def _append(path: Path, line: str) -> None:
+def _append(path: Path, finding: object) -> None:
     with path.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+        file.write(f"{finding}\n")
 
 
 def _raise_if(over: bool) -> None:
@@ -259,9 +245,7 @@ class TaskWatch:
             threading.Thread(target=self._watch, name="fairflare-task-watch", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._left.set()
 
     def ask(self) -> bool:

@@ -21,12 +21,9 @@ ENDING = ".heads.jsonl"
 
 
 class Heads:
-    """One site's file of one federation; nothing is ever taken out of it.
+    """One site's file of one federation, made with the first head; nothing is ever taken out of it.
 
-    Args:
-        path: the file, which is made with the first head.
-        site: the site's name.
-        identity: its own certificate and key, and the root.
+    ``identity``: the site's own certificate and key, and the root.
     """
 
     def __init__(self, path: Path, site: str, identity: Certificate) -> None:

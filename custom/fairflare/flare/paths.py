@@ -126,7 +126,9 @@ def refuse_foreign(federation: str, sha256: str, fl_ctx: FLContext) -> None:
         RunFailed: another user began it, or with another configuration, or there is none. The text is the same.
     """
     folder = server_folder(federation, fl_ctx)
-    if not sha256 or _begun_with(folder) != sha256 or _begun_by(folder) not in (None, submitter(fl_ctx)):
+    user = folder / SUBMITTER  # an earlier version did not note it
+    foreign = user.exists() and user.read_text(encoding="utf-8") != submitter(fl_ctx)
+    if not sha256 or _begun_with(folder) != sha256 or foreign:
         raise RunFailed(
             f"federation {federation}: expected one that the same user began here with the same configuration; "
             "this job cannot continue it"
@@ -142,12 +144,6 @@ def _begun_with(folder: Path) -> Any:
     except (OSError, ValueError, RecursionError):
         return None
     return first.get("config_sha256") if isinstance(first, dict) else None
-
-
-def _begun_by(folder: Path) -> str | None:
-    """None for a federation of an earlier version, which did not note it."""
-    file = folder / SUBMITTER
-    return file.read_text(encoding="utf-8") if file.exists() else None
 
 
 def memory_file(federation: str, sha256: str, fl_ctx: FLContext) -> Path:

@@ -25,10 +25,7 @@ class FairPersistor(PTFileModelPersistor):
     """
 
     def __init__(self, federation: str = "", sha256: str = "") -> None:
-        """
-        Args:
-            sha256: of the configuration; a federation that began with another one is not read.
-        """
+        """``sha256``: of the configuration; a federation that began with another one is not read."""
         super().__init__(allow_numpy_conversion=False)
         self.federation = federation
         self.sha256 = sha256

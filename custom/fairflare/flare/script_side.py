@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,30 +80,16 @@ class Work:
     steps: int = 0
     reported: bool = False
 
-    @property
-    def training(self) -> Mapping[str, Any]:
-        """The task's local training settings: lr, epochs, batch_size ...; whether they are used is the script's."""
-        return where().training
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The method's settings by full name."""
-        return where().settings
-
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """Names of the run's groups."""
-        return where().groups
-
-    @property
-    def min_count(self) -> int | None:
-        """The fewest examples of a group whose numbers may leave this site."""
-        return where().min_count
-
-    @property
-    def wanted(self) -> Sequence[str]:
-        """Numbers without which the rule leaves this site out of the round."""
-        return where().wanted
+    training = property(lambda self: where().training)
+    """The task's local training settings: lr, epochs, batch_size ...; whether they are used is the script's."""
+    settings = property(lambda self: where().settings)
+    """The method's settings by full name."""
+    groups = property(lambda self: where().groups)
+    """Names of the run's groups."""
+    min_count = property(lambda self: where().min_count)
+    """The fewest examples of a group whose numbers may leave this site."""
+    wanted = property(lambda self: where().wanted)
+    """Numbers without which the rule leaves this site out of the round."""
 
     @property
     def rho(self) -> float:
@@ -160,7 +147,7 @@ def rounds(
     Raises:
         UserError: no site, or a round that the loop's body has not reported.
     """
-    site = Site(network, n_examples, evaluate or _nothing, compare)
+    site = Site(network, n_examples, evaluate or (lambda network, split: {}), compare)
     torch.set_num_threads(where().threads)  # of this thread: the executor has done so for its own
     flare.init()
     while flare.is_running():
@@ -172,10 +159,6 @@ def rounds(
         if not work.reported:
             raise UserError(f"fairflare.client: round {work.round.number} was not reported; call work.report()")
         site.trained = {key: value.detach().clone() for key, value in network.state_dict().items()}
-
-
-def _nothing(network: nn.Module, split: str) -> dict[str, float]:
-    return {}
 
 
 @dataclass
@@ -237,20 +220,17 @@ def _send(answer: Answer) -> None:
     flare.send(answer_to_model(answer))
 
 
-class _counted:
+@contextmanager
+def _counted(work: Work) -> Iterator[None]:
     """Within: steps of torch's optimizers on the work's network are counted."""
+    own = {id(p) for p in work.network.parameters()}
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
+    def saw(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+            work.steps += 1
 
-    def __enter__(self) -> None:
-        own = {id(p) for p in self._work.network.parameters()}
-
-        def saw(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            if any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
-                self._work.steps += 1
-
-        self._hook = register_optimizer_step_post_hook(saw)
-
-    def __exit__(self, *error: object) -> None:
-        self._hook.remove()
+    hook = register_optimizer_step_post_hook(saw)
+    try:
+        yield
+    finally:
+        hook.remove()

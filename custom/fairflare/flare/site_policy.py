@@ -25,6 +25,7 @@ from fairflare.core import registry
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.manifest import check_code
 from fairflare.core.user_code import check_name
+from fairflare.core.validation import expected as expect
 from fairflare.engine.setup.config import RunConfig
 from fairflare.flare.paths import STATE
 from fairflare.flare.paths import shown as shown_braces
@@ -65,11 +66,7 @@ class SitePolicy(AppValidator):
     """
 
     def __init__(self, policy: str = "") -> None:
-        """
-        Args:
-            policy: name of a policy file in the site's ``local/`` that must be there; empty: ``fairflare_policy.yaml``
-                if there is one.
-        """
+        """``policy``: a file in the site's ``local/`` that must be there; empty: ``fairflare_policy.yaml`` if it is."""
         self.policy = policy
         registry.methods()  # imported now: FLARE's server waits ten seconds for a site's answer to a job
 
@@ -101,10 +98,7 @@ class SitePolicy(AppValidator):
 def check_app(app: Path, policy: Policy, homes: list[Path]) -> None:
     """Raise UserError unless the sites' app of a job is one that a site takes part in; nothing of it is imported.
 
-    Args:
-        app: its folder.
-        policy: the site's rules.
-        homes: folders whose modules the run may name.
+    ``app`` is its folder; ``homes`` are those whose modules the run may name.
     """
     content = _read_job(app)
     executor, tasks_of = _executor(content)
@@ -122,24 +116,24 @@ def _read_job(app: Path) -> Mapping[str, Any]:
     if found[0].stat().st_size > LARGEST:
         raise UserError(f"{CLIENT}.json: expected at most {LARGEST} bytes")
     content = json.loads(found[0].read_bytes(), object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
-    _expect(isinstance(content, dict), CLIENT, "an object", content)
+    expect(CLIENT, isinstance(content, dict), "an object", content)
     for key, value in content.items():
-        _expect(TOP.fullmatch(key) is not None, CLIENT, "plain names as keys", key)
+        expect(CLIENT, TOP.fullmatch(key) is not None, "plain names as keys", key)
         for text in _strings(value):
             network = text.startswith('{"') and class_path(text)
-            _expect(network or not {"{", "}"} & set(text), CLIENT, "no variables", text)
+            expect(CLIENT, bool(network) or not {"{", "}"} & set(text), "no variables", text)
     return content
 
 
 def _executor(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The configuration that the one executor gets, and the tasks that it does."""
     executors = _as_list("executors", content.get("executors"))
-    _expect(len(executors) == 1, "executors", f"one, {EXECUTOR}", len(executors))
+    expect("executors", len(executors) == 1, f"one, {EXECUTOR}", len(executors))
     entry = _as_object("executors", executors[0])
     component = _as_object("executor", entry.get("executor"))
     config = _config_of(component, EXECUTOR, "executor")
     names = _as_list("executors: tasks", entry.get("tasks"))
-    _expect(all(isinstance(n, str) and "*" not in n for n in names), "executors: tasks", "names of tasks", names)
+    expect("executors: tasks", all(isinstance(n, str) and "*" not in n for n in names), "names of tasks", names)
     return config, names
 
 
@@ -154,17 +148,17 @@ def _check_filters(content: Mapping[str, Any], config: dict[str, Any], names: li
             for name in {name for name in covered if name in last}:
                 last[name].append(filters[-1])
     for name, found in last.items():
-        _expect(len(found) == 1, f"task_result_filters: {name}", f"one chain that ends with {EGRESS}", len(found))
+        expect(f"task_result_filters: {name}", len(found) == 1, f"one chain that ends with {EGRESS}", len(found))
         given = _config_of(_as_object("task_result_filters", found[0]), EGRESS, f"task_result_filters: {name}: last")
-        _expect(given == config, f"task_result_filters: {name}", "the executor's configuration", "another")
+        expect(f"task_result_filters: {name}", given == config, "the executor's configuration", "another")
 
 
 def _config_of(component: dict[str, Any], expected: str, where: str) -> dict[str, Any]:
     """The argument ``config`` of a component that is of the class ``expected`` and says nothing else."""
-    _expect(component.get("path") == expected, where, expected, component.get("path"))
-    _expect(set(component) <= {"id", "path", "args"}, where, "id, path and args", sorted(component))
+    expect(where, component.get("path") == expected, expected, component.get("path"))
+    expect(where, set(component) <= {"id", "path", "args"}, "id, path and args", sorted(component))
     args = _as_object(where, component.get("args"))
-    _expect(set(args) == {"config"}, f"{where}: args", "config alone", sorted(args))
+    expect(f"{where}: args", set(args) == {"config"}, "config alone", sorted(args))
     return _as_object(f"{where}: config", args["config"])
 
 
@@ -174,10 +168,10 @@ def _check_classes(content: Mapping[str, Any], config: dict[str, Any], policy: P
     for component in _components(content):
         path, *others = (component[key] for key in PATHS if key in component)
         if not brings_code:
-            _expect(not others and path in allowed, "components", "classes that this site allows", path)
-            _expect("path" in component, "components", "path", component)
+            expect("components", not others and path in allowed, "classes that this site allows", path)
+            expect("components", "path" in component, "path", component)
         if path in (EXECUTOR, EGRESS):
-            _expect(_config_of(component, path, path) == config, path, "the executor's configuration", "another")
+            expect(path, _config_of(component, path, path) == config, "the executor's configuration", "another")
 
 
 def _components(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -195,19 +189,13 @@ def _components(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def check_config(content: Mapping[str, Any], policy: Policy, homes: list[Path]) -> None:
-    """Raise UserError unless the run ``content`` is one that this site takes part in.
-
-    Args:
-        content: a ``RunConfig`` as JSON.
-        policy: the site's rules.
-        homes: folders whose modules the run may name.
-    """
+    """Raise UserError unless the run ``content``, a ``RunConfig`` as JSON, is one that this site takes part in."""
     known = {"format", *(field.name for field in dataclasses.fields(RunConfig))}
-    _expect(set(content) <= known, "config", f"keys among {', '.join(sorted(known))}", sorted(set(content) - known))
+    expect("config", set(content) <= known, f"keys among {', '.join(sorted(known))}", sorted(set(content) - known))
     config = RunConfig.from_json(shown_braces(content))
     options = config.options
     for key in ("datalists", "pretrained_weights"):
-        _expect(not options.get(key), f"options: {key}", "none, for no job names a path at a site", "one")
+        expect(f"options: {key}", not options.get(key), "none, for no job names a path at a site", "one")
     for key, name in _names(options):
         _check_home(key, name, policy, homes)
     policy.check(config)
@@ -231,8 +219,8 @@ def _check_home(key: str, name: str, policy: Policy, homes: list[Path]) -> None:
     """Raise unless a file or package of the site, or of a job whose code is let in, holds the module of ``name``."""
     top = check_name(name, key)
     there = any((home / f"{top}.py").is_file() or (home / top / "__init__.py").is_file() for home in homes)
-    _expect(there, key, "a name in the site's local/custom or in code that the job brings", name)
-    _expect(policy.names is None or name in policy.names, key, "a name that this site's policy lists", name)
+    expect(key, there, "a name in the site's local/custom or in code that the job brings", name)
+    expect(key, policy.names is None or name in policy.names, "a name that this site's policy lists", name)
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -249,7 +237,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    _expect(len({key for key, _ in pairs}) == len(pairs), CLIENT, "each key once", sorted(key for key, _ in pairs))
+    expect(CLIENT, len({key for key, _ in pairs}) == len(pairs), "each key once", sorted(key for key, _ in pairs))
     return dict(pairs)
 
 
@@ -258,16 +246,10 @@ def _refuse_constant(text: str) -> None:
 
 
 def _as_list(where: str, value: Any) -> list[Any]:
-    _expect(isinstance(value, list) and value, where, "a list", value)
+    expect(where, isinstance(value, list) and bool(value), "a list", value)
     return value
 
 
 def _as_object(where: str, value: Any) -> dict[str, Any]:
-    _expect(isinstance(value, dict), where, "an object", value)
+    expect(where, isinstance(value, dict), "an object", value)
     return value
-
-
-def _expect(holds: object, where: str, expected: str, got: object) -> None:
-    if not holds:
-        text = repr(got)
-        raise UserError(f"{where}: expected {expected}, got {text if len(text) <= 80 else text[:77] + '...'}")

@@ -21,12 +21,7 @@ class Side(Sequence["np.ndarray"]):
     """Each reply's update at one block of positions, read when it is asked for."""
 
     def __init__(self, updates: Sequence[np.ndarray | Entries], key: str, block: slice) -> None:
-        """
-        Args:
-            updates: of the replies: (N,) what lies in memory, and the rest with its other entries.
-            key: the entry.
-            block: the positions.
-        """
+        """``updates``: of the replies: (N,) what lies in memory, and the rest with its other entries."""
         self._updates, self._key, self._block = updates, key, block
 
     def __len__(self) -> int:

@@ -2,7 +2,8 @@
 """How well predicted risks fit what came true, from counts per bin of the risk.
 
 Bins lie between points of one grid for everyone, and neighbours are merged until each holds enough cases of either
-outcome: so a bin tells nothing of few patients, and bins of several sites still have edges in common.
+outcome: so a bin tells nothing of few patients, and bins of several sites still have edges in common. Everywhere risks
+(N,) are in [0, 1], outcomes (N,) 0 or 1, and bins (B,) the places in ``GRID`` where they begin, the first 0.
 """
 
 from __future__ import annotations
@@ -32,14 +33,7 @@ SURE = 1e-12
 
 @dataclass(frozen=True)
 class Bins:
-    """Sums over the cases of each bin.
-
-    Attributes:
-        starts: (B,) places in ``GRID`` where bins begin, the first 0; each ends where the next begins.
-        n: (B,) cases.
-        positives: (B,) those that it came true of.
-        risk: (B,) summed predicted risks.
-    """
+    """Sums (B,) over each bin: its cases, those that it came true of, and their predicted risks."""
 
     starts: Ints
     n: Array
@@ -60,42 +54,30 @@ def cell_of(risks: Array) -> Ints:
 def merged(risks: Array, outcomes: Array, least: int) -> Ints:
     """Where bins begin: as many as there can be if each holds at least ``least`` cases of either outcome.
 
-    From the left a bin takes cells until it has enough; what is left over at the end goes to the last one.
-
-    Args:
-        risks: (N,) in [0, 1].
-        outcomes: (N,) 0 or 1.
-        least: > 0.
-
-    Returns:
-        (B,) places in ``GRID``, the first 0; empty where all cases together are too few.
+    What is left over at the end goes to the last one. Empty where all cases together are too few.
     """
     cells = cell_of(risks)
     ones = np.bincount(cells, weights=outcomes, minlength=CELLS)
     others = np.bincount(cells, minlength=CELLS) - ones
-    starts, held = [0], np.zeros(2)
-    for cell in range(CELLS):
-        held += ones[cell], others[cell]
-        if (held >= least).all():
-            starts.append(cell + 1)
-            held = np.zeros(2)
-    return np.array(starts[:-1], dtype=np.int64)
+    return np.array(_starts(np.stack((ones, others), axis=1), least), dtype=np.int64)
+
+
+def _starts(sizes: Array, enough: float) -> list[int]:
+    """Where bins begin if from the left each takes (C,) or (C, 2) sizes until it has enough; [] of too few in all."""
+    starts, held = [0], np.zeros(sizes.shape[1:])
+    for place, size in enumerate(sizes, start=1):
+        held = held + size
+        if (held >= enough).all():
+            starts.append(place)
+            held = np.zeros(sizes.shape[1:])
+    return starts[:-1]
 
 
 def merged_beside(risks: Array, outcomes: Array, least: int, flags: npt.NDArray[np.bool_]) -> Ints:
     """The same where it is also known how many were flagged, and of which outcome: those with a risk from t on.
 
     An edge leaves at least ``least`` cases of either outcome between itself and t, where it is not t itself: else the
-    number of those between would follow by subtraction.
-
-    Args:
-        risks: (N,) in [0, 1].
-        outcomes: (N,) 0 or 1.
-        least: > 0.
-        flags: (N,) whose risk is at least t.
-
-    Returns:
-        (B,) places in ``GRID``, the first 0; empty where all cases together are too few.
+    number of those between would follow by subtraction. ``flags`` (N,): whose risk is at least t.
     """
     if not len(merged(risks, outcomes, least)):
         return np.zeros(0, dtype=np.int64)
@@ -110,27 +92,16 @@ def merged_beside(risks: Array, outcomes: Array, least: int, flags: npt.NDArray[
 def crowded(risks: Array, least: float) -> Ints:
     """Where bins of at least ``least`` cases begin, whatever came true of them: of which only one number is given.
 
-    Args:
-        risks: (N,) in [0, 1], N > 0.
-        least: a bin holds so many, and a tenth of all.
+    A bin holds a tenth of all, too.
     """
-    sizes = np.bincount(cell_of(risks), minlength=CELLS)
-    wanted, starts, held = max(least, len(risks) / CURVE_BINS), [0], 0
-    for cell in range(CELLS):
-        held += sizes[cell]
-        if held >= wanted:
-            starts.append(cell + 1)
-            held = 0
-    return np.array(starts[:-1] if len(starts) > 1 else starts, dtype=np.int64)
+    sizes = np.bincount(cell_of(risks), minlength=CELLS).astype(np.float64)
+    return np.array(_starts(sizes, max(least, len(risks) / CURVE_BINS)) or [0], dtype=np.int64)
 
 
 def binned(risks: Array, outcomes: Array, starts: Ints, cells: Ints | None = None) -> Bins:
     """The sums of the bins that begin at ``starts``.
 
     Args:
-        risks: (N,) in [0, 1].
-        outcomes: (N,) 0 or 1.
-        starts: (B,) see ``merged``.
         cells: (N,) the cells that decide which bin a case is in; those of ``risks`` by default. Risks that were changed
             afterwards keep the bins of the ones before: other bins would tell of the few cases between two edges.
     """
@@ -146,20 +117,9 @@ def binned(risks: Array, outcomes: Array, starts: Ints, cells: Ints | None = Non
 
 def coarser(bins: Bins, most: int = CURVE_BINS) -> Bins:
     """Neighbours merged until each bin holds 1 / most of all cases: what a curve and the ECE are made of."""
-    firsts = _coarse_firsts(bins.n, most)
+    firsts = np.array(_starts(bins.n, bins.n.sum() / most * (1 - 1e-12)) or [0])
     n, positives, risk = (np.add.reduceat(values, firsts) for values in (bins.n, bins.positives, bins.risk))
     return Bins(bins.starts[firsts], n, positives, risk)
-
-
-def _coarse_firsts(n: Array, most: int) -> Ints:
-    """(C,) indices of the bins that a coarser one begins with."""
-    firsts, held, wanted = [0], 0.0, n.sum() / most
-    for place, size in enumerate(n):
-        held += size
-        if held >= wanted * (1 - 1e-12):
-            firsts.append(place + 1)
-            held = 0.0
-    return np.array(firsts[:-1] if len(firsts) > 1 else firsts, dtype=np.int64)
 
 
 def calibration_error(bins: Bins) -> float:
@@ -170,10 +130,7 @@ def calibration_error(bins: Bins) -> float:
 def net_benefit(bins: Bins) -> tuple[Array, Array, Array]:
     """Of treating whoever's risk is at least t, at every edge t inside (0, 1) (Vickers and Elkin 2006).
 
-    TP / n - FP / n * t / (1 - t), and its standard error from the same counts.
-
-    Returns:
-        t, net benefit and standard error, (B - 1,) each.
+    t, TP / n - FP / n * t / (1 - t), and its standard error from the same counts, (B - 1,) each.
     """
     return net_benefit_at(bins, GRID[bins.starts])
 
@@ -212,8 +169,7 @@ def line_with_interval(risks: Array, outcomes: Array) -> tuple[Line, tuple[float
     The maximum likelihood fit and, from its information, Wald's errors. None where the outcomes are separated, where
     all risks are the same, and with fewer than ``LEAST_PER_CLASS`` cases of an outcome.
     """
-    least = min(outcomes.sum(), len(outcomes) - outcomes.sum())
-    if least < LEAST_PER_CLASS:
+    if min(outcomes.sum(), len(outcomes) - outcomes.sum()) < LEAST_PER_CLASS:
         return None
     near = np.clip(risks, SURE, 1 - SURE)
     z = np.log(near) - np.log1p(-near)
@@ -231,12 +187,7 @@ def resampled(
 ) -> tuple[Array, Array, Array]:
     """Brier score, calibration in the large and ECE of ``times`` samples of the cases, drawn with replacement.
 
-    Args:
-        squares: (N,) squared errors.
-        residuals: (N,) risk less outcome.
-        places: (N,) each case's bin of the ECE; the bins stay.
-        generator: draws.
-        times: how often.
+    Of each of N cases the squared error, the residual (risk less outcome), and the bin of the ECE; the bins stay.
     """
     n, bins = len(squares), int(places.max()) + 1
     found = np.empty((3, times))

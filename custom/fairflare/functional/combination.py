@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fairflare.functional.decision import Array, Doubt, Normals, of_size
+from fairflare.functional.decision import Array, Doubt, Normals
 
 SHARES = np.linspace(0.0, 1.0, 51)
 SITES_FOR_SIZE = 6
@@ -59,10 +59,6 @@ class Right(NamedTuple):
     variance: float
     q: float
 
-    @property
-    def x(self) -> float:
-        return of_size(self.n)
-
     def benefit(self, share: float, of: Normals) -> Normals:
         """The gain of a share (> 0) of the direction where the part that is right has this distribution."""
         return of.scaled(2 * share * self.q, -self.q * share**2)
@@ -73,16 +69,15 @@ def harm(of: Normals, q: float, share: float = 1.0, margin: float = 0.0) -> floa
     return float(of.below(share / 2 - margin / (2 * share * q)))
 
 
-def safe_share(of: Normals, q: float, margin: float = TOLERANCE, limit: float = LIMIT) -> float:
-    """The share of the largest expected gain of those that harm by more than ``margin`` with probability <= limit.
+def safe_share(of: Normals, q: float, margin: float = TOLERANCE) -> float:
+    """The share of the largest expected gain of those that harm by more than ``margin`` with probability <= ``LIMIT``.
 
     Args:
         of: the posterior of ``Right.a``.
         q: ``Right.q``.
         margin: the loss that does not matter; 0: strict.
-        limit: in (0, 1).
     """
     tried = SHARES[1:]
-    safe = tried[of.below(tried / 2 - margin / (2 * tried * q)) <= limit]
+    safe = tried[of.below(tried / 2 - margin / (2 * tried * q)) <= LIMIT]
     gain = 2 * safe * of.mean - safe**2
     return float(safe[gain.argmax()]) if len(safe) and gain.max() > 0 else 0.0

@@ -21,7 +21,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 Score = Literal["lac", "aps"]
 ROUNDING = 1e-9
-"""What a product of a count and a level may be off by: 10 * (1 - 0.1) is rank 9, however it is rounded."""
+"""What a product of a count and a score may be off by."""
 
 
 def class_scores(probabilities: Array, score: Score = "lac") -> Array:
@@ -29,10 +29,6 @@ def class_scores(probabilities: Array, score: Score = "lac") -> Array:
 
     "lac" (Sadinle et al. 2019): 1 - p_c. "aps" (Romano et al. 2020, without its randomisation): the mass of the classes
     that are at least as likely as c, c itself included; of equally likely ones those with a lower index come first.
-
-    Args:
-        probabilities: (N, C), rows sum to 1.
-        score: which.
     """
     if score == "lac":
         return 1.0 - probabilities
@@ -41,28 +37,6 @@ def class_scores(probabilities: Array, score: Score = "lac") -> Array:
     found = np.empty_like(mass)
     np.put_along_axis(found, order, mass, axis=1)
     return np.clip(found, 0.0, 1.0)
-
-
-def rank_of(cases: int, alpha: float, sites: int = 1) -> int:
-    """ceil((1 - alpha)(n + K)): which of the sorted scores is the threshold, from 1.
-
-    With K = 1 it covers 1 - alpha of the cases of one exchangeable sample. With the K sites' scores pooled it covers
-    1 - alpha of the mixture with weights n_k + 1 (Lu et al., ICML 2023, https://arxiv.org/abs/2305.17564), and says
-    nothing of a single site.
-
-    Args:
-        cases: n >= 0.
-        alpha: share of cases that may be missed, in (0, 1).
-        sites: K >= 1.
-    """
-    return math.ceil((cases + sites) * (1.0 - alpha) - ROUNDING)
-
-
-def quantile(scores: Array, rank: int) -> float:
-    """The rank-th smallest score; infinite, so that every set is whole, where there are fewer."""
-    if rank > len(scores):
-        return math.inf
-    return float(np.partition(scores, max(rank, 1) - 1)[max(rank, 1) - 1])
 
 
 def counted(scores: Array, bins: int) -> Array:
@@ -79,26 +53,15 @@ def monotone(curve: Array) -> Array:
     return np.asarray(np.maximum.accumulate(curve[..., ::-1], axis=-1)[..., ::-1])
 
 
-def pooled(curves: Array, cases: Array) -> Array:
-    """(G,) risk over all cases: sum_k n_k R_k / sum_k n_k; zeros where there is no case.
-
-    Args:
-        curves: (K, G).
-        cases: (K,) n_k >= 0.
-    """
-    total = float(cases.sum())
-    return np.asarray(cases @ curves / total if total else np.zeros(curves.shape[-1]))
-
-
 def fewest(alpha: float, bound: float = 1.0) -> int:
     """The fewest cases with which a level can be held at all: n + 1 >= B / alpha."""
     return max(math.ceil(bound / alpha - 1e-9) - 1, 1)
 
 
-def threshold(
-    curve: Array, cases: float, grid: Array, alpha: float, bound: float = 1.0, *, scaled: bool = False
-) -> float | None:
+def threshold(curve: Array, cases: float, grid: Array, alpha: float, bound: float = 1.0) -> float | None:
     """The least grid point lambda with R(lambda) + B / (n + 1) <= alpha; None where there is none.
+
+    Angelopoulos et al. have n / (n + 1) R: never larger than this, and as valid.
 
     Args:
         curve: (G,) R.
@@ -106,10 +69,8 @@ def threshold(
         grid: (G,) increasing.
         alpha: the level, in (0, B).
         bound: B.
-        scaled: with n / (n + 1) R, as Angelopoulos et al. have it: never larger than without, and as valid.
     """
-    factor = cases / (cases + 1) if scaled else 1.0
-    return _first(factor * monotone(curve) + bound / (cases + 1), grid, alpha)
+    return _first(monotone(curve) + bound / (cases + 1), grid, alpha)
 
 
 def shrunk_threshold(
@@ -132,13 +93,9 @@ def shrunk_threshold(
     one is covered where it is used everywhere.
 
     Args:
-        own: (G,) R_k.
-        cases: n_k >= 0.
-        others: (G,) R, over all sites, or over all others.
-        all_cases: N behind ``others``.
-        grid: (G,) increasing.
-        alpha: the level.
-        bound: B.
+        own, cases: (G,) R_k and n_k >= 0.
+        others, all_cases: (G,) R, over all sites, or over all others, and N behind it.
+        grid, alpha, bound: as in ``threshold``.
         prior: n_0 >= 0.
         corrected: False leaves the correction out: without any claim, for comparison.
     """

@@ -106,10 +106,7 @@ class Consistency:
         """bool (B,): where ``update`` is consistent.
 
         Args:
-            site: whose update it is.
-            key: the entry.
-            block: the positions.
-            update: the update there.
+            update: the update at the positions ``block`` of the entry ``key``.
             count: adds this round to the counters; the paper's form counts before it decides, the authors' after.
         """
         start = self._starts[key] + block.start

@@ -22,11 +22,7 @@ def steps_taken(steps: int, momentum: float = 0.0) -> float:
     """By how many learning rates K steps of SGD along one constant gradient move the model.
 
     K without momentum m; with it the j-th last gradient counts (1 - m^j) / (1 - m) times, so that K becomes the sum of
-    that over j = 1..K. The optimizer starts without velocity.
-
-    Args:
-        steps: K >= 1.
-        momentum: m in [0, 1].
+    that over j = 1..K. The optimizer starts without velocity. K >= 1, m in [0, 1].
     """
     if momentum == 1:
         return steps * (steps + 1) / 2

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
-LEVEL = 0.95
+LEVEL, POWER = 0.95, 0.8
 POINTS = 60
 """Values of the spread between hospitals, over which the posterior is integrated."""
 SLOPE_SD = 10.0
@@ -139,22 +139,18 @@ class Average(NamedTuple):
     high: float
 
 
-def average(total: Sequence[float], level: float = LEVEL) -> Average:
+def average(total: Sequence[float]) -> Average:
     """Equal weights and Student's t, with the larger of the variance between hospitals and that of chance.
 
     What folds have in common at a hospital is in the variance between hospitals, so that no factor of Nadeau and Bengio
-    multiplies V.
-
-    Args:
-        total: over hospitals, of 1, e, e^2 and the variance V of e.
-        level: in (0, 1).
+    multiplies V. ``total``: over hospitals, of 1, e, e^2 and the variance V of e.
     """
     from scipy.special import stdtrit
 
     sites, first, second, variances = total
     mean = first / sites
     between = max((second - sites * mean**2) / (sites - 1), 0.0)
-    half = float(stdtrit(sites - 1, (1 + level) / 2)) * math.sqrt(max(between, variances / sites) / sites)
+    half = float(stdtrit(sites - 1, (1 + LEVEL) / 2)) * math.sqrt(max(between, variances / sites) / sites)
     return Average(mean, mean - half, mean + half)
 
 
@@ -182,8 +178,7 @@ class Normals:
         """The mass below each value."""
         from scipy.special import ndtr
 
-        found: Array = ndtr((np.asarray(values)[..., None] - self.means) / self.sds) @ self.weights
-        return found
+        return np.asarray(ndtr((np.asarray(values)[..., None] - self.means) / self.sds) @ self.weights)
 
     def quantile(self, level: float) -> float:
         """Where the mass below is ``level``, in (0, 1)."""
@@ -223,14 +218,11 @@ def scale(sites: float, precision: float) -> float:
 def terms(value: float, variance: float, x: float, s0: float) -> Array:
     """(POINTS, 7) terms of the sums over hospitals of which the hierarchical model is made.
 
-    Args:
-        value: the hospital's estimate.
-        variance: V of its noise.
-        x: its covariate; 0 in a model without.
-        s0: ``scale``; everything is in its units.
+    For each spread: w, w x, w x^2, w z, w x z, w z^2 and log w with w = s0^2 / (V + tau^2), z = value / s0.
 
-    Returns:
-        For each spread: w, w x, w x^2, w z, w x z, w z^2 and log w with w = s0^2 / (V + tau^2), z = value / s0.
+    Args:
+        value, variance, x: the hospital's estimate, V of its noise, and its covariate; 0 in a model without.
+        s0: ``scale``; everything is in its units.
     """
     w, z = 1 / (variance / s0**2 + spreads() ** 2), value / s0
     return np.stack([w, w * x, w * x * x, w * z, w * x * z, w * z * z, np.log(w)], axis=1)
@@ -251,12 +243,7 @@ class Doubt(NamedTuple):
 
 @dataclass(frozen=True)
 class Hospitals:
-    """What is known of hospitals like these: a mixture over their spread, from totals of ``terms``.
-
-    Attributes:
-        s0: ``scale``.
-        total: (POINTS, 7).
-    """
+    """What is known of hospitals like these: a mixture over their spread, from totals (POINTS, 7) of ``terms``."""
 
     s0: float
     total: Array
@@ -312,11 +299,11 @@ class Hospitals:
         return float(weights @ spreads() / weights.sum()) * self.s0
 
 
-def stretch(sites: int, level: float = LEVEL) -> float:
+def stretch(sites: int) -> float:
     """What widens the interval for a new hospital, where few are known (Higgins et al., JRSS A 172, 2009)."""
     from scipy.special import ndtri, stdtrit
 
-    return float(stdtrit(max(sites - 2, 3), (1 + level) / 2) / ndtri((1 + level) / 2))
+    return float(stdtrit(max(sites - 2, 3), (1 + LEVEL) / 2) / ndtri((1 + LEVEL) / 2))
 
 
 # What is said.
@@ -331,18 +318,14 @@ def verdict(p_harm: float, low: float, high: float, limit: float = 0.05) -> str:
     return LOSES if p_harm > 1 - limit else UNCLEAR
 
 
-def patients_needed(benefit: float, variance: float, design: Design, power: float = 0.8) -> float:
-    """About how many patients in all would tell a benefit of this size from none, with this power; inf for none.
+def patients_needed(benefit: float, variance: float, design: Design) -> float:
+    """About how many patients in all would tell the expected benefit from none, with a power of .8; inf for none.
 
-    Args:
-        benefit: the expected one.
-        variance: of a patient's difference.
-        design: of the test.
-        power: in (0, 1).
+    ``variance`` is that of a patient's difference.
     """
     from scipy.special import ndtri
 
     if not benefit:
         return math.inf
-    reach = float(ndtri((1 + LEVEL) / 2) + ndtri(power)) / benefit
+    reach = float(ndtri((1 + LEVEL) / 2) + ndtri(POWER)) / benefit
     return math.ceil(design.factor * variance * reach**2)

@@ -69,9 +69,7 @@ class Row:
         values, c = np.array(numbers, dtype=np.float64), candidates
         if not np.isfinite(values).all() or (rounded(values[1:]) != values[1:]).any():
             raise ValueError(f"expected finite numbers of {DIGITS} digits")
-        products = np.zeros((c, c))
-        products[np.triu_indices(c)] = values[2 + c : -3 * c]
-        products = products + np.triu(products, 1).T
+        products = symmetric(values[2 + c : -3 * c], c)
         seconds = values[-3 * c :].reshape(c, 3)
         row = cls(int(values[0]), float(values[1]), values[2 : 2 + c], products, seconds)
         squares = [row.own, *np.diag(products), *seconds[:, 0], *seconds[:, 2]]
@@ -90,18 +88,20 @@ def many_by_regression(candidates: int) -> int:
     return many(candidates) + 3 + 2 + candidates + 4 * candidates + 5 + len(slopes.PULLS)
 
 
+def symmetric(upper: Array, n: int) -> Array:
+    """(n, n) of its upper triangle, row by row."""
+    found = np.zeros((n, n))
+    found[np.triu_indices(n)] = upper
+    return np.asarray(found + np.triu(found, 1).T)
+
+
 def rounded(values: Array) -> Array:
     """To ``DIGITS`` significant digits."""
     return np.array([float(f"{value:.{DIGITS - 1}e}") for value in np.ravel(values)]).reshape(np.shape(values))
 
 
 def row_of(labels: Array, risks: Array) -> Row:
-    """A hospital's own.
-
-    Args:
-        labels: (R, n) 0 or 1.
-        risks: (1 + C, R, n) out of fold: the own model's, then the candidates'.
-    """
+    """A hospital's own; arguments as of ``Hospital``."""
     r, move = labels - risks[0], risks[1:] - risks[0]
     products = np.einsum("arn,brn->ab", move, move) / labels.size
     seconds = np.stack([_seconds(r * one, one**2) for one in move])
@@ -116,8 +116,7 @@ def mix_seconds(labels: Array, risks: Array, weights: Array) -> Array:
 
 def _seconds(right: Array, square: Array) -> Array:
     found = [np.cov(a, b, ddof=1) for a, b in zip(right, square, strict=True)]
-    mean: Array = np.mean([(c[0, 0], c[0, 1], c[1, 1]) for c in found], axis=0)
-    return mean
+    return np.asarray(np.mean([(c[0, 0], c[0, 1], c[1, 1]) for c in found], axis=0))
 
 
 class Direction(NamedTuple):
@@ -344,10 +343,9 @@ class Known:
         return [*found, 1 / parts[-1].variance, *misfits]
 
     def _third(self, row: Row, seconds: Array) -> list[float]:
-        found = []
-        for c, one in enumerate(self._directions(row)):
-            found += list(self._benefit_terms(c, one.benefit(self.design)).ravel())
-        return [*found, *self._terms(self.mixed(row, seconds), self._mix_precision).ravel()]
+        terms = [self._benefit_terms(c, one.benefit(self.design)) for c, one in enumerate(self._directions(row))]
+        last = self._terms(self.mixed(row, seconds), self._mix_precision)
+        return [float(value) for value in np.ravel([*terms, last])]
 
     # What follows from the regression's sums.
 
@@ -366,9 +364,7 @@ class Known:
         for place in range(PULLS_AT):
             if place in self.sums:
                 total = self._total(place)[2:]
-                upper = np.zeros((p, p))
-                upper[np.triu_indices(p)] = total[p:]
-                at, hessian, done = slopes.stepped(at, total[:p], upper + np.triu(upper, 1).T)
+                at, hessian, done = slopes.stepped(at, total[:p], symmetric(total[p:], p))
         return at, hessian, done or PULLS_AT - 1 in self.sums
 
     @property
@@ -397,10 +393,8 @@ class Known:
     # What follows from the first sum.
 
     def _total(self, place: int) -> Array:
-        values = np.array(self.sums[place])
-        half = len(values) // 2
-        found: Array = values[:half] - values[half:]
-        return found
+        above, below = np.split(np.array(self.sums[place]), 2)
+        return np.asarray(above - below)
 
     @cached_property
     def sites(self) -> int:
@@ -411,13 +405,10 @@ class Known:
     def weights(self) -> Array:
         """(C,) the candidates' weights in the common direction."""
         c, total = self.candidates, self._total(FIRST)
-        products = np.zeros((c, c))
-        products[np.triu_indices(c)] = total[1 : 1 + c * (c + 1) // 2] / self.sites
-        return combination.common_weights(products + np.triu(products, 1).T)
+        return combination.common_weights(symmetric(total[1 : 1 + c * (c + 1) // 2] / self.sites, c))
 
     def _of_first(self, c: int) -> Array:
-        rows: Array = self._total(FIRST)[1 + self.candidates * (self.candidates + 1) // 2 :].reshape(-1, 9)[c]
-        return rows
+        return np.asarray(self._total(FIRST)[1 + self.candidates * (self.candidates + 1) // 2 :].reshape(-1, 9)[c])
 
     def _directions(self, row: Row) -> list[Direction]:
         units = np.eye(self.candidates)
@@ -435,12 +426,10 @@ class Known:
 
     def noise(self, c: int, n: float) -> float:
         """V of a benefit's noise at a hospital of n patients, smoothed over hospitals."""
-        table = np.zeros((3, 3))
-        table[MOMENTS] = self._of_first(c)[2:8]
-        return decision.Smoothed(table + np.triu(table, 1).T).at([n]) / n
+        return decision.Smoothed(symmetric(self._of_first(c)[2:8], 3)).at([n]) / n
 
     def _x(self, right: Right) -> float:
-        return right.x if self.sites >= combination.SITES_FOR_SIZE else 0.0
+        return decision.of_size(right.n) if self.sites >= combination.SITES_FOR_SIZE else 0.0
 
     def _terms(self, right: Right, precision: float) -> Array:
         return decision.terms(right.a, right.variance, self._x(right), decision.scale(self.sites, float(precision)))
@@ -448,8 +437,7 @@ class Known:
     # What follows from the second.
 
     def _of_second(self, c: int) -> Array:
-        rows: Array = self._total(SECOND)[: self.candidates * (2 + TERMS)].reshape(self.candidates, -1)[c]
-        return rows
+        return np.asarray(self._total(SECOND)[: self.candidates * (2 + TERMS)].reshape(self.candidates, -1)[c])
 
     @cached_property
     def _mix_precision(self) -> float:
@@ -557,10 +545,7 @@ def _told(
 def safe_mix(part: Right, of: Normals, margin: float) -> Json:
     """The safe share of a direction at a hospital, its gain with an interval, and the probability of harm.
 
-    Args:
-        part: which part of the direction is right there.
-        of: its posterior.
-        margin: the loss that does not matter; 0: strict.
+    ``of`` is the posterior of the part that is right; ``margin`` the loss that does not matter, 0: strict.
     """
     share = combination.safe_share(of, part.q, margin)
     if not share:

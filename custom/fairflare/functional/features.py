@@ -61,7 +61,6 @@ def class_means(
         network: on ``device``; it is left in evaluation mode.
         batches: all examples, each once.
         counts: examples of each class.
-        device: where the network computes.
     """
     sums: torch.Tensor | None = None
     with features_of(network.eval()) as found:
@@ -101,14 +100,8 @@ def model_contrast(
 ) -> torch.Tensor:
     """MOON's term, the mean over the batch of -log(e^{s_glob / T} / (e^{s_glob / T} + e^{s_prev / T})).
 
-    Args:
-        z: (N, ...) features of the model that trains.
-        z_global: those of the received model on the same examples.
-        z_previous: those of the site's model of its last round.
-        temperature: T > 0.
-
-    Returns:
-        A number > 0; log 2 where the two models give the same features.
+    Features (N, ...) are of the model that trains, of the received one, and of the site's one of its last round; T > 0.
+    A number > 0; log 2 where the two models give the same features.
     """
     here = directions(z)
     alike = [(here * directions(other)).sum(1) / temperature for other in (z_global, z_previous)]

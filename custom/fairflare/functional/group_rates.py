@@ -13,7 +13,7 @@ Nature Communications 2025, https://doi.org/10.1038/s41467-025-58549-0, as its p
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal, NamedTuple
 
 POSITIVES, TRUE_POSITIVES, NEGATIVES, FALSE_POSITIVES = "positives", "true_positives", "negatives", "false_positives"
@@ -46,12 +46,7 @@ class Counts:
         return share(self.true_positives + self.negatives - self.false_positives, size)
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.positives + other.positives,
-            self.true_positives + other.true_positives,
-            self.negatives + other.negatives,
-            self.false_positives + other.false_positives,
-        )
+        return Counts(*map(sum, zip(astuple(self), astuple(other))))
 
 
 def share(part: float, whole: float) -> float | None:
@@ -111,12 +106,5 @@ def variance_penalty(cells: Mapping[str, Cell], pooled: bool = True) -> tuple[fl
 
 
 def slope_of(away: float, share: float, rest: float, size: int) -> float:
-    """c_g of one cell, from sums over all cells.
-
-    Args:
-        away: L_g - m.
-        share: n_g / n.
-        rest: sum_h (L_h - m); 0 where m is the mean of the L_h.
-        size: G.
-    """
+    """c_g of one cell: ``away`` is L_g - m, ``share`` n_g / n, ``rest`` the sum of all L_h - m, and ``size`` G."""
     return 2 / size * (away - share * rest)

@@ -2,7 +2,7 @@
 """Intervals of metrics over the cases that they are computed from.
 
 No interval depends on the order of the cases, and none has zero width. Draws come from a fixed seed and are of weights
-that belong to sorted values: they say nothing of a single case.
+that belong to sorted values: they say nothing of a single case. A level is in (0, 1), e.g. 0.95; N is at least 1.
 """
 
 from __future__ import annotations
@@ -21,13 +21,7 @@ SEED = 20050414
 
 
 def of_share(right: int, n: int, level: float) -> tuple[float, float]:
-    """Clopper and Pearson's interval (Biometrika 26, 1934) of a share.
-
-    Args:
-        right: 0..n.
-        n: cases, at least 1.
-        level: in (0, 1), e.g. 0.95.
-    """
+    """Clopper and Pearson's interval (Biometrika 26, 1934) of a share, 0..n of n >= 1 cases."""
     from scipy.special import betaincinv
 
     tail = (1 - level) / 2
@@ -37,20 +31,18 @@ def of_share(right: int, n: int, level: float) -> tuple[float, float]:
 
 
 def of_mean(values: Array, level: float) -> tuple[float, float]:
-    """Gaffke's interval of a mean of values in [0, 1], whatever their distribution: of 0 and 1 it is ``of_share``.
+    """Gaffke's interval of a mean of values (N,) in [0, 1], whatever their distribution: of 0 and 1 it is ``of_share``.
 
     The ends are quantiles of the mean under random weights (uniform on the simplex) of the values and of one more: 0
     for the lower end, 1 for the upper one. N. Gaffke, Mathematical Methods of Statistics 14, 2005; M. Phan, P. Thomas
     and E. Learned-Miller, ICML 2021, arXiv:2106.03163, section 4, where no distribution is known that it fails for.
-
-    Args:
-        values: (N,) in [0, 1], N at least 1; their order does not matter.
-        level: in (0, 1), e.g. 0.95.
     """
+    from scipy.special import ndtri
+
     tail, ordered = (1 - level) / 2, np.sort(values)
     if len(ordered) >= MANY:
         (low, below), (high, above) = (_weighted(np.append(ordered, end)) for end in (0.0, 1.0))
-        z = _normal(1 - tail)
+        z = float(ndtri(1 - tail))
         return max(0.0, low - z * below), min(1.0, high + z * above)
     weights = np.random.default_rng(SEED).exponential(size=(DRAWS, len(ordered) + 1))
     weights /= weights.sum(axis=1, keepdims=True)
@@ -60,14 +52,9 @@ def of_mean(values: Array, level: float) -> tuple[float, float]:
 
 
 def of_positive_mean(values: Array, level: float) -> tuple[float, float] | None:
-    """Student's interval of a mean of values that are at least 0 and have no upper bound.
+    """Student's interval of a mean of finite values (N,) that are at least 0 and have no upper bound.
 
-    Args:
-        values: (N,), finite; their order does not matter.
-        level: in (0, 1), e.g. 0.95.
-
-    Returns:
-        low, high; None of fewer than two values, or of equal ones.
+    None of fewer than two values, or of equal ones.
     """
     from scipy.special import stdtrit
 
@@ -85,7 +72,6 @@ def of_recalls(right: Sequence[int], n: Sequence[int], level: float) -> tuple[fl
     Args:
         right: of each class the cases that are right.
         n: of each class its cases, at least 1.
-        level: in (0, 1), e.g. 0.95.
     """
     rng, tail = np.random.default_rng(SEED), (1 - level) / 2
     lower, upper = np.zeros(DRAWS_OF_RECALLS), np.zeros(DRAWS_OF_RECALLS)
@@ -104,7 +90,6 @@ def of_auc(scores: Array, positive: npt.NDArray[np.bool_], level: float) -> tupl
     Args:
         scores: (N,) finite; larger for what is thought to be positive.
         positive: (N,).
-        level: in (0, 1), e.g. 0.95.
 
     Returns:
         low, high; None where a kind has fewer than two cases, or the kinds are apart (an area of 0 or 1).
@@ -113,9 +98,9 @@ def of_auc(scores: Array, positive: npt.NDArray[np.bool_], level: float) -> tupl
     m, n = len(cases), len(controls)
     if min(m, n) < 2:
         return None
-    ranks = _ranks(np.concatenate([cases, controls]))
-    of_cases = (ranks[:m] - _ranks(cases)) / n
-    of_controls = 1 - (ranks[m:] - _ranks(controls)) / m
+    found = ranks(np.concatenate([cases, controls]))
+    of_cases = (found[:m] - ranks(cases)) / n
+    of_controls = 1 - (found[m:] - ranks(controls)) / m
     area = float(of_cases.mean())
     error = math.sqrt(of_cases.var(ddof=1) / m + of_controls.var(ddof=1) / n)
     return of_pairs(area, error, min(m, n), level)
@@ -128,7 +113,6 @@ def of_pairs(share: float, error: float, fewest: int, level: float) -> tuple[flo
         share: in [0, 1].
         error: at least 0.
         fewest: cases of the kind that has fewer of them, at least 2; Student's quantile has one degree less.
-        level: in (0, 1), e.g. 0.95.
 
     Returns:
         low, high; None of a share of 0 or 1, and of scores that are all alike, whose error of 0 says nothing.
@@ -147,14 +131,8 @@ def _weighted(values: Array) -> tuple[float, float]:
     return mean, math.sqrt(max(float((values**2).mean()) - mean**2, 0.0) / (len(values) + 1))
 
 
-def _ranks(values: Array) -> Array:
+def ranks(values: Array) -> Array:
     """1 for the smallest value; equal ones share the mean of their ranks (scipy.stats is slow to import)."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     shared: Array = (np.cumsum(counts) - (counts - 1) / 2)[places]
     return shared
-
-
-def _normal(quantile: float) -> float:
-    from scipy.special import ndtri
-
-    return float(ndtri(quantile))

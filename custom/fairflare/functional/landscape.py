@@ -17,12 +17,7 @@ def filter_normalised(parameters: Parameters, generator: torch.Generator) -> dic
     A filter is what one entry of a tensor's first dimension holds. Tensors of one dimension (biases, normalisation) are
     not moved, as in the paper's code; so a model's scale does not make its surroundings look sharp or flat.
 
-    Args:
-        parameters: name -> tensor; their order decides what is drawn.
-        generator: on the CPU.
-
-    Returns:
-        Tensors of the same names, shapes and types.
+    Tensors of the same names, shapes and types; the order of the parameters decides what the generator (CPU) draws.
     """
     found = {}
     for name, value in parameters.items():
@@ -30,8 +25,8 @@ def filter_normalised(parameters: Parameters, generator: torch.Generator) -> dic
         if value.dim() < 2:
             found[name] = torch.zeros_like(value)
             continue
-        lengths = (_norms(value) / _norms(drawn).clamp_min(1e-12)).reshape(-1, *[1] * (value.dim() - 1))
-        found[name] = drawn * lengths
+        own, new = (torch.linalg.vector_norm(one.flatten(1), dim=1) for one in (value, drawn))
+        found[name] = drawn * (own / new.clamp_min(1e-12)).reshape(-1, *[1] * (value.dim() - 1))
     return found
 
 
@@ -44,19 +39,9 @@ def loss_grid(
 ) -> list[list[float]]:
     """loss(w + a d_1 + b d_2) for every a (outer list) and b (inner list) in ``steps``.
 
-    Args:
-        loss: of parameters by name.
-        parameters: w.
-        first: d_1, with entries of the same names.
-        second: d_2.
-        steps: factors; 0 gives the loss of w itself.
+    ``first`` is d_1 and ``second`` d_2, with entries of w's names; a factor of 0 gives the loss of w itself.
     """
     return [
         [loss({name: w + a * first[name] + b * second[name] for name, w in parameters.items()}) for b in steps]
         for a in steps
     ]
-
-
-def _norms(value: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(value.reshape(len(value), -1), dim=1)
-    return found

@@ -11,11 +11,9 @@ import torch
 
 
 def bounds(sizes: np.ndarray, counts: Sequence[int]) -> list[float]:
-    """For each count the size of that many-th largest entry; infinite for a count of 0. Ties keep more than the count.
+    """For each count in [0, N] the size of that many-th largest of N finite magnitudes; infinite for a count of 0.
 
-    Args:
-        sizes: (N,) magnitudes, finite.
-        counts: each in [0, N].
+    Ties keep more than the count.
     """
     places = sorted({len(sizes) - count for count in counts if count})
     ordered = np.partition(sizes, places) if places else sizes
@@ -26,7 +24,6 @@ def layer_bounds(update: torch.Tensor, fractions: Sequence[float], always_drop: 
     """For each fraction q the bound that keeps the ceil(q N) largest of one layer's N entries.
 
     Args:
-        update: of the layer.
         fractions: each in [0, 1].
         always_drop: True keeps N - 1 at most, as the code of CGSV and CFFL does, but for layers of one entry, on which
             it fails.

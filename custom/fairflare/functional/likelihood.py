@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-likelihoods of generalised linear models as sums over patients, and Newton's step on such sums.
 
-McCullagh and Nelder, Generalized Linear Models, 2nd ed., 1989. Everything is float64.
+McCullagh and Nelder, Generalized Linear Models, 2nd ed., 1989. Everything is float64. Everywhere the family is that of
+the outcome (N,), N at least 1, a design is (N, p), coefficients and scores (p,), and an information (p, p).
 """
 
 from __future__ import annotations
@@ -53,10 +54,8 @@ Family = Callable[["torch.Tensor", "torch.Tensor"], Terms]
 def bernoulli(predictor: torch.Tensor, outcome: torch.Tensor) -> Terms:
     """Outcomes 0 and 1, logit link."""
     risk = predictor.sigmoid()
-    value = outcome * torch.nn.functional.logsigmoid(predictor) + (1 - outcome) * torch.nn.functional.logsigmoid(
-        -predictor
-    )
-    return Terms(value, outcome - risk, risk * (1 - risk))
+    of_one, of_none = (torch.nn.functional.logsigmoid(sign * predictor) for sign in (1, -1))
+    return Terms(outcome * of_one + (1 - outcome) * of_none, outcome - risk, risk * (1 - risk))
 
 
 def gaussian(predictor: torch.Tensor, outcome: torch.Tensor) -> Terms:
@@ -83,14 +82,7 @@ def poisson_start(predictor: torch.Tensor, outcome: torch.Tensor, offset: torch.
 
 @dataclass(frozen=True)
 class Sums:
-    """What one site adds to a federation's log-likelihood of p parameters.
-
-    Attributes:
-        value: log-likelihood.
-        score: (p,) its gradient.
-        information: (p, p) minus its second derivatives.
-        examples: patients in it.
-    """
+    """What one site adds to a federation's log-likelihood: value, gradient, minus its second derivatives; patients."""
 
     value: torch.Tensor
     score: torch.Tensor
@@ -98,37 +90,17 @@ class Sums:
     examples: int
 
 
-def sums(
-    family: Family,
-    design: torch.Tensor,
-    outcome: torch.Tensor,
-    coefficients: torch.Tensor,
-    offset: torch.Tensor | float = 0.0,
-) -> Sums:
-    """A site's sums.
-
-    Args:
-        family: of the outcome.
-        design: (N, p).
-        outcome: (N,).
-        coefficients: (p,).
-        offset: (N,) or a number, added to the linear predictor.
-    """
-    terms = family(design @ coefficients + offset, outcome)
+def sums(family: Family, design: torch.Tensor, outcome: torch.Tensor, coefficients: torch.Tensor) -> Sums:
+    """A site's sums."""
+    terms = family(design @ coefficients, outcome)
     information = design.T @ (terms.curvature[:, None] * design)
     return Sums(terms.value.sum(), design.T @ terms.slope, information, len(outcome))
 
 
 def own_intercept(family: Family, predictor: torch.Tensor, outcome: torch.Tensor) -> float | None:
-    """The intercept that maximises the likelihood given the rest of the linear predictor.
+    """The intercept that maximises the likelihood given the rest of the linear predictor (N,).
 
-    Args:
-        family: of the outcome.
-        predictor: (N,), N at least 1.
-        outcome: (N,).
-
-    Returns:
-        None where no finite one does, as where all outcomes are alike.
+    None where no finite one does, as where all outcomes are alike.
     """
     intercept, step = 0.0, 0.0
     best = float(family(predictor, outcome).value.sum())
@@ -152,14 +124,8 @@ def profiled(
     """A site's sums of the log-likelihood that is maximised over the site's own intercept.
 
     The information is Schur's complement, so that Newton's steps and standard errors are those of the fit that has
-    every intercept as a coefficient.
-
-    Args:
-        family: of the outcome.
-        design: (N, p), without a column for the intercept.
-        outcome: (N,).
-        coefficients: (p,).
-        intercept: ``own_intercept`` at these coefficients.
+    every intercept as a coefficient. The design has no column for the intercept, which is ``own_intercept`` at the
+    coefficients.
     """
     terms = family(design @ coefficients + intercept, outcome)
     across, total = design.T @ terms.curvature, terms.curvature.sum()
@@ -171,7 +137,6 @@ def aliased(information: torch.Tensor, first: int | None = None) -> torch.Tensor
     """bool (p,): coefficients that follow from those before them, such as the last level of a category's indicators.
 
     Args:
-        information: (p, p), positive semidefinite.
         first: index that counts as before all others: an intercept, which stands at the end.
     """
     p = len(information)
@@ -215,14 +180,8 @@ def marginal(
     """A site's sums of the log-likelihood from which its own intercept, normal with mean 0, is integrated out.
 
     By adaptive Gauss-Hermite quadrature (Pinheiro and Bates, J. Comput. Graph. Stat. 4, 1995); score by Fisher's
-    identity, information by Louis' formula (J. R. Stat. Soc. B 44, 1982). The last parameter is ``log_sd``.
-
-    Args:
-        family: of the outcome.
-        design: (N, p), with the shared intercept's column.
-        outcome: (N,).
-        coefficients: (p,).
-        log_sd: logarithm of the intercepts' standard deviation.
+    identity, information by Louis' formula (J. R. Stat. Soc. B 44, 1982). The design has the shared intercept's
+    column; the last parameter is ``log_sd``, the logarithm of the intercepts' standard deviation.
     """
     fixed, variance = design @ coefficients, math.exp(2 * log_sd)
     mode = 0.0
@@ -258,8 +217,7 @@ def fitted(
     None where the likelihood has no maximum, as where one feature tells who has the outcome.
 
     Args:
-        sums_at: coefficients (p,) -> the site's sums there.
-        p: coefficients.
+        sums_at: coefficients -> the site's sums there.
         first: see ``aliased``; an intercept, without which there is no fit.
         far: the largest coefficient that still is an estimate.
     """

@@ -2,7 +2,8 @@
 """A line on the logit, sigma(a + b z), fitted by maximum likelihood.
 
 Everything is fitted from sums over cases, so that sums over sites serve as well as sums within one: of the five numbers
-of a Newton step, of counts per bin of the logit, or of losses on a grid of temperatures. T = 1 / b.
+of a Newton step, of counts per bin of the logit, or of losses on a grid of temperatures. T = 1 / b. Everywhere logits
+(N,) are z, finite, and labels (N,) y: in {0, 1}, or in [0, 1] as shares of counts (N,), the cases that each stands for.
 """
 
 from __future__ import annotations
@@ -49,17 +50,10 @@ UNCHANGED = Line()
 
 
 def sums(logits: Array, labels: Array, line: Line = UNCHANGED, counts: Array | None = None) -> Sums:
-    """The sums of a Newton step at ``line``.
-
-    Args:
-        logits: (N,) z.
-        labels: (N,) y in {0, 1}, or in [0, 1] as shares of ``counts``.
-        line: where.
-        counts: (N,) cases that each entry stands for; 1 each by default.
-    """
-    many = np.ones_like(logits) if counts is None else counts
+    """The sums of a Newton step at ``line``."""
     from scipy.special import expit  # here and below: takes a while to import, and most runs have no such step
 
+    many = np.ones_like(logits) if counts is None else counts
     p = expit(line.intercept + line.slope * logits)
     v = many * p * (1 - p)
     residual = many * (labels - p)
@@ -85,9 +79,6 @@ def fitted(
     the coefficients stop at ``STEEPEST``.
 
     Args:
-        logits: (N,) z, finite.
-        labels: (N,) y, see ``sums``.
-        counts: see ``sums``.
         intercept: whether a is fitted.
         slope: whether b is.
         start: where the search begins.

@@ -38,11 +38,9 @@ def pair_of(images: Iterable[torch.Tensor], statistic: Statistic = "images") -> 
     first, second, n = torch.zeros(()), torch.zeros(()), 0
     for batch in images:
         flat = batch.flatten(2).double()
-        if statistic == "pixels":
-            first, second = first + flat.mean(2).sum(0).cpu(), second + flat.square().mean(2).sum(0).cpu()
-        else:
-            spread = flat.std(2, correction=int(statistic == "sample"))
-            first, second = first + flat.mean(2).sum(0).cpu(), second + spread.sum(0).cpu()
+        pixels, sample = statistic == "pixels", int(statistic == "sample")
+        spread = flat.square().mean(2) if pixels else flat.std(2, correction=sample)
+        first, second = first + flat.mean(2).sum(0).cpu(), second + spread.sum(0).cpu()
         n += len(batch)
     if not n:
         raise ValueError("expected at least one image")
@@ -61,11 +59,7 @@ def normalised_by(images: torch.Tensor, pair: Pair) -> torch.Tensor:
 def renormalised(images: torch.Tensor, own: Pair, means: torch.Tensor, sds: torch.Tensor) -> torch.Tensor:
     """Images that ``own`` has normalised, as if each had been normalised by another pair.
 
-    Args:
-        images: (N, C, ...).
-        own: what they have been normalised by.
-        means: (N, C) of each image's other pair.
-        sds: (N, C) of it, > 0.
+    ``means`` and ``sds`` (> 0) are (N, C), those of each image's other pair.
     """
     factor, shift = own.sd / sds, (own.mean - means) / sds
     return images * _per_channel(factor, images) + _per_channel(shift, images)

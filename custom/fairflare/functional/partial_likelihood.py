@@ -20,14 +20,8 @@ def partial_likelihood(
     Added up over hospitals these are the sums of the model that is stratified by hospital: every hospital has risk sets
     of its own, and no time is compared with another hospital's.
 
-    Args:
-        design: (N, p).
-        times: (N,), at least 0.
-        events: (N,) 1 where the time is that of an event, else 0.
-        coefficients: (p,).
-
-    Returns:
-        The value, its gradient (p,), and minus its second derivatives (p, p).
+    Of a design (N, p), times (N,) of at least 0, events (N,), 1 where the time is that of one, and coefficients (p,):
+    the value, its gradient (p,), and minus its second derivatives (p, p).
     """
     # The likelihood is that of differences between patients: of a constant feature exactly nothing is left.
     x, died = (design - design[:1]).numpy(), events.numpy() == 1
@@ -72,5 +66,4 @@ def baseline(times: Array, events: Array, risks: Array, ends: Array) -> Array:
     weight = np.add.reduceat(np.exp(risks[order]), first)
     there = weight[::-1].cumsum()[::-1]
     hazard = np.concatenate(([0.0], (died / there).cumsum()))
-    found: Array = hazard[np.searchsorted(at, ends, side="right")]
-    return found
+    return np.asarray(hazard[np.searchsorted(at, ends, side="right")])

@@ -8,14 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fairflare.functional.decision import (
-    Array,
-    Benefit,
-    Design,
-    average,
-    brier_benefit,
-    of_differences,
-)
+from fairflare.functional.decision import Array, Benefit, Design, average, brier_benefit, of_differences
 
 PARTS = ("drift", "level", "rest")
 REMEDIES = {
@@ -58,8 +51,6 @@ def parts(labels: Array, of: Models, design: Design) -> dict[str, Benefit]:
 
     Args:
         labels: (n,) 0 or 1.
-        of: the models' risks.
-        design: how the patients were tested.
 
     Returns:
         For each of ``PARTS`` the sums whose ``mean`` is the part and whose ``interval`` is its interval.
@@ -84,12 +75,7 @@ Told = dict[str, dict[str, float | str]]
 
 
 def explained(sites: Mapping[str, tuple[Array, Models]], design: Design) -> tuple[dict[str, Told], Told]:
-    """What is said to each hospital, and of their average, where every one counts once ({} of a single hospital).
-
-    Args:
-        sites: hospital -> its labels and risks.
-        design: how the patients were tested.
-    """
+    """What is said to each hospital, and of their average, where every one counts once ({} of a single hospital)."""
     found = {site: parts(labels, models, design) for site, (labels, models) in sites.items()}
     rows = {
         site: {name: _told(name, part.mean, *part.interval(design)) for name, part in of.items()}

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recalibration of probabilities: an intercept a and a slope b on the logit, sigma(a + b z), or a temperature T.
 
-Everything is fitted from sums over cases, so that sums over sites serve as well as sums within one: of the five numbers
-of a Newton step, of counts per bin of the logit, or of losses on a grid of temperatures. T = 1 / b.
+Logits, labels and sums are as in ``line``. T = 1 / b.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ def recalibrated(
     less would turn the ranking round. Otherwise the slope stays at that of ``of_all``.
 
     Args:
-        logits: (N,) z.
-        labels: (N,) y in {0, 1}.
         of_all: the line of all sites together.
         penalty: of both coefficients, in cases' worth of information; 0 draws nothing.
         slope: whether a slope is wanted.
@@ -89,10 +86,7 @@ def limited(values: Array, most: float, beyond: float = BEYOND) -> Array:
     Counts per bin, and losses that one site may not decide, can tell nothing of how far out a case lies; so a line or a
     temperature holds for limited numbers, fitted and applied. They keep their order with a share above 0.
 
-    Args:
-        values: logits, or log probabilities less the largest.
-        most: > 0.
-        beyond: in [0, 1].
+    Values are logits, or log probabilities less the largest; ``most`` > 0, ``beyond`` in [0, 1].
     """
     size = np.abs(values)
     return np.asarray(np.copysign(np.minimum(size, most) + beyond * np.log1p(np.maximum(size - most, 0.0)), values))
@@ -107,9 +101,7 @@ def possible_losses(losses: Array, temperatures: Array, cases: float, classes: i
     Args:
         losses: (T,) >= 0.
         temperatures: (T,) increasing.
-        cases: n >= 0.
-        classes: C >= 2.
-        most: see above.
+        cases, classes: n >= 0 and C >= 2.
     """
     b, own = 1 / temperatures[::-1], losses[::-1]
     rounding = SUM_ROUNDING * (1.0 + cases * most * b[-1])
@@ -121,18 +113,16 @@ def possible_losses(losses: Array, temperatures: Array, cases: float, classes: i
 
 def losses_at(log_probabilities: Array, labels: npt.NDArray[np.int64], temperatures: Array) -> Array:
     """(T,) summed cross-entropy of softmax(log p / T) at each temperature; >= 0."""
-    rows = np.arange(len(labels))
     from scipy.special import log_softmax
 
+    rows = np.arange(len(labels))
     return np.array([-log_softmax(log_probabilities / t, axis=1)[rows, labels].sum() for t in temperatures])
 
 
 def least_on_grid(losses: Array, temperatures: Array) -> float:
     """The temperature of the least loss: the vertex of the parabola in log T through the best point and its neighbours.
 
-    Args:
-        losses: (T,) sums over cases, and sites.
-        temperatures: (T,) > 0, evenly spaced in log T.
+    Losses (T,) are sums over cases, and sites; temperatures (T,) are > 0 and evenly spaced in log T.
     """
     best = int(np.argmin(losses))
     logs = np.log(temperatures)
@@ -145,19 +135,11 @@ def least_on_grid(losses: Array, temperatures: Array) -> float:
 
 
 def binned(logits: Array, labels: Array, edges: Array) -> tuple[Array, Array]:
-    """Cases, and cases of class 1, per bin of the logit; what lies outside is counted in the first or last bin.
-
-    Args:
-        logits: (N,) z.
-        labels: (N,) y in {0, 1}.
-        edges: (B + 1,) increasing.
-    """
+    """Cases, and cases of class 1, per bin between rising ``edges`` (B + 1,); the outer ones take what is beyond."""
     bins = len(edges) - 1
     places = np.clip(np.searchsorted(edges, logits, side="right") - 1, 0, bins - 1)
-    return (
-        np.bincount(places, minlength=bins).astype(np.float64),
-        np.bincount(places, weights=labels, minlength=bins).astype(np.float64),
-    )
+    cases, ones = np.bincount(places, minlength=bins), np.bincount(places, weights=labels, minlength=bins)
+    return cases.astype(np.float64), ones.astype(np.float64)
 
 
 def in_blocks(counts: Array, least: int) -> Array:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bootstrap over patients (Efron, Annals of Statistics 7, 1979): resamples as counts, and metrics under them."""
+"""The bootstrap over patients (Efron, Annals of Statistics 7, 1979): resamples as counts, and metrics under them.
+
+Everywhere counts (B, N) say how often each of B resamples holds each case. Scores (N,) are finite, and larger for what
+is thought to be positive.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,6 @@ def resamples(n: int, draws: int, seed: int) -> Iterator[Array]:
     Args:
         n: cases, at least 1.
         draws: resamples, at least 1.
-        seed: of the generator, >= 0.
     """
     rng = np.random.default_rng(seed)
     step = max(1, AT_ONCE // n)
@@ -32,14 +35,9 @@ def resamples(n: int, draws: int, seed: int) -> Iterator[Array]:
 
 
 def percentile_interval(values: Array, level: float) -> tuple[float, float] | None:
-    """The interval between the percentiles of a statistic's resampled values; nan where it is not defined.
+    """The interval between the percentiles of a statistic's resampled values (draws,); nan where it is not defined.
 
-    Args:
-        values: (draws,).
-        level: in (0, 1), e.g. 0.95.
-
-    Returns:
-        low, high; None where fewer than half of the values are defined.
+    None where fewer than half of the values are defined. ``level``: in (0, 1), e.g. 0.95.
     """
     known = values[~np.isnan(values)]
     if not len(known) or len(known) < FEWEST * len(values):
@@ -50,31 +48,18 @@ def percentile_interval(values: Array, level: float) -> tuple[float, float] | No
 
 def weighted_mean(values: Array, counts: Array) -> Array:
     """(B,) mean of ``values`` (N,) under ``counts`` (B, N); nan where no case is counted."""
-    total = counts.sum(axis=1)
-    return _divided(counts @ values, total)
+    return _divided(counts @ values, counts.sum(axis=1))
 
 
 def weighted_recall(right: Array, classes: npt.NDArray[np.int64], counts: Array) -> Array:
-    """(B,) mean over the classes that a resample holds of the share of their cases that are right.
-
-    Args:
-        right: (N,) 1 where the predicted class is the true one, else 0.
-        classes: (N,) true classes.
-        counts: (B, N).
-    """
+    """(B,) mean over a resample's true ``classes`` (N,) of the share of their cases that are ``right`` (N,), 0 or 1."""
     recalls = np.stack([weighted_mean(right[classes == k], counts[:, classes == k]) for k in np.unique(classes)])
     present = ~np.isnan(recalls)
     return _divided(np.where(present, recalls, 0.0).sum(axis=0), present.sum(axis=0).astype(np.float64))
 
 
 def weighted_auc(scores: Array, positive: npt.NDArray[np.bool_], counts: Array) -> Array:
-    """(B,) area under the ROC curve, ties counted half; nan where a resample lacks one of the two kinds.
-
-    Args:
-        scores: (N,) finite; larger for what is thought to be positive.
-        positive: (N,).
-        counts: (B, N).
-    """
+    """(B,) area under the ROC curve, ties counted half; nan where a resample lacks one of the two kinds."""
     order = np.argsort(scores, kind="stable")
     first = np.flatnonzero(np.diff(scores[order], prepend=-np.inf) > 0)
     above, below = (np.add.reduceat(counts[:, order] * kind[order], first, axis=1) for kind in (positive, ~positive))
@@ -83,10 +68,7 @@ def weighted_auc(scores: Array, positive: npt.NDArray[np.bool_], counts: Array) 
 
 
 def weighted_average_precision(scores: Array, positive: npt.NDArray[np.bool_], counts: Array) -> Array:
-    """(B,) the precision at each score, weighted by the recall that it adds, not interpolated; nan without a positive.
-
-    Arguments as in ``weighted_auc``.
-    """
+    """(B,) the precision at each score, weighted by the recall it adds, not interpolated; nan without a positive."""
     order = np.argsort(-scores, kind="stable")
     last = np.flatnonzero(np.diff(scores[order], append=-np.inf))  # of those with the same score
     found, flagged = (np.cumsum(n, axis=1)[:, last] for n in (counts[:, order] * positive[order], counts[:, order]))

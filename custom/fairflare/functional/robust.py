@@ -2,7 +2,8 @@
 """Robust statistics of updates whose sites weigh differently: medians, trimmed means, distances, radii and caps.
 
 With equal weights the median and the scores are those of Yin et al. (ICML 2018, https://arxiv.org/abs/1803.01498) and
-Blanchard et al. (NeurIPS 2017, https://arxiv.org/abs/1703.02757).
+Blanchard et al. (NeurIPS 2017, https://arxiv.org/abs/1703.02757). Everywhere a block (K, B) holds the K sites' updates
+at B positions, weights (K,) are >= 0 and sum to 1, and ``squared`` (K, K) are the updates' squared distances.
 """
 
 from __future__ import annotations
@@ -31,10 +32,6 @@ def median(block: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarr
     """(B,) weighted medians and (K,) each site's summed share of them.
 
     The median is the midpoint of all points with at most half of the weight on either side.
-
-    Args:
-        block: (K, B) updates.
-        weights: (K,) >= 0, sum 1.
     """
     order, values, start, end = _sorted(block, weights)
     middle = np.zeros(block.shape[1])
@@ -51,12 +48,7 @@ def trimmed_mean(block: np.ndarray, weights: np.ndarray, trim: float) -> tuple[n
     """(B,) means of what is left of the weights' mass, and (K,) each site's summed part of that mass.
 
     At each position ``trim`` of the mass is dropped at either end, a site at the boundary in part, and the sum divided
-    by 1 - 2 trim. Equal values lose the same share.
-
-    Args:
-        block: (K, B) updates.
-        weights: (K,) >= 0, sum 1.
-        trim: in [0, 0.5).
+    by 1 - 2 trim, with ``trim`` in [0, 0.5). Equal values lose the same share.
     """
     order, values, start, end = _sorted(block, weights)
     new = np.ones(values.shape, dtype=bool)
@@ -84,12 +76,7 @@ def distances(replies: Sequence[Reply]) -> np.ndarray:
 
 
 def krum_scores(squared: np.ndarray, faulty: int) -> list[float]:
-    """For each site the sum of its K - f - 2 smallest squared distances to others, at least of one.
-
-    Args:
-        squared: (K, K) with K > 1.
-        faulty: f >= 0.
-    """
+    """For each of K > 1 sites the sum of its K - f - 2 smallest squared distances to others, at least of one."""
     count = max(len(squared) - faulty - 2, 1)
     return [math.fsum(np.sort(np.delete(row, k))[:count].tolist()) for k, row in enumerate(squared)]
 
@@ -102,7 +89,6 @@ def mixing(kind: str, squared: np.ndarray, faulty: int, order: np.ndarray) -> np
             mean of those that it keeps; "krum-neighbours": the same, after ``nearest``; "geometric": all become the
             geometric median; "centre": updates are clipped around it, to the median distance from it (Karimireddy et
             al., ICML 2021, https://arxiv.org/abs/2012.10333).
-        squared: (K, K) squared distances.
         faulty: f, in [0, K / 2).
         order: a permutation of the K sites, for buckets.
     """
@@ -152,8 +138,6 @@ def geometric_median(
     IEEE TSP 2022, https://arxiv.org/abs/1912.13445, Algorithm 2).
 
     Args:
-        squared: (K, K) squared distances.
-        weights: (K,) >= 0 of the points.
         start: (K,) parts of the first point.
         floor: distances below it count as it.
         steps: at most; fewer where the parts no longer change.

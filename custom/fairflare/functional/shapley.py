@@ -23,9 +23,7 @@ def coalitions(players: Sequence[str]) -> Iterator[Coalition]:
 def exact(players: Sequence[str], utility: Mapping[Coalition, float]) -> dict[str, float]:
     """Player -> sum over the coalitions S without it of |S|! (K - |S| - 1)! / K! (v(S + player) - v(S)).
 
-    Args:
-        players: K of them; 2^K utilities are read.
-        utility: v of every coalition, the empty one included.
+    ``utility``: v of every one of the 2^K coalitions, the empty one included.
     """
     k = len(players)
     found = {}
@@ -49,9 +47,7 @@ def prefixes(permutations: Sequence[Sequence[str]]) -> list[Coalition]:
 def additions(permutations: Sequence[Sequence[str]], utility: Mapping[Coalition, float]) -> dict[str, list[float]]:
     """Player -> what its arrival adds in each permutation; a player of whom nothing is known is left out.
 
-    Args:
-        permutations: of the players.
-        utility: v of the coalitions in ``prefixes``, as far as known, and of the empty one.
+    ``utility``: v of the coalitions in ``prefixes``, as far as known, and of the empty one.
     """
     added: dict[str, list[float]] = {}
     for order in permutations:
@@ -66,9 +62,5 @@ def sampled(permutations: Sequence[Sequence[str]], utility: Mapping[Coalition, f
     """Player -> the mean of its ``additions``.
 
     Over permutations whose utilities are all known the values sum to v(all) - v(nobody).
-
-    Args:
-        permutations: as in ``additions``.
-        utility: as in ``additions``.
     """
     return {player: math.fsum(values) / len(values) for player, values in additions(permutations, utility).items()}

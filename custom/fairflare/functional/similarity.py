@@ -23,12 +23,7 @@ Estimator = Literal["unbiased", "biased"]
 
 @dataclass(frozen=True)
 class Compact:
-    """Centred features X (n, p) of one batch as what linear HSIC needs: X itself where p < n, else X X^T.
-
-    Attributes:
-        rows: float64 (n, p) or None.
-        gram: float64 (n, n) or None.
-    """
+    """Centred features X (n, p) of one batch as linear HSIC needs it, in float64: X itself where p < n, else X X^T."""
 
     rows: torch.Tensor | None = None
     gram: torch.Tensor | None = None

@@ -18,12 +18,9 @@ Ball = Literal["chi-square", "kl"]
 
 
 def ascended(weights: Mapping[K, float], values: Mapping[K, float], step: float) -> Lambda[K]:
-    """lambda_k e^{step v_k} / Z over the keys of ``values``; computed in logarithms, so that nothing overflows.
+    """lambda_k e^{step v_k} / Z over the keys of ``values``, finite; in logarithms, so that nothing overflows.
 
-    Args:
-        weights: lambda >= 0 of (at least) those keys.
-        values: v_k, finite.
-        step: gamma E >= 0.
+    ``weights``: lambda >= 0 of (at least) those keys; ``step``: gamma E >= 0.
     """
     return softmax({k: math.log(max(weights[k], FLOOR)) + step * v for k, v in values.items()})
 
@@ -50,14 +47,10 @@ def with_newcomers(weights: Mapping[K, float], keys: Iterable[K]) -> Lambda[K]:
 
 
 def projected(values: Mapping[K, float], mass: float = 1.0) -> Lambda[K]:
-    """The nearest point, in the Euclidean norm, with entries >= 0 that sum to ``mass``; exact.
+    """The nearest point, in the Euclidean norm, with entries >= 0 that sum to ``mass`` > 0; exact.
 
     max(v_k - theta, 0), theta = (the sum of the i largest - mass) / i for the largest i whose v_(i) exceeds its theta
-    (Held, Wolfe and Crowder, Mathematical Programming 6, 1974).
-
-    Args:
-        values: finite, at least one.
-        mass: > 0.
+    (Held, Wolfe and Crowder, Mathematical Programming 6, 1974). Values are finite, at least one.
     """
     top = max(values.values())  # the point is the same for all v_k + c, and next to 0 no digit is lost
     theta, total = -mass, 0.0
@@ -85,11 +78,6 @@ def in_ball(weights: Mapping[K, float], radius: float | None, ball: Ball = "chi-
     "chi-square": D = (n sum lambda^2 - 1) / 2 <= radius, in [0, (n - 1) / 2]. The Euclidean projection is exact:
     1/n + sqrt(radius / D) (lambda - 1/n). "kl": sum lambda log(n lambda) <= radius, in [0, log n], along
     lambda^s / Z with s in [0, 1].
-
-    Args:
-        weights: on the simplex.
-        radius: >= 0 or None.
-        ball: which divergence from uniform weights.
     """
     if radius is None:
         return dict(weights)
@@ -97,7 +85,8 @@ def in_ball(weights: Mapping[K, float], radius: float | None, ball: Ball = "chi-
         return _in_kl_ball(weights, radius)
     n = len(weights)
     divergence = (n * math.fsum(w * w for w in weights.values()) - 1) / 2
-    return _drawn(weights, math.sqrt(radius / divergence) if divergence > radius else 1.0)
+    shrink = math.sqrt(radius / divergence) if divergence > radius else 1.0
+    return {k: 1 / n + shrink * (w - 1 / n) for k, w in weights.items()}
 
 
 def in_ball_reference(weights: Mapping[K, float], radius: float) -> Lambda[K]:
@@ -126,11 +115,6 @@ def _in_kl_ball(weights: Mapping[K, float], radius: float) -> Lambda[K]:
         middle = (low + high) / 2
         low, high = (middle, high) if divergence(tempered(middle)) <= radius else (low, middle)
     return tempered(low)
-
-
-def _drawn(weights: Mapping[K, float], shrink: float) -> Lambda[K]:
-    n = len(weights)
-    return {k: 1 / n + shrink * (w - 1 / n) for k, w in weights.items()}
 
 
 def _normalised(values: Lambda[K]) -> Lambda[K]:

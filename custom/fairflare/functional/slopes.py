@@ -39,13 +39,7 @@ def derivatives(x: Array, y: Array, at: Array) -> tuple[Array, Array]:
 
 
 class Others(NamedTuple):
-    """What the other hospitals say of a further one.
-
-    Attributes:
-        centre: (P,) coefficients of their regression.
-        cov: (P, P) of these.
-        sites: how many others.
-    """
+    """What the other hospitals say of a further one: their regression's coefficients (P,), and how many they are."""
 
     centre: Array
     cov: Array
@@ -75,11 +69,7 @@ class Others(NamedTuple):
 def stepped(at: Array, gradient: Array, hessian: Array) -> tuple[Array, Array, bool]:
     """Newton's next coefficients, the penalised Hessian at ``at``, and whether that was the last step.
 
-    The penalty of slopes is 1, of the intercept a thousandth.
-
-    Args:
-        at: (P,).
-        gradient, hessian: ``derivatives`` there, summed over hospitals.
+    The penalty of slopes is 1, of the intercept a thousandth; ``derivatives`` at ``at`` are summed over hospitals.
     """
     ridge = np.append(1e-3, np.ones(len(at) - 1))
     hessian = hessian + np.diag(ridge)
@@ -101,7 +91,6 @@ def fitted(x: Array, y: Array, others: Others) -> Fitted:
     Args:
         x: (n, P) features, standardised alike at all hospitals, with a constant in front.
         y: (n,) 0 or 1.
-        others: those of the other hospitals.
     """
     precision, rows = others.precisions(), np.triu_indices(x.shape[1])
     products = x[:, rows[0]] * x[:, rows[1]]

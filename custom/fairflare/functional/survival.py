@@ -23,8 +23,7 @@ def kaplan_meier(times: Array, events: Array, counts: Array, *, of_censoring: bo
         of_censoring: of the time until a case is lost instead; what happened at the same time happened before.
 
     Returns:
-        The different times (U,), and (B, U) the probability of being without event after each; it stays as it is
-        beyond the last.
+        The different times (U,), and (B, U) the probability of being without event after each, and beyond the last.
     """
     order = np.argsort(times, kind="stable")
     at, first = np.unique(times[order], return_index=True)
@@ -45,14 +44,12 @@ def curve_at(at: Array, curve: Array, when: Array) -> Array:
 def restricted_mean(at: Array, curve: Array, horizon: float) -> Array:
     """(B,) the area under a curve as in ``curve_at`` from 0 to ``horizon``: the mean time without event until then."""
     ends = np.clip(np.concatenate((at, [np.inf])), 0.0, horizon)
-    found: Array = np.diff(ends, prepend=0.0) @ np.concatenate((np.ones((len(curve), 1)), curve), axis=1).T
-    return found
+    return np.asarray(np.diff(ends, prepend=0.0) @ np.concatenate((np.ones((len(curve), 1)), curve), axis=1).T)
 
 
 def ranks_of(times: Array, events: Array) -> Ranks:
     """(N,) a case can be compared with all of larger rank, if it has an event: who is lost then has lived longer."""
-    found: Ranks = 2 * np.unique(times, return_inverse=True)[1].reshape(-1).astype(np.int64) + (events == 0)
-    return found
+    return np.asarray(2 * np.unique(times, return_inverse=True)[1].reshape(-1).astype(np.int64) + (events == 0))
 
 
 def outranked(ranks: Ranks, risks: Array, weights: Array) -> Array:
@@ -83,12 +80,7 @@ def concordance(times: Array, events: Array, risks: Array, counts: Array, weight
 
     F. Harrell et al., JAMA 247, 1982. With weights it is Uno's (Statistics in Medicine 30, 2011), see ``uno_weights``.
 
-    Args:
-        risks: (N,) finite.
-        weights: (B, N) of a pair, by its case with the earlier event; None: 1.
-
-    Returns:
-        nan where no two cases can be compared.
+    Weights (B, N) are of a pair, by its case with the earlier event. nan where no two cases can be compared.
     """
     ranks = ranks_of(times, events)
     first = counts * events * (1.0 if weights is None else weights)
@@ -96,8 +88,7 @@ def concordance(times: Array, events: Array, risks: Array, counts: Array, weight
     before = np.concatenate((np.zeros((len(first), 1)), first[:, order].cumsum(axis=1)), axis=1)
     pairs = before[:, np.searchsorted(ranks[order], ranks)]
     won, all_of = ((counts * part).sum(axis=1) for part in (outranked(ranks, risks, first), pairs))
-    found: Array = np.divide(won, all_of, out=np.full(len(won), np.nan), where=all_of > 0)
-    return found
+    return np.asarray(np.divide(won, all_of, out=np.full(len(won), np.nan), where=all_of > 0))
 
 
 def concordant_pairs(times: Array, events: Array, risks: Array, weights: Array | None = None) -> tuple[Array, Array]:
@@ -115,8 +106,7 @@ def concordant_pairs(times: Array, events: Array, risks: Array, weights: Array |
 def concordant_share(times: Array, events: Array, risks: Array) -> Array:
     """(N,) of each case's comparable pairs the share that is in order, ties half; a half where it has none."""
     won, pairs = concordant_pairs(times, events, risks)
-    found: Array = np.divide(won, pairs, out=np.full_like(won, 0.5), where=pairs > 0)
-    return found
+    return np.asarray(np.divide(won, pairs, out=np.full_like(won, 0.5), where=pairs > 0))
 
 
 def concordance_error(times: Array, events: Array, risks: Array, weights: Array | None = None) -> float:
@@ -156,8 +146,7 @@ def brier(times: Array, events: Array, survival: Array, ends: Array, counts: Arr
     before, after = (times[:, None] <= ends) & (events[:, None] == 1), times[:, None] > ends
     dead = (counts * of_case) @ (before * survival**2)
     alive = counts @ (after * (1 - survival) ** 2) * of_end
-    found: Array = (dead + alive) / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    return found
+    return np.asarray((dead + alive) / np.maximum(counts.sum(axis=1, keepdims=True), 1))
 
 
 def _inverse(values: Array) -> Array:
@@ -168,8 +157,7 @@ def over_time(values: Array, ends: Array) -> Array:
     """(B,) the mean of (B, K) values between the first end and the last (trapezoids); of one end its value."""
     if len(ends) == 1:
         return values[:, 0]
-    found: Array = np.trapezoid(values, ends, axis=1) / (ends[-1] - ends[0])
-    return found
+    return np.asarray(np.trapezoid(values, ends, axis=1) / (ends[-1] - ends[0]))
 
 
 def mean_curve(survival: Array, counts: Array) -> Array:

@@ -42,9 +42,7 @@ def released_unions(
     From a union's count and those of the groups in it that are known, the rest of it follows: so both the unions and
     what is not shown of them must be free to leave (``released``).
 
-    Args:
-        of: group -> index of the union that it is a part of.
-        shown: group -> whether its own count is released.
+    ``of``: group -> index of the union that it is a part of; ``shown``: whether its own count is released.
     """
     sizes, rest = ([0] * (max(of, default=-1) + 1) for _ in range(2))
     for count, union, known in zip(counts, of, shown, strict=True):

@@ -83,11 +83,8 @@ def read_log(path: Path) -> list[Entry]:
         entry = json.loads(line)
         content = {key: value for key, value in entry.items() if key != "hash"}
         text = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-        proper = json.dumps(entry, allow_nan=False).encode() == line and (entry["seq"], entry["prev"]) == (
-            number,
-            before,
-        )
-        if not proper or entry["hash"] != hashlib.sha256(text).hexdigest():
+        proper = json.dumps(entry, allow_nan=False).encode() == line and entry["seq"] == number
+        if not proper or entry["prev"] != before or entry["hash"] != hashlib.sha256(text).hexdigest():
             raise Wrong(f"the chain is broken at entry {number}: it or an entry before it was changed")
         entries.append(entry)
         before = entry["hash"]

@@ -28,9 +28,7 @@ def answer_bytes(site: str, task: str, round: int, head: str, update: str, numbe
     """What a site signs.
 
     Args:
-        site: its name.
-        task: one of ``SIGNED``, or ``LAST``.
-        round: that it was asked for.
+        task, round: one of ``SIGNED``, or ``LAST``, and the round that it was asked for.
         head: hash of the head that it was sent.
         update: SHA-256 of the update as it left the site, hexadecimal; empty without one.
         numbers: ``numbers_hash`` of what it said beside the update.

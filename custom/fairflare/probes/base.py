@@ -12,10 +12,13 @@ from fairflare.core.types import Cost, LocalWork, Need, Number, Offer, Outline, 
 
 
 class Probe(ABC):
-    """A measurement: a frozen dataclass of parameters; leaves the network's weights and buffers as it found them."""
+    """A measurement: a frozen dataclass of parameters; leaves the network's weights and buffers as it found them.
+
+    Args:
+        probe_batch: examples per forward pass; changes memory and rounding only.
+    """
 
     probe_batch: int
-    """A probe's parameter of that name: examples per forward pass, at least 1; changes memory and rounding only."""
     cost: ClassVar[Cost]
     reports: ClassVar[tuple[Number, ...]] = ()
     """The numbers that ``measure`` may return whatever the model, with their ranges."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, TypeAlias
 
@@ -113,13 +113,15 @@ class LayerSimilarity(Probe):
         """One pass with the site's model, whose batches are remembered, then one with the anchor."""
         local = [self._compacts(work, points, batch) for batch in self._batches(work)]
         work.network.load_state_dict(work.received)
-        sums: dict[str, _Sums] = {}
+        sums: dict[str, list[float]] = {}
         estimator: Estimator = "biased" if self.similarity == "paper" else self.estimator
         for (mine, _), batch in zip(local, self._batches(work)):
             anchor, _ = self._compacts(work, points, batch)
             for name in mine.keys() & anchor.keys():
-                sums.setdefault(name, _Sums()).add(mine[name], anchor[name], estimator)
-        return {name: sums[name].cka() for name in points.values() if name in sums}, local[0][1]
+                a, b = mine[name], anchor[name]
+                found = [hsic(*pair, estimator) for pair in ((a, b), (a, a), (b, b))]
+                sums[name] = [total + one for total, one in zip(sums.get(name, [0.0] * 3), found)]
+        return {name: cka(*sums[name]) for name in points.values() if name in sums}, local[0][1]
 
     def _compacts(self, work: LocalWork, points: dict[str, str], batch: Batch) -> tuple[dict[str, Compact], Shapes]:
         found: dict[str, Compact] = {}
@@ -165,20 +167,6 @@ class LayerSimilarity(Probe):
             yield held.to(work.device)
 
 
-@dataclass
-class _Sums:
-    """HSIC over the batches so far: of both features, and of each with itself."""
-
-    values: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-
-    def add(self, a: Compact, b: Compact, estimator: Estimator) -> None:
-        for k, pair in enumerate(((a, b), (a, a), (b, b))):
-            self.values[k] += hsic(*pair, estimator)
-
-    def cka(self) -> float | None:
-        return cka(*self.values)
-
-
 def last_encoder(shapes: Shapes) -> str | None:
     """Of the layers before the last, in the order of their call, the last with the smallest extent in space."""
     before = list(shapes)[:-1]
@@ -188,15 +176,8 @@ def last_encoder(shapes: Shapes) -> str | None:
 
 
 def _forward(work: LocalWork, points: dict[str, str], batch: Batch, observe: Observe) -> None:
+    """Every output of a module in ``points`` is shown to ``observe``; no hook outlives the pass."""
     work.stop_if_aborted()
-    with _listening(work.network, points, observe):
-        work.network(batch.inputs)
-
-
-@contextmanager
-def _listening(network: torch.nn.Module, points: dict[str, str], observe: Observe) -> Iterator[None]:
-    """Within: every output of a module in ``points`` is shown to ``observe``; hooks never outlive the block."""
-    hooks = []
 
     def hook_for(layer: str) -> Callable[[torch.nn.Module, object, object], None]:
         def hook(module: torch.nn.Module, inputs: object, output: object) -> None:
@@ -206,14 +187,11 @@ def _listening(network: torch.nn.Module, points: dict[str, str], observe: Observ
 
         return hook
 
-    try:
-        for name, module in network.named_modules():
+    with ExitStack() as hooks:
+        for name, module in work.network.named_modules():
             if name in points:
-                hooks.append(module.register_forward_hook(hook_for(points[name])))
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+                hooks.callback(module.register_forward_hook(hook_for(points[name])).remove)
+        work.network(batch.inputs)
 
 
 def _features(work: LocalWork, points: dict[str, str], batch: Batch) -> dict[str, torch.Tensor]:

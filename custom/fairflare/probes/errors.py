@@ -76,12 +76,7 @@ class LeaveOneOut(ErrorProbe):
 @contextmanager
 def without(network: torch.nn.Module, own: Mapping[str, torch.Tensor], weight: float) -> Iterator[None]:
     """Within: ``network``'s parameters without ``weight`` times ``own``; buffers stay, since a variance taken out of
-    another can be negative.
-
-    Args:
-        network: holds w^t.
-        own: name -> the site's own parameters, those with a gradient.
-        weight: p_i in [0, 1).
+    another can be negative. ``network`` holds w^t, ``own`` the site's parameters with a gradient, and p_i is in [0, 1).
     """
     if not 0 <= weight < 1:
         raise ValueError(f"coefficient: expected a number in [0, 1), got {weight}")

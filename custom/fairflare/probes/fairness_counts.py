@@ -43,7 +43,6 @@ class FairnessCounts(Probe):
     Args:
         positive: index of the positive class.
         count_split: the split that is counted.
-        probe_batch: examples per forward pass; changes memory and rounding only.
     """
 
     cost: ClassVar[Cost] = Cost(forward=1)

@@ -14,22 +14,16 @@ import torch
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import probe
-from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, MOST_EXAMPLES, Cost, LocalWork, Number, Outline
+from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, LARGEST_LOSS, MOST_EXAMPLES, Cost, LocalWork, Number, Outline
 from fairflare.core.validation import Few
 from fairflare.privacy.counts import released
 from fairflare.probes.base import Probe
-
-LARGEST_LOSS = 1e6
 
 
 @probe("group-loss")
 @dataclass(frozen=True)
 class GroupLoss(Probe):
-    """Mean loss of the site and, as far as the site's minimum count lets them leave, size and mean loss per group.
-
-    Args:
-        probe_batch: examples per forward pass; changes memory and rounding only.
-    """
+    """Mean loss of the site and, as far as the site's minimum count lets them leave, size and mean loss per group."""
 
     cost: ClassVar[Cost] = Cost(forward=1)
     reports: ClassVar[tuple[Number, ...]] = (

@@ -23,7 +23,6 @@ class Loss(Probe):
 
     Args:
         loss_split: the split that is measured.
-        probe_batch: examples per forward pass; changes memory and rounding only.
     """
 
     cost: ClassVar[Cost] = Cost(forward=1)
@@ -113,13 +112,7 @@ def slope(x: float) -> float:
 
 @no_grad
 def mean_loss(work: LocalWork, split: SplitName, batch_size: int) -> float:
-    """The mean loss of ``work.network`` over ``split``, summed in float64.
-
-    Args:
-        work: of the round.
-        split: with at least one example.
-        batch_size: examples per forward pass, >= 1.
-    """
+    """The mean loss of ``work.network`` over ``split``, of at least one example, summed in float64."""
     network, objective = work.network.eval(), work.loss()
     total = torch.zeros((), dtype=torch.float64, device=work.device)
     for batch in work.data.fixed(split, batch_size):

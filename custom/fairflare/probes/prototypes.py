@@ -34,9 +34,6 @@ class Prototypes(Probe):
     """Sends mean and number of the features in front of the last layer, for every class whose count may leave the site.
 
     Over the whole training split in evaluation mode and with evaluation transforms.
-
-    Args:
-        probe_batch: examples per forward pass; changes memory and rounding only.
     """
 
     cost: ClassVar[Cost] = Cost(forward=1)

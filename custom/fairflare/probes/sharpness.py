@@ -18,12 +18,10 @@ import torch
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import probe
 from fairflare.core.seeds import derive
-from fairflare.core.types import Batch, Cost, LocalWork, Number, Objective
+from fairflare.core.types import LARGEST_LOSS, Batch, Cost, LocalWork, Number, Objective
 from fairflare.core.validation import Few, within
 from fairflare.functional.perturbation import TINY, global_norm, rho_at
 from fairflare.probes.base import Probe
-
-LARGEST_LOSS = 1e6
 
 
 @probe("sharpness")
@@ -37,7 +35,6 @@ class Sharpness(Probe):
         probe_model: "received" w^t (the authors' code) or the site's own "trained" model.
         probe_transform: "eval" transforms, or "train" ones drawn anew for each pass (the authors' code; noisy).
         probe_loss: plain "ce", or the "logit_adjusted" training loss.
-        probe_batch: examples per forward pass; changes memory and rounding only.
     """
 
     cost: ClassVar[Cost] = Cost(forward=2, backward=1)

@@ -70,15 +70,14 @@ def labelled(
 def of_split(task: Task, site: str, own: SiteConfig | None, split: str) -> TensorData:
     """The data of one split ("val" or "test") as a training run would have them, as the split "test"."""
     found = task.local_data(site, own)
-    rest = _none_of(found.splits[split])
-    made = Labelled.of({"train": rest, "val": rest, "test": found.splits[split]}, task.kind.n_classes(task.classes))
-    made.mean, made.std = found.mean, found.std
-    return made
+    return _for_testing(task, found.splits[split], found.mean, found.std)
 
 
-def _none_of(split: Split | FileSplit) -> Split:
-    inputs, targets = next(split.read([torch.zeros(1, dtype=torch.int64)])) if len(split) else (split.labels,) * 2
-    return Split(inputs[:0], targets[:0], {name: () for name in split.attributes})
+def _for_testing(task: Task, test: Split | FileSplit, *scaling: Sequence[float]) -> Labelled:
+    """``test`` beside two splits that hold nothing; ``scaling``: mean and std of images."""
+    inputs, targets = next(test.read([torch.zeros(1, dtype=torch.int64)])) if len(test) else (test.labels,) * 2
+    rest = Split(inputs[:0], targets[:0], {name: () for name in test.attributes})
+    return Labelled.of({"train": rest, "val": rest, "test": test}, task.kind.n_classes(task.classes), *scaling)
 
 
 def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | None, label: str) -> Labelled:
@@ -105,10 +104,7 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
         targets = _classes(task, path.name, label, columns[label])
     else:
         targets = task.kind.of_cells(path.name, columns, outcome, task.classes)
-    test = Split(inputs, targets, attributes)
-    nothing = Split(inputs[:0], test.targets[:0], {name: () for name in attributes})
-    splits = {"train": nothing, "val": nothing, "test": test}
-    made = Labelled.of(splits, task.kind.n_classes(task.classes))
+    made = _for_testing(task, Split(inputs, targets, attributes))
     made.scaling = scaling
     made.patients = next((columns[key] for key in PATIENTS if key in columns), ())
     return made
@@ -147,9 +143,7 @@ def _joined(task: Task, data: TensorData) -> TensorData:
         raise DataError("build_data", "build_data: expected tensors, so that all splits can be put together")
     inputs, targets = (torch.cat([getattr(s, name) for s in found]) for name in ("inputs", "targets"))
     attributes = {name: [value for s in found for value in s.attributes[name]] for name in found[0].attributes}
-    nothing = Split(inputs[:0], targets[:0], {name: () for name in attributes})
-    splits = {"train": nothing, "val": nothing, "test": Split(inputs, targets, attributes)}
-    return Labelled.of(splits, task.kind.n_classes(task.classes), data.mean, data.std)
+    return _for_testing(task, Split(inputs, targets, attributes), data.mean, data.std)
 
 
 def look(

@@ -60,11 +60,8 @@ def network_gain(train: Split, val: Split) -> float | None:
     x, y = (part.numpy()[chosen] for part in (train.inputs, train.labels))
     vx, vy = val.inputs.numpy(), val.labels.numpy()
     known = np.unique(y)
-    if (
-        len(known) < 2
-        or not set(vy.tolist()) <= set(known.tolist())
-        or not (np.isfinite(x).all() and np.isfinite(vx).all())
-    ):
+    finite = np.isfinite(x).all() and np.isfinite(vx).all()
+    if len(known) < 2 or not finite or not np.isin(vy, known).all():
         return None
     # The penalty of ``planning``: the same for both models, in each one's own terms.
     strength = x.shape[1] / 2
@@ -174,11 +171,7 @@ class Fingerprint:
         where, table = f"fingerprint of {site}", content.get("table")
         found = None if table is None else TableFingerprint.from_json(table, site)
         try:
-            plain = {
-                name: validation.exact(cls, name, content[name], f"{where}: {name}")
-                for name in content
-                if name != "table"
-            }
+            plain = {k: validation.exact(cls, k, content[k], f"{where}: {k}") for k in content if k != "table"}
             return cls(**plain, table=found)
         except ValueError as error:
             raise UserError(f"fingerprint of {site}: {error}") from None

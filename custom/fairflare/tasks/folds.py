@@ -56,8 +56,7 @@ def dealt(labels: Rows, folds: int, deal: int, site: str) -> Rows:
 
     Args:
         labels: (N,) classes, which serve to deal again where a training part has fewer than two of a class.
-        folds: K.
-        deal: which of the deals.
+        folds, deal: K, and which of the deals.
         site: whose patients these are.
 
     Raises:

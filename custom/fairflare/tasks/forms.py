@@ -29,32 +29,23 @@ class DataForm:
     volumes: bool = False
 
 
-IMAGES = DataForm("classification")
-MASKED_IMAGES = DataForm("segmentation", masks=True, classes=False)
-ROWS = DataForm("tabular", example="row", listed="table", table=True)
-AMOUNTS = DataForm("regression", example="row", listed="table", table=True, classes=False)
-IMAGE_AMOUNTS = DataForm("image-regression", classes=False)
-FINDINGS = DataForm("multilabel", example="row", listed="table", table=True, classes=False)
-IMAGE_FINDINGS = DataForm("image-multilabel", classes=False)
-GRADES = DataForm("ordinal", example="row", listed="table", table=True)
-IMAGE_GRADES = DataForm("image-ordinal")
-TIMES = DataForm("survival", example="row", listed="table", table=True, classes=False)
-VOLUMES = DataForm("volume-classification", example="volume", volumes=True)
-MASKED_VOLUMES = DataForm("volume-segmentation", example="volume", masks=True, volumes=True, classes=False)
 FORMS = {
     one.name: one
     for one in (
-        IMAGES,
-        MASKED_IMAGES,
-        ROWS,
-        AMOUNTS,
-        FINDINGS,
-        GRADES,
-        IMAGE_AMOUNTS,
-        IMAGE_FINDINGS,
-        IMAGE_GRADES,
-        TIMES,
-        VOLUMES,
-        MASKED_VOLUMES,
+        DataForm("classification"),
+        DataForm("segmentation", masks=True, classes=False),
+        DataForm("tabular", example="row", listed="table", table=True),
+        DataForm("regression", example="row", listed="table", table=True, classes=False),
+        DataForm("multilabel", example="row", listed="table", table=True, classes=False),
+        DataForm("ordinal", example="row", listed="table", table=True),
+        DataForm("image-regression", classes=False),
+        DataForm("image-multilabel", classes=False),
+        DataForm("image-ordinal"),
+        DataForm("survival", example="row", listed="table", table=True, classes=False),
+        DataForm("volume-classification", example="volume", volumes=True),
+        DataForm("volume-segmentation", example="volume", masks=True, volumes=True, classes=False),
     )
 }
+IMAGES, MASKED_IMAGES, IMAGE_GRADES = (FORMS[name] for name in ("classification", "segmentation", "image-ordinal"))
+VOLUMES, MASKED_VOLUMES = FORMS["volume-classification"], FORMS["volume-segmentation"]
+IMAGE_AMOUNTS = FORMS["image-regression"]

@@ -134,9 +134,9 @@ class TaskKind(ABC):
         """Condensed outputs and targets as the metrics of this kind take them."""
         return Cases(outputs.detach().cpu(), targets.cpu(), tuple(classes))
 
-    @abstractmethod
     def loss(self, cases: Any) -> float:
         """The mean of the default objective over the cases, at least 1 and finite, in float64."""
+        return float(self.objective(torch.empty(0), 0.0)(cases.outputs.double(), cases.targets.double()))
 
     def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
         """What outputs say of N new cases: names of columns, and N rows of numbers and texts.
@@ -273,9 +273,13 @@ def trivial_results(task: Task, data: SiteData, min_count: int | None) -> dict[s
     baseline = task.kind.baseline(task, data)
     if baseline is None:
         return {}
-    counted = baseline.counted
-    if counted and not _counts_leave(task, data, min_count):
-        return {}
+    if counted := baseline.counted:
+        counts = [int(n) for n in data.class_counts.tolist()]
+        if not task.kind.has_classes:
+            targets = torch.cat([batch.targets.cpu() for batch in data.fixed("train", BASELINE_BATCH)])
+            counts = task.kind.counts(targets, task.classes)
+        if not all(released(counts, min_count)):
+            return {}
     found: dict[str, dict[str, float]] = {}
     for split in SPLITS:
         batches = list(data.fixed(split, BASELINE_BATCH))
@@ -286,12 +290,3 @@ def trivial_results(task: Task, data: SiteData, min_count: int | None) -> dict[s
         outputs, truths = (torch.cat(parts) for parts in zip(*(task.condense(*pair) for pair in answers)))
         found[split] = finite(task.evaluate(outputs, truths))
     return found
-
-
-def _counts_leave(task: Task, data: SiteData, min_count: int | None) -> bool:
-    """Whether the counts of the training split may leave."""
-    counts = [int(n) for n in data.class_counts.tolist()]
-    if not task.kind.has_classes:
-        targets = [batch.targets.cpu() for batch in data.fixed("train", BASELINE_BATCH)]
-        counts = task.kind.counts(torch.cat(targets), task.classes)
-    return all(released(counts, min_count))

@@ -65,8 +65,7 @@ def _brier(cases: TimeCases, counts: Array, survival: Array, ends: Array) -> Arr
 
 def _calibration(cases: TimeCases, counts: Array, survival: Array, ends: Array) -> Array:
     observed = maths.curve_at(*maths.kaplan_meier(cases.times, cases.events, counts), ends)
-    found: Array = np.abs(maths.mean_curve(survival, counts) - observed).mean(axis=1)
-    return found
+    return np.abs(maths.mean_curve(survival, counts) - observed).mean(axis=1)
 
 
 def _restricted(cases: TimeCases, counts: Array, survival: Array, ends: Array) -> Array:
@@ -74,8 +73,7 @@ def _restricted(cases: TimeCases, counts: Array, survival: Array, ends: Array) -
     observed = maths.restricted_mean(*maths.kaplan_meier(cases.times, cases.events, counts), ends[-1])
     whole = np.concatenate((np.ones((len(counts), 1)), maths.mean_curve(survival, counts)), axis=1)
     expected = np.trapezoid(whole, np.concatenate(([0.0], ends)), axis=1)
-    found: Array = np.abs(expected - observed) / ends[-1]
-    return found
+    return np.abs(expected - observed) / ends[-1]
 
 
 of_times = partial(Metric, kind=KIND, benefit=True, groups=True)

@@ -89,6 +89,7 @@ GAIN = 0.01
 """Of a network's log loss over a linear model's, on average over sites, from which on tables get a network."""
 FASTEST, REACH = 0.1, 3.0
 """Largest learning rate of a linear model, and what the number of its inputs divides to get a smaller one."""
+BEST = "results are of the round that is best on validation data"
 AGAIN = 0.2
 """Of the usual learning rate, where a run starts from trained weights."""
 
@@ -126,9 +127,7 @@ def plan(kind: str, prints: Prints) -> list[Choice]:
         *_outcome(prints),
         *_effort(effort, prints, kind),
         Choice("run.best_by", "mean", "many rounds fit training data better than they predict others"),
-        Choice(
-            "run.headline", "best", "results are of the round that is best on validation data, and so is what predicts"
-        ),
+        Choice("run.headline", "best", f"{BEST}, and so is what predicts"),
     ]
 
 
@@ -154,17 +153,13 @@ def _of_values(prints: Prints) -> list[str]:
     without = [site for site, values in known.items() if values is None]
     windows = {site: (values[0], values[-1]) for site, values in known.items() if values is not None}
     if windows and without:
-        text = "values are measured from one zero, as Hounsfield units are"
-        return [
-            f"{text}, at {some(list(windows), 3)} and not at {some(without, 3)}: each image there is scaled by itself"
-        ]
+        text = f"at {some(list(windows), 3)} and not at {some(without, 3)}: each image there is scaled by itself"
+        return [f"values are measured from one zero, as Hounsfield units are, {text}"]
     for site, (low, high) in windows.items():
         for other, (left, right) in windows.items():
             if min(high, right) - max(low, left) < OVERLAP * (max(high, right) - min(low, left)):
-                return [
-                    f"values lie between {low:g} and {high:g} at {site} and between {left:g} and {right:g} at {other}: "
-                    "they may not be in the same units"
-                ]
+                text = f"between {low:g} and {high:g} at {site} and between {left:g} and {right:g} at {other}"
+                return [f"values lie {text}: they may not be in the same units"]
     return []
 
 
@@ -175,10 +170,8 @@ def _of_spacing(prints: Prints) -> list[str]:
     if len(known) < 2 or max(known.values()) <= SPACINGS * min(known.values()):
         return []
     low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
-    return [
-        f"pixels are {known[low]:g} mm wide at {low} and {known[high]:g} mm at {high}: images are resampled to one "
-        "number of pixels, so that the same structure has different sizes"
-    ]
+    text = f"pixels are {known[low]:g} mm wide at {low} and {known[high]:g} mm at {high}"
+    return [f"{text}: images are resampled to one number of pixels, so that the same structure has different sizes"]
 
 
 def _of_edges(known: Mapping[str, Sequence[float]]) -> list[str]:
@@ -199,8 +192,7 @@ def _channels(prints: Prints) -> Choice | None:
     known = {site: one for site, one in prints.items() if one.mean is not None}
     if not known:
         return None
-    coloured = [site for site, one in known.items() if one.coloured]
-    if coloured:
+    if coloured := [site for site, one in known.items() if one.coloured]:
         return Choice("task.channels", 3, f"images of {some(coloured, 3)} have colours")
     return Choice("task.channels", 1, "images of every site are grey")
 
@@ -254,7 +246,9 @@ def _scaling(prints: Prints) -> list[Choice]:
     means = [[_channel(one.mean, k) for one in known] for k in range(channels)]
     spreads = [[_channel(one.std, k) for one in known] for k in range(channels)]
     if window is not None:
-        means, spreads = _in_window(known, window)
+        low, high = window
+        scaled = [np.clip((np.array(one.values) - low) / (high - low), 0, 1) for one in known]
+        means, spreads = [[float(one.mean()) for one in scaled]], [[float(one.std()) for one in scaled]]
     centre = [fmean(found) for found in means]
     # The spread of the sites' images together: within sites, and of the sites' means.
     whole = [
@@ -296,14 +290,6 @@ def _window(known: Sequence[Fingerprint]) -> tuple[tuple[float, float] | None, l
     return (low, high), [Choice("task.window", text, f"{reason}; what lies outside counts as the nearer end")]
 
 
-def _in_window(
-    known: Sequence[Fingerprint], window: tuple[float, float]
-) -> tuple[list[list[float]], list[list[float]]]:
-    """Mean and spread of each site's values once they are scaled by the window, [[site, ...]] of one channel."""
-    scaled = [np.clip((np.array(one.values) - window[0]) / (window[1] - window[0]), 0, 1) for one in known]
-    return [[float(one.mean()) for one in scaled]], [[float(one.std()) for one in scaled]]
-
-
 def _effort(effort: Effort, prints: Prints, kind: str) -> list[Choice]:
     """Batch, local steps and rounds, from a usual site: a batch is never larger than the site that it is of."""
     what = f"{FORMS[kind].example}s"
@@ -313,12 +299,10 @@ def _effort(effort: Effort, prints: Prints, kind: str) -> list[Choice]:
     batch = min(max(batch, _power_above(usual / effort.most_steps)), LARGEST_BATCH)
     steps = min(max(math.ceil(usual / batch), effort.fewest_steps), effort.most_steps)
     rounds = min(max(math.ceil(effort.steps / steps), effort.rounds), effort.most_rounds)
-    least, most = effort.fewest_steps, effort.most_steps
+    least, most, have = effort.fewest_steps, effort.most_steps, f"a usual site has {usual:.0f} training {what}"
     own = [min(max(math.ceil(one.n_train / batch), least), most) for one in prints.values()]
     return [
-        Choice(
-            "train.batch_size", batch, f"a usual site has {usual:.0f} training {what}; a smaller one takes what it has"
-        ),
+        Choice("train.batch_size", batch, f"{have}; a smaller one takes what it has"),
         Choice("train.epochs", 1, f"a round is one pass over a site's own {what}, {_range(sorted(own))} steps here"),
         Choice("train.fewest_steps", least, f"a pass over few {what} is drawn out to so many steps"),
         Choice("train.most_steps", most, "a longer pass goes on in the next round"),
@@ -346,12 +330,10 @@ def _of_table(prints: Prints) -> tuple[list[Choice], bool]:
         shown = f"{fmean(gains):.3f} on average over {_sites(len(gains))}"
         text = f"a network's validation log loss is below a linear model's by {shown}"
         return [*found, Choice("task.model", "mlp", text)], False
-    said = (
-        f"over {_sites(len(gains))} a network's validation log loss is not {GAIN:g} below it" if gains else "few rows"
-    )
+    said = f"over {_sites(len(gains))} a network's validation log loss is not {GAIN:g} below it"
     return [
         *found,
-        Choice("task.model", "linear", said),
+        Choice("task.model", "linear", said if gains else "few rows"),
         Choice("train.optimizer", "sgd", "plain steps lead a site no further away than its data do"),
         Choice("train.momentum", 0.0, "of plain steps"),
         Choice("train.lr", float(f"{min(FASTEST, REACH / p):.3g}"), f"{p} inputs move together in a step"),

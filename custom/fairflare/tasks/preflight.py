@@ -71,7 +71,9 @@ def preflight(
                 found += _of_targets(data, task)
                 found += _of_groups(data, grouping, min_count)
                 if task.kind.has_times:
-                    found += accept(_of_events(data), accepted)
+                    tables = {name: one for name, one in data.splits.items() if isinstance(one, Split)}
+                    events = [one for name, table in tables.items() for one in without_events(name, table.targets)]
+                    found += accept(events, accepted)
             elif not _broken(found) and task.small_sites:
                 found += [one for one in accept(_of_sizes(data, classes, needs), accepted) if one.level != "warning"]
     except (DataError, MissingData, ValueError) as error:
@@ -164,12 +166,6 @@ def _of_targets(data: TensorData, task: Task) -> Iterator[Finding]:
         targets = one.targets if isinstance(one, Split) else torch.tensor(labels)
         for code, text in task.kind.remarks(targets, task.classes) if len(targets) else ():
             yield Finding("warning", code, split, len(targets), text)
-
-
-def _of_events(data: TensorData) -> Iterator[Finding]:
-    for name, split in data.splits.items():
-        if isinstance(split, Split):
-            yield from without_events(name, split.targets)
 
 
 def without_events(split: str, targets: Tensor) -> Iterator[Finding]:

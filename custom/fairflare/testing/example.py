@@ -87,7 +87,6 @@ def outline() -> Outline:
 def work_of_round(
     t: int,
     *,
-    model: StateDict | None = None,
     memory: dict[str, Any] | None = None,
     orders: Mapping[str, float] | None = None,
     receives: Iterable[TensorSpec] = (),
@@ -99,7 +98,6 @@ def work_of_round(
 
     Args:
         t: 1..4.
-        model: what the server sent; the initial model when None.
         memory: what the site has kept.
         orders: what the rule sent to the site.
         receives: tensors that come beside the model; their values are made up.
@@ -109,8 +107,7 @@ def work_of_round(
     """
     network, data = example or (small_network(), SmallData())
     seed = derive(5, "train", "site-1", t)
-    received = {name: value.clone() for name, value in (model or network.state_dict()).items()}
-    network.load_state_dict(received)
+    received = {name: value.clone() for name, value in network.state_dict().items()}
     seed_everything(seed)
     work = LocalWork(network, data, training, Round(t, ROUNDS), seed)
     score = _Score(network, data)

@@ -301,9 +301,7 @@ def _replies(entry: Method, count: int, seed: int) -> list[Reply]:
 def check_rule(id: str, **settings: Any) -> None:
     """Run every law on rule ``id``, fed with the numbers of the registered probes and trainers that report them.
 
-    Args:
-        id: the rule's.
-        settings: parameters of the rule that differ from their defaults.
+    ``settings``: parameters of the rule that differ from their defaults.
 
     Raises:
         AssertionError: a law fails, or no probe and no trainer reports a number that the rule wants.

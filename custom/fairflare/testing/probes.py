@@ -39,13 +39,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Case:
-    """A probe, and what a rule would send to its site.
-
-    Attributes:
-        id: the probe's.
-        probe: an instance.
-        orders: the numbers that the rule sends.
-    """
+    """A probe of the name ``id``, and the numbers that a rule would send to its site."""
 
     id: str
     probe: Probe
@@ -77,7 +71,6 @@ def check_probe(id: str, *, orders: Mapping[str, float] | None = None, **setting
     """Run every check on probe ``id``.
 
     Args:
-        id: the probe's.
         orders: name -> number that its rule sends to every site; none by default.
         settings: parameters of the probe that differ from their defaults.
 

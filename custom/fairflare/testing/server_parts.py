@@ -33,7 +33,6 @@ def check_selector(id: str, among: Sequence[str] = (), **settings: Any) -> None:
     fewer than the round needs where that many are there, and the same again when it is asked again.
 
     Args:
-        id: the selector's.
         among: names to choose from in place of made-up ones, for a selector that knows names.
         settings: parameters that differ from their defaults.
 
@@ -74,9 +73,7 @@ def check_server_optimizer(id: str, **settings: Any) -> None:
     It must step trainable entries alone, keep shapes and types, stay finite, leave what it was given as it was, do the
     same again when it is asked again, and go on from its saved state as from the state itself.
 
-    Args:
-        id: the server optimizer's.
-        settings: parameters that differ from their defaults.
+    ``settings``: parameters that differ from their defaults.
 
     Raises:
         AssertionError: it does not hold, and which.

@@ -36,8 +36,7 @@ def check_task(name: str, preset: str | None = None, **options: Any) -> None:
     """Look at a task, its sites' data, its network and its kind's objective, metrics and answer.
 
     Args:
-        name: the task's.
-        preset: of it; None: the first.
+        preset: of the task; None: the first.
         options: of the task, e.g. fewer patients.
 
     Raises:
@@ -113,7 +112,6 @@ def check_metric(name: str, cases: Cases | None = None) -> None:
     """Compute a metric of made-up cases, of resamples and with another order, and its interval.
 
     Args:
-        name: the metric's.
         cases: in place of made-up ones; a metric of a kind that is not the package's needs them.
 
     Raises:

@@ -27,28 +27,16 @@ from fairflare.trainers.base import Trainer
 
 @dataclass(frozen=True)
 class Case:
-    """A trainer, and what a rule would send to its site.
-
-    Attributes:
-        id: the trainer's.
-        trainer: an instance.
-        orders: the numbers that the rule sends.
-        training: local training settings.
-    """
+    """A trainer of the name ``id``, the numbers that a rule would send to its site, and local training settings."""
 
     id: str
     trainer: Trainer
     orders: Mapping[str, float] = field(default_factory=dict)
     training: Training = TRAINING
 
-    @property
-    def receives(self) -> tuple[TensorSpec, ...]:
-        """The tensors that the rule sends."""
-        return self.trainer.receives
-
     def work(self, t: int, memory: dict[str, Any] | None = None) -> LocalWork:
         """The site's round ``t`` before it trains."""
-        example, receives = example_of(self.trainer), self.receives
+        example, receives = example_of(self.trainer), self.trainer.receives
         work = work_of_round(
             t, memory=memory, orders=self.orders, receives=receives, training=self.training, example=example
         )
@@ -74,7 +62,6 @@ def check_trainer(
     """Run every check on trainer ``id``.
 
     Args:
-        id: the trainer's.
         orders: name -> number that its rule sends to every site; none by default.
         training: local training settings, for a trainer that only some of them suit.
         settings: parameters of the trainer that differ from their defaults.

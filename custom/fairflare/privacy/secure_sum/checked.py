@@ -29,11 +29,7 @@ CLOSE, SMALLEST = 1e-6, 1e-45
 
 
 class CheckedSums:
-    """A site's half for numbers.
-
-    Args:
-        secret: TenSEAL's context with the secret key, the same bytes at all sites.
-    """
+    """A site's half for numbers; ``secret``: TenSEAL's context with the secret key, the same bytes at all sites."""
 
     def __init__(self, encrypted: ckks.EncryptedSums, masked: MaskedSums, secret: bytes) -> None:
         self._encrypted, self._masked, self._secret = encrypted, masked, secret

@@ -102,11 +102,7 @@ def uncovered(message: bytes, seed: bytes) -> bytes:
 
 
 class Covers:
-    """A site's half, for one of the two sums of a round.
-
-    Args:
-        purpose: "numbers" or "update": shares of the one are none of the other.
-    """
+    """A site's half, for one of a round's sums, "numbers" or "update": shares of the one are none of the other."""
 
     def __init__(self, keys: PairwiseKeys, purpose: str) -> None:
         self._keys, self._purpose = keys, purpose
@@ -116,8 +112,7 @@ class Covers:
     def cover(self, order: SumOrder, first: int) -> tuple[bytes, bytes]:
         """The seed of this site's cover in a sum, and its shares for the roster's other sites, one after the other.
 
-        Args:
-            first: sites that were asked first in this round.
+        ``first``: sites that were asked first in this round.
 
         Raises:
             SumRefused: too few sites are left, or shares of another sum of this round were handed out.

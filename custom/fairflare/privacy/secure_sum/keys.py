@@ -36,8 +36,7 @@ PROOF = ("key", "certificate", "signature")
 class Stream:
     """Bytes that two sites share; each read goes on where the one before stopped.
 
-    Args:
-        secret: 32 bytes for this stream alone: AES's key and the start of its counter.
+    ``secret``: 32 bytes for this stream alone: AES's key and the start of its counter.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -94,9 +93,8 @@ class PairwiseKeys:
             raise SumRefused("a sum with another key of this site")
         for site in order.roster:
             stated = fingerprint(site, order.statements[site])
-            if stated not in self._checked and not verified(
-                self._context, site, order.statements[site], self._identity
-            ):
+            own = stated in self._checked or verified(self._context, site, order.statements[site], self._identity)
+            if not own:
                 raise SumRefused(f"{site}: a key that is not its own")
             self._checked.add(stated)
 

@@ -105,21 +105,17 @@ class NoIdentity:
     """Takes everyone at their word: within one process, and in the simulator, whose sites have no certificates."""
 
     def sign(self, content: bytes) -> dict[str, str]:
-        """No proof."""
         return {}
 
     def vouches(self, site: str, content: bytes, proof: Sealed) -> bool:
-        """Always."""
         return True
 
 
 class Rosters:
     """Which sums a site has taken part in: two sums that differ by one site give that site's number away.
 
-    A second sum in a round is for the case that a site fell silent, so it must have fewer sites than the first.
-
-    Args:
-        least: sites that a sum must have, at least ``LEAST``.
+    A second sum in a round is for the case that a site fell silent, so it must have fewer sites than the first. A sum
+    must have at least ``least`` sites, and ``LEAST``.
     """
 
     def __init__(self, site: str, least: int = LEAST) -> None:

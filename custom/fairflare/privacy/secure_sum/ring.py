@@ -68,11 +68,7 @@ WIDE = Scale()
 
 @dataclass(frozen=True)
 class Ring:
-    """The scales of a run.
-
-    Attributes:
-        bits: 64, or 32 for the parameters.
-    """
+    """The scales of a run; ``bits``: 64, or 32 for the parameters."""
 
     bits: int = 64
     parameters: frozenset[str] = frozenset()

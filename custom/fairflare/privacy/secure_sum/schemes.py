@@ -26,11 +26,7 @@ CIPHERTEXT = 2**19
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a server or a site has been given beforehand.
-
-    Attributes:
-        ckks: reads TenSEAL's context, the sites' with the secret key, the server's without.
-    """
+    """What a server or a site has been given; ``ckks`` reads TenSEAL's context, the sites' with the secret key."""
 
     identity: Identity = field(default_factory=NoIdentity)
     ckks: Callable[[], bytes] = bytes

@@ -24,6 +24,7 @@ from fairflare.data.readers.table_features import LARGEST, as_numbers
 from fairflare.functional.resampling import Array
 from fairflare.tasks import metrics_regression  # noqa: F401  (a job carries the metrics with the kind)
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
+from fairflare.tasks.kinds import trees
 from fairflare.tasks.kinds.own import OwnData
 
 if TYPE_CHECKING:
@@ -51,14 +52,12 @@ class AmountCases(Cases):
     @cached_property
     def predicted(self) -> Array:
         """(N,) in the outcome's units."""
-        found: Array = self.mean + self.spread * self.outputs[:, 0].double().numpy()
-        return found
+        return self.mean + self.spread * self.outputs[:, 0].double().numpy()
 
     @cached_property
     def truth(self) -> Array:
         """(N,) likewise."""
-        found: Array = self.mean + self.spread * self.targets.double().numpy()
-        return found
+        return self.mean + self.spread * self.targets.double().numpy()
 
     @cached_property
     def errors(self) -> Array:
@@ -86,13 +85,11 @@ class CountCases(AmountCases):
 
     @cached_property
     def predicted(self) -> Array:
-        found: Array = _expected(self.outputs.double(), self.targets.double()).numpy()
-        return found
+        return _expected(self.outputs.double(), self.targets.double()).numpy()
 
     @cached_property
     def truth(self) -> Array:
-        found: Array = _counts(self.targets.double())[0].numpy()
-        return found
+        return _counts(self.targets.double())[0].numpy()
 
     @property
     def tolerance(self) -> Array:
@@ -102,8 +99,7 @@ class CountCases(AmountCases):
     @cached_property
     def deviances(self) -> Array:
         """(N,)."""
-        found: Array = poisson_deviance(self.outputs.double(), self.targets.double(), reduction="none").numpy()
-        return found
+        return poisson_deviance(self.outputs.double(), self.targets.double(), reduction="none").numpy()
 
 
 def squared_error(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
@@ -189,9 +185,6 @@ class Amounts(TaskKind):
     def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> AmountCases:
         return AmountCases(outputs.detach().cpu(), targets.cpu(), tuple(classes), self.mean, self.spread)
 
-    def loss(self, cases: AmountCases) -> float:
-        return float(squared_error(cases.outputs.double(), cases.targets.double()))
-
     def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
         return [f"predicted_{classes[0]}"], (self.mean + self.spread * outputs.double()).tolist()
 
@@ -208,14 +201,10 @@ class Amounts(TaskKind):
         return float(targets.mean())
 
     def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
-        from fairflare.tasks.kinds import trees
-
         found = trees.rows(data)
         return found and self._grown(*found)
 
     def _grown(self, x: np.ndarray, y: np.ndarray) -> Answers:
-        from fairflare.tasks.kinds import trees
-
         return trees.of_amounts(x, y)
 
 
@@ -253,9 +242,6 @@ class Counts(Amounts):
     def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> CountCases:
         return CountCases(outputs.detach().cpu(), targets.cpu(), tuple(classes))
 
-    def loss(self, cases: AmountCases) -> float:
-        return float(poisson_deviance(cases.outputs.double(), cases.targets.double()))
-
     def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
         rates = _expected(outputs.double(), torch.ones(len(outputs), dtype=torch.float64))
         return [f"predicted_{classes[0]}"], rates[:, None].tolist()
@@ -268,8 +254,6 @@ class Counts(Amounts):
         return math.log(max(float(counts.sum() / exposures.sum()), 1e-9))
 
     def _grown(self, x: np.ndarray, y: np.ndarray) -> Answers:
-        from fairflare.tasks.kinds import trees
-
         counts, exposures = (y, None) if y.ndim == 1 else (y[:, 0], y[:, 1])
         return trees.of_amounts(x, counts, exposures, counts=True)
 

@@ -19,6 +19,7 @@ from fairflare.core.types import Objective, SiteData, local_objective
 from fairflare.functional.resampling import Array
 from fairflare.tasks import metrics
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
+from fairflare.tasks.kinds import trees
 
 if TYPE_CHECKING:
     from fairflare.tasks.base import Task
@@ -51,8 +52,7 @@ class ClassCases(Cases):
     @cached_property
     def risks(self) -> Array:
         """(N,) probabilities of the second class."""
-        found: Array = self.probabilities.numpy()[:, 1]
-        return found
+        return self.probabilities.numpy()[:, 1]
 
     @cached_property
     def labels(self) -> npt.NDArray[np.int64]:
@@ -62,8 +62,7 @@ class ClassCases(Cases):
     @cached_property
     def right(self) -> Array:
         """(N,) 1 where the largest logit is the target's, else 0."""
-        found: Array = (self.outputs.argmax(1) == self.targets).double().numpy()
-        return found
+        return (self.outputs.argmax(1) == self.targets).double().numpy()
 
     @cached_property
     def confusion(self) -> npt.NDArray[np.int64]:
@@ -73,8 +72,7 @@ class ClassCases(Cases):
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
         """(C,) cases of each class."""
-        found: npt.NDArray[np.int64] = self.confusion.sum(1)
-        return found
+        return self.confusion.sum(1)
 
     @cached_property
     def wins(self) -> Array:
@@ -120,8 +118,6 @@ class Classes(TaskKind):
         return Baseline(lambda inputs: shares.expand(len(inputs), -1), counted=True)
 
     def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
-        from fairflare.tasks.kinds import trees
-
         found = trees.rows(data)
         return found and trees.of_classes(*found, len(classes))
 

@@ -27,6 +27,7 @@ from fairflare.core.validation import expected as expect
 from fairflare.functional.resampling import Array
 from fairflare.tasks import metrics_multilabel
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
+from fairflare.tasks.kinds import trees
 from fairflare.tasks.kinds.own import OwnData
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ class LabelCases(Cases):
     @cached_property
     def probabilities(self) -> Array:
         """(N, L)."""
-        found: Array = self.outputs.double().sigmoid().numpy()
-        return found
+        return self.outputs.double().sigmoid().numpy()
 
     @cached_property
     def told(self) -> npt.NDArray[np.bool_]:
@@ -69,26 +69,19 @@ class LabelCases(Cases):
     @cached_property
     def truth(self) -> npt.NDArray[np.bool_]:
         """(N, L): whether it has the label; False where it does not say."""
-        found: npt.NDArray[np.bool_] = self.targets.numpy() == 1
-        return found
+        return self.targets.numpy() == 1
 
     @cached_property
     def right(self) -> Array:
         """(N,) the share of the labels that a case says that are predicted."""
         hit = ((self.probabilities >= np.array(self.thresholds)) == self.truth) & self.told
-        found: Array = hit.sum(axis=1) / np.maximum(self.told.sum(axis=1), 1)
-        return found
+        return hit.sum(axis=1) / np.maximum(self.told.sum(axis=1), 1)
 
 
 def masked_entropy(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
     """Binary cross-entropy summed over the labels that a case says, by the number of all labels.
 
-    So every label that is known counts the same, whatever else its case says.
-
-    Args:
-        logits: (N, L).
-        targets: (N, L) of 0, 1 and nan.
-        reduction: "mean" over cases, or "none".
+    So every label that is known counts the same, whatever else its case says. Logits and targets are (N, L).
     """
     known = ~torch.isnan(targets)
     losses = F.binary_cross_entropy_with_logits(logits, targets.nan_to_num(), reduction="none")
@@ -192,9 +185,6 @@ class Labels(TaskKind):
         own = dict(self.thresholds)
         return tuple(own.get(name, HALF) for name in classes)
 
-    def loss(self, cases: LabelCases) -> float:
-        return float(masked_entropy(cases.outputs.double(), cases.targets.double()))
-
     def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
         probabilities, cuts = outputs.double().sigmoid().numpy(), np.array(self._cuts(classes))
         rows = [
@@ -216,8 +206,6 @@ class Labels(TaskKind):
 
     def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
         """One model for each label, on the rows that say it; even odds where none does."""
-        from fairflare.tasks.kinds import trees
-
         found = trees.rows(data)
         if found is None:
             return None
@@ -241,11 +229,6 @@ class Labels(TaskKind):
 @cache
 def kind_of(classes: tuple[str, ...], nothing: str, thresholds: str) -> Labels:
     """The kind that the options of a task on several labels ask for.
-
-    Args:
-        classes: the labels.
-        nothing: see ``Labels``.
-        thresholds: "LABEL=NUMBER; ...".
 
     Raises:
         UserError: a threshold is of no label, or no number in (0, 1).

@@ -34,10 +34,7 @@ def dice_loss(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Te
     Args:
         logits: (N, C, H, W).
         targets: (N, C, H, W) masks of 0 and 1, any dtype; channels may overlap.
-        reduction: "mean" over examples, or "none".
-
-    Returns:
-        A scalar, or (N,) with "none", each in [0, 1].
+        reduction: "mean" over examples, or "none": (N,), each in [0, 1].
     """
     if reduction not in ("mean", "none"):
         raise ValueError(f"reduction: expected mean or none, got {reduction!r}")
@@ -64,15 +61,7 @@ def condensed(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def hard_dice(sums: Tensor, truth: Tensor) -> Tensor:
-    """2 |A and B| / (|A| + |B|) per example and channel, 1 where both masks are empty.
-
-    Args:
-        sums: (N, C, 4) of ``condensed``.
-        truth: (N, C) of ``condensed``.
-
-    Returns:
-        float64 (N, C) in [0, 1].
-    """
+    """2 |A and B| / (|A| + |B|), float64 (N, C), from the sums of ``condensed``; 1 where both masks are empty."""
     both, size = sums[..., 0], sums[..., 1] + truth
     return torch.where(size > 0, 2 * both / size.clamp(min=1), torch.ones_like(size))
 
@@ -95,9 +84,6 @@ PAPER = Training(
     rounds=200, batch_size=8, optimizer="adam", lr=1e-3, weight_decay=1e-4, adam_beta2=0.99, keep_optimizer=True
 )
 """Fed-LWR's."""
-BATCH = 16
-MOST_MASKS = 256
-"""Training masks that the constant one is made from, evenly spaced over the split."""
 LEVELS = tuple(k / 10 for k in range(10))
 """Shares of training masks that a pixel must be above to be in the constant mask; a last candidate has no pixel."""
 SURE = 20.0
@@ -138,6 +124,8 @@ class Segmentation(TaskKind):
     has_masks: ClassVar[bool] = True
     outputs: ClassVar[str] = "logits (N, C, H, W)"
     targets: ClassVar[str] = "masks (N, C, H, W)"
+    looked_at: ClassVar[tuple[int, int]] = (16, 256)
+    """Training masks at once, and in all, that the constant one is made from, evenly spaced over the split."""
 
     def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
         """``dice_loss``, whatever the arguments: masks have no class prior to adjust logits by."""
@@ -162,7 +150,8 @@ class Segmentation(TaskKind):
         return Metric(name, value=partial(_of_structure, name.removeprefix(STRUCTURE)), kind=self.name)
 
     def baseline(self, task: Task, data: SiteData) -> Baseline:
-        mask = constant_mask(data.fixed("train", BATCH, at_most=MOST_MASKS))
+        whole = getattr(data, "whole", data.fixed)  # where the training split is seen by patches
+        mask = constant_mask(whole("train", *self.looked_at))
         return Baseline(lambda inputs: mask.expand(len(inputs), *mask.shape))
 
 

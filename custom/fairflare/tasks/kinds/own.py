@@ -21,7 +21,7 @@ from fairflare.core.user_code import check_name, load_object
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
-from fairflare.tasks.base import Task, expect
+from fairflare.tasks.base import Task, expect, expect_choices
 
 PREFIX = "client_"
 """Datalists are often called client_<SITE>.json."""
@@ -35,10 +35,14 @@ INSIDE = "fairflare"
 class OwnData(Task):
     """A task whose examples are files of the sites.
 
-    A concrete task is a frozen dataclass with the fields datalists (a folder with one list per site on this machine,
-    for trying things out), site_names (separated by commas), labels (a number of classes, or their names separated by
-    commas), attribute_values ("sex=female|male; race=black|white") and build_data (module.function of the user's own,
-    see ``built_data``, in place of lists; empty: none).
+    A concrete task is a frozen dataclass with these fields, lists separated by commas.
+
+    Args:
+        datalists: folder with one datalist per site on this machine.
+        site_names: the sites; filled from the folder.
+        labels: number of classes, or their names.
+        attribute_values: sensitive attributes and their values.
+        build_data: "module.function" that builds a site's data in place of lists, see ``tasks.kinds.own``.
     """
 
     real = "everything: the sites' own files"
@@ -57,9 +61,8 @@ class OwnData(Task):
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on an option
         """Names from ``labels``: "3" makes class 0, class 1, class 2."""
         names = [name.strip() for name in self.labels.split(",")]
-        fits = len(names) <= MOST_CLASSES and not (
-            self.numbered and (len(names[0]) > 9 or int(names[0]) > MOST_CLASSES)
-        )
+        many = self.numbered and (len(names[0]) > 9 or int(names[0]) > MOST_CLASSES)
+        fits = len(names) <= MOST_CLASSES and not many
         expect("labels", fits, f"at most {MOST_CLASSES} classes", self.labels[:20])
         return tuple(f"class {k}" for k in range(int(names[0]))) if self.numbered else tuple(names)
 
@@ -129,16 +132,16 @@ class OwnData(Task):
 
     def _list_of(self, site: str) -> Path:
         folder = Path(self.datalists)
-        names = [f"{prefix}{site}{suffix}" for prefix in ("", PREFIX) for suffix in self.suffixes]
-        for name in names:
-            if (folder / name).is_file():
-                return folder / name
-        raise UserError(f"site {site}: expected {names[0]} in {self.datalists}, found none")
+        paths = [folder / f"{prefix}{site}{suffix}" for prefix in ("", PREFIX) for suffix in self.suffixes]
+        if found := next(filter(Path.is_file, paths), None):
+            return found
+        raise UserError(f"site {site}: expected {paths[0].name} in {self.datalists}, found none")
 
     def _names(self) -> list[str]:
         return [name for name in (part.strip() for part in self.site_names.split(",")) if name]
 
     def _check_own(self, fewest: int) -> None:
+        expect_choices(self)
         if self.build_data:
             check_name(self.build_data, "build_data")
         names = [name.lower() for name in self._names()]

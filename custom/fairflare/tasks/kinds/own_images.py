@@ -30,9 +30,6 @@ class OwnImages(OwnData):
 
     Args:
         datalists: folder with one datalist per site on this machine; paths in them are relative to it.
-        site_names: the sites; filled from the folder.
-        labels: number of classes, or their names.
-        attribute_values: sensitive attributes and their values.
         size: edge in pixels that images are resampled to, 16..1024.
         mean: of each channel on [0, 1], separated by commas; 0.5 when empty.
         std: of each channel; 0.25 when empty.
@@ -40,9 +37,6 @@ class OwnImages(OwnData):
             (Hounsfield units for CT), "file" (each file's own window) or "percentiles" (of each image); empty:
             -1000 to 1000 for Hounsfield units, else percentiles.
         channels: 1 (grey) or 3.
-        build_data: "module.function" that builds a site's data in place of lists, see ``tasks.kinds.own``.
-        model: a network of the package, or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
-        norm: the network's normalisation; a class of yours has its own.
         augment: random rotation, shift and flip of training images.
     """
 
@@ -86,9 +80,8 @@ class OwnImages(OwnData):
         found = []
         for name, about in read_description(folder.parent)["shared"].items():
             lists = read_datalist(folder / f"{name}.json", folder, **self.kind.lists(self.classes))
-            found.append(
-                test_set(about["name"], bool(about["corrupted"]), lists["test"], self.reader(), *self._scaling())
-            )
+            corrupted = bool(about["corrupted"])
+            found.append(test_set(about["name"], corrupted, lists["test"], self.reader(), *self._scaling()))
         return tuple(found)
 
     @property

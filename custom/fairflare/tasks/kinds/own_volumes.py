@@ -34,18 +34,12 @@ class OwnVolumes(OwnData):
 
     Args:
         datalists: folder with one datalist per site on this machine; paths in them are relative to it.
-        site_names: the sites; filled from the folder.
-        labels: number of classes, or their names.
-        attribute_values: sensitive attributes and their values.
         spacing: edges of a voxel in millimetres to the right, the front and above, separated by commas.
         shape: voxels along these axes, 16..512 each; volumes are cut or filled up around their centre.
         mean: of the voxels on [0, 1]; 0.5 when empty.
         std: of the voxels; 0.25 when empty.
         window: what values are scaled by: "CENTRE,WIDTH" in the files' own units (Hounsfield units for CT), or
             "percentiles" (of each volume); empty: -1000 to 1000 for Hounsfield units, else percentiles.
-        build_data: "module.function" that builds a site's data in place of lists, see ``tasks.kinds.own``.
-        model: a network of the package, or a class as {"class_path": "my_net.Net", "args": {...}}.
-        norm: the network's normalisation; a class has its own.
     """
 
     datalists: str = ""
@@ -81,8 +75,7 @@ class OwnVolumes(OwnData):
 
     def read(self, own: SiteConfig) -> TensorData:
         root = Path(own.data_root)
-        masks, classes = self.kind.has_masks, self.classes
-        found = read_datalist(root / own.datalist, root, masks=masks, classes=classes, links=own.links)
+        found = read_datalist(root / own.datalist, root, **self.kind.lists(self.classes), links=own.links)
         mean, std = scaling_of(self.mean, self.std, 1)
         return image_data(found, self, self.reader(), own=own, mean=mean, std=std, kind=self.made)
 

@@ -8,7 +8,7 @@ A network gives either the hazard of each of K intervals that are agreed before 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -63,18 +63,18 @@ def hazard_loss(logits: Tensor, targets: Tensor, *, reduction: str = "mean", end
     return each.mean() if reduction == "mean" else each
 
 
-def efron_loss(outputs: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+def efron_loss(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
     """- log partial likelihood of these cases alone (Cox 1972; ties as Efron, JASA 72, 1977), per case.
 
     In a batch of a site it is that of the site's own risk sets: stratified by hospital. A case without an event adds 0,
     and so does a batch without one; tied events share what they add equally.
 
     Args:
-        outputs: (N, 1) log risks.
+        logits: (N, 1) log risks, called so as every objective does.
         targets: (N, 2) times and events.
     """
     order = targets[:, 0].argsort(descending=True, stable=True)
-    risk, died = outputs[order, 0], targets[order, 1].to(outputs.dtype)
+    risk, died = logits[order, 0], targets[order, 1].to(logits.dtype)
     _, group, sizes = torch.unique_consecutive(targets[order, 0], return_inverse=True, return_counts=True)
     nothing = risk.new_zeros(len(sizes))
     at_risk = risk.logcumsumexp(0)[sizes.cumsum(0) - 1]
@@ -103,13 +103,11 @@ class TimeCases(Cases):
 
     @cached_property
     def times(self) -> Array:
-        found: Array = self.targets[:, 0].double().numpy()
-        return found
+        return self.targets[:, 0].double().numpy()
 
     @cached_property
     def events(self) -> Array:
-        found: Array = self.targets[:, 1].double().numpy()
-        return found
+        return self.targets[:, 1].double().numpy()
 
     @cached_property
     def survival(self) -> Array | None:
@@ -122,8 +120,7 @@ class TimeCases(Cases):
     def risks(self) -> Array:
         """(N,) the log risk, or the cumulative hazard up to the last end."""
         outputs = self.outputs.double()
-        found: Array = (outputs[:, 0] if self.log_risk else F.softplus(outputs).sum(1)).numpy()
-        return found
+        return (outputs[:, 0] if self.log_risk else F.softplus(outputs).sum(1)).numpy()
 
 
 def _proportional(outputs: Tensor, log_hazards: Sequence[float]) -> Tensor:
@@ -148,10 +145,6 @@ class Survival(TaskKind):
     has_times: ClassVar[bool] = True
     log_risk: ClassVar[bool] = False
     targets: ClassVar[str] = "time, and 1 where it is that of an event (N, 2)"
-
-    @property
-    def _loss(self) -> Callable[..., Tensor]:
-        raise NotImplementedError
 
     @property
     def columns(self) -> list[str]:
@@ -179,14 +172,8 @@ class Survival(TaskKind):
         events = np.array([HAPPENED[cell] for cell in columns[event]])
         return torch.from_numpy(np.stack((times, events), axis=1)).float()
 
-    def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
-        return self._loss
-
     def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> TimeCases:
         return TimeCases(outputs.detach().cpu(), targets.cpu(), tuple(classes), self.ends, self.log_risk)
-
-    def loss(self, cases: TimeCases) -> float:
-        return float(self._loss(cases.outputs.double(), cases.targets.double()))
 
 
 @dataclass(frozen=True)
@@ -195,8 +182,7 @@ class Hazards(Survival):
 
     outputs: ClassVar[str] = "logits (N, K) of the hazard in each interval"
 
-    @property
-    def _loss(self) -> Callable[..., Tensor]:
+    def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
         return partial(hazard_loss, ends=self.ends)
 
     def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
@@ -234,8 +220,7 @@ class Cox(Survival):
     family: ClassVar[str] = "cox"
     outputs: ClassVar[str] = "log risk (N, 1)"
 
-    @property
-    def _loss(self) -> Callable[..., Tensor]:
+    def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
         return efron_loss
 
     def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:

@@ -6,24 +6,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fairflare.core.types import SiteData
-from fairflare.tasks.kind import Baseline
-from fairflare.tasks.kinds.masks import MaskCases, Segmentation, condensed, constant_mask
-
-if TYPE_CHECKING:
-    from fairflare.tasks.base import Task
+from fairflare.tasks.kinds.masks import MaskCases, Segmentation, condensed
 
 UNDEFINED = -1.0
 """In place of a surface's number that there is none of: what is condensed has to be finite."""
 SUMS = 4
 """Numbers of ``condensed`` that come first."""
-MOST_MASKS, BATCH = 32, 4
-"""Training masks that the constant one is made from, evenly spaced over the split, and how many are read at once."""
 PERCENTILE = 0.95
 
 
@@ -54,17 +47,13 @@ class VolumeMasks(Segmentation):
 
     outputs: ClassVar[str] = "logits (N, C, X, Y, Z)"
     targets: ClassVar[str] = "masks (N, C, X, Y, Z)"
+    looked_at = (4, 32)
 
     def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return of_volumes(outputs, targets, self.spacing, self.tolerance)
 
     def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> VolumeCases:
         return VolumeCases(outputs.cpu(), targets.cpu(), tuple(classes))
-
-    def baseline(self, task: Task, data: SiteData) -> Baseline:
-        whole = getattr(data, "whole", data.fixed)  # where the training split is seen by patches
-        mask = constant_mask(whole("train", BATCH, MOST_MASKS))
-        return Baseline(lambda inputs: mask.expand(len(inputs), *mask.shape))
 
 
 VOLUME_MASKS = VolumeMasks()
@@ -86,13 +75,8 @@ def of_volumes(logits: Tensor, targets: Tensor, spacing: Sequence[float], tolera
 def surfaces(mine: Tensor, true: Tensor, spacing: Sequence[float], tolerance: float) -> tuple[float, float]:
     """Surface Dice in [0, 1] and HD95 in millimetres of two masks, from one pass over MONAI's distances.
 
-    Neither is defined where both masks are empty; where one is, surface Dice is 0 and HD95 not defined.
-
-    Args:
-        mine: bool (X, Y, Z).
-        true: likewise.
-        spacing: edges of a voxel in millimetres.
-        tolerance: millimetres, >= 0.
+    Neither is defined where both masks, bool (X, Y, Z), are empty; where one is, surface Dice is 0, HD95 not defined.
+    Edges of a voxel and the tolerance, >= 0, are in millimetres.
     """
     if not (mine.any() and true.any()):
         return (0.0 if mine.any() or true.any() else UNDEFINED), UNDEFINED

@@ -11,7 +11,7 @@ from torch import nn
 from fairflare.core.types import Training
 from fairflare.data.readers.pictures import Reader
 from fairflare.networks import own as own_network
-from fairflare.tasks.base import Preset, expect, expect_choices
+from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.own_images import OwnImages
 
 
@@ -29,7 +29,6 @@ class Classification(OwnImages):
     title = "Classification of your own images"
     headline = "balanced_accuracy"
     fewest: ClassVar[int] = 2
-    """Of the names in ``labels``."""
     presets = {
         "small": Preset(
             "64 pixels and a small network; minutes on a laptop",
@@ -48,7 +47,6 @@ class Classification(OwnImages):
     pretrained_weights: str | None = None
 
     def __post_init__(self) -> None:
-        expect_choices(self)
         self._check_images(self.fewest)
         own_network.check_model(self.model, ("small-cnn", "resnet18"))
         if self.model == "resnet18":

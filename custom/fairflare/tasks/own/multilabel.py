@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from fairflare.tasks.kinds.labels import OwnLabels
 from fairflare.tasks.own.tabular import Tabular
 
@@ -28,6 +26,3 @@ class MultiLabel(OwnLabels, Tabular):
     @property
     def outcome_columns(self) -> tuple[str, ...]:
         return (self.label,) if self.label else self.classes
-
-    def _targets(self, file: str, columns: dict[str, list[str]]) -> Tensor:
-        return self.kind.of_cells(file, columns, self.outcome_columns, self.classes)

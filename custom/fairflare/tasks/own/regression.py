@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from fairflare.tasks.base import expect
 from fairflare.tasks.kinds.amounts import OwnAmounts
 from fairflare.tasks.own.tabular import Tabular
@@ -32,6 +30,3 @@ class Regression(OwnAmounts, Tabular):  # type: ignore[override]  # its headline
     @property
     def outcome_columns(self) -> tuple[str, ...]:
         return (self.label, self.exposure) if self.exposure else (self.label,)
-
-    def _targets(self, file: str, columns: dict[str, list[str]]) -> Tensor:
-        return self.kind.of_cells(file, columns, self.outcome_columns, self.classes)

@@ -29,11 +29,8 @@ class Script(OwnData):
 
     Args:
         datalists: folder with a folder of data per site on this machine; in a federation each site has its own.
-        site_names: the sites; filled from the folder.
         script: "module.name": the script, and the function or class in it that makes the network without arguments.
         scores: names of the metrics that the script reports, each from 0 to 1; the first is the headline.
-        labels: number of classes, or their names.
-        attribute_values: sensitive attributes and their values.
         build_data: empty; the script reads its data.
     """
 

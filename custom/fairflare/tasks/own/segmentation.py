@@ -11,7 +11,7 @@ from torch import nn
 from fairflare.core.validation import Names
 from fairflare.data.readers.pictures import Reader
 from fairflare.networks import own as own_network
-from fairflare.tasks.base import Preset, expect, expect_choices
+from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.masks import MASKS, PAPER, SMALL, structure_values
 from fairflare.tasks.kinds.own_images import OwnImages
 
@@ -53,13 +53,11 @@ class Segmentation(OwnImages):
     mask_values: str = ""
 
     def __post_init__(self) -> None:
-        expect_choices(self)
         self._check_images(fewest=1)
         own_network.check_model(self.model, ("small-unet", "unet"))
         if self.model == "unet":
-            expect(
-                "size", self.size > MULTIPLE, f"above {MULTIPLE} for unet, whose last stage is then a pixel", self.size
-            )
+            words = f"above {MULTIPLE} for unet, whose last stage is then a pixel"
+            expect("size", self.size > MULTIPLE, words, self.size)
         self.values()
 
     def values(self) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:

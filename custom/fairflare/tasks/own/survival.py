@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import Names, Range, shown
@@ -65,9 +64,6 @@ class SurvivalTable(Tabular):
     @property
     def outcome_columns(self) -> tuple[str, ...]:
         return self.label, self.time
-
-    def _targets(self, file: str, columns: dict[str, list[str]]) -> Tensor:
-        return self.kind.of_cells(file, columns, self.outcome_columns, self.classes)
 
 
 def ends_of(horizons: str, intervals: int) -> tuple[float, ...]:

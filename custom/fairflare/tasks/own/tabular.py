@@ -33,7 +33,7 @@ from fairflare.data.table_columns import (
 )
 from fairflare.data.tensors import Split, TensorData
 from fairflare.networks import own as own_network
-from fairflare.tasks.base import OPEN_SPLIT, Preset, expect, expect_choices
+from fairflare.tasks.base import OPEN_SPLIT, Preset, expect
 from fairflare.tasks.kinds.own import OwnData
 
 SPLIT = "split"
@@ -54,7 +54,6 @@ class Tabular(OwnData):
 
     Args:
         datalists: folder with a table per site on this machine, <site>.csv or with another of the suffixes.
-        site_names: the sites; filled from the folder.
         labels: number of classes (the label column then holds 0, 1, ...), or the names that it holds.
         label: the label's column.
         features: columns, separated by commas, a name with a comma in double quotes; never a column that is known only
@@ -79,7 +78,6 @@ class Tabular(OwnData):
     headline = "balanced_accuracy"
     quick = True
     fewest: ClassVar[int] = 2
-    """Classes that there are at least."""
     suffixes = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
     presets = {
         "default": Preset(
@@ -104,7 +102,6 @@ class Tabular(OwnData):
     data_seed: int = 2024
 
     def __post_init__(self) -> None:
-        expect_choices(self)
         self._check_own(self.fewest)
         own_network.check_model(self.model, ("mlp", "linear", "regression"))
         for key in ("test_fraction", "val_fraction"):
@@ -143,10 +140,6 @@ class Tabular(OwnData):
 
     def table_inputs(self) -> TableInputs | None:
         return None if self.build_data else self._inputs()
-
-    @property
-    def outcome_columns(self) -> tuple[str, ...]:
-        return (self.label,)
 
     @property
     def lacks_levels(self) -> bool:
@@ -244,7 +237,8 @@ class Tabular(OwnData):
         return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
 
     def _targets(self, file: str, columns: dict[str, list[str]]) -> Tensor:
-        """The labelled rows' targets."""
+        if not self.kind.has_classes:
+            return self.kind.of_cells(file, columns, self.outcome_columns, self.classes)
         cells = columns[self.label]
         names = [str(k) for k in range(len(self.classes))] if self.numbered else list(self.classes)
         place = {name: k for k, name in enumerate(names)}

@@ -11,7 +11,7 @@ from torch import nn
 from fairflare.core.types import Training
 from fairflare.networks import own as own_network
 from fairflare.networks.volumes import DENSENETS, classifier
-from fairflare.tasks.base import Preset, expect_choices
+from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.own_volumes import OwnVolumes
 
 
@@ -44,7 +44,6 @@ class VolumeClassification(OwnVolumes):
     norm: Literal["group", "instance", "batch"] = "group"
 
     def __post_init__(self) -> None:
-        expect_choices(self)
         self._check_volumes(fewest=2)
         own_network.check_model(self.model, tuple(DENSENETS))
 

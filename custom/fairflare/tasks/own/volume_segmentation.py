@@ -15,7 +15,7 @@ from fairflare.data.tensors import TensorData
 from fairflare.data.volumes import VolumeData
 from fairflare.networks import own as own_network
 from fairflare.networks.volumes import UNETS, segmenter
-from fairflare.tasks.base import Preset, expect, expect_choices
+from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.masks import structure_values
 from fairflare.tasks.kinds.own_volumes import FEWEST, MOST, OwnVolumes, three
 from fairflare.tasks.kinds.volume_masks import VOLUME_MASKS, of_volumes
@@ -65,7 +65,6 @@ class VolumeSegmentation(OwnVolumes):
     mask_values: str = ""
 
     def __post_init__(self) -> None:
-        expect_choices(self)
         self._check_volumes(fewest=1)
         own_network.check_model(self.model, tuple(UNETS))
         fits = all(n <= most for n, most in zip(self.window_shape, self.voxels))
