@@ -19,7 +19,7 @@ from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.volumes import VolumeReader
 from fairflare.data.tensors import TensorData
 from fairflare.data.volumes import VolumeData
-from fairflare.datasets.brain_seg import BrainSeg, drawn_levels, signal
+from fairflare.datasets.brain_seg import BrainSeg, weighted
 from fairflare.datasets.simulated.anatomy import DEEP, FIELD_OF_VIEW, FILES, bumps, nilearn_file, soft, ventricle_region
 from fairflare.networks.volumes import segmenter
 from fairflare.tasks.base import MOST_PIXELS, Preset, expect
@@ -128,7 +128,7 @@ def subject(size: int, proton: float, rng: np.random.Generator) -> tuple[np.ndar
     grey, white, depth, ventricle = patient(size, rng)
     ventricles = soft(ventricle + rng.uniform(0, 2.5))  # wider with age
     shares = np.stack((grey * (1 - ventricles), white * (1 - ventricles), ventricles))
-    image = signal(depth, shares, drawn_levels(proton, rng), rng) * (1 + 0.03 * smooth_field(size, 8, rng))
+    image = weighted(depth, shares, proton, rng) * (1 + 0.03 * smooth_field(size, 8, rng))
     return image, (shares >= 0.5).astype(np.uint8)
 
 

@@ -23,7 +23,7 @@ from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds import partition
-from fairflare.datasets.simulated.anatomy import SOURCE, Head, atlas, patient, smooth_field, soft
+from fairflare.datasets.simulated.anatomy import GAP, SOURCE, Head, atlas, patient, signal, smooth_field, soft
 from fairflare.datasets.simulated.cache import kept_splits, rendered
 from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
 from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, TestSet, expect, expect_pixels, site_index
@@ -32,8 +32,6 @@ CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "
 SHARES = (0.10, 0.20, 0.15, 0.20, 0.35)
 """How common each class is: about as imbalanced as the 25,000 slices of FedISM+ (without their 2 % of epidurals)."""
 CSF, WHITE, GREY, SCALP, BONE = 0.13, 0.36, 0.46, 0.34, 1.0
-GAP = 2.0
-"""Millimetres of CSF between brain and skull."""
 
 
 def render(label: int, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -55,14 +53,8 @@ def render(label: int, size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _tissue(head: Head, ventricle: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    grey, white = head.grey * (1 - soft(ventricle)), head.white * (1 - soft(ventricle))
-    brain = GREY * grey + WHITE * white + CSF * np.clip(1 - grey - white, 0, 1)
-    outside = -head.depth - GAP
-    bone, scalp = rng.uniform(6, 9), rng.uniform(3, 6)
-    layers = ((CSF, -GAP), (BONE, 0.0), (SCALP, bone), (0.0, bone + scalp))
-    for value, start in layers:
-        brain = brain + soft(outside - start) * (value - brain)
-    return brain
+    matter = [share * (1 - soft(ventricle)) for share in (head.grey, head.white)]
+    return signal(head.depth, matter, (GREY, WHITE, CSF, BONE, SCALP), 6, rng)
 
 
 def _under_skull(head: Head, thickness: np.ndarray) -> np.ndarray:
@@ -133,7 +125,7 @@ BLEEDS = (_epidural, _intraparenchymal, _intraventricular, _subarachnoid, _subdu
 
 SMALLEST_SITE = 24
 """Images that every site has at least."""
-VAL, TEST = 0.15, 0.15
+HELD_OUT = 0.15, 0.15
 """Shares of a site's images in its validation and test splits."""
 NORMS = {
     "small-cnn": ((0.25,), (0.28,)),
@@ -227,12 +219,8 @@ class IchPhantom(partition.PoorSites):
         super().__post_init__()
         least = SMALLEST_SITE * self.n_sites
         expect("images", self.images >= least, f"at least {least} for {self.n_sites} sites", self.images)
-        expect(
-            "test_images",
-            20 <= self.test_images <= partition.MOST_SITE_TESTS,
-            f"20..{partition.MOST_SITE_TESTS}",
-            self.test_images,
-        )
+        most = partition.MOST_SITE_TESTS
+        expect("test_images", 20 <= self.test_images <= most, f"20..{most}", self.test_images)
         partition.check_site_tests(self.site_test_images)
         rendered = self.images + self.n_sites * self.site_test_images + 6 * self.test_images
         expect_pixels(rendered, self.size)
@@ -270,11 +258,8 @@ class IchPhantom(partition.PoorSites):
         """
         k = site_index(site, self.sites())
         members = np.flatnonzero(plan(self)[1] == k)
-        shuffled = np.random.default_rng(derive(self.data_seed, self.name, "split", k)).permutation(members)
-        n_val, n_test = round(VAL * len(members)), round(TEST * len(members))
-        val, test, train = np.split(shuffled, (n_val, n_val + n_test))
-        test = partition.with_more(np.sort(test), k, self.site_test_images)
-        return {"train": np.sort(train), "val": np.sort(val), "test": test}
+        seed = derive(self.data_seed, self.name, "split", k)
+        return partition.own_rows(members, HELD_OUT, k, self.site_test_images, seed)
 
     def test_sets(self) -> tuple[TestSet, ...]:
         kept, norm = rendered(self, "tests", self._tests), NORMS[self.model]

@@ -9,7 +9,6 @@ In the data folder:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -177,8 +176,8 @@ def _table(
         raise DataError("few_examples", f"{paths[0].name}: expected rows without an empty cell, got none")
     flags = [np.empty((len(years), 0), dtype=np.float32)]
     for name in categories:
-        values = sorted(set(cells[name]))
-        flags.append(sheets.one_hot(_places(cells[name], values), len(values)))
+        values, places = np.unique(cells[name], return_inverse=True)
+        flags.append(sheets.one_hot(places, len(values)))
     found, plain = np.concatenate(measured), np.hstack(flags)
     return Table(
         labels=_ranks(cells[label]),
@@ -196,13 +195,9 @@ def _table(
 
 def _ranks(cells: Sequence[str]) -> np.ndarray:
     """int64 (N,): 0 for the most frequent value, ... and ``TOP`` for all but the first ten; ties by name."""
-    ordered = sorted(Counter(cells).items(), key=lambda item: (-item[1], item[0]))
-    return np.minimum(_places(cells, [name for name, _ in ordered]), TOP)
-
-
-def _places(cells: Sequence[str], values: Sequence[str]) -> np.ndarray:
-    place = {value: k for k, value in enumerate(values)}
-    return np.array([place[cell] for cell in cells], dtype=np.int64)
+    _, places, counts = np.unique(cells, return_inverse=True, return_counts=True)
+    ranks = np.argsort(np.argsort(-counts, kind="stable"))
+    return np.minimum(ranks[places], TOP)
 
 
 def _parts(text: str, separator: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ Beside its share a simulated site may have further test images: they cost render
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from torch import nn
@@ -103,15 +103,21 @@ def check_site_tests(wanted: int) -> None:
     expect("site_test_images", 0 <= wanted <= MOST_SITE_TESTS, f"0..{MOST_SITE_TESTS}", wanted)
 
 
-def with_more(test: np.ndarray, k: int, wanted: int) -> np.ndarray:
-    """The numbers of a site's own test images and, behind them, of as many others as make ``wanted``.
+def own_rows(members: np.ndarray, held_out: Sequence[float], k: int, wanted: int, seed: int) -> dict[str, np.ndarray]:
+    """Split -> numbers of a site's images, sorted; behind its own test images as many others as make ``wanted``.
 
     Args:
-        test: sorted numbers of the images that its share has for testing.
+        members: numbers of the images of its share.
+        held_out: shares of these for validation and testing.
         k: the site's index; no two sites have a number in common.
         wanted: test images of the site at least.
+        seed: of who is in which split.
     """
-    return np.concatenate((test, FIRST_BESIDE + k * MOST_SITE_TESTS + np.arange(max(0, wanted - len(test)))))
+    n_val, n_test = (round(share * len(members)) for share in held_out)
+    shuffled = np.random.default_rng(seed).permutation(members)
+    val, test, train = map(np.sort, np.split(shuffled, (n_val, n_val + n_test)))
+    beside = FIRST_BESIDE + k * MOST_SITE_TESTS + np.arange(max(0, wanted - len(test)))
+    return {"train": train, "val": val, "test": np.concatenate((test, beside))}
 
 
 def labels_of(own: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:

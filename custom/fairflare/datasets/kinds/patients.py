@@ -7,11 +7,14 @@ sites are real centres, and who is where and in which split is fixed once for al
 
 from __future__ import annotations
 
+import csv
+import gzip
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib import resources
 from typing import ClassVar
 
 import numpy as np
@@ -59,6 +62,14 @@ class Patients:
         inputs = torch.cat((scaled(self.numbers[rows]), torch.from_numpy(self.plain[rows])), dim=1)
         attributes = {name: [values[i] for i in rows] for name, values in self.attributes.items()}
         return Split(inputs, torch.from_numpy(self.labels[rows]), attributes)
+
+
+@cache
+def packed(file: str) -> Mapping[str, tuple[str, ...]]:
+    """Column -> its cells as text, "" where missing, of a packed CSV file of the package, in the file's order."""
+    content = gzip.decompress(resources.files("fairflare.datasets").joinpath(f"data/{file}").read_bytes())
+    names, *rows = csv.reader(content.decode().splitlines())
+    return dict(zip(names, zip(*rows)))
 
 
 def as_in_fedufo(
