@@ -201,10 +201,6 @@ class CovidBrazil(TableTask, OnDisk):
     n_sites: int = 5
     alpha: float = 0.5
     features: Literal["clean", "paper"] = "clean"
-    test_fraction: float = 0.2
-    val_fraction: float = 0.15
-    model: Literal["mlp", "linear", "regression"] = "mlp"
-    data_seed: int = 2024
 
     def n_features(self) -> int:
         return FEATURES[self.features]

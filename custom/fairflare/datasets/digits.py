@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -251,9 +250,7 @@ class Digits(OverDomains):
     test_images: int = 500
     site_test_images: int = 500
     alpha: float = 0.0
-    model: Literal["small-cnn", "small-cnn-bn", "resnet10", "resnet18"] = "small-cnn"
     augment: bool = False
-    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         super().__post_init__()

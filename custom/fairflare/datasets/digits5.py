@@ -221,14 +221,11 @@ class Digits5(OverDomains, ImagesOnDisk):
     data_kind = CroppedData
 
     domain_names, most_sites = DOMAINS, 400
-    n_sites: int = 20
     share: float = 0.01
     alpha: float = 0.0
     layout: Literal["files", "fedbn"] = "files"
     allow_pickle: bool = False
-    model: Literal["small-cnn", "small-cnn-bn", "resnet10", "resnet18"] = "small-cnn"
     limit: int | None = None
-    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -132,7 +132,6 @@ class Heart(CentreTask):
         return data
 
     def _pooled_scaling(self, site: str, data: TensorData) -> Split:
-        """The centre's training patients, standardised with all centres'."""
         table = self.centres()
         rows = np.concatenate([splits["train"] for splits in table.rows.values()])
         scaled = self.scaled_by(table.numbers[rows])
@@ -216,7 +215,6 @@ def _attributes_of(columns: Columns) -> dict[str, list[str]]:
 
 
 def _attributes(table: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
-    """Sex and age band of each patient, "" where nobody knows."""
     sexes, bands = (Heart.attributes[name] for name in ("sex", "age"))
     return {
         "sex": [sexes[int(value)] if value in (0, 1) else "" for value in table["sex"]],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ def render(label: int, size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _tissue(head: Head, ventricle: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    matter = [share * (1 - soft(ventricle)) for share in (head.grey, head.white)]
+    matter = np.stack((head.grey, head.white)) * (1 - soft(ventricle))
     return signal(head.depth, matter, (GREY, WHITE, CSF, BONE, SCALP), 6, rng)
 
 
@@ -200,20 +200,10 @@ class IchPhantom(partition.PoorSites):
         ),
     }
 
-    n_sites: int = 8
-    corrupted: int = 2
-    corruption: Literal["noise", "motion"] = "noise"
-    severity: int = 3
-    alpha: float = 1.0
     images: Images = 1200
     test_images: Images = 2000
     site_test_images: Images = 500
-    size: int = 48
-    model: Literal["small-cnn", "small-cnn-bn", "resnet18"] = "small-cnn"
-    pretrained_weights: str | None = None
-    augment: bool = False
     free_rider: int = 0
-    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -80,12 +79,9 @@ class OfficeCaltech(OverDomains, ImagesOnDisk):
     data_kind = FlippedData
 
     domain_names = DOMAINS
-    n_sites: int = 20
     share: float = 0.1
     size: int = 64
-    model: Literal["small-cnn", "small-cnn-bn", "resnet10", "resnet18"] = "small-cnn"
     limit: int | None = None
-    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         super().__post_init__()

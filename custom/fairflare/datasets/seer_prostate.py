@@ -106,11 +106,7 @@ class SeerProstate(TableTask, OnDisk):
     sites_by: Literal["dirichlet", "year", "year+dirichlet"] = "dirichlet"
     n_sites: int = 2
     alpha: float = 10.0
-    test_fraction: float = 0.2
-    val_fraction: float = 0.15
-    model: Literal["mlp", "linear", "regression"] = "mlp"
     limit: int | None = None
-    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         years, columns = self.natural_groups, self.columns("paper")

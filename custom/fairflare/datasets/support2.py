@@ -108,10 +108,6 @@ class Support2(TableTask):
     sites_by: Literal["dzclass", "dirichlet", "dzclass+dirichlet"] = "dzclass"
     n_sites: int = 4
     alpha: float = 5.0
-    test_fraction: float = 0.2
-    val_fraction: float = 0.15
-    model: Literal["mlp", "linear", "regression"] = "mlp"
-    data_seed: int = 2024
 
     def n_features(self) -> int:
         return N_FEATURES

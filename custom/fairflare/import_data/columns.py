@@ -115,7 +115,6 @@ def _check_names(table: pd.DataFrame, chosen: Choices) -> None:
 def _add(
     found: Predictors, name: str, cells: pd.Series, sites: pd.Series, chosen: Choices, left: dict[str, list[str]]
 ) -> None:
-    """Put column ``name`` among the predictors, or among those that are ``left`` out, by the reason."""
 
     def leave(why: str) -> None:
         left.setdefault(why, []).append(name)

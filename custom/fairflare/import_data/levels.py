@@ -176,7 +176,6 @@ def _above(table: pd.DataFrame, free: list[str], patient: str) -> list[str]:
 
 
 def _one(role: str, free: Sequence[str], table: pd.DataFrame) -> str:
-    """The only level left; for a site there may be none."""
     if len(free) == 1 or (role == "site" and not free):
         return free[0] if free else ""
     found = "; ".join(f"{name}: {some(in_order(table[name]), 3)}" for name in free) or "none"

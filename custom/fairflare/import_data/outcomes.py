@@ -99,7 +99,6 @@ def _grades(name: str, cells: Sequence[str], chosen: Choices) -> tuple[str, ...]
 
 
 def _listed(name: str, cells: Sequence[str], chosen: Choices, kind: str) -> Outcome:
-    """Labels in a cell, with whatever sign stands between them."""
     rows = parted(cells)
     known = in_order({part for row in rows for part in row})
     options: dict[str, str] = {}

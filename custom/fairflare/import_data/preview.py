@@ -88,7 +88,6 @@ def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]
 
 
 def _columns(found: Found) -> list[str]:
-    """The predictors by how they are read."""
     names = next(csv.reader([found.options["features"]]))
     specs = json.loads(found.options.get("columns", "{}"))
     by_kind: dict[str, list[str]] = {}

@@ -360,7 +360,6 @@ def _images(
 
 
 def _any_said(table: pd.DataFrame, names: Sequence[str]) -> pd.Series:
-    """Whether each row says at least one of several labels."""
     found: pd.Series = ~table[list(names)].map(is_missing).all(axis=1)
     return found
 
@@ -402,7 +401,6 @@ def _check_copies(table: pd.DataFrame, columns: Sequence[str], patient: str, cho
 
 
 def _folder_of_patients(table: pd.DataFrame) -> str:
-    """The level of folders that are patients, where no column says them."""
     levels = [name for name in table.columns if name.startswith(FOLDER) and table[name].nunique() > 1]
     return next((name for name in levels if is_patient_level(table, name, levels)), "")
 

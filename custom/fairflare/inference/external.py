@@ -218,8 +218,6 @@ def about_evaluation(opened: Opened, config: RunConfig, split: str) -> Json:
 
 
 class _Hospital:
-    """One hospital's labelled data under the run's model."""
-
     def __init__(
         self, name: str, own: SiteConfig, opened: Opened, config: RunConfig, parts: Parts, asked: Asked
     ) -> None:

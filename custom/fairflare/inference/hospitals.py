@@ -70,7 +70,6 @@ def _in_folder(opened: Opened, data: Path, suffixes: tuple[str, ...]) -> dict[st
 
 
 def _files(folder: Path, site: str, suffixes: Sequence[str]) -> list[Path]:
-    """The site's lists or tables by any of their names."""
     return [path for p in ("", PREFIX) for s in suffixes if (path := folder / f"{p}{site}{s}").is_file()]
 
 

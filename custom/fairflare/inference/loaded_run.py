@@ -167,7 +167,6 @@ def fit_network(network: nn.Module, model: StateDict) -> None:
 
 
 def _scaling(task: Task, site: str, inputs: tuple[Mapping[str, Any], ...]) -> Scaling | None:
-    """How numbers of a table are scaled: by constants, or as the site scales its own."""
     table = task.table_inputs()
     if table is None or table.fixed is not None or not site or not inputs:
         return table.fixed if table is not None else None

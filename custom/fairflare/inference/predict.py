@@ -247,7 +247,6 @@ def _of_files(opened: Opened, names: Sequence[str], batches: Callable[[], Iterat
 
 
 def _of_volumes(opened: Opened, files: Mapping[str, Path | Frame], folder: Path) -> Predictions:
-    """A row for each volume and, of a run on masks, a file with its mask at its own voxels."""
     inputs, names = opened.task.image_inputs(), list(files)
     assert inputs is not None and isinstance(inputs.reader, VolumeReader)  # the caller has looked
     paths = [file_of(files[name]) for name in names]

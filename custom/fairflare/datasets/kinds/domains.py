@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ SMALLEST_SITE = 24
 """Images that every site has at least."""
 
 
+@dataclass(frozen=True)
 class OverDomains(Task):
     """What a task's sites hold, for a frozen dataclass whose ``n_sites`` is a multiple of its domains.
 
@@ -47,10 +49,11 @@ class OverDomains(Task):
     headline = "accuracy"
     domain_names: ClassVar[Sequence[str]]
     most_sites: ClassVar[int] = 40
-    alpha: float = 0.0
-    n_sites: int
-    model: str
-    data_seed: int
+    alpha = 0.0  # no field: a task that has the option declares it
+
+    n_sites: int = 20
+    model: Literal["small-cnn", "small-cnn-bn", "resnet10", "resnet18"] = "small-cnn"
+    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         expect_choices(self)

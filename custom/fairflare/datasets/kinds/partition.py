@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from torch import nn
@@ -136,19 +138,21 @@ def alike(spare: np.ndarray, classes: np.ndarray, own: np.ndarray) -> np.ndarray
     return spare[place < np.floor(most * shares)[classes]]
 
 
+@dataclass(frozen=True)
 class PoorSites(Task):
     """Quality shift: the last ``corrupted`` of ``n_sites`` sites hold poor images, ``corruption`` of a ``severity``."""
 
     headline = "balanced_accuracy"
-    n_sites: int
-    corrupted: int
-    corruption: str
-    severity: int
-    alpha: float
-    size: int
-    model: str
-    pretrained_weights: str | None
-    data_seed: int
+    n_sites: int = 8
+    corrupted: int = 2
+    corruption: Literal["noise", "motion"] = "noise"
+    severity: int = 3
+    alpha: float = 1.0
+    size: int = 48
+    model: Literal["small-cnn", "small-cnn-bn", "resnet18"] = "small-cnn"
+    pretrained_weights: str | None = None
+    augment: bool = False
+    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         expect_choices(self)

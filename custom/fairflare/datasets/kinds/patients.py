@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
 from importlib import resources
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -104,6 +104,7 @@ class Table(Patients):
     cases: np.ndarray | None = None
 
 
+@dataclass(frozen=True)
 class TableTask(Task):
     """A task whose sites are natural groups of one table's rows, label-skewed shares of all, or such shares of a group.
 
@@ -125,7 +126,7 @@ class TableTask(Task):
     """What ``sites_by`` calls the natural groups; empty: there are none."""
     natural_words: ClassVar[str] = ""
     """The natural groups in an error message, e.g. "regions"."""
-    natural_groups: Sequence[str] = ()
+    natural_groups: ClassVar[Sequence[str]] = ()
     """Their names, in the order of the sites."""
     smallest_site: ClassVar[int]
     """Patients that every site has at least."""
@@ -134,14 +135,16 @@ class TableTask(Task):
     stratified: ClassVar[bool] = True
     """Whether splits are drawn within each class."""
 
-    sites_by: str = DIRICHLET
-    limit: int | None = None
-    n_sites: int
-    alpha: float
-    test_fraction: float
-    val_fraction: float
-    model: str
-    data_seed: int
+    # No fields: a task that has one of these options declares it.
+    sites_by = DIRICHLET
+    limit = None  # type: int | None
+
+    n_sites: int = 2
+    alpha: float = 1.0
+    test_fraction: float = 0.2
+    val_fraction: float = 0.15
+    model: Literal["mlp", "linear", "regression"] = "mlp"
+    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         expect_choices(self)

@@ -193,16 +193,9 @@ class QualityShift(PoorSites, ImagesOnDisk):
 
     n_sites: int = 20
     corrupted: int = 4
-    corruption: Literal["noise", "motion"] = "noise"
-    severity: int = 3
-    alpha: float = 1.0
     partition: Literal["rule", "file"] = "rule"
     size: int = 64
-    model: Literal["small-cnn", "small-cnn-bn", "resnet18"] = "small-cnn"
-    pretrained_weights: str | None = None
-    augment: bool = False
     limit: int | None = None
-    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -375,7 +368,6 @@ def corrupt(
 
 
 def _stored(path: Path) -> np.ndarray:
-    """uint8 (H, W) or (H, W, 3)."""
     try:
         with Image.open(path) as file:
             return np.asarray(file if file.mode in ("L", "RGB") else file.convert("RGB"))

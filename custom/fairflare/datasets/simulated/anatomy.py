@@ -119,7 +119,7 @@ def soft(millimetres: np.ndarray, width: float = 2.0) -> np.ndarray:
 
 
 def signal(
-    depth: np.ndarray, shares: Sequence[np.ndarray], levels: Sequence[float], skull: int, rng: np.random.Generator
+    depth: np.ndarray, shares: np.ndarray, levels: Sequence[float], skull: int, rng: np.random.Generator
 ) -> np.ndarray:
     """What tissues look like, in the brain and around it.
 
