@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from fairflare.data.readers.volumes import VolumeReader
 from fairflare.data.tensors import TensorData
 from fairflare.data.volumes import VolumeData
 from fairflare.datasets.brain_seg import BrainSeg, weighted
-from fairflare.datasets.simulated.anatomy import DEEP, FIELD_OF_VIEW, FILES, bumps, nilearn_file, soft, ventricle_region
+from fairflare.datasets.simulated.anatomy import DEEP, FIELD_OF_VIEW, bumps, soft, template, ventricle_region
 from fairflare.networks.volumes import segmenter
 from fairflare.tasks.base import MOST_PIXELS, Preset, expect
 from fairflare.tasks.kinds.volume_masks import VOLUME_MASKS, of_volumes
@@ -99,10 +99,7 @@ def _signed_distance(inside: np.ndarray) -> np.ndarray:
 
 def _volume(kind: str) -> np.ndarray:
     """The "t1", "gm" or "wm" map, means of blocks of ``EDGE`` voxels, float32 (X, Y, Z) in [0, 1]."""
-    path = nilearn_file(FILES.format(kind))
-    import nibabel
-
-    found = np.asarray(cast(Any, nibabel.load(path)).dataobj)
+    found = template(kind)
     x, y, z = (n // EDGE for n in found.shape)
     blocks = found[: x * EDGE, : y * EDGE, : z * EDGE].reshape(x, EDGE, y, EDGE, z, EDGE)
     return np.asarray(blocks.mean((1, 3, 5), dtype=np.float32) / 255)

@@ -185,10 +185,15 @@ def ventricle_region(shape: tuple[int, int, int]) -> np.ndarray:
 
 def _volume(kind: str) -> np.ndarray:
     """The chosen slices of the "t1", "gm" or "wm" map, float32 (X, Y, S) in [0, 1]."""
+    return np.asarray(template(kind)[:, :, FIRST : LAST + 1].astype(np.float32) / 255)
+
+
+def template(kind: str) -> np.ndarray:
+    """The "t1", "gm" or "wm" map as it is stored, uint8 (X, Y, Z)."""
     path = nilearn_file(FILES.format(kind))
     import nibabel
 
-    return np.asarray(cast(Any, nibabel.load(path)).dataobj)[:, :, FIRST : LAST + 1].astype(np.float32) / 255
+    return np.asarray(cast(Any, nibabel.load(path)).dataobj)
 
 
 def nilearn_file(name: str) -> Path:
