@@ -38,8 +38,9 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.seeds import derive
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.kinds.domains import IMAGENET, PAPER, SMALL, SMALLEST_SITE, CroppedData, OverDomains, images_in
+from fairflare.datasets.kinds.domains import IMAGENET, PAPER, SMALL, CroppedData, OverDomains, images_in
 from fairflare.datasets.kinds.on_disk import Arrays, ImagesOnDisk
+from fairflare.datasets.kinds.partition import SMALLEST_SITE
 from fairflare.tasks.base import Preset, expect, site_index
 
 Images = tuple[np.ndarray, np.ndarray]
@@ -286,11 +287,7 @@ class Digits5(OverDomains, ImagesOnDisk):
             return joined(files)
         if domain == "SYN":
             return images_in(files)
-        readers: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
-            "MNIST": mnist,
-            "USPS": usps,
-            "SVHN": svhn,
-        }
+        readers: dict[str, Callable[..., Images]] = {"MNIST": mnist, "USPS": usps, "SVHN": svhn}
         return readers[domain](*files)
 
 

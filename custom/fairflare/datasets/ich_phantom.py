@@ -123,8 +123,6 @@ BLEEDS = (_epidural, _intraparenchymal, _intraventricular, _subarachnoid, _subdu
 """Per class: the shares of blood and of swollen tissue in each pixel, (P, P) in [0, 1]."""
 
 
-SMALLEST_SITE = 24
-"""Images that every site has at least."""
 HELD_OUT = 0.15, 0.15
 """Shares of a site's images in its validation and test splits."""
 NORMS = {
@@ -207,7 +205,7 @@ class IchPhantom(partition.PoorSites):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = SMALLEST_SITE * self.n_sites
+        least = partition.SMALLEST_SITE * self.n_sites
         expect("images", self.images >= least, f"at least {least} for {self.n_sites} sites", self.images)
         most = partition.MOST_SITE_TESTS
         expect("test_images", 20 <= self.test_images <= most, f"20..{most}", self.test_images)
@@ -296,14 +294,7 @@ def plan(task: IchPhantom) -> tuple[np.ndarray, np.ndarray]:
     """Label and site index of every image, int64 (images,) each, from the seed alone."""
     rng = np.random.default_rng(derive(task.data_seed, task.name, "labels"))
     labels = rng.choice(len(task.classes), size=task.images, p=SHARES)
-    sites = partition.redrawn(
-        lambda seed: partition.dirichlet_with_corrupted(labels, task.n_sites, task.corrupted, task.alpha, seed),
-        labels,
-        task.n_sites,
-        task.data_seed,
-        minimum=SMALLEST_SITE,
-    )
-    return labels, sites
+    return labels, task.dealt(labels, task.data_seed)
 
 
 def _stacked(images: list[np.ndarray]) -> Tensor:

@@ -101,15 +101,8 @@ class OfficeCaltech(OverDomains, ImagesOnDisk):
         which, place = divmod(site_index(site, self.sites()), self._per_domain)
         domain = DOMAINS[which]
         found = self.listed(root, domain)["train"]
-        parts = dealt(
-            np.array([item.label for item in found]),
-            self._per_domain,
-            self.share,
-            len(self.classes),
-            derive(self.data_seed, self.name, domain),
-            domain,
-        )
-        train, held_out = parts[place]
+        labels, seed = np.array([item.label for item in found]), derive(self.data_seed, self.name, domain)
+        train, held_out = dealt(labels, self._per_domain, self.share, len(self.classes), seed, domain)[place]
         n_val = round(VAL * len(held_out))
         rows = {"train": train, "val": held_out[:n_val], "test": held_out[n_val:]}
         return {split: [found[i] for i in part] for split, part in rows.items()}

@@ -22,7 +22,7 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, Training
 from fairflare.data.readers.geometry import NATURAL
 from fairflare.data.tensors import TensorData, normalised
-from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
+from fairflare.datasets.kinds.partition import SMALLEST_SITE, dirichlet_by_label, redrawn
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import PARTITION, SPLIT, Task, expect, expect_choices, site_index
 
@@ -31,8 +31,6 @@ SMALL = Training(rounds=20, epochs=2, batch_size=32, optimizer="sgd", lr=0.02, m
 PAPER = Training(rounds=200, epochs=10, batch_size=64, optimizer="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5)
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation per channel on [0, 1], which FedHEAL takes, too."""
-SMALLEST_SITE = 24
-"""Images that every site has at least."""
 
 
 @dataclass(frozen=True)

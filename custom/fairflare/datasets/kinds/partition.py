@@ -19,6 +19,8 @@ from fairflare.networks import builtin as networks
 from fairflare.tasks.base import Task, expect, expect_choices
 
 ATTEMPTS = 200
+SMALLEST_SITE = 24
+"""Images that every site has at least."""
 
 
 def dirichlet_with_corrupted(labels: np.ndarray, n_sites: int, n_corrupted: int, alpha: float, seed: int) -> np.ndarray:
@@ -170,6 +172,14 @@ class PoorSites(Task):
         poor = f"{self.corruption}, severity {self.severity}"
         kinds = ["clean"] * (self.n_sites - self.corrupted) + [poor] * self.corrupted
         return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
+
+    def dealt(self, labels: np.ndarray, seed: int) -> np.ndarray:
+        """int64 (N,): the site's index of every example with such ``labels``, by the papers' rule."""
+
+        def draw(seed: int) -> np.ndarray:
+            return dirichlet_with_corrupted(labels, self.n_sites, self.corrupted, self.alpha, seed)
+
+        return redrawn(draw, labels, self.n_sites, seed, minimum=SMALLEST_SITE)
 
     def built(self, channels: int) -> nn.Module:
         """The network for images of so many channels."""

@@ -23,12 +23,9 @@ from fairflare.core.types import Training
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
 from fairflare.datasets.kinds.on_disk import Arrays, ImagesOnDisk
-from fairflare.datasets.kinds.partition import PoorSites, dirichlet_with_corrupted, redrawn
+from fairflare.datasets.kinds.partition import SMALLEST_SITE, PoorSites
 from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
 from fairflare.tasks.base import SPLIT, Preset, expect, site_index
-
-SMALLEST_SITE = 24
-"""Images that every site has at least."""
 
 
 @dataclass(frozen=True)
@@ -313,11 +310,7 @@ class QualityShift(PoorSites, ImagesOnDisk):
             places = [root / self.folder / name, root / self.folder / "partitions" / name]
             path = self.needed(next((p for p in places if p.exists()), places[0]))
             return read_partition(path, self.n_sites, len(table.ids))
-
-        def draw(seed: int) -> np.ndarray:
-            return dirichlet_with_corrupted(table.labels, self.n_sites, self.corrupted, self.alpha, seed)
-
-        sites = redrawn(draw, table.labels, self.n_sites, SITES_SEED, minimum=SMALLEST_SITE)
+        sites = self.dealt(table.labels, SITES_SEED)
         return [np.flatnonzero(sites == k) for k in range(self.n_sites)]
 
     def _items_in(self, root: Path, site: str, folder: Path) -> dict[str, list[Item]]:
