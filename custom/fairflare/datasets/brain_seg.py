@@ -182,11 +182,9 @@ class BrainSeg(DeviceShift):
     mean = (0.25,)
     std = (0.25,)
 
-    def subject(self, proton: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """A patient without any scanner's flaws, and where the tissues are; see the function of this name."""
-        return subject(self.size, proton, rng)
+    subject = staticmethod(subject)
 
     def image(self, i: int, device: Scanner) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(derive(self.data_seed, self.name, "patient", i))
-        image, masks = self.subject(device.proton, rng)
+        image, masks = self.subject(self.size, device.proton, rng)
         return scanned(image, device, derive(self.data_seed, self.name, "scan", i))[None], masks

@@ -180,8 +180,7 @@ class BrainSeg3D(BrainSeg):
         """Millimetres of a voxel."""
         return FIELD_OF_VIEW / self.size
 
-    def subject(self, proton: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        return subject(self.size, proton, rng)
+    subject = staticmethod(subject)
 
     def network(self) -> nn.Module:
         return segmenter(self.model, (self.patch,) * 3, len(self.classes), self.norm)

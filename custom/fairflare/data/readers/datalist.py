@@ -154,26 +154,21 @@ def _item(
     given = entry.get("label")
     if given is None or given == "" or given != given:  # NaN: how a table's empty cell may be written
         raise DataError(NO_LABEL, f"{where}: has no label")
-    if label is not None:
-        told = _read(given, label, where)
-    else:
+    if label is None:
         told = inside(root, given, f"{where}: label", links) if masks else _class(given, classes, f"{where}: label")
+    else:
+        try:
+            told = label(given)
+        except ValueError as error:
+            raise DataError("label", f"{where}: label: {error}, got {shown(given)}") from None
+        if told is None:
+            raise DataError(NO_LABEL, f"{where}: has no label")
     attributes = {k: str(v) for k, v in entry.items() if k not in ("image", "label", FRAME)}
     path = inside(root, entry["image"], f"{where}: image", links)
     number = entry.get(FRAME)
     if number is not None and (type(number) is not int or number < 0):
         raise DataError("entry", f"{where}: {FRAME}: expected a whole number from 0, got {shown(number)}")
     return Item(path if number is None else Frame(path, number), told, attributes)
-
-
-def _read(given: Any, read: Label, where: str) -> Any:
-    try:
-        found = read(given)
-    except ValueError as error:
-        raise DataError("label", f"{where}: label: {error}, got {shown(given)}") from None
-    if found is None:
-        raise DataError(NO_LABEL, f"{where}: has no label")
-    return found
 
 
 def _class(given: Any, classes: Sequence[str], where: str) -> int:

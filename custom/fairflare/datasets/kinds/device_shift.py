@@ -121,8 +121,7 @@ class DeviceShift(Task):
 
     def image_inputs(self) -> ImageInputs:
         values: dict[str, tuple[int, ...]] = {name: (k,) for k, name in enumerate(self.classes, start=1)}
-        reader = Reader(self.size, len(self.mean), values)
-        return ImageInputs(reader, tuple(self.mean), tuple(self.std))
+        return ImageInputs(Reader(self.size, len(self.mean), values), tuple(self.mean), tuple(self.std))
 
     def drawn(self) -> tuple[str, ...]:
         return SPLIT, RENDERING
