@@ -62,12 +62,9 @@ class Scaling:
         """Read ``to_json`` back, from whoever it comes; raises UserError unless it is of ``n`` finite numbers each."""
         found = []
         for key in ("fill", "mean", "std"):
-            values = content.get(key) if isinstance(content, dict) else None
-            if not (
-                isinstance(values, list)
-                and len(values) == n <= LONGEST
-                and all(type(v) in (int, float) and math.isfinite(v) for v in values)
-            ):
+            values: Any = content.get(key) if isinstance(content, dict) else None
+            fits = isinstance(values, list) and len(values) == n <= LONGEST
+            if not fits or not all(type(v) in (int, float) and math.isfinite(v) for v in values):
                 raise UserError(f"scaling: expected {n} finite numbers as {key!r}")
             found.append(torch.tensor(values, dtype=torch.float64))
         if n and float(found[2].min()) < 0:

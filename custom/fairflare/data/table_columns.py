@@ -13,7 +13,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -60,12 +60,9 @@ class Column:
     missing: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        content: dict[str, Any] = {"kind": self.kind}
-        for key in KEYS[self.kind]:
-            value = getattr(self, key)
-            if value is not None:
-                content[key] = value if isinstance(value, str) else list(value)
-        return content | ({"missing": True} if self.missing else {})
+        values = {key: getattr(self, key) for key in KEYS[self.kind]}
+        known = {key: one if isinstance(one, str) else list(one) for key, one in values.items() if one is not None}
+        return {"kind": self.kind, **known, **({"missing": True} if self.missing else {})}
 
 
 Known = Mapping[str, Column]
@@ -104,9 +101,8 @@ def _column(key: str, content: Any) -> Column:
     kind = content.get("kind")
     expected(f"{key}: kind", kind in KEYS, f"one of {', '.join(KEYS)}", kind)
     allowed = ("kind", "missing", *KEYS[kind])
-    for one in content:
-        if one not in allowed:
-            raise UserError(f"{key}: {unlisted('key', one, allowed)}")
+    if lost := [one for one in content if one not in allowed]:
+        raise UserError(f"{key}: {unlisted('key', lost[0], allowed)}")
     missing = content.get("missing", False)
     expected(f"{key}: missing", isinstance(missing, bool), "true or false", missing)
     levels = _texts(f"{key}: levels", content["levels"]) if "levels" in content else None
@@ -191,7 +187,6 @@ SILENT = 1e30
 """The spread of a number that does not count, since it does not vary or no site may tell its mean: it becomes 0."""
 STILL = 1e-9
 """A spread of less than this share of the mean is rounding."""
-FINGERPRINT_KEYS = {"features", "columns", "numbers", "levels"}
 
 
 @dataclass(frozen=True)
@@ -223,7 +218,7 @@ class TableFingerprint:
     def from_json(cls, content: Any, site: str) -> TableFingerprint:
         """Read ``to_json`` back from whoever sends it; UserError for a key or value that it cannot have."""
         what = f"fingerprint of {site}: table"
-        if not isinstance(content, Mapping) or set(content) != FINGERPRINT_KEYS:
+        if not isinstance(content, Mapping) or set(content) != {one.name for one in fields(cls)}:
             raise UserError(f"{what}: expected the keys {', '.join(sorted(KEYS))}")
         features = _nonempty_texts(f"{what}: features", content["features"])
         try:
@@ -234,8 +229,7 @@ class TableFingerprint:
         if not isinstance(numbers, Mapping) or not isinstance(levels, Mapping):
             raise UserError(f"{what}: expected numbers and levels of columns")
         for name, one in numbers.items():
-            fits = name in features and isinstance(one, list) and len(one) == 3 and _proper(*one)
-            if not fits:
+            if not (name in features and isinstance(one, list) and len(one) == 3 and _proper(*one)):
                 raise UserError(f"{what}: {shown(name)}: expected rows, mean and spread, got {shown(one)}")
         for name, one in levels.items():
             if name not in features or len(_nonempty_texts(f"{what}: {shown(name)}", one)) > MOST_LEVELS:
@@ -296,9 +290,8 @@ def table_fingerprint(
         if kinds.get(name, Column()).kind == "category":
             counts = Counter(cell for cell in map(plain, cells[name]) if cell and cell not in gaps)
             often = [level for level, count in counts.most_common(MOST_LEVELS) if count >= min_count]
-            levels[name] = tuple(
-                in_order(level for level in often if len(level) <= LONGEST_VALUE and not CONTROL.search(level))
-            )
+            short = (level for level in often if len(level) <= LONGEST_VALUE and not CONTROL.search(level))
+            levels[name] = tuple(in_order(short))
     return TableFingerprint(tuple(features), kinds, numbers, levels)
 
 
@@ -309,9 +302,12 @@ def _rounded(value: float) -> float:
 def inputs(tables: Mapping[str, TableFingerprint]) -> int:
     """How many numbers the network gets of a row, with the levels of all sites; of at least one site."""
     one = next(iter(tables.values()))
-    levels = {name: _levels(name, tables) for name, column in one.columns.items() if column.kind == "category"}
-    columns = {name: replace(column, levels=levels.get(name)) for name, column in one.columns.items()}
-    return sum(map(len, features_of(one.features, columns)))
+    return sum(map(len, features_of(one.features, _with_levels(one.columns, tables))))
+
+
+def _with_levels(columns: Known, tables: Mapping[str, TableFingerprint]) -> dict[str, Column]:
+    levels = {name: _levels(name, tables) for name, one in columns.items() if one.kind == "category"}
+    return {name: replace(one, levels=levels.get(name)) for name, one in columns.items()}
 
 
 def agreed(tables: Mapping[str, TableFingerprint]) -> list[tuple[str, str, str]]:
@@ -331,16 +327,9 @@ def agreed(tables: Mapping[str, TableFingerprint]) -> list[tuple[str, str, str]]
             odd = sorted(set(other.features) ^ set(one.features)) or ["their order, or how columns are read"]
             raise UserError(f"plan: expected the same features at {first} and {site}; they differ in {some(odd, 3)}")
     found, sites = [], _count(len(tables), "site", "sites")
-    if any(column.kind == "category" for column in one.columns.values()):
-        columns = {
-            name: Column("category", _levels(name, tables), missing=column.missing)
-            if column.kind == "category"
-            else column
-            for name, column in one.columns.items()
-        }
-        n = sum(column.kind == "category" for column in columns.values())
+    if n := sum(column.kind == "category" for column in one.columns.values()):
         reason = f"the levels of {_count(n, 'category', 'categories')} at {sites}"
-        found.append(("task.columns", as_text(columns), reason))
+        found.append(("task.columns", as_text(_with_levels(one.columns, tables)), reason))
     scaled, _ = features_of(one.features, one.columns)
     if scaled:
         means, stds = zip(*(_pooled(feature.column, tables) for feature in scaled))
@@ -352,10 +341,9 @@ def agreed(tables: Mapping[str, TableFingerprint]) -> list[tuple[str, str, str]]
 
 def table_cautions(tables: Mapping[str, TableFingerprint]) -> list[str]:
     """What people should look at before they train, one line each."""
-    found = []
-    one = next(iter(tables.values()), None)
-    if one is None:
+    if not tables:
         return []
+    found, one = [], next(iter(tables.values()))
     scaled = [feature.column for feature in features_of(one.features, one.columns)[0]]
     untold = [name for name in scaled if not any(name in table.numbers for table in tables.values())]
     if untold:

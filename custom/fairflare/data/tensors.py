@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairflare.core.execution import moved
-from fairflare.core.findings import SPLIT_NAMES
 from fairflare.core.types import Batch, SplitName
 from fairflare.data.grouping import Grouping
 from fairflare.data.inputs import Scaling
@@ -52,10 +51,9 @@ class Split:
     attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        lengths = {"targets": len(self.targets)} | {name: len(v) for name, v in self.attributes.items()}
-        for name, length in lengths.items():
-            if length != len(self.inputs):
-                raise ValueError(f"{name}: expected {len(self.inputs)} values as there are inputs, got {length}")
+        for name, values in {"targets": self.targets, **self.attributes}.items():
+            if (n := len(values)) != len(self.inputs):
+                raise ValueError(f"{name}: expected {len(self.inputs)} values as there are inputs, got {n}")
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -116,16 +114,10 @@ class TensorData:
         self.grouped(Grouping())
 
     @classmethod
-    def of(
-        cls,
-        splits: Mapping[str, Split | FileSplit],
-        n_classes: int,
-        mean: Sequence[float] = (),
-        std: Sequence[float] = (),
-    ) -> Self:
+    def of(cls, splits: Mapping[str, Split | FileSplit], n_classes: int, mean: Any = (), std: Any = ()) -> Self:
         """The object of the splits "train", "val" and "test"; the other arguments are the constructor's."""
-        parts = {name: splits[name] for name in SPLIT_NAMES}
-        return cls(train=parts["train"], val=parts["val"], test=parts["test"], n_classes=n_classes, mean=mean, std=std)
+        parts: dict[str, Any] = dict(splits)
+        return cls(**parts, n_classes=n_classes, mean=mean, std=std)
 
     def on(self, device: torch.device) -> TensorData:
         """This object, which from now on transforms batches on ``device`` and leaves them there."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairflare.core.seeds import derive
 from fairflare.datasets.kinds.device_shift import Device, DeviceShift
-from fairflare.datasets.simulated.anatomy import FIELD_OF_VIEW, SOURCE, patient, smooth_field, soft
+from fairflare.datasets.simulated.anatomy import FIELD_OF_VIEW, SOURCE, patient, signal, smooth_field, soft
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.masks import PAPER, SMALL
 
@@ -31,8 +31,6 @@ LEVELS = {
     "scalp": (0.85, 0.60),
 }
 """Signal of each tissue with T1 and with proton density weighting."""
-GAP = 2.0
-"""Millimetres of fluid between brain and skull."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +87,7 @@ def subject(size: int, proton: float, rng: np.random.Generator) -> tuple[np.ndar
     head = patient(size * zoom, rng)
     ventricles = soft(head.ventricle + rng.uniform(0, 2.5))  # wider with age
     shares = np.stack((head.grey * (1 - ventricles), head.white * (1 - ventricles), ventricles))
-    levels = drawn_levels(proton, rng)
-    image = signal(head.depth, shares, levels, rng) * (1 + 0.03 * smooth_field(size * zoom, 8, rng))
+    image = weighted(head.depth, shares, proton, rng) * (1 + 0.03 * smooth_field(size * zoom, 8, rng))
     shares = shares.reshape(3, size, zoom, size, zoom).mean((2, 4))
     return image.reshape(size, zoom, size, zoom).mean((1, 3)), (shares >= 0.5).astype(np.uint8)
 
@@ -110,27 +107,12 @@ def scanned(image: np.ndarray, scanner: Scanner, seed: int) -> np.ndarray:
     return (shown[0] * gain * 255).round().clamp(0, 255).to(torch.uint8).numpy()
 
 
-def drawn_levels(proton: float, rng: np.random.Generator) -> dict[str, float]:
-    """Signal of each tissue of a patient, by the weighting of the scanner's sequence."""
-    levels = {name: (1 - proton) * t1 + proton * density for name, (t1, density) in LEVELS.items()}
-    return {name: level * (1 + 0.04 * rng.standard_normal()) for name, level in levels.items()}
-
-
-def signal(depth: np.ndarray, shares: np.ndarray, levels: dict[str, float], rng: np.random.Generator) -> np.ndarray:
-    """What tissues of ``levels`` look like, in the brain and around it.
-
-    Args:
-        depth: millimetres below the brain's surface.
-        shares: of grey matter, white matter and ventricles.
-    """
-    grey, white, _ = shares
-    image = levels["grey"] * grey + levels["white"] * white + levels["fluid"] * np.clip(1 - grey - white, 0, 1)
-    outside = -depth - GAP
-    bone, scalp = rng.uniform(5, 8), rng.uniform(3, 6)
-    layers = ((levels["fluid"], -GAP), (levels["bone"], 0.0), (levels["scalp"], bone), (0.0, bone + scalp))
-    for level, start in layers:
-        image = image + soft(outside - start) * (level - image)
-    return image
+def weighted(depth: np.ndarray, shares: np.ndarray, proton: float, rng: np.random.Generator) -> np.ndarray:
+    """What tissues look like by the weighting of the scanner's sequence; arguments as of ``anatomy.signal``."""
+    plain = {name: (1 - proton) * t1 + proton * density for name, (t1, density) in LEVELS.items()}
+    levels = {name: level * (1 + 0.04 * rng.standard_normal()) for name, level in plain.items()}
+    ordered = [levels[name] for name in ("grey", "white", "fluid", "bone", "scalp")]
+    return signal(depth, shares[:2], ordered, 5, rng)
 
 
 def _as_bright(image: Tensor, before: Tensor) -> Tensor:
@@ -200,11 +182,9 @@ class BrainSeg(DeviceShift):
     mean = (0.25,)
     std = (0.25,)
 
-    def subject(self, proton: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """A patient without any scanner's flaws, and where the tissues are; see the function of this name."""
-        return subject(self.size, proton, rng)
+    subject = staticmethod(subject)
 
     def image(self, i: int, device: Scanner) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(derive(self.data_seed, self.name, "patient", i))
-        image, masks = self.subject(device.proton, rng)
+        image, masks = self.subject(self.size, device.proton, rng)
         return scanned(image, device, derive(self.data_seed, self.name, "scan", i))[None], masks

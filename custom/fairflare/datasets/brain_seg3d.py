@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from torch import Tensor, nn
@@ -19,8 +19,8 @@ from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.volumes import VolumeReader
 from fairflare.data.tensors import TensorData
 from fairflare.data.volumes import VolumeData
-from fairflare.datasets.brain_seg import BrainSeg, drawn_levels, signal
-from fairflare.datasets.simulated.anatomy import DEEP, FIELD_OF_VIEW, FILES, bumps, nilearn_file, soft, ventricle_region
+from fairflare.datasets.brain_seg import BrainSeg, weighted
+from fairflare.datasets.simulated.anatomy import DEEP, FIELD_OF_VIEW, bumps, soft, template, ventricle_region
 from fairflare.networks.volumes import segmenter
 from fairflare.tasks.base import MOST_PIXELS, Preset, expect
 from fairflare.tasks.kinds.volume_masks import VOLUME_MASKS, of_volumes
@@ -99,10 +99,7 @@ def _signed_distance(inside: np.ndarray) -> np.ndarray:
 
 def _volume(kind: str) -> np.ndarray:
     """The "t1", "gm" or "wm" map, means of blocks of ``EDGE`` voxels, float32 (X, Y, Z) in [0, 1]."""
-    path = nilearn_file(FILES.format(kind))
-    import nibabel
-
-    found = np.asarray(cast(Any, nibabel.load(path)).dataobj)
+    found = template(kind)
     x, y, z = (n // EDGE for n in found.shape)
     blocks = found[: x * EDGE, : y * EDGE, : z * EDGE].reshape(x, EDGE, y, EDGE, z, EDGE)
     return np.asarray(blocks.mean((1, 3, 5), dtype=np.float32) / 255)
@@ -128,7 +125,7 @@ def subject(size: int, proton: float, rng: np.random.Generator) -> tuple[np.ndar
     grey, white, depth, ventricle = patient(size, rng)
     ventricles = soft(ventricle + rng.uniform(0, 2.5))  # wider with age
     shares = np.stack((grey * (1 - ventricles), white * (1 - ventricles), ventricles))
-    image = signal(depth, shares, drawn_levels(proton, rng), rng) * (1 + 0.03 * smooth_field(size, 8, rng))
+    image = weighted(depth, shares, proton, rng) * (1 + 0.03 * smooth_field(size, 8, rng))
     return image, (shares >= 0.5).astype(np.uint8)
 
 
@@ -183,8 +180,7 @@ class BrainSeg3D(BrainSeg):
         """Millimetres of a voxel."""
         return FIELD_OF_VIEW / self.size
 
-    def subject(self, proton: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        return subject(self.size, proton, rng)
+    subject = staticmethod(subject)
 
     def network(self) -> nn.Module:
         return segmenter(self.model, (self.patch,) * 3, len(self.classes), self.norm)

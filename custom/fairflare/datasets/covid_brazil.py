@@ -18,12 +18,11 @@ table has none of these.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -87,19 +86,39 @@ def read_patients(path: Path) -> Patients:
     Raises:
         UserError: it is not that table; names the column and line.
     """
+    import pandas as pd
+
     try:
-        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-            rows = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
-            if missing:
-                raise UserError(f"{FILE}: expected {len(COLUMNS)} columns, got none named {', '.join(missing)}")
-            cells: dict[str, list[str]] = {name: [] for name in COLUMNS}
-            for row in rows:
-                for name in COLUMNS:
-                    cells[name].append(row[name] or "")
-    except (OSError, csv.Error) as error:
+        form: dict[str, Any] = {"dtype": str, "keep_default_na": False, "encoding": "utf-8-sig", "index_col": False}
+        cells = pd.read_csv(path, **form, encoding_errors="replace").fillna("")
+    except (OSError, ValueError) as error:
         raise UserError(f"{FILE}: expected a readable table, got {type(error).__name__}") from error
-    return _parsed(cells)
+    if missing := [name for name in COLUMNS if name not in cells]:
+        raise UserError(f"{FILE}: expected {len(COLUMNS)} columns, got none named {', '.join(missing)}")
+
+    def numbers(name: str) -> np.ndarray:
+        values = pd.to_numeric(cells[name], errors="coerce").to_numpy(np.float64)
+        return np.where(np.isfinite(values), values, np.nan)
+
+    def codes(name: str, n: int) -> np.ndarray:
+        values = numbers(name)
+        return np.where(np.isin(values, np.arange(n)), values, -1).astype(np.int64)
+
+    def required(name: str, values: np.ndarray, expected: str) -> np.ndarray:
+        bad = np.flatnonzero(~(values >= 0))
+        if len(bad):  # line 1 holds the names
+            raise UserError(f"{FILE}: {name}, line {bad[0] + 2}: expected {expected}, got {cells[name][bad[0]]!r}")
+        return values
+
+    return Patients(
+        died=required(OUTCOME, codes(OUTCOME, 2), "0 or 1"),
+        region=required(REGION, codes(REGION, len(REGIONS)), f"0..{len(REGIONS) - 1}"),
+        race=codes(RACE, len(RACES)),
+        sex=codes(SEX, len(SEXES)),
+        age=required(AGE, numbers(AGE), "years >= 0"),
+        days=required(DAYS, numbers(DAYS), "days >= 0"),
+        flags=np.stack([codes(name, 2) == 1 for name in (*SYMPTOMS, *ILLNESSES)], axis=1).astype(np.float32),
+    )
 
 
 def clean_flags(table: Patients) -> np.ndarray:
@@ -115,44 +134,6 @@ def paper_features(table: Patients) -> np.ndarray:
     """
     bins = sheets.one_hot(np.digitize(table.age, AGE_BINS), len(AGE_BINS) + 1)
     return np.concatenate((_one(table.age), clean_flags(table), bins, _one(table.days)), axis=1)
-
-
-def _parsed(cells: dict[str, list[str]]) -> Patients:
-    def codes(name: str, n: int) -> np.ndarray:
-        values = _numbers(cells[name])
-        return np.where(np.isin(values, np.arange(n)), values, -1).astype(np.int64)
-
-    return Patients(
-        died=_required(OUTCOME, cells, codes(OUTCOME, 2), "0 or 1"),
-        region=_required(REGION, cells, codes(REGION, len(REGIONS)), f"0..{len(REGIONS) - 1}"),
-        race=codes(RACE, len(RACES)),
-        sex=codes(SEX, len(SEXES)),
-        age=_required(AGE, cells, _numbers(cells[AGE]), "years >= 0"),
-        days=_required(DAYS, cells, _numbers(cells[DAYS]), "days >= 0"),
-        flags=np.stack([codes(name, 2) == 1 for name in (*SYMPTOMS, *ILLNESSES)], axis=1).astype(np.float32),
-    )
-
-
-def _required(name: str, cells: dict[str, list[str]], values: np.ndarray, expected: str) -> np.ndarray:
-    """``values`` of a column in which every cell must be >= 0."""
-    bad = np.flatnonzero(~(values >= 0))
-    if len(bad):
-        # Line 1 holds the names.
-        raise UserError(f"{FILE}: {name}, line {bad[0] + 2}: expected {expected}, got {cells[name][bad[0]]!r}")
-    return values
-
-
-def _numbers(cells: list[str]) -> np.ndarray:
-    """float64 (N,): nan where a cell is no finite number."""
-    values = np.array([_number(cell) for cell in cells], dtype=np.float64)
-    return np.where(np.isfinite(values), values, np.nan)
-
-
-def _number(cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        return float("nan")
 
 
 def _one(column: np.ndarray) -> np.ndarray:
@@ -220,10 +201,6 @@ class CovidBrazil(TableTask, OnDisk):
     n_sites: int = 5
     alpha: float = 0.5
     features: Literal["clean", "paper"] = "clean"
-    test_fraction: float = 0.2
-    val_fraction: float = 0.15
-    model: Literal["mlp", "linear", "regression"] = "mlp"
-    data_seed: int = 2024
 
     def n_features(self) -> int:
         return FEATURES[self.features]

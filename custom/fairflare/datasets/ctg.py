@@ -84,11 +84,7 @@ class Ctg(TableTask, OnDisk):
     unit: Literal["examination", "segment"] = "examination"
     n_sites: int = 2
     alpha: float = 10_000.0
-    test_fraction: float = 0.2
-    val_fraction: float = 0.15
-    model: Literal["mlp", "linear", "regression"] = "mlp"
     limit: int | None = None
-    data_seed: int = 2024
 
     @property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]  # depends on an option

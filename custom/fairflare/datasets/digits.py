@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds import partition
-from fairflare.datasets.kinds.domains import IMAGENET, PAPER, SMALL, SMALLEST_SITE, CroppedData, OverDomains
+from fairflare.datasets.kinds.domains import IMAGENET, PAPER, SMALL, CroppedData, OverDomains
 from fairflare.datasets.simulated.cache import kept_splits, rendered
 from fairflare.tasks.base import RENDERING, Preset, TestSet, expect, site_index
 
@@ -92,12 +91,13 @@ def drawn_digit(domain: str, number: int, seed: int) -> np.ndarray:
 
 
 def _handwritten(number: int, rng: np.random.Generator) -> np.ndarray:
-    return _three(_scaled(_mnist()[0][number]))
+    return np.repeat(_scaled(_mnist()[0][number])[..., None], 3, axis=2)
 
 
 def _coarse(number: int, rng: np.random.Generator) -> np.ndarray:
     """8 x 8 counts of ink in 0..16, enlarged; the digit fills the image."""
-    return _three(_scaled(np.round(_optdigits()[0][number] * (255 / 16)).astype(np.uint8)))
+    grey = _scaled(np.round(_optdigits()[0][number] * (255 / 16)).astype(np.uint8))
+    return np.repeat(grey[..., None], 3, axis=2)
 
 
 def _over_photo(number: int, rng: np.random.Generator) -> np.ndarray:
@@ -155,11 +155,6 @@ def _scaled(image: np.ndarray) -> np.ndarray:
     from PIL import Image
 
     return np.asarray(Image.fromarray(image).resize((EDGE, EDGE), Image.Resampling.BILINEAR))
-
-
-def _three(grey: np.ndarray) -> np.ndarray:
-    """(H, W) as RGB (H, W, 3)."""
-    return np.repeat(grey[..., None], 3, axis=2)
 
 
 @lru_cache(maxsize=1)
@@ -233,11 +228,7 @@ class Digits(OverDomains):
     classes = CLASSES
     primary = "accuracy of the worst look"
     presets = {
-        "small": Preset(
-            "8 sites, 2 per look, a small CNN; about a minute on a laptop",
-            {},
-            SMALL,
-        ),
+        "small": Preset("8 sites, 2 per look, a small CNN; about a minute on a laptop", {}, SMALL),
         "paper": Preset(
             "the paper's setting: 20 sites, 5 per look, ResNet-10, 200 rounds of 10 epochs; for a GPU",
             {"n_sites": 20, "images_per_site": 250, "model": "resnet10", "augment": True},
@@ -251,22 +242,16 @@ class Digits(OverDomains):
     test_images: int = 500
     site_test_images: int = 500
     alpha: float = 0.0
-    model: Literal["small-cnn", "small-cnn-bn", "resnet10", "resnet18"] = "small-cnn"
     augment: bool = False
-    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        smallest = min(SIZES.values())
-        most = smallest - SMALLEST_SITE * self._per_domain
+        smallest, least = min(SIZES.values()), partition.SMALLEST_SITE
+        most = smallest - least * self._per_domain
         expect("test_images", 20 <= self.test_images <= most, f"20..{most} for {self.n_sites} sites", self.test_images)
         most = (smallest - self.test_images) // self._per_domain
-        expect(
-            "images_per_site",
-            SMALLEST_SITE <= self.images_per_site <= most,
-            f"{SMALLEST_SITE}..{most} for {self.n_sites} sites and {self.test_images} test images",
-            self.images_per_site,
-        )
+        words = f"{least}..{most} for {self.n_sites} sites and {self.test_images} test images"
+        expect("images_per_site", least <= self.images_per_site <= most, words, self.images_per_site)
         partition.check_site_tests(self.site_test_images)
 
     def check_data(self) -> None:

@@ -38,8 +38,9 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.seeds import derive
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.kinds.domains import IMAGENET, PAPER, SMALL, SMALLEST_SITE, CroppedData, OverDomains, images_in
+from fairflare.datasets.kinds.domains import IMAGENET, PAPER, SMALL, CroppedData, OverDomains, images_in
 from fairflare.datasets.kinds.on_disk import Arrays, ImagesOnDisk
+from fairflare.datasets.kinds.partition import SMALLEST_SITE
 from fairflare.tasks.base import Preset, expect, site_index
 
 Images = tuple[np.ndarray, np.ndarray]
@@ -221,14 +222,11 @@ class Digits5(OverDomains, ImagesOnDisk):
     data_kind = CroppedData
 
     domain_names, most_sites = DOMAINS, 400
-    n_sites: int = 20
     share: float = 0.01
     alpha: float = 0.0
     layout: Literal["files", "fedbn"] = "files"
     allow_pickle: bool = False
-    model: Literal["small-cnn", "small-cnn-bn", "resnet10", "resnet18"] = "small-cnn"
     limit: int | None = None
-    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -289,11 +287,7 @@ class Digits5(OverDomains, ImagesOnDisk):
             return joined(files)
         if domain == "SYN":
             return images_in(files)
-        readers: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
-            "MNIST": mnist,
-            "USPS": usps,
-            "SVHN": svhn,
-        }
+        readers: dict[str, Callable[..., Images]] = {"MNIST": mnist, "USPS": usps, "SVHN": svhn}
         return readers[domain](*files)
 
 

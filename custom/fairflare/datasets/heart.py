@@ -6,8 +6,6 @@ Origin and licence of the files are in data/README.md.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -56,8 +54,7 @@ IMPOSSIBLE = ("trestbps", "chol")
 def patients(site: str) -> dict[str, np.ndarray]:
     """Column -> float64 values of the site's patients in the file's order, nan where missing, 0 as it stands there."""
     text = resources.files("fairflare.datasets").joinpath(f"data/{FILES[site][0]}").read_text()
-    cells = np.array([[float(cell) for cell in row] for row in csv.reader(io.StringIO(text)) if row])
-    return dict(zip(COLUMNS, cells.T, strict=True))
+    return dict(zip(COLUMNS, np.loadtxt(text.splitlines(), delimiter=",").T, strict=True))
 
 
 def diseased(site: str) -> np.ndarray:
@@ -135,7 +132,6 @@ class Heart(CentreTask):
         return data
 
     def _pooled_scaling(self, site: str, data: TensorData) -> Split:
-        """The centre's training patients, standardised with all centres'."""
         table = self.centres()
         rows = np.concatenate([splits["train"] for splits in table.rows.values()])
         scaled = self.scaled_by(table.numbers[rows])
@@ -147,7 +143,7 @@ class Heart(CentreTask):
         return dict(KINDS)  # no split, hence no scikit-learn
 
     def centres(self) -> Centres:
-        return _flamby() if self.protocol == "flamby" else _full()
+        return _centres(self.protocol)
 
     def scaled_by(self, train: np.ndarray) -> Scaling:
         """(x - mean) / sd of the centre's training patients; a column without spread there is only centred.
@@ -178,20 +174,21 @@ def inputs_of(protocol: str) -> TableInputs:
 
 
 @cache
-def _flamby() -> Centres:
-    kept = [name for name in COLUMNS[:-1] if name not in DROPPED]
-    cells, labels, rows = [], [], {}
-    start = 0
+def _centres(protocol: str) -> Centres:
+    full = protocol == "full"
+    kept = [name for name in COLUMNS[:-1] if full or name not in DROPPED]
+    cells, labels, rows, start = [], [], {}, 0
     for site in FILES:
-        of, y = patients(site), diseased(site)
-        found = np.stack([of[name] for name in kept], axis=1)
-        whole = ~np.isnan(found).any(1)
+        found, y = np.stack([patients(site)[name] for name in kept], axis=1), diseased(site)
+        whole = full | ~np.isnan(found).any(1)
         cells.append(found[whole])
         labels.append(y[whole])
-        rows[site] = {name: start + part for name, part in _flamby_split(y[whole]).items()}
-        start += int(whole.sum())
+        n = len(labels[-1])
+        split = fixed_split(np.arange(n), "heart", site) if full else _flamby_split(labels[-1])
+        rows[site] = {name: start + part for name, part in split.items()}
+        start += n
     table = dict(zip(kept, np.concatenate(cells).T))
-    return Centres(np.concatenate(labels), *inputs_of("flamby").of(table), _attributes(table), rows, KINDS)
+    return Centres(np.concatenate(labels), *inputs_of(protocol).of(table), _attributes(table), rows, KINDS)
 
 
 def _flamby_split(labels: np.ndarray) -> dict[str, np.ndarray]:
@@ -209,19 +206,6 @@ def _flamby_split(labels: np.ndarray) -> dict[str, np.ndarray]:
     return {"train": np.sort(train), "val": np.empty(0, dtype=np.int64), "test": np.sort(test)}
 
 
-@cache
-def _full() -> Centres:
-    parts = [patients(site) for site in FILES]
-    sizes = [len(part["num"]) for part in parts]
-    starts = np.cumsum([0, *sizes])
-    rows = {
-        site: fixed_split(np.arange(start, start + n), "heart", site) for site, n, start in zip(FILES, sizes, starts)
-    }
-    table = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
-    labels = np.concatenate([diseased(site) for site in FILES])
-    return Centres(labels, *inputs_of("full").of(table), _attributes(table), rows, KINDS)
-
-
 def _attributes_of(columns: Columns) -> dict[str, list[str]]:
     """Sex and age band from a file's cells; none without both columns."""
     if not {"sex", "age"} <= set(columns):
@@ -231,7 +215,6 @@ def _attributes_of(columns: Columns) -> dict[str, list[str]]:
 
 
 def _attributes(table: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
-    """Sex and age band of each patient, "" where nobody knows."""
     sexes, bands = (Heart.attributes[name] for name in ("sex", "age"))
     return {
         "sex": [sexes[int(value)] if value in (0, 1) else "" for value in table["sex"]],

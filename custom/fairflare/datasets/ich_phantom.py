@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds import partition
-from fairflare.datasets.simulated.anatomy import SOURCE, Head, atlas, patient, smooth_field, soft
+from fairflare.datasets.simulated.anatomy import GAP, SOURCE, Head, atlas, patient, signal, smooth_field, soft
 from fairflare.datasets.simulated.cache import kept_splits, rendered
 from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
 from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, TestSet, expect, expect_pixels, site_index
@@ -32,8 +32,6 @@ CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "
 SHARES = (0.10, 0.20, 0.15, 0.20, 0.35)
 """How common each class is: about as imbalanced as the 25,000 slices of FedISM+ (without their 2 % of epidurals)."""
 CSF, WHITE, GREY, SCALP, BONE = 0.13, 0.36, 0.46, 0.34, 1.0
-GAP = 2.0
-"""Millimetres of CSF between brain and skull."""
 
 
 def render(label: int, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -55,14 +53,8 @@ def render(label: int, size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _tissue(head: Head, ventricle: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    grey, white = head.grey * (1 - soft(ventricle)), head.white * (1 - soft(ventricle))
-    brain = GREY * grey + WHITE * white + CSF * np.clip(1 - grey - white, 0, 1)
-    outside = -head.depth - GAP
-    bone, scalp = rng.uniform(6, 9), rng.uniform(3, 6)
-    layers = ((CSF, -GAP), (BONE, 0.0), (SCALP, bone), (0.0, bone + scalp))
-    for value, start in layers:
-        brain = brain + soft(outside - start) * (value - brain)
-    return brain
+    matter = np.stack((head.grey, head.white)) * (1 - soft(ventricle))
+    return signal(head.depth, matter, (GREY, WHITE, CSF, BONE, SCALP), 6, rng)
 
 
 def _under_skull(head: Head, thickness: np.ndarray) -> np.ndarray:
@@ -131,9 +123,7 @@ BLEEDS = (_epidural, _intraparenchymal, _intraventricular, _subarachnoid, _subdu
 """Per class: the shares of blood and of swollen tissue in each pixel, (P, P) in [0, 1]."""
 
 
-SMALLEST_SITE = 24
-"""Images that every site has at least."""
-VAL, TEST = 0.15, 0.15
+HELD_OUT = 0.15, 0.15
 """Shares of a site's images in its validation and test splits."""
 NORMS = {
     "small-cnn": ((0.25,), (0.28,)),
@@ -208,31 +198,17 @@ class IchPhantom(partition.PoorSites):
         ),
     }
 
-    n_sites: int = 8
-    corrupted: int = 2
-    corruption: Literal["noise", "motion"] = "noise"
-    severity: int = 3
-    alpha: float = 1.0
     images: Images = 1200
     test_images: Images = 2000
     site_test_images: Images = 500
-    size: int = 48
-    model: Literal["small-cnn", "small-cnn-bn", "resnet18"] = "small-cnn"
-    pretrained_weights: str | None = None
-    augment: bool = False
     free_rider: int = 0
-    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = SMALLEST_SITE * self.n_sites
+        least = partition.SMALLEST_SITE * self.n_sites
         expect("images", self.images >= least, f"at least {least} for {self.n_sites} sites", self.images)
-        expect(
-            "test_images",
-            20 <= self.test_images <= partition.MOST_SITE_TESTS,
-            f"20..{partition.MOST_SITE_TESTS}",
-            self.test_images,
-        )
+        most = partition.MOST_SITE_TESTS
+        expect("test_images", 20 <= self.test_images <= most, f"20..{most}", self.test_images)
         partition.check_site_tests(self.site_test_images)
         rendered = self.images + self.n_sites * self.site_test_images + 6 * self.test_images
         expect_pixels(rendered, self.size)
@@ -270,11 +246,8 @@ class IchPhantom(partition.PoorSites):
         """
         k = site_index(site, self.sites())
         members = np.flatnonzero(plan(self)[1] == k)
-        shuffled = np.random.default_rng(derive(self.data_seed, self.name, "split", k)).permutation(members)
-        n_val, n_test = round(VAL * len(members)), round(TEST * len(members))
-        val, test, train = np.split(shuffled, (n_val, n_val + n_test))
-        test = partition.with_more(np.sort(test), k, self.site_test_images)
-        return {"train": np.sort(train), "val": np.sort(val), "test": test}
+        seed = derive(self.data_seed, self.name, "split", k)
+        return partition.own_rows(members, HELD_OUT, k, self.site_test_images, seed)
 
     def test_sets(self) -> tuple[TestSet, ...]:
         kept, norm = rendered(self, "tests", self._tests), NORMS[self.model]
@@ -321,14 +294,7 @@ def plan(task: IchPhantom) -> tuple[np.ndarray, np.ndarray]:
     """Label and site index of every image, int64 (images,) each, from the seed alone."""
     rng = np.random.default_rng(derive(task.data_seed, task.name, "labels"))
     labels = rng.choice(len(task.classes), size=task.images, p=SHARES)
-    sites = partition.redrawn(
-        lambda seed: partition.dirichlet_with_corrupted(labels, task.n_sites, task.corrupted, task.alpha, seed),
-        labels,
-        task.n_sites,
-        task.data_seed,
-        minimum=SMALLEST_SITE,
-    )
-    return labels, sites
+    return labels, task.dealt(labels, task.data_seed)
 
 
 def _stacked(images: list[np.ndarray]) -> Tensor:

@@ -6,13 +6,9 @@ Origin, licence and columns of the file are in data/README.md.
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from importlib import resources
+from functools import cache, lru_cache, partial
 from typing import Annotated, Literal
 
 import numpy as np
@@ -24,7 +20,7 @@ from fairflare.core.types import Training
 from fairflare.core.validation import Range, shown
 from fairflare.data.inputs import Scaling, TableInputs
 from fairflare.data.readers.table_features import Columns, Feature, as_numbers, parsed, stacked
-from fairflare.datasets.kinds.patients import Centres, CentreTask, fixed_split
+from fairflare.datasets.kinds.patients import Centres, CentreTask, fixed_split, packed
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.survival import Cox, Hazards, Survival
@@ -59,13 +55,8 @@ COUNTRY_NAMES = {
 """The file's codes."""
 
 
-@cache
-def table_of() -> Mapping[str, tuple[str, ...]]:
-    """Column -> its 19,435 cells as text, "" where missing, in the file's order."""
-    packed = resources.files("fairflare.datasets").joinpath("data/ist.csv.gz").read_bytes()
-    rows = csv.reader(io.StringIO(gzip.decompress(packed).decode()))
-    names = next(rows)
-    return dict(zip(names, zip(*rows)))
+table_of = partial(packed, "ist.csv.gz")
+"""19,435 cells of each column."""
 
 
 def column_of(name: str) -> np.ndarray:
@@ -87,10 +78,9 @@ def outcomes(label: str) -> np.ndarray:
 
 def check_columns(names: Sequence[str]) -> None:
     """Raise UserError unless ``names`` are different columns that were known at randomisation."""
-    for name in names:
-        if name not in AT_RANDOMISATION:
-            known = ", ".join(AT_RANDOMISATION)
-            raise UserError(f"features: expected columns known at randomisation ({known}), got {shown(name)}")
+    if lost := [name for name in names if name not in AT_RANDOMISATION]:
+        known = ", ".join(AT_RANDOMISATION)
+        raise UserError(f"features: expected columns known at randomisation ({known}), got {shown(lost[0])}")
     if len(set(names)) < len(names) or not names:
         raise UserError(f"features: expected different columns, got {shown(', '.join(names))}")
 
@@ -99,7 +89,8 @@ def made_of(names: Sequence[str]) -> tuple[tuple[Feature, ...], tuple[Feature, .
     """Numbers and plain features that the columns ``names`` make; raises UserError for a column that is none."""
     check_columns(names)
     numbers = tuple(Feature(name) for name in names if name in NUMBERS)
-    return numbers, tuple(flag for name in names if name in CATEGORIES for flag in _flags(name))
+    pairs = [(name, value) for name in names if name in CATEGORIES for value in CATEGORIES[name][1:]]
+    return numbers, tuple(Feature(pair[0], (pair[1], "H") if pair == ("RXHEP", "M") else pair[1:]) for pair in pairs)
 
 
 def features_of(names: Sequence[str] = AT_RANDOMISATION) -> tuple[np.ndarray, np.ndarray]:
@@ -112,12 +103,6 @@ def features_of(names: Sequence[str] = AT_RANDOMISATION) -> tuple[np.ndarray, np
     arrays = parsed("ist.csv.gz", table_of(), (*numbers, *plain))
     n = len(table_of()["AGE"])
     return stacked(numbers, arrays, n), stacked(plain, arrays, n).astype(np.float32)
-
-
-def _flags(name: str) -> list[Feature]:
-    return [
-        Feature(name, (value, "H") if (name, value) == ("RXHEP", "M") else (value,)) for value in CATEGORIES[name][1:]
-    ]
 
 
 COUNTRIES = Training(rounds=30, epochs=1, batch_size=32, optimizer="sgd", lr=0.02, momentum=0.9, weight_decay=0.0)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -80,12 +79,9 @@ class OfficeCaltech(OverDomains, ImagesOnDisk):
     data_kind = FlippedData
 
     domain_names = DOMAINS
-    n_sites: int = 20
     share: float = 0.1
     size: int = 64
-    model: Literal["small-cnn", "small-cnn-bn", "resnet10", "resnet18"] = "small-cnn"
     limit: int | None = None
-    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,15 +101,8 @@ class OfficeCaltech(OverDomains, ImagesOnDisk):
         which, place = divmod(site_index(site, self.sites()), self._per_domain)
         domain = DOMAINS[which]
         found = self.listed(root, domain)["train"]
-        parts = dealt(
-            np.array([item.label for item in found]),
-            self._per_domain,
-            self.share,
-            len(self.classes),
-            derive(self.data_seed, self.name, domain),
-            domain,
-        )
-        train, held_out = parts[place]
+        labels, seed = np.array([item.label for item in found]), derive(self.data_seed, self.name, domain)
+        train, held_out = dealt(labels, self._per_domain, self.share, len(self.classes), seed, domain)[place]
         n_val = round(VAL * len(held_out))
         rows = {"train": train, "val": held_out[:n_val], "test": held_out[n_val:]}
         return {split: [found[i] for i in part] for split, part in rows.items()}

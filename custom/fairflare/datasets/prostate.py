@@ -20,7 +20,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -81,20 +82,17 @@ class SliceReader(Reader):
 
     foreground: bool = True
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_opened", lru_cache(maxsize=KEPT)(self._examples))
-
     def __call__(self, item: Slice) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # takes slices of volumes alone
         """uint8 (1, size, size), z-scores as ``standardised`` stores them, and uint8 (1, size, size) of 0 and 1.
 
         Raises:
             DataError: "unreadable", "data" (no volume of axial slices), "nonfinite", "mask_values" or "shape".
         """
-        return self._kept()(item.image, item.label)[item.index]
+        return self._opened(item.image, item.label)[item.index]
 
-    def _kept(self) -> Callable[[Any, Any], dict[int, tuple[Tensor, Tensor]]]:
-        opened: Callable[[Any, Any], dict[int, tuple[Tensor, Tensor]]] = self.__dict__["_opened"]
-        return opened
+    @cached_property
+    def _opened(self) -> Callable[[Any, Any], dict[int, tuple[Tensor, Tensor]]]:
+        return lru_cache(maxsize=KEPT)(self._examples)
 
     def _examples(self, image: Path, label: Path) -> dict[int, tuple[Tensor, Tensor]]:
         masks, pixels = segmentation(label), standardised(image)
@@ -316,9 +314,9 @@ class Prostate(MasksOnDisk):
         found = {split: [with_case(item) for item in lists[split]] for split in SPLITS}
         if not found["test"]:
             found["val"], found["test"] = halved(found["val"], derive(self.data_seed, self.name, site))
-        for a, b in (("train", "val"), ("train", "test"), ("val", "test")):
-            both = sorted({case_of(item) for item in found[a]} & {case_of(item) for item in found[b]} - {""})
-            if both:
+        cases = {split: {item.attributes["patient_id"] for item in found[split]} - {""} for split in SPLITS}
+        for a, b in combinations(SPLITS, 2):
+            if both := sorted(cases[a] & cases[b]):
                 text = f"datalist {path.name}: expected each case in one list, got {both[0]} in {a} and {b}"
                 raise DataError("patient_overlap", text)
         return found
@@ -345,22 +343,18 @@ def with_case(item: Item) -> Item:
     return dataclasses.replace(item, attributes={**item.attributes, "patient_id": case})
 
 
-def case_of(item: Item) -> str:
-    """The attribute that ``with_case`` set."""
-    return item.attributes["patient_id"]
-
-
 def halved(items: Sequence[Item], seed: int) -> tuple[list[Item], list[Item]]:
     """Two halves of a validation list, by case where all of its cases are known, else every other image.
 
     Raises:
         DataError: "empty_split" when the one case there is cannot be halved.
     """
-    cases = {case_of(item) for item in items}
+    cases = {item.attributes["patient_id"] for item in items}
     if "" in cases:
         return list(items[::2]), list(items[1::2])
     if len(cases) < 2:
         text = f"expected a testing list, or at least 2 cases in the validation list, got {len(cases)}"
         raise DataError("empty_split", text)
     test = set(dealt(cases, 0.0, 0.5, seed)["test"])
-    return [i for i in items if case_of(i) not in test], [i for i in items if case_of(i) in test]
+    parts = ([item for item in items if (item.attributes["patient_id"] in test) is wanted] for wanted in (False, True))
+    return next(parts), next(parts)

@@ -9,7 +9,6 @@ In the data folder:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -107,11 +106,7 @@ class SeerProstate(TableTask, OnDisk):
     sites_by: Literal["dirichlet", "year", "year+dirichlet"] = "dirichlet"
     n_sites: int = 2
     alpha: float = 10.0
-    test_fraction: float = 0.2
-    val_fraction: float = 0.15
-    model: Literal["mlp", "linear", "regression"] = "mlp"
     limit: int | None = None
-    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         years, columns = self.natural_groups, self.columns("paper")
@@ -177,8 +172,8 @@ def _table(
         raise DataError("few_examples", f"{paths[0].name}: expected rows without an empty cell, got none")
     flags = [np.empty((len(years), 0), dtype=np.float32)]
     for name in categories:
-        values = sorted(set(cells[name]))
-        flags.append(sheets.one_hot(_places(cells[name], values), len(values)))
+        values, places = np.unique(cells[name], return_inverse=True)
+        flags.append(sheets.one_hot(places, len(values)))
     found, plain = np.concatenate(measured), np.hstack(flags)
     return Table(
         labels=_ranks(cells[label]),
@@ -196,13 +191,9 @@ def _table(
 
 def _ranks(cells: Sequence[str]) -> np.ndarray:
     """int64 (N,): 0 for the most frequent value, ... and ``TOP`` for all but the first ten; ties by name."""
-    ordered = sorted(Counter(cells).items(), key=lambda item: (-item[1], item[0]))
-    return np.minimum(_places(cells, [name for name, _ in ordered]), TOP)
-
-
-def _places(cells: Sequence[str], values: Sequence[str]) -> np.ndarray:
-    place = {value: k for k, value in enumerate(values)}
-    return np.array([place[cell] for cell in cells], dtype=np.int64)
+    _, places, counts = np.unique(cells, return_inverse=True, return_counts=True)
+    ranks = np.argsort(np.argsort(-counts, kind="stable"))
+    return np.minimum(ranks[places], TOP)
 
 
 def _parts(text: str, separator: str) -> tuple[str, ...]:

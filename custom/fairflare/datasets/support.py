@@ -86,11 +86,7 @@ class Support(TableTask, OnDisk):
     sites_by: Literal["dirichlet", "dzclass", "dzclass+dirichlet"] = "dirichlet"
     n_sites: int = 2
     alpha: float = 0.1
-    test_fraction: float = 0.2
-    val_fraction: float = 0.15
-    model: Literal["mlp", "linear", "regression"] = "mlp"
     limit: int | None = None
-    data_seed: int = 2024
 
     def n_features(self) -> int:
         if self.features == "paper":

@@ -6,13 +6,8 @@ Origin, licence and columns of the file are in data/README.md.
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
+from functools import cache, partial
 from typing import Literal
 
 import numpy as np
@@ -21,7 +16,7 @@ from fairflare.core.types import Training
 from fairflare.data.inputs import TableInputs
 from fairflare.data.readers.table_features import Feature, parsed, stacked
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets.kinds.patients import Table, TableTask
+from fairflare.datasets.kinds.patients import Table, TableTask, packed
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.classes import TWO_CLASSES
 
@@ -47,13 +42,8 @@ DISEASE_CLASSES = ("ARF/MOSF", "COPD/CHF/Cirrhosis", "Cancer", "Coma")
 LABELS = {"hospital_death": "hospdead", "death": "death"}
 
 
-@cache
-def cells_of(file: str = "support2.csv.gz") -> Mapping[str, tuple[str, ...]]:
-    """Column name -> its 9,105 cells as text, "" where missing, in the order of the original file."""
-    packed = resources.files("fairflare.datasets").joinpath(f"data/{file}").read_bytes()
-    rows = csv.reader(io.StringIO(gzip.decompress(packed).decode()))
-    names = next(rows)
-    return dict(zip(names, zip(*rows)))
+cells_of = partial(packed, "support2.csv.gz")
+"""9,105 cells of each column."""
 
 
 MADE_NUMBERS = tuple(Feature(name) for name in NUMBERS)
@@ -118,10 +108,6 @@ class Support2(TableTask):
     sites_by: Literal["dzclass", "dirichlet", "dzclass+dirichlet"] = "dzclass"
     n_sites: int = 4
     alpha: float = 5.0
-    test_fraction: float = 0.2
-    val_fraction: float = 0.15
-    model: Literal["mlp", "linear", "regression"] = "mlp"
-    data_seed: int = 2024
 
     def n_features(self) -> int:
         return N_FEATURES

@@ -14,8 +14,8 @@ import numpy as np
 from torch import nn
 
 from fairflare.data.inputs import TableInputs
-from fairflare.datasets.kinds.patients import Centres, CentreTask, fixed_split
-from fairflare.datasets.support2 import DISEASE_CLASSES, N_FEATURES, TRAINING, Support2, cells_of, table_of
+from fairflare.datasets.kinds.patients import Centres, CentreTask, fixed_split, packed
+from fairflare.datasets.support2 import DISEASE_CLASSES, N_FEATURES, TRAINING, Support2, table_of
 from fairflare.datasets.support2 import outcomes as died
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import Preset
@@ -105,4 +105,4 @@ class Support2Stay(Support2Classes):
 
 
 def _days(column: str) -> np.ndarray:
-    return np.array(cells_of(TIMES)[column], dtype=np.int64)
+    return np.array(packed(TIMES)[column], dtype=np.int64)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import pandas as pd
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, some
 from fairflare.core.validation import shown
-from fairflare.import_data.labels import bare
+from fairflare.import_data.labels import alike, bare
 from fairflare.import_data.proposal import Choices, Reading, is_missing
 from fairflare.import_data.words import NO, YES, is_date, known_after, of_sites, split_word
 
@@ -31,8 +32,6 @@ ALONE = 0.98
 """Area under the curve of one column from which on it may follow from the outcome."""
 FEWEST = 8
 """Rows of a class from which on that area says something."""
-BLOCK = 256
-"""Columns that are ranked at once."""
 MOST = 1e30
 CODES = (-9.0, -99.0, -999.0, -1.0, 99.0, 999.0, 9999.0, 99999.0)
 """Numbers that often stand for a missing one."""
@@ -95,7 +94,11 @@ def predictors(
         found.notes.append(f"columns left out, {why}: {some(names, 8)}")
     _alone(found, labels, chosen)
     if chosen.since and any(spec["kind"] == "days" for spec in found.specs.values()):
-        found.cells[chosen.since] = _since(table, chosen.since, sites)
+        days = of_sites(table[chosen.since], sites)
+        if days is None or not (days != "").any():
+            got = shown(table[chosen.since].iloc[0])
+            raise UserError(f"--since {chosen.since}: expected dates such as 2024-01-31, got {got}")
+        found.cells[chosen.since] = days
     if not found.features:
         text = "expected columns of numbers, categories or dates as predictors"
         raise UserError(f"init: {text}; the table has: {some(list(table.columns), 12)}")
@@ -104,23 +107,14 @@ def predictors(
 
 def _check_names(table: pd.DataFrame, chosen: Choices) -> None:
     for flag in ("keep", "leave_out", "categories"):
-        for name in getattr(chosen, flag):
-            if name not in table.columns:
-                known = some(list(table.columns), 12)
-                raise UserError(f"--{flag.replace('_', '-')}: expected a column among {known}, got {shown(name)}")
-
-
-def _since(table: pd.DataFrame, name: str, sites: pd.Series) -> pd.Series:
-    found = of_sites(table[name], sites)
-    if found is None or not (found != "").any():
-        raise UserError(f"--since {name}: expected dates such as 2024-01-31, got {shown(table[name].iloc[0])}")
-    return found
+        if lost := [name for name in getattr(chosen, flag) if name not in table.columns]:
+            known = some(list(table.columns), 12)
+            raise UserError(f"--{flag.replace('_', '-')}: expected a column among {known}, got {shown(lost[0])}")
 
 
 def _add(
     found: Predictors, name: str, cells: pd.Series, sites: pd.Series, chosen: Choices, left: dict[str, list[str]]
 ) -> None:
-    """Put column ``name`` among the predictors, or among those that are ``left`` out, by the reason."""
 
     def leave(why: str) -> None:
         left.setdefault(why, []).append(name)
@@ -162,7 +156,9 @@ def _add(
         return leave("which say a split")
     else:
         _check_units(name, filled, chosen)
-        _one_spelling(name, values)
+        if twins := alike(values):
+            text = f"{shown(twins[0])} and {shown(twins[1])} differ by upper and lower case alone"
+            raise UserError(f"init: {name}: {text}: expected one spelling (--leave-out {name} leaves it out)")
         counts = filled.value_counts()
         if len(counts) > UNIQUE * len(filled) or filled.str.len().mean() > 60:
             return leave("which are names or free text")
@@ -198,8 +194,8 @@ def _check_numbers(found: Predictors, name: str, numbers: pd.Series, sites: pd.S
             ]
             if not chosen.ask(what, readings):
                 raise UserError(f"init: {what}; --missing {code:g} takes it for missing")
-    middles = known.groupby(sites[known.index].to_numpy()).median()
-    widths = known.groupby(sites[known.index].to_numpy()).agg(lambda own: own.quantile(0.9) - own.quantile(0.1))
+    grouped = known.groupby(sites[known.index].to_numpy())
+    middles, widths = grouped.median(), grouped.quantile(0.9) - grouped.quantile(0.1)
     if len(middles) > 1 and (widths > 0).all() and middles.max() - middles.min() > UNITS * widths.max():
         text = f"about {middles.min():g} at {middles.idxmin()} and {middles.max():g} at {middles.idxmax()}"
         found.notes.append(f"{name}: {text}: are the units the same?")
@@ -211,14 +207,6 @@ def _check_units(name: str, filled: pd.Series, chosen: Choices) -> None:
     if name not in chosen.categories and float(like.mean()) >= HALF and filled[like].nunique() > MOST_BANDS:
         text = f"cells such as {shown(filled[like].iloc[0])} hold numbers with signs or units"
         raise UserError(f"init: {name}: {text}: expected plain numbers (--leave-out {name} leaves the column out)")
-
-
-def _one_spelling(name: str, values: Sequence[str]) -> None:
-    lower: dict[str, str] = {}
-    for value in in_order(values):
-        if (other := lower.setdefault(value.casefold(), value)) != value:
-            text = f"{shown(other)} and {shown(value)} differ by upper and lower case alone"
-            raise UserError(f"init: {name}: {text}: expected one spelling (--leave-out {name} leaves it out)")
 
 
 def _is_place(name: str) -> bool:
@@ -238,67 +226,42 @@ def _is_id(name: str, cells: pd.Series, sites: pd.Series) -> bool:
 
 def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> None:
     """Ask about predictors that alone tell the outcome; the numbers' areas under the curve, best class against rest."""
-    scores: dict[str, float] = {}
-    columns: dict[str, np.ndarray] = {}
-    for name in found.features:
+    counts = labels.value_counts()
+    hits = [(labels == one).to_numpy() for one in counts.index if FEWEST <= counts[one] <= len(labels) - FEWEST]
+    for name in list(found.features):
         cells, kind = found.cells[name], found.specs.get(name, {"kind": "number"})["kind"]
-        empty = (cells == "").to_numpy(float)
+        area = _area(cells == "", hits)
         if kind == "number":
             values = pd.to_numeric(cells, errors="coerce")
-            columns[name] = values.fillna(values.median()).to_numpy(float)
+            area = max(area, _area(values.fillna(values.median()), hits))
         elif kind == "days":
             values = pd.to_datetime(cells, errors="coerce", format="ISO8601")
-            columns[name] = (values - values.min()).dt.days.fillna(0).to_numpy(float)
-        if empty.any():
-            columns[f"{name}\0"] = empty
-    classes = [one for one, n in labels.value_counts().items() if n >= FEWEST and len(labels) - n >= FEWEST]
-    names = list(columns)
-    for start in range(0, len(names), BLOCK):
-        block = names[start : start + BLOCK]
-        values = np.stack([columns[name] for name in block], axis=1)
-        for one in classes:
-            for name, area in zip(block, _areas(values, (labels == one).to_numpy()), strict=True):
-                key = name.rstrip("\0")
-                scores[key] = max(scores.get(key, 0.0), area)
-    for name, spec in found.specs.items():
-        if spec["kind"] in ("category", "yes_no"):
-            for one in classes:
-                hit = (labels == one).to_numpy(float)
-                rate = pd.Series(hit).groupby(found.cells[name].to_numpy()).transform("mean").to_numpy()
-                scores[name] = max(scores.get(name, 0.0), float(_areas(rate[:, None], hit > 0)[0]))
-    for name in found.features:
-        if scores.get(name, 0.0) > ALONE and name not in chosen.keep:
-            what = f"{name} alone tells the outcome (area under the curve {scores[name]:.3f})"
+            area = max(area, _area((values - values.min()).dt.days.fillna(0), hits))
+        else:
+            rates = [pd.Series(hit).groupby(cells.to_numpy()).transform("mean") for hit in hits]
+            area = max([area, *(_area(rate, [hit]) for rate, hit in zip(rates, hits, strict=True))])
+        if area > ALONE and name not in chosen.keep:
+            what = f"{name} alone tells the outcome (area under the curve {area:.3f})"
             readings = [
                 Reading("it is known before the outcome", f"--keep {name}"),
                 Reading("it follows from the outcome and is no predictor", f"--leave-out {name}"),
             ]
-            if chosen.ask(what, readings):
-                found.suspects.append(f"{what}; left out")
-            else:
-                found.suspects.append(f"{what}; kept")
-    gone = {line.partition(" alone ")[0] for line in found.suspects if line.endswith("; left out")}
-    found.features = [name for name in found.features if name not in gone]
-    found.specs = {name: spec for name, spec in found.specs.items() if name not in gone}
+            out = chosen.ask(what, readings)
+            found.suspects.append(f"{what}; {'left out' if out else 'kept'}")
+            if out:
+                found.features.remove(name)
+                found.specs.pop(name, None)
 
 
-def _areas(values: np.ndarray, hit: np.ndarray) -> np.ndarray:
-    """Area under the curve of each column of ``values`` (N, F) for ``hit`` (N,), whichever side is the larger one."""
-    from scipy.stats import rankdata
-
-    n = int(hit.sum())
-    ranks = rankdata(values, axis=0)[hit].sum(axis=0)
-    areas = (ranks - n * (n + 1) / 2) / (n * (len(hit) - n))
-    return np.asarray(np.maximum(areas, 1 - areas))
+def _area(values: pd.Series, hits: Sequence[np.ndarray]) -> float:
+    """The largest area under the curve of ``values`` (N,) for any of ``hits``, bool (N,), on either side."""
+    n, ranks = len(values), values.rank().to_numpy()
+    areas = [(ranks[hit].sum() - (k := int(hit.sum())) * (k + 1) / 2) / (k * (n - k)) for hit in hits]
+    return max((max(area, 1 - area) for area in areas), default=0.0)
 
 
 def as_options(found: Predictors) -> Mapping[str, str]:
     """The task's options ``features`` and ``columns``."""
-    import csv
-    import io
-    import json
-
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(found.features)
+    line = pd.DataFrame([found.features]).to_csv(header=False, index=False, lineterminator="\n").rstrip("\n")
     specs = {"columns": json.dumps(found.specs, ensure_ascii=False)} if found.specs else {}
-    return {"features": line.getvalue(), **specs}
+    return {"features": line, **specs}

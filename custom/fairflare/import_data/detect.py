@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,8 +49,7 @@ from fairflare.import_data.tables import examples_in_tables, tables_in
 from fairflare.tasks.forms import FORMS
 from fairflare.tasks.kinds.own import DESCRIPTION, PREFIX
 
-PATIENT_KEYS = "patient_id patient subject_id subject case_id PatientID patientID patientId"
-PATIENTS = tuple(PATIENT_KEYS.split())
+PATIENTS = ("patient_id", "patient", "subject_id", "subject", "case_id", "PatientID", "patientID", "patientId")
 KNOWN = ("image", "label", "frame", *PATIENTS)
 
 
@@ -195,10 +194,10 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
     Raises:
         UserError: nothing can be made of it, in one line that says why.
     """
-    files = walk(root, tell)
-    found = _found(files, masks.flat(chosen))
+    files, flat = walk(root, tell), masks.flat(chosen)
+    found = _found(files, flat)
     check_texts(found)
-    if (wanted := masks.flat(chosen).kind) and found.kind != wanted:
+    if flat.kind and found.kind != flat.kind:
         raise UserError(f"--kind: expected {found.kind}, which is what {root} holds, got {chosen.kind}")
     if not found.examples:
         raise UserError(f"init: nothing in {root} has a label")
@@ -214,10 +213,11 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
     of_volumes = bool(chosen.kind) and FORMS[chosen.kind].volumes
     found = masks.as_volumes(files, found, chosen.kind) if of_volumes else with_slices(files, found, chosen)
     notes = found.notes + _linked(root)
-    if files.others:
-        notes += (f"{len(files.others)} images of other formats are not read, e.g. {files.others[0]}",)
-    if files.dead:
-        notes += (f"{len(files.dead)} symbolic links lead nowhere and are left out, e.g. {files.dead[0]}",)
+    for paths, text in (
+        (files.others, "images of other formats are not read"),
+        (files.dead, "symbolic links lead nowhere and are left out"),
+    ):
+        notes += (f"{len(paths)} {text}, e.g. {paths[0]}",) if paths else ()
     if chosen.window and found.form.table:
         raise UserError("--window: goes with images, got a table")
     if chosen.window:
@@ -238,11 +238,8 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
 
 def _shared_ids(found: Found) -> tuple[str, ...]:
     """What to say where the same patient stands at several sites."""
-    sites: dict[str, set[str]] = {}
-    for one in found.examples:
-        if one.patient:
-            sites.setdefault(patient_key(one.patient), set()).add(one.site)
-    shared = sum(len(own) > 1 for own in sites.values())
+    known = {(patient_key(one.patient), one.site) for one in found.examples if one.patient}
+    shared = sum(n > 1 for n in Counter(patient for patient, _ in known).values())
     text = f"{shared} names of patients stand at several sites and are taken for different people there"
     return (text,) if shared else ()
 
@@ -260,13 +257,10 @@ def _linked(root: Path) -> tuple[str, ...]:
 
 
 def _found(files: Files, chosen: Choices) -> Found:
-    if files.root.is_file():
-        return examples_in_tables(files, tables_in(files.root), chosen)
-    if lists := lists_in(files.root):
+    if not files.root.is_file() and (lists := lists_in(files.root)):
         return images_in_lists(files, lists, chosen)
-    if paths := tables_in(files.root):
-        return examples_in_tables(files, paths, chosen)
-    return images_in_folders(files, chosen)
+    paths = tables_in(files.root)
+    return examples_in_tables(files, paths, chosen) if paths else images_in_folders(files, chosen)
 
 
 SHARES = {"training": 0.6, "validation": 0.15, "testing": 0.25}
@@ -311,19 +305,15 @@ def patient_key(patient: str) -> str:
 
 
 def _check_apart(site: str, own: Sequence[Example], whence: str) -> None:
-    splits: dict[str, set[str]] = defaultdict(set)
-    images: dict[tuple[str, int | None], set[str]] = defaultdict(set)
-    for one in own:
-        if one.patient and one.split:
-            splits[patient_key(one.patient)].add(one.split)
-        if one.image and one.split:
-            images[one.image, one.frame].add(one.split)
-    if twice := [image for (image, _), where in images.items() if len(where) > 1]:
+    told = [one for one in own if one.split]
+    images = Counter(place for place, _ in dict.fromkeys(((one.image, one.frame), one.split) for one in told))
+    patients = Counter(who for who, _ in {(patient_key(one.patient), one.split) for one in told if one.patient})
+    if twice := [image for (image, _), n in images.items() if n > 1 and image]:
         raise UserError(
             f"init: {site}: {len(twice)} images are in two splits, e.g. {twice[0]}; --new-splits draws them anew"
         )
-    if both := [patient for patient, where in splits.items() if len(where) > 1]:
-        text = f"{len(both)} patients are in two splits, by {whence}; --new-splits draws them anew"
+    if both := sum(n > 1 for n in patients.values()):
+        text = f"{both} patients are in two splits, by {whence}; --new-splits draws them anew"
         raise UserError(f"init: {site}: {text}, --patient COLUMN or none says who they are")
 
 

@@ -39,9 +39,10 @@ from fairflare.import_data.proposal import (
 from fairflare.import_data.words import WORDS, mostly, says_class, split_word
 from fairflare.tasks.forms import FORMS, IMAGE_GRADES, MASKED_IMAGES
 
-TAGS = """PatientID StudyInstanceUID SeriesInstanceUID PatientSex PatientAge Manufacturer
-    ManufacturerModelName StationName InstitutionName Modality PhotometricInterpretation"""
-KEYWORDS = tuple(TAGS.split())
+KEYWORDS = (
+    "PatientID", "StudyInstanceUID", "SeriesInstanceUID", "PatientSex", "PatientAge", "Manufacturer",
+    "ManufacturerModelName", "StationName", "InstitutionName", "Modality", "PhotometricInterpretation",
+)  # fmt: skip
 """Those that patients, groups and series are known from."""
 NO_TEXT = ("SQ", "OB", "OW", "OF", "OD", "OL", "OV", "UN", "OB or OW")
 """Kinds of attributes that are no cell of a table."""
@@ -69,8 +70,14 @@ def headers(
     Raises:
         UserError: a keyword is none of the DICOM dictionary's, or its values are no text.
     """
+    from pydicom.datadict import dictionary_VR, keyword_dict, tag_for_keyword
+
     for keyword in keywords:
-        _check(keyword)
+        if (tag := tag_for_keyword(keyword)) is None:
+            one = "expected one such as PatientID or StationName"
+            raise UserError(unlisted("DICOM keyword", keyword, keyword_dict, one))
+        if dictionary_VR(tag) in NO_TEXT:
+            raise UserError(f"DICOM keyword {keyword}: expected one whose values are text or numbers")
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
         rows = []
         for row in pool.map(lambda path: _row(path, keywords), paths):
@@ -78,18 +85,6 @@ def headers(
             if len(rows) % OFTEN == 0:
                 tell("headers", len(rows))
     return pd.DataFrame(rows, index=pd.Index(list(paths), dtype=object), columns=list(keywords), dtype=object)
-
-
-def _check(keyword: str) -> None:
-    from pydicom.datadict import dictionary_VR, keyword_dict, tag_for_keyword
-
-    tag = tag_for_keyword(keyword)
-    if tag is None:
-        raise UserError(
-            unlisted("DICOM keyword", keyword, keyword_dict, "expected one such as PatientID or StationName")
-        )
-    if dictionary_VR(tag) in NO_TEXT:
-        raise UserError(f"DICOM keyword {keyword}: expected one whose values are text or numbers")
 
 
 def _row(path: Path, keywords: Sequence[str]) -> list[str]:
@@ -137,13 +132,11 @@ def images_in_folders(files: Files, chosen: Choices) -> Found:
         others = f"; {len(files.others)} of other formats, e.g. {files.others[0]}" if files.others else ""
         raise UserError(f"init: {files.root} holds no image that can be read, no table and no datalist{others}")
     paired, alone = naming.pairs(files.images)
-    with_masks = chosen.kind in ("", MASKED_IMAGES.name) and any(paired.values())
-    if not with_masks and chosen.kind == MASKED_IMAGES.name:
+    masked = chosen.kind == MASKED_IMAGES.name
+    if masked and not any(paired.values()):
         text = "expected masks beside the images (x_mask.png) or in a folder of their own (masks/x.png)"
         raise UserError(f"init: {text}, found none")
-    if with_masks and not chosen.kind and _masks_or_classes(paired, chosen):
-        with_masks = False
-    if with_masks:
+    if masked or (not chosen.kind and any(paired.values()) and not _masks_or_classes(paired, chosen)):
         return _segmentation(files, paired, alone, chosen)
     return _classification(files, [path for path in files.images if not naming.is_mask(path)] or files.images, chosen)
 
@@ -163,7 +156,7 @@ def _masks_or_classes(paired: Mapping[str, str], chosen: Choices) -> bool:
 def _segmentation(files: Files, paired: Mapping[str, str], alone: Sequence[str], chosen: Choices) -> Found:
     images = [path for path, mask in paired.items() if mask]
     table = level_table(files, images, chosen)
-    role = roles(_of_levels(table), chosen, labelled=False)
+    role = roles(table.drop(columns=["image", SPLIT]), chosen, labelled=False)
     sites = _sites(files, table, role, chosen)
     patients, whence = patients_of(table, sites, role.patient, chosen)
     masks_of = [paired[path] for path in images]
@@ -182,17 +175,17 @@ def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Fou
     depths = Counter(len(_plain_folders(path)) for path in images)
     usual = depths.most_common(1)[0][0]
     odd = [path for path in images if len(_plain_folders(path)) != usual]
+    text = "expected a folder for each class, masks beside the images, a table or a datalist"
+    unlabelled = UserError(f"init: {len(images)} images and nothing that says their labels; {text}")
     if not usual and chosen.label in ("", "none"):
-        text = "expected a folder for each class, masks beside the images, a table or a datalist"
-        raise UserError(f"init: {len(images)} images and nothing that says their labels; {text}")
+        raise unlabelled
     if len(odd) > OTHER_DEPTH * len(images):
         text = f"{usual} folders deep, but {len(odd)} of {len(images)} are not, e.g. {odd[0]}"
         raise UserError(f"init: expected all images in as many folders; most are {text}")
     inside = table[~table["image"].isin(odd)].reset_index(drop=True)
-    role = roles(_of_levels(inside), chosen, labelled=True)
+    role = roles(inside.drop(columns=["image", SPLIT]), chosen, labelled=True)
     if not role.label:
-        text = "expected a folder for each class, masks beside the images, a table or a datalist"
-        raise UserError(f"init: {len(images)} images and nothing that says their labels; {text}")
+        raise unlabelled
     sites = _sites(files, inside, role, chosen)
     patients, whence = patients_of(inside, sites, role.patient, chosen)
     kind = IMAGE_GRADES.name if chosen.kind == IMAGE_GRADES.name else "classification"
@@ -279,10 +272,6 @@ def _nests(first: Sequence[str], other: Sequence[str]) -> bool:
     return len(pairs) == len({b for _, b in pairs})
 
 
-def _of_levels(table: pd.DataFrame) -> pd.DataFrame:
-    return table.drop(columns=["image", SPLIT])
-
-
 def _plain_folders(path: str) -> tuple[str, ...]:
     """The folders of an image that may say site, class or patient."""
     return tuple(unicodedata.normalize("NFC", name) for name in naming.folders_of(path) if not split_word(name))
@@ -329,8 +318,7 @@ def patients_of(table: pd.DataFrame, sites: Sequence[str], level: str, chosen: C
         if not same and not each:
             return list(found), f"the DICOM header {header}"
     dicom = [name for name in PATIENT_HEADERS if name in table.columns and (table[name] != "").any()]
-    if dicom and (table[dicom] == "").all(axis=1).any():
-        n = int((table[dicom] == "").all(axis=1).sum())
+    if dicom and (n := int((table[dicom] == "").all(axis=1).sum())):
         raise UserError(
             f"init: {n} of {len(table)} images have no DICOM header that says the patient; --patient none or LEVEL"
         )

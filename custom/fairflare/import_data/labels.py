@@ -59,10 +59,8 @@ def check_outcome(name: str, cells: Iterable[str], chosen: Choices, form: str = 
             f"init: {name}: expected classes, got dates such as {shown(values[0])}; times are not built yet"
         )
     numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce")
-    if numbers.isna().any() or len(values) <= 2:
-        return "classes"
     whole = bool((numbers % 1 == 0).all())
-    if whole and len(values) <= MOST_GRADES:
+    if numbers.isna().any() or len(values) <= 2 or (whole and len(values) <= MOST_GRADES):
         return "classes"
     got = f"{len(values)} different numbers from {numbers.min():g} to {numbers.max():g}"
     amount = Reading("they are an amount", f"--kind {form}regression")
@@ -128,27 +126,22 @@ def check_sites_agree(examples: Sequence[Example], chosen: Choices) -> None:
     labels: dict[str, set[str]] = defaultdict(set)
     for one in examples:
         labels[one.site].add(one.label)
-    lower: dict[str, str] = {}
-    for label in in_order({label for own in labels.values() for label in own}):
-        if (other := lower.setdefault(label.casefold(), label)) != label:
-            raise UserError(f"init: labels {shown(other)} and {shown(label)} differ by upper and lower case alone")
+    union: set[str] = set().union(*labels.values())
+    if twins := alike(union):
+        raise UserError(f"init: labels {shown(twins[0])} and {shown(twins[1])} differ by upper and lower case alone")
     if chosen.classes or len(labels) < 2:
         return
     sites = in_order(labels)
-    union = {label for own in labels.values() for label in own}
     if all(len(own) <= PAIR for own in labels.values()) and len(union) > PAIR:
         text = "; ".join(f"{site}: {some(in_order(labels[site]), 3)}" for site in sites[:3])
         raise UserError(
             f"init: every site has {PAIR} labels, together they are {len(union)} ({text}): expected the same labels, "
             "with the same meaning, at every site (--classes A,B,C accepts these)"
         )
-    joined, seen = {sites[0]}, set(labels[sites[0]])
-    grew = True
-    while grew:
-        more = {site for site in sites if site not in joined and labels[site] & seen}
+    joined, seen = {sites[0]}, labels[sites[0]]
+    while more := {site for site in sites if site not in joined and labels[site] & seen}:
         joined |= more
-        seen |= {label for site in more for label in labels[site]}
-        grew = bool(more)
+        seen = seen.union(*(labels[site] for site in more))
     if apart := [site for site in sites if site not in joined]:
         ours, theirs = some(in_order(labels[sites[0]]), 3), some(in_order(labels[apart[0]]), 3)
         raise UserError(
@@ -171,6 +164,13 @@ HEADERS: Mapping[str, str] = {
 """What a group may be called -> the DICOM header that says it."""
 DICOM_AGE = re.compile(r"(\d{1,3})([YMWD])")
 YEARS = {"Y": 1.0, "M": 12.0, "W": 52.18, "D": 365.25}
+
+
+def alike(names: Iterable[str]) -> tuple[str, str] | None:
+    """Two of ``names`` that differ by upper and lower case alone; None where there are none."""
+    lower: dict[str, str] = {}
+    found = ((lower.setdefault(name.casefold(), name), name) for name in in_order(names))
+    return next((pair for pair in found if pair[0] != pair[1]), None)
 
 
 def bare(name: str) -> str:

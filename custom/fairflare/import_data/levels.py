@@ -56,11 +56,8 @@ def roles(table: pd.DataFrame, chosen: Choices, labelled: bool) -> Roles:
     Raises:
         UserError: two readings are possible and nobody can be asked, or a level is named that is not there.
     """
-    named = {
-        role: level
-        for role, level in (("site", chosen.site), ("label", chosen.label), ("patient", chosen.patient))
-        if level and level != "none"
-    }
+    given = {role: getattr(chosen, role) for role in ("site", "label", "patient")}
+    named = {role: level for role, level in given.items() if level and level != "none"}
     for role, level in named.items():
         if level not in table.columns:
             raise UserError(f"--{role}: {unlisted('level', level, list(table.columns) or ['none'])}")
@@ -106,8 +103,8 @@ def _site_alone(table: pd.DataFrame, free: Sequence[str], named: Mapping[str, st
     patient = named.get("patient", "")
     if "site" in named:
         return Roles(named["site"], "", patient)
-    free = [name for name in free if _score(table, name) >= 0]
-    sites = [name for name in free if _score(table, name) > 0]
+    score = {name: _score(table, name) for name in free}
+    free, sites = ([name for name in free if score[name] >= least] for least in (0, 1))
     if len(free) > 1 and len(sites) != 1:
         readings = [Reading(f"{some(in_order(table[name]), 3)} are hospitals", f"--site {name}") for name in free]
         return Roles(free[chosen.ask("several levels of folders may be the hospitals", readings)], "", patient)
@@ -122,21 +119,19 @@ def _site_and_label(table: pd.DataFrame, free: Sequence[str], named: Mapping[str
         return Roles(free[0] if len(free) == 1 else _one("site", free, table), named["label"], patient)
     if "site" in named:
         return Roles(named["site"], _one("label", [name for name in free if name != named["site"]], table), patient)
+    score = {name: _score(table, name) for name in free}
     if len(free) < 2:
         label = free[0] if free else ""
         text = some(in_order(table[label])) if label else ""
-        if label and _score(table, label) > 0:
+        readings = [
+            Reading("they are the classes of one hospital", f"--label {label}"),
+            Reading("they are hospitals, and nothing says the labels", f"--site {label}"),
+        ]
+        way = f"the folders {text} may be read in two ways"
+        if label and (score[label] > 0 or (not score[label] and chosen.ask(way, readings))):
             raise UserError(f"init: the folders {text} are sites, and nothing says the labels")
-        if label and not _score(table, label):
-            readings = [
-                Reading("they are the classes of one hospital", f"--label {label}"),
-                Reading("they are hospitals, and nothing says the labels", f"--site {label}"),
-            ]
-            if chosen.ask(f"the folders {text} may be read in two ways", readings):
-                raise UserError(f"init: the folders {text} are sites, and nothing says the labels")
         return Roles("", label, patient)
     if len(free) > 2:
-        score = {name: _score(table, name) for name in free}
         sites, classes = ([name for name in free if score[name] == sign] for sign in (1, -1))
         if len(sites) == len(classes) == 1:
             rest = next(name for name in free if not score[name])
@@ -153,24 +148,16 @@ def _site_and_label(table: pd.DataFrame, free: Sequence[str], named: Mapping[str
             f"({text}); --site LEVEL --label LEVEL say it"
         )
     outer, inner = free
-    site = _by_names(table, outer, inner)
-    if not site:
-        readings = [_reading(table, outer, inner), _reading(table, inner, outer)]
-        site = (outer, inner)[chosen.ask("folders may be read in two ways", readings)]
-    return Roles(site, inner if site == outer else outer, patient)
-
-
-def _reading(table: pd.DataFrame, site: str, label: str) -> Reading:
-    sites, labels = (some(in_order(table[name]), 3) for name in (site, label))
-    return Reading(f"{sites} are hospitals and {labels} are classes", f"--site {site} --label {label}")
-
-
-def _by_names(table: pd.DataFrame, outer: str, inner: str) -> str:
-    """The level of the hospitals, where names decide; "" where they do not, or contradict each other."""
-    score = {name: _score(table, name) for name in (outer, inner)}
-    if score[outer] > score[inner]:
-        return outer  # as folders usually lie: one side's word is enough
-    return inner if score[outer] < 0 < score[inner] else ""
+    if score[outer] > score[inner]:  # as folders usually lie: one side's word is enough
+        return Roles(outer, inner, patient)
+    if score[outer] < 0 < score[inner]:
+        return Roles(inner, outer, patient)
+    ways, readings = [(outer, inner), (inner, outer)], []
+    for site, label in ways:
+        of_sites, of_labels = (some(in_order(table[name]), 3) for name in (site, label))
+        text = f"{of_sites} are hospitals and {of_labels} are classes"
+        readings.append(Reading(text, f"--site {site} --label {label}"))
+    return Roles(*ways[chosen.ask("folders may be read in two ways", readings)], patient)
 
 
 def _score(table: pd.DataFrame, name: str) -> int:
@@ -189,7 +176,6 @@ def _above(table: pd.DataFrame, free: list[str], patient: str) -> list[str]:
 
 
 def _one(role: str, free: Sequence[str], table: pd.DataFrame) -> str:
-    """The only level left; for a site there may be none."""
     if len(free) == 1 or (role == "site" and not free):
         return free[0] if free else ""
     found = "; ".join(f"{name}: {some(in_order(table[name]), 3)}" for name in free) or "none"

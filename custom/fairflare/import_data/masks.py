@@ -48,9 +48,7 @@ def structures(
     if len(present) > MOST_STRUCTURES or any(v != int(v) for v in present):
         text = f"expected masks of at most {MOST_STRUCTURES} whole pixel values beside 0, got {len(present)}"
         raise UserError(f"init: {text}, such as {present[len(present) // 2]:g}; masks kept as JPEG lose their values")
-    numbers = [int(v) for v in present]
-    if named:
-        numbers = sorted({*named, *numbers})
+    numbers = sorted({*named, *map(int, present)})
     names = list(chosen) or [named.get(v, f"structure {k}") for k, v in enumerate(numbers, start=1)]
     if len(names) != len(numbers):
         found = ", ".join(map(str, numbers))
@@ -119,26 +117,25 @@ def with_slices(files: Files, found: Found, chosen: Choices) -> Found:
     Raises:
         UserError: there are such files and the user has not said how many slices to take; or a header cannot be read.
     """
-    several: list[Example] = []
-    volumes, first, most = 0, "", 0
-    for one in found.examples:
-        flat = not one.image or one.frame is not None or one.image.lower().endswith(FLAT)
-        holds = 1 if flat else slices_of(files.root, one.image)
-        if holds == 1:
-            several.append(one)
-            continue
-        volumes, first, most = volumes + 1, first or one.image, max(most, holds)
-        if chosen.slices:
-            several += [replace(one, frame=k) for k in range(chosen.slices // 2, holds, chosen.slices)]
+    held = [
+        1
+        if not one.image or one.frame is not None or one.image.lower().endswith(FLAT)
+        else slices_of(files.root, one.image)
+        for one in found.examples
+    ]
+    volumes = [one.image for one, n in zip(found.examples, held, strict=True) if n != 1]
     if not volumes:
         return found
-    if not chosen.slices:
-        text = f"{volumes} files hold up to {most} slices, e.g. {first}: expected 2D images"
+    if not (step := chosen.slices):
+        text = f"{len(volumes)} files hold up to {max(held)} slices, e.g. {volumes[0]}: expected 2D images"
         whole = (MASKED_VOLUMES if found.form.masks else VOLUMES).name
         how = f"--slices 1 takes every slice as an image, --slices 4 every fourth, --kind {whole} whole volumes"
         raise UserError(f"init: {text}; {how}")
-    every = "every slice" if chosen.slices == 1 else f"every slice number {chosen.slices}"
-    note = f"{volumes} volumes: {every} is an image with the volume's label"
+    several: list[Example] = []
+    for one, n in zip(found.examples, held, strict=True):
+        several += [one] if n == 1 else [replace(one, frame=k) for k in range(step // 2, n, step)]
+    every = "every slice" if step == 1 else f"every slice number {step}"
+    note = f"{len(volumes)} volumes: {every} is an image with the volume's label"
     return replace(found, examples=several, notes=(*found.notes, note))
 
 

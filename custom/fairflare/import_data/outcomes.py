@@ -65,13 +65,11 @@ def outcome_of(name: str, cells: Sequence[str], chosen: Choices, *, table: bool)
     Raises:
         UserError: they are none of what is known, may be several things and nobody can be asked, or do not fit --kind.
     """
-    asked = chosen.kind.removeprefix(IMAGE)
-    kind = asked if asked not in ("", *CLASSES) else check_outcome(name, cells, chosen, "" if table else IMAGE)
-    form = "" if table else IMAGE
+    asked, form = chosen.kind.removeprefix(IMAGE), "" if table else IMAGE
+    kind = asked if asked not in ("", *CLASSES) else check_outcome(name, cells, chosen, form)
     if kind == "regression":
-        return Outcome(
-            f"{form}{kind}", _numbers(name, cells), (_plain(name),), notes=() if chosen.exposure else _of_numbers(cells)
-        )
+        plain = name if name.strip() and "," not in name and not name.isdigit() else "outcome"
+        return Outcome(f"{form}{kind}", cells, (plain,), notes=_of_numbers(name, cells, chosen))
     if kind == "multilabel":
         return _listed(name, cells, chosen, f"{form}{kind}")
     if kind == "ordinal":
@@ -79,26 +77,15 @@ def outcome_of(name: str, cells: Sequence[str], chosen: Choices, *, table: bool)
     return Outcome("tabular" if table else "classification", cells, class_names(cells, chosen.classes))
 
 
-def _plain(name: str) -> str:
-    return name if name.strip() and "," not in name and not name.isdigit() else "outcome"
-
-
-def _numbers(name: str, cells: Sequence[str]) -> list[str]:
+def _of_numbers(name: str, cells: Sequence[str], chosen: Choices) -> tuple[str, ...]:
     numbers = pd.to_numeric(pd.Series(list(cells), dtype=object), errors="coerce").astype(float)
-    odd = [cell for cell, number in zip(cells, numbers, strict=True) if not np.isfinite(number)]
-    if odd:
+    if odd := [cell for cell, number in zip(cells, numbers, strict=True) if not np.isfinite(number)]:
         text = f"expected numbers, got {shown(odd[0])} (--missing {odd[0]} leaves such rows out)"
         raise UserError(f"init: {name}: {text}")
     if numbers.nunique() < 2:
         raise UserError(f"init: {name}: expected numbers that differ, got {shown(cells[0])} throughout")
-    return list(cells)
-
-
-def _of_numbers(cells: Sequence[str]) -> tuple[str, ...]:
-    numbers = pd.to_numeric(pd.Series(list(cells), dtype=object))
-    counts = bool((numbers >= 0).all() and (numbers % 1 == 0).all())
     text = "whole numbers from 0: --set amount=count takes them for counts (Poisson), else squared error is used"
-    return (text,) if counts else ()
+    return (text,) if not chosen.exposure and (numbers >= 0).all() and (numbers % 1 == 0).all() else ()
 
 
 def _grades(name: str, cells: Sequence[str], chosen: Choices) -> tuple[str, ...]:
@@ -112,7 +99,6 @@ def _grades(name: str, cells: Sequence[str], chosen: Choices) -> tuple[str, ...]
 
 
 def _listed(name: str, cells: Sequence[str], chosen: Choices, kind: str) -> Outcome:
-    """Labels in a cell, with whatever sign stands between them."""
     rows = parted(cells)
     known = in_order({part for row in rows for part in row})
     options: dict[str, str] = {}
@@ -144,11 +130,11 @@ def in_columns(names: Sequence[str], table: pd.DataFrame, *, images: bool) -> Ou
         if "," in name or SIGN in name:
             raise UserError(f"--label: expected columns without commas and {SIGN}, got {shown(name)}")
         for row, cell in zip(told, table[name], strict=True):
-            word = cell.lower().removesuffix(".0")
-            if word not in YES | NO and not is_missing(cell):
+            word, gap = cell.lower().removesuffix(".0"), is_missing(cell)
+            if word not in YES | NO and not gap:
                 text = f"expected yes or no (1 or 0), or nothing, got {shown(cell)}"
                 raise UserError(f"init: {name}: {text} (--missing {cell} takes it for nothing)")
-            row[name] = None if is_missing(cell) else int(word in YES)
+            row[name] = None if gap else int(word in YES)
     labels = [SIGN.join(name for name, one in row.items() if one) for row in told]
     gaps = sum(one is None for row in told for one in row.values())
     notes = (f"{gaps} labels are not said and count nowhere",) if gaps else ()
@@ -157,10 +143,8 @@ def in_columns(names: Sequence[str], table: pd.DataFrame, *, images: bool) -> Ou
 
 def columns_of_labels(chosen: Choices, columns: Sequence[str]) -> list[str]:
     """The columns that --label names, where it names several and the kind is that of several labels."""
-    if chosen.kind.removeprefix(IMAGE) != "multilabel" or chosen.label in columns:
-        return []
     names = [name.strip() for name in chosen.label.split(",") if name.strip()]
-    if len(names) < 2:
+    if chosen.kind.removeprefix(IMAGE) != "multilabel" or chosen.label in columns or len(names) < 2:
         return []
     if lost := [name for name in names if name not in columns]:
         raise UserError(f"--label: expected columns among {some(columns, 12)}, got {shown(lost[0])}")
@@ -181,10 +165,10 @@ def asked_columns(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, 
     if not (time or event or chosen.horizons):
         if labelled or chosen.kind not in ("", "survival"):
             return "", ""
-        times = [name for name in columns if bare(name) in WORDS["column_time"] and _are_times(table[name])]
-        events = [
-            name for name in columns if bare(name) in WORDS["column_event"] and set(_known(table[name])) == {"0", "1"}
-        ]
+        known = {name: table[name][~table[name].map(is_missing)] for name in columns}
+        times = [name for name, own in known.items() if bare(name) in WORDS["column_time"] and _are_times(own)]
+        named = [name for name in columns if bare(name) in WORDS["column_event"]]
+        events = [name for name in named if set(same_numbers(known[name])) == {"0", "1"}]
         if not (times and events):
             return "", ""
         time, event = times[0], events[0]
@@ -196,8 +180,9 @@ def asked_columns(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, 
             raise UserError(f"init: --label {event} says that it is a class")
     for flag, name in (("--time", time), ("--event", event)):
         if name not in columns:
-            got = shown(name) if name else "none"
-            raise UserError(f"{flag}: expected a column among {some(list(columns), 12)}, got {got}")
+            raise UserError(
+                f"{flag}: expected a column among {some(columns, 12)}, got {shown(name) if name else 'none'}"
+            )
     if not chosen.horizons:
         text = "expected the times until which survival is asked for, as 365 or 30,90,365, in the unit of"
         raise UserError(f"--horizons: {text} {time}, got none")
@@ -205,13 +190,9 @@ def asked_columns(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, 
     return time, event
 
 
-def _known(cells: pd.Series) -> list[str]:
-    return same_numbers([cell for cell in cells if not is_missing(cell)])
-
-
 def _are_times(cells: pd.Series) -> bool:
-    numbers = pd.to_numeric(cells[~cells.map(is_missing)], errors="coerce")
-    return bool(len(numbers)) and bool(numbers.notna().all()) and numbers.nunique() > 2
+    numbers = pd.to_numeric(cells, errors="coerce")
+    return bool(numbers.notna().all()) and numbers.nunique() > 2
 
 
 def checked_times(table: pd.DataFrame, time: str, event: str, sites: Sequence[str]) -> pd.DataFrame:

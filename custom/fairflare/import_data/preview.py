@@ -51,10 +51,8 @@ def summary(root: Path, proposal: Proposal, files: Mapping[str, str]) -> dict[st
 def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]:
     """The same for people, a line each; arguments as of ``summary``."""
     found = proposal.found
-    shown = [
-        *_entry("found", f"{found.layout} ({found.kind})"),
-        *(_entry("classes", _classes(found)) if found.classes else []),
-    ]
+    shown = _entry("found", f"{found.layout} ({found.kind})")
+    shown += _entry("classes", _classes(found)) if found.classes else []
     if found.form.classes and len(found.classes) == 2:
         turned = ",".join(reversed(found.classes))
         shown += _entry("risk", f"of {found.classes[1]}, the second class (--classes {turned}: of the other)")
@@ -62,21 +60,19 @@ def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]
     for key, value in found.options.items():
         if key not in ("features", "columns") and value:
             shown += _entry(key.replace("mask_values", "values"), value)
-    groups = attributes(found)
-    for name, values in groups.items():
+    for name, values in attributes(found).items():
         shown += _entry("group", f"{name}: {some(values, 8)}")
     shown += _entry("splits", "; ".join(proposal.splits))
-    shown += _entry(
-        "patients", f"known by {found.patients}; nobody is in two splits" if found.patients else _unknown(found)
-    )
+    column = " (--patient COLUMN says it)" if found.form.table else ""
+    unknown = f"unknown{column}: every {found.form.example} is taken for a patient of its own"
+    known = f"known by {found.patients}; nobody is in two splits"
+    shown += _entry("patients", known if found.patients else unknown)
     shown += ["", *_table(found), ""]
     for line in lines_of(found, found.sites[:2])[:MOST_EXAMPLES]:
         shown += [f"  {line}" if len(line) <= WIDTH - 2 else f"  {line[: WIDTH - 5]}..."]
     shown += [""]
-    for line in found.suspects:
-        shown += _entry("suspect", line)
-    for note in found.notes:
-        shown += _entry("note", note)
+    for name, text in [*(("suspect", one) for one in found.suspects), *(("note", one) for one in found.notes)]:
+        shown += _entry(name, text)
     if proposal.links:
         text = f"{len(proposal.links)} images are symbolic links out of {root}, e.g. {proposal.links[0]}"
         shown += _entry("links", f"{text}; the site files allow them (links: true)")
@@ -88,16 +84,13 @@ def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]
 
 
 def _columns(found: Found) -> list[str]:
-    """The predictors by how they are read."""
-    names = next(csv.reader([found.options["features"]]))
     specs = json.loads(found.options.get("columns", "{}"))
     by_kind: dict[str, list[str]] = {}
-    for name in names:
+    for name in next(csv.reader([found.options["features"]])):
         spec = specs.get(name, {})
-        levels = (
-            f" ({'|'.join(spec['levels'][:4])}{'|...' if len(spec['levels']) > 4 else ''})" if "levels" in spec else ""
-        )
-        by_kind.setdefault(spec.get("kind", "number"), []).append(f"{name}{levels}")
+        levels = spec.get("levels", [])
+        shown = f" ({'|'.join([*levels[:4], *(['...'] if len(levels) > 4 else [])])})" if levels else ""
+        by_kind.setdefault(spec.get("kind", "number"), []).append(f"{name}{shown}")
     words = {"number": "numbers", "category": "categories", "yes_no": "yes or no", "days": "dates"}
     return [line for kind, own in by_kind.items() for line in _entry(words[kind], some(own, 12))]
 
@@ -109,21 +102,16 @@ def _classes(found: Found) -> str:
     return ", ".join(f"{name} ({counts[name]})" for name in found.classes)
 
 
-def _unknown(found: Found) -> str:
-    column = " (--patient COLUMN says it)" if found.form.table else ""
-    return f"unknown{column}: every {found.form.example} is taken for a patient of its own"
-
-
 def _patients(found: Found, site: str) -> int | None:
     own = found.of(site)
     return len({one.patient for one in own}) if all(one.patient for one in own) else None
 
 
 def _table(found: Found) -> list[str]:
-    rows: list[Sequence[str]] = [HEAD]
+    rows: list[Sequence[Any]] = [HEAD]
     for site in found.sites[:MOST_SITES]:
         n = _patients(found, site)
-        rows.append((site, *map(str, sizes(found, site).values()), "" if n is None else str(n)))
+        rows.append((site, *sizes(found, site).values(), "" if n is None else n))
     width = min(40, max(len(row[0]) for row in rows))
     shown = [f"{row[0][:width]:<{width}}" + "".join(f"{cell:>9}" for cell in row[1:]) for row in rows]
     rest = len(found.sites) - MOST_SITES

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -188,8 +187,7 @@ class Choices:
     @property
     def levels(self) -> dict[str, str]:
         """Flag -> the level that it names, of every flag that names one."""
-        named = {"--label": self.label, "--site": self.site, "--patient": self.patient, "--since": self.since}
-        named |= {"--time": self.time, "--event": self.event}
+        named = {f"--{key}": getattr(self, key) for key in ("label", "site", "patient", "since", "time", "event")}
         return {flag: name for flag, name in named.items() if name and name != "none"}
 
 
@@ -203,11 +201,9 @@ def class_names(labels: Iterable[str], chosen: Sequence[str]) -> tuple[str, ...]
     Raises:
         UserError: fewer than two, too many to be classes, a comma in a name, or a label that is not among ``chosen``.
     """
-    counts = Counter(labels)
-    names = in_order(counts)
+    names = in_order(set(labels))
     if chosen:
-        strange = [name for name in names if name not in chosen]
-        if strange:
+        if strange := [name for name in names if name not in chosen]:
             raise UserError(f"--classes: expected the labels of the data, which have {shown(strange[0])} too")
         return tuple(chosen)
     if len(names) > MOST_CLASSES:
@@ -229,16 +225,12 @@ def site_name(text: str) -> str:
 
 def site_names(texts: Iterable[str]) -> dict[str, str]:
     """Every text -> the site's name; UserError where two different ones would have the same."""
-    found: dict[str, str] = {}
+    found = {text: site_name(text) for text in in_order(texts)}
     seen: dict[str, str] = {}
-    for text in in_order(texts):
-        name = site_name(text)
+    for text, name in found.items():
         plain = unicodedata.normalize("NFC", text.strip())
-        if seen.setdefault(name, plain) != plain:
-            raise UserError(
-                f"init: sites {shown(seen[name])} and {shown(text)} would both be called {name!r}: rename one"
-            )
-        found[text] = name
+        if (other := seen.setdefault(name, plain)) != plain:
+            raise UserError(f"init: sites {shown(other)} and {shown(text)} would both be called {name!r}: rename one")
     return found
 
 
@@ -248,25 +240,23 @@ def check_sites(names: Iterable[str]) -> None:
     for name in in_order(names):
         if name.lower() in ("dataset", "shared", "sites"):
             raise UserError(f"init: a site cannot be called {name!r}; rename its folder or column")
-        if name.lower() in seen:
-            raise UserError(f"init: sites {seen[name.lower()]!r} and {name!r} differ by upper and lower case alone")
-        seen[name.lower()] = name
+        if (other := seen.setdefault(name.lower(), name)) != name:
+            raise UserError(f"init: sites {other!r} and {name!r} differ by upper and lower case alone")
 
 
 def check_texts(found: Found) -> None:
     """Raise UserError where a name or a value holds control characters, or bytes that are no text."""
-    texts = {text for one in found.examples for text in (one.image, one.label, one.patient, *one.about.values())}
-    texts |= {cell for one in found.examples for cell in one.cells.values()}
-    texts |= {*found.classes, *found.options.values(), *(key for one in found.examples for key in one.about)}
     names = {text for one in found.examples for text in (one.image, one.label, one.site, one.patient)}
-    if odd := next((text for text in sorted({*names, *found.classes}) if re.search(r"[\n\r\t]", text)), ""):
+    names |= set(found.classes)
+    texts = names | {text for one in found.examples for text in (*one.about, *one.about.values(), *one.cells.values())}
+    if odd := next((text for text in sorted(names) if re.search(r"[\n\r\t]", text)), ""):
         raise UserError(f"init: expected names without line ends and tabs, got {shown(odd)}")
-    if odd := next((text for text in sorted(texts) if CONTROL.search(text)), ""):
+    if odd := next((text for text in sorted(texts | set(found.options.values())) if CONTROL.search(text)), ""):
         raise UserError(f"init: expected names and values without control characters, got {shown(odd)}")
 
 
 def root_name(root: Path) -> str:
-    return site_name(root.resolve().name or "site")
+    return site_name(root.resolve().name)
 
 
 OTHERS = (".tif", ".tiff", ".bmp", ".gif", ".webp", ".mha", ".mhd", ".nrrd", ".npy", ".npz", ".h5")
@@ -317,10 +307,9 @@ def walk(root: Path, tell: Tell = nothing) -> Files:
     if root.is_file() and root.suffix.lower() in SUFFIXES:
         return Files(root, (), (), (), (), tell=tell)
     if not root.is_dir():
-        kinds = ", ".join(SUFFIXES)
-        raise UserError(f"init: expected a folder, or a table ({kinds}), got {root}")
+        raise UserError(f"init: expected a folder, or a table ({', '.join(SUFFIXES)}), got {root}")
     home = root.resolve()
-    found: dict[str, list[str]] = {"images": [], "others": [], "links_out": [], "dead": [], "dicom": []}
+    found: dict[str, list[str]] = {key: [] for key in ("images", "others", "links_out", "dead", "dicom")}
     seen, count = set(), 0
     for folder, folders, names in os.walk(root, followlinks=True, onerror=_refuse):
         real = os.path.realpath(folder)

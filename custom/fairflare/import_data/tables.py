@@ -62,8 +62,7 @@ def tables_in(root: Path) -> list[Path]:
     for pattern in ("*", "*/*"):
         paths = [p for p in root.glob(pattern) if p.suffix.lower() in KINDS and not p.name.startswith((".", "~$"))]
         paths = [path for path in paths if path.is_file() and not path.parent.name.startswith(".")]
-        paths = [path for path in paths if pattern == "*" or path.parent.name != "fairflare"]
-        if paths:
+        if paths := [path for path in paths if pattern == "*" or path.parent.name != "fairflare"]:
             return sorted(paths, key=lambda path: natural(str(path)))
     return []
 
@@ -80,8 +79,7 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
             raise UserError(f"init: {error}") from None
         if table.empty:
             raise UserError(f"init: {path.name}: expected rows, got none")
-        if found and set(table.columns) != set(found[0].columns) - {HOME, SITE, SPLIT}:
-            odd = sorted(set(table.columns) ^ (set(found[0].columns) - {HOME, SITE, SPLIT}))
+        if found and (odd := sorted({*table.columns, HOME, SITE, SPLIT} ^ set(found[0].columns))):
             raise UserError(f"init: {path.name}: expected the columns of {paths[0].name}; differs in {some(odd, 3)}")
         table = table.map(lambda cell: "" if cell in chosen.missing else unicodedata.normalize("NFC", cell))
         home = path.parent.relative_to(base).as_posix()
@@ -99,37 +97,27 @@ def _named(base: Path, paths: Sequence[Path]) -> list[tuple[str, str]]:
     if twins := [name for name, n in Counter(str(path.with_suffix("")) for path in paths).items() if n > 1]:
         raise UserError(f"init: {Path(twins[0]).name} is there in two formats: leave one of them")
     parts = [_split_in(stem) for stem in stems]
-    nested = paths[0].parent != base
-    if nested:
-        above = [path.parent.name for path in paths]
-        splits = [split_word(name) for name in above]
-        if all(splits):
-            return [(site_name(stem), split) for stem, split in zip(stems, splits, strict=True)]
-        return [(site_name(name), split_word(stem)) for name, stem in zip(above, stems, strict=True)]
+    if paths[0].parent != base:
+        pairs = [(path.parent.name, path.stem) for path in paths]
+        if all(split_word(above) for above, _ in pairs):
+            return [(site_name(stem), split_word(above)) for above, stem in pairs]
+        return [(site_name(above), split_word(stem)) for above, stem in pairs]
     if len(paths) == 1:
         return [("", split_word(stems[0]))]
-    with_split = [bool(split) for _, split in parts]
-    if all(with_split):
-        return [(site_name(rest) if rest else "", split) for rest, split in parts]
-    if any(with_split):
-        odd = next(path.name for path, has in zip(paths, with_split, strict=True) if not has)
-        other = next(path.name for path, has in zip(paths, with_split, strict=True) if has)
-        raise UserError(
-            f"init: {other} is named by a split and {odd} is not: expected tables named by sites or by splits"
-        )
-    return [(site_name(stem), "") for stem in stems]
+    having, lacking = ([path.name for path, (_, own) in zip(paths, parts) if bool(own) is has] for has in (True, False))
+    if having and lacking:
+        text = f"{having[0]} is named by a split and {lacking[0]} is not"
+        raise UserError(f"init: {text}: expected tables named by sites or by splits")
+    return [(site_name(rest) if rest else "", split) for rest, split in parts]
 
 
 def _split_in(stem: str) -> tuple[str, str]:
     """ "charite_train" -> ("charite", "training"); ("", split) of a split's name alone; (stem, "") of another."""
     if word := split_word(stem):
         return "", word
-    match = re.fullmatch(r"(.+)[_\-. ]([^_\-. ]+)", stem)
-    if match and (word := split_word(match[2])):
-        return match[1], word
-    match = re.fullmatch(r"([^_\-. ]+)[_\-. ](.+)", stem)
-    if match and (word := split_word(match[1])):
-        return match[2], word
+    for pattern, rest, place in ((r"(.+)[_\-. ]([^_\-. ]+)", 1, 2), (r"([^_\-. ]+)[_\-. ](.+)", 2, 1)):
+        if (match := re.fullmatch(pattern, stem)) and (word := split_word(match[place])):
+            return match[rest], word
     return stem, ""
 
 
@@ -173,13 +161,10 @@ def _role(role: str, table: pd.DataFrame, columns: Sequence[str], chosen: Choice
     Raises:
         UserError: the user names one that is not there, or several may be meant and nobody can be asked.
     """
-    given = getattr(chosen, role, "")
-    if given == "none":
-        return ""
-    if given:
-        if given not in columns:
+    if given := getattr(chosen, role, ""):
+        if given not in (*columns, "none"):
             raise UserError(f"--{role}: expected a column among {some(columns, 12)}, got {shown(given)}")
-        return str(given)
+        return "" if given == "none" else str(given)
     fits = [name for word in WORDS[f"column_{role}"] for name in columns if bare(name) == word]
     if role == "patient":
         fits = [name for name in columns if is_patient_column(name)]
@@ -261,21 +246,19 @@ def _column_of_patients(files: Files, table: pd.DataFrame, columns: Sequence[str
 
 def _level_of(levels: pd.DataFrame, rows: Mapping[str, int], key: str) -> str:
     """The one level of folders or names that explains most images; a folder's name must stand for one folder alone."""
-    hits = {name: float(levels[name].isin(rows).mean()) for name in levels.columns if name not in ("image", SPLIT)}
-    level = max(hits, key=lambda name: hits[name])
-    near = [name for name in hits if name != level and hits[name] > HALF * hits[level] and name != NAME]
-    if near:
+    hits = levels.drop(columns=["image", SPLIT]).isin(list(rows)).mean()
+    level = str(hits.idxmax())
+    if near := [name for name in hits.index if name not in (level, NAME) and hits[name] > HALF * hits[level]]:
         raise UserError(
             f"init: {key} names folders of {level} and of {near[0]}: expected one level; rename one of them"
         )
     if level.startswith(FOLDER):
-        above = levels["image"].map(lambda path: path.split("/"))
+        above = [path.split("/") for path in levels["image"]]
         whole = [
             tuple(parts[: parts.index(name)]) if name in parts else () for parts, name in zip(above, levels[level])
         ]
         per = pd.Series(whole).groupby(levels[level].to_numpy()).nunique()
-        twice = [name for name in per.index[per > 1] if name in rows]
-        if twice:
+        if twice := [name for name in per.index[per > 1] if name in rows]:
             raise UserError(f"init: {key} {shown(twice[0])} names several folders: expected one folder for each row")
     return level
 
@@ -285,11 +268,9 @@ def _patients(files: Files, table: pd.DataFrame, columns: Sequence[str], key: st
     images = [path for path in files.images if not naming.is_mask(path)]
     levels = level_table(files, images, Choices())
     level = _level_of(levels, rows, key)
-    where = [rows.get(name, -1) for name in levels[level]]
-    kept = [k for k, row in enumerate(where) if row >= 0]
-    joined = table.iloc[[where[k] for k in kept]].reset_index(drop=True).assign(**{HOME: "."})
+    kept = {path: rows[name] for path, name in zip(images, levels[level], strict=True) if name in rows}
     image = "@image"
-    joined[image] = [images[k] for k in kept]
+    joined = table.iloc[list(kept.values())].reset_index(drop=True).assign(**{HOME: ".", image: list(kept)})
     patient = chosen.patient or key
     found = _images(files, joined, columns, image, {path: path for path in images}, replace(chosen, patient=patient))
     lost = len(images) - len(kept)
@@ -304,7 +285,7 @@ def _sites(files: Files, table: pd.DataFrame, column: str, chosen: Choices) -> l
         names = site_names(table[column].unique())
         return [names[cell] for cell in table[column]]
     root = site_name(files.root.stem) if files.root.is_file() else root_name(files.root)
-    return [site or root for site in (table[SITE] if chosen.site != "none" else [""] * len(table))]
+    return [(site if chosen.site != "none" else "") or root for site in table[SITE]]
 
 
 def _splits(table: pd.DataFrame, column: str) -> list[str]:
@@ -318,8 +299,7 @@ def _splits(table: pd.DataFrame, column: str) -> list[str]:
 
 def _roles(table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> dict[str, str]:
     found = {name: _role(name, table, columns, chosen) for name in ("site", "patient", "split")}
-    split = found["split"]
-    if split and not any(split_word(cell) for cell in table[split].unique()):
+    if (split := found["split"]) and not any(split_word(cell) for cell in table[split].unique()):
         found["split"] = ""
     return found
 
@@ -342,14 +322,17 @@ def _images(
     texts = _places(table, mask, index) if mask else table[label] if label else [beside.get(path, "") for path in paths]
     there = pd.Series([bool(path) for path in paths])
     labelled = pd.Series([not is_missing(text) for text in texts]) if not several else _any_said(table, several)
-    kept = table[there & labelled].reset_index(drop=True)
-    images = [path for path, keep in zip(paths, there & labelled, strict=True) if keep]
+    keep = there & labelled
+    kept = table[keep].reset_index(drop=True)
+    images, labels = (list(pd.Series(list(cells), dtype=object)[keep]) for cells in (paths, texts))
     if not images:
         raise UserError(f"init: no row names an image that is there and has a {label or 'mask'}")
-    labels = [text for text, keep in zip(texts, there & labelled, strict=True) if keep]
     levels = level_table(files, images, chosen)
     sites = _sites_of_images(files, kept, levels, role["site"], chosen)
-    _check_once(images, labels)
+    known: dict[str, str] = {}
+    for path, text in zip(images, labels, strict=True):
+        if (other := known.setdefault(path, text)) != text:
+            raise UserError(f"init: {path} has two labels, {shown(other)} and {shown(text)}")
     if role["patient"]:
         patients, whence = _of_patients(kept[role["patient"]]), f"column {role['patient']}"
     else:
@@ -364,14 +347,10 @@ def _images(
     examples = as_examples(sites, images, labels, _splits(kept, role["split"]), patients, grouped_by(kept, groups))
     if outcome is not None and outcome.told:
         examples = [replace(one, told=told) for one, told in zip(examples, outcome.told, strict=True)]
-    bare_rows, gone = (
-        int((there & ~labelled).sum()),
-        [cell for cell, keep in zip(table[image], there, strict=True) if not keep],
-    )
+    bare_rows, gone = int((there & ~labelled).sum()), list(table[image][~there])
     notes: tuple[str, ...] = (f"{bare_rows} rows have no label and are left out",) if bare_rows else ()
-    notes += (
-        (f"{len(gone)} rows name images that are not there and are left out, e.g. {shown(gone[0])}",) if gone else ()
-    )
+    if gone:
+        notes += (f"{len(gone)} rows name images that are not there and are left out, e.g. {shown(gone[0])}",)
     if outcome is None:
         names, options = masks.structures(files.root, labels, chosen.classes, {})
         return Found("segmentation", "a table of images and masks", examples, names, options, whence, notes)
@@ -381,7 +360,6 @@ def _images(
 
 
 def _any_said(table: pd.DataFrame, names: Sequence[str]) -> pd.Series:
-    """Whether each row says at least one of several labels."""
     found: pd.Series = ~table[list(names)].map(is_missing).all(axis=1)
     return found
 
@@ -409,13 +387,6 @@ def _of_patients(cells: pd.Series) -> list[str]:
     return ["" if empty else cell for cell, empty in zip(cells, blank, strict=True)]
 
 
-def _check_once(images: Sequence[str], labels: Sequence[str]) -> None:
-    known: dict[str, str] = {}
-    for image, label in zip(images, labels, strict=True):
-        if known.setdefault(image, label) != label:
-            raise UserError(f"init: {image} has two labels, {shown(known[image])} and {shown(label)}")
-
-
 def _check_copies(table: pd.DataFrame, columns: Sequence[str], patient: str, chosen: Choices) -> None:
     """Refuse tables in which many rows stand twice: a copy in training and one in testing make any model look good."""
     if patient or chosen.patient == "none":
@@ -430,7 +401,6 @@ def _check_copies(table: pd.DataFrame, columns: Sequence[str], patient: str, cho
 
 
 def _folder_of_patients(table: pd.DataFrame) -> str:
-    """The level of folders that are patients, where no column says them."""
     levels = [name for name in table.columns if name.startswith(FOLDER) and table[name].nunique() > 1]
     return next((name for name in levels if is_patient_level(table, name, levels)), "")
 
@@ -460,8 +430,9 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
     taken = [*(several or [label]), *spent, *(name for name in role.values() if name)]
     groups = group_columns(kept[list(columns)], taken, chosen.groups)
     found = predictors(kept[list(columns)], outcome.of_levels, taken, pd.Series(sites), chosen)
+    told = [{name: "" if one is None else str(one) for name, one in row.items()} for row in outcome.told]
     cells = pd.DataFrame({**found.cells, **spent}).to_dict("records")
-    cells = [{**own, **_said(told)} for own, told in zip(cells, outcome.told or [{}] * len(cells), strict=True)]
+    cells = [{**own, **row} for own, row in zip(cells, told or [{}] * len(cells), strict=True)]
     notes = (*_left_out(label, missing), *outcome.notes)
     options = {"label": "" if several else label, **exposure, **outcome.options}
     layout = f"tables with column {', '.join(several) or label}"
@@ -471,10 +442,6 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
 
 def _left_out(label: str, missing: pd.Series) -> tuple[str, ...]:
     return (f"{int(missing.sum())} rows have no {label} and are left out",) if missing.any() else ()
-
-
-def _said(told: Mapping[str, int | None]) -> dict[str, str]:
-    return {name: "" if one is None else str(one) for name, one in told.items()}
 
 
 def _exposure(
@@ -526,12 +493,8 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], time: str,
     groups = group_columns(kept[list(columns)], taken, chosen.groups)
     found = predictors(kept[list(columns)], kept[event], taken, pd.Series(sites), chosen)
     found.cells[time] = kept[time]
-    happened = int((kept[event] == "1").sum())
-    left = _left_out(event, missing)
-    notes = (
-        *left,
-        f"{happened} of {len(kept)} rows have an event; survival until {chosen.horizons} is asked for",
-    )
+    happened = f"{int((kept[event] == '1').sum())} of {len(kept)} rows have an event"
+    notes = (*_left_out(event, missing), f"{happened}; survival until {chosen.horizons} is asked for")
     options = {"label": event, "time": time, "horizons": chosen.horizons}
     made = Found("survival", f"tables with times ({time}) and events ({event})", [], (), options, notes=notes)
     cells = pd.DataFrame(found.cells).to_dict("records")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import unicodedata
 from collections.abc import Collection
@@ -66,15 +67,10 @@ def says_site(name: str) -> bool:
     )
 
 
-def says_split(name: str) -> str:
-    """The split word in a name such as "train_set" or "Testdaten"; "" where it is another name."""
-    match = SPLITS.fullmatch(plain(name).strip())
-    return match[1] if match else ""
-
-
 def split_word(name: str) -> str:
-    """The split that a name says, "training", "validation" or "testing"; "" where it says none."""
-    return SPLIT_OF.get(name.strip().lower(), "") or SPLIT_OF.get(says_split(name).rstrip("s"), "")
+    """The split that a name such as "train_set" says, "training", "validation" or "testing"; "" where it says none."""
+    word = match[1].rstrip("s") if (match := SPLITS.fullmatch(plain(name).strip())) else ""
+    return SPLIT_OF.get(name.strip().lower(), "") or SPLIT_OF.get(word, "")
 
 
 def says_view(name: str) -> bool:
@@ -135,26 +131,20 @@ def is_date(cell: str) -> bool:
 def as_iso(cells: pd.Series) -> pd.Series | None:
     """``cells`` as YYYY-MM-DD, "" where empty or no day; None where nothing says if day or month comes first."""
     last = [match for cell in cells if (match := YEAR_LAST.fullmatch(cell))]
-    if len({match[2] for match in last}) > 1:
-        return None
-    first, second = ([int(match[k]) for match in last] for k in (1, 3))
-    points = any(match[2] == "." for match in last)
-    day_first = points or max(first, default=0) > 12
-    month_first = max(second, default=0) > 12
-    if last and day_first == month_first:
+    day_first = any(match[2] == "." or int(match[1]) > 12 for match in last)
+    month_first = any(int(match[3]) > 12 for match in last)
+    if len({match[2] for match in last}) > 1 or (last and day_first == month_first):
         return None
 
     def iso(cell: str) -> str:
         if match := YEAR_FIRST.fullmatch(cell):
-            year, month, day = int(match[1]), int(match[2]), int(match[3])
+            year, month, day = match[1], match[2], match[3]
         elif match := YEAR_LAST.fullmatch(cell):
-            one, two, year = int(match[1]), int(match[3]), int(match[4])
-            day, month = (one, two) if day_first else (two, one)
+            year, day, month = match[4], *((match[1], match[3]) if day_first else (match[3], match[1]))
         else:
             return ""
-        try:
-            return date(year, month, day).isoformat() if 1800 <= year <= 2200 else ""
-        except ValueError:
-            return ""
+        with contextlib.suppress(ValueError):  # no day of a calendar
+            return date(int(year), int(month), int(day)).isoformat() if 1800 <= int(year) <= 2200 else ""
+        return ""
 
     return cells.map(iso)

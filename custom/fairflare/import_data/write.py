@@ -11,19 +11,18 @@ DIR/fairflare/
 from __future__ import annotations
 
 import base64
-import csv
 import io
 import json
 import os
 import shutil
 import tempfile
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.order import in_order
@@ -46,17 +45,11 @@ small{display:block;overflow-wrap:anywhere;opacity:.8}.wide{overflow-x:auto}"""
 
 def examples_of(found: Found) -> dict[tuple[str, str], list[Example]]:
     """(site, class) -> its first, middle and last example; of masks the class is ""."""
-    every: dict[tuple[str, str], list[Example]] = defaultdict(list)
+    several: dict[tuple[str, str], list[Example]] = {}
     for site in found.sites:
-        for one in found.of(site):
-            every[site, one.label if found.form.classes else ""].append(one)
-    sites, classes = found.sites, list(found.classes)
-
-    def place(key: tuple[str, str]) -> tuple[int, int]:
-        return sites.index(key[0]), classes.index(key[1]) if key[1] in classes else 0
-
-    several = {key: every[key] for key in sorted(every, key=place)}
-    return {key: [own[k] for k in sorted({0, len(own) // 2, len(own) - 1})] for key, own in several.items()}
+        for label in found.classes if found.form.classes else [""]:
+            several[site, label] = [one for one in found.of(site) if not label or one.label == label]
+    return {key: [own[k] for k in sorted({0, len(own) // 2, len(own) - 1})] for key, own in several.items() if own}
 
 
 def page(root: Path, found: Found) -> str:
@@ -193,17 +186,14 @@ def _label(found: Found, one: Example) -> Any:
 
 def _table(found: Found, site: str) -> str:
     """The site's rows without the patients' names, which the splits have no more need of."""
-    own = found.of(site)
-    columns = list(own[0].cells)
-    kept = [name for name in attributes(found) if name not in columns]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    label = found.options["label"]
-    writer.writerow([*([label] if label else []), *columns, *kept, "split"])
-    for one in own:
-        cells = [*([one.label] if label else []), *one.cells.values()]
-        writer.writerow([*cells, *(one.about.get(name, "") for name in kept), SHORT[one.split]])
-    return text.getvalue()
+    own, label = found.of(site), found.options["label"]
+    kept = [name for name in attributes(found) if name not in own[0].cells]
+    rows = [
+        {**({label: one.label} if label else {}), **one.cells, **{name: one.about.get(name, "") for name in kept}}
+        | {"split": SHORT[one.split]}
+        for one in own
+    ]
+    return str(pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
 
 
 def _json(content: Any) -> str:

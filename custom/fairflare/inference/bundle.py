@@ -31,21 +31,20 @@ def card(opened: Opened, how: Sequence[str], inputs: str, outputs: str, remarks:
     about = opened.about
     report = read_json(opened.folder / REPORT) if is_file(opened.folder / REPORT) else {}
     whose = "shared by all sites" if opened.whose == "shared" else f"{opened.site}'s own ({opened.whose})"
+    model = {
+        "Classes or structures": ", ".join(map(_text, about.get("classes", ()))),
+        "Method": _text(_method(opened)),
+        "Trained": f"{opened.finished} rounds over {len(about['sites'])} sites",
+        "Which": f"{whose}; SHA-256 of the entries {opened.model_sha256}",
+        "Inputs": inputs,
+        "Outputs": outputs,
+        "Made with": ", ".join(f"{name} {number}" for name, number in versions().items()),
+    }
     parts = [
         f"# {_text(about.get('title'))}",
         WARNING,
         "## Model",
-        _listed(
-            {
-                "Classes or structures": ", ".join(map(_text, about.get("classes", ()))),
-                "Method": _text(_method(opened)),
-                "Trained": f"{opened.finished} rounds over {len(about['sites'])} sites",
-                "Which": f"{whose}; SHA-256 of the entries {opened.model_sha256}",
-                "Inputs": inputs,
-                "Outputs": outputs,
-                "Made with": ", ".join(f"{name} {number}" for name, number in versions().items()),
-            }
-        ),
+        "\n".join(f"- {name}: {value}" for name, value in model.items()),
         "## Use",
         "\n".join(how),
         *(["\n".join(f"- {line}" for line in remarks)] if remarks else []),
@@ -76,15 +75,14 @@ def _results(opened: Opened, report: Mapping[str, Any]) -> str:
     if not rows:
         return "The run reported none."
     names = list(dict.fromkeys(metric for *_, found in rows for metric in found))
-    lines = [f"| site | test cases | {' | '.join(names)} |", "|" + "---|" * (len(names) + 2)]
+    lines = ["As the run reported them, on each site's own test split, before recalibration:", ""]
+    lines += [f"| site | test cases | {' | '.join(names)} |", "|" + "---|" * (len(names) + 2)]
     for site, n, found in rows:
         cells = " | ".join(f"{found[metric]:.3f}" if metric in found else "" for metric in names)
         lines.append(f"| {_text(site)} | {_text(n)} | {cells} |")
-    benefit = report.get("benefit")
-    said = [f"\nBenefit of joining, as reported: {_text(benefit)[:500]}"] if benefit else []
-    return "\n".join(
-        ["As the run reported them, on each site's own test split, before recalibration:", "", *lines, *said]
-    )
+    if benefit := report.get("benefit"):
+        lines.append(f"\nBenefit of joining, as reported: {_text(benefit)[:500]}")
+    return "\n".join(lines)
 
 
 def _limits(opened: Opened) -> str:
@@ -96,10 +94,6 @@ def _limits(opened: Opened) -> str:
     if not opened.site:
         lines.append("No site's recalibration, threshold or own model is in it.")
     return "\n".join(f"- {line}" for line in lines)
-
-
-def _listed(found: Mapping[str, str]) -> str:
-    return "\n".join(f"- {name}: {value}" for name, value in found.items())
 
 
 def _text(value: Any) -> str:
@@ -150,12 +144,13 @@ def write_bundle(opened: Opened, whole: WholeModel, folder: Path) -> list[str]:
     for name in COPIED:
         save_text(folder / "scripts" / Path(name).name, copied(name))
     save_text(folder / "LICENSE-scripts.txt", LICENSE)
+    example = "images/" if images is not None else "table.csv"
     how = [
         "In this folder; MONAI's command line needs fire, readers of images nibabel, Pillow and pydicom:",
         "",
         "```",
         "pip install torch monai fire nibabel pillow pydicom",
-        f"python -m monai.bundle run --config_file configs/inference.json --inputs {_example(opened)} --output_dir out",
+        f"python -m monai.bundle run --config_file configs/inference.json --inputs {example} --output_dir out",
         "```",
     ]
     inputs = f"{'image files' if images is not None else 'a CSV file'}; the network's module takes {whole.inputs}"
@@ -168,10 +163,6 @@ def copied(name: str) -> str:
     """A file of this package as a bundle has it: importing its neighbours in ``scripts``."""
     text = (Path(fairflare.__file__).parent / name).read_text(encoding="utf-8")
     return IMPORT.sub(r"from scripts.\1 import", text.replace(FOLDER, "from scripts import"))
-
-
-def _example(opened: Opened) -> str:
-    return "images/" if opened.task.image_inputs() is not None else "table.csv"
 
 
 def _network(opened: Opened) -> tuple[dict[str, Any], list[str]]:
@@ -191,7 +182,7 @@ def _inference(opened: Opened, whole: WholeModel, network: dict[str, Any]) -> di
     content: dict[str, Any] = {
         "imports": ["$import scripts.apply as apply"],
         "bundle_root": ".",
-        "inputs": _example(opened),
+        "inputs": "images/" if images is not None else "table.csv",
         "output_dir": "out",
         "network_def": network,
         "before": whole.before,
@@ -201,17 +192,10 @@ def _inference(opened: Opened, whole: WholeModel, network: dict[str, Any]) -> di
         "batch_size": 16,
     }
     if images is not None and isinstance(reader := images.reader, Reader):
-        content["preprocessing"] = {
-            "_target_": "scripts.apply.Images",
-            "size": reader.size,
-            "channels": reader.channels,
-            "window": reader.window,
-        }
+        given = {key: getattr(reader, key) for key in ("size", "channels", "window")}
+        content["preprocessing"] = {"_target_": "scripts.apply.Images", **given}
     elif table is not None:
-        features = {
-            key: [dataclasses.asdict(one) for one in group]
-            for key, group in (("numbers", table.numbers), ("plain", table.plain))
-        }
+        features = {key: [dataclasses.asdict(one) for one in getattr(table, key)] for key in ("numbers", "plain")}
         content["preprocessing"] = {"_target_": "scripts.apply.Table", **features, "gaps": list(table.gaps)}
     if images is not None and images.reader.values is not None:
         content["values"] = {name: list(group) for name, group in images.reader.values.items()}

@@ -17,12 +17,11 @@ from fairflare.engine.after.recalibrate import FAR, GAP, Recalibrate
 from fairflare.functional.recalibration import BEYOND
 from fairflare.inference import modules
 from fairflare.inference.loaded_run import Opened
-from fairflare.inference.modules import Line, Pixels, Rows, Sigmoid, Softmax, Temperature, Whole
+from fairflare.inference.modules import Line, Pixels, Rows, Temperature, Whole
 from fairflare.networks.volumes import Windowed
 from fairflare.trainers.base import Trainer
 
 MODULES = "scripts.modules"
-IDENTITY: tuple[nn.Module, dict[str, Any]] = nn.Identity(), {"_target_": "torch.nn.Identity"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,8 @@ def whole_model(opened: Opened) -> WholeModel:
 
 def _made(kind: type[nn.Module], **given: Any) -> tuple[nn.Module, dict[str, Any]]:
     """A module, and how a bundle's configuration names it."""
-    return kind(**given), {"_target_": f"{MODULES}.{kind.__name__}", **given}
+    home = MODULES if kind.__module__ == modules.__name__ else "torch.nn"
+    return kind(**given), {"_target_": f"{home}.{kind.__name__}", **given}
 
 
 def _before(opened: Opened) -> tuple[nn.Module, dict[str, Any], Tensor, str, list[str]]:
@@ -88,7 +88,7 @@ def _before(opened: Opened) -> tuple[nn.Module, dict[str, Any], Tensor, str, lis
     if opened.scaling is None:
         words = f"float32 (N, {n + m}): {n} numbers, standardised and without gaps, then {m} features as they are"
         said = "numbers are not scaled: each site scales by its own training rows; --site NAME puts that one's in"
-        return *IDENTITY, example, words, [said]
+        return *_made(nn.Identity), example, words, [said]
     scaling = opened.scaling.to_json()
     words = f"float32 (N, {n + m}): {n} numbers, NaN where missing, then {m} features as they are"
     whose = [f"gaps and scale are those of {opened.site}'s training rows"] if table.fixed is None else []
@@ -99,14 +99,14 @@ def _after(opened: Opened) -> tuple[nn.Module, dict[str, Any], str, list[str]]:
     task, adjustment = opened.task, opened.adjustment
     if not task.kind.has_classes and not task.kind.has_masks:
         name, given, _, words = opened.kind.exported(task.classes)
-        return *(_made(getattr(modules, name), **given) if name else IDENTITY), words, []
+        return *_made(getattr(modules, name, None) or getattr(nn, name or "Identity"), **given), words, []
     if task.kind.has_masks:
         said = []
         if adjustment is not None and adjustment.flags and -1 in adjustment.fits:
             said = [f"masks of {opened.site} are cut at {threshold_of(opened):.4f}; the model gives probabilities"]
-        return *_made(Sigmoid), "probability of each structure at each pixel", said
+        return *_made(nn.Sigmoid), "probability of each structure at each pixel", said
     words = f"probabilities (N, {len(task.classes)}) of {', '.join(task.classes[:20])}"
-    plain = *_made(Softmax), words
+    plain = *_made(nn.Softmax, dim=1), words
     if adjustment is None:
         return *plain, []
     if not isinstance(adjustment.step, Recalibrate):

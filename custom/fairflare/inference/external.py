@@ -76,14 +76,6 @@ class Refit:
     fitted: Mapping[str, float]
     words: str
 
-    @property
-    def log_probabilities(self) -> Array:
-        """(N, C)."""
-        from scipy.special import log_softmax
-
-        found: Array = log_softmax(self.outputs, axis=1)
-        return found
-
 
 def cross_fitted(outputs: Array, targets: Ints, patients: Sequence[str], kind: str, seed: int) -> Refit:
     """Fit to each half of the patients and apply to the other half.
@@ -109,11 +101,8 @@ def cross_fitted(outputs: Array, targets: Ints, patients: Sequence[str], kind: s
         folds.append(found)
     whole = _fitted(outputs, targets, kind)
     said = ", ".join(f"{name} {value:.3f}" for name, value in whole.items())
-    words = (
-        "Recalibrated: each case's risk comes from a fit to the other half of the patients; "
-        f"fitted to all of them: {said}."
-    )
-    return Refit(kind, changed, folds, whole, words)
+    words = "Recalibrated: each case's risk comes from a fit to the other half of the patients; fitted to all of them"
+    return Refit(kind, changed, folds, whole, f"{words}: {said}.")
 
 
 def _halves(targets: Ints, patients: Sequence[str], seed: int) -> list[tuple[Ints, Ints]]:
@@ -218,8 +207,6 @@ def about_evaluation(opened: Opened, config: RunConfig, split: str) -> Json:
 
 
 class _Hospital:
-    """One hospital's labelled data under the run's model."""
-
     def __init__(
         self, name: str, own: SiteConfig, opened: Opened, config: RunConfig, parts: Parts, asked: Asked
     ) -> None:
@@ -329,6 +316,8 @@ class _Hospital:
         return self._shown(refit, Cases(outputs, targets, members))
 
     def _shown(self, refit: Refit, cases: Cases) -> Json:
+        from scipy.special import log_softmax
+
         task, least = self._parts.task, self._least
         if least is None or cases.n < max(least, 1):
             return {}
@@ -338,7 +327,7 @@ class _Hospital:
         kept = ends.get(INTERVALS, {})
         none = {"low": None, "high": None}
         site = clinical_at_site(self._config, self._parts, least, self._name) if self._own.clinical else None
-        numbers = site.after(cases, np.exp(refit.log_probabilities), None) if site is not None else {}
+        numbers = site.after(cases, np.exp(log_softmax(refit.outputs, axis=1)), None) if site is not None else {}
         threshold = view_of(self._config, self._parts).threshold
         return {
             "kind": refit.kind,

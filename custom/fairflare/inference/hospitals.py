@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +61,16 @@ def _in_folder(opened: Opened, data: Path, suffixes: tuple[str, ...]) -> dict[st
     folder = folder_of_lists(data)
     _same_classes(opened, read_description(folder), data)
     if names := sites_in(folder, suffixes):
-        files = {site: [folder / f"{p}{site}{s}" for p in ("", PREFIX) for s in suffixes] for site in names}
-        return {site: _of_file(next(path for path in files[site] if path.is_file())) for site in names}
+        return {site: _of_file(_files(folder, site, suffixes)[0]) for site in names}
     found = {path.stem: read_site_config(path) for path in sorted(data.iterdir()) if path.suffix in CONFIGURATIONS}
     if not found:
         lists = f"expected a list (<SITE>{suffixes[0]}) for each hospital in it, or a table"
         raise UserError(f"{data}: {lists}; `fairflare init {data}` writes them")
     return found
+
+
+def _files(folder: Path, site: str, suffixes: Sequence[str]) -> list[Path]:
+    return [path for p in ("", PREFIX) for s in suffixes if (path := folder / f"{p}{site}{s}").is_file()]
 
 
 def _of_file(path: Path) -> SiteConfig:
@@ -80,11 +83,10 @@ def _same_classes(opened: Opened, described: Mapping[str, Any], data: Path) -> N
     if not described:
         return
     kind, task, form = described["kind"], opened.config.task, FORMS.get(described["kind"])
-    tables, masks = opened.task.table_inputs() is not None, opened.task.kind.has_masks
     images = opened.task.image_inputs()
-    volumes = images is not None and images.volumes
+    takes = opened.task.table_inputs() is not None, opened.task.kind.has_masks, images is not None and images.volumes
     other = task in FORMS and form is not None and FORMS[task].classes != form.classes
-    if form is None or (form.table, form.masks, form.volumes) != (tables, masks, volumes) or other:
+    if form is None or (form.table, form.masks, form.volumes) != takes or other:
         raise UserError(f"{data}: holds data of kind {shown(kind)}, expected what task {task} takes")
     theirs, ours = described["classes"], list(opened.task.classes)
     named = not getattr(opened.task, "numbered", False)
@@ -102,7 +104,7 @@ def _refuse_numbers(data: Path) -> None:
     """Raise UserError where a list says classes by numbers, which count other classes than the run's."""
     folder = folder_of_lists(data)
     for site in sites_in(folder, LISTS):
-        path = next(p for p in (folder / f"{prefix}{site}.json" for prefix in ("", PREFIX)) if p.is_file())
+        path = _files(folder, site, LISTS)[0]
         entries = [entry for part in read_lists(path).values() for entry in part if isinstance(entry, dict)]
         if any(type(entry.get("label")) is int for entry in entries):
             text = "expected classes by name, since their numbers are other classes' in the run"
@@ -136,12 +138,7 @@ def _lists_of(opened: Opened, sites: list[str]) -> dict[str, str]:
     folder = Path(str(opened.config.options.get("datalists") or ""))
     if not folder.name or not folder.is_dir():
         return {}
-    found = {}
-    for site in sites:
-        for path in (folder / f"{p}{site}{s}" for p in ("", PREFIX) for s in (*Tabular.suffixes, *LISTS)):
-            if path.is_file():
-                found[_hash(path)] = site
-    return found
+    return {_hash(path): site for site in sites for path in _files(folder, site, (*Tabular.suffixes, *LISTS))}
 
 
 def _hash(path: Path) -> str:

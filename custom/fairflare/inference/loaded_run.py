@@ -128,7 +128,8 @@ def open_run(
     if not plain:
         adjustment, said = adjustment_of(config, parts, entries, site, place, sha256)
         remarks += said
-    inputs = _inputs(place, [site] if site else known)
+    files = [site_file(place, one, INPUTS_ENDING) for one in ([site] if site else known[:MOST_INPUTS])]
+    inputs = tuple(read_json(path) for path in files if path is not None)
     scaling = _scaling(parts.task, site, inputs)
     number = standing.round
     return Opened(
@@ -165,16 +166,8 @@ def fit_network(network: nn.Module, model: StateDict) -> None:
         raise UserError("the model holds numbers that are not finite: the run has diverged")
 
 
-def _inputs(place: Path, sites: list[str]) -> tuple[Mapping[str, Any], ...]:
-    paths = [path for site in sites[:MOST_INPUTS] if (path := site_file(place, site, INPUTS_ENDING)) is not None]
-    return tuple(read_json(path) for path in paths)
-
-
 def _scaling(task: Task, site: str, inputs: tuple[Mapping[str, Any], ...]) -> Scaling | None:
-    """How numbers of a table are scaled: by constants, or as the site scales its own."""
     table = task.table_inputs()
-    if table is None or table.fixed is not None:
+    if table is None or table.fixed is not None or not site or not inputs:
         return table.fixed if table is not None else None
-    if not site or not inputs:
-        return None
     return Scaling.from_json(inputs[0].get("scaling"), len(table.numbers))

@@ -209,7 +209,9 @@ def open_mix(folder: Path, site: str = "") -> Opened:
     proper = isinstance(runs, dict) and bool(runs) and all(isinstance(run, dict) for run in runs.values())
     expected(f"{MIX}: runs", proper, "the runs of its networks", runs)
     configs = {name: RunConfig.from_json(run) for name, run in dict(runs or {}).items()}
-    built = {name: _parts(name, config) for name, config in configs.items()}
+    built = {name: build_parts(config, at_site=True) for name, config in configs.items()}
+    for name, made in built.items():
+        check_mixable(name, made)
     first = next(iter(built))
     parts, config, about = built[first], configs[first], dict(runs or {})[first].get("about")
     expected(f"{MIX}: about", isinstance(about, dict) and isinstance(about.get("sites"), dict), "the task's", about)
@@ -232,12 +234,6 @@ def open_mix(folder: Path, site: str = "") -> Opened:
     return Opened(
         folder, config, about, used, str(whose), MIXED, sha256, None, (kept,), scaling, rounds, (f"mix: {words}",)
     )
-
-
-def _parts(name: str, config: RunConfig) -> Parts:
-    made = build_parts(config, at_site=True)
-    check_mixable(name, made)
-    return made
 
 
 def check_mixable(name: str, parts: Parts) -> None:
@@ -287,12 +283,9 @@ def monitored(folder: Path, data: Path, label: str = "") -> list[Patient]:
         cases = labelled(opened.task, name, own, scaling=opened.scaling, label=label)
     except (DataError, ValueError) as error:
         raise UserError(f"{name}: {error}") from None
-    patients = []
-    for batch in cases.fixed("test", 1):
-        risks = mix.risks(batch.inputs)[0]
-        used = float(risks @ cast(Tensor, mix.weights))
-        patients.append((float(int(batch.targets) == mix.event), float(risks[0]), used))
-    return patients
+    found_risks = ((batch.targets, mix.risks(batch.inputs)[0]) for batch in cases.fixed("test", 1))
+    weights = cast(Tensor, mix.weights)
+    return [(float(int(y) == mix.event), float(risks[0]), float(risks @ weights)) for y, risks in found_risks]
 
 
 def _members(content: Any) -> list[Member]:

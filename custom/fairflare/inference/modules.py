@@ -76,22 +76,6 @@ class Temperature(nn.Module):
         return torch.softmax(-limited / self.temperature, dim=1)
 
 
-class Softmax(nn.Module):
-    """Logits (N, C) -> probabilities."""
-
-    def forward(self, logits: Tensor) -> Tensor:
-        """(N, C), rows sum to 1."""
-        return torch.softmax(logits, dim=1)
-
-
-class Sigmoid(nn.Module):
-    """Logits of any shape -> a probability each; structures may overlap."""
-
-    def forward(self, logits: Tensor) -> Tensor:
-        """The same shape, in [0, 1]."""
-        return torch.sigmoid(logits)
-
-
 class Scaled(nn.Module):
     """Amounts in spreads from the mean -> in their units."""
 

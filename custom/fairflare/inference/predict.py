@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +88,14 @@ def images_of(
 def _cut(files: Mapping[str, Path], notes: list[str]) -> dict[str, Path | Frame]:
     """Every slice of ``files``; appends to ``notes`` which hold several."""
     found: dict[str, Path | Frame] = {}
-    counted = 0
     for name, path in files.items():
         inside = slices_of(path)
-        counted += len(inside) > 1
         found |= {f"{name}[{k}]": one for k, one in enumerate(inside)} if len(inside) > 1 else {name: path}
         if len(found) > MOST:
             raise UserError(f"expected at most {MOST} slices; {name} brings more")
-    if counted:
-        several = sum(isinstance(one, Frame) for one in found.values())
-        notes.append(f"{counted} {'file holds' if counted == 1 else 'files hold'} {several} slices: each is one input")
+    if several := [one.path for one in found.values() if isinstance(one, Frame)]:
+        n = len(set(several))
+        notes.append(f"{n} {'file holds' if n == 1 else 'files hold'} {len(several)} slices: each is one input")
     return found
 
 
@@ -112,9 +111,9 @@ def _below(folder: Path) -> list[Path]:
     found: list[Path] = []
     seen: set[str] = set()
     for place, inner, files in os.walk(folder, followlinks=True):  # a site's folder may be a link, as for `init`
-        real = os.path.realpath(place)
-        inner[:] = sorted(name for name in inner if not name.startswith(".")) if real not in seen else []
-        found += [Path(place, name) for name in files if not name.startswith(".")] if real not in seen else []
+        new = (real := os.path.realpath(place)) not in seen
+        inner[:] = sorted(name for name in inner if new and not name.startswith("."))
+        found += [Path(place, name) for name in files if new and not name.startswith(".")]
         seen.add(real)
         if len(found) > MOST:
             raise UserError(f"{folder}: expected at most {MOST} files")
@@ -236,26 +235,24 @@ def _of_images(opened: Opened, files: Mapping[str, Path | Frame], folder: Path) 
             ready = normalised(as_float(stored), inputs.mean, inputs.std)
             yield Batch(ready, torch.zeros(len(chosen), dtype=torch.int64), torch.full((len(chosen),), -1))
 
-    members = torch.full((len(names),), -1)
-    if not opened.task.kind.has_masks:
-        header, body, probabilities = _answers(opened, _outputs(opened, batches), members)
-        table = [[name, *row] for name, row in zip(names, body)]
-        found = Predictions(["file", *header], table, probabilities)
-    else:
-        found = _masks(opened, files, places, batches, folder)
+    masked = opened.task.kind.has_masks
+    found = _masks(opened, files, places, batches, folder) if masked else _of_files(opened, names, batches)
     found.unlike = of_images(inputs, opened.inputs, places, means)
     return found
 
 
+def _of_files(opened: Opened, names: Sequence[str], batches: Callable[[], Iterator[Batch]]) -> Predictions:
+    header, body, probabilities = _answers(opened, _outputs(opened, batches), torch.full((len(names),), -1))
+    return Predictions(["file", *header], [[name, *row] for name, row in zip(names, body)], probabilities)
+
+
 def _of_volumes(opened: Opened, files: Mapping[str, Path | Frame], folder: Path) -> Predictions:
-    """A row for each volume and, of a run on masks, a file with its mask at its own voxels."""
     inputs, names = opened.task.image_inputs(), list(files)
     assert inputs is not None and isinstance(inputs.reader, VolumeReader)  # the caller has looked
     paths = [file_of(files[name]) for name in names]
     batches = batches_of(opened, paths)
     if not opened.task.kind.has_masks:
-        header, body, probabilities = _answers(opened, _outputs(opened, batches), torch.full((len(names),), -1))
-        return Predictions(["file", *header], [[name, *row] for name, row in zip(names, body)], probabilities)
+        return _of_files(opened, names, batches)
     thresholds, said = _thresholds(opened)
     table: list[list[Any]] = []
     taken: set[str] = set()
@@ -320,11 +317,8 @@ def _thresholds(opened: Opened) -> tuple[list[float], list[str]]:
 
 def _mask_name(name: str, suffix: str, taken: set[str]) -> str:
     """A name of its own for each file's mask, in the file's folders; a.png and a.jpg do not meet."""
-    stem = mask_stem(name)
-    found, k = f"{stem}_mask{suffix}", 1
-    while found in taken:
-        k += 1
-        found = f"{stem}_mask{k}{suffix}"
+    names = (f"{mask_stem(name)}_mask{'' if k == 1 else k}{suffix}" for k in count(1))
+    found = next(one for one in names if one not in taken)
     taken.add(found)
     return found
 
@@ -413,19 +407,18 @@ def of_images(
     odd: dict[str, Any] = {name: one.channels for name, one in places.items() if one.channels not in channels}
     found = _line("channels", odd, lambda value: f"{value}", "/".join(f"{c:g}" for c in sorted(channels)))
     for axis, edge in enumerate(("height", "width")):
-        low, high = _widest([_numbers(one.get(edge)) for one in kept], inputs.reader.shape[axis])
+        size = inputs.reader.shape[axis]
+        known = [value for one in kept for value in _numbers(one.get(edge))] or [float(size), 16.0 * size]
+        low, high = min(known), max(known)
         edges = {name: getattr(one, edge) for name, one in places.items()}
         odd = {name: value for name, value in edges.items() if not low / TIMES <= value <= high * TIMES}
         found += _line(edge, odd, lambda value: f"{value} pixels", f"{low:g} to {high:g}")
     found += _spacing(kept, places)
-    known = [one["intensity"] for one in kept if _proper(one.get("intensity"))]
-    if known:
-        odd = {
-            name: value
-            for name, value in means.items()
-            if all(abs(value - one["mean"]) > FAR_IMAGE * max(one["std"], 0.01) for one in known)
-        }
-        expected = " or ".join(f"{one['mean']:.2f} (sd {one['std']:.2f})" for one in known[:3])
+    shades = [one["intensity"] for one in kept if _proper(one.get("intensity"))]
+    if shades:
+        ends = [(one["mean"], FAR_IMAGE * max(one["std"], 0.01)) for one in shades]
+        odd = {name: value for name, value in means.items() if all(abs(value - mean) > far for mean, far in ends)}
+        expected = " or ".join(f"{one['mean']:.2f} (sd {one['std']:.2f})" for one in shades[:3])
         found += _line("mean intensity", odd, lambda value: f"{value:.2f}", expected)
     return found
 
@@ -445,11 +438,6 @@ def _line(what: str, odd: Mapping[str, Any], words: Any, training: str) -> list[
         return []
     name = next(iter(odd))
     return [f"{what}: {_count(len(odd), 'file')} unlike the training's {training}, e.g. {name}: {words(odd[name])}"]
-
-
-def _widest(ranges: Sequence[Sequence[float]], size: int) -> tuple[float, float]:
-    found = [value for one in ranges for value in one]
-    return (min(found), max(found)) if found else (float(size), 16.0 * size)
 
 
 def _numbers(values: Any) -> list[float]:

@@ -150,7 +150,7 @@ class TaskKind(ABC):
         """What follows the network in an exported model.
 
         Returns:
-            The name of a class of ``inference.modules`` ("": nothing follows) and its arguments; the names of the
+            The name of a class of ``inference.modules`` or torch.nn ("": nothing) and its arguments; the names of the
             numbers that the whole model gives ([]: they have none), and what they are in words.
         """
         return "", {}, [], f"the network's own: {self.outputs}"

@@ -33,7 +33,7 @@ def area(mask):
 @pytest.mark.parametrize("name", ["epidural", "subdural"])
 def test_blood_under_the_skull_stays_there(name):
     for head, _, blood in bleeds(name):
-        assert blood.any() and head.depth[blood].min() > -ich_phantom.GAP - 2
+        assert blood.any() and head.depth[blood].min() > -anatomy.GAP - 2
         assert head.depth[blood].max() < (24 if name == "epidural" else 12)
         assert len(set(np.sign(head.x[blood]))) == 1  # on one side of the midline
 

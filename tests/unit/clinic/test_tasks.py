@@ -66,7 +66,7 @@ def test_the_papers_settings():
     [
         (lambda: load("ich"), "unknown task: 'ich'; known: .*ich-phantom.*support2"),
         (lambda: load("support2", "huge"), "unknown preset: 'huge'; known: default, dirichlet"),
-        (lambda: load("support2", "default", size=3), "unknown option of task 'support2': 'size'; known: label, "),
+        (lambda: load("support2", "default", size=3), "unknown option of task 'support2': 'size'; known: n_sites, "),
         (lambda: load("ich-phantom", "small", n_sites="many"), "n_sites: expected a whole number, got 'many'"),
         (lambda: load("ich-phantom", "small", sites=1), "n_sites: expected 2..100, got 1"),
         (lambda: load("ich-phantom", "small", augment="maybe"), "augment: expected true or false, got 'maybe'"),

@@ -83,28 +83,22 @@ Label = Callable[[Any], Any]
 """What an entry says -> the label, None where it says nothing; raises ValueError that says what was expected."""
 
 
-def read_datalist(
-    path: Path, root: Path, *, masks: bool, classes: Sequence[str], links: bool = False, label: Label | None = None
-) -> dict[str, list[Item]]:
+def read_datalist(path: Path, root: Path, **how: Any) -> dict[str, list[Item]]:
     """Split ("train", "val", "test") -> items in the list's order, without those that have no label.
 
     Args:
-        masks: whether labels are paths of masks.
-        classes: their names; a label is one of them, or its place from 0. Ignored for masks.
-        links: whether a symbolic link in the data root may lead out of it.
-        label: how a label is read that is neither a class nor a mask.
+        how: masks: whether labels are paths of masks; classes: their names, of which, or of whose places from 0, a
+            label is one, ignored for masks; links: whether a symbolic link in the data root may lead out of it; label:
+            how a label is read that is neither a class nor a mask.
 
     Raises:
         DataError: names the file, the split, the entry's number (from 0), what was expected and what came.
     """
     found = {}
     for key, entries in read_lists(path).items():
-        found[SPLITS[key]], errors = checked_items(
-            path.name, key, entries, root, masks=masks, classes=classes, links=links, label=label
-        )
-        for error in errors:
-            if error.code != NO_LABEL:
-                raise error
+        found[SPLITS[key]], errors = checked_items(path.name, key, entries, root, **how)
+        if wrong := [error for error in errors if error.code != NO_LABEL]:
+            raise wrong[0]
     return found
 
 
@@ -130,28 +124,27 @@ def read_lists(path: Path) -> dict[str, list[Any]]:
 
 
 def checked_items(
-    file: str,
-    key: str,
-    entries: Sequence[Any],
-    root: Path,
-    *,
-    masks: bool,
-    classes: Sequence[str],
-    links: bool = False,
-    label: Label | None = None,
+    file: str, key: str, entries: Sequence[Any], root: Path, **how: Any
 ) -> tuple[list[Item], list[DataError]]:
     """The good entries of one list, and what is wrong with every other."""
     items, errors = [], []
     for i, entry in enumerate(entries):
         try:
-            items.append(_item(f"datalist {file}: {key}[{i}]", entry, root, masks, classes, links, label))
+            items.append(_item(f"datalist {file}: {key}[{i}]", entry, root, **how))
         except DataError as error:
             errors.append(error)
     return items, errors
 
 
 def _item(
-    where: str, entry: Any, root: Path, masks: bool, classes: Sequence[str], links: bool, read: Label | None
+    where: str,
+    entry: Any,
+    root: Path,
+    *,
+    masks: bool,
+    classes: Sequence[str],
+    links: bool = False,
+    label: Label | None = None,
 ) -> Item:
     if not isinstance(entry, dict):
         raise DataError("entry", f'{where}: expected {{"image": ..., "label": ...}}, got {type(entry).__name__}')
@@ -161,26 +154,21 @@ def _item(
     given = entry.get("label")
     if given is None or given == "" or given != given:  # NaN: how a table's empty cell may be written
         raise DataError(NO_LABEL, f"{where}: has no label")
-    if read is not None:
-        label = _read(given, read, where)
+    if label is None:
+        told = inside(root, given, f"{where}: label", links) if masks else _class(given, classes, f"{where}: label")
     else:
-        label = inside(root, given, f"{where}: label", links) if masks else _class(given, classes, f"{where}: label")
+        try:
+            told = label(given)
+        except ValueError as error:
+            raise DataError("label", f"{where}: label: {error}, got {shown(given)}") from None
+        if told is None:
+            raise DataError(NO_LABEL, f"{where}: has no label")
     attributes = {k: str(v) for k, v in entry.items() if k not in ("image", "label", FRAME)}
     path = inside(root, entry["image"], f"{where}: image", links)
     number = entry.get(FRAME)
     if number is not None and (type(number) is not int or number < 0):
         raise DataError("entry", f"{where}: {FRAME}: expected a whole number from 0, got {shown(number)}")
-    return Item(path if number is None else Frame(path, number), label, attributes)
-
-
-def _read(given: Any, read: Label, where: str) -> Any:
-    try:
-        found = read(given)
-    except ValueError as error:
-        raise DataError("label", f"{where}: label: {error}, got {shown(given)}") from None
-    if found is None:
-        raise DataError(NO_LABEL, f"{where}: has no label")
-    return found
+    return Item(path if number is None else Frame(path, number), told, attributes)
 
 
 def _class(given: Any, classes: Sequence[str], where: str) -> int:

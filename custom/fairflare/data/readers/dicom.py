@@ -47,18 +47,19 @@ def is_dicom(path: Path) -> bool:
 
 def holds_image(path: Path) -> bool:
     """Whether a DICOM file says that it has pixels; reports, presentation states and contours have none."""
-    try:
-        found = pydicom_quietly().dcmread(path, stop_before_pixels=True, defer_size=DEFERRED, specific_tags=["Rows"])
-        return bool(found.get("Rows"))
-    except Exception:  # pydicom raises whatever it meets
-        return False
+    return bool(_told(path, "Rows"))
 
 
 def series_of(path: Path) -> str | None:
     """The number of the series that a file is of; None where it does not say, or cannot be read."""
+    found: str | None = _told(path, "SeriesInstanceUID")
+    return found
+
+
+def _told(path: Path, name: str) -> Any:
     try:
-        found = pydicom_quietly().dcmread(path, stop_before_pixels=True, specific_tags=["SeriesInstanceUID"])
-        return found.get("SeriesInstanceUID")
+        found = pydicom_quietly().dcmread(path, stop_before_pixels=True, defer_size=DEFERRED, specific_tags=[name])
+        return found.get(name)
     except Exception:  # pydicom raises whatever it meets
         return None
 
@@ -70,26 +71,23 @@ def header(path: Path) -> Any:
         DataError: "unreadable": no DICOM, no image, or one that says it holds more pixels than there may be.
     """
     with guarded(path):
-        return _header(path, pydicom_quietly())
-
-
-def _header(path: Path, pydicom: Any) -> Any:
-    meta, size = pydicom.filereader.read_file_meta_info(path), path.stat().st_size
-    if meta.get("TransferSyntaxUID") == pydicom.uid.DeflatedExplicitVRLittleEndian and size > MOST_DEFLATED:
-        raise WrongHeaderError("deflated as a whole; unpack it, e.g. with dcmconv")
-    found = pydicom.dcmread(path, stop_before_pixels=True, defer_size=DEFERRED)
-    rows, columns, samples = (int(found.get(name) or 0) for name in ("Rows", "Columns", "SamplesPerPixel"))
-    bits, many, samples = int(found.get("BitsAllocated") or 0), frames_in(found), samples or 1
-    if not rows or not columns:
-        raise WrongHeaderError(f"DICOM without an image, modality {str(found.get('Modality') or 'unknown')[:16]}")
-    if rows * columns * samples > MOST_PIXELS or not 0 < many <= MOST_FRAMES or samples not in (1, 3):
-        raise WrongHeaderError(f"a header of {many} x {rows} x {columns} pixels with {samples} values each")
-    told, syntax = rows * columns * samples * many * bits // 8, meta.get("TransferSyntaxUID")
-    if syntax is None:
-        raise WrongHeaderError("its header names no transfer syntax")
-    if not (syntax.is_compressed or syntax.is_deflated) and told > size:
-        raise WrongHeaderError(f"{many} x {rows} x {columns} pixels are {told} bytes, the file has {size}")
-    return found
+        pydicom = pydicom_quietly()
+        meta, size = pydicom.filereader.read_file_meta_info(path), path.stat().st_size
+        if meta.get("TransferSyntaxUID") == pydicom.uid.DeflatedExplicitVRLittleEndian and size > MOST_DEFLATED:
+            raise WrongHeaderError("deflated as a whole; unpack it, e.g. with dcmconv")
+        found = pydicom.dcmread(path, stop_before_pixels=True, defer_size=DEFERRED)
+        rows, columns, samples = (int(found.get(name) or 0) for name in ("Rows", "Columns", "SamplesPerPixel"))
+        bits, many, samples = int(found.get("BitsAllocated") or 0), frames_in(found), samples or 1
+        if not rows or not columns:
+            raise WrongHeaderError(f"DICOM without an image, modality {str(found.get('Modality') or 'unknown')[:16]}")
+        if rows * columns * samples > MOST_PIXELS or not 0 < many <= MOST_FRAMES or samples not in (1, 3):
+            raise WrongHeaderError(f"a header of {many} x {rows} x {columns} pixels with {samples} values each")
+        told, syntax = rows * columns * samples * many * bits // 8, meta.get("TransferSyntaxUID")
+        if syntax is None:
+            raise WrongHeaderError("its header names no transfer syntax")
+        if not (syntax.is_compressed or syntax.is_deflated) and told > size:
+            raise WrongHeaderError(f"{many} x {rows} x {columns} pixels are {told} bytes, the file has {size}")
+        return found
 
 
 def frames_in(found: Any) -> int:

@@ -129,10 +129,8 @@ def _table(path: Path, rows: Iterable[tuple[str, list[str]]]) -> tuple[list[str]
         longest = max(map(len, row), default=0)
         if longest > LONGEST_CELL:
             at = next(k for k, cell in enumerate(row) if len(cell) == longest)
-            text = (
-                f"{place}: {shown(names[at])}: expected a cell of at most {LONGEST_CELL:,} characters, got {longest:,}"
-            )
-            raise _refused(path, "unreadable", text)
+            text = f"{place}: {shown(names[at])}: expected a cell of at most {LONGEST_CELL:,} characters"
+            raise _refused(path, "unreadable", f"{text}, got {longest:,}")
         if any(row):
             found.append((row + [""] * (len(names) - len(row)))[: len(names)])
     if not names:
@@ -156,13 +154,11 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
         raise _refused(path, "column", f"expected at most {MOST_COLUMNS:,} columns, got {len(names):,}")
     if not any(names):
         raise _refused(path, "unreadable", "expected column names in the first row, got none")
-    long = next((name for name in names if len(name) > LONGEST_CELL), None)
-    if long is not None:
-        text = f"expected column names of at most {LONGEST_CELL:,} characters, got one of {len(long):,}"
+    if long := [len(name) for name in names if len(name) > LONGEST_CELL]:
+        text = f"expected column names of at most {LONGEST_CELL:,} characters, got one of {long[0]:,}"
         raise _refused(path, "unreadable", text)
-    twice = next((name for name, n in Counter(names).items() if name and n > 1), None)
-    if twice is not None:
-        raise _refused(path, "column", f"expected every column once, got {shown(twice)} twice")
+    if twice := [name for name, n in Counter(names).items() if name and n > 1]:
+        raise _refused(path, "column", f"expected every column once, got {shown(twice[0])} twice")
 
 
 def _text_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
@@ -177,14 +173,10 @@ def _text_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
             file.readline()
         reader = csv.reader(_lines(path, file), delimiter=delimiter, skipinitialspace=delimiter != "\t", strict=True)
         rows = _parsed(path, reader)
-        if delimiter == ",":
-            yield from rows
-        else:
-            yield from _with_points(path, rows)
+        yield from rows if delimiter == "," else _with_points(path, rows)
 
 
 def _parsed(path: Path, reader: Any) -> Iterator[tuple[str, list[str]]]:
-    """Rows of a csv reader that are not empty, each with its place."""
     try:
         for cells in reader:
             if cells:
@@ -298,14 +290,12 @@ def _replace(rows: list[tuple[str, list[str]]], k: int, thousands: str, decimal:
 
 
 def _excel_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """The rows of the only sheet with cells."""
     import pandas as pd
 
     try:
         if zipfile.is_zipfile(path) and sum(one.file_size for one in zipfile.ZipFile(path).infolist()) > LARGEST_EXCEL:
-            raise _refused(
-                path, "unreadable", f"expected an Excel file of at most {LARGEST_EXCEL // 2**20} MB unpacked"
-            )
+            most = f"expected an Excel file of at most {LARGEST_EXCEL // 2**20} MB unpacked"
+            raise _refused(path, "unreadable", most)
         with pd.ExcelFile(path) as book:
             as_is: dict[str, Any] = {"header": None, "dtype": object, "na_filter": False}
             sheets = {str(name): pd.read_excel(book, sheet_name=name, **as_is) for name in book.sheet_names}
@@ -317,10 +307,8 @@ def _excel_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
         raise _refused(path, "unreadable", f"cannot be read as Excel ({type(error).__name__})") from None
     full = [name for name, sheet in sheets.items() if sheet.size]
     if len(full) > 1:
-        names = ", ".join(map(shown, full))
-        raise _refused(
-            path, "unreadable", f"expected one sheet with cells, got {names}: save the one that counts alone"
-        )
+        text = f"expected one sheet with cells, got {', '.join(map(shown, full))}: save the one that counts alone"
+        raise _refused(path, "unreadable", text)
     for name in full:
         for row, cells in enumerate(sheets[name].itertuples(index=False, name=None), 1):
             yield f"row {row}", [as_cell(cell) for cell in cells]

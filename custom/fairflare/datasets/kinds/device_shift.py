@@ -18,7 +18,6 @@ from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds import partition
-from fairflare.datasets.kinds.partition import REMARK, with_one_image
 from fairflare.datasets.simulated.cache import kept_splits
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import RENDERING, SPLIT, Task, expect, expect_choices, expect_pixels, site_index
@@ -114,7 +113,7 @@ class DeviceShift(Task):
     def sites(self) -> dict[str, str]:
         words = [device.words for device in self.devices[: self.n_sites]]
         if self.free_rider:
-            words[self.free_rider - 1] += f"; {REMARK}"
+            words[self.free_rider - 1] += f"; {partition.REMARK}"
         return {f"site-{k}": kind for k, kind in enumerate(words, start=1)}
 
     def network(self) -> nn.Module:
@@ -122,8 +121,7 @@ class DeviceShift(Task):
 
     def image_inputs(self) -> ImageInputs:
         values: dict[str, tuple[int, ...]] = {name: (k,) for k, name in enumerate(self.classes, start=1)}
-        reader = Reader(self.size, len(self.mean), values)
-        return ImageInputs(reader, tuple(self.mean), tuple(self.std))
+        return ImageInputs(Reader(self.size, len(self.mean), values), tuple(self.mean), tuple(self.std))
 
     def drawn(self) -> tuple[str, ...]:
         return SPLIT, RENDERING
@@ -131,7 +129,7 @@ class DeviceShift(Task):
     def site_data(self, site: str) -> TensorData:
         k, rows = site_index(site, self.sites()), self.rows(site)
         if k == self.free_rider - 1:
-            rows = with_one_image(rows)
+            rows = partition.with_one_image(rows)
         device = self.devices[k].at(self.shift)
         splits = kept_splits(self, site, lambda part: self._rendered(rows[part], device))
         return self.made(**splits, n_classes=0, mean=self.mean, std=self.std, augment=self.augment)
@@ -148,11 +146,8 @@ class DeviceShift(Task):
         k = site_index(site, self.sites())
         ends = np.round(np.cumsum((0, *self._shares())) * self.images).astype(int)
         members = np.arange(ends[k], ends[k + 1])
-        shuffled = np.random.default_rng(derive(self.data_seed, self.name, "split", k)).permutation(members)
-        n_val, n_test = (round(share * len(members)) for share in self.held_out)
-        val, test, train = np.split(shuffled, (n_val, n_val + n_test))
-        test = partition.with_more(np.sort(test), k, self.site_test_images)
-        return {"train": np.sort(train), "val": np.sort(val), "test": test}
+        seed = derive(self.data_seed, self.name, "split", k)
+        return partition.own_rows(members, self.held_out, k, self.site_test_images, seed)
 
     def _shares(self) -> np.ndarray:
         shares = np.array(self.shares[: self.n_sites])

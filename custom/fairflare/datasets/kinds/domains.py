@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, Training
 from fairflare.data.readers.geometry import NATURAL
 from fairflare.data.tensors import TensorData, normalised
-from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
+from fairflare.datasets.kinds.partition import SMALLEST_SITE, dirichlet_by_label, redrawn
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import PARTITION, SPLIT, Task, expect, expect_choices, site_index
 
@@ -30,10 +31,9 @@ SMALL = Training(rounds=20, epochs=2, batch_size=32, optimizer="sgd", lr=0.02, m
 PAPER = Training(rounds=200, epochs=10, batch_size=64, optimizer="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5)
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation per channel on [0, 1], which FedHEAL takes, too."""
-SMALLEST_SITE = 24
-"""Images that every site has at least."""
 
 
+@dataclass(frozen=True)
 class OverDomains(Task):
     """What a task's sites hold, for a frozen dataclass whose ``n_sites`` is a multiple of its domains.
 
@@ -47,10 +47,11 @@ class OverDomains(Task):
     headline = "accuracy"
     domain_names: ClassVar[Sequence[str]]
     most_sites: ClassVar[int] = 40
-    alpha: float = 0.0
-    n_sites: int
-    model: str
-    data_seed: int
+    alpha = 0.0  # no field: a task that has the option declares it
+
+    n_sites: int = 20
+    model: Literal["small-cnn", "small-cnn-bn", "resnet10", "resnet18"] = "small-cnn"
+    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         expect_choices(self)

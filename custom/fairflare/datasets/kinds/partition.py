@@ -7,7 +7,9 @@ Beside its share a simulated site may have further test images: they cost render
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from torch import nn
@@ -17,6 +19,8 @@ from fairflare.networks import builtin as networks
 from fairflare.tasks.base import Task, expect, expect_choices
 
 ATTEMPTS = 200
+SMALLEST_SITE = 24
+"""Images that every site has at least."""
 
 
 def dirichlet_with_corrupted(labels: np.ndarray, n_sites: int, n_corrupted: int, alpha: float, seed: int) -> np.ndarray:
@@ -103,15 +107,21 @@ def check_site_tests(wanted: int) -> None:
     expect("site_test_images", 0 <= wanted <= MOST_SITE_TESTS, f"0..{MOST_SITE_TESTS}", wanted)
 
 
-def with_more(test: np.ndarray, k: int, wanted: int) -> np.ndarray:
-    """The numbers of a site's own test images and, behind them, of as many others as make ``wanted``.
+def own_rows(members: np.ndarray, held_out: Sequence[float], k: int, wanted: int, seed: int) -> dict[str, np.ndarray]:
+    """Split -> numbers of a site's images, sorted; behind its own test images as many others as make ``wanted``.
 
     Args:
-        test: sorted numbers of the images that its share has for testing.
+        members: numbers of the images of its share.
+        held_out: shares of these for validation and testing.
         k: the site's index; no two sites have a number in common.
         wanted: test images of the site at least.
+        seed: of who is in which split.
     """
-    return np.concatenate((test, FIRST_BESIDE + k * MOST_SITE_TESTS + np.arange(max(0, wanted - len(test)))))
+    n_val, n_test = (round(share * len(members)) for share in held_out)
+    shuffled = np.random.default_rng(seed).permutation(members)
+    val, test, train = map(np.sort, np.split(shuffled, (n_val, n_val + n_test)))
+    beside = FIRST_BESIDE + k * MOST_SITE_TESTS + np.arange(max(0, wanted - len(test)))
+    return {"train": train, "val": val, "test": np.concatenate((test, beside))}
 
 
 def labels_of(own: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
@@ -130,19 +140,21 @@ def alike(spare: np.ndarray, classes: np.ndarray, own: np.ndarray) -> np.ndarray
     return spare[place < np.floor(most * shares)[classes]]
 
 
+@dataclass(frozen=True)
 class PoorSites(Task):
     """Quality shift: the last ``corrupted`` of ``n_sites`` sites hold poor images, ``corruption`` of a ``severity``."""
 
     headline = "balanced_accuracy"
-    n_sites: int
-    corrupted: int
-    corruption: str
-    severity: int
-    alpha: float
-    size: int
-    model: str
-    pretrained_weights: str | None
-    data_seed: int
+    n_sites: int = 8
+    corrupted: int = 2
+    corruption: Literal["noise", "motion"] = "noise"
+    severity: int = 3
+    alpha: float = 1.0
+    size: int = 48
+    model: Literal["small-cnn", "small-cnn-bn", "resnet18"] = "small-cnn"
+    pretrained_weights: str | None = None
+    augment: bool = False
+    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         expect_choices(self)
@@ -160,6 +172,14 @@ class PoorSites(Task):
         poor = f"{self.corruption}, severity {self.severity}"
         kinds = ["clean"] * (self.n_sites - self.corrupted) + [poor] * self.corrupted
         return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
+
+    def dealt(self, labels: np.ndarray, seed: int) -> np.ndarray:
+        """int64 (N,): the site's index of every example with such ``labels``, by the papers' rule."""
+
+        def draw(seed: int) -> np.ndarray:
+            return dirichlet_with_corrupted(labels, self.n_sites, self.corrupted, self.alpha, seed)
+
+        return redrawn(draw, labels, self.n_sites, seed, minimum=SMALLEST_SITE)
 
     def built(self, channels: int) -> nn.Module:
         """The network for images of so many channels."""

@@ -7,12 +7,15 @@ sites are real centres, and who is where and in which split is fixed once for al
 
 from __future__ import annotations
 
+import csv
+import gzip
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
-from typing import ClassVar
+from functools import cache, lru_cache
+from importlib import resources
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -61,6 +64,14 @@ class Patients:
         return Split(inputs, torch.from_numpy(self.labels[rows]), attributes)
 
 
+@cache
+def packed(file: str) -> Mapping[str, tuple[str, ...]]:
+    """Column -> its cells as text, "" where missing, of a packed CSV file of the package, in the file's order."""
+    content = gzip.decompress(resources.files("fairflare.datasets").joinpath(f"data/{file}").read_bytes())
+    names, *rows = csv.reader(content.decode().splitlines())
+    return dict(zip(names, zip(*rows)))
+
+
 def as_in_fedufo(
     needs: str,
     gamma: float,
@@ -93,6 +104,7 @@ class Table(Patients):
     cases: np.ndarray | None = None
 
 
+@dataclass(frozen=True)
 class TableTask(Task):
     """A task whose sites are natural groups of one table's rows, label-skewed shares of all, or such shares of a group.
 
@@ -114,7 +126,7 @@ class TableTask(Task):
     """What ``sites_by`` calls the natural groups; empty: there are none."""
     natural_words: ClassVar[str] = ""
     """The natural groups in an error message, e.g. "regions"."""
-    natural_groups: Sequence[str] = ()
+    natural_groups: ClassVar[Sequence[str]] = ()
     """Their names, in the order of the sites."""
     smallest_site: ClassVar[int]
     """Patients that every site has at least."""
@@ -123,14 +135,16 @@ class TableTask(Task):
     stratified: ClassVar[bool] = True
     """Whether splits are drawn within each class."""
 
-    sites_by: str = DIRICHLET
-    limit: int | None = None
-    n_sites: int
-    alpha: float
-    test_fraction: float
-    val_fraction: float
-    model: str
-    data_seed: int
+    # No fields: a task that has one of these options declares it.
+    sites_by = DIRICHLET
+    limit = None  # type: int | None
+
+    n_sites: int = 2
+    alpha: float = 1.0
+    test_fraction: float = 0.2
+    val_fraction: float = 0.15
+    model: Literal["mlp", "linear", "regression"] = "mlp"
+    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         expect_choices(self)

@@ -23,12 +23,9 @@ from fairflare.core.types import Training
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
 from fairflare.datasets.kinds.on_disk import Arrays, ImagesOnDisk
-from fairflare.datasets.kinds.partition import PoorSites, dirichlet_with_corrupted, redrawn
+from fairflare.datasets.kinds.partition import SMALLEST_SITE, PoorSites
 from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
 from fairflare.tasks.base import SPLIT, Preset, expect, site_index
-
-SMALLEST_SITE = 24
-"""Images that every site has at least."""
 
 
 @dataclass(frozen=True)
@@ -193,16 +190,9 @@ class QualityShift(PoorSites, ImagesOnDisk):
 
     n_sites: int = 20
     corrupted: int = 4
-    corruption: Literal["noise", "motion"] = "noise"
-    severity: int = 3
-    alpha: float = 1.0
     partition: Literal["rule", "file"] = "rule"
     size: int = 64
-    model: Literal["small-cnn", "small-cnn-bn", "resnet18"] = "small-cnn"
-    pretrained_weights: str | None = None
-    augment: bool = False
     limit: int | None = None
-    data_seed: int = 2024
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -320,11 +310,7 @@ class QualityShift(PoorSites, ImagesOnDisk):
             places = [root / self.folder / name, root / self.folder / "partitions" / name]
             path = self.needed(next((p for p in places if p.exists()), places[0]))
             return read_partition(path, self.n_sites, len(table.ids))
-
-        def draw(seed: int) -> np.ndarray:
-            return dirichlet_with_corrupted(table.labels, self.n_sites, self.corrupted, self.alpha, seed)
-
-        sites = redrawn(draw, table.labels, self.n_sites, SITES_SEED, minimum=SMALLEST_SITE)
+        sites = self.dealt(table.labels, SITES_SEED)
         return [np.flatnonzero(sites == k) for k in range(self.n_sites)]
 
     def _items_in(self, root: Path, site: str, folder: Path) -> dict[str, list[Item]]:
@@ -375,7 +361,6 @@ def corrupt(
 
 
 def _stored(path: Path) -> np.ndarray:
-    """uint8 (H, W) or (H, W, 3)."""
     try:
         with Image.open(path) as file:
             return np.asarray(file if file.mode in ("L", "RGB") else file.convert("RGB"))

@@ -7,6 +7,7 @@ They are the average of 152 people: every patient here is a warp of that one bra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import metadata
@@ -23,6 +24,8 @@ FIRST, LAST = 76, 98
 """Axial slices of the template (1 mm) in which the lateral ventricles are seen; every class is drawn on all of them."""
 DEEP = 22.0
 """Millimetres below the brain's surface from which on CSF can be ventricle."""
+GAP = 2.0
+"""Millimetres of fluid between brain and skull."""
 ORIGIN = (98, 134)
 """Pixel of the template's x = y = 0, the anterior commissure."""
 SOURCE = (
@@ -115,6 +118,25 @@ def soft(millimetres: np.ndarray, width: float = 2.0) -> np.ndarray:
     return np.clip(millimetres / width + 0.5, 0, 1)
 
 
+def signal(
+    depth: np.ndarray, shares: np.ndarray, levels: Sequence[float], skull: int, rng: np.random.Generator
+) -> np.ndarray:
+    """What tissues look like, in the brain and around it.
+
+    Args:
+        depth: millimetres below the brain's surface.
+        shares: of each pixel that are grey and white matter, [0, 1].
+        levels: of grey matter, white matter, fluid, bone and scalp.
+        skull: its thinnest in millimetres.
+    """
+    grey, white = shares
+    image = levels[0] * grey + levels[1] * white + levels[2] * np.clip(1 - grey - white, 0, 1)
+    inner, outer = rng.uniform(skull, skull + 3), rng.uniform(3, 6)
+    for level, start in ((levels[2], -GAP), (levels[3], 0.0), (levels[4], inner), (0.0, inner + outer)):
+        image = image + soft(-depth - GAP - start) * (level - image)
+    return image
+
+
 def _warped_grid(pixels: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     ticks = (np.arange(pixels) + 0.5) / pixels - 0.5
     right, front = np.meshgrid(ticks * FIELD_OF_VIEW, -ticks * FIELD_OF_VIEW)
@@ -163,10 +185,15 @@ def ventricle_region(shape: tuple[int, int, int]) -> np.ndarray:
 
 def _volume(kind: str) -> np.ndarray:
     """The chosen slices of the "t1", "gm" or "wm" map, float32 (X, Y, S) in [0, 1]."""
+    return np.asarray(template(kind)[:, :, FIRST : LAST + 1].astype(np.float32) / 255)
+
+
+def template(kind: str) -> np.ndarray:
+    """The "t1", "gm" or "wm" map as it is stored, uint8 (X, Y, Z)."""
     path = nilearn_file(FILES.format(kind))
     import nibabel
 
-    return np.asarray(cast(Any, nibabel.load(path)).dataobj)[:, :, FIRST : LAST + 1].astype(np.float32) / 255
+    return np.asarray(cast(Any, nibabel.load(path)).dataobj)
 
 
 def nilearn_file(name: str) -> Path:

@@ -108,7 +108,6 @@ def _is_ours(task: type) -> bool:
 
 
 def _key(task: Any, part: str) -> str:
-    """All that the result depends on, as one line of JSON."""
     options = {key: value for key, value in dataclasses.asdict(task).items() if key not in NOT_RENDERED}
     content = {
         "format": FORMAT,
