@@ -97,7 +97,7 @@ def join(
     over all their patients, or with --secure sums over sites alone.
     """
     from fairflare.functional.decision import Design
-    from fairflare.studies.join import OneSplit, Question, measure_join
+    from fairflare.studies.join import OneSplit, Question, measure_join, within
 
     design = OneSplit(folds, 1) if one_split else Design(folds, repeats)
     question = Question(methods, task, design, seed=seed, choices=choices, **asked)
@@ -114,8 +114,6 @@ def join(
         found = join_by_job(config, folder, env=env, deployment=deployment, force=force)
     else:
         if budget is not None:
-            from fairflare.studies.join_cost import within
-
             question = within(question, folder, budget, force=force, workers=workers)
         found = measure_join(question, folder, force=force, workers=workers)
     said = [f"{site}: {row['answer']}" for site, row in found["sites"].items()]
@@ -181,7 +179,7 @@ def sheet(folder: Path, sites: tuple[str, ...], language: str) -> Told:
     What was asked, who took part, the answer with its interval, what could go wrong, what leaves the hospital, and how
     to withdraw. docs/join.md
     """
-    from fairflare.studies.sheets import sheets_of
+    from fairflare.studies.joined import sheets_of
 
     pages = [str(path) for path in sheets_of(folder, sites, language)]
     return {"pages": pages}, "\n".join(pages)
