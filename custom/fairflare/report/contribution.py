@@ -168,38 +168,25 @@ Shares = Mapping[str, float]
 
 
 def agreement(a: Shares, b: Shares) -> dict[str, float | None]:
-    """{"pearson_x100", "euclid", "cosine"} of two share vectors over the same sites."""
-    return {"pearson_x100": pearson_x100(a, b), "euclid": euclid(a, b), "cosine": cosine(a, b)}
+    """How well two share vectors over the same sites agree.
+
+    Returns:
+        pearson_x100: 100 times Pearson's correlation, in [-100, 100]; None where either is constant; euclid: their
+        distance, >= 0 and at most sqrt(2) between shares; None without sites; cosine: of the angle between them, in
+        [0, 1] for shares; None where either is zero.
+    """
+    x, y = _vectors(a, b)
+    correlation = _cosine(_centred(x), _centred(y))
+    pearson = None if correlation is None else 100 * correlation
+    return {"pearson_x100": pearson, "euclid": math.dist(x, y) if x else None, "cosine": _cosine(x, y)}
 
 
 def agreements(a: Shares, b: Shares) -> dict[str, float | None]:
     """``agreement`` and "spearman", the correlation of the ranks (ties shared), in [-1, 1]."""
-    return {**agreement(a, b), "spearman": spearman(a, b)}
-
-
-def spearman(a: Shares, b: Shares) -> float | None:
     from scipy.stats import rankdata
 
-    x, y = (rankdata(values).tolist() if values else [] for values in _vectors(a, b))
-    return _cosine(_centred(x), _centred(y)) if x else None
-
-
-def pearson_x100(a: Shares, b: Shares) -> float | None:
-    """100 times Pearson's correlation, in [-100, 100]; None when either vector is constant."""
-    x, y = _vectors(a, b)
-    correlation = _cosine(_centred(x), _centred(y))
-    return None if correlation is None else 100 * correlation
-
-
-def euclid(a: Shares, b: Shares) -> float | None:
-    """Euclidean distance, >= 0 and at most sqrt(2) between shares; None without sites."""
-    x, y = _vectors(a, b)
-    return math.dist(x, y) if x else None
-
-
-def cosine(a: Shares, b: Shares) -> float | None:
-    """Cosine of the angle between the vectors, in [0, 1] for shares; None when either is zero."""
-    return _cosine(*_vectors(a, b))
+    x, y = (_centred(rankdata(values).tolist()) if values else [] for values in _vectors(a, b))
+    return {**agreement(a, b), "spearman": _cosine(x, y)}
 
 
 def clipped_shares(values: Shares) -> dict[str, float]:
@@ -250,14 +237,9 @@ def sampled_shapley(
     Raises:
         ValueError: a coalition is missing.
     """
-    _require(prefixes(orders), utilities)
+    _require([frozenset(), *functional.prefixes(orders)] if orders else [], utilities)
     added = functional.additions(orders, utilities)
     return {site: {"value": math.fsum(found) / len(found), "se": _error(found)} for site, found in added.items()}
-
-
-def prefixes(orders: Sequence[Sequence[str]]) -> list[Coalition]:
-    """The coalitions that ``sampled_shapley`` reads, each once, the empty one first."""
-    return [frozenset(), *functional.prefixes(orders)] if orders else []
 
 
 def _error(values: Sequence[float]) -> float | None:

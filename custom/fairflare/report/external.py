@@ -34,19 +34,11 @@ def evaluation(about: Json, sites: Mapping[str, Mapping[str, Any]], beside: Mapp
         sites, one for each name in natural order: see ``of_site``; and rejected: name -> why there is nothing of it.
     """
     more = {"own": None, "recalibration": None}
-    shown = {name: {**of_site(found, about), **more, **(beside or {}).get(name, {})} for name, found in sites.items()}
-    kept = ("headline", "classes", "real", "title", "metrics", "group_metric", "clinical")
-    kept_too = ("model", "min_count", "level", "split", "by")
-    return dict(
-        json_value(
-            {
-                "format": FORMAT,
-                **{key: about[key] for key in (*kept, *kept_too) if key in about},
-                "sites": {name: shown[name] for name in in_order(shown)},
-                "rejected": about.get("rejected") or {},
-            }
-        )
-    )
+    shown = {name: {**of_site(sites[name], about), **more, **(beside or {}).get(name, {})} for name in in_order(sites)}
+    kept = ["headline", "classes", "real", "title", "metrics", "group_metric", "clinical"]
+    kept += ["model", "min_count", "level", "split", "by"]
+    told = {"format": FORMAT, **{key: about[key] for key in kept if key in about}}
+    return dict(json_value({**told, "sites": shown, "rejected": about.get("rejected") or {}}))
 
 
 def of_site(found: Mapping[str, Any], about: Json) -> Json:
@@ -75,11 +67,12 @@ def of_site(found: Mapping[str, Any], about: Json) -> Json:
     threshold = number((about.get("clinical") or {}).get("threshold")) or 0.5
     seen = {} if about.get("curves") else views(found.get(CLINICAL) or {}, threshold)  # of times there are no risks
     whole = seen.pop("", None)
+    few = f"none leaves of {plural(int(n or 0), 'case')}, with a minimum of {about.get('min_count')}"
     return {
         "n": n,
         "metrics": metrics,
         "calibration": whole,
-        "calibration_why": "" if whole or not about.get("clinical") else _why_not(n, about),
+        "calibration_why": "" if whole or not about.get("clinical") else few,
         "trivial_brier": _constant(whole),
         "survival": steps_of(found.get(CLINICAL) or {}, (about.get("curves") or {}).get("ends", ())),
         "groups": _groups((found.get("groups") or {}).get(TEST) or {}, seen, about),
@@ -89,10 +82,6 @@ def of_site(found: Mapping[str, Any], about: Json) -> Json:
 def _reason(name: str, one: Json) -> str:
     """Why a metric may not be defined; "" for one that always is."""
     return f"it needs {one['needs']}" if one.get("needs") else ONE_CLASS if named(name).of_classes else ""
-
-
-def _why_not(n: float | None, about: Json) -> str:
-    return f"none leaves of {plural(int(n or 0), 'case')}, with a minimum of {about.get('min_count')}"
 
 
 def _constant(view: Json | None) -> float | None:

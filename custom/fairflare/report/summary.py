@@ -8,19 +8,12 @@ from typing import Any
 
 from fairflare.core.findings import CODES, LEVELS
 from fairflare.core.settings import flat
+from fairflare.report import deployed_model
 from fairflare.report.after import after_sections, risk_section
 from fairflare.report.audit_reader import PERSONAL, Trail, read_trail, timing, traffic
 from fairflare.report.benefit import benefit_section
 from fairflare.report.deployed_model import CAVEAT as PERSONAL_CAVEAT
 from fairflare.report.deployed_model import CHOSEN_CAVEAT as BEST_CAVEAT
-from fairflare.report.deployed_model import (
-    OWN_CAVEAT,
-    chosen_section,
-    own_rows,
-    personal_of,
-    personal_section,
-    used_models,
-)
 from fairflare.report.fairness import describe, mean
 from fairflare.report.groups import group_section
 from fairflare.report.notes import note_sections
@@ -90,6 +83,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
 
     whole, trail = read_trail(entries), counted_trail(config, entries)
     about = config.get("about") or {}
+    as_is = "site_names" in (config.get("options") or {}) and not (config.get("training") or {}).get("logit_tau")
     headline = about.get("headline") or "balanced_accuracy"
     described = about.get("sites") or {}
     sites = trail.sites() or in_order(described)
@@ -98,9 +92,9 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     counted = trail.of_own_models() if counts_own else trail
     rows = site_rows(counted, sites, described, headline)
     values = {row["site"]: row["value"] for row in rows}
-    personal = personal_section(trail, sites, headline, higher)
-    used = used_models(config, personal)
-    in_use = own_rows(rows, personal) if personal and used else rows
+    personal = deployed_model.personal_section(trail, sites, headline, higher)
+    used = deployed_model.used_models(config, personal)
+    in_use = deployed_model.own_rows(rows, personal) if personal and used else rows
     summary = {
         "format": FORMAT,
         "status": trail.status,
@@ -118,7 +112,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "last": last_rounds(trail.rounds, about.get("table_sets") or {}),
         },
         "preflight": preflight_section(trail),
-        "learned": learned_section(whole, in_use, headline, higher, about, _trained_as_is(config)),
+        "learned": learned_section(whole, in_use, headline, higher, about, as_is),
         "personal": personal,
         "after": after_sections(trail, sites),
         "benefit": benefit_section(trail, sites, about),
@@ -150,14 +144,10 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         summary["used"] = PERSONAL
         summary["personal"]["groups"] = group_section(trail.of_own_models(), config, about)
     summary |= {"unlike": apart} if (apart := unlike(trail)) else {}
-    summary |= {"chosen": found} if (found := chosen_section(whole, config, sites, headline, higher)) else {}
+    summary |= (
+        {"chosen": found} if (found := deployed_model.chosen_section(whole, config, sites, headline, higher)) else {}
+    )
     return json_value({**summary, "caveats": _caveats(summary)})
-
-
-def _trained_as_is(config: Json) -> bool:
-    """Whether the run was trained on a user's own data, with no logits adjusted."""
-    training = config.get("training") or {}
-    return "site_names" in (config.get("options") or {}) and not training.get("logit_tau")
 
 
 SHOWN_HASH = 12
@@ -235,7 +225,7 @@ def _caveats(summary: Json) -> list[str]:
         (len(summary["sites"]) <= 10, "With ten sites or fewer the bottom decile is the worst site."),
         ((summary.get("chosen") or {}).get("headline") == "best", BEST_CAVEAT),
         (summary["personal"] is not None and "counted" not in summary, PERSONAL_CAVEAT),
-        ("counted" in summary, OWN_CAVEAT),
+        ("counted" in summary, deployed_model.OWN_CAVEAT),
         (method.get("selector") == POOL, POOLED_CAVEAT),
         (method.get("trainer") == PRIVATE, PRIVATE_CAVEAT),
         (method.get("trainer") == PRIVATE and (method["settings"] or {}).get("trainer.draws") == "seed", SEEDED_CAVEAT),
@@ -332,7 +322,7 @@ def _sites_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "n_val": (sizes.get(row["site"], {}).get("n") or {}).get("val"),
             "val_metrics": row["val"],
             "trivial": trivial_of(summary, row["site"]),
-            **personal_of(summary, row["site"]),
+            **deployed_model.personal_of(summary, row["site"]),
             "weight": [record["weights"].get(row["site"]) for record in summary["rounds"]],
         }
         for row in summary["sites"]

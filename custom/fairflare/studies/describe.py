@@ -165,21 +165,19 @@ RANGES = {
 
 def answer_table() -> str:
     """``answer_rows`` as Markdown."""
-    columns = ("field", "exchanges", "range", "secure sums", "meaning")
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for row in answer_rows():
-        lines.append(f"| `{row['field']}` | " + " | ".join(row[column] for column in columns[1:]) + " |")
-    return "\n".join(lines)
+    return _as_table(answer_rows(), code=1)
 
 
 def leaving_table() -> str:
     """``leaving_rows`` as Markdown."""
-    lines = ["| method | number | exchange | range | meaning |", "|---|---|---|---|---|"]
-    for row in leaving_rows():
-        lines.append(
-            f"| `{row['method']}` | `{row['number']}` | {row['exchange']} | {row['range']} | {row['meaning']} |"
-        )
-    return "\n".join(lines)
+    return _as_table(leaving_rows(), code=2)
+
+
+def _as_table(rows: list[dict[str, str]], code: int) -> str:
+    """The rows under their keys, the first ``code`` columns as code."""
+    cells = ([f"`{text}`" if k < code else text for k, text in enumerate(row.values())] for row in rows)
+    head = [f"| {' | '.join(rows[0])} |", "|---" * len(rows[0]) + "|"]
+    return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in cells)])
 
 
 def _family(name: str) -> str:
@@ -233,15 +231,12 @@ def _parameters(entry: Method) -> dict[str, Any]:
 
 def part_rows() -> list[dict[str, Any]]:
     """One row per part: kind, id, summary, and own name -> default of its settings."""
-    return [
-        {"kind": kind, "id": id, "summary": _first_line(cls), "parameters": registry.parameters(cls)}
-        for kind in registry.BASES
-        for id, cls in registry.parts(kind).items()
-    ]
-
-
-def _first_line(cls: type) -> str:
-    return (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
+    rows = []
+    for kind in registry.BASES:
+        for id, cls in registry.parts(kind).items():
+            summary = (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
+            rows.append({"kind": kind, "id": id, "summary": summary, "parameters": registry.parameters(cls)})
+    return rows
 
 
 def _task_row(name: str, cls: type[Task]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from fairflare.engine.state import Checkpoint, json_text, load_checkpoint, save_
 from fairflare.report import REPORT
 from fairflare.report.write import verified_run, write_report
 from fairflare.studies import display
-from fairflare.studies.folders import created, is_complete, is_run, opened, refuse_existing
+from fairflare.studies.folders import created, is_complete, is_run, opened, refuse_existing, require_run
 from fairflare.studies.study import leaving_out
 
 STATEMENT = "statement"
@@ -91,8 +91,7 @@ def plan(folder: Path, site: str) -> Plan:
     Raises:
         UserError: no complete run, no such site, too few sites stay, or the sites' data are not on this machine.
     """
-    if not folder.is_dir() or not is_run(folder):
-        raise UserError(f"{folder}: expected the folder of a run")
+    require_run(folder)
     with opened(folder):
         run_history, entries = verified_run(folder)
         described = read_json(folder / CONFIG)

@@ -24,6 +24,8 @@ CALIBRATION = {
     "ece": "expected calibration error",
 }
 SPLITS = {"val": "validation"}
+SPREAD = {"mean": "mean over hospitals", "std": "standard deviation over hospitals (ddof 0)"}
+SPREAD |= {"gap": "best minus worst hospital"}
 SIZES = ("n_examples", "n_val", "n_test")
 HERE = Path(__file__).parent
 
@@ -135,16 +137,8 @@ def _label(run: Run, metric: str) -> str:
 
 
 def _row(metric: str, slice: str, value: Any, source: str, ends: Mapping[str, Any] | None = None, **more: Any) -> Json:
-    low, high = (number((ends or {}).get(end)) for end in ("low", "high"))
-    return {
-        "metric": metric,
-        "slice": slice,
-        "value": number(value),
-        "low": low,
-        "high": high,
-        **more,
-        "source": source,
-    }
+    interval = {end: number((ends or {}).get(end)) for end in ("low", "high")}
+    return {"metric": metric, "slice": slice, "value": number(value), **interval, **more, "source": source}
 
 
 def performance(run: Run) -> list[Json]:
@@ -154,10 +148,8 @@ def performance(run: Run) -> list[Json]:
         for metric, value in (row.get("test") or {}).items():
             ends = (row.get("intervals") or {}).get(metric)
             if number(value) is not None and "loss" not in metric.split("_")[:1] and metric != "train_loss":
-                more = {"n": row.get("n_test"), "level": LEVEL if ends else None}
-                rows.append(
-                    _row(_label(run, metric), f"hospital {site}", value, f"{place}/test/{metric}", ends, **more)
-                )
+                at_site = _label(run, metric), f"hospital {site}", value, f"{place}/test/{metric}"
+                rows.append(_row(*at_site, ends, n=row.get("n_test"), level=LEVEL if ends else None))
     return rows
 
 
@@ -166,42 +158,20 @@ def fairness(run: Run) -> list[Json]:
     found, shown = run.detail, as_used(run.detail)
     label, fair = _label(run, found["headline"]), shown["fairness"]
     base = "personal/personal" if shown is not found else "fairness"
-    rows = []
-    for key, words in (
-        ("mean", "mean over hospitals"),
-        ("std", "standard deviation over hospitals (ddof 0)"),
-        ("gap", "best minus worst hospital"),
-    ):
-        rows.append(_row(label, words, fair[key], f"report.json#/detail/{base}/{key}"))
+    rows = [_row(label, words, fair[key], at(f"{base}/{key}")) for key, words in SPREAD.items()]
     for key in ("worst", "best"):
-        rows.append(
-            _row(
-                label,
-                f"{key} hospital: {fair[key]['site']}",
-                fair[key]["value"],
-                f"report.json#/detail/{base}/{key}/value",
-            )
-        )
+        rows.append(_row(label, f"{key} hospital: {fair[key]['site']}", fair[key]["value"], at(f"{base}/{key}/value")))
     groups = shown.get("groups") or {}
     room = ("groups",) if shown is found else ("personal", "groups")
     label = _label(run, groups.get("metric") or found["headline"])
     for i, row in enumerate(groups.get("rows") or ()):
-        rows.append(
-            _row(label, f"group {group(run, row['group'])}", row["value"], at(*room, "rows", i, "value"), n=row["n"])
-        )
+        place, who = at(*room, "rows", i, "value"), f"group {group(run, row['group'])}"
+        rows.append(_row(label, who, row["value"], place, n=row["n"]))
     for metric, i, row in _benefits(run):
         place = at("benefit", "metrics", metric, "sites", i, "benefit")
         more = {"n": row["n"], "level": found["benefit"]["level"], "verdict": row["verdict"]}
-        rows.append(
-            _row(
-                f"benefit of joining in {_label(run, metric)}",
-                f"hospital {row['site']}",
-                row["benefit"],
-                place,
-                row,
-                **more,
-            )
-        )
+        told = f"benefit of joining in {_label(run, metric)}"
+        rows.append(_row(told, f"hospital {row['site']}", row["benefit"], place, row, **more))
     return [row for row in rows if row["value"] is not None]
 
 
@@ -236,13 +206,8 @@ def harms(run: Run) -> list[Json]:
             one["source"].append(at("benefit", "metrics", metric, rows, i))
     worst = SENTENCES["worst"](run)
     if not found and worst:
-        return [
-            {
-                "groupAtRisk": f"patients of {as_used(run.detail)['fairness']['worst']['site']}",
-                "harms": worst[0],
-                "source": worst[1][0],
-            }
-        ]
+        site = as_used(run.detail)["fairness"]["worst"]["site"]
+        return [{"groupAtRisk": f"patients of {site}", "harms": worst[0], "source": worst[1][0]}]
     return [
         {key: "; ".join(one) if isinstance(one, list) else one for key, one in row.items() if one}
         for row in found.values()
@@ -409,10 +374,6 @@ def _status(run: Run) -> Said:
     return f"http://schema.org/{'Completed' if done else 'Failed'}ActionStatus", [at("status")]
 
 
-def _component(run: Run) -> Said:
-    return f"{run.detail['task']['id']}-{run.detail['method']['id']}", [at("task/id"), at("method/id")]
-
-
 def _model_file(run: Run) -> Said:
     if not run.model:
         return None
@@ -459,11 +420,6 @@ def _states(run: Run) -> Said:
 
 def _environment(run: Run) -> Said:
     return notes()["where"].get(run.detail["env"], notes()["where"]["else"]), [at("env")]
-
-
-def _personal_data(run: Run) -> Said:
-    task = run.detail["task"]
-    return f"Real data: {task['real']}. Simulated: {task['simulated']}.", [at("task/real"), at("task/simulated")]
 
 
 def _least(run: Run) -> Said:
