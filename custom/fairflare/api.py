@@ -797,9 +797,8 @@ def compare(
         configs = arms(names, task, seeds, **choices)
         if solo:
             configs = [(name, with_benefit(config, can_ask(config))) for name, config in configs]
-        named = comparison_name(
-            task, {**choices, "fixed_data": False, "env": "local", **({"solo": True} if solo else {})}
-        )
+        shared = {**choices, "fixed_data": False, "env": "local", **({"solo": True} if solo else {})}
+        named = comparison_name(task, shared)
         folder = Path(out) if out is not None else (private or Path("runs")) / named
         compare_all(configs, folder, workers=workers, force=force)
     found = Study.open(folder)

@@ -198,10 +198,8 @@ def combine(folder: Path, out: Path | None, **how: Any) -> Told:
 
     place = out or Path(f"{folder.resolve().name}-mixes")
     weights = combine(folder, place, **how)
-    said = [
-        f"{site}: " + ", ".join(f"{weight:.0%} {name}" for name, weight in members.items())
-        for site, members in weights.items()
-    ]
+    parts = {site: [f"{weight:.0%} {name}" for name, weight in each.items()] for site, each in weights.items()}
+    said = [f"{site}: {', '.join(each)}" for site, each in parts.items()]
     return {"folder": str(place), "weights": weights}, "\n".join([*said, f"a model for each hospital: {place}"])
 
 

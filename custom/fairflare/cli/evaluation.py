@@ -113,9 +113,8 @@ def of_job(opened: Opened, config: RunConfig, folder: Path) -> dict[str, Any]:
     described, entries = read_run(folder)
     last = next((entry for entry in reversed(entries) if entry["event"] == "evaluation"), None)
     if last is None or not last["sites"]:
-        why = "; ".join(
-            f"{site}: {one['detail'] or one['code']}" for site, one in (last or {}).get("rejected", {}).items()
-        )
+        refused = (last or {}).get("rejected", {})
+        why = "; ".join(f"{site}: {one['detail'] or one['code']}" for site, one in refused.items())
         raise RunFailed(f"no site has evaluated the model{': ' + why if why else ''}")
     if last["model_sha256"] != opened.model_sha256:
         raise RunFailed("another model was evaluated than the run's")

@@ -356,11 +356,8 @@ def _leaves_of_join(config: RunConfig) -> Iterator[dict[str, str]]:
         least = "" if plan.secure else f" and, of {2 * many_by_regression(len(plan.names))} or more, what it says"
         meaning += f"; before them the terms of the regression of all hospitals{least}"
     yield {"name": "sums", "meaning": meaning, "exchanges": "calibrate"}
-    yield {
-        "name": "metrics",
-        "meaning": "findings and versions in preflight; none of any fold",
-        "exchanges": "preflight",
-    }
+    meaning = "findings and versions in preflight; none of any fold"
+    yield {"name": "metrics", "meaning": meaning, "exchanges": "preflight"}
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
@@ -369,9 +366,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"job {found['job']}: {found['method']} on {found['task']}, sites {', '.join(found['sites']) or 'unnamed'}"
     yield from _wrapped("entry point", f"{site['entry_point']}; the server's is {server['entry_point'] or 'installed'}")
     if site["brings_code"]:
-        yield from _wrapped(
-            "at a site", f"{site['files']} files, {site['lines']:,} lines ({server['lines']:,} at the server)"
-        )
+        lines = f"{site['lines']:,} lines ({server['lines']:,} at the server)"
+        yield from _wrapped("at a site", f"{site['files']} files, {lines}")
         parts = (f"{name} {one['files']}/{one['lines']:,}" for name, one in site["packages"].items())
         yield from _wrapped("files/lines", ", ".join(parts))
         own = ", ".join(f"{shown(name)[1:-1]} ({count} lines)" for name, count in site["own_files"].items())

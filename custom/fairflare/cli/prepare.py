@@ -214,9 +214,8 @@ class _Writer:
         return {**part.about, **{split: len(items) for split, items in part.items.items()}}
 
     def _kept(self, folder: str, item: Item) -> dict[str, Any]:
-        known: dict[str, str | int] = {
-            name: item.attributes[name] for name in self.task.attributes if item.attributes.get(name)
-        }
+        held = item.attributes
+        known: dict[str, str | int] = {name: held[name] for name in self.task.attributes if held.get(name)}
         if patient := item.attributes.get(PATIENT):
             known[PATIENT] = self.patients.setdefault((folder, patient), len(self.patients) + 1)
         return known

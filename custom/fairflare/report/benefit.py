@@ -87,9 +87,8 @@ def _of_trees(rows: Sequence[Json], metric: str) -> str:
 
 
 def _row(numbers: Numbers, metric: str, where: str, higher: bool) -> Json:
-    federated, solo, low, high = (
-        number(numbers.get(f"{kind}.{metric}{where}")) for kind in ("federated", "solo", "low", "high")
-    )
+    kinds = ("federated", "solo", "low", "high")
+    federated, solo, low, high = (number(numbers.get(f"{kind}.{metric}{where}")) for kind in kinds)
     row: Json = {"n": number(numbers.get(f"n{where}")), "federated": federated, "solo": solo}
     sign = 1 if higher else -1
     benefit = None if federated is None or solo is None else sign * (federated - solo)

@@ -228,15 +228,8 @@ def curves_section(trail: Trail, config: Json, about: Json, sites: Sequence[str]
         for group in ("", *groups) if "n" in known else ():
             where = f"/{group}" if group else ""
             steps = steps_of(known, ends, where)
-            rows.append(
-                {
-                    "site": site,
-                    "group": group,
-                    "n": known[f"n{where}"],
-                    "steps": steps,
-                    "last": (steps or [NO_STEP])[-1],
-                }
-            )
+            about_it = {"site": site, "group": group, "n": known[f"n{where}"]}
+            rows.append({**about_it, "steps": steps, "last": (steps or [NO_STEP])[-1]})
     if not rows:
         return None
     return {"horizon": ends[-1], "min_count": config.get("min_count"), "rows": rows}

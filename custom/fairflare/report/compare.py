@@ -60,9 +60,8 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
     groups = quantities.grouped(done)
     seeds, dropped = quantities.shared_seeds(groups)
     chosen = {label: [found[seed] for seed in seeds] for label, found in groups.items()}
-    tables = relative_to_solo(
-        {label: [quantities.run_row(run) for run in found] for label, found in chosen.items()}, chosen
-    )
+    tables = {label: [quantities.run_row(run) for run in found] for label, found in chosen.items()}
+    tables = relative_to_solo(tables, chosen)
     first = next(iter(tables))
     higher = done[0]["higher_is_better"]
     methods = [_method(label, groups[label], rows, tables[first], higher) for label, rows in tables.items()]
@@ -239,9 +238,7 @@ def front(comparison: Mapping[str, Any], x: str, y: str, better: tuple[bool, boo
         key: {"quantity": quantity, "name": names.get(quantity, quantity), "higher_is_better": higher}
         for key, quantity, higher in zip("xy", (x, y), better, strict=True)
     }
-    rows = [
-        {"label": label, "x": points[label][0], "y": points[label][1], "dominated_by": by[label]} for label in order
-    ]
+    rows = [{"label": one, "x": points[one][0], "y": points[one][1], "dominated_by": by[one]} for one in order]
     return {**axes, "points": rows}
 
 

@@ -108,14 +108,10 @@ def statistics(comparison: Json) -> Table | None:
 
 
 def sites(comparison: Json) -> Table | None:
-    titles = {
-        row["site"]: f"{row['site']} ({row['description']})" if row["description"] else row["site"]
-        for row in comparison["sites"]
-    }
+    told = {row["site"]: f" ({row['description']})" if row["description"] else "" for row in comparison["sites"]}
+    titles, metric = {site: f"{site}{words}" for site, words in told.items()}, comparison["headline"]
     title = f"{capital(_metric(comparison))} of each site"
-    return _by_method(
-        comparison, "sites", title, "Site", titles, lambda m: m["detail"]["sites"].get(comparison["headline"]) or {}
-    )
+    return _by_method(comparison, "sites", title, "Site", titles, lambda m: m["detail"]["sites"].get(metric) or {})
 
 
 def metrics(comparison: Json) -> Table | None:
@@ -200,12 +196,9 @@ def joining(comparison: Json) -> Table | None:
     methods = [method for method in comparison["methods"] if method["detail"]["joining"]]
     if not methods:
         return None
-    names = [row["site"] for row in comparison["sites"]]
-    rows = [
-        Row(site, site, _across((m["detail"]["joining"]["sites"].get(site) for m in methods), half=False))
-        for site in names
-    ]
-    lose = {_key(i): Cell.text(f"{m['detail']['joining']['lose']} of {len(names)}") for i, m in enumerate(methods)}
+    names, found = [row["site"] for row in comparison["sites"]], [m["detail"]["joining"] for m in methods]
+    rows = [Row(site, site, _across((one["sites"].get(site) for one in found), half=False)) for site in names]
+    lose = {_key(i): Cell.text(f"{one['lose']} of {len(names)}") for i, one in enumerate(found)}
     rows += [Row("lose", "Sites that lose, by interval and Holm's p over sites", lose, group="All sites")]
     caption = (
         f"{capital(_metric(comparison))} of what serves a site (its own model where it has one) minus that of a model "
@@ -301,9 +294,8 @@ def pareto(comparison: Json) -> Table | None:
     found = comparison["pareto"]
     if len(found["points"]) < 2:
         return None
-    columns = [
-        Column(key, capital(found[key]["name"]), better=_better(found[key]["higher_is_better"])) for key in ("x", "y")
-    ]
+    axes = ((key, found[key]) for key in ("x", "y"))
+    columns = [Column(key, capital(one["name"]), better=_better(one["higher_is_better"])) for key, one in axes]
     rows = _down(
         found["points"],
         lambda point: {
@@ -393,9 +385,8 @@ def _cut(table: Table, most: int) -> Table:
     """What a page has room for of the tables that grow with sites, and with methods and quantities."""
     if table.key == "statistics" and len(table.rows) > min(most, MOST_PAIRS):
         kept = tuple(row for row in table.rows if row.key.rpartition("/")[2] not in RELATED)
-        return replace(
-            table, rows=kept, footnotes=(*table.footnotes, "Further quantities are in the CSV and JSON files.")
-        )
+        more = "Further quantities are in the CSV and JSON files."
+        return replace(table, rows=kept, footnotes=(*table.footnotes, more))
     if len(table.rows) <= most or table.key not in ("sites", "joining"):
         return table
     note = f"{len(table.rows) - most} more rows are in the CSV and JSON files."

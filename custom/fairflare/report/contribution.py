@@ -102,10 +102,8 @@ def contribution_tables(found: Mapping[str, Any]) -> list[Table]:
         f"the site (drop) and with coalitions alone (Shapley); mean over {plural(len(found['seeds']), 'seed')}, ± or "
         f"brackets: 95 % interval (Student t).{drawn} Shares count what is negative as 0."
     )
-    return [
-        Table("sites", "Sites", tuple(columns), tuple(rows), "Site", caption),
-        _agreement_table(together["agreement"]),
-    ]
+    sites = Table("sites", "Sites", tuple(columns), tuple(rows), "Site", caption)
+    return [sites, _agreement_table(together["agreement"])]
 
 
 def _cells(site: str, one: Json, values: Json | None) -> dict[str, Cell]:

@@ -71,9 +71,9 @@ def remark(methods: Iterable[Mapping[str, Any]]) -> str:
     own = [method for method in methods if method.get(USED)]
     shown = [str(method["label"]) for method in own if method.get(SHOWN)]
     hidden = [str(method["label"]) for method in own if not method.get(SHOWN)]
-    found = (
-        [f"Of {listing(shown)} the numbers are those of each site's own model, which the site uses."] if shown else []
-    )
+    found = []
+    if shown:
+        found.append(f"Of {listing(shown)} the numbers are those of each site's own model, which the site uses.")
     if hidden:
         found.append(f"Of {listing(hidden)} they are those of the shared model, though sites use models of their own.")
     return " ".join(found)

@@ -129,11 +129,8 @@ def discrimination(site: Json, found: Json) -> list[tuple[str, Json]]:
     said: tuple[str, ...] = ("brier_loss", "calibration_error") if site["calibration"] else ()
     two = len(found["classes"]) == TWO and "auc_ovo" in site["metrics"]
     said += ("auc_ovr",) if two else ()
-    return [
-        ("AUC" if two and name == "auc_ovo" else label(name, found), one)
-        for name, one in site["metrics"].items()
-        if name not in said
-    ]
+    shown = ((name, one) for name, one in site["metrics"].items() if name not in said)
+    return [("AUC" if two and name == "auc_ovo" else label(name, found), one) for name, one in shown]
 
 
 def render(found: Json) -> str:

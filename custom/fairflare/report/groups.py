@@ -113,10 +113,7 @@ def equal_opportunity(rates: Values) -> dict[str, Any]:
         worst: {"attribute", "value"}, the smallest rate.
     """
     name, value = worst(rates)
-    return {
-        "gap": gap(rates) if len(finite(rates)) > 1 else None,
-        "worst": {"attribute": name, "value": value},
-    }
+    return {"gap": gap(rates) if len(finite(rates)) > 1 else None, "worst": {"attribute": name, "value": value}}
 
 
 def demographic_parity(rates: Rates, sizes: Mapping[str, Values], classes: Sequence[str]) -> float | None:

@@ -141,20 +141,12 @@ def _lines(figure: Figure, summary: View, section: View) -> str | None:
         rest = {"site": "other sites", "group": "other groups"}[section["per"]] if roles else f"each {section['per']}"
         svg.curve(axes, numbers, found[name], color=svg.GREY, linewidth=1, label=rest if i == 0 else None)
     for name, (colour, role) in roles.items():
-        svg.curve(
-            axes,
-            numbers,
-            found[name],
-            color=colour,
-            linewidth=2,
-            label=f"{svg.short(name, 38)}, {role}" if name else role,
-        )
+        named = f"{svg.short(name, 38)}, {role}" if name else role
+        svg.curve(axes, numbers, found[name], color=colour, linewidth=2, label=named)
     _equal(axes.axhline, section, len(found))
     if section["mark_above"] and section["usual"]:
-        limit = section["mark_above"] * section["usual"]
-        axes.axhline(
-            limit, color=svg.DARK, linewidth=1.2, linestyle=svg.DASHES, label=f"limit for a {section['per']}'s median"
-        )
+        limit, named = section["mark_above"] * section["usual"], f"limit for a {section['per']}'s median"
+        axes.axhline(limit, color=svg.DARK, linewidth=1.2, linestyle=svg.DASHES, label=named)
     _from_zero(axes.set_ylim, [value for values in found.values() for value in values])
     quantity = _quantity(section)
     axes.set_ylabel(quantity if len(quantity) <= HIGH else svg.short(section["unit"] or section["label"], HIGH))
@@ -168,9 +160,8 @@ def _lines(figure: Figure, summary: View, section: View) -> str | None:
 def _bars(figure: Figure, summary: View, section: View) -> str | None:
     roles, rows = _roles(summary, section), section["rows"]
     colours = {name: colour for name, (colour, _) in roles.items() if colour in (svg.RED, svg.BLUE)}
-    shown = [
-        (row["name"] or section["label"], row[section["over"]], colours.get(row["name"], svg.GREY)) for row in rows
-    ]
+    named = [(row["name"], row[section["over"]]) for row in rows]
+    shown = [(name or section["label"], value, colours.get(name, svg.GREY)) for name, value in named]
     axes = svg.bars(figure, shown, digits(value for _, value, _ in shown))
     _from_zero(axes.set_xlim, [value for _, value, _ in shown])
     _equal(axes.axvline, section, len(rows))
@@ -308,10 +299,8 @@ def _agreed(section: View) -> str:
     if not agreed:
         return ""
     numbers = f"Pearson x 100: {text(agreed['pearson_x100'], 1)}, Euclidean distance: {text(agreed['euclid'])}"
-    return (
-        f"{section['label']}, last, against the sites' shares of the examples: {numbers}, "
-        f"cosine: {text(agreed['cosine'])}."
-    )
+    numbers += f", cosine: {text(agreed['cosine'])}"
+    return f"{section['label']}, last, against the sites' shares of the examples: {numbers}."
 
 
 def _marked(section: View) -> str:

@@ -137,9 +137,8 @@ def metric_row(run: Json, metric: str, values: Mapping[str, float | None]) -> di
 
 
 def test_set_metrics(run: Json) -> dict[str, dict[str, float | None]]:
-    return {
-        row["name"]: {name: number(value) for name, value in row["metrics"].items()} for row in run["test_sets"]["rows"]
-    }
+    found = {row["name"]: row["metrics"] for row in run["test_sets"]["rows"]}
+    return {name: {metric: number(value) for metric, value in metrics.items()} for name, metrics in found.items()}
 
 
 def costs(run: Json) -> dict[str, float | None]:
@@ -263,9 +262,8 @@ def shared_seeds(groups: Groups) -> tuple[list[Any], list[str]]:
         raise UserError(f"compare: no seed is shared by all of {listing(groups)}")
     dropped = sorted(set().union(*groups.values()) - shared, key=str)
     which = f"{plural(len(dropped), 'seed')} ({listing(map(str, dropped))})"
-    return sorted(shared, key=lambda seed: natural(str(seed))), [
-        f"Left out because not every method has it: {which}."
-    ] if dropped else []
+    said = [f"Left out because not every method has it: {which}."] if dropped else []
+    return sorted(shared, key=lambda seed: natural(str(seed))), said
 
 
 def data_seed(run: Json) -> Any:

@@ -251,11 +251,8 @@ def _number_section(
     meanings: Mapping[str, Any],
 ) -> Json:
     values = {site: [known[name] for name in names if name in known] for site, known in held.items()}
-    rows = [
-        {"site": site, "round": last[site]["round"], "low": min(found), "high": max(found)}
-        for site, found in values.items()
-        if found
-    ]
+    ends = {site: {"low": min(found), "high": max(found)} for site, found in values.items() if found}
+    rows = [{"site": site, "round": last[site]["round"], **own} for site, own in ends.items()]
     return {
         "name": names[0] if len(names) == 1 else f"{family}/...",
         "count": len(names),

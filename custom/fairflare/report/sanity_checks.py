@@ -86,11 +86,8 @@ def verdict(summary: Mapping[str, Any]) -> str:
     if said := _by_loss(found, summary, both):
         return said
     means = [text(mean(row[key] for row in both)) for key in ("trivial", "model")]
-    whose = (
-        ("The sites' own models have", "their", "they")
-        if summary.get("used")
-        else ("This model has", "its", "the model")
-    )
+    whose = ("This model has", "its", "the model")
+    whose = ("The sites' own models have", "their", "they") if summary.get("used") else whose
     return (
         f"{whose[0]} not learned: at {found['compared'] - found['better']} of {_compared(found)} {whose[1]} "
         f"{metric} is no better than what needs no network (there {means[0]} on average; {whose[2]} {means[1]})."
@@ -99,9 +96,8 @@ def verdict(summary: Mapping[str, Any]) -> str:
 
 def _by_loss(found: Mapping[str, Any], summary: Mapping[str, Any], both: Sequence[Json]) -> str:
     """The sentence where it is the log loss that fails at most sites; "" elsewhere."""
-    failed = [
-        row for row in both if row.get("trivial_loss") is not None and not (row["loss"] or 0) < row["trivial_loss"]
-    ]
+    known = (row for row in both if row.get("trivial_loss") is not None)
+    failed = [row for row in known if not (row["loss"] or 0) < row["trivial_loss"]]
     if 2 * len(failed) <= len(both):
         return ""
     whose = "The sites' own models have" if summary.get("used") else "This model has"

@@ -101,9 +101,8 @@ def groups_harmed(summary: Json) -> Json:
 
 def not_concluded(summary: Json) -> list[str]:
     """What must not be concluded from the first screen, the weightiest first."""
-    short = [
-        f"{row['site']}: {row['n_val']:.0f}" for row in summary["sites"] if row.get("n_val") and row["n_val"] < FEW
-    ]
+    few = (row for row in summary["sites"] if row.get("n_val") and row["n_val"] < FEW)
+    short = [f"{row['site']}: {row['n_val']:.0f}" for row in few]
     measured = (summary.get("benefit") or {}).get("metrics")
     candidates = (
         (summary["status"] != "completed", "Anything of a finished model: the run did not complete."),
@@ -294,9 +293,8 @@ def _conditions(summary: Json) -> list[str]:
     clean, corrupted = (summary["test_sets"][kind].get(metric) for kind in ("clean_mean", "corrupted_mean"))
     if clean is None or corrupted is None:
         return []
-    return [
-        f"On the shared test sets the model reaches {text(clean)} on clean and {text(corrupted)} on corrupted examples."
-    ]
+    both = f"{text(clean)} on clean and {text(corrupted)} on corrupted examples"
+    return [f"On the shared test sets the model reaches {both}."]
 
 
 def groups(summary: Json) -> list[str]:

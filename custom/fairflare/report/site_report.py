@@ -220,7 +220,7 @@ LEAST = 3
 """Hospitals that every number about others is a mean over."""
 DIGITS = 2
 """Decimals that such a number has."""
-PARTS = ("lowest", "middle", "highest")
+PARTS, NOBODY = ("lowest", "middle", "highest"), "no other hospital has"
 RULE = (
     "Other hospitals have no names here, and no number is of one of them: each is a mean over at least "
     f"{LEAST} others, with {DIGITS} decimals. Where there are fewer, nothing is said of them, and the hospital's "
@@ -258,11 +258,7 @@ def standing_sentence(found: Mapping[str, Any], what: str, higher_is_better: boo
     """ "On average over the 7 others it is 0.81; yours is lower (worse)." in the words that may be said."""
     others = found["others"]
     if found["mean"] is None:
-        few = (
-            f"only {plural(others, 'other hospital has', 'other hospitals have')}"
-            if others
-            else "no other hospital has"
-        )
+        few = f"only {plural(others, 'other hospital has', 'other hospitals have')}" if others else NOBODY
         return f"How other hospitals do is not said: {few} a result."
     said = f"On average over {others} other hospitals the {what} is {text(found['mean'], DIGITS)}"
     if found["halves"]:

@@ -144,9 +144,8 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         summary["used"] = PERSONAL
         summary["personal"]["groups"] = group_section(trail.of_own_models(), config, about)
     summary |= {"unlike": apart} if (apart := unlike(trail)) else {}
-    summary |= (
-        {"chosen": found} if (found := deployed_model.chosen_section(whole, config, sites, headline, higher)) else {}
-    )
+    if chosen := deployed_model.chosen_section(whole, config, sites, headline, higher):
+        summary["chosen"] = chosen
     return json_value({**summary, "caveats": _caveats(summary)})
 
 

@@ -139,9 +139,8 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         numbers = {name: value for name in NUMBERS if (value := getattr(self, name)) is not None or name == "value"}
-        return json_value(
-            numbers | {name: said for name in ("words", "mark", "notes") if (said := getattr(self, name))}
-        )
+        words = {name: said for name in ("words", "mark", "notes") if (said := getattr(self, name))}
+        return json_value(numbers | words)
 
 
 @dataclass(frozen=True)
@@ -230,10 +229,8 @@ class Table:
         return found if any(group for group, _ in found) else []
 
     def to_json(self) -> dict[str, Any]:
-        columns = [
-            {"key": c.key, "title": c.title, "group": c.group, "better": c.better, "scale": c.form.scale}
-            for c in self.columns
-        ]
+        keys = ("key", "title", "group", "better")
+        columns = [{**{key: getattr(c, key) for key in keys}, "scale": c.form.scale} for c in self.columns]
         rows = [
             {
                 **{name: getattr(row, name) for name in ("key", "title", "group")},

@@ -83,9 +83,8 @@ def measure_risk(folder: Path, shadows: int) -> dict[str, Any]:
     with opened(folder):
         config, parts, attack, model = _prepared(folder, shadows)
         if read_json(folder / CONFIG).get("env") not in ("local", "sim") and "site_names" in config.options:
-            raise UserError(
-                f"{folder}: its sites' data are elsewhere; each of them can run this with --site, --site-data"
-            )
+            alone = "each of them can run this with --site, --site-data"
+            raise UserError(f"{folder}: its sites' data are elsewhere; {alone}")
         parts.task.check_data()
         sites, rejected = dict[str, Any](), dict[str, Any]()
         for name in site_names(config):

@@ -20,6 +20,7 @@ from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.state import save_json
 from fairflare.functional.shapley import Coalition
 from fairflare.report import contribution as measures
+from fairflare.report.contribution import contribution_tables
 from fairflare.report.fairness import mean
 from fairflare.report.table_files import write_tables
 from fairflare.studies.comparison import initial_scores
@@ -87,10 +88,8 @@ def measure_contribution(
     """
     plans = {seed: _Plan(question, seed) for seed in question.seeds}
     runs = {name: config for plan in plans.values() for name, config in plan.runs.items()}
-    if len(runs) > MOST_RUNS:
-        raise UserError(
-            f"contribution: expected at most {MOST_RUNS} runs, got {len(runs)}: fewer seeds or permutations"
-        )
+    if (n := len(runs)) > MOST_RUNS:
+        raise UserError(f"contribution: expected at most {MOST_RUNS} runs, got {n}: fewer seeds or permutations")
     one = partial(run_once, force=force)
     with Study(runs).finished(
         folder, one, workers=workers, is_part=lambda name: name.startswith((ALL, WITHOUT, ONLY, WEIGHTS))
@@ -98,10 +97,8 @@ def measure_contribution(
         found = [plan.result(reports) for plan in plans.values()]
         result = _joined(question, found)
         save_json(folder / RESULT, result)
-        title = f"Contribution of sites: {result['method']} on {result['task']}"
-        write_tables(
-            folder, Path(RESULT).stem, title, measures.contribution_tables(result), facts=facts(), with_json=False
-        )
+        title, tables = f"Contribution of sites: {result['method']} on {result['task']}", contribution_tables(result)
+        write_tables(folder, Path(RESULT).stem, title, tables, facts=facts(), with_json=False)
     return result
 
 
@@ -140,9 +137,7 @@ class _Plan:
     def _shapley(self, reports: Mapping[str, Any]) -> Json:
         metric = reports[self._name(ALL)]["fairness"]["metric"]
         sign = _sign(reports[self._name(ALL)])
-        utilities: dict[Coalition, float] = {
-            team: sign * _score(reports[self._run_of(team)], metric) for team in self.teams
-        }
+        utilities = {team: sign * _score(reports[self._run_of(team)], metric) for team in self.teams}
         untrained = mean(initial_scores(self.config))
         if untrained is None:
             raise UserError(f"contribution: no site has {metric} on its test split")

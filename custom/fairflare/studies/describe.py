@@ -78,10 +78,9 @@ def leaving(method: str, *, secure: bool, after: bool, solo: bool) -> list[dict[
         if exchanges and spec.carried not in ("transport", "params_type"):
             found.append({"name": name, "meaning": spec.meaning, "exchanges": ", ".join(exchanges)})
     when = "hidden by secure sums" if secure else "train"
-    own = (row for row in leaving_rows() if row["method"] == method)
-    return found + [
-        {"name": row["number"], "meaning": f"{row['meaning']} ({row['range']})", "exchanges": when} for row in own
-    ]
+    for row in (row for row in leaving_rows() if row["method"] == method):
+        found.append({"name": row["number"], "meaning": f"{row['meaning']} ({row['range']})", "exchanges": when})
+    return found
 
 
 def _outline() -> Outline:
@@ -187,16 +186,12 @@ def _family(name: str) -> str:
 
 def _listed_row(entry: Method) -> dict[str, Any]:
     return {
-        "id": entry.id,
-        "title": entry.title,
-        "summary": entry.summary,
+        **{key: getattr(entry, key) for key in ("id", "title", "summary")},
         "paper": str(entry.paper),
         "url": entry.paper.url,
         "trainer": entry.trainer,
         "probes": list(registry.probes_of(entry)),
-        "rule": entry.rule,
-        "selector": entry.selector,
-        "server_optimizer": entry.server_optimizer,
+        **{key: getattr(entry, key) for key in ("rule", "selector", "server_optimizer")},
         "card": f"{CARDS}/{entry.id}.md",
         "cost": round(relative_cost(entry), 2),
         "parameters": _parameters(entry),
@@ -222,9 +217,8 @@ def _parameters(entry: Method) -> dict[str, Any]:
     """Shortest name that works -> default, of every setting of the method's parts."""
     classes = registry.owners(entry)
     owners = Owners(classes, entry.shared)
-    defaults = {
-        f"{owner}.{key}": value for owner, cls in classes.items() for key, value in registry.parameters(cls).items()
-    }
+    own = {owner: registry.parameters(cls) for owner, cls in classes.items()}
+    defaults = {f"{owner}.{key}": value for owner, found in own.items() for key, value in found.items()}
     defaults |= {full: given.value for full, given in defaults_of(entry, owners).items()}
     return {name: defaults[targets[0]] for name, targets in owners.names().items()}
 
@@ -245,9 +239,7 @@ def _task_row(name: str, cls: type[Task]) -> dict[str, Any]:
     built = tasks.load(name)
     return {
         "name": name,
-        "title": cls.title,
-        "real": cls.real,
-        "simulated": cls.simulated,
+        **{key: getattr(cls, key) for key in ("title", "real", "simulated")},
         "classes": list(built.classes),
         "headline": built.headline,
         "primary": cls.primary,

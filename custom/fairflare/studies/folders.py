@@ -192,10 +192,8 @@ def is_complete(folder: Path) -> bool:
 def never_started(folder: Path) -> bool:
     """Whether the run there was refused before its first round, so that nothing is lost by another attempt."""
     try:
-        return [entry["event"] for entry in events(audit.verify(folder / files.AUDIT, torn=True))] == [
-            "start",
-            "finish",
-        ]
+        log = audit.verify(folder / files.AUDIT, torn=True)
+        return [entry["event"] for entry in events(log)] == ["start", "finish"]
     except (FairFlareError, OSError, KeyError):
         return False
 

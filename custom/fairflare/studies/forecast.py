@@ -205,10 +205,8 @@ def ask(folder: Path) -> Json:
         data = everyone(parts.task.site_data(site))
         if not untestable(data.labels.numpy()):
             hospitals[client] = patients(data, event_index(parts))
-    if len(hospitals) < LEAST_SITES:
-        raise UserError(
-            f"{folder}: expected at least {LEAST_SITES} hospitals with patients enough, got {len(hospitals)}"
-        )
+    if (n := len(hospitals)) < LEAST_SITES:
+        raise UserError(f"{folder}: expected at least {LEAST_SITES} hospitals with patients enough, got {n}")
     federation = Together.of(list(hospitals.values()))
     made = calibrated(hospitals, federation)
     question = {
@@ -256,12 +254,8 @@ def _numbers(question: Json, key: str, shape: tuple[int, ...]) -> Array:
         found = np.array(question[key], dtype=np.float64)
     except (TypeError, ValueError):
         found = np.zeros(0)
-    expected(
-        f"{QUESTION}: {key}",
-        found.shape == shape and bool(np.isfinite(found).all()),
-        f"numbers of shape {shape}",
-        "others",
-    )
+    proper = found.shape == shape and bool(np.isfinite(found).all())
+    expected(f"{QUESTION}: {key}", proper, f"numbers of shape {shape}", "others")
     return found
 
 

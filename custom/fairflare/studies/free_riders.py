@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,8 @@ def measure_riders(
     """
     kinds = ["none", *(kind for kind in dict.fromkeys(kinds) if kind != "none")]
     labels = (question.method, *question.others)
-    runs = {
-        _name(label, kind, seed): _config(question, label, kind, seed)
-        for label in labels
-        for kind in kinds
-        for seed in question.seeds
-    }
+    every = product(labels, kinds, question.seeds)
+    runs = {_name(label, kind, seed): _config(question, label, kind, seed) for label, kind, seed in every}
     one = partial(ride_once, force=force)
     with Study(runs).finished(
         folder, one, workers=workers, is_part=lambda name: name.rpartition("-seed")[2].isdigit()

@@ -83,11 +83,11 @@ def differences(tested: Mapping[str, OutOfFold], candidates: Sequence[str], desi
     for site, one in tested.items():
         own, *others = one.risks
         assert (folds := one.folds) is not None
-        each = [
-            c_index_benefit(one.labels, own, new, folds) if times else of_differences(new - own, new - own)
-            for new in others
-        ]
-        rows = {name: answered_alone(benefit, design, 0.025) for name, benefit in zip(candidates, each, strict=True)}
+        rows = {}
+        for name, new in zip(candidates, others, strict=True):
+            plain = of_differences(new - own, new - own)
+            benefit = c_index_benefit(one.labels, own, new, folds) if times else plain
+            rows[name] = answered_alone(benefit, design, 0.025)
         row = {"n": len(one.labels), "by": "outcomes", "candidates": rows, MIX: dict.fromkeys(MIX_KEYS, 0.0)}
         sites[site] = {**row, "answer": sentence(row, candidates)}
     score = C_INDEX if times else DICE

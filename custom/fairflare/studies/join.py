@@ -141,11 +141,8 @@ def asked(
     for config in configs:
         fits = _data(config) == _data(first)
         expected(f"join: {config.method}", fits, f"the data, sites and seed of {first.method}", "others")
-    task, made = (
-        f"{first.task}:{first.preset}",
-        {c.method: dataclasses.replace(c, solo=False, trees=False) for c in configs},
-    )
-    design = Design(folds, repeats)
+    made = {config.method: dataclasses.replace(config, solo=False, trees=False) for config in configs}
+    task, design = f"{first.task}:{first.preset}", Design(folds, repeats)
     return Question(tuple(labels), task, design, margin, new_size, first.seed, made=made, shares=shares)
 
 
@@ -255,10 +252,8 @@ def _tested(
     risks: dict[str, dict[str, Array]] = {client: {} for client in labels if client not in refused}
     kinds: dict[str, dict[str, int]] = {client: {} for client in risks}
     design = question.design
-    place = {
-        client: [dealt(labels[client], design.folds, deal, names[client]) for deal in range(design.repeats)]
-        for client in risks
-    }
+    deals = range(design.repeats)
+    place = {one: [dealt(labels[one], design.folds, deal, names[one]) for deal in deals] for one in risks}
     for deal, fold in question._folds():
         for label in question.methods:
             name = question.name(label, deal, fold)

@@ -239,9 +239,8 @@ def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
         figures += _figures(table, main, plan, places, folder)
     out = folder / FOLDER
     out.mkdir(parents=True, exist_ok=True)
-    files = write_tables(
-        out, file_name(exhibit.name), exhibit.title, shown, figures=figures, facts={k: v for k, v in about.items() if v}
-    )
+    told = {key: text for key, text in about.items() if text}
+    files = write_tables(out, file_name(exhibit.name), exhibit.title, shown, figures=figures, facts=told)
     for number, svg in enumerate(figures, 1):
         path = out / f"{file_name(exhibit.name)}-{number}.svg"
         save_text(path, standalone(svg))
@@ -312,10 +311,8 @@ def _used(table: Table, place: Place, runs: Mapping[str, Run]) -> Used:
     found = {row: {seed: runs[path] for seed, path in paths.items()} for row, paths in place.runs.items()}
 
     def beside(row: str, seed: int) -> Beside:
-        others = {
-            label: paths[seed] for (name, label), paths in place.references.items() if name == row and seed in paths
-        }
-        references = {label: runs[path] for label, path in others.items()}
+        others = {label: paths for (name, label), paths in place.references.items() if name == row and seed in paths}
+        references = {label: runs[paths[seed]] for label, paths in others.items()}
         without = {site: runs[paths[seed]] for (name, site), paths in place.without.items() if name == row}
         return Beside(references, without, references.get(table.left_out))
 

@@ -244,9 +244,8 @@ def _on_cluster(runs: Mapping[str, RunConfig], folder: Path, one: One, cluster: 
         client.subscribe_topic(topic, lambda event: found.board.heard(*event[1]))
         # Without arguments: joblib keeps large ones at one worker, with which they are lost.
         tasks = (delayed(partial(far, *run))() for run in runs.items() if not found.mistaken)
-        many = Parallel(
-            backend=Backend(client=client), batch_size=1, pre_dispatch="n_jobs", return_as="generator_unordered"
-        )
+        how = {"batch_size": 1, "pre_dispatch": "n_jobs", "return_as": "generator_unordered"}
+        many = Parallel(backend=Backend(client=client), **how)
         try:
             for name, report, failure in many(tasks):
                 found.note(name, report, failure)

@@ -347,10 +347,8 @@ def reference_of_run(config: RunConfig, name: str) -> RunConfig:
 
 def facts() -> dict[str, str]:
     """What stands below tables that a command writes: the machine, and the versions of what ran."""
-    return {
-        "machine": machine(),
-        "versions": ", ".join(f"{name} {text}" for name, text in sorted(all_versions().items())),
-    }
+    versions = ", ".join(f"{name} {text}" for name, text in sorted(all_versions().items()))
+    return {"machine": machine(), "versions": versions}
 
 
 def leaving_out(config: RunConfig, sites: Sequence[str]) -> dict[str, RunConfig]:
@@ -402,14 +400,10 @@ def benefit_table(report: Mapping[str, Any]) -> pandas.DataFrame:
 
     found = report["detail"].get("benefit")
     if not found:
-        raise UserError(
-            "benefit: the run has not asked: settings={'solo': True}, or fairflare after FOLDER --step solo"
-        )
-    rows = [
-        {"metric": metric, "group": "", **row}
-        for metric, one in found["metrics"].items()
-        for row in (*one["sites"], *one["groups"])
-    ]
+        ways = "settings={'solo': True}, or fairflare after FOLDER --step solo"
+        raise UserError(f"benefit: the run has not asked: {ways}")
+    each = ((metric, row) for metric, one in found["metrics"].items() for row in (*one["sites"], *one["groups"]))
+    rows = [{"metric": metric, "group": "", **row} for metric, row in each]
     names = ["site", "group", "metric", "n", "federated", "solo", "benefit", "low", "high", "verdict"]
     return pandas.DataFrame(rows, columns=names)
 

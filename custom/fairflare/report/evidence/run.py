@@ -112,9 +112,8 @@ def outcome(run: Run, name: Any = None) -> str:
     task = run.detail["task"]
     event = str((run.detail.get("clinical") or {}).get("event") if name is None else name)
     column = (task.get("options") or {}).get("label")
-    return (
-        f"{column} = {event}" if column and name is None or column and event in (task.get("classes") or ()) else event
-    )
+    named = column and (name is None or event in (task.get("classes") or ()))
+    return f"{column} = {event}" if named else event
 
 
 def group(run: Run, name: str) -> str:
@@ -208,10 +207,8 @@ def harms(run: Run) -> list[Json]:
     if not found and worst:
         site = as_used(run.detail)["fairness"]["worst"]["site"]
         return [{"groupAtRisk": f"patients of {site}", "harms": worst[0], "source": worst[1][0]}]
-    return [
-        {key: "; ".join(one) if isinstance(one, list) else one for key, one in row.items() if one}
-        for row in found.values()
-    ]
+    parts = [{key: one for key, one in row.items() if one} for row in found.values()]
+    return [{key: "; ".join(one) if isinstance(one, list) else one for key, one in row.items()} for row in parts]
 
 
 def datasets(run: Run) -> list[Json]:
@@ -302,10 +299,8 @@ def _groups(run: Run) -> Said:
 
 
 def _events(run: Run) -> Said:
-    rows = (
-        f"{site} {one['positives']:g} of {one['n']:g}" for site, one in _in_use(run) if one.get("positives") is not None
-    )
-    words = "; ".join(rows)
+    known = ((site, one) for site, one in _in_use(run) if one.get("positives") is not None)
+    words = "; ".join(f"{site} {one['positives']:g} of {one['n']:g}" for site, one in known)
     return (f"{outcome(run)} in the test split: {words}.", [at("clinical/rows")]) if words else None
 
 
@@ -335,9 +330,8 @@ def _warnings(run: Run) -> Said:
 
 def _learned(run: Run) -> Said:
     found = run.detail.get("learned") or {}
-    words = (
-        f"Better than an answer that needs no network at {found.get('better')} of {found.get('compared')} hospitals."
-    )
+    where = f"{found.get('better')} of {found.get('compared')} hospitals"
+    words = f"Better than an answer that needs no network at {where}."
     return (words, [at("learned")]) if found.get("compared") else None
 
 
@@ -355,17 +349,15 @@ def _training(run: Run) -> Said:
     found, training = run.detail, run.detail["training"]
     keys = ("optimizer", "lr", "batch_size", "epochs", "local_steps")
     how = ", ".join(f"{key} {training[key]}" for key in keys if training.get(key))
-    words = (
-        f"{found['method']['title']}, {found['rounds_done']} of {found['rounds_planned']} rounds, seed {found['seed']}"
-    )
+    rounds = f"{found['rounds_done']} of {found['rounds_planned']} rounds"
+    words = f"{found['method']['title']}, {rounds}, seed {found['seed']}"
     return f"{words}; {how}.", [at(key) for key in ("method", "rounds_done", "seed", "training")]
 
 
 def _after(run: Run) -> Said:
     steps = run.detail.get("after") or []
-    words = "; ".join(
-        f"{one['title']} ({one['by']}), on the {SPLITS.get(one['split'], one['split'])} split" for one in steps
-    )
+    splits = (SPLITS.get(one["split"], one["split"]) for one in steps)
+    words = "; ".join(f"{one['title']} ({one['by']}), on the {of} split" for one, of in zip(steps, splits))
     return (f"{words}.", [at("after")]) if steps else None
 
 
@@ -411,9 +403,7 @@ def _resumed(run: Run) -> Said:
 
 def _states(run: Run) -> Said:
     lines = [i for i, _ in run.rounds()]
-    kept = (
-        f"the folder keeps {run.model[0]}, the evaluated one" if run.model else "the folder keeps not the evaluated one"
-    )
+    kept = f"the folder keeps {run.model[0] + ', ' if run.model else 'not '}the evaluated one"
     words = f"The log has the hash of the model after each round ({len(lines)}); of these models {kept}."
     return (words, [f"audit.jsonl:{i}#/model_sha256" for i in (lines[0], lines[-1])]) if lines else None
 
