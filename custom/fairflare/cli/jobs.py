@@ -309,12 +309,8 @@ def _other_than_installed(here: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The job's files of fairflare that differ from, or are not in, the package that this command runs from."""
     installed = package_files(Path(fairflare.__file__).parent)
     known = {f"fairflare/{name}": path for name, path in installed.items()}
-    return [
-        name
-        for name, entry in here.items()
-        if name.startswith("fairflare/")
-        and (name not in known or manifest.entry_of(known[name])["sha256"] != entry["sha256"])
-    ]
+    own = [name for name in here if name.startswith("fairflare/")]
+    return [n for n in own if n not in known or manifest.entry_of(known[n])["sha256"] != here[n]["sha256"]]
 
 
 def _reads(config: RunConfig | None) -> Iterator[str]:

@@ -107,12 +107,8 @@ def verdict(benefit: float | None, low: float | None, high: float | None) -> str
 
 def _groups(found: Mapping[str, Numbers], metric: str, sites: Sequence[str], higher: bool) -> list[Json]:
     names = sorted({name.partition("/")[2] for numbers in found.values() for name in numbers if name.startswith("n/")})
-    return [
-        {"group": group, "site": site, **_row(found[site], metric, f"/{group}", higher)}
-        for group in names
-        for site in sites
-        if f"federated.{metric}/{group}" in found.get(site, {})
-    ]
+    told = [(one, site) for one in names for site in sites if f"federated.{metric}/{one}" in found.get(site, {})]
+    return [{"group": one, "site": site, **_row(found[site], metric, f"/{one}", higher)} for one, site in told]
 
 
 def sentence(rows: Sequence[Json], metric: str) -> str:

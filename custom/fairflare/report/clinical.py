@@ -119,15 +119,9 @@ def _view(numbers: Numbers, cell: str, fitted: Numbers, threshold: float | None)
     means = {m: {key: number(numbers.get(f"{m}{end}{where}")) for key, end in keys.items()} for m in MEANS}
     counts = {name: number(numbers.get(f"{name}{where}")) for name in ("positives", "flagged", "true_positives")}
     bins = None if cell or not any(name.startswith(BIN) for name in numbers) else bins_of(numbers)
-    return {
-        "n": numbers[f"n{where}"],
-        **counts,
-        **means,
-        "threshold": threshold,
-        "rates": _rates(numbers[f"n{where}"], counts),
-        "curve": _curve(bins),
-        "decisions": _decisions(bins, fitted),
-    }
+    n = numbers[f"n{where}"]
+    more = {"rates": _rates(n, counts), "curve": _curve(bins), "decisions": _decisions(bins, fitted)}
+    return {"n": n, **counts, **means, "threshold": threshold, **more}
 
 
 def _rates(n: float, counts: Mapping[str, float | None]) -> Json:
@@ -137,12 +131,8 @@ def _rates(n: float, counts: Mapping[str, float | None]) -> Json:
         return {}
     negatives, left = n - positives, n - flagged
     wrong = flagged - right
-    parts = {
-        "sensitivity": (right, positives),
-        "specificity": (negatives - wrong, negatives),
-        "ppv": (right, flagged),
-        "npv": (left - (positives - right), left),
-    }
+    parts = {"sensitivity": (right, positives), "specificity": (negatives - wrong, negatives)}
+    parts |= {"ppv": (right, flagged), "npv": (left - (positives - right), left)}
     return {name: _share(part, whole) for name, (part, whole) in parts.items()}
 
 

@@ -138,19 +138,16 @@ def domains(comparison: Json) -> Table | None:
     if not first["domains"]:
         return None
     better = _better(comparison["higher_is_better"])
-    over = [
-        Column("domain_mean", "Mean", better=better),
-        Column("domain_std", "sd (ddof 0)", better="lower"),
-        Column("domain_std_sample", "sd (ddof 1)", better="lower"),
-    ]
+    spreads = {"domain_std": "sd (ddof 0)", "domain_std_sample": "sd (ddof 1)"}
+    over = [Column("domain_mean", "Mean", better=better)]
+    over += [Column(key, title, better="lower") for key, title in spreads.items()]
     columns = [*(Column(name, name, group="Domain", better=better) for name in first["domains"]), *over]
-    rows = _down(
-        comparison["methods"],
-        lambda m: (
-            {name: Cell.of(m["detail"]["domains"][name]) for name in first["domains"]}
-            | {column.key: Cell.of(m[column.key]) for column in over}
-        ),
-    )
+
+    def cells(method: Json) -> dict[str, Cell]:
+        own = {name: Cell.of(method["detail"]["domains"][name]) for name in first["domains"]}
+        return own | {column.key: Cell.of(method[column.key]) for column in over}
+
+    rows = _down(comparison["methods"], cells)
     shared = first["domains_of"] != "sites"
     of = "on the domain's shared test set" if shared else "mean over its sites"
     caption = f"{capital(_metric(comparison))} of the final models, {of}; mean over seeds. {INTERVAL}"
@@ -175,13 +172,12 @@ def last_rounds(comparison: Json) -> Table | None:
         return None
     better = _better(comparison["higher_is_better"])
     columns = [Column(kind, kind.capitalize(), better=better) for kind in ("clean", "corrupted", "average")]
-    rows = _down(
-        methods,
-        lambda m: {
-            kind: Cell(value=found["mean"], spread=found["sd"], n=found["n"])
-            for kind, found in m["detail"]["last_rounds"].items()
-        },
-    )
+
+    def cells(method: Json) -> dict[str, Cell]:
+        found = method["detail"]["last_rounds"].items()
+        return {kind: Cell(one["mean"], spread=one["sd"], n=one["n"]) for kind, one in found}
+
+    rows = _down(methods, cells)
     n = methods[0]["detail"]["last_rounds"]["clean"]["n"]
     caption = (
         f"{capital(_metric(comparison))} on the shared test sets after each of the last rounds of every run, {n} "
@@ -245,20 +241,18 @@ def elsewhere(comparison: Json) -> Table | None:
     higher = comparison["higher_is_better"]
     kinds = {"mean": "Mean", "worst": "Worst site", "std_sample": "sd over sites (ddof 1)"}
     names = [", ".join(f"{key} = {value}" for key, value in one["options"].items()) for one in found]
+    better = {kind: _better(better_higher(kind, higher)) for kind in kinds}
     columns = [
-        Column(f"{i}-{kind}", title, group=name, better=_better(better_higher(kind, higher)))
+        Column(f"{i}-{kind}", title, group=name, better=better[kind])
         for i, name in enumerate(names)
         for kind, title in kinds.items()
     ]
-    rows = _down(
-        comparison["methods"],
-        lambda m: {
-            f"{i}-{kind}": Cell.of(one["methods"][m["label"]][kind])
-            for i, one in enumerate(found)
-            for kind in kinds
-            if m["label"] in one["methods"]
-        },
-    )
+
+    def cells(method: Json) -> dict[str, Cell]:
+        own = {i: one["methods"].get(method["label"]) for i, one in enumerate(found)}
+        return {f"{i}-{kind}": Cell.of(one[kind]) for i, one in own.items() if one is not None for kind in kinds}
+
+    rows = _down(comparison["methods"], cells)
     caption = (
         f"{capital(_metric(comparison))} of the final shared models on patients that no site trained with, dealt to "
         f"the sites as the options above say. {INTERVAL}"

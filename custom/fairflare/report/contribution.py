@@ -69,15 +69,10 @@ def over_seeds(found: Sequence[Json], labels: Sequence[str]) -> Json:
     drops = {site: paired(row[site]["drop"] for row in rows) for site in sites}
     adjusted = holm({site: drop["p"] for site, drop in drops.items()})
     words = {"better": "helps", "worse": "harms", "cannot be told": "cannot be told"}
-    judged = {site: {**drops[site], "p_holm": adjusted[site]} for site in sites}
-    loo = {
-        site: {
-            "drop": judged[site],
-            "share": mean_ci(row[site]["share"] for row in rows),
-            "verdict": words[corrected(judged[site], True, len(sites))],
-        }
-        for site in sites
-    }
+    loo = {}
+    for site in sites:
+        drop, share = {**drops[site], "p_holm": adjusted[site]}, mean_ci(row[site]["share"] for row in rows)
+        loo[site] = {"drop": drop, "share": share, "verdict": words[corrected(drop, True, len(sites))]}
     kinds = ("leave_one_out", "shapley")
     agreed = {label: {kind: _measures(found, label, kind) for kind in kinds} for label in labels}
     return {"leave_one_out": loo, "shapley": _shapley(found, sites), "agreement": agreed}

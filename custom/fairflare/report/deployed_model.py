@@ -117,12 +117,8 @@ def personal_section(trail: Trail, sites: Sequence[str], headline: str, higher: 
     if not any(row["test"] or row["val"] for row in rows):
         return None
     both = [row for row in rows if row["difference"] is not None]
-    return {
-        "metric": headline,
-        "split": "test",
-        "rows": rows,
-        **{kind: describe({row["site"]: row[kind] for row in both}, higher) for kind in ("shared", "personal")},
-    }
+    even = {kind: describe({row["site"]: row[kind] for row in both}, higher) for kind in ("shared", "personal")}
+    return {"metric": headline, "split": "test", "rows": rows, **even}
 
 
 def personal_quantities(run: Json) -> dict[str, float | None]:
@@ -171,11 +167,8 @@ CHOSEN_CAVEAT = (
     "The results shown first are those of the model that validation chose, as the configuration asks; those of the "
     "last round's model stand beside them."
 )
-CHOSEN_BY = {
-    "mean": "the mean over sites",
-    "worst": "the worst site",
-    "trade-off": "mean minus w times (mean minus worst)",
-}
+CHOSEN_BY = {"mean": "the mean over sites", "worst": "the worst site"}
+CHOSEN_BY |= {"trade-off": "mean minus w times (mean minus worst)"}
 
 
 def chosen_section(
@@ -226,10 +219,5 @@ def _both_scores(
     site: str, val: Mapping[str, Mapping[str, Any]], test: Mapping[str, Mapping[str, float | None]]
 ) -> Json:
     best, last = test["best"][site], test["last"][site]
-    return {
-        "site": site,
-        **{f"{kind}_val": number(val[kind].get(site)) for kind in val},
-        "best": best,
-        "last": last,
-        "difference": None if best is None or last is None else best - last,
-    }
+    found = {"site": site, **{f"{kind}_val": number(val[kind].get(site)) for kind in val}, "best": best, "last": last}
+    return {**found, "difference": None if best is None or last is None else best - last}

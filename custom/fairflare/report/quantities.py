@@ -62,11 +62,8 @@ LOWER_IS_BETTER = frozenset(
 )
 ALWAYS_HIGHER = frozenset(("jain", "worst_group"))
 """Higher is better of these whatever the metric."""
-COSTS = {
-    "bytes_down": "bytes to the sites, per round",
-    "bytes_up": "bytes from the sites, per round",
-    "seconds": "seconds per round",
-}
+COSTS = {"bytes_down": "bytes to the sites, per round", "bytes_up": "bytes from the sites, per round"}
+COSTS |= {"seconds": "seconds per round"}
 
 
 def better_higher(name: str, headline_higher: bool) -> bool:
@@ -163,11 +160,8 @@ def _group_fairness(run: Json) -> Json:
     found = groups.get("equal_opportunity") or {}
     gaps = [row["gap"] for row in found.get("classes") or () if row["gap"] is not None]
     whole = bool(gaps) and len(gaps) == len(found.get("classes") or ())
-    return {
-        "eo_gap": found.get("gap"),
-        "equalised_odds": max(gaps) if whole else None,
-        "demographic_parity": _parity(groups, run["task"].get("classes") or []),
-    }
+    parity = _parity(groups, run["task"].get("classes") or [])
+    return {"eo_gap": found.get("gap"), "equalised_odds": max(gaps) if whole else None, "demographic_parity": parity}
 
 
 def _parity(groups: Json, classes: Sequence[str]) -> float | None:

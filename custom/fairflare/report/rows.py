@@ -102,14 +102,9 @@ def contributions(trail: Trail, sites: Sequence[str]) -> Json:
         for refusal in [record["rejected"][site]]
     ]
     expected = sum(len(expected_in(record, trail, sites)) for record in trail.rounds)
-    return {
-        "rounds": len(trail.rounds),
-        "expected": expected,
-        "accepted": accepted,
-        "rejected": len(rejections),
-        "absent": expected - accepted - len(rejections),
-        "rejections": rejections,
-    }
+    rejected = len(rejections)
+    found = {"rounds": len(trail.rounds), "expected": expected, "accepted": accepted, "rejected": rejected}
+    return {**found, "absent": expected - accepted - rejected, "rejections": rejections}
 
 
 def expected_in(record: Entry, trail: Trail, sites: Sequence[str]) -> set[str]:

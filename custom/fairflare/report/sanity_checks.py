@@ -122,10 +122,8 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
         whole = "at every site" if found["compared"] == len(found["rows"]) else "at all of them"
         where = whole if found["better"] == found["compared"] else f"at {found['better']} of them"
         model = "the site's own model" if summary.get("used") else "the model"
-        said.append(
-            f"What needs no network reaches {text(found['trivial'])} on average over "
-            f"{_compared(found)}; {model} is better {where}."
-        )
+        reached = f"{text(found['trivial'])} on average over {_compared(found)}"
+        said.append(f"What needs no network reaches {reached}; {model} is better {where}.")
     if trend := found.get("trend"):
         said.append(_still(trend))
     return said

@@ -167,10 +167,8 @@ def _service(summary: Json) -> list[str]:
     found += _guessing(summary)
     if n > 1:
         bottom, top = (_named(summary, end["site"]) for end in (low, high))
-        found.append(
-            f"It serves {bottom} worst ({text(low['value'])}) and {top} best ({text(high['value'])}): "
-            f"a gap of {text(fairness['gap'])}."
-        )
+        ends_of = f"{bottom} worst ({text(low['value'])}) and {top} best ({text(high['value'])})"
+        found.append(f"It serves {ends_of}: a gap of {text(fairness['gap'])}.")
         found += _over_patients(summary, low["site"], high["site"])
     found += _next_worst(summary) + learned.sentences(summary) + _personal(summary)
     found += _not_defined(summary)
@@ -217,10 +215,8 @@ def _personal(summary: Json) -> list[str]:
     if own["mean"] is None:
         return []
     worst = own["worst"]
-    return [
-        f"With each site's own model it is {text(own['mean'])} on average and "
-        f"{text(worst['value'])} at the worst site ({worst['site']})."
-    ]
+    both = f"{text(own['mean'])} on average and {text(worst['value'])} at the worst site ({worst['site']})"
+    return [f"With each site's own model it is {both}."]
 
 
 def _guessing(summary: Json) -> list[str]:
@@ -266,11 +262,8 @@ def _unlike(summary: Json) -> list[str]:
     for row in summary.get("unlike") or ():
         found[row["against"]].setdefault(row["site"], []).append(row["number"])
     words = {"others": "the other sites'", "past": "what was said before"}
-    told = [
-        f"Numbers of {listing(f'{site} ({listing(names)})' for site, names in of.items())} are unlike {words[against]}."
-        for against, of in found.items()
-        if of
-    ]
+    who = {of: listing(f"{site} ({listing(names)})" for site, names in each.items()) for of, each in found.items()}
+    told = [f"Numbers of {sites} are unlike {words[against]}." for against, sites in who.items() if sites]
     return [*told, "That can be an error, a lie, or patients who differ."] if told else []
 
 

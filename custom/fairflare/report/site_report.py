@@ -180,11 +180,8 @@ def _clinical(section: Json | None, site: str) -> Json | None:
 def _part(summary: Json, row: Json, site: str) -> Json:
     others = len(summary["sites"]) - 1
     known = sum(one["n_examples"] is not None for one in summary["sites"] if one["site"] != site)
-    weights = [
-        one["weights"][site]
-        for one in summary["rounds"]
-        if site in one["weights"] and enough(len(set(finite(one["weights"])) - {site}))
-    ]
+    each = [one["weights"] for one in summary["rounds"] if site in one["weights"]]
+    weights = [one[site] for one in each if enough(len(set(finite(one)) - {site}))]
     return {
         **{key: row[key] for key in ("expected", "accepted", "n_examples")},
         "left_out": row["expected"] - row["accepted"],
@@ -299,12 +296,8 @@ def _third_of(own: float, others: Sequence[float]) -> str:
     return PARTS[min(2, int(3 * below / len(others)))]
 
 
-AWAY = {
-    "absent": "did not answer",
-    "no_answer": "did not answer in time",
-    "late": "answered too late",
-    "not asked": "was not asked, as the plan of the rounds said",
-}
+AWAY = {"absent": "did not answer", "no_answer": "did not answer in time", "late": "answered too late"}
+AWAY |= {"not asked": "was not asked, as the plan of the rounds said"}
 """What reasons say to people; others are named by their codes."""
 
 

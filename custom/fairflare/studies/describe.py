@@ -106,13 +106,9 @@ def _leaving(entry: Method, outline: Outline) -> list[dict[str, str]]:
 def _leaving_row(method: str, name: str, exchange: str, spec: Number | TensorSpec) -> dict[str, str]:
     tensor = isinstance(spec, TensorSpec)
     low, high = (-spec.bound, spec.bound) if isinstance(spec, TensorSpec) else (spec.low, spec.high)
-    return {
-        "method": method,
-        "number": name,
-        "exchange": exchange,
-        "range": f"{low:g} to {high:g}" + ", a tensor" * tensor,
-        "meaning": spec.meaning.replace("group <group>", "a group"),
-    }
+    found = {"method": method, "number": name, "exchange": exchange}
+    found["range"] = f"{low:g} to {high:g}" + ", a tensor" * tensor
+    return {**found, "meaning": spec.meaning.replace("group <group>", "a group")}
 
 
 def answer_rows() -> list[dict[str, str]]:

@@ -186,17 +186,11 @@ class Riding:
     def _look(self, updates: Mapping[str, Mapping[str, Tensor]], step: StateDict | None) -> Json:
         flat = {site: _flat(update, self._trainable) for site, update in updates.items()}
         last = None if step is None else _flat(step, self._trainable)
-        nearest = {
-            site: max(
-                (c for other in flat if other != site and (c := _cosine(own, flat[other])) is not None), default=None
-            )
-            for site, own in flat.items()
-        }
-        return {
-            "norms": {site: float(own.norm()) for site, own in flat.items()},
-            "nearest": nearest,
-            "last_step": {site: None if last is None else _cosine(own, last) for site, own in flat.items()},
-        }
+        to_others = {site: [_cosine(own, flat[one]) for one in flat if one != site] for site, own in flat.items()}
+        nearest = {site: max((c for c in each if c is not None), default=None) for site, each in to_others.items()}
+        norms = {site: float(own.norm()) for site, own in flat.items()}
+        steps = {site: None if last is None else _cosine(own, last) for site, own in flat.items()}
+        return {"norms": norms, "nearest": nearest, "last_step": steps}
 
 
 def _config(question: Question, label: str, kind: str, seed: int) -> RunConfig:

@@ -245,13 +245,8 @@ def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
         path = out / f"{file_name(exhibit.name)}-{number}.svg"
         save_text(path, standalone(svg))
         files.append(path)
-    return {
-        "name": exhibit.name,
-        "title": exhibit.title,
-        "runs": len(runs),
-        "files": [str(path) for path in files],
-        "tables": [table.to_json() for table in shown],
-    }
+    made = {"files": [str(path) for path in files], "tables": [table.to_json() for table in shown]}
+    return {"name": exhibit.name, "title": exhibit.title, "runs": len(runs), **made}
 
 
 def _pictured(table: Table, shown: Shown, plan: Plan, places: Sequence[Place], folder: Path) -> Shown:
@@ -323,11 +318,8 @@ def _used(table: Table, place: Place, runs: Mapping[str, Run]) -> Used:
 def _run(folder: Path, config: RunConfig, options: Sequence[str]) -> Run:
     from fairflare.report import REPORT
 
-    scores = {
-        entry["round"]: {name: found["metrics"] for name, found in entry["test_sets"].items()}
-        for entry in events(audit.verify(folder / AUDIT))
-        if entry["event"] == "scores"
-    }
+    scored = (entry for entry in events(audit.verify(folder / AUDIT)) if entry["event"] == "scores")
+    scores = {one["round"]: {name: found["metrics"] for name, found in one["test_sets"].items()} for one in scored}
     report = read_json(folder / REPORT)
     higher = bool(report["detail"]["higher_is_better"])
     elsewhere = {one: on_mixture(config, folder, parse_options([one])[0], higher) for one in dict.fromkeys(options)}

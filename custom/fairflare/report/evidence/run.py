@@ -18,11 +18,8 @@ from fairflare.report.values import listing, number, plural, size, stop, text
 Json = dict[str, Any]
 Said = tuple[str, list[str]] | None
 """A text and the pointers that it is made of; None: the run does not say."""
-CALIBRATION = {
-    "calibration": "calibration in the large",
-    "slope": "calibration slope",
-    "ece": "expected calibration error",
-}
+CALIBRATION = {"calibration": "calibration in the large", "slope": "calibration slope"}
+CALIBRATION |= {"ece": "expected calibration error"}
 SPLITS = {"val": "validation"}
 SPREAD = {"mean": "mean over hospitals", "std": "standard deviation over hospitals (ddof 0)"}
 SPREAD |= {"gap": "best minus worst hospital"}
