@@ -132,13 +132,9 @@ def timing(trail: Trail) -> dict[str, Any]:
         for phase, seconds in (record.get("seconds") or {}).items():
             phases[phase] = phases.get(phase, 0.0) + (number(seconds) or 0.0)
     started, ended = (_moment(time) for time in trail.times)
-    return {
-        "started": trail.times[0],
-        "ended": trail.times[1],
-        "wall_seconds": (ended - started).total_seconds() if started and ended else None,
-        "phases": phases,
-        "rounds": len(trail.rounds),
-    }
+    wall = (ended - started).total_seconds() if started and ended else None
+    found = {"started": trail.times[0], "ended": trail.times[1], "wall_seconds": wall}
+    return {**found, "phases": phases, "rounds": len(trail.rounds)}
 
 
 def traffic(trail: Trail) -> dict[str, int | None]:

@@ -168,12 +168,9 @@ def _paired(name: str, rows: Sequence[Json], first: Sequence[Json], higher: bool
     sign = 1 if quantities.better_higher(name, higher) else -1
     pairs = [(row["seed"], row[name], other[name]) for row, other in zip(rows, first, strict=True)]
     known = [{"seed": seed, "difference": a - b} for seed, a, b in pairs if a is not None and b is not None]
-    return {
-        **statistics.paired(pair["difference"] for pair in known),
-        "wins": sum(sign * pair["difference"] > 0 for pair in known),
-        "losses": sum(sign * pair["difference"] < 0 for pair in known),
-        "pairs": known,
-    }
+    differences = [pair["difference"] for pair in known]
+    wins, losses = (sum(way * sign * one > 0 for one in differences) for way in (1, -1))
+    return {**statistics.paired(differences), "wins": wins, "losses": losses, "pairs": known}
 
 
 def _judge(methods: Sequence[Json], higher: bool) -> None:

@@ -135,14 +135,11 @@ def _shapley(found: Sequence[Json], sites: Sequence[str]) -> Json | None:
     if any(one["shapley"] is None for one in found):
         return None
     shares = [shapley_shares(one["shapley"]) for one in found]
-    return {
-        site: {
-            "value": mean_ci(one["shapley"][site]["value"] for one in found),
-            "share": mean_ci(share[site] for share in shares),
-            "se": mean_ci(one["shapley"][site]["se"] for one in found)["mean"],
-        }
-        for site in sites
-    }
+    together = {}
+    for site in sites:
+        value, se = (mean_ci(one["shapley"][site][key] for one in found) for key in ("value", "se"))
+        together[site] = {"value": value, "share": mean_ci(share[site] for share in shares), "se": se["mean"]}
+    return together
 
 
 def _measures(found: Sequence[Json], label: str, kind: str) -> Json | None:

@@ -143,12 +143,9 @@ def personal_of(summary: Json, site: str) -> Json:
 
 def _shared_and_own(site: str, splits: Mapping[str, Any], headline: str) -> Json:
     own = splits.get("personal") or {}
-    values = {
-        "shared": _headline_of(splits, "test", headline),
-        "personal": _headline_of(own, "test", headline),
-        "shared_val": _headline_of(splits, "val", headline),
-        "personal_val": _headline_of(own, "val", headline),
-    }
+    both = {"shared": splits, "personal": own}
+    values = {kind: _headline_of(found, "test", headline) for kind, found in both.items()}
+    values |= {f"{kind}_val": _headline_of(found, "val", headline) for kind, found in both.items()}
     shared, personal = values["shared"], values["personal"]
     difference = None if shared is None or personal is None else personal - shared
     own_metrics = {split: own.get(split) or {} for split in ("test", "val")}

@@ -93,16 +93,12 @@ def _constant(view: Json | None) -> float | None:
 
 
 def _groups(cells: Mapping[str, Any], seen: Mapping[str, Json], about: Json) -> list[Json]:
-    names = [name for name in about["groups"] if name in cells or name in seen]
-    return [
-        {
-            "group": name,
-            "n": number((cells.get(name) or {}).get("n")) or number((seen.get(name) or {}).get("n")),
-            "value": number((cells.get(name) or {}).get("value")),
-            "calibration": seen.get(name),
-        }
-        for name in names
-    ]
+    rows = []
+    for name in (name for name in about["groups"] if name in cells or name in seen):
+        cell, view = cells.get(name) or {}, seen.get(name)
+        n = number(cell.get("n")) or number((view or {}).get("n"))
+        rows.append({"group": name, "n": n, "value": number(cell.get("value")), "calibration": view})
+    return rows
 
 
 def paired(numbers: Mapping[str, float], name: str, metrics: Mapping[str, str]) -> Json:

@@ -93,11 +93,8 @@ def _mix(mix: Mapping[str, Any], found: Mapping[str, Any], words: Mapping[str, A
     if not share:
         return str(words["no_mix"])
     shares = {OWN: 1 - share, **{name: share * weight for name, weight in found["weights"].items()}}
-    parts = ", ".join(
-        words["part"].format(share=f"{100 * part:.0f}", name=model(name, words))
-        for name, part in shares.items()
-        if part >= 0.005
-    )
+    told = [(f"{100 * part:.0f}", model(name, words)) for name, part in shares.items() if part >= 0.005]
+    parts = ", ".join(words["part"].format(share=part, name=name) for part, name in told)
     margin = local(f"{found['margin']:g}", words)
     return str(words["mix_answer"].format(parts=parts, margin=margin, **_numbers(mix, words)))
 
@@ -146,11 +143,6 @@ def sheet_page(found: Json) -> str:
     """The sheet as HTML that prints on one page."""
     words, names = texts(found["language"]), found["sites"]
     more = words["and_more"].format(count=len(names) - MOST_NAMES) if len(names) > MOST_NAMES else ""
-    return rendered(
-        "sheet",
-        {"local": local, "model": model, "own": own, "together": together},
-        found=found,
-        words=words,
-        lang=found["language"],
-        names=[*names[:MOST_NAMES], *([more] if more else [])],
-    )
+    names = [*names[:MOST_NAMES], *([more] if more else [])]
+    filters: dict[str, Any] = {"local": local, "model": model, "own": own, "together": together}
+    return rendered("sheet", filters, found=found, words=words, lang=found["language"], names=names)

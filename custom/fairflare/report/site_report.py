@@ -129,14 +129,11 @@ def _standing(summary: Json, values: Mapping[str, float | None], site: str) -> J
 def _benefit(joined: Json | None, site: str) -> Json | None:
     if not joined:
         return None
-    metrics = {
-        name: {
-            **{key: one[key] for key in ("label", "higher_is_better")},
-            "row": _own(one["sites"], site),
-            "groups": [row for row in one["groups"] if row["site"] == site],
-        }
-        for name, one in joined["metrics"].items()
-    }
+    metrics = {}
+    for name, one in joined["metrics"].items():
+        groups = [row for row in one["groups"] if row["site"] == site]
+        told = {key: one[key] for key in ("label", "higher_is_better")}
+        metrics[name] = {**told, "row": _own(one["sites"], site), "groups": groups}
     why = joined["rejected"].get(site) or {}
     about = {key: joined[key] for key in ("metric", "trainer", "draws", "level")}
     return {**about, "metrics": metrics, "rejected": why.get("code")}
@@ -148,12 +145,9 @@ def _round(row: Json, trail: Trail, summary: Json, site: str) -> Json:
     accepted, rejected = record.get("accepted") or {}, record.get("rejected") or {}
     others = len(set(finite(row["weights"])) - {site})
     absent = "not asked" if "selected" in record and site not in record["selected"] else "absent"
-    return {
-        "round": row["round"],
-        "value": row["metric"].get(site),
-        "weight": row["weights"].get(site) if enough(others) else None,
-        "state": "accepted" if site in accepted else (rejected.get(site) or {}).get("code") or absent,
-    }
+    weight = row["weights"].get(site) if enough(others) else None
+    state = "accepted" if site in accepted else (rejected.get(site) or {}).get("code") or absent
+    return {"round": row["round"], "value": row["metric"].get(site), "weight": weight, "state": state}
 
 
 def _groups(summary: Json, trail: Trail, site: str) -> Json | None:

@@ -185,16 +185,10 @@ def _identity(config: Json, about: Json, trail: Trail) -> Json:
 
 
 def _test_sets(test_sets: Mapping[str, Json], headline: str) -> Json:
-    rows = [
-        {
-            "name": name,
-            "corrupted": bool(found.get("corrupted")),
-            "n": found.get("n"),
-            "value": number((found.get("metrics") or {}).get(headline)),
-            "metrics": found.get("metrics") or {},
-        }
-        for name, found in test_sets.items()
-    ]
+    rows = []
+    for name, found in test_sets.items():
+        metrics, about = found.get("metrics") or {}, {"corrupted": bool(found.get("corrupted")), "n": found.get("n")}
+        rows.append({"name": name, **about, "value": number(metrics.get(headline)), "metrics": metrics})
     clean, corrupted = ([row for row in rows if row["corrupted"] is kind] for kind in (False, True))
     return {"rows": rows, "clean_mean": _metric_means(clean), "corrupted_mean": _metric_means(corrupted)}
 

@@ -231,14 +231,10 @@ class Table:
     def to_json(self) -> dict[str, Any]:
         keys = ("key", "title", "group", "better")
         columns = [{**{key: getattr(c, key) for key in keys}, "scale": c.form.scale} for c in self.columns]
-        rows = [
-            {
-                **{name: getattr(row, name) for name in ("key", "title", "group")},
-                "notes": list(row.notes),
-                "cells": {c.key: self.cell(row, c).to_json() for c in self.columns},
-            }
-            for row in self.rows
-        ]
+        rows = []
+        for row in self.rows:
+            cells = {c.key: self.cell(row, c).to_json() for c in self.columns}
+            rows.append({**{key: getattr(row, key) for key in keys[:3]}, "notes": list(row.notes), "cells": cells})
         about = {key: getattr(self, key) for key in ("key", "title", "caption", "stub")}
         return {"format": FORMAT, **about, "columns": columns, "rows": rows, "footnotes": list(self.footnotes)}
 
@@ -438,13 +434,9 @@ def shown(table: Table) -> dict[str, Any]:
 def _html_cell(cell: Cell, column: Column) -> dict[str, Any]:
     form = cell.form or column.form
     below = " to ".join(cell.interval(column.form)) if cell.spread is None else ""
-    return {
-        "text": form.write(cell.value) if below and not cell.words else cell.written(column.form),
-        "below": below,
-        "published": _published(cell, form),
-        "cell": cell,
-        "words": column.words or len(cell.words) > 24,
-    }
+    said = form.write(cell.value) if below and not cell.words else cell.written(column.form)
+    words = column.words or len(cell.words) > 24
+    return {"text": said, "below": below, "published": _published(cell, form), "cell": cell, "words": words}
 
 
 def _markdown_cell(cell: Cell, column: Column) -> str:

@@ -126,12 +126,8 @@ def answer_rows() -> list[dict[str, str]]:
     ]
 
 
-SECURE = {
-    "plain": "in the clear",
-    "later": "in the clear, with the update",
-    "masked": "masked",
-    "hidden": "stays at the site",
-}
+SECURE = {"plain": "in the clear", "later": "in the clear, with the update", "masked": "masked"}
+SECURE |= {"hidden": "stays at the site"}
 """What a table says of ``schema.Secure``."""
 
 
@@ -199,14 +195,9 @@ def _method_row(entry: Method) -> dict[str, Any]:
 
     listed = _listed_row(entry)
     parameters = listed.pop("parameters")
-    return {
-        **listed,
-        **effort(entry),
-        "sends": [{key: row[key] for key in row if key != "method"} for row in _leaving(entry, _outline())],
-        "receives": received_by(entry),
-        "needs": needs_of(entry),
-        "parameters": parameters,
-    }
+    sends = [{key: row[key] for key in row if key != "method"} for row in _leaving(entry, _outline())]
+    more = {"sends": sends, "receives": received_by(entry), "needs": needs_of(entry)}
+    return {**listed, **effort(entry), **more, "parameters": parameters}
 
 
 def _parameters(entry: Method) -> dict[str, Any]:

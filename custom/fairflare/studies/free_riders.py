@@ -108,11 +108,8 @@ def ride_once(config: RunConfig, folder: Path, *, force: bool = False, workers: 
             sites.transport = riding
             run_local(config, folder, parts=parts, sites=sites)
         run = write_report(folder)["detail"]
-        found = {
-            **about,
-            **{"finished": True, "task": f"{config.task}:{config.preset}", "metric": run["headline"]},
-            **{"score": run["fairness"]["mean"], "sites": names, "rider": rider, "marked": marked(run, riding.seen)},
-        }
+        found = {**about, "finished": True, "task": f"{config.task}:{config.preset}", "metric": run["headline"]}
+        found |= {"score": run["fairness"]["mean"], "sites": names, "rider": rider, "marked": marked(run, riding.seen)}
         save_json(folder / RIDER, found)
     return found
 
@@ -214,14 +211,10 @@ def _config(question: Question, label: str, kind: str, seed: int) -> RunConfig:
 
 def _method(label: str, kinds: Sequence[str], seeds: Sequence[int], found: Mapping[str, Any]) -> Json:
     runs = {kind: [found[_name(label, kind, seed)] for seed in seeds] for kind in kinds}
-    rated = {
-        kind: {
-            "score": mean_ci(run["score"] for run in some),
-            "detectors": rates(some),
-            "runs": [{"seed": seed, **run} for seed, run in zip(seeds, some)],
-        }
-        for kind, some in runs.items()
-    }
+    rated = {}
+    for kind, some in runs.items():
+        each = [{"seed": seed, **run} for seed, run in zip(seeds, some)]
+        rated[kind] = {"score": mean_ci(run["score"] for run in some), "detectors": rates(some), "runs": each}
     return {"label": label, "kinds": rated}
 
 

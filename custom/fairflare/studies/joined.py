@@ -87,14 +87,10 @@ class Joined:
         """
         import pandas
 
-        found = {
-            name: {
-                **(one.get("average") or {}),
-                "between_sd": one.get("between_sd"),
-                **{f"new_{key}": value for key, value in (one.get("new_hospital") or {}).items()},
-            }
-            for name, one in self.content["candidates"].items()
-        }
+        found = {}
+        for name, one in self.content["candidates"].items():
+            new = {f"new_{key}": value for key, value in (one.get("new_hospital") or {}).items()}
+            found[name] = {**(one.get("average") or {}), "between_sd": one.get("between_sd"), **new}
         return pandas.DataFrame.from_dict(found, orient="index").rename_axis("candidate")
 
     @property

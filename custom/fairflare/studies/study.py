@@ -208,14 +208,11 @@ class Study:
         """A row per finished run and site: what tells the run from the others, and ``Federation.sites``."""
         import pandas
 
-        found = [
-            sites_table(report)
-            .reset_index()
-            .assign(run=path)[["run", "site"]]
-            .assign(**self.about[path])
-            .join(sites_table(report).reset_index(drop=True))
-            for path, report in self.reports.items()
-        ]
+        found = []
+        for path, report in self.reports.items():
+            table = sites_table(report).reset_index()
+            head = table.assign(run=path)[["run", "site"]].assign(**self.about[path])
+            found.append(head.join(table.drop(columns="site")))
         return pandas.concat(found, ignore_index=True) if found else pandas.DataFrame(columns=["run", "site"])
 
     def _result(self, path: str) -> dict[str, Any]:
