@@ -279,18 +279,10 @@ def _code(app: Path) -> dict[str, Any]:
         raise UserError(f"{app}: {error}") from None
     lines = {name: entry["lines"] or 0 for name, entry in here.items()}
     own = {name: count for name, count in lines.items() if not name.startswith("fairflare/")}
-    return {
-        "brings_code": True,
-        "entry_point": found["entry_point"],
-        "components": found["components"],
-        "files": len(lines),
-        "lines": sum(lines.values()),
-        "packages": _by_package(lines),
-        "own_files": own,
-        "matches": wrong or True,
-        "package": found["package"],
-        "other_than_installed": _other_than_installed(here),
-    }
+    told = {"brings_code": True, **{key: found[key] for key in ("entry_point", "components")}}
+    told |= {"files": len(lines), "lines": sum(lines.values()), "packages": _by_package(lines), "own_files": own}
+    other = _other_than_installed(here)
+    return {**told, "matches": wrong or True, "package": found["package"], "other_than_installed": other}
 
 
 def _by_package(lines: Mapping[str, int]) -> dict[str, dict[str, int]]:

@@ -119,14 +119,12 @@ def _groups(found: Mapping[str, Numbers], stages: Mapping[str, str], metrics: Ma
     """Each group over all sites that may say something of it: means weighted by its cases there."""
     starts = tuple(f"{stage}.{metric}/" for stage in stages for metric in metrics)
     names = {name.partition("/")[2] for numbers in found.values() for name in numbers if name.startswith(starts)}
-    return [
-        {
-            "group": group,
-            "n": sum(number(numbers.get(f"n/{group}")) or 0.0 for numbers in found.values()),
-            "values": {stage: {m: _pooled(found.values(), stage, m, group) for m in metrics} for stage in stages},
-        }
-        for group in sorted(names)
-    ]
+    rows = []
+    for group in sorted(names):
+        values = {stage: {m: _pooled(found.values(), stage, m, group) for m in metrics} for stage in stages}
+        n = sum(number(numbers.get(f"n/{group}")) or 0.0 for numbers in found.values())
+        rows.append({"group": group, "n": n, "values": values})
+    return rows
 
 
 def _pooled(sites: Collection[Numbers], stage: str, metric: str, group: str) -> float | None:
@@ -151,14 +149,10 @@ def risk_section(trail: Trail, sites: Sequence[str]) -> Json | None:
     rows = [_risk_row(site, "", found[site]) for site in sites if site in found]
     named = [(site, name) for site in sites for name in found.get(site) or () if name.startswith("auc/")]
     groups = [_risk_row(site, name.partition("/")[2], found[site]) for site, name in named]
-    return {
-        "level": record.get("level"),
-        "shadows": record.get("shadows"),
-        "sentence": _sentence([row for row in rows if row["auc"] is not None]),
-        "sites": rows,
-        "groups": groups,
-        "rejected": {site: dict(why) for site, why in (record.get("rejected") or {}).items()},
-    }
+    said = _sentence([row for row in rows if row["auc"] is not None])
+    rejected = {site: dict(why) for site, why in (record.get("rejected") or {}).items()}
+    about = {key: record.get(key) for key in ("level", "shadows")}
+    return {**about, "sentence": said, "sites": rows, "groups": groups, "rejected": rejected}
 
 
 def _risk_row(site: str, group: str, numbers: Mapping[str, Any]) -> Json:

@@ -34,13 +34,10 @@ def benefit_section(trail: Trail, sites: Sequence[str], about: Mapping[str, Any]
     found: Mapping[str, Numbers] = record.get("sites") or {}
     names = [name for name in record.get("metrics") or () if any(f"federated.{name}" in own for own in found.values())]
     described = {name: _metric(name, found, sites, record, about) for name in names}
-    return {
-        "metric": names[0] if names else None,
-        **{key: record.get(key) for key in ("trainer", "draws", "level")},
-        "metrics": described,
-        "rejected": {site: dict(why) for site, why in (record.get("rejected") or {}).items()},
-        "sentences": [text for one in described.values() for text in (one["sentence"], one["trees"]) if text],
-    }
+    about = {"metric": names[0] if names else None, **{key: record.get(key) for key in ("trainer", "draws", "level")}}
+    rejected = {site: dict(why) for site, why in (record.get("rejected") or {}).items()}
+    said = [text for one in described.values() for text in (one["sentence"], one["trees"]) if text]
+    return {**about, "metrics": described, "rejected": rejected, "sentences": said}
 
 
 def _metric(name: str, found: Mapping[str, Numbers], sites: Sequence[str], record: Numbers, about: Numbers) -> Json:

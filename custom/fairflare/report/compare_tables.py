@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from fairflare.report.benefit import VERDICTS
@@ -120,16 +121,10 @@ def metrics(comparison: Json) -> Table | None:
     names = list(methods[0]["detail"]["metrics"])
     if len(names) < 2:
         return None
-    rows = [
-        Row(
-            f"{name}/{kind}",
-            capital(label(name, comparison)),
-            _across((m["detail"]["metrics"].get(name) or {}).get(kind) for m in methods),
-            group=title,
-        )
-        for kind, title in words.items()
-        for name in names
-    ]
+    rows = []
+    for kind, name in product(words, names):
+        cells = _across((m["detail"]["metrics"].get(name) or {}).get(kind) for m in methods)
+        rows.append(Row(f"{name}/{kind}", capital(label(name, comparison)), cells, group=words[kind]))
     return Table("metrics", "Every metric", _columns(methods), rows, "Metric", _caption(comparison))
 
 
@@ -213,20 +208,11 @@ def benefit(comparison: Json) -> Table | None:
         labels |= {name: found["label"] for name, found in method["detail"]["benefit"].items()}
     metrics = dict.fromkeys(name for m in methods for name in m["detail"]["benefit"])
     shown = {**{kind: f"Sites: {kind}" for kind in VERDICTS}, "least": "Least benefit of a site"}
-    rows = [
-        Row(
-            f"{metric}/{kind}",
-            words,
-            {
-                _key(i): _told(m["detail"]["benefit"][metric], kind)
-                for i, m in enumerate(methods)
-                if metric in m["detail"]["benefit"]
-            },
-            group=labels[metric],
-        )
-        for metric in metrics
-        for kind, words in shown.items()
-    ]
+    rows = []
+    for metric, kind in product(metrics, shown):
+        told = {_key(i): m["detail"]["benefit"].get(metric) for i, m in enumerate(methods)}
+        cells = {key: _told(one, kind) for key, one in told.items() if one is not None}
+        rows.append(Row(f"{metric}/{kind}", shown[kind], cells, group=labels[metric]))
     caption = (
         "Each site's own word after the last round: the model that it uses against one trained alone, by the interval "
         "over its test patients; means over seeds, the least benefit with its 95 % interval over seeds."
@@ -242,11 +228,8 @@ def elsewhere(comparison: Json) -> Table | None:
     kinds = {"mean": "Mean", "worst": "Worst site", "std_sample": "sd over sites (ddof 1)"}
     names = [", ".join(f"{key} = {value}" for key, value in one["options"].items()) for one in found]
     better = {kind: _better(better_higher(kind, higher)) for kind in kinds}
-    columns = [
-        Column(f"{i}-{kind}", title, group=name, better=better[kind])
-        for i, name in enumerate(names)
-        for kind, title in kinds.items()
-    ]
+    each = product(enumerate(names), kinds.items())
+    columns = [Column(f"{i}-{kind}", title, group=name, better=better[kind]) for (i, name), (kind, title) in each]
 
     def cells(method: Json) -> dict[str, Cell]:
         own = {i: one["methods"].get(method["label"]) for i, one in enumerate(found)}

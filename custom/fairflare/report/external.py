@@ -55,15 +55,12 @@ def of_site(found: Mapping[str, Any], about: Json) -> Json:
     reasons = {name: _reason(name, one) for name, one in about["metrics"].items()}
     unasked = about.get("group_metric") if about.get("group_metric") != about.get("headline") else None
     names = [name for name, reason in reasons.items() if name in values or (reason and name != unasked)]
-    metrics = {
-        name: {
-            "value": number(values.get(name)),
-            **{end: number((ends.get(name) or {}).get(end)) for end in ("low", "high")},
-            "trivial": number(trivial.get(name)),
-            "why": "" if name in values else f"not defined: {reasons[name]}",
-        }
-        for name in names
-    }
+    metrics = {}
+    for name in names:
+        interval = {end: number((ends.get(name) or {}).get(end)) for end in ("low", "high")}
+        why = "" if name in values else f"not defined: {reasons[name]}"
+        told = {"value": number(values.get(name)), **interval, "trivial": number(trivial.get(name))}
+        metrics[name] = {**told, "why": why}
     threshold = number((about.get("clinical") or {}).get("threshold")) or 0.5
     seen = {} if about.get("curves") else views(found.get(CLINICAL) or {}, threshold)  # of times there are no risks
     whole = seen.pop("", None)

@@ -369,13 +369,7 @@ def _twofold_table(section: View) -> dict[str, Any]:
     decimals = digits(value for row in rows.values() for value in row.values())
     when = "mean over rounds" if section["over"] == "mean" else "last round"
     first, across = kinds[section["per"]]
-    return {
-        "title": f"{section['label']}, {when}: {across} across.",
-        "of": first,
-        "groups": [],
-        "columns": names,
-        "rows": [
-            {"name": name, "marked": False, "cells": [text(row.get(column), decimals) for column in names]}
-            for name, row in rows.items()
-        ],
-    }
+    cells = {name: [text(row.get(column), decimals) for column in names] for name, row in rows.items()}
+    shown = [{"name": name, "marked": False, "cells": own} for name, own in cells.items()]
+    title = f"{section['label']}, {when}: {across} across."
+    return {"title": title, "of": first, "groups": [], "columns": names, "rows": shown}

@@ -248,10 +248,6 @@ def _number_section(
     values = {site: [known[name] for name in names if name in known] for site, known in held.items()}
     ends = {site: {"low": min(found), "high": max(found)} for site, found in values.items() if found}
     rows = [{"site": site, "round": last[site]["round"], **own} for site, own in ends.items()]
-    return {
-        "name": names[0] if len(names) == 1 else f"{family}/...",
-        "count": len(names),
-        "meaning": str(meanings.get(names[0]) or ""),
-        "whole": all(float(value).is_integer() for found in values.values() for value in found),
-        "rows": rows,
-    }
+    whole = all(float(value).is_integer() for found in values.values() for value in found)
+    name, words = names[0] if len(names) == 1 else f"{family}/...", str(meanings.get(names[0]) or "")
+    return {"name": name, "count": len(names), "meaning": words, "whole": whole, "rows": rows}

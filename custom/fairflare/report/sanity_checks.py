@@ -55,16 +55,10 @@ def learned_section(
         return None
     both = [row for row in held if row["better"] is not None]
     better, trend = sum(row["better"] for row in both), _trends(trail, headline, higher)
-    return {
-        "metric": headline,
-        "learned": 2 * better >= len(both) if both else None,
-        "better": better,
-        "compared": len(both),
-        "trivial": mean(row["trivial"] for row in held),
-        "rows": held,
-        "trend": trend,
-        "still_improving": trend is not None,
-    }
+    learned = 2 * better >= len(both) if both else None
+    found = {"metric": headline, "learned": learned, "better": better, "compared": len(both)}
+    found |= {"trivial": mean(row["trivial"] for row in held), "rows": held}
+    return {**found, "trend": trend, "still_improving": trend is not None}
 
 
 def learned_quantities(run: Json) -> dict[str, float | None]:

@@ -87,14 +87,10 @@ def edition(summary: Json, trail: Trail, site: str) -> Json:
 
 def _run(summary: Json) -> Json:
     task, method = summary["task"], summary["method"]
-    return {
-        "method": method["title"],
-        "method_id": method["id"],
-        "paper": method["paper"],
-        **{key: task[key] for key in ("title", "id", "preset", "real", "simulated", "primary")},
-        **{key: summary[key] for key in ("status", "seed", "rounds_done", "rounds_planned")},
-        "started": summary["timing"]["started"],
-    }
+    found = {"method": method["title"], "method_id": method["id"], "paper": method["paper"]}
+    found |= {key: task[key] for key in ("title", "id", "preset", "real", "simulated", "primary")}
+    found |= {key: summary[key] for key in ("status", "seed", "rounds_done", "rounds_planned")}
+    return {**found, "started": summary["timing"]["started"]}
 
 
 def _result(summary: Json, used: Json, trail: Trail, site: str) -> Json:
@@ -176,14 +172,10 @@ def _part(summary: Json, row: Json, site: str) -> Json:
     known = sum(one["n_examples"] is not None for one in summary["sites"] if one["site"] != site)
     each = [one["weights"] for one in summary["rounds"] if site in one["weights"]]
     weights = [one[site] for one in each if enough(len(set(finite(one)) - {site}))]
-    return {
-        **{key: row[key] for key in ("expected", "accepted", "n_examples")},
-        "left_out": row["expected"] - row["accepted"],
-        "codes": row["codes"],
-        "weight": mean(weights),
-        "equal": 1 / len(summary["sites"]) if enough(others) else None,
-        "share": row["data_share"] if enough(known) else None,
-    }
+    found = {key: row[key] for key in ("expected", "accepted", "n_examples")}
+    found |= {"left_out": row["expected"] - row["accepted"], "codes": row["codes"], "weight": mean(weights)}
+    equal, share = 1 / len(summary["sites"]) if enough(others) else None, row["data_share"] if enough(known) else None
+    return {**found, "equal": equal, "share": share}
 
 
 def _notes(summary: Json, site: str) -> list[Json]:

@@ -231,15 +231,12 @@ def _caveats(summary: Json) -> list[str]:
 def preflight_section(trail: Trail) -> list[Json]:
     """What preflight found: rows of site, level, split, count and meaning, errors first; the last look counts."""
     looked = (trail.resumes[-1] if trail.resumes else trail.start).get("preflight") or {}
-    rows = [
-        {
-            "site": site,
-            **{key: f.get(key) for key in ("level", "split", "count", "code")},
-            "meaning": CODES.get(str(f.get("code")), "not known to this version"),
-        }
-        for site in in_order(looked)
-        for f in (looked[site] or {}).get("findings") or ()
-    ]
+    rows = []
+    for site in in_order(looked):
+        for found in (looked[site] or {}).get("findings") or ():
+            about = {key: found.get(key) for key in ("level", "split", "count", "code")}
+            meaning = CODES.get(str(found.get("code")), "not known to this version")
+            rows.append({"site": site, **about, "meaning": meaning})
     return sorted(rows, key=lambda row: LEVELS.index(row["level"]) if row["level"] in LEVELS else len(LEVELS))
 
 

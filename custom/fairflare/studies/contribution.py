@@ -76,7 +76,6 @@ def measure_contribution(
 
     Args:
         folder: gets a folder per run and ``contribution.json``.
-        force: runs everything again.
         workers: see ``parallel.budget``.
 
     Returns:
@@ -187,16 +186,10 @@ def contribution_of(reports: Mapping[str, Any], sites: Sequence[str]) -> dict[st
     total = sum(full["sites"][site]["n_train"] for site in sites)
     examples = {site: full["sites"][site]["n_train"] / total for site in sites}
     columns = {"score_without": without, "drop": drops, "share": shares, "weight": weights, "data_share": examples}
-    return {
-        **{key: full[key] for key in ("method", "task", "seed")},
-        "metric": metric,
-        "score": score,
-        "sites": [{"site": site, **{key: column[site] for key, column in columns.items()}} for site in sites],
-        "agreement": {
-            "weights": measures.agreements(weights, shares),
-            "examples": measures.agreements(examples, shares),
-        },
-    }
+    rows = [{"site": site, **{key: column[site] for key, column in columns.items()}} for site in sites]
+    agreed = {"weights": measures.agreements(weights, shares), "examples": measures.agreements(examples, shares)}
+    about = {key: full[key] for key in ("method", "task", "seed")}
+    return {**about, "metric": metric, "score": score, "sites": rows, "agreement": agreed}
 
 
 def _joined(question: Question, found: Sequence[Json]) -> Json:

@@ -54,7 +54,6 @@ def measure_riders(
         question: method and others (each is run), task, seeds and settings; its other fields are for contributions.
         kinds: of ``report.free_riders.KINDS``; "none" is run in any case.
         folder: gets a folder per run and ``riders.json``.
-        force: runs everything again.
         workers: see ``parallel.budget``.
 
     Returns:

@@ -158,9 +158,7 @@ def measure_join(
     """Make the runs that are missing, and report the benefit of joining for each hospital.
 
     Args:
-        question: what is asked.
         folder: gets a folder per run, join.json, join.html and the folder ``sheets``.
-        force: makes all runs again.
         workers: see ``parallel.budget``.
 
     Returns:
@@ -196,16 +194,9 @@ def measure_join(
                 found["sites"][client]["other_scores"] = by_score(one, names, design)
         title = titled(next(iter(runs.values())), first)
         told = {"title": title, "task": question.task, "methods": list(question.methods)}
-        more = {
-            "not_validated": [found["score"]] if plain else list(SCORES),
-            "new_size": question.new_size,
-            "event": question.event,
-            "privacy": question.privacy(),
-            "one_split": split,
-            "refused": refused,
-            "own_models": kinds,
-            **facts(),
-        }
+        more = {"not_validated": [found["score"]] if plain else list(SCORES), "new_size": question.new_size}
+        more |= {"event": question.event, "privacy": question.privacy(), "one_split": split, "refused": refused}
+        more |= {"own_models": kinds, **facts()}
         result = {**told, **found, **({} if plain else _why(tested, names, question)), **more}
         save_json(folder / JOIN, result)
         save_text(folder / JOIN_PAGE, page(result))

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,20 +68,12 @@ def _epochs(parts: Parts, config: RunConfig, data: TensorData, rate: float) -> I
     network.load_state_dict(parts.model)
     yield dict(copy.deepcopy(network.state_dict()))
     memory: dict[str, object] = {}
+    device = default_device()
     for number in range(1, rounds + 1):
         seed = derive(config.seed, "own network", number)
-        registry.get_trainer("sgd")().train(
-            LocalWork(
-                placed(network, default_device()),
-                data.on(default_device()),
-                per_round,
-                Round(number, rounds),
-                seed,
-                execution=Execution(default_device()),
-                memory=memory,
-                objective=parts.task.objective,
-            )
-        )
+        how: dict[str, Any] = {"execution": Execution(device), "memory": memory, "objective": parts.task.objective}
+        work = LocalWork(placed(network, device), data.on(device), per_round, Round(number, rounds), seed, **how)
+        registry.get_trainer("sgd")().train(work)
         yield {key: value.cpu() for key, value in copy.deepcopy(network.state_dict()).items()}
 
 
