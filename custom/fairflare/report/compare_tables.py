@@ -8,37 +8,15 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from fairflare.report import table_files
 from fairflare.report.benefit import VERDICTS
 from fairflare.report.compare import drawn_words, objective_words, same_objective
 from fairflare.report.deployed_model import remark, shared_only
 from fairflare.report.paired import LEVEL
 from fairflare.report.quantities import COSTS, NAMES, QUANTITIES, better_higher
 from fairflare.report.sentences import differences
-from fairflare.report.table_files import (
-    Better,
-    Cell,
-    Column,
-    Form,
-    Row,
-    Table,
-    as_markdown,
-    csv_text,
-    machine,
-    markdown,
-    piped,
-    with_best,
-)
-from fairflare.report.values import (
-    MISSING,
-    capital,
-    higher_is_better,
-    label,
-    plural,
-    size,
-    text,
-    with_half_width,
-    with_interval,
-)
+from fairflare.report.table_files import Cell, Column, Form, Row, Table, markdown, with_best
+from fairflare.report.values import MISSING, capital, higher_is_better, label, plural, size, text
 
 Json = Mapping[str, Any]
 INTERVAL = "± is half the 95 % interval over seeds (Student t)."
@@ -337,7 +315,7 @@ def _key(place: int) -> str:
     return f"m{place + 1}"
 
 
-def _better(higher: bool) -> Better:
+def _better(higher: bool) -> table_files.Better:
     return "higher" if higher else "lower"
 
 
@@ -388,7 +366,7 @@ def comparison_csv(comparison: Json) -> str:
     methods = comparison["methods"]
     judged = any("p" in pair for method in methods for pair in (method["versus_first"] or {}).values())
     lines = [_csv_line(comparison, method, name, judged) for method in methods for name in _known(methods)]
-    return csv_text(CSV_COLUMNS + STATISTICS if judged else CSV_COLUMNS, lines)
+    return table_files.csv_text(CSV_COLUMNS + STATISTICS if judged else CSV_COLUMNS, lines)
 
 
 def _csv_line(comparison: Json, method: Json, name: str, judged: bool) -> list[Any]:
@@ -406,7 +384,7 @@ def comparison_markdown(comparison: Json, command: str, versions: Mapping[str, s
     """The same as tables, quantities down and methods across, under the command that made them."""
     methods, names = comparison["methods"], _known(comparison["methods"])
     labels = [markdown(method["label"]) for method in methods]
-    values = [[NAMES[name], *(with_half_width(method[name]) for method in methods)] for name in names]
+    values = [[NAMES[name], *(Cell.of(method[name]).written(Form()) for method in methods)] for name in names]
     rule = ["---", *("--:" for _ in methods)]
     if methods[0]["objective"]:
         values = [["trained with", *(markdown(objective_words(method)) for method in methods)], *values]
@@ -416,20 +394,21 @@ def comparison_markdown(comparison: Json, command: str, versions: Mapping[str, s
         f"Seeds {', '.join(map(str, comparison['seeds']))}. Mean over matched seeds ± half the 95 % interval.",
         f"{capital(drawn_words(comparison))}.",
         markdown(remark(methods)),
-        piped([["final model", *labels], rule, *values]),
+        table_files.piped([["final model", *labels], rule, *values]),
     ]
     if len(methods) > 1:
         others = methods[1:]
         paired = [[NAMES[name], *(_difference(comparison, method, name) for method in others)] for name in names]
         parts += [
             f"Paired differences from {labels[0]}, with the 95 % interval and the number of seeds with a better value:",
-            piped([["difference", *labels[1:]], rule[:-1], *paired]),
+            table_files.piped([["difference", *labels[1:]], rule[:-1], *paired]),
         ]
         parts += ["\n".join(f"- {markdown(line)}" for line in differences(comparison))]
     for table in comparison_tables(comparison):
-        parts += [as_markdown(table, heading=2).rstrip("\n")]
+        parts += [table_files.as_markdown(table, heading=2).rstrip("\n")]
     parts += ["\n".join(f"- {markdown(line)}" for line in (*comparison["notes"], *comparison["caveats"]))]
-    parts += [f"{machine()}; " + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + "."]
+    told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    parts += [f"{table_files.machine()}; {told}."]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -444,4 +423,4 @@ def _difference(comparison: Json, method: Json, name: str) -> str:
     if not paired or paired["mean"] is None:
         return MISSING
     wins = f"{paired['wins']} of {paired['n']}" if same_objective(comparison, method) else "other objective"
-    return f"{with_interval(paired)}, {wins}"
+    return f"{Cell.of(paired, half=False).written(SIGNED)}, {wins}"

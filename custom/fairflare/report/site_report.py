@@ -17,18 +17,7 @@ from fairflare.report.deployed_model import USED, as_used
 from fairflare.report.fairness import finite, mean
 from fairflare.report.groups import known_cells
 from fairflare.report.sanity_checks import trivial_of
-from fairflare.report.values import (
-    ends,
-    json_value,
-    label,
-    listing,
-    meaning,
-    number,
-    plural,
-    signed,
-    text,
-    with_interval,
-)
+from fairflare.report.values import json_value, label, listing, meaning, number, plural, signed, text, with_interval
 
 FORMAT = 1
 TEST = "test"
@@ -327,8 +316,10 @@ def _result_words(found: Json) -> list[str]:
     whose = "its own model" if result["whose"] == PERSONAL else "the federation's model"
     n = f" on {plural(int(result['n']), 'test example')}" if result["n"] else ""
     explained = f" ({result['meaning']})" if result["meaning"] else ""
-    interval = result["intervals"].get(found["headline"])
-    sure = f", 95 % interval {ends(interval)} over its test patients" if interval else ""
+    sure = ""
+    if interval := result["intervals"].get(found["headline"]):
+        low, high = (text(interval[end]) for end in ("low", "high"))
+        sure = f", 95 % interval {low} to {high} over its test patients"
     said = [f"At {site} {whose} has this {result['label']}: {text(result['value'])}{n}{explained}{sure}."]
     if result["shared"] is not None:
         said.append(f"The shared model, which {site} does not use, reaches {text(result['shared'])}.")

@@ -209,14 +209,10 @@ def ask(folder: Path) -> Json:
         raise UserError(f"{folder}: expected at least {LEAST_SITES} hospitals with patients enough, got {n}")
     federation = Together.of(list(hospitals.values()))
     made = calibrated(hospitals, federation)
-    question = {
-        "run": {**described, "fold": "", "options": without_folders(described["options"])},
-        "sites": len(hospitals),
-        "centre": federation.centre.tolist(),
-        "total": federation.total.tolist(),
-        "weights": federation.weights.tolist(),
-        "calibration": {name: one._asdict() for name, one in made.items()},
-    }
+    run = {**described, "fold": "", "options": without_folders(described["options"])}
+    question = {"run": run, "sites": len(hospitals)}
+    question |= {key: getattr(federation, key).tolist() for key in ("centre", "total", "weights")}
+    question["calibration"] = {name: one._asdict() for name, one in made.items()}
     save_json(folder / QUESTION, question)
     return question
 
