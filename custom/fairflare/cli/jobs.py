@@ -219,19 +219,10 @@ def inspected(folder: Path, root: Path | None = None) -> dict[str, Any]:
     content = _run_of(apps["site"])
     meta = read_json(folder / "meta.json")
     config, refusal = _config(content, apps["site"])
-    return {
-        "job": str(meta.get("name", "")),
-        "method": str(content.get("method", "")),
-        "task": str(content.get("task", "")),
-        "sites": _sites(meta),
-        "site": _code(apps["site"]),
-        "server": _code(apps["server"]),
-        "signed": _signature(folder, root),
-        "policy": refusal or "accepted",
-        "reads": list(_reads(config)),
-        "leaves": _leaves(config),
-        "checked": dict(CHECKS),
-    }
+    about = {"job": str(meta.get("name", "")), **{key: str(content.get(key, "")) for key in ("method", "task")}}
+    code = {side: _code(apps[side]) for side in ("site", "server")}
+    told = {"signed": _signature(folder, root), "policy": refusal or "accepted", "reads": list(_reads(config))}
+    return {**about, "sites": _sites(meta), **code, **told, "leaves": _leaves(config), "checked": dict(CHECKS)}
 
 
 def _run_of(app: Path) -> dict[str, Any]:

@@ -285,16 +285,13 @@ def benefit(runs: Runs) -> Json:
     """
     found = [(run.get("benefit") or {}).get("metrics") or {} for run in runs]
     names = [name for name in found[0] if all((one.get(name) or {}).get("worst") for one in found)]
-    return {
-        name: {
-            "label": found[0][name]["label"],
-            "sites": max(len(one[name]["sites"]) for one in found),
-            **{kind: mean_ci([one[name]["counts"][kind] for one in found]) for kind in VERDICTS},
-            "least": mean_ci([one[name]["worst"]["benefit"] for one in found]),
-            "sentence": found[0][name]["sentence"] if len(found) == 1 else "",
-        }
-        for name in names
-    }
+    told = {}
+    for name, each in ((name, [one[name] for one in found]) for name in names):
+        row = {"label": each[0]["label"], "sites": max(len(one["sites"]) for one in each)}
+        row |= {kind: mean_ci([one["counts"][kind] for one in each]) for kind in VERDICTS}
+        row["least"] = mean_ci([one["worst"]["benefit"] for one in each])
+        told[name] = {**row, "sentence": each[0]["sentence"] if len(each) == 1 else ""}
+    return told
 
 
 def last_rounds(runs: Runs) -> Json:

@@ -78,12 +78,8 @@ def groups_harmed(summary: Json) -> Json:
         said: in a sentence; rows: group, site, metric (in words) and the row of ``benefit_section``.
     """
     found = (summary.get("benefit") or {}).get("metrics") or {}
-    told = [
-        {**row, "group": group_words(row["group"], summary), "metric": one["label"]}
-        for one in found.values()
-        for row in one["groups"]
-        if row["verdict"] is not None
-    ]
+    known = ((row, one["label"]) for one in found.values() for row in one["groups"] if row["verdict"] is not None)
+    told = [{**row, "group": group_words(row["group"], summary), "metric": label} for row, label in known]
     harmed = sorted((row for row in told if row["verdict"] == "loses"), key=lambda row: (row["benefit"], row["site"]))
     looked = len({(row["group"], row["site"]) for row in told})
     lose = len({(row["group"], row["site"]) for row in harmed})

@@ -17,7 +17,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby
+from itertools import chain, groupby, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -292,18 +292,13 @@ def piped(lines: Iterable[Iterable[str]]) -> str:
 
 def as_csv(*tables: Table) -> str:
     """One line per cell, numbers unrounded; text that a spreadsheet would take for a formula begins with "'"."""
-    return csv_text(
-        CSV_COLUMNS,
-        (
-            (table.key, row.group, row.key, column.group, column.key)
-            + tuple(getattr(cell, name) for name in NUMBERS)
-            + (cell.words, cell.mark, " ".join(map(str, (*row.notes, *cell.notes))))
-            for table in tables
-            for row in table.rows
-            for column in table.columns
-            for cell in [table.cell(row, column)]
-        ),
-    )
+    lines: list[tuple[Any, ...]] = []
+    for table in tables:
+        for row, column in product(table.rows, table.columns):
+            cell, where = table.cell(row, column), (table.key, row.group, row.key, column.group, column.key)
+            notes = " ".join(map(str, (*row.notes, *cell.notes)))
+            lines.append((*where, *(getattr(cell, name) for name in NUMBERS), cell.words, cell.mark, notes))
+    return csv_text(CSV_COLUMNS, lines)
 
 
 def csv_text(heads: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:
@@ -380,12 +375,8 @@ def write_tables(
     if with_json:
         content = {**(more or {}), "title": title, "lead": list(lead), "facts": told}
         save_json(folder / f"{name}.json", {**content, "tables": [table.to_json() for table in tables]})
-    texts: dict[str, str] = {
-        "csv": as_csv(*tables),
-        "md": _document(title, tables, lead, told),
-        "tex": as_latex(*tables),
-        "html": as_html(title, tables, lead=lead, figures=figures, facts=told),
-    }
+    texts = {"csv": as_csv(*tables), "md": _document(title, tables, lead, told), "tex": as_latex(*tables)}
+    texts["html"] = as_html(title, tables, lead=lead, figures=figures, facts=told)
     for ending, content_of in texts.items():
         save_text(folder / f"{name}.{ending}", content_of)
     return [folder / f"{name}.{ending}" for ending in ENDINGS if with_json or ending != "json"]

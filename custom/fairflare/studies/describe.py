@@ -113,17 +113,13 @@ def _leaving_row(method: str, name: str, exchange: str, spec: Number | TensorSpe
 
 def answer_rows() -> list[dict[str, str]]:
     """What every answer of a site may hold, whatever the method: one row per field of the schema that it fills."""
-    return [
-        {
-            "field": name,
-            "exchanges": ", ".join(spec.exchanges),
-            "range": _range(spec),
-            "secure sums": "only with them" if spec.only_secure else SECURE[spec.secure],
-            "meaning": spec.meaning,
-        }
-        for name, spec in answer_fields().items()
-        if spec.carried not in ("transport", "params_type")
-    ]
+    rows = []
+    for name, spec in answer_fields().items():
+        if spec.carried not in ("transport", "params_type"):
+            row = {"field": name, "exchanges": ", ".join(spec.exchanges), "range": _range(spec)}
+            row["secure sums"] = "only with them" if spec.only_secure else SECURE[spec.secure]
+            rows.append({**row, "meaning": spec.meaning})
+    return rows
 
 
 SECURE = {"plain": "in the clear", "later": "in the clear, with the update", "masked": "masked"}

@@ -57,9 +57,7 @@ def by_score(tested: OutOfFold, candidates: Sequence[str], design: Design) -> di
     Plain differences of the models of the folds; nobody has shown how often these intervals hold.
 
     Args:
-        tested: the hospital's patients, with their folds.
-        candidates: names, in the order of the risks.
-        design: how patients were tested.
+        tested: the hospital's patients, with their folds; the others as of ``by_group``.
     """
     labels, (own, *others) = tested.labels, tested.risks
     found: dict[str, Any] = {}
