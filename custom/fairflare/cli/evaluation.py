@@ -32,10 +32,8 @@ def write(content: dict[str, Any], folder: Path) -> None:
 def show(content: dict[str, Any], folder: Path) -> None:
     """A table per hospital, and where the page is."""
     for name, site in content["sites"].items():
-        rows = [
-            (metric, one["why"] or text(one["value"]), ends(one), text(one["trivial"]))
-            for metric, one in discrimination(site, content)
-        ]
+        told = discrimination(site, content)
+        rows = [(metric, one["why"] or text(one["value"]), ends(one), text(one["trivial"])) for metric, one in told]
         title = f"{name}: {plural(int(site['n'] or 0), 'case')}"
         show_table(title, ("", "value", "95 % interval", "same for all"), [*rows, *_calibration(site)])
         for sentence in _sentences(site, content):

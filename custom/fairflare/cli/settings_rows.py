@@ -87,10 +87,8 @@ def method_settings(entry: Method) -> list[Row]:
     owners = Owners(classes, entry.shared)
     rows = {row["full"]: row for owner, cls in classes.items() for row in _rows(owner, cls)}
     own = {full: {"default": given.value} for full, given in defaults_of(entry, owners).items()}
-    return [
-        {**rows[targets[0]], "name": short, "sets": list(targets), **own.get(targets[0], {})}
-        for short, targets in owners.names().items()
-    ]
+    named = owners.names().items()
+    return [{**rows[of[0]], "name": short, "sets": list(of), **own.get(of[0], {})} for short, of in named]
 
 
 def key_settings(key: str) -> list[Row]:

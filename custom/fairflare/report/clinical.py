@@ -146,10 +146,8 @@ def _curve(bins: Bins | None) -> list[Json]:
         return []
     coarse = maths.coarser(bins)
     rows = zip(coarse.n.tolist(), coarse.positives.tolist(), coarse.risk.tolist(), strict=True)
-    return [
-        {"risk": risk / n, **{("share" if key == "value" else key): v for key, v in _share(positives, n).items()}}
-        for n, positives, risk in rows
-    ]
+    found = ((risk / n, _share(positives, n)) for n, positives, risk in rows)
+    return [{"risk": risk, "share": one.pop("value"), **one} for risk, one in found]
 
 
 def _decisions(bins: Bins | None, fitted: Numbers) -> list[Json]:

@@ -231,10 +231,9 @@ def front(comparison: Mapping[str, Any], x: str, y: str, better: tuple[bool, boo
     points = {method["label"]: (method[x]["mean"], method[y]["mean"]) for method in methods}
     by = dominated_by(points, better)
     order = sorted(by, key=lambda label: -(number(points[label][0]) or 0.0) * (1 if better[0] else -1))
-    axes = {
-        key: {"quantity": quantity, "name": names.get(quantity, quantity), "higher_is_better": higher}
-        for key, quantity, higher in zip("xy", (x, y), better, strict=True)
-    }
+    axes = {}
+    for key, of, higher in zip("xy", (x, y), better, strict=True):
+        axes[key] = {"quantity": of, "name": names.get(of, of), "higher_is_better": higher}
     rows = [{"label": one, "x": points[one][0], "y": points[one][1], "dominated_by": by[one]} for one in order]
     return {**axes, "points": rows}
 

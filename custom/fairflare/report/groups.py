@@ -35,10 +35,8 @@ def pooled(sent: Mapping[str, Cells]) -> dict[str, dict[str, float]]:
         for group, (n, value) in known_cells(cells).items():
             totals.setdefault(group, []).append((n, value))
     sizes = {group: math.fsum(n for n, _ in found) for group, found in totals.items()}
-    return {
-        group: {"n": sizes[group], "value": math.fsum(n * value for n, value in found) / sizes[group]}
-        for group, found in totals.items()
-    }
+    sums = {group: math.fsum(n * value for n, value in found) for group, found in totals.items()}
+    return {group: {"n": size, "value": sums[group] / size} for group, size in sizes.items()}
 
 
 def known_cells(cells: Cells) -> dict[str, tuple[float, float]]:

@@ -95,12 +95,11 @@ def round_row(record: Entry, headline: str, higher: bool) -> Json:
 def contributions(trail: Trail, sites: Sequence[str]) -> Json:
     """How many updates were expected (``expected``, over the recorded rounds), accepted, rejected and never came."""
     accepted = sum(len(_part(record, "accepted")) for record in trail.rounds)
-    rejections = [
-        {"round": record["round"], "site": site, **{key: (refusal or {}).get(key) for key in ("code", "detail")}}
-        for record in trail.rounds
-        for site in in_order(_part(record, "rejected"))
-        for refusal in [record["rejected"][site]]
-    ]
+    rejections = []
+    for record in trail.rounds:
+        for site in in_order(_part(record, "rejected")):
+            why = {key: (record["rejected"][site] or {}).get(key) for key in ("code", "detail")}
+            rejections.append({"round": record["round"], "site": site, **why})
     expected = sum(len(expected_in(record, trail, sites)) for record in trail.rounds)
     rejected = len(rejections)
     found = {"rounds": len(trail.rounds), "expected": expected, "accepted": accepted, "rejected": rejected}

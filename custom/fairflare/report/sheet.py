@@ -102,11 +102,10 @@ def _mix(mix: Mapping[str, Any], found: Mapping[str, Any], words: Mapping[str, A
 def _privacy(found: Mapping[str, Any], words: Mapping[str, Any]) -> list[str]:
     """What the differential privacy of each method bounds, what that assumes, and which methods have none."""
     told, said = found.get("privacy", {}), words["privacy"]
-    sentences = [
-        said[whose].format(name=model(name, words), **{key: local(f"{value:g}", words) for key, value in one.items()})
-        for name, kinds in told.items()
-        for whose, one in kinds.items()
-    ]
+    sentences = []
+    for name, whose, one in ((name, whose, one) for name, kinds in told.items() for whose, one in kinds.items()):
+        numbers = {key: local(f"{value:g}", words) for key, value in one.items()}
+        sentences.append(said[whose].format(name=model(name, words), **numbers))
     none = "" if len(told) == len(found["methods"]) else "others" if told else "none"
     return [*sentences, *([said["uncovered"]] if told else []), *([said[none]] if none else [])]
 

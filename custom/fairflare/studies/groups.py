@@ -73,8 +73,7 @@ def differences(tested: Mapping[str, OutOfFold], candidates: Sequence[str], desi
 
     Args:
         tested: hospital -> its patients: times and events (n, 2) with log risks, or masks with each one's Dice.
-        candidates: names, in the order of the risks.
-        design: how patients were tested.
+            The others as of ``by_group``.
     """
     sites: dict[str, Any] = {}
     times = next(iter(tested.values())).labels.ndim == 2
