@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,15 +20,7 @@ import click
 import numpy as np
 import torch
 
-from fairflare.cli.options import (
-    cache_option,
-    choices_options,
-    config_options,
-    out_option,
-    run_options,
-    threads_option,
-    workers_option,
-)
+from fairflare.cli import options as command_line
 from fairflare.cli.run_file import METHOD, SUFFIXES, RunCommand, as_arguments
 from fairflare.core import registry, user_code
 from fairflare.core.errors import UserError
@@ -41,6 +33,7 @@ from fairflare.report.write import verify_run
 from fairflare.studies import display
 from fairflare.studies.labels import CACHE
 from fairflare.studies.runs import as_before, default_folder, execute_deployed, run_once, title
+from fairflare.studies.study import Study, arms, benefit_table, groups_table, history_table, sites_table
 
 if TYPE_CHECKING:
     import pandas
@@ -49,7 +42,6 @@ if TYPE_CHECKING:
     from fairflare.inference.loaded_run import Opened
     from fairflare.inference.predict import Predictions
     from fairflare.studies.joined import Joined
-    from fairflare.studies.study import Study
 
 Settings = Mapping[str, Any]
 Paths = str | os.PathLike[str]
@@ -130,23 +122,25 @@ class Federation:
         Raises:
             UserError: one line that names the key, what was expected and what came.
         """
-        taken: dict[str, Any] = {"method": method, "task": task, "settings": settings, "rounds": rounds}
-        taken |= {"sites": sites, "seed": seed, "datalists": datalists, "kind": kind, "classes": classes}
-        taken |= {"trainer": trainer, "epochs": epochs, "batch_size": batch_size, "lr": lr, "group_by": group_by}
-        self._params = {**taken, "min_count": min_count, "code": code, "accept": accept, **options}
+        taken = {key: value for key, value in locals().items() if key not in ("self", "options")}
+        self._reset({**taken, **options})
         own_lists = kind is not None and classes is not None and "site_names" in str(settings)
         self._has_data = bool(task or datalists or own_lists or "script" in options)
-        self._options: dict[str, Any] = {}
-        self._named: dict[str, str | None] = {}
-        self._config: RunConfig | None = None
-        self._labels: dict[str, Any] = {}
-        self._site_column = ""
-        self.folder: Path | None = None
         arguments = self._arguments({})
         if self._has_data:
             self._take(arguments)
         else:
             registry.get_method(method)
+
+    def _reset(self, params: dict[str, Any]) -> None:
+        """As it is before data are known."""
+        self._params, self._has_data = params, True
+        self._options: dict[str, Any] = {}
+        self._named: dict[str, str | None] = {}
+        self._labels: dict[str, Any] = {}
+        self._config: RunConfig | None = None
+        self.folder: Path | None = None
+        self._site_column = ""
 
     def _arguments(self, more: Settings) -> list[str]:
         """The command line of the keywords and of ``more``, which win."""
@@ -213,8 +207,7 @@ class Federation:
     @classmethod
     def _bare(cls, **params: Any) -> Federation:
         made = cls.__new__(cls)
-        made._params, made._has_data, made._options, made._named = params, True, {}, {}
-        made._config, made.folder, made._labels, made._site_column = None, None, {}, ""
+        made._reset(params)
         return made
 
     @classmethod
@@ -283,6 +276,8 @@ class Federation:
             UserError: the folder holds another run, the data are not there, or a table may be read in two ways.
             RunFailed: the federation stopped; the folder keeps its last good model.
         """
+        given = locals()
+        reading = {key: given[key] for key in (*WORDS, *LISTS)}
         if self._has_data:
             if data is not None and not isinstance(data, (str, os.PathLike)):
                 raise UserError("fit: expected no data, since Federation was given a task or a folder")
@@ -290,9 +285,6 @@ class Federation:
         else:
             if data is None:
                 raise UserError("fit: expected data: a DataFrame, a folder or a task; or Federation(METHOD, TASK)")
-            reading = {"site": site, "outcome": outcome, "groups": groups, "patient": patient, "time": time}
-            reading |= {"event": event, "horizons": horizons, "categories": categories, "keep": keep}
-            reading |= {"leave_out": leave_out, "missing": missing}
             with contextlib.nullcontext() if progress else display.silent():
                 out = self._use(data, reading, data_folder, out)
         if not self._options:
@@ -348,16 +340,12 @@ class Federation:
 
         Columns: ``group``, ``metric``, ``n``, ``value``, ``sites``, and ``lowest`` and ``highest`` with their sites.
         """
-        from fairflare.studies.study import groups_table
-
         return groups_table(self.report)
 
     @property
     def history(self) -> pandas.DataFrame:
         """A row per round and site: the received model's ``value`` in ``metric`` on its validation split, ``weight``,
         and whether its update was ``accepted``."""
-        from fairflare.studies.study import history_table
-
         return history_table(self.report)
 
     @property
@@ -368,8 +356,6 @@ class Federation:
         value, ``benefit`` (above 0 the federation's is better) with its 95 % interval ``low`` and ``high`` over test
         patients, ``verdict``.
         """
-        from fairflare.studies.study import benefit_table
-
         return benefit_table(self.report)
 
     @property
@@ -400,8 +386,6 @@ class Federation:
         Columns: ``kind``, ``n_train``, ``n_val``, ``n_test``, each metric, the same with ``val_`` before it, those of
         personal models with ``personal_``, and ``weight``, the mean over the rounds in which it was part of the model.
         """
-        from fairflare.studies.study import sites_table
-
         return sites_table(self.report)
 
     @property
@@ -546,17 +530,13 @@ class Federation:
                 raise UserError(f"{str(error).partition(': --')[0]}: .sites has its test patients' results") from None
             asked = external.Asked(label=outcome, group_by=group_by, min_count=min_count, recalibrate=recalibrate)
             content, remarks = external.evaluate(opened, found, asked)
+        numbers = ("value", "low", "high", "trivial")
         rows = [
-            {
-                "site": called,
-                "metric": metric,
-                "n": one["n"],
-                **{k: own[k] for k in ("value", "low", "high", "trivial")},
-            }
+            (called, metric, one["n"], *(own[key] for key in numbers))
             for called, one in content["sites"].items()
             for metric, own in one["metrics"].items()
         ]
-        made = pandas.DataFrame(rows, columns=["site", "metric", "n", "value", "low", "high", "trivial"])
+        made = pandas.DataFrame(rows, columns=["site", "metric", "n", *numbers])
         made.attrs |= {"evaluation": content, "remarks": remarks}
         return made
 
@@ -806,21 +786,19 @@ def compare(
     from fairflare.engine.setup.config import can_ask, with_benefit
     from fairflare.studies.comparison import compare_all
     from fairflare.studies.labels import comparison_name
-    from fairflare.studies.study import Study, arms
 
     names = [methods] if isinstance(methods, str) else list(methods)
     kept: list[dict[str, Any]] = []
     with as_before({}), contextlib.nullcontext() if progress else display.silent():
         given, private = _for_all(data, options)
         told = Federation._bare(**given)._arguments({})
-        _command(kept, choices_options).main(told, standalone_mode=False)
+        _command(kept, several=True).main(told, standalone_mode=False)
         task, choices = kept[0]["task"], kept[0]["choices"]
         configs = arms(names, task, seeds, **choices)
         if solo:
             configs = [(name, with_benefit(config, can_ask(config))) for name, config in configs]
-        named = comparison_name(
-            task, {**choices, "fixed_data": False, "env": "local", **({"solo": True} if solo else {})}
-        )
+        shared = {**choices, "fixed_data": False, "env": "local", **({"solo": True} if solo else {})}
+        named = comparison_name(task, shared)
         folder = Path(out) if out is not None else (private or Path("runs")) / named
         compare_all(configs, folder, workers=workers, force=force)
     found = Study.open(folder)
@@ -863,16 +841,16 @@ def _for_all(data: Any, options: dict[str, Any]) -> tuple[dict[str, Any], Path |
 JOIN_OPTIONS = ("folds", "repeats", "no_harm", "new_size", "class_shares", "out", "workers", "force", "progress")
 
 
-def _command(kept: list[dict[str, Any]], chooses: Callable[..., Any] = config_options) -> click.Command:
+def _command(kept: list[dict[str, Any]], *, several: bool = False) -> click.Command:
     """``fairflare run`` but that it keeps what it was told; or with other options a command on several methods."""
 
     @click.command("run", cls=RunCommand)
-    @chooses
-    @run_options
-    @threads_option
-    @workers_option
-    @cache_option
-    @out_option
+    @(command_line.choices_options if several else command_line.config_options)
+    @command_line.run_options
+    @command_line.threads_option
+    @command_line.workers_option
+    @command_line.cache_option
+    @command_line.out_option
     def keep(**found: Any) -> None:
         kept.append({**found, "cache": os.environ.get(CACHE)})
 

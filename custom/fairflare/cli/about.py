@@ -3,17 +3,28 @@
 
 from __future__ import annotations
 
+import keyword
+import re
+from datetime import date
+from functools import partial
 from pathlib import Path
 
 import click
 
 from fairflare.cli import console
-from fairflare.cli.options import PATH, as_json
+from fairflare.cli.options import PATH, Told, as_json, json_option
+from fairflare.core.errors import UserError
+from fairflare.core.validation import shown
+
+KINDS = ("rule", "trainer", "probe")
+NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+LONGEST = 40
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 @click.command("list")
 @click.option("--parts", is_flag=True, help="The parts instead: selectors, trainers, probes, rules, server optimizers.")
-@as_json
+@json_option
 def list_methods(parts: bool, as_json: bool) -> None:
     """Methods: what they are for, what they cost, and their parameters with defaults."""
     from fairflare.studies.later import put_off
@@ -32,18 +43,17 @@ def list_methods(parts: bool, as_json: bool) -> None:
 
 @click.command("tasks")
 @as_json
-def list_tasks(as_json: bool) -> None:
+def list_tasks() -> Told:
     """Tasks and presets: sites, sizes, metrics, what is real and what is simulated."""
     from fairflare.studies.describe import task_rows
 
-    rows = task_rows()
-    console.dump(rows) if as_json else console.tasks(rows)
+    return (rows := task_rows()), partial(console.tasks, rows)
 
 
 @click.command()
 @click.argument("name", metavar="METHOD|TASK[:PRESET]|OWNER|KEY")
 @as_json
-def describe(name: str, as_json: bool) -> None:
+def describe(name: str) -> Told:
     """Settings with owner, default, range and meaning: of a METHOD's parts, of a TASK and its training, of all parts of
     an OWNER (rule, trainer, train, run, after, ...), or every setting that is called KEY.
 
@@ -54,16 +64,15 @@ def describe(name: str, as_json: bool) -> None:
     put_off("torch", "numpy")
     from fairflare.cli.settings_rows import about
 
-    found = about(name)
-    console.dump(found) if as_json else console.settings(found)
+    return (found := about(name)), partial(console.settings, found)
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(("rule", "trainer", "probe")))
+@click.argument("kind", type=click.Choice(KINDS))
 @click.argument("name")
 @click.option("--out", type=PATH, default=Path(), metavar="DIR", help="Where to write; the current folder by default.")
 @as_json
-def new(kind: str, name: str, out: Path, as_json: bool) -> None:
+def new(kind: str, name: str, out: Path) -> Told:
     """Write a working rule, trainer or probe NAME as a plugin of one file, with its test and its card.
 
     No file is overwritten. The example is a method of its own at once: run it, then change it.
@@ -71,7 +80,64 @@ def new(kind: str, name: str, out: Path, as_json: bool) -> None:
     from fairflare.studies.later import put_off
 
     put_off("torch", "numpy")
-    from fairflare.cli.scaffold import write_part
-
     files = write_part(kind, name, out)
-    console.dump({"files": [str(path) for path in files]}) if as_json else console.written(files, name)
+    return {"files": [str(path) for path in files]}, partial(console.written, files, name)
+
+
+def write_part(kind: str, name: str, folder: Path) -> list[Path]:
+    """Write the plugin ``name``, its test and its card into ``folder``, which is made if need be; return the files.
+
+    Raises:
+        UserError: the name cannot be an id and a module, is taken, or a file of that name is there; nothing is written.
+    """
+    from fairflare.engine.state import save_text
+
+    module = _checked(kind, name)
+    texts = _texts(kind, name, module)
+    paths = {folder / file: text for file, text in texts.items()}
+    for path in paths:
+        if path.exists() or path.is_symlink():
+            raise UserError(f"new: {path}: is there already; nothing was written")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in paths.items():
+        save_text(path, text)
+    return list(paths)
+
+
+def _checked(kind: str, name: str) -> str:
+    """The module of a new part; UserError where the name does not fit or is taken."""
+    from fairflare.core import registry
+
+    module = name.replace("-", "_")
+    if not NAME.fullmatch(name) or len(name) > LONGEST or keyword.iskeyword(module):
+        words = f"lower-case words of letters and digits joined by hyphens, at most {LONGEST} characters"
+        raise UserError(f"new: expected a name of {words}, got {shown(name)}")
+    for taken, known in ((kind, list(registry.parts(kind))), ("method", list(registry.methods()))):
+        if name in known:
+            raise UserError(f"new: there is a {taken} {name!r} already; known: {', '.join(known)}")
+    return module
+
+
+def _texts(kind: str, name: str, module: str) -> dict[str, str]:
+    import yaml
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    from fairflare.core import registry
+
+    files = {f"{module}.py": f"{kind}.py.j2", f"test_{module}.py": "test.py.j2", f"{name}.md": "card.md.j2"}
+    words = name.split("-")
+    values = {
+        **yaml.safe_load((TEMPLATES / "cards.yaml").read_text(encoding="utf-8"))[kind],
+        "kind": kind,
+        "id": name,
+        "module": module,
+        "name": "".join(word.capitalize() for word in words),
+        "title": " ".join(words).capitalize(),
+        "number": f"{module}_loss",
+        "probe": "loss" if "loss" in registry.parts("probe") else "group-loss",
+        "card": f"{name}.md",
+        "year": date.today().year,
+    }
+    # Not HTML: these are Python and Markdown, and the one value that comes from outside is a checked name.
+    made = Environment(loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True)
+    return {file: made.get_template(template).render(values).rstrip("\n") + "\n" for file, template in files.items()}

@@ -166,8 +166,7 @@ def exhibit(found: Mapping[str, Any]) -> None:
 
 def _data_words(data: Mapping[str, Any]) -> str:
     if data["here"]:
-        return f"{data['title']}: {data['task']}" + (
-            " (your copy)" if data["needs"] else ", which comes with the package"
-        )
+        whose = " (your copy)" if data["needs"] else ", which comes with the package"
+        return f"{data['title']}: {data['task']}{whose}"
     instead = f"; otherwise {data['stand_in']} stands for it" if data["stand_in"] else "; nothing stands for it"
     return f"{data['title']}: needs {', '.join(data['needs'])} in FAIRFLARE_DATA{instead}"

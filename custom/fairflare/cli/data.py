@@ -50,7 +50,7 @@ FEW = 3
 @click.option("--new-splits", is_flag=True, help="Draw splits also where the folder has them.")
 @click.option("--yes", is_flag=True, help="Write without asking; what can be read in two ways is refused.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
-@options.as_json
+@options.json_option
 def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) -> None:
     """Look at FOLDER (or a table), the images or tables of one site or of several, and write lists that a run reads.
 
@@ -120,18 +120,9 @@ def _ask(counter: Counter, what: str, readings: Sequence[Reading]) -> int:
 @options.accept_option
 @options.without_option
 @options.set_option
-@options.as_json
+@options.json_option
 def preflight(
-    path: Path,
-    kind: str | None,
-    task: str | None,
-    classes: str | None,
-    site: str | None,
-    method: str | None,
-    accept: tuple[str, ...],
-    without: tuple[str, ...],
-    pairs: tuple[str, ...],
-    as_json: bool,
+    path: Path, kind: str | None, task: str | None, accept: tuple[str, ...], as_json: bool, pairs: Any, **asked: Any
 ) -> None:
     """Look for what is wrong with the data at PATH; exit code 1 when a run would be refused.
 
@@ -145,12 +136,12 @@ def preflight(
 
     if kind and task:
         raise UserError("preflight: expected either --kind or --task")
-    values, accepted = options.own_names(parse_pairs(pairs), "task", "run"), accepted_codes(list(accept))
+    asked |= {"task": kind or task or "", "accepted": accepted_codes(list(accept))}
+    asked["values"] = options.own_names(parse_pairs(pairs), "task", "run")
     with Counter("looking at the data") as counter:
         from fairflare.cli.preflight import Question, check, leaving
 
-        asked = Question(kind or task or "", classes, values, site, method, accepted, without)
-        found = check(path, asked, counter.saw)
+        found = check(path, Question(**asked), counter.saw)
     if as_json:
         shown: dict[str, Any] = {site: leaving(path, site, one) for site, one in found.items()}
         console.dump(shown if path.is_dir() else next(iter(shown.values())))
@@ -170,7 +161,7 @@ def preflight(
 @click.argument("dest", type=options.PATH)
 @options.set_option
 @options.as_json
-def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...], as_json: bool) -> None:
+def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...]) -> options.Told:
     """Write DATASET, which lies below SOURCE, to DEST as images of one size with a datalist per site.
 
     DATASET is a task that reads images from disk, e.g. rsna-ich or prostate:paper; --set changes its options. Corrupted
@@ -181,7 +172,7 @@ def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...], as_j
 
     with Counter(f"preparing {dataset}") as counter:
         found = prepare_dataset(dataset, source, dest, options.own_names(parse_pairs(pairs), "task"), counter.saw)
-    console.dump(found) if as_json else console.prepared(found, dest)
+    return found, partial(console.prepared, found, dest)
 
 
 @click.command()
@@ -191,9 +182,7 @@ def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...], as_j
 @click.option("--site", metavar="NAME", help="The site's name in the federation; the file's by default.")
 @click.option("--out", type=options.PATH, metavar="FILE", help="Where it goes; <SITE>.fingerprint.json by default.")
 @options.set_option
-def fingerprint(
-    site_config: Path, kind: str, classes: str, site: str | None, out: Path | None, pairs: tuple[str, ...]
-) -> None:
+def fingerprint(site_config: Path, pairs: tuple[str, ...], **asked: Any) -> None:
     """Write what a site's training data look like, to be passed on to whoever makes the federation's plan.
 
     Run it at the hospital and read the file before it leaves: it holds the number of training examples and, from
@@ -202,8 +191,8 @@ def fingerprint(
     """
     from fairflare.cli.preflight import write_fingerprint
 
-    values = options.own_names(parse_pairs(pairs), "task")
-    console.say(f"fingerprint: {write_fingerprint(site_config, kind, classes, values, site, out)}")
+    path = write_fingerprint(site_config, values=options.own_names(parse_pairs(pairs), "task"), **asked)
+    console.say(f"fingerprint: {path}")
 
 
 @click.command()
@@ -216,13 +205,8 @@ def fingerprint(
 @options.set_option
 @options.as_json
 def plan(
-    sources: tuple[Path, ...],
-    kind: str | None,
-    classes: str | None,
-    out: Path | None,
-    pairs: tuple[str, ...],
-    as_json: bool,
-) -> None:
+    sources: tuple[Path, ...], kind: str | None, classes: str | None, out: Path | None, pairs: tuple[str, ...]
+) -> options.Told:
     """Which defaults the data ask for, each with its reason: of DIR with every site's list, or of fingerprints.
 
     `fairflare run --datalists DIR` uses the same plan by itself.
@@ -237,4 +221,4 @@ def plan(
         found = plan_of_files(sources)
     if out:
         write_plan(found, out)
-    console.dump(found.to_json()) if as_json else console.say("\n".join([*map(str, found.choices), *found.cautions]))
+    return found.to_json(), "\n".join([*map(str, found.choices), *found.cautions])

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fairflare.cli import console
-from fairflare.cli.options import PATH, as_json, choices_options, grid_options, run_options
+from fairflare.cli.options import PATH, Told, as_json, choices_options, grid_options, run_options
 from fairflare.studies.labels import comparison_name
+
+if TYPE_CHECKING:
+    from fairflare.studies.parallel import Workers
 
 STRICT = "strict"
 
@@ -63,7 +66,7 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option(
     "--event", default="", metavar="CLASS", help="The class whose risk is asked for, of a task with more than two."
 )
-@click.option("--class-shares", is_flag=True, help="A shared model counts with own class shares, too.")
+@click.option("--class-shares", "shares", is_flag=True, help="A shared model counts with own class shares, too.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the initial models and all local work.")
 @grid_options
 def join(
@@ -74,19 +77,16 @@ def join(
     repeats: int,
     one_split: bool,
     budget: float | None,
-    margin: float,
-    new_size: int,
-    event: str,
-    class_shares: bool,
     seed: int,
     env: str,
     deployment: dict[str, Any] | None,
     secure: bool,
     export: Path | None,
     out: Path | None,
-    as_json: bool,
-    **how: Any,
-) -> None:
+    force: bool,
+    workers: Workers | None,
+    **asked: Any,
+) -> Told | None:
     """Say for every hospital whether it gains by joining, and with which METHOD's model.
 
     Every patient is tested by models that never saw this patient: for each fold the federation trains without it. The
@@ -97,10 +97,10 @@ def join(
     over all their patients, or with --secure sums over sites alone.
     """
     from fairflare.functional.decision import Design
-    from fairflare.studies.join import OneSplit, Question, measure_join
+    from fairflare.studies.join import OneSplit, Question, measure_join, within
 
     design = OneSplit(folds, 1) if one_split else Design(folds, repeats)
-    question = Question(methods, task, design, margin, new_size, seed, choices, event=event, shares=class_shares)
+    question = Question(methods, task, design, seed=seed, choices=choices, **asked)
     folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": methods}, "join")
     if export or secure or env != "local":
         from fairflare.studies.join_job import job_of, join_by_job
@@ -109,26 +109,20 @@ def join(
         if export:
             from fairflare.cli.jobs import export_job
 
-            return export_job(config, export, name=None, simulation=env == "sim", force=how["force"])
-        found = join_by_job(config, folder, env=env, deployment=deployment, force=how["force"])
+            export_job(config, export, name=None, simulation=env == "sim", force=force)
+            return None
+        found = join_by_job(config, folder, env=env, deployment=deployment, force=force)
     else:
         if budget is not None:
-            from fairflare.studies.join_cost import within
-
-            question = within(question, folder, budget, **how)
-        found = measure_join(question, folder, **how)
-    if as_json:
-        console.dump(found)
-        return
-    for site, row in found["sites"].items():
-        console.say(f"{site}: {row['answer']}")
-    for site, why in found["refused"].items():
-        console.say(f"{site}: not answered: {why}")
+            question = within(question, folder, budget, force=force, workers=workers)
+        found = measure_join(question, folder, force=force, workers=workers)
+    said = [f"{site}: {row['answer']}" for site, row in found["sites"].items()]
+    said += [f"{site}: not answered: {why}" for site, why in found["refused"].items()]
     if secure:
-        console.say("each hospital's own answer lies at its site, in SITE.join.json: fairflare join-sheet FILE")
-    console.say(f"page: {folder / 'join.html'}")
-    if (folder / "sheets").is_dir():
-        console.say(f"sheets: {folder / 'sheets'}")
+        said.append("each hospital's own answer lies at its site, in SITE.join.json: fairflare join-sheet FILE")
+    said.append(f"page: {folder / 'join.html'}")
+    said += [f"sheets: {folder / 'sheets'}"] if (folder / "sheets").is_dir() else []
+    return found, "\n".join(said)
 
 
 @click.command("join-sheet")
@@ -146,7 +140,7 @@ def join_sheet(file: Path) -> None:
 @click.argument("source", type=PATH, metavar="JOIN_FOLDER|QUESTION")
 @click.argument("file", type=PATH, required=False, metavar="[ANSWER|TABLE]")
 @as_json
-def join_forecast(source: Path, file: Path | None, as_json: bool) -> None:
+def join_forecast(source: Path, file: Path | None) -> Told:
     """Say what a hospital outside would gain, before it joins, and how far such forecasts came true in the federation.
 
     Alone, the federation writes its question, JOIN_FOLDER/forecast.json. With QUESTION and its TABLE the hospital
@@ -166,14 +160,10 @@ def join_forecast(source: Path, file: Path | None, as_json: bool) -> None:
         question = forecast.read(source, "run")
         found, target = forecast.answer(question, file)
     told = forecast.tell(question, found) if found else {}
-    if as_json:
-        console.dump({"candidates": told, "calibration": question["calibration"]})
-        return
-    for name, row in told.items():
-        console.say(f"{name}: {row['sentence']}")
-    console.say("\n".join(forecast.right(question)))
+    said = [*(f"{name}: {row['sentence']}" for name, row in told.items()), *forecast.right(question)]
     if file is None or not source.is_dir():
-        console.say(f"{'question' if file is None else 'answer'}: {target}")
+        said.append(f"{'question' if file is None else 'answer'}: {target}")
+    return {"candidates": told, "calibration": question["calibration"]}, "\n".join(said)
 
 
 @click.command()
@@ -183,22 +173,22 @@ def join_forecast(source: Path, file: Path | None, as_json: bool) -> None:
     "--language", type=click.Choice(["en", "de", "fr"]), default="en", show_default=True, help="Of the sheet's texts."
 )
 @as_json
-def sheet(folder: Path, sites: tuple[str, ...], language: str, as_json: bool) -> None:
+def sheet(folder: Path, sites: tuple[str, ...], language: str) -> Told:
     """Write the decision sheets of the join in FOLDER: a page for each hospital, to print, and the same as JSON.
 
     What was asked, who took part, the answer with its interval, what could go wrong, what leaves the hospital, and how
     to withdraw. docs/join.md
     """
-    from fairflare.studies.sheets import sheets_of
+    from fairflare.studies.joined import sheets_of
 
     pages = [str(path) for path in sheets_of(folder, sites, language)]
-    console.dump({"pages": pages}) if as_json else console.say("\n".join(pages))
+    return {"pages": pages}, "\n".join(pages)
 
 
 @click.command()
 @click.argument("folder", type=PATH, metavar="JOIN_FOLDER")
 @grid_options
-def combine(folder: Path, out: Path | None, as_json: bool, **how: Any) -> None:
+def combine(folder: Path, out: Path | None, **how: Any) -> Told:
     """Write for every hospital of a finished join its own model mixed with the candidates, as join found it safe.
 
     The candidates and the own models are trained once more, on all patients. DIR/HOSPITAL is a model that `predict`,
@@ -207,18 +197,10 @@ def combine(folder: Path, out: Path | None, as_json: bool, **how: Any) -> None:
     from fairflare.studies.combine import combine
 
     place = out or Path(f"{folder.resolve().name}-mixes")
-    told(combine(folder, place, **how), place, as_json)
-
-
-def told(weights: dict[str, dict[str, float]], folder: Path, as_json: bool) -> None:
-    """Every hospital's weights."""
-
-    if as_json:
-        console.dump({"folder": str(folder), "weights": weights})
-        return
-    for site, members in weights.items():
-        console.say(f"{site}: " + ", ".join(f"{weight:.0%} {name}" for name, weight in members.items()))
-    console.say(f"a model for each hospital: {folder}")
+    weights = combine(folder, place, **how)
+    parts = {site: [f"{weight:.0%} {name}" for name, weight in each.items()] for site, each in weights.items()}
+    said = [f"{site}: {', '.join(each)}" for site, each in parts.items()]
+    return {"folder": str(place), "weights": weights}, "\n".join([*said, f"a model for each hospital: {place}"])
 
 
 @click.command()
@@ -232,14 +214,8 @@ def told(weights: dict[str, dict[str, float]], folder: Path, as_json: bool) -> N
 @click.option("--used", metavar="COLUMN", help="The risk by the model in use; used by default.")
 @as_json
 def monitor(
-    places: tuple[Path, ...],
-    state: Path | None,
-    margin: float | None,
-    outcome: str | None,
-    own: str | None,
-    used: str | None,
-    as_json: bool,
-) -> None:
+    places: tuple[Path, ...], state: Path | None, margin: float | None, outcome: str | None, **risks: str | None
+) -> Told:
     """Say whether the model in use is still no worse than the hospital's own, as outcomes become known.
 
     TABLE holds a row per patient in the order in which outcomes became known; rows are added at its end. With a MIX,
@@ -252,18 +228,14 @@ def monitor(
     *mixes, table = places
     kept = state or table.with_name(f"{table.stem}.monitor.json")
     if not mixes:
-        found, new = watch(table, kept, margin, (outcome or "outcome", own or "own", used or "used"))
+        found, new = watch(table, kept, margin, (outcome or "outcome", risks["own"] or "own", risks["used"] or "used"))
     else:
         from fairflare.inference.mix import monitored
 
-        if own or used or len(mixes) > 1:
+        if any(risks.values()) or len(mixes) > 1:
             raise click.UsageError("expected MIX and TABLE alone: a MIX computes both risks by itself")
         found, new = counted(monitored(mixes[0], table, outcome or ""), kept, margin)
-    if as_json:
-        console.dump({**found.summary(), "new": new, "state": str(kept)})
-        return
     said = found.summary()
     capital = ", ".join(f"{name} {min(said[name]['capital'], 9999):.2f}" for name in ("certificate", "alarm"))
-    console.say(
-        f"{found.sentence()}\n{new} new patients, {found.cases} in all; capital of 20: {capital}\nstate: {kept}"
-    )
+    words = f"{found.sentence()}\n{new} new patients, {found.cases} in all; capital of 20: {capital}\nstate: {kept}"
+    return {**said, "new": new, "state": str(kept)}, words

@@ -32,10 +32,8 @@ def write(content: dict[str, Any], folder: Path) -> None:
 def show(content: dict[str, Any], folder: Path) -> None:
     """A table per hospital, and where the page is."""
     for name, site in content["sites"].items():
-        rows = [
-            (metric, one["why"] or text(one["value"]), ends(one), text(one["trivial"]))
-            for metric, one in discrimination(site, content)
-        ]
+        told = discrimination(site, content)
+        rows = [(metric, one["why"] or text(one["value"]), ends(one), text(one["trivial"])) for metric, one in told]
         title = f"{name}: {plural(int(site['n'] or 0), 'case')}"
         show_table(title, ("", "value", "95 % interval", "same for all"), [*rows, *_calibration(site)])
         for sentence in _sentences(site, content):
@@ -113,9 +111,8 @@ def of_job(opened: Opened, config: RunConfig, folder: Path) -> dict[str, Any]:
     described, entries = read_run(folder)
     last = next((entry for entry in reversed(entries) if entry["event"] == "evaluation"), None)
     if last is None or not last["sites"]:
-        why = "; ".join(
-            f"{site}: {one['detail'] or one['code']}" for site, one in (last or {}).get("rejected", {}).items()
-        )
+        refused = (last or {}).get("rejected", {})
+        why = "; ".join(f"{site}: {one['detail'] or one['code']}" for site, one in refused.items())
         raise RunFailed(f"no site has evaluated the model{': ' + why if why else ''}")
     if last["model_sha256"] != opened.model_sha256:
         raise RunFailed("another model was evaluated than the run's")

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from fairflare.cli import console
-from fairflare.cli.options import PATH, as_json, force_option, out_option, set_option
+from fairflare.cli.options import PATH, Told, as_json, force_option, json_option, out_option, set_option
 from fairflare.core.errors import UserError
 from fairflare.studies.labels import parse_pairs
 
@@ -24,7 +25,7 @@ IN_PROGRESS = 3
 @click.option("--sites", "every", is_flag=True, help="The pages for all hospitals instead.")
 @click.option("--out", type=PATH, metavar="DIR", help="Where these pages are written; FOLDER/editions by default.")
 @as_json
-def report(folder: Path, sites: tuple[str, ...], every: bool, out: Path | None, as_json: bool) -> None:
+def report(folder: Path, sites: tuple[str, ...], every: bool, out: Path | None) -> Told:
     """(Re)write report.html and report.json of the run in FOLDER.
 
     With --site or --sites: a page and a JSON file for one hospital, or for each, which name no other hospital and give
@@ -40,11 +41,10 @@ def report(folder: Path, sites: tuple[str, ...], every: bool, out: Path | None, 
         raise click.UsageError("--out: only with --site or --sites")
     if sites or every:
         found, where = report_editions(folder, sites, out)
-        console.dump(found) if as_json else results.editions(found, where)
-        return
+        return found, partial(results.editions, found, where)
     with display.busy("scoring the final model"):
         summary = report_again(folder)
-    console.dump(summary) if as_json else results.run_result(summary, folder)
+    return summary, partial(results.run_result, summary, folder)
 
 
 @click.command()
@@ -52,7 +52,7 @@ def report(folder: Path, sites: tuple[str, ...], every: bool, out: Path | None, 
 @click.option("--head", default="", metavar="HASH", help="A head that was kept: the log must hold that line.")
 @click.option("--heads", multiple=True, type=PATH, metavar="FILE", help="What a site kept of the log; repeatable.")
 @click.option("--root", type=PATH, metavar="FILE", help="rootCA.pem of a startup kit, which must vouch for signatures.")
-@as_json
+@json_option
 def verify(folder: Path, head: str, heads: tuple[Path, ...], root: Path | None, as_json: bool) -> None:
     """Check that audit log, model, checkpoint, configuration and reports of the run in FOLDER fit together.
 
@@ -148,7 +148,7 @@ def watch(folder: Path, once: bool, every: float, web: bool, port: int) -> None:
 )
 @set_option
 @as_json
-def after(folder: Path, step: str, pairs: tuple[str, ...], as_json: bool) -> None:
+def after(folder: Path, step: str, pairs: tuple[str, ...]) -> Told:
     """Recalibrate the model of the finished run in FOLDER, or set thresholds, for each site or group.
 
     With --step solo each site trains alone and reports its benefit of joining.
@@ -161,7 +161,7 @@ def after(folder: Path, step: str, pairs: tuple[str, ...], as_json: bool) -> Non
     from fairflare.studies.after import take_step
 
     found = take_step(folder, step, parse_pairs(pairs))
-    console.dump({"folder": str(folder), "report": found}) if as_json else results.run_result(found, folder)
+    return {"folder": str(folder), "report": found}, partial(results.run_result, found, folder)
 
 
 @click.command()
@@ -170,7 +170,7 @@ def after(folder: Path, step: str, pairs: tuple[str, ...], as_json: bool) -> Non
 @click.option("--yes", is_flag=True, help="Go on without asking.")
 @out_option
 @force_option
-@as_json
+@json_option
 def forget(folder: Path, site: str, yes: bool, out: Path | None, force: bool, as_json: bool) -> None:
     """Train the model of the finished RUN again as if the hospital NAME had never been there.
 
@@ -203,7 +203,7 @@ def forget(folder: Path, site: str, yes: bool, out: Path | None, force: bool, as
 @click.option("--site", metavar="NAME", help="At this hospital alone, by itself; RUN stays as it is.")
 @click.option("--site-data", type=PATH, metavar="DIR", help="With --site: where its fairflare_site.yaml lies.")
 @as_json
-def risk(folder: Path, shadows: int, site: str | None, site_data: Path | None, as_json: bool) -> None:
+def risk(folder: Path, shadows: int, site: str | None, site_data: Path | None) -> Told:
     """Say how well it can be told from the final model of RUN whose records it was trained on, by site and group.
 
     Each site attacks its own training records; an AUC with its interval leaves, of enough patients. The report shows
@@ -215,25 +215,22 @@ def risk(folder: Path, shadows: int, site: str | None, site_data: Path | None, a
         raise click.UsageError("expected --site and --site-data together, or neither")
     if site is not None and site_data is not None:
         told = risk_at(folder, shadows, site, site_data)
-        if as_json:
-            console.dump({"folder": str(folder), "site": site, "risk": told})
-        for key in () if as_json else told:
-            group = key.removeprefix("auc")
-            if group != key and f"low{group}" in told:
-                ends = f"{told[key]:.3f} ({told[f'low{group}']:.3f} to {told[f'high{group}']:.3f})"
-                console.say(f"{site}{group}: AUC {ends}; 0.5 is guessing")
-        return
-    found = measure_risk(folder, shadows)
-    if as_json:
-        console.dump({"folder": str(folder), "risk": found["detail"]["risk"]})
-        return
-    console.say(found["detail"]["risk"]["sentence"])
+        groups = [key.removeprefix("auc") for key in told if key.startswith("auc")]
+        said = [
+            f"{site}{group}: AUC {told[f'auc{group}']:.3f} ({told[f'low{group}']:.3f} to {told[f'high{group}']:.3f}); "
+            "0.5 is guessing"
+            for group in groups
+            if f"low{group}" in told
+        ]
+        return {"folder": str(folder), "site": site, "risk": told}, "\n".join(said)
+    found = measure_risk(folder, shadows)["detail"]["risk"]
+    return {"folder": str(folder), "risk": found}, found["sentence"]
 
 
 @click.command()
 @click.argument("folders", type=PATH, nargs=-1, required=True, metavar="FOLDER...")
 @as_json
-def convert(folders: tuple[Path, ...], as_json: bool) -> None:
+def convert(folders: tuple[Path, ...]) -> Told:
     """Make this version's files of the weights and checkpoints that an earlier version left in FOLDER.
 
     FOLDER is a run's, or a federation's in a site's or server's workspace (fairflare_state/ID). Files named *.pt become
@@ -243,18 +240,15 @@ def convert(folders: tuple[Path, ...], as_json: bool) -> None:
     from fairflare.studies.earlier import convert
 
     done = {str(folder): convert(folder) for folder in folders}
-    if as_json:
-        console.dump(done)
-        return
-    for folder, names in done.items():
-        console.say(f"{folder}: {', '.join(names) or 'nothing to convert'}")
+    said = [f"{folder}: {', '.join(names) or 'nothing to convert'}" for folder, names in done.items()]
+    return done, "\n".join(said)
 
 
 @click.command()
 @click.argument("job", type=PATH)
 @click.option("--sign", "kit", type=PATH, metavar="KIT", help="Sign every file with the key of a user's startup kit.")
 @click.option("--root", type=PATH, metavar="FILE", help="rootCA.pem of a startup kit, which must vouch for who signed.")
-@as_json
+@json_option
 @click.pass_context
 def inspect(context: click.Context, job: Path, kit: Path | None, root: Path | None, as_json: bool) -> None:
     """What the exported JOB runs at a hospital: entry point, files and lines, what is read, what leaves, where it is
@@ -284,7 +278,7 @@ INIT = "init"
 @click.option("--out", type=PATH, metavar="DIR", help="Where the documents go; RUN/evidence by default.")
 @click.option("--human", type=PATH, metavar="FILE.yaml", help="What a human says; RUN/evidence.yaml by default.")
 @as_json
-def evidence(words: tuple[str, ...], out: Path | None, human: Path | None, as_json: bool) -> None:
+def evidence(words: tuple[str, ...], out: Path | None, human: Path | None) -> Told:
     """Write documents on the finished run in RUN for reviewers, each value with a pointer to its source.
 
     CHAI model card, CycloneDX ML-BOM, RO-Crate, TRIPOD+AI map, EU AI Act Annex IV skeleton, data protection, change
@@ -299,18 +293,14 @@ def evidence(words: tuple[str, ...], out: Path | None, human: Path | None, as_js
         if out or human:
             raise click.UsageError("init: takes neither --out nor --human")
         path = init_evidence(Path(words[1]))
-        console.dump({"file": str(path)}) if as_json else console.say(f"questions: {path}")
-        return
-    found = write_evidence(Path(words[0]), out, human)
-    if as_json:
-        console.dump(found)
-        return
+        return {"file": str(path)}, f"questions: {path}"
+    found, said = write_evidence(Path(words[0]), out, human), []
     for title, row in found["documents"].items():
         total = max(row["evidence"] + row["human"] + row["blank"], 1)
         parts = ", ".join(f"{row[kind]} {words} ({row[kind] / total:.0%})" for kind, words in KINDS.items())
-        console.say(f"{title}: {parts}")
-    console.say(f"completeness of the ML-BOM: {found['score']} of 100")
-    console.say(f"evidence pack: {found['folder']}/index.html")
+        said.append(f"{title}: {parts}")
+    said.append(f"completeness of the ML-BOM: {found['score']} of 100")
+    return found, "\n".join([*said, f"evidence pack: {found['folder']}/index.html"])
 
 
 KINDS = {"evidence": "from the run", "human": "by a human", "blank": "blank"}

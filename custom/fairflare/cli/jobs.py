@@ -219,19 +219,10 @@ def inspected(folder: Path, root: Path | None = None) -> dict[str, Any]:
     content = _run_of(apps["site"])
     meta = read_json(folder / "meta.json")
     config, refusal = _config(content, apps["site"])
-    return {
-        "job": str(meta.get("name", "")),
-        "method": str(content.get("method", "")),
-        "task": str(content.get("task", "")),
-        "sites": _sites(meta),
-        "site": _code(apps["site"]),
-        "server": _code(apps["server"]),
-        "signed": _signature(folder, root),
-        "policy": refusal or "accepted",
-        "reads": list(_reads(config)),
-        "leaves": _leaves(config),
-        "checked": dict(CHECKS),
-    }
+    about = {"job": str(meta.get("name", "")), **{key: str(content.get(key, "")) for key in ("method", "task")}}
+    code = {side: _code(apps[side]) for side in ("site", "server")}
+    told = {"signed": _signature(folder, root), "policy": refusal or "accepted", "reads": list(_reads(config))}
+    return {**about, "sites": _sites(meta), **code, **told, "leaves": _leaves(config), "checked": dict(CHECKS)}
 
 
 def _run_of(app: Path) -> dict[str, Any]:
@@ -279,18 +270,10 @@ def _code(app: Path) -> dict[str, Any]:
         raise UserError(f"{app}: {error}") from None
     lines = {name: entry["lines"] or 0 for name, entry in here.items()}
     own = {name: count for name, count in lines.items() if not name.startswith("fairflare/")}
-    return {
-        "brings_code": True,
-        "entry_point": found["entry_point"],
-        "components": found["components"],
-        "files": len(lines),
-        "lines": sum(lines.values()),
-        "packages": _by_package(lines),
-        "own_files": own,
-        "matches": wrong or True,
-        "package": found["package"],
-        "other_than_installed": _other_than_installed(here),
-    }
+    told = {"brings_code": True, **{key: found[key] for key in ("entry_point", "components")}}
+    told |= {"files": len(lines), "lines": sum(lines.values()), "packages": _by_package(lines), "own_files": own}
+    other = _other_than_installed(here)
+    return {**told, "matches": wrong or True, "package": found["package"], "other_than_installed": other}
 
 
 def _by_package(lines: Mapping[str, int]) -> dict[str, dict[str, int]]:
@@ -309,12 +292,8 @@ def _other_than_installed(here: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The job's files of fairflare that differ from, or are not in, the package that this command runs from."""
     installed = package_files(Path(fairflare.__file__).parent)
     known = {f"fairflare/{name}": path for name, path in installed.items()}
-    return [
-        name
-        for name, entry in here.items()
-        if name.startswith("fairflare/")
-        and (name not in known or manifest.entry_of(known[name])["sha256"] != entry["sha256"])
-    ]
+    own = [name for name in here if name.startswith("fairflare/")]
+    return [n for n in own if n not in known or manifest.entry_of(known[n])["sha256"] != here[n]["sha256"]]
 
 
 def _reads(config: RunConfig | None) -> Iterator[str]:
@@ -356,11 +335,8 @@ def _leaves_of_join(config: RunConfig) -> Iterator[dict[str, str]]:
         least = "" if plan.secure else f" and, of {2 * many_by_regression(len(plan.names))} or more, what it says"
         meaning += f"; before them the terms of the regression of all hospitals{least}"
     yield {"name": "sums", "meaning": meaning, "exchanges": "calibrate"}
-    yield {
-        "name": "metrics",
-        "meaning": "findings and versions in preflight; none of any fold",
-        "exchanges": "preflight",
-    }
+    meaning = "findings and versions in preflight; none of any fold"
+    yield {"name": "metrics", "meaning": meaning, "exchanges": "preflight"}
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
@@ -369,9 +345,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"job {found['job']}: {found['method']} on {found['task']}, sites {', '.join(found['sites']) or 'unnamed'}"
     yield from _wrapped("entry point", f"{site['entry_point']}; the server's is {server['entry_point'] or 'installed'}")
     if site["brings_code"]:
-        yield from _wrapped(
-            "at a site", f"{site['files']} files, {site['lines']:,} lines ({server['lines']:,} at the server)"
-        )
+        lines = f"{site['lines']:,} lines ({server['lines']:,} at the server)"
+        yield from _wrapped("at a site", f"{site['files']} files, {lines}")
         parts = (f"{name} {one['files']}/{one['lines']:,}" for name, one in site["packages"].items())
         yield from _wrapped("files/lines", ", ".join(parts))
         own = ", ".join(f"{shown(name)[1:-1]} ({count} lines)" for name, count in site["own_files"].items())

@@ -119,9 +119,8 @@ def looked(watched: Watched, folder: Path, show: Callable[[Watched, Path], T]) -
         watched.follow(folder)
         return show(watched, folder)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"{AUDIT}: expected a run's log; `fairflare verify` says more ({type(error).__name__})"
-        ) from None
+        kind = type(error).__name__
+        raise UserError(f"{AUDIT}: expected a run's log; `fairflare verify` says more ({kind})") from None
 
 
 def picture(watched: Watched, folder: Path) -> RenderableType:

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fairflare.cli import console
-from fairflare.cli.options import PATH, as_json, run_options
+from fairflare.cli.options import PATH, Told, as_json, run_options
 from fairflare.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,15 +53,8 @@ FORMATS = ("bundle", "torchscript", "onnx", "state-dict")
 @click.option("--force", is_flag=True, help="Replace --out if it holds earlier predictions.")
 @as_json
 def predict(
-    run: Path,
-    inputs: tuple[Path, ...],
-    code: tuple[Path, ...],
-    baseline: Path | None,
-    out: Path | None,
-    force: bool,
-    as_json: bool,
-    **how: Any,
-) -> None:
+    run: Path, inputs: tuple[Path, ...], code: Any, baseline: Path | None, out: Path | None, force: bool, **how: Any
+) -> Told:
     """Predict images or the rows of a table with the model of the run in the folder RUN.
 
     Inputs are prepared as the training's were; no training data are needed. Classes and probabilities go to
@@ -83,12 +77,10 @@ def predict(
         found = predict(opened, inputs, scratch)
     for line in found.unlike:
         display.note(line)
-    if as_json:
-        console.dump({"folder": str(folder), **about(opened), "cases": len(found.rows), "unlike": found.unlike})
-        return
     whose = f"the {opened.whose} model" + (f" of {opened.site}" if opened.whose != "shared" else "")
     adjusted = f", {opened.adjustment.words} of {opened.site}" if opened.adjustment else ""
-    console.say(f"{plural(len(found.rows), 'case')} by {whose}{adjusted}\nresults: {folder}")
+    content = {"folder": str(folder), **about(opened), "cases": len(found.rows), "unlike": found.unlike}
+    return content, f"{plural(len(found.rows), 'case')} by {whose}{adjusted}\nresults: {folder}"
 
 
 @click.command()
@@ -139,13 +131,12 @@ def evaluate(
     code: tuple[Path, ...],
     sites: str,
     out: Path | None,
-    as_json: bool,
     env: str,
     job: Path | None,
     deployment: dict[str, Any] | None,
     force: bool,
     **asked: Any,
-) -> None:
+) -> Told | None:
     """Evaluate the model of the run in RUN on labelled data of a hospital that did not train it.
 
     DATA is a folder that `fairflare init` has written lists for, a folder of lists, one hospital's configuration, one
@@ -179,8 +170,7 @@ def evaluate(
         if data is None and env == "sim":
             raise UserError("DATA: expected a folder with the lists of all sites with --env sim")
         config = evaluation.job_config(opened, sites, data, {key: asked[key] for key in ("group_by", "min_count")})
-        _run_job(opened, config, job, env, deployment, out or run / f"{EVALUATION}{env}", force, as_json)
-        return
+        return _run_job(opened, config, job, env, deployment, out or run / f"{EVALUATION}{env}", force)
     if data is None:
         raise UserError("DATA: expected a hospital's labelled data")
     if own and baseline:
@@ -197,7 +187,7 @@ def evaluate(
         evaluation.write(content, scratch)
     for line in remarks:
         display.note(line)
-    _told(content, folder, as_json)
+    return _told(content, folder)
 
 
 def _run_job(
@@ -208,8 +198,7 @@ def _run_job(
     deployment: dict[str, Any] | None,
     folder: Path,
     force: bool,
-    as_json: bool,
-) -> None:
+) -> Told | None:
     """Write the job, or run it and tell what came of it."""
     from fairflare.cli import evaluation
     from fairflare.cli.jobs import export_job
@@ -218,18 +207,18 @@ def _run_job(
     if job is not None:
         export_job(config, job, name=f"evaluate_{config.task}".replace("-", "_"), simulation=False, force=force)
         console.say(f"job folder: {job}\nsubmit it:  nvflare job submit -j {job}")
-        return
+        return None
     if deployment:
         execute_deployed(config, folder, force=force, **deployment)
     else:
         execute(config, folder, env=env, force=force)
-    _told(evaluation.of_job(opened, config, folder), folder, as_json)
+    return _told(evaluation.of_job(opened, config, folder), folder)
 
 
-def _told(content: dict[str, Any], folder: Path, as_json: bool) -> None:
+def _told(content: dict[str, Any], folder: Path) -> Told:
     from fairflare.cli import evaluation
 
-    console.dump({"folder": str(folder), "evaluation": content}) if as_json else evaluation.show(content, folder)
+    return {"folder": str(folder), "evaluation": content}, partial(evaluation.show, content, folder)
 
 
 @click.command("export-model")
@@ -245,15 +234,8 @@ def _told(content: dict[str, Any], folder: Path, as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Replace --out if it holds an earlier export.")
 @as_json
 def export_model(
-    run: Path,
-    form: str,
-    code: tuple[Path, ...],
-    baseline: Path | None,
-    out: Path | None,
-    force: bool,
-    as_json: bool,
-    **how: Any,
-) -> None:
+    run: Path, form: str, code: tuple[Path, ...], baseline: Path | None, out: Path | None, force: bool, **how: Any
+) -> Told:
     """Write the model of the run in the folder RUN for other programs, with its preprocessing and a model card.
 
     bundle runs with `python -m monai.bundle run`; torchscript and onnx take batches of any size; state-dict holds the
@@ -275,7 +257,5 @@ def export_model(
         remarks = export_model(opened, form, scratch)
     for line in remarks:
         display.note(line)
-    if as_json:
-        console.dump({"folder": str(folder), "format": form, **about(opened), "remarks": remarks})
-    else:
-        console.say(f"{form} of the {opened.whose} model: {folder}")
+    content = {"folder": str(folder), "format": form, **about(opened), "remarks": remarks}
+    return content, f"{form} of the {opened.whose} model: {folder}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fairflare.cli import console
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import unlisted
@@ -48,8 +49,10 @@ class AnyPath(click.Path):
 
 
 PATH = AnyPath(path_type=Path)
+Told = tuple[Any, str | Callable[[], None]]
+"""A command's result as JSON values, and what people read of it, or a function that shows it."""
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
 rounds_option = click.option("--rounds", type=int, metavar="N", help="Communication rounds; the preset's by default.")
 sites_option = click.option("--sites", type=int, metavar="K", help="Number of sites; the preset's by default.")
 set_option = click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A parameter; repeat for more.")
@@ -143,9 +146,24 @@ def cache_option(command: Callable[..., None]) -> Callable[..., None]:
     return with_cache
 
 
-def grid_options(command: Callable[..., None]) -> Callable[..., None]:
+def grid_options(command: Callable[..., Told | None]) -> Callable[..., None]:
     """Where and how the runs of a command that makes several take place, and what becomes of the results."""
     return spread_options(cache_option(out_option(force_option(as_json(command)))))
+
+
+def as_json(command: Callable[..., Told | None]) -> Callable[..., None]:
+    """``json_option``, by which the command's result is printed in one form or the other; None: nothing more is."""
+
+    @json_option
+    @functools.wraps(command)
+    def with_json(*, as_json: bool, **others: Any) -> None:
+        content, words = command(**others) or (None, "")
+        if as_json and content is not None:
+            console.dump(content)
+        elif not as_json and words:
+            console.say(words) if isinstance(words, str) else words()
+
+    return with_json
 
 
 def task_option(command: Callable[..., None]) -> Callable[..., None]:

@@ -129,16 +129,9 @@ def _description(task: ImagesOnDisk, root: Path, dest: Path) -> dict[str, Any]:
     pairs = [f"{key}={value}" for key, value in options.items()]
     words = ["fairflare", "run", "METHOD", "--datalists", dest.name, "--kind", kind, "--classes", labels]
     own = {key: value for key, value in dataclasses.asdict(task).items() if key != "pretrained_weights"}
-    return {
-        "kind": kind,
-        "classes": list(task.classes),
-        "options": options,
-        "run": shlex.join([*words, *(word for pair in pairs for word in ("--set", pair))]),
-        "task": task.name,
-        "task_options": own,
-        "table_sets": task.table_sets(),
-        "source": _source(task, root),
-    }
+    command = shlex.join([*words, *(word for pair in pairs for word in ("--set", pair))])
+    found = {"kind": kind, "classes": list(task.classes), "options": options, "run": command, "task": task.name}
+    return {**found, "task_options": own, "table_sets": task.table_sets(), "source": _source(task, root)}
 
 
 def _source(task: ImagesOnDisk, root: Path) -> str:
@@ -214,9 +207,8 @@ class _Writer:
         return {**part.about, **{split: len(items) for split, items in part.items.items()}}
 
     def _kept(self, folder: str, item: Item) -> dict[str, Any]:
-        known: dict[str, str | int] = {
-            name: item.attributes[name] for name in self.task.attributes if item.attributes.get(name)
-        }
+        held = item.attributes
+        known: dict[str, str | int] = {name: held[name] for name in self.task.attributes if held.get(name)}
         if patient := item.attributes.get(PATIENT):
             known[PATIENT] = self.patients.setdefault((folder, patient), len(self.patients) + 1)
         return known

@@ -12,27 +12,20 @@ from rich.markup import escape
 from fairflare.cli.console import say, show_table
 from fairflare.report.benefit import over_methods
 from fairflare.report.compare import drawn_words, table
-from fairflare.report.deployed_model import QUANTITIES as PERSONAL
 from fairflare.report.deployed_model import remark
 from fairflare.report.free_riders import DETECTORS
+from fairflare.report.quantities import NAMES
 from fairflare.report.sanity_checks import sentences, verdict
 from fairflare.report.sentences import differences, group_metric_words
 from fairflare.report.values import label, plural, with_half_width
 from fairflare.studies.display import note, out
 
 LABELS = {
-    "mean": "mean over sites",
-    "worst": "worst site",
+    **NAMES,
     "std": "standard deviation over sites",
     "gap": "gap best to worst",
-    "clean": "clean test set, last 5 rounds",
-    "corrupted": "corrupted test set, last 5 rounds",
     "calibration_worst": "worst site's calibration in the large",
-    "brier_worst": "worst site's Brier score",
     "ece_worst": "worst site's ECE",
-    "group_disparity": "disparity over groups (sample sd)",
-    "worst_group": "worst group",
-    **PERSONAL,
     "worst vs first": "worst site, beside the first method",
     "wins": "seeds with a better worst site",
 }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +39,8 @@ def run(
     env: str,
     deployment: dict[str, Any] | None,
     out: Path | None,
-    as_json: bool,
     **how: Any,
-) -> None:
+) -> options.Told:
     """Run one federation of METHOD and write its report.
 
     METHOD may be a YAML file whose keys are these options: docs/python.md. What is given beside it wins.
@@ -61,15 +61,14 @@ def run(
 
         folder = out or folder.with_name(f"{folder.name}-with-pooled")
         comparison = compare_all(with_references(config, ["pooled"]), folder, env=env, **how)
-        console.dump(comparison) if as_json else results.comparison(comparison, folder)
-        return
+        return comparison, partial(results.comparison, comparison, folder)
     if deployment:
         summary = execute_deployed(config, folder, force=how["force"], **deployment)
     else:
         summary = execute(config, folder, env=env, **how)
     from fairflare.cli import results  # and with it the report's modules, which no run waits for
 
-    console.dump({"folder": str(folder), "report": summary}) if as_json else results.run_result(summary, folder)
+    return {"folder": str(folder), "report": summary}, partial(results.run_result, summary, folder)
 
 
 def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
@@ -92,13 +91,13 @@ def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
 @options.cache_option
 @options.workers_option
 @options.as_json
-def resume(folder: Path, as_json: bool, **how: Any) -> None:
+def resume(folder: Path, **how: Any) -> options.Told:
     """Continue the interrupted or failed run in FOLDER after its last finished round."""
     from fairflare.cli import results
     from fairflare.studies.runs import resume as resume_run
 
     summary = resume_run(folder, **how)
-    console.dump({"folder": str(folder), "report": summary}) if as_json else results.run_result(summary, folder)
+    return {"folder": str(folder), "report": summary}, partial(results.run_result, summary, folder)
 
 
 @click.command(cls=RunCommand, skips=OF_A_RUN)

@@ -87,10 +87,8 @@ def method_settings(entry: Method) -> list[Row]:
     owners = Owners(classes, entry.shared)
     rows = {row["full"]: row for owner, cls in classes.items() for row in _rows(owner, cls)}
     own = {full: {"default": given.value} for full, given in defaults_of(entry, owners).items()}
-    return [
-        {**rows[targets[0]], "name": short, "sets": list(targets), **own.get(targets[0], {})}
-        for short, targets in owners.names().items()
-    ]
+    named = owners.names().items()
+    return [{**rows[of[0]], "name": short, "sets": list(of), **own.get(of[0], {})} for short, of in named]
 
 
 def key_settings(key: str) -> list[Row]:
@@ -131,18 +129,11 @@ def all_settings() -> list[Row]:
 def _rows(owner: str, cls: type, of: str = "") -> list[Row]:
     """One row per setting of ``cls``, in the order of its fields."""
     hints, defaults = validation.hints(cls), registry.parameters(cls)
-    return [
-        {
-            "full": f"{owner}.{name}",
-            "name": name,
-            "owner": owner,
-            "of": of,
-            "default": defaults[name],
-            "allowed": allowed(hint),
-            "meaning": meaning(cls, name),
-        }
-        for name, hint in hints.items()
-    ]
+    rows = []
+    for name, hint in hints.items():
+        row = {"full": f"{owner}.{name}", "name": name, "owner": owner, "of": of, "default": defaults[name]}
+        rows.append({**row, "allowed": allowed(hint), "meaning": meaning(cls, name)})
+    return rows
 
 
 def meaning(cls: type, name: str) -> str:
@@ -166,16 +157,9 @@ def allowed(kind: Any) -> str:
     return WORDS.get(kind, WORDS.get(get_origin(kind) or kind, "text"))
 
 
-WORDS: Mapping[Any, str] = {
-    bool: "true or false",
-    int: "whole number",
-    float: "number",
-    str: "text",
-    list: "values, divided by commas",
-    tuple: "values, divided by commas",
-    dict: "names and values",
-    types.NoneType: "none",
-}
+WORDS: dict[Any, str] = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+WORDS |= {dict: "names and values", types.NoneType: "none"}
+WORDS |= dict.fromkeys((list, tuple), "values, divided by commas")
 
 
 def _mark(mark: Any) -> str:

@@ -78,9 +78,8 @@ def compare(
     test_on: tuple[str, ...],
     trees: int,
     solo: bool,
-    as_json: bool,
     **how: Any,
-) -> None:
+) -> options.Told:
     """Run methods on the same data, the same initial models and matched seeds, and compare them.
 
     Each seed draws the data anew where a task draws them (not with --fixed-data or --set data_seed=N). A METHOD may
@@ -111,7 +110,7 @@ def compare(
     found = comparison.compare_all(configs, folder, env=env, pareto=front, again=again, **how)
     if tables:
         comparison.write_comparison(found, tables, command or "fairflare compare")
-    console.dump(found) if as_json else results.comparison(found, folder)
+    return found, partial(results.comparison, found, folder)
 
 
 @click.command()
@@ -132,15 +131,12 @@ def compare(
 def contribution(
     methods: tuple[str, ...],
     task: str,
-    choices: dict[str, Any],
     seeds: str,
-    shapley: bool,
-    permutations: int,
-    fixed_data: bool,
     out: Path | None,
-    as_json: bool,
-    **how: Any,
-) -> None:
+    force: bool,
+    workers: Workers | None,
+    **asked: Any,
+) -> options.Told:
     """Measure each site's contribution: METHOD once with all sites and once without each of them.
 
     With several seeds each site's drop has an interval and a p value. Every further METHOD is run with all
@@ -151,12 +147,12 @@ def contribution(
     from fairflare.studies.contribution import Question, measure_contribution
 
     chosen, others = tuple(options.parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
-    found = Question(methods[0], task, chosen, others, shapley, permutations, fixed_data, choices)
+    question = Question(methods[0], task, chosen, others, **asked)
     which = f"seed{chosen[0]}" if len(chosen) == 1 else "seeds"
     name = f"contribution-{folder_name(methods[0])}-{task.replace(':', '-')}-{which}"
     folder = out or Path("runs") / name
-    result = measure_contribution(found, folder, **how)
-    console.dump(result) if as_json else results.contribution(result, folder)
+    found = measure_contribution(question, folder, force=force, workers=workers)
+    return found, partial(results.contribution, found, folder)
 
 
 @click.command()
@@ -169,14 +165,13 @@ def contribution(
 def riders(
     methods: tuple[str, ...],
     task: str,
-    choices: dict[str, Any],
     seeds: str,
     kinds: str,
-    fixed_data: bool,
     out: Path | None,
-    as_json: bool,
+    choices: Any,
+    fixed_data: bool,
     **how: Any,
-) -> None:
+) -> options.Told:
     """Simulate free riders under each METHOD: who finds them, and who is accused instead.
 
     One site, another for each seed, sends zeros, noise, the last global step, another site's update, or trains with one
@@ -186,14 +181,12 @@ def riders(
     from fairflare.studies.contribution import Question
     from fairflare.studies.free_riders import measure_riders
 
-    others = tuple(on_grid(methods, ())[1:])
-    question = Question(
-        methods[0], task, tuple(options.parse_seeds(seeds)), others, fixed_data=fixed_data, choices=choices
-    )
+    chosen, others = tuple(options.parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
+    question = Question(methods[0], task, chosen, others, fixed_data=fixed_data, choices=choices)
     folder = out or Path("runs") / comparison_name(task, {**choices, "fixed_data": fixed_data}, "riders")
     wanted = [kind.strip() for kind in kinds.split(",")]
     found = measure_riders(question, wanted, folder, **how)
-    console.dump(found) if as_json else results.riders(found, folder)
+    return found, partial(results.riders, found, folder)
 
 
 @click.command()
@@ -215,42 +208,29 @@ def riders(
 @options.out_option
 @options.as_json
 def search(
-    method: str,
-    task: str,
-    choices: dict[str, Any],
-    over: tuple[str, ...],
-    objective: str,
-    weight: float,
-    trials: int,
-    seed: int,
-    workers: Workers | None,
-    out: Path | None,
-    as_json: bool,
-) -> None:
+    task: str, choices: Any, over: tuple[str, ...], seed: int, workers: Workers | None, out: Path | None, **asked: Any
+) -> options.Told:
     """Search METHOD's settings with Optuna: trials see no test example, the best is tested once at the end.
 
     The score is mean, worst site, or mean - w (mean - worst) of the final model on the sites' own validation splits.
     The same command goes on where it was stopped; a larger --trials adds to it.
     """
+    from fairflare.report.values import label
     from fairflare.studies.search import Search, parse_over, run_search
 
     choices = {**choices, "seed": seed}
-    wanted = Search(method, task, parse_over(over), objective, weight, trials, choices)
-    told_apart = {**choices, "over": list(over), "by": (method, objective, weight)}
+    wanted = Search(task=task, space=parse_over(over), choices=choices, **asked)
+    told_apart = {**choices, "over": list(over), "by": (wanted.method, wanted.objective, wanted.weight)}
     folder = out or Path("runs") / comparison_name(task, told_apart, "search")
     found = run_search(wanted, folder, workers=workers)
-    if as_json:
-        console.dump(found)
-        return
-    from fairflare.report.values import label
-
     best, test = found["best"], found["test"]
     settings = ", ".join(f"{key}={value}" for key, value in best["values"].items())
-    console.say(f"best of {len(found['trials'])} trials: {settings}")
-    console.say(f"validation: {found['objective']} {label(found['metric'], {})} {best['score']:.4f}")
-    console.say(f"test, once: mean {test['mean']:.4f}, worst site ({test['worst_site']}) {test['worst']:.4f}")
-    console.say(f"run it:     {found['command']}")
-    console.say(f"page:       {folder / 'search.html'}")
+    said = f"""best of {len(found["trials"])} trials: {settings}
+validation: {found["objective"]} {label(found["metric"], {})} {best["score"]:.4f}
+test, once: mean {test["mean"]:.4f}, worst site ({test["worst_site"]}) {test["worst"]:.4f}
+run it:     {found["command"]}
+page:       {folder / "search.html"}"""
+    return found, said
 
 
 @click.command()
@@ -274,15 +254,12 @@ def paper(
     command: str | None,
     name: str | None,
     seeds: str | None,
-    rounds: int | None,
     presets: tuple[str, ...],
-    data: tuple[str, ...],
-    stand_in: bool,
     pairs: tuple[str, ...],
     workers: Workers | None,
     out: Path,
-    as_json: bool,
-) -> None:
+    **choices: Any,
+) -> options.Told:
     """Make table or figure NAME of a paper, e.g. fedheal-table-5; without NAME, list them all with time and data.
 
     The paper's data are read from the folder that FAIRFLARE_DATA names; where they are not there, an embedded task
@@ -293,22 +270,14 @@ def paper(
     from fairflare.studies.paper_list import paper_rows, preset_pairs
 
     if name is None:
-        rows = paper_rows(out)
-        console.dump(rows) if as_json else console.papers(rows)
-        return
+        return (rows := paper_rows(out)), partial(console.papers, rows)
     from fairflare.papers.index import became, named
     from fairflare.studies.paper import Choices, make_exhibit
 
     if said := became(name):
         click.echo(said, err=True)
 
-    chosen = Choices(
-        seeds=tuple(options.parse_seeds(seeds)) if seeds is not None else None,
-        rounds=rounds,
-        values=parse_pairs(pairs),
-        presets=preset_pairs(presets),
-        stand_in=stand_in,
-        data=data,
-    )
+    asked = None if seeds is None else tuple(options.parse_seeds(seeds))
+    chosen = Choices(seeds=asked, values=parse_pairs(pairs), presets=preset_pairs(presets), **choices)
     found = make_exhibit(named(name), out, chosen, command=command or f"fairflare paper {name}", workers=workers)
-    console.dump(found) if as_json else console.exhibit(found)
+    return found, partial(console.exhibit, found)

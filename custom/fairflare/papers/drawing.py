@@ -98,10 +98,8 @@ def _smoothed(panel: declaration.Table, table: Table, row: Row, columns: Columns
 def _heat(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
     """A field of values per round: a row per row, a column per site; columns are titled "round T, site"."""
     by_round = {key: list(found) for key, found in groupby(columns, key=lambda c: c.title.partition(", ")[0])}
-    values = {
-        key: [[table.cell(row, column).value for column in found] for row in table.rows]
-        for key, found in by_round.items()
-    }
+    rows = table.rows
+    values = {key: [[table.cell(row, c).value for c in found] for row in rows] for key, found in by_round.items()}
     known = [value for grid in values.values() for line in grid for value in line if value is not None]
     if not known:
         return False
@@ -147,9 +145,8 @@ def _maps(figure: Figure, panel: declaration.Table, table: Table, columns: Colum
     x = [_float(column.title) for column in columns]
     for axes, (group, rows), grid in zip(places.flat, groups, grids):
         y = [_float(row.title) for row in rows]
-        drawn = axes.contourf(
-            x, y, np.array(grid, dtype=float), levels=12, vmin=min(found), vmax=max(found), cmap="cividis"
-        )
+        ends = {"vmin": min(found), "vmax": max(found)}
+        drawn = axes.contourf(x, y, np.array(grid, dtype=float), levels=12, cmap="cividis", **ends)
         axes.set_title(short(group, 26), fontsize=10)
     for axes in list(places.flat)[len(groups) :]:
         axes.set_axis_off()

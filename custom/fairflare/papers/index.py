@@ -43,10 +43,8 @@ def _table(about: Mapping[str, Any], data: Mapping[str, Data]) -> Table:
     rows = tuple(Row(**_fields(row)) for row in _listed(more.pop("rows", ())))
     columns, names = more.pop("columns", ()), more.pop("data", ())
     blocks = more.pop("blocks", None) or [{"data": name, "columns": columns} for name in names]
-    made = tuple(
-        Block(data[one["data"]], tuple(Column(**_fields(column)) for column in _listed(one["columns"])))
-        for one in blocks
-    )
+    found = ((data[one["data"]], _listed(one["columns"])) for one in blocks)
+    made = tuple(Block(of, tuple(Column(**_fields(column)) for column in own)) for of, own in found)
     return Table(title=more.pop("words"), rows=rows, blocks=made, **_fields(more))
 
 

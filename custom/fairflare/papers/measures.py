@@ -181,10 +181,8 @@ def domain_rounds(run: Run, beside: Beside, which: str = "mean") -> dict[str, fl
     """Round -> mean over the shared test sets of the domains; without such the validation splits', see "rounds"."""
     if not run.scores:
         return rounds(run, beside, which)
-    return {
-        str(t): fairness.mean({name: number(found.get(run.headline)) for name, found in sets.items()})
-        for t, sets in sorted(run.scores.items())
-    }
+    each = sorted(run.scores.items())
+    return {str(t): fairness.mean(number(found.get(run.headline)) for found in sets.values()) for t, sets in each}
 
 
 @measure("condition-std")

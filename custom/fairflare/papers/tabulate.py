@@ -74,13 +74,11 @@ def _with_the_best(table: Table, whole: model.Table) -> tuple[model.Row, ...]:
             continue
         cells = {}
         for column in whole.columns:
-            block = next(
-                (b for b in table.blocks if len(table.blocks) > 1 and column.key.startswith(f"{b.data.key}.")), None
-            )
-            by = ".".join(filter(None, (block.data.key if block else "", table.choose))) if table.choose else column.key
-            cells[column.key] = _best(tried, by, {c.key: c for c in whole.columns}[by]).cells.get(
-                column.key, model.Cell()
-            )
+            blocks = table.blocks if len(table.blocks) > 1 else ()
+            data = next((b.data.key for b in blocks if column.key.startswith(f"{b.data.key}.")), "")
+            by = ".".join(filter(None, (data, table.choose))) if table.choose else column.key
+            best = _best(tried, by, {c.key: c for c in whole.columns}[by])
+            cells[column.key] = best.cells.get(column.key, model.Cell())
         title = heading if len({row.title for row in tried}) > 1 else tried[0].title
         rows.append(model.Row(file_name(heading), title, cells, tried[0].group))
     return tuple(rows)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fairflare.report.audit_reader import Entry, Trail
@@ -12,18 +12,9 @@ from fairflare.report.values import listing, number, plural
 
 Json = dict[str, Any]
 Numbers = Mapping[str, Any]
-STAGES = {
-    "before": "the model as it is",
-    "shared": "one for all sites",
-    "own": "each its own",
-}
-METRICS = {
-    "brier": "Brier score",
-    "calibration": "Calibration in the large",
-    "log_loss": "Log loss",
-    "risk": "Risk",
-    "size": "Size",
-}
+STAGES = {"before": "the model as it is", "shared": "one for all sites", "own": "each its own"}
+METRICS = {"brier": "Brier score", "calibration": "Calibration in the large", "log_loss": "Log loss"}
+METRICS |= {"risk": "Risk", "size": "Size"}
 TITLES = {"recalibrate": "Recalibration", "shares": "Class shares"}
 TITLES |= {"conformal": "Thresholds by conformal risk control"}
 COUNTS = ("n", "n_calibration", "n_all")
@@ -120,35 +111,25 @@ def _row(site: str, numbers: Numbers, stages: Mapping[str, str], metrics: Mappin
 def _parameters(numbers: Numbers, whose: str) -> Json:
     """Parameter -> its value, or "parameter/group" where each group has one."""
     means = {f"{stage}.{metric}" for stage in STAGES for metric in METRICS}
-    return {
-        name.partition(".")[2]: number(value)
-        for name, value in sorted(numbers.items())
-        if name.startswith(f"{whose}.") and name.partition("/")[0] not in means
-    }
+    own = [name for name in sorted(numbers) if name.startswith(f"{whose}.") and name.partition("/")[0] not in means]
+    return {name.partition(".")[2]: number(numbers[name]) for name in own}
 
 
 def _groups(found: Mapping[str, Numbers], stages: Mapping[str, str], metrics: Mapping[str, str]) -> list[Json]:
     """Each group over all sites that may say something of it: means weighted by its cases there."""
     starts = tuple(f"{stage}.{metric}/" for stage in stages for metric in metrics)
     names = {name.partition("/")[2] for numbers in found.values() for name in numbers if name.startswith(starts)}
-    return [
-        {
-            "group": group,
-            "n": sum(number(numbers.get(f"n/{group}")) or 0.0 for numbers in found.values()),
-            "values": {stage: {m: _pooled(found.values(), stage, m, group) for m in metrics} for stage in stages},
-        }
-        for group in sorted(names)
-    ]
+    rows = []
+    for group in sorted(names):
+        values = {stage: {m: _pooled(found.values(), stage, m, group) for m in metrics} for stage in stages}
+        n = sum(number(numbers.get(f"n/{group}")) or 0.0 for numbers in found.values())
+        rows.append({"group": group, "n": n, "values": values})
+    return rows
 
 
-def _pooled(sites: Iterable[Numbers], stage: str, metric: str, group: str) -> float | None:
-    return weighted(
-        (
-            number(numbers.get(f"n_{metric}/{group}", numbers.get(f"n/{group}"))),
-            number(numbers.get(f"{stage}.{metric}/{group}")),
-        )
-        for numbers in sites
-    )
+def _pooled(sites: Collection[Numbers], stage: str, metric: str, group: str) -> float | None:
+    sizes = (number(own.get(f"n_{metric}/{group}", own.get(f"n/{group}"))) for own in sites)
+    return weighted(zip(sizes, (number(own.get(f"{stage}.{metric}/{group}")) for own in sites), strict=True))
 
 
 GUESSING = 0.5
@@ -166,20 +147,12 @@ def risk_section(trail: Trail, sites: Sequence[str]) -> Json | None:
         return None
     found: Mapping[str, Mapping[str, Any]] = record.get("sites") or {}
     rows = [_risk_row(site, "", found[site]) for site in sites if site in found]
-    groups = [
-        _risk_row(site, name.partition("/")[2], found[site])
-        for site in sites
-        for name in found.get(site) or ()
-        if name.startswith("auc/")
-    ]
-    return {
-        "level": record.get("level"),
-        "shadows": record.get("shadows"),
-        "sentence": _sentence([row for row in rows if row["auc"] is not None]),
-        "sites": rows,
-        "groups": groups,
-        "rejected": {site: dict(why) for site, why in (record.get("rejected") or {}).items()},
-    }
+    named = [(site, name) for site in sites for name in found.get(site) or () if name.startswith("auc/")]
+    groups = [_risk_row(site, name.partition("/")[2], found[site]) for site, name in named]
+    said = _sentence([row for row in rows if row["auc"] is not None])
+    rejected = {site: dict(why) for site, why in (record.get("rejected") or {}).items()}
+    about = {key: record.get(key) for key in ("level", "shadows")}
+    return {**about, "sentence": said, "sites": rows, "groups": groups, "rejected": rejected}
 
 
 def _risk_row(site: str, group: str, numbers: Mapping[str, Any]) -> Json:

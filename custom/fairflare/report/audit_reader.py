@@ -76,15 +76,13 @@ class Trail:
 
     def with_clinical_of(self, other: Trail) -> Trail:
         """This one where its sites say how they are calibrated, else ``other``: they say it of one model alone."""
-        return (
-            self if any(CLINICAL in (found or {}) for found in (self.evaluation.get("sites") or {}).values()) else other
-        )
+        sites = self.evaluation.get("sites") or {}
+        return self if any(CLINICAL in (found or {}) for found in sites.values()) else other
 
     def of_own_models(self) -> Trail:
         """The same records, with the results of each site's own model as its results; none where it has no such."""
-        sites = {
-            site: (splits or {}).get(PERSONAL) or {} for site, splits in (self.evaluation.get("sites") or {}).items()
-        }
+        found = self.evaluation.get("sites") or {}
+        sites = {site: (splits or {}).get(PERSONAL) or {} for site, splits in found.items()}
         return replace(self, evaluation={**self.evaluation, "sites": sites} if sites else self.evaluation)
 
     def model_sha256(self) -> str | None:
@@ -134,13 +132,9 @@ def timing(trail: Trail) -> dict[str, Any]:
         for phase, seconds in (record.get("seconds") or {}).items():
             phases[phase] = phases.get(phase, 0.0) + (number(seconds) or 0.0)
     started, ended = (_moment(time) for time in trail.times)
-    return {
-        "started": trail.times[0],
-        "ended": trail.times[1],
-        "wall_seconds": (ended - started).total_seconds() if started and ended else None,
-        "phases": phases,
-        "rounds": len(trail.rounds),
-    }
+    wall = (ended - started).total_seconds() if started and ended else None
+    found = {"started": trail.times[0], "ended": trail.times[1], "wall_seconds": wall}
+    return {**found, "phases": phases, "rounds": len(trail.rounds)}
 
 
 def traffic(trail: Trail) -> dict[str, int | None]:
@@ -186,9 +180,8 @@ def line(entry: Mapping[str, Any]) -> str:
         sets, seconds = len(entry["test_sets"]), sum(entry["seconds"].values())
         return f"model of round {entry['round']} scored on {sets} shared test sets, {seconds:.2f} s"
     if entry["event"] == "round_failed":
-        return f"round {entry['round']}: too few sites; " + "; ".join(
-            f"{s}: {r['code']}" for s, r in entry["rejected"].items()
-        )
+        why = "; ".join(f"{site}: {one['code']}" for site, one in entry["rejected"].items())
+        return f"round {entry['round']}: too few sites; {why}"
     if entry["event"] == "resume":
         return f"resumed after round {entry['from_round']}"
     if entry["event"] == "finish":

@@ -34,13 +34,10 @@ def benefit_section(trail: Trail, sites: Sequence[str], about: Mapping[str, Any]
     found: Mapping[str, Numbers] = record.get("sites") or {}
     names = [name for name in record.get("metrics") or () if any(f"federated.{name}" in own for own in found.values())]
     described = {name: _metric(name, found, sites, record, about) for name in names}
-    return {
-        "metric": names[0] if names else None,
-        **{key: record.get(key) for key in ("trainer", "draws", "level")},
-        "metrics": described,
-        "rejected": {site: dict(why) for site, why in (record.get("rejected") or {}).items()},
-        "sentences": [text for one in described.values() for text in (one["sentence"], one["trees"]) if text],
-    }
+    about = {"metric": names[0] if names else None, **{key: record.get(key) for key in ("trainer", "draws", "level")}}
+    rejected = {site: dict(why) for site, why in (record.get("rejected") or {}).items()}
+    said = [text for one in described.values() for text in (one["sentence"], one["trees"]) if text]
+    return {**about, "metrics": described, "rejected": rejected, "sentences": said}
 
 
 def _metric(name: str, found: Mapping[str, Numbers], sites: Sequence[str], record: Numbers, about: Numbers) -> Json:
@@ -87,9 +84,8 @@ def _of_trees(rows: Sequence[Json], metric: str) -> str:
 
 
 def _row(numbers: Numbers, metric: str, where: str, higher: bool) -> Json:
-    federated, solo, low, high = (
-        number(numbers.get(f"{kind}.{metric}{where}")) for kind in ("federated", "solo", "low", "high")
-    )
+    kinds = ("federated", "solo", "low", "high")
+    federated, solo, low, high = (number(numbers.get(f"{kind}.{metric}{where}")) for kind in kinds)
     row: Json = {"n": number(numbers.get(f"n{where}")), "federated": federated, "solo": solo}
     sign = 1 if higher else -1
     benefit = None if federated is None or solo is None else sign * (federated - solo)
@@ -108,12 +104,8 @@ def verdict(benefit: float | None, low: float | None, high: float | None) -> str
 
 def _groups(found: Mapping[str, Numbers], metric: str, sites: Sequence[str], higher: bool) -> list[Json]:
     names = sorted({name.partition("/")[2] for numbers in found.values() for name in numbers if name.startswith("n/")})
-    return [
-        {"group": group, "site": site, **_row(found[site], metric, f"/{group}", higher)}
-        for group in names
-        for site in sites
-        if f"federated.{metric}/{group}" in found.get(site, {})
-    ]
+    told = [(one, site) for one in names for site in sites if f"federated.{metric}/{one}" in found.get(site, {})]
+    return [{"group": one, "site": site, **_row(found[site], metric, f"/{one}", higher)} for one, site in told]
 
 
 def sentence(rows: Sequence[Json], metric: str) -> str:

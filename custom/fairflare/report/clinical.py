@@ -119,15 +119,9 @@ def _view(numbers: Numbers, cell: str, fitted: Numbers, threshold: float | None)
     means = {m: {key: number(numbers.get(f"{m}{end}{where}")) for key, end in keys.items()} for m in MEANS}
     counts = {name: number(numbers.get(f"{name}{where}")) for name in ("positives", "flagged", "true_positives")}
     bins = None if cell or not any(name.startswith(BIN) for name in numbers) else bins_of(numbers)
-    return {
-        "n": numbers[f"n{where}"],
-        **counts,
-        **means,
-        "threshold": threshold,
-        "rates": _rates(numbers[f"n{where}"], counts),
-        "curve": _curve(bins),
-        "decisions": _decisions(bins, fitted),
-    }
+    n = numbers[f"n{where}"]
+    more = {"rates": _rates(n, counts), "curve": _curve(bins), "decisions": _decisions(bins, fitted)}
+    return {"n": n, **counts, **means, "threshold": threshold, **more}
 
 
 def _rates(n: float, counts: Mapping[str, float | None]) -> Json:
@@ -137,12 +131,8 @@ def _rates(n: float, counts: Mapping[str, float | None]) -> Json:
         return {}
     negatives, left = n - positives, n - flagged
     wrong = flagged - right
-    parts = {
-        "sensitivity": (right, positives),
-        "specificity": (negatives - wrong, negatives),
-        "ppv": (right, flagged),
-        "npv": (left - (positives - right), left),
-    }
+    parts = {"sensitivity": (right, positives), "specificity": (negatives - wrong, negatives)}
+    parts |= {"ppv": (right, flagged), "npv": (left - (positives - right), left)}
     return {name: _share(part, whole) for name, (part, whole) in parts.items()}
 
 
@@ -156,10 +146,8 @@ def _curve(bins: Bins | None) -> list[Json]:
         return []
     coarse = maths.coarser(bins)
     rows = zip(coarse.n.tolist(), coarse.positives.tolist(), coarse.risk.tolist(), strict=True)
-    return [
-        {"risk": risk / n, **{("share" if key == "value" else key): v for key, v in _share(positives, n).items()}}
-        for n, positives, risk in rows
-    ]
+    found = ((risk / n, _share(positives, n)) for n, positives, risk in rows)
+    return [{"risk": risk, "share": one.pop("value"), **one} for risk, one in found]
 
 
 def _decisions(bins: Bins | None, fitted: Numbers) -> list[Json]:
@@ -228,15 +216,8 @@ def curves_section(trail: Trail, config: Json, about: Json, sites: Sequence[str]
         for group in ("", *groups) if "n" in known else ():
             where = f"/{group}" if group else ""
             steps = steps_of(known, ends, where)
-            rows.append(
-                {
-                    "site": site,
-                    "group": group,
-                    "n": known[f"n{where}"],
-                    "steps": steps,
-                    "last": (steps or [NO_STEP])[-1],
-                }
-            )
+            about_it = {"site": site, "group": group, "n": known[f"n{where}"]}
+            rows.append({**about_it, "steps": steps, "last": (steps or [NO_STEP])[-1]})
     if not rows:
         return None
     return {"horizon": ends[-1], "min_count": config.get("min_count"), "rows": rows}

@@ -147,15 +147,8 @@ def heterogeneity(sums: np.ndarray) -> Json:
     spread = max(q - degrees, 0.0) / (w - ww / w) if w > ww / w else 0.0
     variance = 1 / w + spread * ww / w**2  # of the mean with these weights, where sites differ by ``spread``
     reach = float(t.ppf((1 + LEVEL) / 2, k - 2)) * math.sqrt(spread + variance)
-    return {
-        "fits": k,
-        "q": q,
-        "q_p": float(chi2.sf(q, degrees)),
-        "i2": max(0.0, 1 - degrees / q) if q > 0 else 0.0,
-        "tau": math.sqrt(spread),
-        "next_low": mean - reach,
-        "next_high": mean + reach,
-    }
+    found = {"fits": k, "q": q, "q_p": float(chi2.sf(q, degrees)), "i2": max(0.0, 1 - degrees / q) if q > 0 else 0.0}
+    return {**found, "tau": math.sqrt(spread), "next_low": mean - reach, "next_high": mean + reach}
 
 
 @inline("coefficients")

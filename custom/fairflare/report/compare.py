@@ -8,32 +8,11 @@ from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.report import paired as statistics
+from fairflare.report import quantities
 from fairflare.report.benefit import VERDICTS
 from fairflare.report.deployed_model import COUNTED, SHOWN, USED, as_used
 from fairflare.report.deployed_model import QUANTITIES as PERSONAL
-from fairflare.report.fairness import mean, mean_ci, std
-from fairflare.report.paired import corrected, holm, paired
-from fairflare.report.quantities import (
-    COSTS,
-    NAMES,
-    QUANTITIES,
-    better_higher,
-    complete,
-    costs,
-    data_seed,
-    domain_values,
-    domains_are,
-    grouped,
-    last_values,
-    metric_row,
-    objectives,
-    require_same_data,
-    run_row,
-    setting_notes,
-    shared_seeds,
-    site_metrics,
-    test_set_metrics,
-)
+from fairflare.report.fairness import mean, mean_ci, std, variance
 from fairflare.report.summary import LABELS_CAVEAT, other_labels
 from fairflare.report.values import MISSING, higher_is_better, listing, number, plural, signed, stop, with_half_width
 
@@ -73,19 +52,20 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
             shared, or ``pareto`` names something else.
     """
     for name in pareto:
-        if name not in QUANTITIES:
-            raise UserError(f"--pareto: expected two of {', '.join(QUANTITIES)}, got {name[:40]!r}")
-    done, left_out = complete(runs)
+        if name not in quantities.QUANTITIES:
+            raise UserError(f"--pareto: expected two of {', '.join(quantities.QUANTITIES)}, got {name[:40]!r}")
+    done, left_out = quantities.complete(runs)
     done = done if shared else [as_used(run) for run in done]
-    require_same_data(done)
-    groups = grouped(done)
-    seeds, dropped = shared_seeds(groups)
+    quantities.require_same_data(done)
+    groups = quantities.grouped(done)
+    seeds, dropped = quantities.shared_seeds(groups)
     chosen = {label: [found[seed] for seed in seeds] for label, found in groups.items()}
-    tables = relative_to_solo({label: [run_row(run) for run in found] for label, found in chosen.items()}, chosen)
+    tables = {label: [quantities.run_row(run) for run in found] for label, found in chosen.items()}
+    tables = relative_to_solo(tables, chosen)
     first = next(iter(tables))
     higher = done[0]["higher_is_better"]
     methods = [_method(label, groups[label], rows, tables[first], higher) for label, rows in tables.items()]
-    trained = objectives(groups)
+    trained = quantities.objectives(groups)
     for method in methods:
         method["objective"] = trained[method["label"]]
         method["detail"] = details(chosen[method["label"]], chosen)
@@ -100,11 +80,11 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
         "seeds_draw": _seeds_draw(groups[first], seeds),
         "reference": first,
         "methods": methods,
-        "notes": [*left_out, *dropped, *setting_notes(groups)],
+        "notes": [*left_out, *dropped, *quantities.setting_notes(groups)],
         "caveats": _caveats(done[0], seeds),
     }
-    better = better_higher(pareto[0], higher), better_higher(pareto[1], higher)
-    return {**found, "pareto": front(found, *pareto, better, NAMES)}
+    better = quantities.better_higher(pareto[0], higher), quantities.better_higher(pareto[1], higher)
+    return {**found, "pareto": front(found, *pareto, better, quantities.NAMES)}
 
 
 def table(comparison: Json) -> list[dict[str, str]]:
@@ -115,12 +95,12 @@ def table(comparison: Json) -> list[dict[str, str]]:
     """
     shown = ("mean", "worst", "std", "gap", *PERSONAL, "clean", "corrupted", "group_disparity", "worst_group")
     shown += ("calibration_worst", "brier_worst", "ece_worst")
-    quantities = [name for name in shown if any(m[name]["mean"] is not None for m in comparison["methods"])]
+    names = [name for name in shown if any(m[name]["mean"] is not None for m in comparison["methods"])]
     rows = []
     for method in comparison["methods"]:
         row = {"method": method["label"], "seeds": str(len(comparison["seeds"]))}
         row |= {"trained with": objective_words(method)} if method["objective"] else {}
-        row |= {name: with_half_width(method[name]) for name in quantities}
+        row |= {name: with_half_width(method[name]) for name in names}
         paired = (method["versus_first"] or {}).get("worst")
         row["worst vs first"] = MISSING if paired is None else signed(paired["mean"])
         row["wins"] = f"{paired['wins']}/{paired['n']}" if paired and same_objective(comparison, method) else MISSING
@@ -160,7 +140,7 @@ def _seeds_draw(runs: Mapping[Any, Json], seeds: Sequence[Any]) -> Json:
     Raises:
         UserError: some seeds share a draw of the data and some do not.
     """
-    chosen = {str(seed): data_seed(runs[seed]) for seed in seeds}
+    chosen = {str(seed): quantities.data_seed(runs[seed]) for seed in seeds}
     drawn = list(runs[seeds[0]]["task"].get("drawn") or ())
     different = len(set(chosen.values()))
     if 1 < different < len(seeds):
@@ -177,23 +157,20 @@ def _method(label: str, runs: Mapping[Any, Json], rows: list[Json], first: list[
         "method": run["method"],
         "training": run["training"],
         **{key: run[key] for key in (USED, SHOWN) if key in run and COUNTED not in run},
-        **{name: mean_ci(row[name] for row in rows) for name in QUANTITIES},
+        **{name: mean_ci(row[name] for row in rows) for name in quantities.QUANTITIES},
         "runs": rows,
-        "versus_first": {name: _paired(name, rows, first, higher) for name in QUANTITIES},
+        "versus_first": {name: _paired(name, rows, first, higher) for name in quantities.QUANTITIES},
     }
 
 
 def _paired(name: str, rows: Sequence[Json], first: Sequence[Json], higher: bool) -> Json:
     """Own minus first method's value, seed by seed; a win is a difference in the better direction."""
-    sign = 1 if better_higher(name, higher) else -1
+    sign = 1 if quantities.better_higher(name, higher) else -1
     pairs = [(row["seed"], row[name], other[name]) for row, other in zip(rows, first, strict=True)]
     known = [{"seed": seed, "difference": a - b} for seed, a, b in pairs if a is not None and b is not None]
-    return {
-        **statistics.paired(pair["difference"] for pair in known),
-        "wins": sum(sign * pair["difference"] > 0 for pair in known),
-        "losses": sum(sign * pair["difference"] < 0 for pair in known),
-        "pairs": known,
-    }
+    differences = [pair["difference"] for pair in known]
+    wins, losses = (sum(way * sign * one > 0 for one in differences) for way in (1, -1))
+    return {**statistics.paired(differences), "wins": wins, "losses": losses, "pairs": known}
 
 
 def _judge(methods: Sequence[Json], higher: bool) -> None:
@@ -202,9 +179,9 @@ def _judge(methods: Sequence[Json], higher: bool) -> None:
     None is passed on a method that was trained under another objective than the first.
     """
     others = methods[1:]
-    for name in QUANTITIES:
+    for name in quantities.QUANTITIES:
         adjusted = statistics.holm({method["label"]: method["versus_first"][name]["p"] for method in others})
-        comparisons, better = sum(p is not None for p in adjusted.values()), better_higher(name, higher)
+        comparisons, better = sum(p is not None for p in adjusted.values()), quantities.better_higher(name, higher)
         for method in others:
             found = method["versus_first"][name]
             found["p_holm"] = adjusted[method["label"]]
@@ -225,9 +202,6 @@ def _caveats(run: Json, seeds: Sequence[Any]) -> list[str]:
     ]
 
 
-Point = tuple[float, float]
-
-
 def dominated_by(points: Mapping[str, Sequence[float | None]], better: tuple[bool, bool]) -> dict[str, list[str]]:
     """Name -> the names that are at least as good in both quantities and better in one; [] for those of the front.
 
@@ -235,9 +209,15 @@ def dominated_by(points: Mapping[str, Sequence[float | None]], better: tuple[boo
         points: name -> its two values; a name that lacks one is left out.
         better: whether higher values are better, of the first and of the second quantity.
     """
-    known = {name: _oriented(values, better) for name, values in points.items()}
-    found = {name: value for name, value in known.items() if value is not None}
-    return {name: [other for other, rival in found.items() if _dominates(rival, own)] for name, own in found.items()}
+    found = {}
+    for name, pair in points.items():
+        known = [value for value in map(number, pair) if value is not None]
+        if len(known) == 2:
+            found[name] = [value if higher else -value for value, higher in zip(known, better, strict=True)]
+    return {
+        name: [other for other, rival in found.items() if rival != own and rival[0] >= own[0] and rival[1] >= own[1]]
+        for name, own in found.items()
+    }
 
 
 def front(comparison: Mapping[str, Any], x: str, y: str, better: tuple[bool, bool], names: Mapping[str, str]) -> Json:
@@ -251,23 +231,11 @@ def front(comparison: Mapping[str, Any], x: str, y: str, better: tuple[bool, boo
     points = {method["label"]: (method[x]["mean"], method[y]["mean"]) for method in methods}
     by = dominated_by(points, better)
     order = sorted(by, key=lambda label: -(number(points[label][0]) or 0.0) * (1 if better[0] else -1))
-    axes = {
-        key: {"quantity": quantity, "name": names.get(quantity, quantity), "higher_is_better": higher}
-        for key, quantity, higher in zip("xy", (x, y), better, strict=True)
-    }
-    rows = [
-        {"label": label, "x": points[label][0], "y": points[label][1], "dominated_by": by[label]} for label in order
-    ]
+    axes = {}
+    for key, of, higher in zip("xy", (x, y), better, strict=True):
+        axes[key] = {"quantity": of, "name": names.get(of, of), "higher_is_better": higher}
+    rows = [{"label": one, "x": points[one][0], "y": points[one][1], "dominated_by": by[one]} for one in order]
     return {**axes, "points": rows}
-
-
-def _oriented(values: Sequence[float | None], better: tuple[bool, bool]) -> Point | None:
-    x, y = (number(value) for value in values)
-    return None if x is None or y is None else (x if better[0] else -x, y if better[1] else -y)
-
-
-def _dominates(rival: Point, own: Point) -> bool:
-    return rival != own and rival[0] >= own[0] and rival[1] >= own[1]
 
 
 Runs = Sequence[Json]
@@ -289,18 +257,19 @@ def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
         without ``solo``;
         benefit: see there.
     """
-    metrics, sets = [site_metrics(run) for run in runs], [test_set_metrics(run) for run in runs]
+    metrics, sets = [quantities.site_metrics(run) for run in runs], [quantities.test_set_metrics(run) for run in runs]
     names = list(metrics[0])
     return {
         "sites": {name: _over([found.get(name, {}) for found in metrics]) for name in names},
         "metrics": {
-            name: _over([metric_row(run, name, f.get(name, {})) for run, f in zip(runs, metrics)]) for name in names
+            name: _over([quantities.metric_row(run, name, f.get(name, {})) for run, f in zip(runs, metrics)])
+            for name in names
         },
-        "domains": _over([domain_values(run) for run in runs]),
-        "domains_of": domains_are(runs[0]),
+        "domains": _over([quantities.domain_values(run) for run in runs]),
+        "domains_of": quantities.domains_are(runs[0]),
         "test_sets": {name: _over([row.get(name, {}) for row in sets]) for name in sets[0] if sets[0][name]},
         "last_rounds": last_rounds(runs),
-        "cost": {name: _over([costs(run) for run in runs])[name] for name in COSTS},
+        "cost": {name: _over([quantities.costs(run) for run in runs])[name] for name in quantities.COSTS},
         "joining": joining(runs, everyone),
         "benefit": benefit(runs),
     }
@@ -315,16 +284,13 @@ def benefit(runs: Runs) -> Json:
     """
     found = [(run.get("benefit") or {}).get("metrics") or {} for run in runs]
     names = [name for name in found[0] if all((one.get(name) or {}).get("worst") for one in found)]
-    return {
-        name: {
-            "label": found[0][name]["label"],
-            "sites": max(len(one[name]["sites"]) for one in found),
-            **{kind: mean_ci([one[name]["counts"][kind] for one in found]) for kind in VERDICTS},
-            "least": mean_ci([one[name]["worst"]["benefit"] for one in found]),
-            "sentence": found[0][name]["sentence"] if len(found) == 1 else "",
-        }
-        for name in names
-    }
+    told = {}
+    for name, each in ((name, [one[name] for one in found]) for name in names):
+        row = {"label": each[0]["label"], "sites": max(len(one["sites"]) for one in each)}
+        row |= {kind: mean_ci([one["counts"][kind] for one in each]) for kind in VERDICTS}
+        row["least"] = mean_ci([one["worst"]["benefit"] for one in each])
+        told[name] = {**row, "sentence": each[0]["sentence"] if len(each) == 1 else ""}
+    return told
 
 
 def last_rounds(runs: Runs) -> Json:
@@ -333,7 +299,7 @@ def last_rounds(runs: Runs) -> Json:
     Returns:
         "clean", "corrupted" and "average" (of the two, round by round) -> ``spread_of``; {} without such test sets.
     """
-    clean, corrupted = ([last_values(run, kind) for run in runs] for kind in ("clean", "corrupted"))
+    clean, corrupted = ([quantities.last_values(run, kind) for run in runs] for kind in ("clean", "corrupted"))
     if not any(clean) or not any(corrupted):
         return {}
     both = [[(a + b) / 2 for a, b in zip(one, other)] for one, other in zip(clean, corrupted, strict=True)]
@@ -363,17 +329,17 @@ def joining(runs: Runs, everyone: Mapping[str, Runs]) -> Json | None:
     said = {}
     for site in own[0]:
         pairs = [(a.get(site), b.get(site)) for a, b in zip(own, other, strict=True)]
-        said[site] = paired(a - b for a, b in pairs if a is not None and b is not None)
+        said[site] = statistics.paired(a - b for a, b in pairs if a is not None and b is not None)
     found = judged(said, higher)
     return {"sites": found, "lose": sum(row["verdict"] == "worse" for row in found.values())}
 
 
 def judged(said: Mapping[str, Json], higher: bool) -> dict[str, Json]:
     """Site -> its paired difference with p_holm (over the sites) and verdict (``paired.corrected``)."""
-    adjusted = holm({site: one["p"] for site, one in said.items()})
+    adjusted = statistics.holm({site: one["p"] for site, one in said.items()})
     count = sum(p is not None for p in adjusted.values())
     rows = {site: {**one, "p_holm": adjusted[site]} for site, one in said.items()}
-    return {site: {**row, "verdict": corrected(row, higher, count)} for site, row in rows.items()}
+    return {site: {**row, "verdict": statistics.corrected(row, higher, count)} for site, row in rows.items()}
 
 
 def solo(everyone: Mapping[str, Runs]) -> Runs | None:
@@ -386,17 +352,12 @@ def relative_to_solo(tables: dict[str, list[Json]], everyone: Mapping[str, Runs]
     Both of what serves a site: its own model where it has one.
     """
     alone = solo(everyone)
-    base = [_variance(run) for run in alone] if alone is not None else []
+    base = [variance(_served(run)) for run in alone] if alone is not None else []
     for label, rows in tables.items() if base else ():
         for row, run, reference in zip(rows, everyone[label], base, strict=True):
-            own = _variance(run)
+            own = variance(_served(run))
             row["variance_vs_solo"] = own / reference if own is not None and reference else None
     return tables
-
-
-def _variance(run: Json) -> float | None:
-    spread = std(_served(run))
-    return None if spread is None else spread**2
 
 
 def _served(run: Json) -> dict[str, float | None]:

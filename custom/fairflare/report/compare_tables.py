@@ -5,39 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
+from fairflare.report import table_files
 from fairflare.report.benefit import VERDICTS
 from fairflare.report.compare import drawn_words, objective_words, same_objective
 from fairflare.report.deployed_model import remark, shared_only
 from fairflare.report.paired import LEVEL
 from fairflare.report.quantities import COSTS, NAMES, QUANTITIES, better_higher
 from fairflare.report.sentences import differences
-from fairflare.report.table_files import (
-    Better,
-    Cell,
-    Column,
-    Form,
-    Row,
-    Table,
-    as_markdown,
-    csv_text,
-    machine,
-    markdown,
-    piped,
-    with_best,
-)
-from fairflare.report.values import (
-    MISSING,
-    capital,
-    higher_is_better,
-    label,
-    plural,
-    size,
-    text,
-    with_half_width,
-    with_interval,
-)
+from fairflare.report.table_files import Cell, Column, Form, Row, Table, markdown, with_best
+from fairflare.report.values import MISSING, capital, higher_is_better, label, plural, size, text
 
 Json = Mapping[str, Any]
 INTERVAL = "± is half the 95 % interval over seeds (Student t)."
@@ -108,14 +87,10 @@ def statistics(comparison: Json) -> Table | None:
 
 
 def sites(comparison: Json) -> Table | None:
-    titles = {
-        row["site"]: f"{row['site']} ({row['description']})" if row["description"] else row["site"]
-        for row in comparison["sites"]
-    }
+    told = {row["site"]: f" ({row['description']})" if row["description"] else "" for row in comparison["sites"]}
+    titles, metric = {site: f"{site}{words}" for site, words in told.items()}, comparison["headline"]
     title = f"{capital(_metric(comparison))} of each site"
-    return _by_method(
-        comparison, "sites", title, "Site", titles, lambda m: m["detail"]["sites"].get(comparison["headline"]) or {}
-    )
+    return _by_method(comparison, "sites", title, "Site", titles, lambda m: m["detail"]["sites"].get(metric) or {})
 
 
 def metrics(comparison: Json) -> Table | None:
@@ -124,16 +99,10 @@ def metrics(comparison: Json) -> Table | None:
     names = list(methods[0]["detail"]["metrics"])
     if len(names) < 2:
         return None
-    rows = [
-        Row(
-            f"{name}/{kind}",
-            capital(label(name, comparison)),
-            _across((m["detail"]["metrics"].get(name) or {}).get(kind) for m in methods),
-            group=title,
-        )
-        for kind, title in words.items()
-        for name in names
-    ]
+    rows = []
+    for kind, name in product(words, names):
+        cells = _across((m["detail"]["metrics"].get(name) or {}).get(kind) for m in methods)
+        rows.append(Row(f"{name}/{kind}", capital(label(name, comparison)), cells, group=words[kind]))
     return Table("metrics", "Every metric", _columns(methods), rows, "Metric", _caption(comparison))
 
 
@@ -142,19 +111,16 @@ def domains(comparison: Json) -> Table | None:
     if not first["domains"]:
         return None
     better = _better(comparison["higher_is_better"])
-    over = [
-        Column("domain_mean", "Mean", better=better),
-        Column("domain_std", "sd (ddof 0)", better="lower"),
-        Column("domain_std_sample", "sd (ddof 1)", better="lower"),
-    ]
+    spreads = {"domain_std": "sd (ddof 0)", "domain_std_sample": "sd (ddof 1)"}
+    over = [Column("domain_mean", "Mean", better=better)]
+    over += [Column(key, title, better="lower") for key, title in spreads.items()]
     columns = [*(Column(name, name, group="Domain", better=better) for name in first["domains"]), *over]
-    rows = _down(
-        comparison["methods"],
-        lambda m: (
-            {name: Cell.of(m["detail"]["domains"][name]) for name in first["domains"]}
-            | {column.key: Cell.of(m[column.key]) for column in over}
-        ),
-    )
+
+    def cells(method: Json) -> dict[str, Cell]:
+        own = {name: Cell.of(method["detail"]["domains"][name]) for name in first["domains"]}
+        return own | {column.key: Cell.of(method[column.key]) for column in over}
+
+    rows = _down(comparison["methods"], cells)
     shared = first["domains_of"] != "sites"
     of = "on the domain's shared test set" if shared else "mean over its sites"
     caption = f"{capital(_metric(comparison))} of the final models, {of}; mean over seeds. {INTERVAL}"
@@ -179,13 +145,12 @@ def last_rounds(comparison: Json) -> Table | None:
         return None
     better = _better(comparison["higher_is_better"])
     columns = [Column(kind, kind.capitalize(), better=better) for kind in ("clean", "corrupted", "average")]
-    rows = _down(
-        methods,
-        lambda m: {
-            kind: Cell(value=found["mean"], spread=found["sd"], n=found["n"])
-            for kind, found in m["detail"]["last_rounds"].items()
-        },
-    )
+
+    def cells(method: Json) -> dict[str, Cell]:
+        found = method["detail"]["last_rounds"].items()
+        return {kind: Cell(one["mean"], spread=one["sd"], n=one["n"]) for kind, one in found}
+
+    rows = _down(methods, cells)
     n = methods[0]["detail"]["last_rounds"]["clean"]["n"]
     caption = (
         f"{capital(_metric(comparison))} on the shared test sets after each of the last rounds of every run, {n} "
@@ -200,12 +165,9 @@ def joining(comparison: Json) -> Table | None:
     methods = [method for method in comparison["methods"] if method["detail"]["joining"]]
     if not methods:
         return None
-    names = [row["site"] for row in comparison["sites"]]
-    rows = [
-        Row(site, site, _across((m["detail"]["joining"]["sites"].get(site) for m in methods), half=False))
-        for site in names
-    ]
-    lose = {_key(i): Cell.text(f"{m['detail']['joining']['lose']} of {len(names)}") for i, m in enumerate(methods)}
+    names, found = [row["site"] for row in comparison["sites"]], [m["detail"]["joining"] for m in methods]
+    rows = [Row(site, site, _across((one["sites"].get(site) for one in found), half=False)) for site in names]
+    lose = {_key(i): Cell.text(f"{one['lose']} of {len(names)}") for i, one in enumerate(found)}
     rows += [Row("lose", "Sites that lose, by interval and Holm's p over sites", lose, group="All sites")]
     caption = (
         f"{capital(_metric(comparison))} of what serves a site (its own model where it has one) minus that of a model "
@@ -224,20 +186,11 @@ def benefit(comparison: Json) -> Table | None:
         labels |= {name: found["label"] for name, found in method["detail"]["benefit"].items()}
     metrics = dict.fromkeys(name for m in methods for name in m["detail"]["benefit"])
     shown = {**{kind: f"Sites: {kind}" for kind in VERDICTS}, "least": "Least benefit of a site"}
-    rows = [
-        Row(
-            f"{metric}/{kind}",
-            words,
-            {
-                _key(i): _told(m["detail"]["benefit"][metric], kind)
-                for i, m in enumerate(methods)
-                if metric in m["detail"]["benefit"]
-            },
-            group=labels[metric],
-        )
-        for metric in metrics
-        for kind, words in shown.items()
-    ]
+    rows = []
+    for metric, kind in product(metrics, shown):
+        told = {_key(i): m["detail"]["benefit"].get(metric) for i, m in enumerate(methods)}
+        cells = {key: _told(one, kind) for key, one in told.items() if one is not None}
+        rows.append(Row(f"{metric}/{kind}", shown[kind], cells, group=labels[metric]))
     caption = (
         "Each site's own word after the last round: the model that it uses against one trained alone, by the interval "
         "over its test patients; means over seeds, the least benefit with its 95 % interval over seeds."
@@ -252,20 +205,15 @@ def elsewhere(comparison: Json) -> Table | None:
     higher = comparison["higher_is_better"]
     kinds = {"mean": "Mean", "worst": "Worst site", "std_sample": "sd over sites (ddof 1)"}
     names = [", ".join(f"{key} = {value}" for key, value in one["options"].items()) for one in found]
-    columns = [
-        Column(f"{i}-{kind}", title, group=name, better=_better(better_higher(kind, higher)))
-        for i, name in enumerate(names)
-        for kind, title in kinds.items()
-    ]
-    rows = _down(
-        comparison["methods"],
-        lambda m: {
-            f"{i}-{kind}": Cell.of(one["methods"][m["label"]][kind])
-            for i, one in enumerate(found)
-            for kind in kinds
-            if m["label"] in one["methods"]
-        },
-    )
+    better = {kind: _better(better_higher(kind, higher)) for kind in kinds}
+    each = product(enumerate(names), kinds.items())
+    columns = [Column(f"{i}-{kind}", title, group=name, better=better[kind]) for (i, name), (kind, title) in each]
+
+    def cells(method: Json) -> dict[str, Cell]:
+        own = {i: one["methods"].get(method["label"]) for i, one in enumerate(found)}
+        return {f"{i}-{kind}": Cell.of(one[kind]) for i, one in own.items() if one is not None for kind in kinds}
+
+    rows = _down(comparison["methods"], cells)
     caption = (
         f"{capital(_metric(comparison))} of the final shared models on patients that no site trained with, dealt to "
         f"the sites as the options above say. {INTERVAL}"
@@ -301,9 +249,8 @@ def pareto(comparison: Json) -> Table | None:
     found = comparison["pareto"]
     if len(found["points"]) < 2:
         return None
-    columns = [
-        Column(key, capital(found[key]["name"]), better=_better(found[key]["higher_is_better"])) for key in ("x", "y")
-    ]
+    axes = ((key, found[key]) for key in ("x", "y"))
+    columns = [Column(key, capital(one["name"]), better=_better(one["higher_is_better"])) for key, one in axes]
     rows = _down(
         found["points"],
         lambda point: {
@@ -368,7 +315,7 @@ def _key(place: int) -> str:
     return f"m{place + 1}"
 
 
-def _better(higher: bool) -> Better:
+def _better(higher: bool) -> table_files.Better:
     return "higher" if higher else "lower"
 
 
@@ -393,9 +340,8 @@ def _cut(table: Table, most: int) -> Table:
     """What a page has room for of the tables that grow with sites, and with methods and quantities."""
     if table.key == "statistics" and len(table.rows) > min(most, MOST_PAIRS):
         kept = tuple(row for row in table.rows if row.key.rpartition("/")[2] not in RELATED)
-        return replace(
-            table, rows=kept, footnotes=(*table.footnotes, "Further quantities are in the CSV and JSON files.")
-        )
+        more = "Further quantities are in the CSV and JSON files."
+        return replace(table, rows=kept, footnotes=(*table.footnotes, more))
     if len(table.rows) <= most or table.key not in ("sites", "joining"):
         return table
     note = f"{len(table.rows) - most} more rows are in the CSV and JSON files."
@@ -420,7 +366,7 @@ def comparison_csv(comparison: Json) -> str:
     methods = comparison["methods"]
     judged = any("p" in pair for method in methods for pair in (method["versus_first"] or {}).values())
     lines = [_csv_line(comparison, method, name, judged) for method in methods for name in _known(methods)]
-    return csv_text(CSV_COLUMNS + STATISTICS if judged else CSV_COLUMNS, lines)
+    return table_files.csv_text(CSV_COLUMNS + STATISTICS if judged else CSV_COLUMNS, lines)
 
 
 def _csv_line(comparison: Json, method: Json, name: str, judged: bool) -> list[Any]:
@@ -438,7 +384,7 @@ def comparison_markdown(comparison: Json, command: str, versions: Mapping[str, s
     """The same as tables, quantities down and methods across, under the command that made them."""
     methods, names = comparison["methods"], _known(comparison["methods"])
     labels = [markdown(method["label"]) for method in methods]
-    values = [[NAMES[name], *(with_half_width(method[name]) for method in methods)] for name in names]
+    values = [[NAMES[name], *(Cell.of(method[name]).written(Form()) for method in methods)] for name in names]
     rule = ["---", *("--:" for _ in methods)]
     if methods[0]["objective"]:
         values = [["trained with", *(markdown(objective_words(method)) for method in methods)], *values]
@@ -448,20 +394,21 @@ def comparison_markdown(comparison: Json, command: str, versions: Mapping[str, s
         f"Seeds {', '.join(map(str, comparison['seeds']))}. Mean over matched seeds ± half the 95 % interval.",
         f"{capital(drawn_words(comparison))}.",
         markdown(remark(methods)),
-        piped([["final model", *labels], rule, *values]),
+        table_files.piped([["final model", *labels], rule, *values]),
     ]
     if len(methods) > 1:
         others = methods[1:]
         paired = [[NAMES[name], *(_difference(comparison, method, name) for method in others)] for name in names]
         parts += [
             f"Paired differences from {labels[0]}, with the 95 % interval and the number of seeds with a better value:",
-            piped([["difference", *labels[1:]], rule[:-1], *paired]),
+            table_files.piped([["difference", *labels[1:]], rule[:-1], *paired]),
         ]
         parts += ["\n".join(f"- {markdown(line)}" for line in differences(comparison))]
     for table in comparison_tables(comparison):
-        parts += [as_markdown(table, heading=2).rstrip("\n")]
+        parts += [table_files.as_markdown(table, heading=2).rstrip("\n")]
     parts += ["\n".join(f"- {markdown(line)}" for line in (*comparison["notes"], *comparison["caveats"]))]
-    parts += [f"{machine()}; " + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + "."]
+    told = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    parts += [f"{table_files.machine()}; {told}."]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -476,4 +423,4 @@ def _difference(comparison: Json, method: Json, name: str) -> str:
     if not paired or paired["mean"] is None:
         return MISSING
     wins = f"{paired['wins']} of {paired['n']}" if same_objective(comparison, method) else "other objective"
-    return f"{with_interval(paired)}, {wins}"
+    return f"{Cell.of(paired, half=False).written(SIGNED)}, {wins}"

@@ -69,15 +69,10 @@ def over_seeds(found: Sequence[Json], labels: Sequence[str]) -> Json:
     drops = {site: paired(row[site]["drop"] for row in rows) for site in sites}
     adjusted = holm({site: drop["p"] for site, drop in drops.items()})
     words = {"better": "helps", "worse": "harms", "cannot be told": "cannot be told"}
-    judged = {site: {**drops[site], "p_holm": adjusted[site]} for site in sites}
-    loo = {
-        site: {
-            "drop": judged[site],
-            "share": mean_ci(row[site]["share"] for row in rows),
-            "verdict": words[corrected(judged[site], True, len(sites))],
-        }
-        for site in sites
-    }
+    loo = {}
+    for site in sites:
+        drop, share = {**drops[site], "p_holm": adjusted[site]}, mean_ci(row[site]["share"] for row in rows)
+        loo[site] = {"drop": drop, "share": share, "verdict": words[corrected(drop, True, len(sites))]}
     kinds = ("leave_one_out", "shapley")
     agreed = {label: {kind: _measures(found, label, kind) for kind in kinds} for label in labels}
     return {"leave_one_out": loo, "shapley": _shapley(found, sites), "agreement": agreed}
@@ -102,10 +97,8 @@ def contribution_tables(found: Mapping[str, Any]) -> list[Table]:
         f"the site (drop) and with coalitions alone (Shapley); mean over {plural(len(found['seeds']), 'seed')}, ± or "
         f"brackets: 95 % interval (Student t).{drawn} Shares count what is negative as 0."
     )
-    return [
-        Table("sites", "Sites", tuple(columns), tuple(rows), "Site", caption),
-        _agreement_table(together["agreement"]),
-    ]
+    sites = Table("sites", "Sites", tuple(columns), tuple(rows), "Site", caption)
+    return [sites, _agreement_table(together["agreement"])]
 
 
 def _cells(site: str, one: Json, values: Json | None) -> dict[str, Cell]:
@@ -142,14 +135,11 @@ def _shapley(found: Sequence[Json], sites: Sequence[str]) -> Json | None:
     if any(one["shapley"] is None for one in found):
         return None
     shares = [shapley_shares(one["shapley"]) for one in found]
-    return {
-        site: {
-            "value": mean_ci(one["shapley"][site]["value"] for one in found),
-            "share": mean_ci(share[site] for share in shares),
-            "se": mean_ci(one["shapley"][site]["se"] for one in found)["mean"],
-        }
-        for site in sites
-    }
+    together = {}
+    for site in sites:
+        value, se = (mean_ci(one["shapley"][site][key] for one in found) for key in ("value", "se"))
+        together[site] = {"value": value, "share": mean_ci(share[site] for share in shares), "se": se["mean"]}
+    return together
 
 
 def _measures(found: Sequence[Json], label: str, kind: str) -> Json | None:
@@ -168,38 +158,25 @@ Shares = Mapping[str, float]
 
 
 def agreement(a: Shares, b: Shares) -> dict[str, float | None]:
-    """{"pearson_x100", "euclid", "cosine"} of two share vectors over the same sites."""
-    return {"pearson_x100": pearson_x100(a, b), "euclid": euclid(a, b), "cosine": cosine(a, b)}
+    """How well two share vectors over the same sites agree.
+
+    Returns:
+        pearson_x100: 100 times Pearson's correlation, in [-100, 100]; None where either is constant; euclid: their
+        distance, >= 0 and at most sqrt(2) between shares; None without sites; cosine: of the angle between them, in
+        [0, 1] for shares; None where either is zero.
+    """
+    x, y = _vectors(a, b)
+    correlation = _cosine(_centred(x), _centred(y))
+    pearson = None if correlation is None else 100 * correlation
+    return {"pearson_x100": pearson, "euclid": math.dist(x, y) if x else None, "cosine": _cosine(x, y)}
 
 
 def agreements(a: Shares, b: Shares) -> dict[str, float | None]:
     """``agreement`` and "spearman", the correlation of the ranks (ties shared), in [-1, 1]."""
-    return {**agreement(a, b), "spearman": spearman(a, b)}
-
-
-def spearman(a: Shares, b: Shares) -> float | None:
     from scipy.stats import rankdata
 
-    x, y = (rankdata(values).tolist() if values else [] for values in _vectors(a, b))
-    return _cosine(_centred(x), _centred(y)) if x else None
-
-
-def pearson_x100(a: Shares, b: Shares) -> float | None:
-    """100 times Pearson's correlation, in [-100, 100]; None when either vector is constant."""
-    x, y = _vectors(a, b)
-    correlation = _cosine(_centred(x), _centred(y))
-    return None if correlation is None else 100 * correlation
-
-
-def euclid(a: Shares, b: Shares) -> float | None:
-    """Euclidean distance, >= 0 and at most sqrt(2) between shares; None without sites."""
-    x, y = _vectors(a, b)
-    return math.dist(x, y) if x else None
-
-
-def cosine(a: Shares, b: Shares) -> float | None:
-    """Cosine of the angle between the vectors, in [0, 1] for shares; None when either is zero."""
-    return _cosine(*_vectors(a, b))
+    x, y = (_centred(rankdata(values).tolist()) if values else [] for values in _vectors(a, b))
+    return {**agreement(a, b), "spearman": _cosine(x, y)}
 
 
 def clipped_shares(values: Shares) -> dict[str, float]:
@@ -250,14 +227,9 @@ def sampled_shapley(
     Raises:
         ValueError: a coalition is missing.
     """
-    _require(prefixes(orders), utilities)
+    _require([frozenset(), *functional.prefixes(orders)] if orders else [], utilities)
     added = functional.additions(orders, utilities)
     return {site: {"value": math.fsum(found) / len(found), "se": _error(found)} for site, found in added.items()}
-
-
-def prefixes(orders: Sequence[Sequence[str]]) -> list[Coalition]:
-    """The coalitions that ``sampled_shapley`` reads, each once, the empty one first."""
-    return [frozenset(), *functional.prefixes(orders)] if orders else []
 
 
 def _error(values: Sequence[float]) -> float | None:

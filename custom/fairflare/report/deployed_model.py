@@ -71,9 +71,9 @@ def remark(methods: Iterable[Mapping[str, Any]]) -> str:
     own = [method for method in methods if method.get(USED)]
     shown = [str(method["label"]) for method in own if method.get(SHOWN)]
     hidden = [str(method["label"]) for method in own if not method.get(SHOWN)]
-    found = (
-        [f"Of {listing(shown)} the numbers are those of each site's own model, which the site uses."] if shown else []
-    )
+    found = []
+    if shown:
+        found.append(f"Of {listing(shown)} the numbers are those of each site's own model, which the site uses.")
     if hidden:
         found.append(f"Of {listing(hidden)} they are those of the shared model, though sites use models of their own.")
     return " ".join(found)
@@ -117,12 +117,8 @@ def personal_section(trail: Trail, sites: Sequence[str], headline: str, higher: 
     if not any(row["test"] or row["val"] for row in rows):
         return None
     both = [row for row in rows if row["difference"] is not None]
-    return {
-        "metric": headline,
-        "split": "test",
-        "rows": rows,
-        **{kind: describe({row["site"]: row[kind] for row in both}, higher) for kind in ("shared", "personal")},
-    }
+    even = {kind: describe({row["site"]: row[kind] for row in both}, higher) for kind in ("shared", "personal")}
+    return {"metric": headline, "split": "test", "rows": rows, **even}
 
 
 def personal_quantities(run: Json) -> dict[str, float | None]:
@@ -147,12 +143,9 @@ def personal_of(summary: Json, site: str) -> Json:
 
 def _shared_and_own(site: str, splits: Mapping[str, Any], headline: str) -> Json:
     own = splits.get("personal") or {}
-    values = {
-        "shared": _headline_of(splits, "test", headline),
-        "personal": _headline_of(own, "test", headline),
-        "shared_val": _headline_of(splits, "val", headline),
-        "personal_val": _headline_of(own, "val", headline),
-    }
+    both = {"shared": splits, "personal": own}
+    values = {kind: _headline_of(found, "test", headline) for kind, found in both.items()}
+    values |= {f"{kind}_val": _headline_of(found, "val", headline) for kind, found in both.items()}
     shared, personal = values["shared"], values["personal"]
     difference = None if shared is None or personal is None else personal - shared
     own_metrics = {split: own.get(split) or {} for split in ("test", "val")}
@@ -171,11 +164,8 @@ CHOSEN_CAVEAT = (
     "The results shown first are those of the model that validation chose, as the configuration asks; those of the "
     "last round's model stand beside them."
 )
-CHOSEN_BY = {
-    "mean": "the mean over sites",
-    "worst": "the worst site",
-    "trade-off": "mean minus w times (mean minus worst)",
-}
+CHOSEN_BY = {"mean": "the mean over sites", "worst": "the worst site"}
+CHOSEN_BY |= {"trade-off": "mean minus w times (mean minus worst)"}
 
 
 def chosen_section(
@@ -226,10 +216,5 @@ def _both_scores(
     site: str, val: Mapping[str, Mapping[str, Any]], test: Mapping[str, Mapping[str, float | None]]
 ) -> Json:
     best, last = test["best"][site], test["last"][site]
-    return {
-        "site": site,
-        **{f"{kind}_val": number(val[kind].get(site)) for kind in val},
-        "best": best,
-        "last": last,
-        "difference": None if best is None or last is None else best - last,
-    }
+    found = {"site": site, **{f"{kind}_val": number(val[kind].get(site)) for kind in val}, "best": best, "last": last}
+    return {**found, "difference": None if best is None or last is None else best - last}

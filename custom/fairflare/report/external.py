@@ -34,19 +34,11 @@ def evaluation(about: Json, sites: Mapping[str, Mapping[str, Any]], beside: Mapp
         sites, one for each name in natural order: see ``of_site``; and rejected: name -> why there is nothing of it.
     """
     more = {"own": None, "recalibration": None}
-    shown = {name: {**of_site(found, about), **more, **(beside or {}).get(name, {})} for name, found in sites.items()}
-    kept = ("headline", "classes", "real", "title", "metrics", "group_metric", "clinical")
-    kept_too = ("model", "min_count", "level", "split", "by")
-    return dict(
-        json_value(
-            {
-                "format": FORMAT,
-                **{key: about[key] for key in (*kept, *kept_too) if key in about},
-                "sites": {name: shown[name] for name in in_order(shown)},
-                "rejected": about.get("rejected") or {},
-            }
-        )
-    )
+    shown = {name: {**of_site(sites[name], about), **more, **(beside or {}).get(name, {})} for name in in_order(sites)}
+    kept = ["headline", "classes", "real", "title", "metrics", "group_metric", "clinical"]
+    kept += ["model", "min_count", "level", "split", "by"]
+    told = {"format": FORMAT, **{key: about[key] for key in kept if key in about}}
+    return dict(json_value({**told, "sites": shown, "rejected": about.get("rejected") or {}}))
 
 
 def of_site(found: Mapping[str, Any], about: Json) -> Json:
@@ -63,23 +55,21 @@ def of_site(found: Mapping[str, Any], about: Json) -> Json:
     reasons = {name: _reason(name, one) for name, one in about["metrics"].items()}
     unasked = about.get("group_metric") if about.get("group_metric") != about.get("headline") else None
     names = [name for name, reason in reasons.items() if name in values or (reason and name != unasked)]
-    metrics = {
-        name: {
-            "value": number(values.get(name)),
-            **{end: number((ends.get(name) or {}).get(end)) for end in ("low", "high")},
-            "trivial": number(trivial.get(name)),
-            "why": "" if name in values else f"not defined: {reasons[name]}",
-        }
-        for name in names
-    }
+    metrics = {}
+    for name in names:
+        interval = {end: number((ends.get(name) or {}).get(end)) for end in ("low", "high")}
+        why = "" if name in values else f"not defined: {reasons[name]}"
+        told = {"value": number(values.get(name)), **interval, "trivial": number(trivial.get(name))}
+        metrics[name] = {**told, "why": why}
     threshold = number((about.get("clinical") or {}).get("threshold")) or 0.5
     seen = {} if about.get("curves") else views(found.get(CLINICAL) or {}, threshold)  # of times there are no risks
     whole = seen.pop("", None)
+    few = f"none leaves of {plural(int(n or 0), 'case')}, with a minimum of {about.get('min_count')}"
     return {
         "n": n,
         "metrics": metrics,
         "calibration": whole,
-        "calibration_why": "" if whole or not about.get("clinical") else _why_not(n, about),
+        "calibration_why": "" if whole or not about.get("clinical") else few,
         "trivial_brier": _constant(whole),
         "survival": steps_of(found.get(CLINICAL) or {}, (about.get("curves") or {}).get("ends", ())),
         "groups": _groups((found.get("groups") or {}).get(TEST) or {}, seen, about),
@@ -91,10 +81,6 @@ def _reason(name: str, one: Json) -> str:
     return f"it needs {one['needs']}" if one.get("needs") else ONE_CLASS if named(name).of_classes else ""
 
 
-def _why_not(n: float | None, about: Json) -> str:
-    return f"none leaves of {plural(int(n or 0), 'case')}, with a minimum of {about.get('min_count')}"
-
-
 def _constant(view: Json | None) -> float | None:
     """The Brier score of giving everyone the share of the outcome."""
     if not view or view["positives"] is None or not view["n"]:
@@ -104,16 +90,12 @@ def _constant(view: Json | None) -> float | None:
 
 
 def _groups(cells: Mapping[str, Any], seen: Mapping[str, Json], about: Json) -> list[Json]:
-    names = [name for name in about["groups"] if name in cells or name in seen]
-    return [
-        {
-            "group": name,
-            "n": number((cells.get(name) or {}).get("n")) or number((seen.get(name) or {}).get("n")),
-            "value": number((cells.get(name) or {}).get("value")),
-            "calibration": seen.get(name),
-        }
-        for name in names
-    ]
+    rows = []
+    for name in (name for name in about["groups"] if name in cells or name in seen):
+        cell, view = cells.get(name) or {}, seen.get(name)
+        n = number(cell.get("n")) or number((view or {}).get("n"))
+        rows.append({"group": name, "n": n, "value": number(cell.get("value")), "calibration": view})
+    return rows
 
 
 def paired(numbers: Mapping[str, float], name: str, metrics: Mapping[str, str]) -> Json:
@@ -140,11 +122,8 @@ def discrimination(site: Json, found: Json) -> list[tuple[str, Json]]:
     said: tuple[str, ...] = ("brier_loss", "calibration_error") if site["calibration"] else ()
     two = len(found["classes"]) == TWO and "auc_ovo" in site["metrics"]
     said += ("auc_ovr",) if two else ()
-    return [
-        ("AUC" if two and name == "auc_ovo" else label(name, found), one)
-        for name, one in site["metrics"].items()
-        if name not in said
-    ]
+    shown = ((name, one) for name, one in site["metrics"].items() if name not in said)
+    return [("AUC" if two and name == "auc_ovo" else label(name, found), one) for name, one in shown]
 
 
 def render(found: Json) -> str:

@@ -48,7 +48,11 @@ def marked(run: Mapping[str, Any], seen: Sequence[Mapping[str, Any]]) -> dict[st
     named = {row["name"] for note in notes for row in note.get("rows") or () if row.get("marked")}
     return {
         "rule": sorted(named) if notes else None,
-        "weight": [row["site"] for row in rows if _lowered(row)],
+        "weight": [
+            row["site"]
+            for row in rows
+            if row["weight_mean"] is not None and row["data_share"] and row["weight_mean"] < LOWERED * row["data_share"]
+        ],
         "norm": _unusual(seen),
         "copy": [site for site, value in _medians(seen, "nearest").items() if value > ALIKE],
         "stale": [site for site, value in _medians(seen, "last_step").items() if value > ALIKE],
@@ -116,11 +120,6 @@ def _share(detectors: Mapping[str, Any], key: str) -> Cell:
     name, _, what = key.rpartition("-")
     found = detectors[name][what]
     return Cell.text(f"{found['count']} of {found['of']}" if found["of"] else "\N{EN DASH}")
-
-
-def _lowered(row: Mapping[str, Any]) -> bool:
-    weight, share = row["weight_mean"], row["data_share"]
-    return weight is not None and bool(share) and weight < LOWERED * share
 
 
 def _unusual(seen: Sequence[Mapping[str, Any]]) -> list[str]:

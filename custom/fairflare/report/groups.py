@@ -35,10 +35,8 @@ def pooled(sent: Mapping[str, Cells]) -> dict[str, dict[str, float]]:
         for group, (n, value) in known_cells(cells).items():
             totals.setdefault(group, []).append((n, value))
     sizes = {group: math.fsum(n for n, _ in found) for group, found in totals.items()}
-    return {
-        group: {"n": sizes[group], "value": math.fsum(n * value for n, value in found) / sizes[group]}
-        for group, found in totals.items()
-    }
+    sums = {group: math.fsum(n * value for n, value in found) for group, found in totals.items()}
+    return {group: {"n": size, "value": sums[group] / size} for group, size in sizes.items()}
 
 
 def known_cells(cells: Cells) -> dict[str, tuple[float, float]]:
@@ -113,10 +111,7 @@ def equal_opportunity(rates: Values) -> dict[str, Any]:
         worst: {"attribute", "value"}, the smallest rate.
     """
     name, value = worst(rates)
-    return {
-        "gap": gap(rates) if len(finite(rates)) > 1 else None,
-        "worst": {"attribute": name, "value": value},
-    }
+    return {"gap": gap(rates) if len(finite(rates)) > 1 else None, "worst": {"attribute": name, "value": value}}
 
 
 def demographic_parity(rates: Rates, sizes: Mapping[str, Values], classes: Sequence[str]) -> float | None:
@@ -270,13 +265,9 @@ def _sent(trail: Trail) -> dict[str, Mapping[str, Any]]:
 def _group_row(name: str, found: Mapping[str, Json], sent: Mapping[str, Any]) -> Json:
     cells = {site: known_cells(cells).get(name) for site, cells in sent.items()}
     by_site = {site: cell[1] for site, cell in cells.items() if cell is not None}
-    return {
-        "group": name,
-        **found.get(name, {"n": None, "value": None}),
-        "sites": len(by_site),
-        "lowest": dict(zip(("site", "value"), worst(by_site), strict=True)),
-        "highest": dict(zip(("site", "value"), best(by_site), strict=True)),
-    }
+    ends = {"lowest": worst(by_site), "highest": best(by_site)}
+    told = {end: {"site": site, "value": value} for end, (site, value) in ends.items()}
+    return {"group": name, **found.get(name, {"n": None, "value": None}), "sites": len(by_site), **told}
 
 
 def _opportunity(
@@ -287,15 +278,11 @@ def _opportunity(
     if not every:
         return None
     rates = true_positive_rates(values, keys, classes)
-    rows = [
-        {
-            "class": name,
-            "rates": rates.get(name, {}),
-            "missing": [value for value in attributes if value not in rates.get(name, {})],
-            **equal_opportunity(rates.get(name, {})),
-        }
-        for name, attributes in every.items()
-    ]
+    rows = []
+    for name, attributes in every.items():
+        own = rates.get(name, {})
+        missing = [value for value in attributes if value not in own]
+        rows.append({"class": name, "rates": own, "missing": missing, **equal_opportunity(own)})
     positive = classes[1] if len(classes) == 2 else None
     chosen = [row for row in rows if positive in (None, row["class"])]
     gaps = [row["gap"] for row in chosen if row["gap"] is not None]

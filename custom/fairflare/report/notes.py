@@ -11,24 +11,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.notes import Note, read
-from fairflare.report import contribution
+from fairflare.report import contribution, svg
 from fairflare.report.audit_reader import Trail
 from fairflare.report.fairness import finite
-from fairflare.report.svg import (
-    BLUE,
-    DARK,
-    DASHES,
-    GREEN,
-    GREY,
-    PURPLE,
-    RED,
-    bars,
-    curve,
-    legend,
-    over_rounds,
-    rendered,
-    short,
-)
 from fairflare.report.values import MISSING, capital, digits, in_order, listing, number, text
 
 if TYPE_CHECKING:
@@ -144,30 +129,29 @@ def note_figure(summary: View, section: View) -> str:
         draw = _map
     elif draw is _map:
         draw = _lines
-    return rendered(f"note-{section['name']}", lambda figure: draw(figure, summary, section))
+    return svg.rendered(f"note-{section['name']}", lambda figure: draw(figure, summary, section))
 
 
 def _lines(figure: Figure, summary: View, section: View) -> str | None:
     """Each site's, group's or the round's value round by round, the ends and the marked ones in colour."""
     found, numbers = series(summary["rounds"], section), [row["round"] for row in summary["rounds"]]
     roles = _roles(summary, section)
-    axes = over_rounds(figure, numbers)
+    axes = svg.over_rounds(figure, numbers)
     for i, name in enumerate(name for name in found if name not in roles):
         rest = {"site": "other sites", "group": "other groups"}[section["per"]] if roles else f"each {section['per']}"
-        curve(axes, numbers, found[name], color=GREY, linewidth=1, label=rest if i == 0 else None)
+        svg.curve(axes, numbers, found[name], color=svg.GREY, linewidth=1, label=rest if i == 0 else None)
     for name, (colour, role) in roles.items():
-        curve(
-            axes, numbers, found[name], color=colour, linewidth=2, label=f"{short(name, 38)}, {role}" if name else role
-        )
+        named = f"{svg.short(name, 38)}, {role}" if name else role
+        svg.curve(axes, numbers, found[name], color=colour, linewidth=2, label=named)
     _equal(axes.axhline, section, len(found))
     if section["mark_above"] and section["usual"]:
-        limit = section["mark_above"] * section["usual"]
-        axes.axhline(limit, color=DARK, linewidth=1.2, linestyle=DASHES, label=f"limit for a {section['per']}'s median")
+        limit, named = section["mark_above"] * section["usual"], f"limit for a {section['per']}'s median"
+        axes.axhline(limit, color=svg.DARK, linewidth=1.2, linestyle=svg.DASHES, label=named)
     _from_zero(axes.set_ylim, [value for values in found.values() for value in values])
     quantity = _quantity(section)
-    axes.set_ylabel(quantity if len(quantity) <= HIGH else short(section["unit"] or section["label"], HIGH))
+    axes.set_ylabel(quantity if len(quantity) <= HIGH else svg.short(section["unit"] or section["label"], HIGH))
     long = any(len(label) > LONG for label in axes.get_legend_handles_labels()[1])
-    legend(figure, axes, columns=1 if long else 2)
+    svg.legend(figure, axes, columns=1 if long else 2)
     if section["mark_above"]:
         return f"{section['label']}, medians: {_ends(row['median'] for row in section['rows'])}"
     return f"{section['label']}, last: {_ends(row['last'] for row in section['rows'])}"
@@ -175,12 +159,13 @@ def _lines(figure: Figure, summary: View, section: View) -> str | None:
 
 def _bars(figure: Figure, summary: View, section: View) -> str | None:
     roles, rows = _roles(summary, section), section["rows"]
-    colours = {name: colour for name, (colour, _) in roles.items() if colour in (RED, BLUE)}
-    shown = [(row["name"] or section["label"], row[section["over"]], colours.get(row["name"], GREY)) for row in rows]
-    axes = bars(figure, shown, digits(value for _, value, _ in shown))
+    colours = {name: colour for name, (colour, _) in roles.items() if colour in (svg.RED, svg.BLUE)}
+    named = [(row["name"], row[section["over"]]) for row in rows]
+    shown = [(name or section["label"], value, colours.get(name, svg.GREY)) for name, value in named]
+    axes = svg.bars(figure, shown, digits(value for _, value, _ in shown))
     _from_zero(axes.set_xlim, [value for _, value, _ in shown])
     _equal(axes.axvline, section, len(rows))
-    legend(figure, axes, f"{_quantity(section)}\n({_when(section)})")
+    svg.legend(figure, axes, f"{_quantity(section)}\n({_when(section)})")
     return f"{section['label']}, {_when(section)}: {_ends(value for _, value, _ in shown)}"
 
 
@@ -200,24 +185,24 @@ def _roles(summary: View, section: View) -> Roles:
     key = "median" if section["mark_above"] else "last"
     values = {row["name"]: row[key] for row in section["rows"]}
     if section["per"] == "round":
-        return {"": (BLUE, section["label"])}
+        return {"": (svg.BLUE, section["label"])}
     ordered, roles = sorted(values, key=values.__getitem__), {}
     if values[ordered[0]] != values[ordered[-1]]:
-        roles = {ordered[-1]: (GREEN, "largest"), ordered[0]: (PURPLE, "smallest")}
+        roles = {ordered[-1]: (svg.GREEN, "largest"), ordered[0]: (svg.PURPLE, "smallest")}
     if section["mark_above"]:
-        marked = {row["name"]: (RED, "marked") for row in section["rows"] if row["marked"]}
-        return {name: role for name, role in roles.items() if role[0] == GREEN} | marked
+        marked = {row["name"]: (svg.RED, "marked") for row in section["rows"] if row["marked"]}
+        return {name: role for name, role in roles.items() if role[0] == svg.GREEN} | marked
     worst = summary["fairness"]["worst"]["site"]
     if section["per"] == "group":
         worst = ((summary["groups"] or {}).get("worst") or {}).get("group")
     if worst in values and len(values) > 1:
-        roles[worst] = (RED, ", ".join(filter(None, ("worst served", roles.get(worst, ("", ""))[1]))))
+        roles[worst] = (svg.RED, ", ".join(filter(None, ("worst served", roles.get(worst, ("", ""))[1]))))
     return roles
 
 
 def _equal(line: Any, section: View, n: int) -> None:
     if section["shares"] and n > 1:
-        line(1 / n, color=DARK, linewidth=1.2, linestyle=DASHES, label="equal shares")
+        line(1 / n, color=svg.DARK, linewidth=1.2, linestyle=svg.DASHES, label="equal shares")
 
 
 def _from_zero(limit: Any, values: Sequence[float | None]) -> None:
@@ -231,7 +216,7 @@ def _from_zero(limit: Any, values: Sequence[float | None]) -> None:
 def _quantity(section: View) -> str:
     label = section["label"]
     label = label if label[1:2].isupper() else label[:1].lower() + label[1:]
-    return f"{short(label, 40)} ({short(section['unit'], 20)})" if section["unit"] else short(label, 40)
+    return f"{svg.short(label, 40)} ({svg.short(section['unit'], 20)})" if section["unit"] else svg.short(label, 40)
 
 
 def _when(section: View) -> str:
@@ -259,9 +244,9 @@ def _shaded(figure: Figure, table: Table, even: float | None, quantity: str) -> 
     values = [[number(table[row].get(column)) for column in columns] for row in rows]
     _shade(figure, axes, values, even, quantity)
     step = 2 if tall else 1
-    axes.set_yticks(range(0, len(rows), step), [short(name, 26) for name in rows[::step]], fontsize=7.5)
+    axes.set_yticks(range(0, len(rows), step), [svg.short(name, 26) for name in rows[::step]], fontsize=7.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xticks(range(len(columns)), [short(name, 16) for name in columns], rotation=60, ha="right", fontsize=8)
+    axes.set_xticks(range(len(columns)), [svg.short(name, 16) for name in columns], rotation=60, ha="right", fontsize=8)
     axes.grid(visible=False)
     if any(value is None for row in values for value in row):
         axes.set_xlabel("grey: no value", fontsize=8.5)
@@ -283,7 +268,7 @@ def _shade(
     else:
         norm = Normalize(min(known), max(known) if max(known) > min(known) else min(known) + 1)
     name = "Purples" if even is None else "PuOr_r"
-    shades = matplotlib.colormaps[name].resampled(SHADES).with_extremes(bad=GREY)
+    shades = matplotlib.colormaps[name].resampled(SHADES).with_extremes(bad=svg.GREY)
     grid = (range(len(cells[0])), range(len(cells)), cells)
     mesh = axes.pcolormesh(*grid, cmap=shades, norm=norm, edgecolors="white", linewidth=0.4, shading="nearest")
     bar = figure.colorbar(mesh, ax=axes, shrink=min(1.0, 8 / max(len(cells), 8)), pad=0.02)
@@ -302,7 +287,7 @@ def noted(summary: View) -> dict[str, Any]:
     return {
         "sections": sections,
         "words": [words for section in sections for words in (_agreed(section), _marked(section)) if words],
-        "figures": [svg for section in sections if (svg := note_figure(summary, section))],
+        "figures": [drawn for section in sections if (drawn := note_figure(summary, section))],
         "tables": [table for per in ("round", "site", "group") if (table := _side_by_side(sections, per))]
         + [_twofold_table(section) for section in sections if section["chart"] == "table" and "table" in section],
     }
@@ -314,10 +299,8 @@ def _agreed(section: View) -> str:
     if not agreed:
         return ""
     numbers = f"Pearson x 100: {text(agreed['pearson_x100'], 1)}, Euclidean distance: {text(agreed['euclid'])}"
-    return (
-        f"{section['label']}, last, against the sites' shares of the examples: {numbers}, "
-        f"cosine: {text(agreed['cosine'])}."
-    )
+    numbers += f", cosine: {text(agreed['cosine'])}"
+    return f"{section['label']}, last, against the sites' shares of the examples: {numbers}."
 
 
 def _marked(section: View) -> str:
@@ -386,13 +369,7 @@ def _twofold_table(section: View) -> dict[str, Any]:
     decimals = digits(value for row in rows.values() for value in row.values())
     when = "mean over rounds" if section["over"] == "mean" else "last round"
     first, across = kinds[section["per"]]
-    return {
-        "title": f"{section['label']}, {when}: {across} across.",
-        "of": first,
-        "groups": [],
-        "columns": names,
-        "rows": [
-            {"name": name, "marked": False, "cells": [text(row.get(column), decimals) for column in names]}
-            for name, row in rows.items()
-        ],
-    }
+    cells = {name: [text(row.get(column), decimals) for column in names] for name, row in rows.items()}
+    shown = [{"name": name, "marked": False, "cells": own} for name, own in cells.items()]
+    title = f"{section['label']}, {when}: {across} across."
+    return {"title": title, "of": first, "groups": [], "columns": names, "rows": shown}

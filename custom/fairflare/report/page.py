@@ -92,12 +92,8 @@ def render_compare(comparison: Json) -> str:
     from fairflare.report.figures import forest, front_figure, method_points, tradeoff
 
     front = comparison.get("pareto")
-    figures = (
-        method_points(comparison),
-        forest(comparison),
-        front_figure(comparison, front) if front else "",
-        tradeoff(comparison),
-    )
+    middle = front_figure(comparison, front) if front else ""
+    figures = (method_points(comparison), forest(comparison), middle, tradeoff(comparison))
     methods = comparison["methods"]
     return rendered(
         "compare",

@@ -186,13 +186,12 @@ def sentence(label: str, reference: str, what: str, found: Mapping[str, Any]) ->
     """
     if found.get("mean") is None:
         return f"{label}: no {what} to compare with {reference}."
+    plain = f"{label}: its {what} differs from that of {reference} by {signed(found['mean'])}"
     if found["low"] is None:
-        return (
-            f"{label}: its {what} differs from that of {reference} by {signed(found['mean'])} (one seed, no interval)."
-        )
+        return f"{plain} (one seed, no interval)."
     interval = f"95 % interval {signed(found['low'])} to {signed(found['high'])}"
     if (told := found.get("verdict")) not in ("better", "worse", "cannot be told"):
-        return f"{label}: its {what} differs from that of {reference} by {signed(found['mean'])} ({interval})."
+        return f"{plain} ({interval})."
     word = {"better": "is better than", "worse": "is worse than"}.get(told, "cannot be told from")
     parts = [interval, f"better in {found['wins']} of {plural(found['n'], 'seed')}", *_figures(found)]
     return f"{label}: its {what} {word} that of {reference}: {signed(found['mean'])} ({'; '.join(parts)})."

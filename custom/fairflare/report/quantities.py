@@ -62,11 +62,8 @@ LOWER_IS_BETTER = frozenset(
 )
 ALWAYS_HIGHER = frozenset(("jain", "worst_group"))
 """Higher is better of these whatever the metric."""
-COSTS = {
-    "bytes_down": "bytes to the sites, per round",
-    "bytes_up": "bytes from the sites, per round",
-    "seconds": "seconds per round",
-}
+COSTS = {"bytes_down": "bytes to the sites, per round", "bytes_up": "bytes from the sites, per round"}
+COSTS |= {"seconds": "seconds per round"}
 
 
 def better_higher(name: str, headline_higher: bool) -> bool:
@@ -137,9 +134,8 @@ def metric_row(run: Json, metric: str, values: Mapping[str, float | None]) -> di
 
 
 def test_set_metrics(run: Json) -> dict[str, dict[str, float | None]]:
-    return {
-        row["name"]: {name: number(value) for name, value in row["metrics"].items()} for row in run["test_sets"]["rows"]
-    }
+    found = {row["name"]: row["metrics"] for row in run["test_sets"]["rows"]}
+    return {name: {metric: number(value) for metric, value in metrics.items()} for name, metrics in found.items()}
 
 
 def costs(run: Json) -> dict[str, float | None]:
@@ -164,11 +160,8 @@ def _group_fairness(run: Json) -> Json:
     found = groups.get("equal_opportunity") or {}
     gaps = [row["gap"] for row in found.get("classes") or () if row["gap"] is not None]
     whole = bool(gaps) and len(gaps) == len(found.get("classes") or ())
-    return {
-        "eo_gap": found.get("gap"),
-        "equalised_odds": max(gaps) if whole else None,
-        "demographic_parity": _parity(groups, run["task"].get("classes") or []),
-    }
+    parity = _parity(groups, run["task"].get("classes") or [])
+    return {"eo_gap": found.get("gap"), "equalised_odds": max(gaps) if whole else None, "demographic_parity": parity}
 
 
 def _parity(groups: Json, classes: Sequence[str]) -> float | None:
@@ -263,9 +256,8 @@ def shared_seeds(groups: Groups) -> tuple[list[Any], list[str]]:
         raise UserError(f"compare: no seed is shared by all of {listing(groups)}")
     dropped = sorted(set().union(*groups.values()) - shared, key=str)
     which = f"{plural(len(dropped), 'seed')} ({listing(map(str, dropped))})"
-    return sorted(shared, key=lambda seed: natural(str(seed))), [
-        f"Left out because not every method has it: {which}."
-    ] if dropped else []
+    said = [f"Left out because not every method has it: {which}."] if dropped else []
+    return sorted(shared, key=lambda seed: natural(str(seed))), said
 
 
 def data_seed(run: Json) -> Any:

@@ -95,21 +95,15 @@ def round_row(record: Entry, headline: str, higher: bool) -> Json:
 def contributions(trail: Trail, sites: Sequence[str]) -> Json:
     """How many updates were expected (``expected``, over the recorded rounds), accepted, rejected and never came."""
     accepted = sum(len(_part(record, "accepted")) for record in trail.rounds)
-    rejections = [
-        {"round": record["round"], "site": site, **{key: (refusal or {}).get(key) for key in ("code", "detail")}}
-        for record in trail.rounds
-        for site in in_order(_part(record, "rejected"))
-        for refusal in [record["rejected"][site]]
-    ]
+    rejections = []
+    for record in trail.rounds:
+        for site in in_order(_part(record, "rejected")):
+            why = {key: (record["rejected"][site] or {}).get(key) for key in ("code", "detail")}
+            rejections.append({"round": record["round"], "site": site, **why})
     expected = sum(len(expected_in(record, trail, sites)) for record in trail.rounds)
-    return {
-        "rounds": len(trail.rounds),
-        "expected": expected,
-        "accepted": accepted,
-        "rejected": len(rejections),
-        "absent": expected - accepted - len(rejections),
-        "rejections": rejections,
-    }
+    rejected = len(rejections)
+    found = {"rounds": len(trail.rounds), "expected": expected, "accepted": accepted, "rejected": rejected}
+    return {**found, "absent": expected - accepted - rejected, "rejections": rejections}
 
 
 def expected_in(record: Entry, trail: Trail, sites: Sequence[str]) -> set[str]:
@@ -251,15 +245,8 @@ def _number_section(
     meanings: Mapping[str, Any],
 ) -> Json:
     values = {site: [known[name] for name in names if name in known] for site, known in held.items()}
-    rows = [
-        {"site": site, "round": last[site]["round"], "low": min(found), "high": max(found)}
-        for site, found in values.items()
-        if found
-    ]
-    return {
-        "name": names[0] if len(names) == 1 else f"{family}/...",
-        "count": len(names),
-        "meaning": str(meanings.get(names[0]) or ""),
-        "whole": all(float(value).is_integer() for found in values.values() for value in found),
-        "rows": rows,
-    }
+    ends = {site: {"low": min(found), "high": max(found)} for site, found in values.items() if found}
+    rows = [{"site": site, "round": last[site]["round"], **own} for site, own in ends.items()]
+    whole = all(float(value).is_integer() for found in values.values() for value in found)
+    name, words = names[0] if len(names) == 1 else f"{family}/...", str(meanings.get(names[0]) or "")
+    return {"name": name, "count": len(names), "meaning": words, "whole": whole, "rows": rows}

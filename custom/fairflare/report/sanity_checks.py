@@ -55,16 +55,10 @@ def learned_section(
         return None
     both = [row for row in held if row["better"] is not None]
     better, trend = sum(row["better"] for row in both), _trends(trail, headline, higher)
-    return {
-        "metric": headline,
-        "learned": 2 * better >= len(both) if both else None,
-        "better": better,
-        "compared": len(both),
-        "trivial": mean(row["trivial"] for row in held),
-        "rows": held,
-        "trend": trend,
-        "still_improving": trend is not None,
-    }
+    learned = 2 * better >= len(both) if both else None
+    found = {"metric": headline, "learned": learned, "better": better, "compared": len(both)}
+    found |= {"trivial": mean(row["trivial"] for row in held), "rows": held}
+    return {**found, "trend": trend, "still_improving": trend is not None}
 
 
 def learned_quantities(run: Json) -> dict[str, float | None]:
@@ -86,11 +80,8 @@ def verdict(summary: Mapping[str, Any]) -> str:
     if said := _by_loss(found, summary, both):
         return said
     means = [text(mean(row[key] for row in both)) for key in ("trivial", "model")]
-    whose = (
-        ("The sites' own models have", "their", "they")
-        if summary.get("used")
-        else ("This model has", "its", "the model")
-    )
+    whose = ("This model has", "its", "the model")
+    whose = ("The sites' own models have", "their", "they") if summary.get("used") else whose
     return (
         f"{whose[0]} not learned: at {found['compared'] - found['better']} of {_compared(found)} {whose[1]} "
         f"{metric} is no better than what needs no network (there {means[0]} on average; {whose[2]} {means[1]})."
@@ -99,9 +90,8 @@ def verdict(summary: Mapping[str, Any]) -> str:
 
 def _by_loss(found: Mapping[str, Any], summary: Mapping[str, Any], both: Sequence[Json]) -> str:
     """The sentence where it is the log loss that fails at most sites; "" elsewhere."""
-    failed = [
-        row for row in both if row.get("trivial_loss") is not None and not (row["loss"] or 0) < row["trivial_loss"]
-    ]
+    known = (row for row in both if row.get("trivial_loss") is not None)
+    failed = [row for row in known if not (row["loss"] or 0) < row["trivial_loss"]]
     if 2 * len(failed) <= len(both):
         return ""
     whose = "The sites' own models have" if summary.get("used") else "This model has"
@@ -126,10 +116,8 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
         whole = "at every site" if found["compared"] == len(found["rows"]) else "at all of them"
         where = whole if found["better"] == found["compared"] else f"at {found['better']} of them"
         model = "the site's own model" if summary.get("used") else "the model"
-        said.append(
-            f"What needs no network reaches {text(found['trivial'])} on average over "
-            f"{_compared(found)}; {model} is better {where}."
-        )
+        reached = f"{text(found['trivial'])} on average over {_compared(found)}"
+        said.append(f"What needs no network reaches {reached}; {model} is better {where}.")
     if trend := found.get("trend"):
         said.append(_still(trend))
     return said

@@ -78,12 +78,8 @@ def groups_harmed(summary: Json) -> Json:
         said: in a sentence; rows: group, site, metric (in words) and the row of ``benefit_section``.
     """
     found = (summary.get("benefit") or {}).get("metrics") or {}
-    told = [
-        {**row, "group": group_words(row["group"], summary), "metric": one["label"]}
-        for one in found.values()
-        for row in one["groups"]
-        if row["verdict"] is not None
-    ]
+    known = ((row, one["label"]) for one in found.values() for row in one["groups"] if row["verdict"] is not None)
+    told = [{**row, "group": group_words(row["group"], summary), "metric": label} for row, label in known]
     harmed = sorted((row for row in told if row["verdict"] == "loses"), key=lambda row: (row["benefit"], row["site"]))
     looked = len({(row["group"], row["site"]) for row in told})
     lose = len({(row["group"], row["site"]) for row in harmed})
@@ -101,9 +97,8 @@ def groups_harmed(summary: Json) -> Json:
 
 def not_concluded(summary: Json) -> list[str]:
     """What must not be concluded from the first screen, the weightiest first."""
-    short = [
-        f"{row['site']}: {row['n_val']:.0f}" for row in summary["sites"] if row.get("n_val") and row["n_val"] < FEW
-    ]
+    few = (row for row in summary["sites"] if row.get("n_val") and row["n_val"] < FEW)
+    short = [f"{row['site']}: {row['n_val']:.0f}" for row in few]
     measured = (summary.get("benefit") or {}).get("metrics")
     candidates = (
         (summary["status"] != "completed", "Anything of a finished model: the run did not complete."),
@@ -168,10 +163,8 @@ def _service(summary: Json) -> list[str]:
     found += _guessing(summary)
     if n > 1:
         bottom, top = (_named(summary, end["site"]) for end in (low, high))
-        found.append(
-            f"It serves {bottom} worst ({text(low['value'])}) and {top} best ({text(high['value'])}): "
-            f"a gap of {text(fairness['gap'])}."
-        )
+        ends_of = f"{bottom} worst ({text(low['value'])}) and {top} best ({text(high['value'])})"
+        found.append(f"It serves {ends_of}: a gap of {text(fairness['gap'])}.")
         found += _over_patients(summary, low["site"], high["site"])
     found += _next_worst(summary) + learned.sentences(summary) + _personal(summary)
     found += _not_defined(summary)
@@ -218,10 +211,8 @@ def _personal(summary: Json) -> list[str]:
     if own["mean"] is None:
         return []
     worst = own["worst"]
-    return [
-        f"With each site's own model it is {text(own['mean'])} on average and "
-        f"{text(worst['value'])} at the worst site ({worst['site']})."
-    ]
+    both = f"{text(own['mean'])} on average and {text(worst['value'])} at the worst site ({worst['site']})"
+    return [f"With each site's own model it is {both}."]
 
 
 def _guessing(summary: Json) -> list[str]:
@@ -267,11 +258,8 @@ def _unlike(summary: Json) -> list[str]:
     for row in summary.get("unlike") or ():
         found[row["against"]].setdefault(row["site"], []).append(row["number"])
     words = {"others": "the other sites'", "past": "what was said before"}
-    told = [
-        f"Numbers of {listing(f'{site} ({listing(names)})' for site, names in of.items())} are unlike {words[against]}."
-        for against, of in found.items()
-        if of
-    ]
+    who = {of: listing(f"{site} ({listing(names)})" for site, names in each.items()) for of, each in found.items()}
+    told = [f"Numbers of {sites} are unlike {words[against]}." for against, sites in who.items() if sites]
     return [*told, "That can be an error, a lie, or patients who differ."] if told else []
 
 
@@ -294,9 +282,8 @@ def _conditions(summary: Json) -> list[str]:
     clean, corrupted = (summary["test_sets"][kind].get(metric) for kind in ("clean_mean", "corrupted_mean"))
     if clean is None or corrupted is None:
         return []
-    return [
-        f"On the shared test sets the model reaches {text(clean)} on clean and {text(corrupted)} on corrupted examples."
-    ]
+    both = f"{text(clean)} on clean and {text(corrupted)} on corrupted examples"
+    return [f"On the shared test sets the model reaches {both}."]
 
 
 def groups(summary: Json) -> list[str]:

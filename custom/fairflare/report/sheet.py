@@ -93,11 +93,8 @@ def _mix(mix: Mapping[str, Any], found: Mapping[str, Any], words: Mapping[str, A
     if not share:
         return str(words["no_mix"])
     shares = {OWN: 1 - share, **{name: share * weight for name, weight in found["weights"].items()}}
-    parts = ", ".join(
-        words["part"].format(share=f"{100 * part:.0f}", name=model(name, words))
-        for name, part in shares.items()
-        if part >= 0.005
-    )
+    told = [(f"{100 * part:.0f}", model(name, words)) for name, part in shares.items() if part >= 0.005]
+    parts = ", ".join(words["part"].format(share=part, name=name) for part, name in told)
     margin = local(f"{found['margin']:g}", words)
     return str(words["mix_answer"].format(parts=parts, margin=margin, **_numbers(mix, words)))
 
@@ -105,11 +102,10 @@ def _mix(mix: Mapping[str, Any], found: Mapping[str, Any], words: Mapping[str, A
 def _privacy(found: Mapping[str, Any], words: Mapping[str, Any]) -> list[str]:
     """What the differential privacy of each method bounds, what that assumes, and which methods have none."""
     told, said = found.get("privacy", {}), words["privacy"]
-    sentences = [
-        said[whose].format(name=model(name, words), **{key: local(f"{value:g}", words) for key, value in one.items()})
-        for name, kinds in told.items()
-        for whose, one in kinds.items()
-    ]
+    sentences = []
+    for name, whose, one in ((name, whose, one) for name, kinds in told.items() for whose, one in kinds.items()):
+        numbers = {key: local(f"{value:g}", words) for key, value in one.items()}
+        sentences.append(said[whose].format(name=model(name, words), **numbers))
     none = "" if len(told) == len(found["methods"]) else "others" if told else "none"
     return [*sentences, *([said["uncovered"]] if told else []), *([said[none]] if none else [])]
 
@@ -146,11 +142,6 @@ def sheet_page(found: Json) -> str:
     """The sheet as HTML that prints on one page."""
     words, names = texts(found["language"]), found["sites"]
     more = words["and_more"].format(count=len(names) - MOST_NAMES) if len(names) > MOST_NAMES else ""
-    return rendered(
-        "sheet",
-        {"local": local, "model": model, "own": own, "together": together},
-        found=found,
-        words=words,
-        lang=found["language"],
-        names=[*names[:MOST_NAMES], *([more] if more else [])],
-    )
+    names = [*names[:MOST_NAMES], *([more] if more else [])]
+    filters: dict[str, Any] = {"local": local, "model": model, "own": own, "together": together}
+    return rendered("sheet", filters, found=found, words=words, lang=found["language"], names=names)

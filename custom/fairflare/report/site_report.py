@@ -17,18 +17,7 @@ from fairflare.report.deployed_model import USED, as_used
 from fairflare.report.fairness import finite, mean
 from fairflare.report.groups import known_cells
 from fairflare.report.sanity_checks import trivial_of
-from fairflare.report.values import (
-    ends,
-    json_value,
-    label,
-    listing,
-    meaning,
-    number,
-    plural,
-    signed,
-    text,
-    with_interval,
-)
+from fairflare.report.values import json_value, label, listing, meaning, number, plural, signed, text, with_interval
 
 FORMAT = 1
 TEST = "test"
@@ -87,14 +76,10 @@ def edition(summary: Json, trail: Trail, site: str) -> Json:
 
 def _run(summary: Json) -> Json:
     task, method = summary["task"], summary["method"]
-    return {
-        "method": method["title"],
-        "method_id": method["id"],
-        "paper": method["paper"],
-        **{key: task[key] for key in ("title", "id", "preset", "real", "simulated", "primary")},
-        **{key: summary[key] for key in ("status", "seed", "rounds_done", "rounds_planned")},
-        "started": summary["timing"]["started"],
-    }
+    found = {"method": method["title"], "method_id": method["id"], "paper": method["paper"]}
+    found |= {key: task[key] for key in ("title", "id", "preset", "real", "simulated", "primary")}
+    found |= {key: summary[key] for key in ("status", "seed", "rounds_done", "rounds_planned")}
+    return {**found, "started": summary["timing"]["started"]}
 
 
 def _result(summary: Json, used: Json, trail: Trail, site: str) -> Json:
@@ -129,14 +114,11 @@ def _standing(summary: Json, values: Mapping[str, float | None], site: str) -> J
 def _benefit(joined: Json | None, site: str) -> Json | None:
     if not joined:
         return None
-    metrics = {
-        name: {
-            **{key: one[key] for key in ("label", "higher_is_better")},
-            "row": _own(one["sites"], site),
-            "groups": [row for row in one["groups"] if row["site"] == site],
-        }
-        for name, one in joined["metrics"].items()
-    }
+    metrics = {}
+    for name, one in joined["metrics"].items():
+        groups = [row for row in one["groups"] if row["site"] == site]
+        told = {key: one[key] for key in ("label", "higher_is_better")}
+        metrics[name] = {**told, "row": _own(one["sites"], site), "groups": groups}
     why = joined["rejected"].get(site) or {}
     about = {key: joined[key] for key in ("metric", "trainer", "draws", "level")}
     return {**about, "metrics": metrics, "rejected": why.get("code")}
@@ -148,12 +130,9 @@ def _round(row: Json, trail: Trail, summary: Json, site: str) -> Json:
     accepted, rejected = record.get("accepted") or {}, record.get("rejected") or {}
     others = len(set(finite(row["weights"])) - {site})
     absent = "not asked" if "selected" in record and site not in record["selected"] else "absent"
-    return {
-        "round": row["round"],
-        "value": row["metric"].get(site),
-        "weight": row["weights"].get(site) if enough(others) else None,
-        "state": "accepted" if site in accepted else (rejected.get(site) or {}).get("code") or absent,
-    }
+    weight = row["weights"].get(site) if enough(others) else None
+    state = "accepted" if site in accepted else (rejected.get(site) or {}).get("code") or absent
+    return {"round": row["round"], "value": row["metric"].get(site), "weight": weight, "state": state}
 
 
 def _groups(summary: Json, trail: Trail, site: str) -> Json | None:
@@ -180,19 +159,12 @@ def _clinical(section: Json | None, site: str) -> Json | None:
 def _part(summary: Json, row: Json, site: str) -> Json:
     others = len(summary["sites"]) - 1
     known = sum(one["n_examples"] is not None for one in summary["sites"] if one["site"] != site)
-    weights = [
-        one["weights"][site]
-        for one in summary["rounds"]
-        if site in one["weights"] and enough(len(set(finite(one["weights"])) - {site}))
-    ]
-    return {
-        **{key: row[key] for key in ("expected", "accepted", "n_examples")},
-        "left_out": row["expected"] - row["accepted"],
-        "codes": row["codes"],
-        "weight": mean(weights),
-        "equal": 1 / len(summary["sites"]) if enough(others) else None,
-        "share": row["data_share"] if enough(known) else None,
-    }
+    each = [one["weights"] for one in summary["rounds"] if site in one["weights"]]
+    weights = [one[site] for one in each if enough(len(set(finite(one)) - {site}))]
+    found = {key: row[key] for key in ("expected", "accepted", "n_examples")}
+    found |= {"left_out": row["expected"] - row["accepted"], "codes": row["codes"], "weight": mean(weights)}
+    equal, share = 1 / len(summary["sites"]) if enough(others) else None, row["data_share"] if enough(known) else None
+    return {**found, "equal": equal, "share": share}
 
 
 def _notes(summary: Json, site: str) -> list[Json]:
@@ -220,7 +192,7 @@ LEAST = 3
 """Hospitals that every number about others is a mean over."""
 DIGITS = 2
 """Decimals that such a number has."""
-PARTS = ("lowest", "middle", "highest")
+PARTS, NOBODY = ("lowest", "middle", "highest"), "no other hospital has"
 RULE = (
     "Other hospitals have no names here, and no number is of one of them: each is a mean over at least "
     f"{LEAST} others, with {DIGITS} decimals. Where there are fewer, nothing is said of them, and the hospital's "
@@ -258,11 +230,7 @@ def standing_sentence(found: Mapping[str, Any], what: str, higher_is_better: boo
     """ "On average over the 7 others it is 0.81; yours is lower (worse)." in the words that may be said."""
     others = found["others"]
     if found["mean"] is None:
-        few = (
-            f"only {plural(others, 'other hospital has', 'other hospitals have')}"
-            if others
-            else "no other hospital has"
-        )
+        few = f"only {plural(others, 'other hospital has', 'other hospitals have')}" if others else NOBODY
         return f"How other hospitals do is not said: {few} a result."
     said = f"On average over {others} other hospitals the {what} is {text(found['mean'], DIGITS)}"
     if found["halves"]:
@@ -303,12 +271,8 @@ def _third_of(own: float, others: Sequence[float]) -> str:
     return PARTS[min(2, int(3 * below / len(others)))]
 
 
-AWAY = {
-    "absent": "did not answer",
-    "no_answer": "did not answer in time",
-    "late": "answered too late",
-    "not asked": "was not asked, as the plan of the rounds said",
-}
+AWAY = {"absent": "did not answer", "no_answer": "did not answer in time", "late": "answered too late"}
+AWAY |= {"not asked": "was not asked, as the plan of the rounds said"}
 """What reasons say to people; others are named by their codes."""
 
 
@@ -352,8 +316,10 @@ def _result_words(found: Json) -> list[str]:
     whose = "its own model" if result["whose"] == PERSONAL else "the federation's model"
     n = f" on {plural(int(result['n']), 'test example')}" if result["n"] else ""
     explained = f" ({result['meaning']})" if result["meaning"] else ""
-    interval = result["intervals"].get(found["headline"])
-    sure = f", 95 % interval {ends(interval)} over its test patients" if interval else ""
+    sure = ""
+    if interval := result["intervals"].get(found["headline"]):
+        low, high = (text(interval[end]) for end in ("low", "high"))
+        sure = f", 95 % interval {low} to {high} over its test patients"
     said = [f"At {site} {whose} has this {result['label']}: {text(result['value'])}{n}{explained}{sure}."]
     if result["shared"] is not None:
         said.append(f"The shared model, which {site} does not use, reaches {text(result['shared'])}.")

@@ -8,19 +8,12 @@ from typing import Any
 
 from fairflare.core.findings import CODES, LEVELS
 from fairflare.core.settings import flat
+from fairflare.report import deployed_model
 from fairflare.report.after import after_sections, risk_section
 from fairflare.report.audit_reader import PERSONAL, Trail, read_trail, timing, traffic
 from fairflare.report.benefit import benefit_section
 from fairflare.report.deployed_model import CAVEAT as PERSONAL_CAVEAT
 from fairflare.report.deployed_model import CHOSEN_CAVEAT as BEST_CAVEAT
-from fairflare.report.deployed_model import (
-    OWN_CAVEAT,
-    chosen_section,
-    own_rows,
-    personal_of,
-    personal_section,
-    used_models,
-)
 from fairflare.report.fairness import describe, mean
 from fairflare.report.groups import group_section
 from fairflare.report.notes import note_sections
@@ -90,6 +83,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
 
     whole, trail = read_trail(entries), counted_trail(config, entries)
     about = config.get("about") or {}
+    as_is = "site_names" in (config.get("options") or {}) and not (config.get("training") or {}).get("logit_tau")
     headline = about.get("headline") or "balanced_accuracy"
     described = about.get("sites") or {}
     sites = trail.sites() or in_order(described)
@@ -98,9 +92,9 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     counted = trail.of_own_models() if counts_own else trail
     rows = site_rows(counted, sites, described, headline)
     values = {row["site"]: row["value"] for row in rows}
-    personal = personal_section(trail, sites, headline, higher)
-    used = used_models(config, personal)
-    in_use = own_rows(rows, personal) if personal and used else rows
+    personal = deployed_model.personal_section(trail, sites, headline, higher)
+    used = deployed_model.used_models(config, personal)
+    in_use = deployed_model.own_rows(rows, personal) if personal and used else rows
     summary = {
         "format": FORMAT,
         "status": trail.status,
@@ -118,7 +112,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "last": last_rounds(trail.rounds, about.get("table_sets") or {}),
         },
         "preflight": preflight_section(trail),
-        "learned": learned_section(whole, in_use, headline, higher, about, _trained_as_is(config)),
+        "learned": learned_section(whole, in_use, headline, higher, about, as_is),
         "personal": personal,
         "after": after_sections(trail, sites),
         "benefit": benefit_section(trail, sites, about),
@@ -150,14 +144,9 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         summary["used"] = PERSONAL
         summary["personal"]["groups"] = group_section(trail.of_own_models(), config, about)
     summary |= {"unlike": apart} if (apart := unlike(trail)) else {}
-    summary |= {"chosen": found} if (found := chosen_section(whole, config, sites, headline, higher)) else {}
+    if chosen := deployed_model.chosen_section(whole, config, sites, headline, higher):
+        summary["chosen"] = chosen
     return json_value({**summary, "caveats": _caveats(summary)})
-
-
-def _trained_as_is(config: Json) -> bool:
-    """Whether the run was trained on a user's own data, with no logits adjusted."""
-    training = config.get("training") or {}
-    return "site_names" in (config.get("options") or {}) and not training.get("logit_tau")
 
 
 SHOWN_HASH = 12
@@ -196,16 +185,10 @@ def _identity(config: Json, about: Json, trail: Trail) -> Json:
 
 
 def _test_sets(test_sets: Mapping[str, Json], headline: str) -> Json:
-    rows = [
-        {
-            "name": name,
-            "corrupted": bool(found.get("corrupted")),
-            "n": found.get("n"),
-            "value": number((found.get("metrics") or {}).get(headline)),
-            "metrics": found.get("metrics") or {},
-        }
-        for name, found in test_sets.items()
-    ]
+    rows = []
+    for name, found in test_sets.items():
+        metrics, about = found.get("metrics") or {}, {"corrupted": bool(found.get("corrupted")), "n": found.get("n")}
+        rows.append({"name": name, **about, "value": number(metrics.get(headline)), "metrics": metrics})
     clean, corrupted = ([row for row in rows if row["corrupted"] is kind] for kind in (False, True))
     return {"rows": rows, "clean_mean": _metric_means(clean), "corrupted_mean": _metric_means(corrupted)}
 
@@ -235,7 +218,7 @@ def _caveats(summary: Json) -> list[str]:
         (len(summary["sites"]) <= 10, "With ten sites or fewer the bottom decile is the worst site."),
         ((summary.get("chosen") or {}).get("headline") == "best", BEST_CAVEAT),
         (summary["personal"] is not None and "counted" not in summary, PERSONAL_CAVEAT),
-        ("counted" in summary, OWN_CAVEAT),
+        ("counted" in summary, deployed_model.OWN_CAVEAT),
         (method.get("selector") == POOL, POOLED_CAVEAT),
         (method.get("trainer") == PRIVATE, PRIVATE_CAVEAT),
         (method.get("trainer") == PRIVATE and (method["settings"] or {}).get("trainer.draws") == "seed", SEEDED_CAVEAT),
@@ -248,15 +231,12 @@ def _caveats(summary: Json) -> list[str]:
 def preflight_section(trail: Trail) -> list[Json]:
     """What preflight found: rows of site, level, split, count and meaning, errors first; the last look counts."""
     looked = (trail.resumes[-1] if trail.resumes else trail.start).get("preflight") or {}
-    rows = [
-        {
-            "site": site,
-            **{key: f.get(key) for key in ("level", "split", "count", "code")},
-            "meaning": CODES.get(str(f.get("code")), "not known to this version"),
-        }
-        for site in in_order(looked)
-        for f in (looked[site] or {}).get("findings") or ()
-    ]
+    rows = []
+    for site in in_order(looked):
+        for found in (looked[site] or {}).get("findings") or ():
+            about = {key: found.get(key) for key in ("level", "split", "count", "code")}
+            meaning = CODES.get(str(found.get("code")), "not known to this version")
+            rows.append({"site": site, **about, "meaning": meaning})
     return sorted(rows, key=lambda row: LEVELS.index(row["level"]) if row["level"] in LEVELS else len(LEVELS))
 
 
@@ -332,7 +312,7 @@ def _sites_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "n_val": (sizes.get(row["site"], {}).get("n") or {}).get("val"),
             "val_metrics": row["val"],
             "trivial": trivial_of(summary, row["site"]),
-            **personal_of(summary, row["site"]),
+            **deployed_model.personal_of(summary, row["site"]),
             "weight": [record["weights"].get(row["site"]) for record in summary["rounds"]],
         }
         for row in summary["sites"]

@@ -17,7 +17,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, groupby
+from itertools import chain, groupby, product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -139,9 +139,8 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         numbers = {name: value for name in NUMBERS if (value := getattr(self, name)) is not None or name == "value"}
-        return json_value(
-            numbers | {name: said for name in ("words", "mark", "notes") if (said := getattr(self, name))}
-        )
+        words = {name: said for name in ("words", "mark", "notes") if (said := getattr(self, name))}
+        return json_value(numbers | words)
 
 
 @dataclass(frozen=True)
@@ -230,18 +229,12 @@ class Table:
         return found if any(group for group, _ in found) else []
 
     def to_json(self) -> dict[str, Any]:
-        columns = [
-            {"key": c.key, "title": c.title, "group": c.group, "better": c.better, "scale": c.form.scale}
-            for c in self.columns
-        ]
-        rows = [
-            {
-                **{name: getattr(row, name) for name in ("key", "title", "group")},
-                "notes": list(row.notes),
-                "cells": {c.key: self.cell(row, c).to_json() for c in self.columns},
-            }
-            for row in self.rows
-        ]
+        keys = ("key", "title", "group", "better")
+        columns = [{**{key: getattr(c, key) for key in keys}, "scale": c.form.scale} for c in self.columns]
+        rows = []
+        for row in self.rows:
+            cells = {c.key: self.cell(row, c).to_json() for c in self.columns}
+            rows.append({**{key: getattr(row, key) for key in keys[:3]}, "notes": list(row.notes), "cells": cells})
         about = {key: getattr(self, key) for key in ("key", "title", "caption", "stub")}
         return {"format": FORMAT, **about, "columns": columns, "rows": rows, "footnotes": list(self.footnotes)}
 
@@ -299,18 +292,13 @@ def piped(lines: Iterable[Iterable[str]]) -> str:
 
 def as_csv(*tables: Table) -> str:
     """One line per cell, numbers unrounded; text that a spreadsheet would take for a formula begins with "'"."""
-    return csv_text(
-        CSV_COLUMNS,
-        (
-            (table.key, row.group, row.key, column.group, column.key)
-            + tuple(getattr(cell, name) for name in NUMBERS)
-            + (cell.words, cell.mark, " ".join(map(str, (*row.notes, *cell.notes))))
-            for table in tables
-            for row in table.rows
-            for column in table.columns
-            for cell in [table.cell(row, column)]
-        ),
-    )
+    lines: list[tuple[Any, ...]] = []
+    for table in tables:
+        for row, column in product(table.rows, table.columns):
+            cell, where = table.cell(row, column), (table.key, row.group, row.key, column.group, column.key)
+            notes = " ".join(map(str, (*row.notes, *cell.notes)))
+            lines.append((*where, *(getattr(cell, name) for name in NUMBERS), cell.words, cell.mark, notes))
+    return csv_text(CSV_COLUMNS, lines)
 
 
 def csv_text(heads: Iterable[str], lines: Iterable[Iterable[Any]]) -> str:
@@ -387,12 +375,8 @@ def write_tables(
     if with_json:
         content = {**(more or {}), "title": title, "lead": list(lead), "facts": told}
         save_json(folder / f"{name}.json", {**content, "tables": [table.to_json() for table in tables]})
-    texts: dict[str, str] = {
-        "csv": as_csv(*tables),
-        "md": _document(title, tables, lead, told),
-        "tex": as_latex(*tables),
-        "html": as_html(title, tables, lead=lead, figures=figures, facts=told),
-    }
+    texts = {"csv": as_csv(*tables), "md": _document(title, tables, lead, told), "tex": as_latex(*tables)}
+    texts["html"] = as_html(title, tables, lead=lead, figures=figures, facts=told)
     for ending, content_of in texts.items():
         save_text(folder / f"{name}.{ending}", content_of)
     return [folder / f"{name}.{ending}" for ending in ENDINGS if with_json or ending != "json"]
@@ -441,13 +425,9 @@ def shown(table: Table) -> dict[str, Any]:
 def _html_cell(cell: Cell, column: Column) -> dict[str, Any]:
     form = cell.form or column.form
     below = " to ".join(cell.interval(column.form)) if cell.spread is None else ""
-    return {
-        "text": form.write(cell.value) if below and not cell.words else cell.written(column.form),
-        "below": below,
-        "published": _published(cell, form),
-        "cell": cell,
-        "words": column.words or len(cell.words) > 24,
-    }
+    said = form.write(cell.value) if below and not cell.words else cell.written(column.form)
+    words = column.words or len(cell.words) > 24
+    return {"text": said, "below": below, "published": _published(cell, form), "cell": cell, "words": words}
 
 
 def _markdown_cell(cell: Cell, column: Column) -> str:

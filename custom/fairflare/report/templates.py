@@ -40,14 +40,9 @@ def environment(filters: tuple[tuple[str, Callable[..., Any]], ...] = ()) -> Env
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    made = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    blocks: dict[str, Any] = dict.fromkeys(("trim_blocks", "lstrip_blocks", "keep_trailing_newline"), True)
+    folder = FileSystemLoader(Path(__file__).parent)
+    made = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, **blocks)
     code: Callable[[str], Markup] = Markup("<code>{}</code>").format
     made.filters |= {"num": text, "interval": ends, "code": code}
     made.filters |= {one.__name__: one for one in (signed, likely, plural, stop, capital, moment, size)} | dict(filters)

@@ -11,24 +11,10 @@ from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
-from fairflare.engine import audit
+from fairflare.engine import audit, files
 from fairflare.engine.best import Choice, check_files, check_line, of_line
 from fairflare.engine.choices import BY, NO_CHOICE
-from fairflare.engine.files import (
-    AUDIT,
-    BEST,
-    BEST_MODELS,
-    CHECKPOINT,
-    CONFIG,
-    MODEL,
-    MOST_JSON,
-    UNSCORED,
-    is_earlier,
-    is_file,
-    is_there,
-    read_bytes,
-    read_json,
-)
+from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, MODEL, is_file, is_there, read_bytes, read_json
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import RunHistory, left_behind, read_final, read_history, read_standing
 from fairflare.engine.log_lines import REPORT as RECORD
@@ -65,8 +51,8 @@ def write_report(folder: Path) -> dict[str, Any]:
         report = report_json(summary, entries)
         texts = {REPORT: json_text(report), PAGE: render_run(summary)}
     about = {"status": report["status"], "reason": report["reason"], "model_sha256": model_sha256}
-    files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-    record = {"of": run_history.last["hash"], **about, "files": files}
+    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    record = {"of": run_history.last["hash"], **about, "files": hashes}
     if not run_history.reports or {**run_history.reports[-1], **record} != run_history.reports[-1]:
         log.append(RECORD, **record)
     for name, text in texts.items():
@@ -208,7 +194,7 @@ def check_resumable(folder: Path) -> RunHistory | None:
         UserError: one line that says what does not fit.
     """
     if not is_there(folder / AUDIT) or not audit.verify(folder / AUDIT, torn=True):
-        for name in (CHECKPOINT, MODEL, UNSCORED, BEST, BEST_MODELS, REPORT, PAGE):
+        for name in (CHECKPOINT, MODEL, files.UNSCORED, files.BEST, files.BEST_MODELS, REPORT, PAGE):
             if is_there(folder / name):
                 raise UserError(f"{name}: lies there, and the {AUDIT} that it belongs to is missing or empty")
         return None
@@ -279,7 +265,7 @@ def _logged_model(folder: Path, run_history: RunHistory) -> tuple[StateDict | No
 
     Of a run of an earlier version, whose files of tensors no report reads: None, and what the log says.
     """
-    if is_earlier(folder / CHECKPOINT):
+    if files.is_earlier(folder / CHECKPOINT):
         return None, str(run_history.finish["model_sha256"] if run_history.finish else run_history.standing.model)
     standing, final = read_standing(folder, run_history), read_final(folder, run_history)
     if final is None and standing is None:
@@ -315,4 +301,4 @@ def _check_reports(folder: Path, run_history: RunHistory) -> None:
 
 
 def _file_hash(path: Path) -> str:
-    return hashlib.sha256(read_bytes(path, MOST_JSON)).hexdigest()
+    return hashlib.sha256(read_bytes(path, files.MOST_JSON)).hexdigest()

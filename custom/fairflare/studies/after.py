@@ -26,7 +26,7 @@ from fairflare.engine.setup.membership import LEVEL, Attack
 from fairflare.engine.setup.method_parts import method_parts
 from fairflare.engine.setup.parts import Parts, build_parts, find
 from fairflare.report.write import verified_run, write_report
-from fairflare.studies.folders import is_run, opened
+from fairflare.studies.folders import opened, require_run
 
 SOLO = "solo"
 """The step that reports the benefit of joining for each site."""
@@ -42,10 +42,10 @@ def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, A
         UserError: there is no such run, it is not complete or of other machines, or the step does not fit its task.
         RunFailed: a site's data have errors.
     """
-    if not folder.is_dir() or not is_run(folder):
-        raise UserError(f"{folder}: expected the folder of a run")
+    require_run(folder)
     with opened(folder):
-        _finish_step(folder)
+        if [entry["event"] for entry in AuditLog(folder / AUDIT).entries[-1:]] in (["after"], ["benefit"]):
+            write_report(folder)  # a command was killed between the log's line and the report of its step
         run_history, _ = verified_run(folder)
         described = read_json(folder / CONFIG)
         if described.get("env") not in ("local", "sim"):
@@ -68,13 +68,6 @@ def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, A
         return write_report(folder)
 
 
-def _finish_step(folder: Path) -> None:
-    """Write the report of a step that was killed between the log's line and it."""
-    entries = AuditLog(folder / AUDIT).entries
-    if [entry["event"] for entry in entries[-1:]] in (["after"], ["benefit"]):
-        write_report(folder)
-
-
 COX = "cox"
 FEW = "too few patients to tell their numbers"
 
@@ -90,9 +83,8 @@ def measure_risk(folder: Path, shadows: int) -> dict[str, Any]:
     with opened(folder):
         config, parts, attack, model = _prepared(folder, shadows)
         if read_json(folder / CONFIG).get("env") not in ("local", "sim") and "site_names" in config.options:
-            raise UserError(
-                f"{folder}: its sites' data are elsewhere; each of them can run this with --site, --site-data"
-            )
+            alone = "each of them can run this with --site, --site-data"
+            raise UserError(f"{folder}: its sites' data are elsewhere; {alone}")
         parts.task.check_data()
         sites, rejected = dict[str, Any](), dict[str, Any]()
         for name in site_names(config):
@@ -143,8 +135,7 @@ def risk_at(folder: Path, shadows: int, name: str, local: Path) -> dict[str, flo
 
 
 def _checked(folder: Path, shadows: int) -> None:
-    if not folder.is_dir() or not is_run(folder):
-        raise UserError(f"{folder}: expected the folder of a run")
+    require_run(folder)
     if shadows < 0 or shadows % 2:
         raise UserError(f"--shadows: expected an even number, got {shadows}")
 

@@ -27,20 +27,8 @@ from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts, build_parts, without_folders
 from fairflare.engine.state import save_json, save_tensors
 from fairflare.functional.decision import Array
+from fairflare.inference import mix
 from fairflare.inference.atomic_output import MARK, check, whole_folder
-from fairflare.inference.mix import (
-    OWN,
-    REGRESSION,
-    Made,
-    Member,
-    Mix,
-    Regression,
-    Trees,
-    check_mixable,
-    event_index,
-    own_of,
-    save_mix,
-)
 from fairflare.studies import display
 from fairflare.studies.candidates import SHARES, federation_odds, logits_of, model_for, moved, on_fold
 from fairflare.studies.folders import JOIN, OWN_MODELS
@@ -78,7 +66,7 @@ def combine(folder: Path, out: Path, *, force: bool = False, workers: Workers | 
     runs = deployed_runs(folder, found)
     built = {label: build_parts(config, at_site=True) for label, config in runs.items()}
     for label, parts in built.items():
-        check_mixable(label, parts)
+        mix.check_mixable(label, parts)
     check(out, KIND, force)
     places = {label: f"{folder_name(label)}-all" for label in runs}
     display.note(f"{len(runs)} federated trainings on all patients, and an own model for each site")
@@ -89,7 +77,7 @@ def combine(folder: Path, out: Path, *, force: bool = False, workers: Workers | 
         for client in found["sites"]:
             made = mix_of(client, found, trained)
             (scratch / client).mkdir()
-            save_mix(made, scratch / client)
+            mix.save_mix(made, scratch / client)
             weights[client] = {member.name: member.weight for member in made.members}
         save_json(scratch / MARK, {"join": folder.name, "task": found["task"], "weights": weights})
     return weights
@@ -142,19 +130,19 @@ class Trained:
     folder: Path
 
 
-def mix_of(client: str, found: Mapping[str, Any], trained: Mapping[str, Trained]) -> Made:
+def mix_of(client: str, found: Mapping[str, Any], trained: Mapping[str, Trained]) -> mix.Made:
     """A hospital's mix, from its own patients and the models that it was sent."""
     share, weights = found["sites"][client]["mix"]["share"], found["weights"]
     first = next(iter(trained.values()))
-    event = event_index(first.parts)
+    event = mix.event_index(first.parts)
     data = first.parts.task.site_data(site_of_client(first.config, first.parts.task)[client])
     whole = everyone(data)
     if len(whole.inputs.shape) != 2:
         raise UserError(f"combine: expected a task on a table, got {first.config.task}")
     x, y = np.asarray(whole.inputs, dtype=np.float64), (whole.labels.numpy() == event).astype(np.float64)
     own = read_own(first.folder.parent, client, x, y) or as_module(*own_model(x, y), x)
-    members, runs = [Member(OWN, OWN, 1.0 - share)], {}
-    networks: dict[str, nn.Module] = {OWN: own}
+    members, runs = [mix.Member(mix.OWN, mix.OWN, 1.0 - share)], {}
+    networks: dict[str, nn.Module] = {mix.OWN: own}
     for label, one in trained.items():
         described = read_json(one.folder / CONFIG)
         runs[label] = {**described, "fold": "", "options": without_folders(described["options"])}
@@ -163,22 +151,22 @@ def mix_of(client: str, found: Mapping[str, Any], trained: Mapping[str, Trained]
         odds = federation_odds(one.parts, one.config, event) if label + SHARES in weights else None
         for name, by in moved(one.parts, one.config, label, fit, labels, odds).items():
             if share * weights.get(name, 0.0):
-                members.append(Member(name, label, share * weights[name], by))
+                members.append(mix.Member(name, label, share * weights[name], by))
                 networks[label] = one.parts.network
     kept = read_json(inputs_file(first.folder / SITES / f"{client}.safetensors"))
     told = {key: found["sites"][client]["mix"][key] for key in ("share", "benefit", "low", "high", "p_harm")}
     told |= {"margin": found["margin"], "patients": len(y)}
-    return Made(client, _needed(runs, members), own.shape, members, Mix(networks, members, event), kept, told)
+    return mix.Made(client, _needed(runs, members), own.shape, members, mix.Mix(networks, members, event), kept, told)
 
 
-def _needed(runs: Mapping[str, Json], members: Sequence[Member]) -> dict[str, Json]:
+def _needed(runs: Mapping[str, Json], members: Sequence[mix.Member]) -> dict[str, Json]:
     """The runs of the members' networks; at least one, which says how inputs are prepared."""
     sources = {member.source for member in members}
     found = {label: run for label, run in runs.items() if label in sources}
     return found or dict(list(runs.items())[:1])
 
 
-def as_module(model: Any, kind: str, x: Array) -> Regression | Trees:
+def as_module(model: Any, kind: str, x: Array) -> mix.Regression | mix.Trees:
     """The own model as plain numbers, which need no pickle; compared with the model on the rows ``x`` (N, F).
 
     Raises:
@@ -186,7 +174,7 @@ def as_module(model: Any, kind: str, x: Array) -> Regression | Trees:
     """
     import torch
 
-    made = _regression(model) if kind == REGRESSION else _trees(model)
+    made = _regression(model) if kind == mix.REGRESSION else _trees(model)
     rows = torch.from_numpy(x).float()
     found = torch.sigmoid(made(rows)).numpy()
     if not np.abs(found - model.predict_proba(rows.double().numpy())[:, 1]).max() < CLOSE:
@@ -203,13 +191,13 @@ def keep_own(folder: Path, client: str, fitted: tuple[Any, str], x: Array, y: Ar
         save_tensors(folder / OWN_MODELS / f"{client}.safetensors", content)
 
 
-def read_own(folder: Path, client: str, x: Array, y: Array) -> Regression | Trees | None:
+def read_own(folder: Path, client: str, x: Array, y: Array) -> mix.Regression | mix.Trees | None:
     """The own model that a join has kept of just these patients."""
     place = folder / OWN_MODELS / f"{client}.safetensors"
     kept = read_tensors(place) if is_there(place) else {}
     if kept.get("patients") != _patients(x, y):
         return None
-    made = own_of(kept["shape"], x.shape[1])
+    made = mix.own_of(kept["shape"], x.shape[1])
     made.load_state_dict(kept["state"])
     return made
 
@@ -220,17 +208,17 @@ def _patients(x: Array, y: Array) -> str:
     return model_hash({"x": torch.from_numpy(x), "y": torch.from_numpy(y)})
 
 
-def _regression(model: Any) -> Regression:
-    made = Regression(model.coef_.shape[1])
+def _regression(model: Any) -> mix.Regression:
+    made = mix.Regression(model.coef_.shape[1])
     _fill(made, coefficients=model.coef_[0], intercept=model.intercept_[0])
     return made
 
 
-def _trees(model: Any) -> Trees:
+def _trees(model: Any) -> mix.Trees:
     """A leaf leads to itself; what fills up a smaller tree is never reached."""
     every = [tree[0].nodes for tree in model._predictors]
     shape = len(every), max(len(nodes) for nodes in every)
-    made = Trees(*shape, max(1, *(int(nodes["depth"].max()) for nodes in every)))
+    made = mix.Trees(*shape, max(1, *(int(nodes["depth"].max()) for nodes in every)))
     ends = np.broadcast_to(np.arange(shape[1]), shape)
     found = {"feature": np.zeros(shape), "threshold": np.zeros(shape), "value": np.zeros(shape)}
     found |= {"left": ends.copy(), "right": ends.copy()}
@@ -244,7 +232,7 @@ def _trees(model: Any) -> Trees:
     return made
 
 
-def _fill(made: Regression | Trees, **values: Any) -> None:
+def _fill(made: mix.Regression | mix.Trees, **values: Any) -> None:
     import torch
 
     for name, value in values.items():

@@ -19,15 +19,8 @@ from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.state import save_json
 from fairflare.functional.shapley import Coalition
-from fairflare.report.contribution import (
-    agreements,
-    clipped_shares,
-    coalitions,
-    contribution_tables,
-    joining_orders,
-    over_seeds,
-    shapley_of,
-)
+from fairflare.report import contribution as measures
+from fairflare.report.contribution import contribution_tables
 from fairflare.report.fairness import mean
 from fairflare.report.table_files import write_tables
 from fairflare.studies.comparison import initial_scores
@@ -83,7 +76,6 @@ def measure_contribution(
 
     Args:
         folder: gets a folder per run and ``contribution.json``.
-        force: runs everything again.
         workers: see ``parallel.budget``.
 
     Returns:
@@ -95,10 +87,8 @@ def measure_contribution(
     """
     plans = {seed: _Plan(question, seed) for seed in question.seeds}
     runs = {name: config for plan in plans.values() for name, config in plan.runs.items()}
-    if len(runs) > MOST_RUNS:
-        raise UserError(
-            f"contribution: expected at most {MOST_RUNS} runs, got {len(runs)}: fewer seeds or permutations"
-        )
+    if (n := len(runs)) > MOST_RUNS:
+        raise UserError(f"contribution: expected at most {MOST_RUNS} runs, got {n}: fewer seeds or permutations")
     one = partial(run_once, force=force)
     with Study(runs).finished(
         folder, one, workers=workers, is_part=lambda name: name.startswith((ALL, WITHOUT, ONLY, WEIGHTS))
@@ -106,8 +96,8 @@ def measure_contribution(
         found = [plan.result(reports) for plan in plans.values()]
         result = _joined(question, found)
         save_json(folder / RESULT, result)
-        title = f"Contribution of sites: {result['method']} on {result['task']}"
-        write_tables(folder, Path(RESULT).stem, title, contribution_tables(result), facts=facts(), with_json=False)
+        title, tables = f"Contribution of sites: {result['method']} on {result['task']}", contribution_tables(result)
+        write_tables(folder, Path(RESULT).stem, title, tables, facts=facts(), with_json=False)
     return result
 
 
@@ -125,8 +115,8 @@ class _Plan:
             raise UserError(f"contribution: expected at least 3 sites, got {len(self.sites)}")
         if question.shapley and config.selector != "all":
             raise UserError("selector: is what --shapley varies; do not set it")
-        self.orders = joining_orders(self.sites, question.permutations, seed) if question.shapley else []
-        self.teams = coalitions(self.sites, self.orders) if question.shapley else []
+        self.orders = measures.joining_orders(self.sites, question.permutations, seed) if question.shapley else []
+        self.teams = measures.coalitions(self.sites, self.orders) if question.shapley else []
         without = leaving_out(config, self.sites)
         self.runs = {self._name(ALL): config}
         self.runs |= {self._name(f"{WITHOUT}{site}"): one for site, one in without.items()} | self._coalitions()
@@ -146,14 +136,12 @@ class _Plan:
     def _shapley(self, reports: Mapping[str, Any]) -> Json:
         metric = reports[self._name(ALL)]["fairness"]["metric"]
         sign = _sign(reports[self._name(ALL)])
-        utilities: dict[Coalition, float] = {
-            team: sign * _score(reports[self._run_of(team)], metric) for team in self.teams
-        }
+        utilities = {team: sign * _score(reports[self._run_of(team)], metric) for team in self.teams}
         untrained = mean(initial_scores(self.config))
         if untrained is None:
             raise UserError(f"contribution: no site has {metric} on its test split")
         utilities[frozenset()] = sign * untrained
-        return shapley_of(self.sites, self.orders, utilities)
+        return measures.shapley_of(self.sites, self.orders, utilities)
 
     def _coalitions(self) -> dict[str, RunConfig]:
         found = {}
@@ -194,27 +182,24 @@ def contribution_of(reports: Mapping[str, Any], sites: Sequence[str]) -> dict[st
     score, weights = _score(full, metric), _weights(full, sites)
     without = {site: _score(reports[f"{WITHOUT}{site}"], metric) for site in sites}
     drops = {site: _sign(full) * (score - without[site]) for site in sites}
-    shares = clipped_shares(drops)
+    shares = measures.clipped_shares(drops)
     total = sum(full["sites"][site]["n_train"] for site in sites)
     examples = {site: full["sites"][site]["n_train"] / total for site in sites}
     columns = {"score_without": without, "drop": drops, "share": shares, "weight": weights, "data_share": examples}
-    return {
-        **{key: full[key] for key in ("method", "task", "seed")},
-        "metric": metric,
-        "score": score,
-        "sites": [{"site": site, **{key: column[site] for key, column in columns.items()}} for site in sites],
-        "agreement": {"weights": agreements(weights, shares), "examples": agreements(examples, shares)},
-    }
+    rows = [{"site": site, **{key: column[site] for key, column in columns.items()}} for site in sites]
+    agreed = {"weights": measures.agreements(weights, shares), "examples": measures.agreements(examples, shares)}
+    about = {key: full[key] for key in ("method", "task", "seed")}
+    return {**about, "metric": metric, "score": score, "sites": rows, "agreement": agreed}
 
 
 def _joined(question: Question, found: Sequence[Json]) -> Json:
     labels = [question.method, *question.others, "examples"]
-    exact = not joining_orders([row["site"] for row in found[0]["sites"]], 1, 0)
+    exact = not measures.joining_orders([row["site"] for row in found[0]["sites"]], 1, 0)
     about = {key: found[0][key] for key in ("method", "task", "metric")}
     how = {"exact": exact, "permutations": None if exact else question.permutations} if question.shapley else None
     alone = {key: value for key, value in found[0].items() if key != "shapley"} if len(found) == 1 else {}
     together = {"seeds": list(question.seeds), "runs": list(found), "shapley_by": how}
-    return {**alone, **about, **together, "together": over_seeds(found, labels)}
+    return {**alone, **about, **together, "together": measures.over_seeds(found, labels)}
 
 
 def _weights(report: Mapping[str, Any], sites: Sequence[str]) -> dict[str, float]:

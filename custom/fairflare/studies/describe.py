@@ -78,10 +78,9 @@ def leaving(method: str, *, secure: bool, after: bool, solo: bool) -> list[dict[
         if exchanges and spec.carried not in ("transport", "params_type"):
             found.append({"name": name, "meaning": spec.meaning, "exchanges": ", ".join(exchanges)})
     when = "hidden by secure sums" if secure else "train"
-    own = (row for row in leaving_rows() if row["method"] == method)
-    return found + [
-        {"name": row["number"], "meaning": f"{row['meaning']} ({row['range']})", "exchanges": when} for row in own
-    ]
+    for row in (row for row in leaving_rows() if row["method"] == method):
+        found.append({"name": row["number"], "meaning": f"{row['meaning']} ({row['range']})", "exchanges": when})
+    return found
 
 
 def _outline() -> Outline:
@@ -107,36 +106,24 @@ def _leaving(entry: Method, outline: Outline) -> list[dict[str, str]]:
 def _leaving_row(method: str, name: str, exchange: str, spec: Number | TensorSpec) -> dict[str, str]:
     tensor = isinstance(spec, TensorSpec)
     low, high = (-spec.bound, spec.bound) if isinstance(spec, TensorSpec) else (spec.low, spec.high)
-    return {
-        "method": method,
-        "number": name,
-        "exchange": exchange,
-        "range": f"{low:g} to {high:g}" + ", a tensor" * tensor,
-        "meaning": spec.meaning.replace("group <group>", "a group"),
-    }
+    found = {"method": method, "number": name, "exchange": exchange}
+    found["range"] = f"{low:g} to {high:g}" + ", a tensor" * tensor
+    return {**found, "meaning": spec.meaning.replace("group <group>", "a group")}
 
 
 def answer_rows() -> list[dict[str, str]]:
     """What every answer of a site may hold, whatever the method: one row per field of the schema that it fills."""
-    return [
-        {
-            "field": name,
-            "exchanges": ", ".join(spec.exchanges),
-            "range": _range(spec),
-            "secure sums": "only with them" if spec.only_secure else SECURE[spec.secure],
-            "meaning": spec.meaning,
-        }
-        for name, spec in answer_fields().items()
-        if spec.carried not in ("transport", "params_type")
-    ]
+    rows = []
+    for name, spec in answer_fields().items():
+        if spec.carried not in ("transport", "params_type"):
+            row = {"field": name, "exchanges": ", ".join(spec.exchanges), "range": _range(spec)}
+            row["secure sums"] = "only with them" if spec.only_secure else SECURE[spec.secure]
+            rows.append({**row, "meaning": spec.meaning})
+    return rows
 
 
-SECURE = {
-    "plain": "in the clear",
-    "later": "in the clear, with the update",
-    "masked": "masked",
-    "hidden": "stays at the site",
-}
+SECURE = {"plain": "in the clear", "later": "in the clear, with the update", "masked": "masked"}
+SECURE |= {"hidden": "stays at the site"}
 """What a table says of ``schema.Secure``."""
 
 
@@ -165,21 +152,19 @@ RANGES = {
 
 def answer_table() -> str:
     """``answer_rows`` as Markdown."""
-    columns = ("field", "exchanges", "range", "secure sums", "meaning")
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for row in answer_rows():
-        lines.append(f"| `{row['field']}` | " + " | ".join(row[column] for column in columns[1:]) + " |")
-    return "\n".join(lines)
+    return _as_table(answer_rows(), code=1)
 
 
 def leaving_table() -> str:
     """``leaving_rows`` as Markdown."""
-    lines = ["| method | number | exchange | range | meaning |", "|---|---|---|---|---|"]
-    for row in leaving_rows():
-        lines.append(
-            f"| `{row['method']}` | `{row['number']}` | {row['exchange']} | {row['range']} | {row['meaning']} |"
-        )
-    return "\n".join(lines)
+    return _as_table(leaving_rows(), code=2)
+
+
+def _as_table(rows: list[dict[str, str]], code: int) -> str:
+    """The rows under their keys, the first ``code`` columns as code."""
+    cells = ([f"`{text}`" if k < code else text for k, text in enumerate(row.values())] for row in rows)
+    head = [f"| {' | '.join(rows[0])} |", "|---" * len(rows[0]) + "|"]
+    return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in cells)])
 
 
 def _family(name: str) -> str:
@@ -189,16 +174,12 @@ def _family(name: str) -> str:
 
 def _listed_row(entry: Method) -> dict[str, Any]:
     return {
-        "id": entry.id,
-        "title": entry.title,
-        "summary": entry.summary,
+        **{key: getattr(entry, key) for key in ("id", "title", "summary")},
         "paper": str(entry.paper),
         "url": entry.paper.url,
         "trainer": entry.trainer,
         "probes": list(registry.probes_of(entry)),
-        "rule": entry.rule,
-        "selector": entry.selector,
-        "server_optimizer": entry.server_optimizer,
+        **{key: getattr(entry, key) for key in ("rule", "selector", "server_optimizer")},
         "card": f"{CARDS}/{entry.id}.md",
         "cost": round(relative_cost(entry), 2),
         "parameters": _parameters(entry),
@@ -210,38 +191,29 @@ def _method_row(entry: Method) -> dict[str, Any]:
 
     listed = _listed_row(entry)
     parameters = listed.pop("parameters")
-    return {
-        **listed,
-        **effort(entry),
-        "sends": [{key: row[key] for key in row if key != "method"} for row in _leaving(entry, _outline())],
-        "receives": received_by(entry),
-        "needs": needs_of(entry),
-        "parameters": parameters,
-    }
+    sends = [{key: row[key] for key in row if key != "method"} for row in _leaving(entry, _outline())]
+    more = {"sends": sends, "receives": received_by(entry), "needs": needs_of(entry)}
+    return {**listed, **effort(entry), **more, "parameters": parameters}
 
 
 def _parameters(entry: Method) -> dict[str, Any]:
     """Shortest name that works -> default, of every setting of the method's parts."""
     classes = registry.owners(entry)
     owners = Owners(classes, entry.shared)
-    defaults = {
-        f"{owner}.{key}": value for owner, cls in classes.items() for key, value in registry.parameters(cls).items()
-    }
+    own = {owner: registry.parameters(cls) for owner, cls in classes.items()}
+    defaults = {f"{owner}.{key}": value for owner, found in own.items() for key, value in found.items()}
     defaults |= {full: given.value for full, given in defaults_of(entry, owners).items()}
     return {name: defaults[targets[0]] for name, targets in owners.names().items()}
 
 
 def part_rows() -> list[dict[str, Any]]:
     """One row per part: kind, id, summary, and own name -> default of its settings."""
-    return [
-        {"kind": kind, "id": id, "summary": _first_line(cls), "parameters": registry.parameters(cls)}
-        for kind in registry.BASES
-        for id, cls in registry.parts(kind).items()
-    ]
-
-
-def _first_line(cls: type) -> str:
-    return (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
+    rows = []
+    for kind in registry.BASES:
+        for id, cls in registry.parts(kind).items():
+            summary = (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", " ")
+            rows.append({"kind": kind, "id": id, "summary": summary, "parameters": registry.parameters(cls)})
+    return rows
 
 
 def _task_row(name: str, cls: type[Task]) -> dict[str, Any]:
@@ -250,9 +222,7 @@ def _task_row(name: str, cls: type[Task]) -> dict[str, Any]:
     built = tasks.load(name)
     return {
         "name": name,
-        "title": cls.title,
-        "real": cls.real,
-        "simulated": cls.simulated,
+        **{key: getattr(cls, key) for key in ("title", "real", "simulated")},
         "classes": list(built.classes),
         "headline": built.headline,
         "primary": cls.primary,

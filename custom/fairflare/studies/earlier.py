@@ -56,9 +56,8 @@ def as_converted(folder: Path) -> Iterator[Path]:
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
-        kept = [
-            path for place in (folder, folder / BEST_MODELS, folder / UNSCORED) for path in place.glob(f"*{SUFFIX}")
-        ]
+        places = (folder, folder / BEST_MODELS, folder / UNSCORED)
+        kept = [path for place in places for path in place.glob(f"*{SUFFIX}")]
         for path in [*kept, *(folder / name for name in (CONFIG, AUDIT, REPORT, PAGE)), *found]:
             copy = Path(scratch) / path.relative_to(folder)
             copy.parent.mkdir(exist_ok=True)

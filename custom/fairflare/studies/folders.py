@@ -11,26 +11,11 @@ import contextlib
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.processes import end_what_is_left
-from fairflare.engine import audit
-from fairflare.engine.files import (
-    AUDIT,
-    BEST,
-    BEST_MODELS,
-    CHECKPOINT,
-    EARLIER,
-    INITIAL,
-    JOINED,
-    MODEL,
-    SUFFIX,
-    UNSCORED,
-    is_file,
-    read_json,
-)
+from fairflare.engine import audit, files
 from fairflare.engine.lock import LOCK, SERVER_LOCK, Busy, locked
 from fairflare.engine.log_lines import events
 from fairflare.engine.setup.assembly import CONFIG
@@ -48,18 +33,18 @@ SUMMARIES += ("compare.csv", "compare.md", "compare.tex")
 SUMMARIES += tuple(f"{name}.{end}" for name in ("contribution", "riders") for end in ("csv", "md", "tex", "html"))
 FLARE_LOG = "flare_log.txt"
 EVALUATION_FILES = (EVALUATION_RESULT, EVALUATION_PAGE)
-WEIGHTS = (CHECKPOINT, MODEL, BEST, INITIAL)
-EARLIER_WEIGHTS = tuple(name.replace(SUFFIX, EARLIER) for name in WEIGHTS)
+WEIGHTS = (files.CHECKPOINT, files.MODEL, files.BEST, files.INITIAL)
+EARLIER_WEIGHTS = tuple(name.replace(files.SUFFIX, files.EARLIER) for name in WEIGHTS)
 STATEMENTS = ("statement.md", "statement.json")
-RUN_FILES = (CONFIG, AUDIT, *WEIGHTS, *EARLIER_WEIGHTS, REPORT, PAGE, LOG, FLARE_LOG, RIDER, *STATEMENTS)
+RUN_FILES = (CONFIG, files.AUDIT, *WEIGHTS, *EARLIER_WEIGHTS, REPORT, PAGE, LOG, FLARE_LOG, RIDER, *STATEMENTS)
 RUN_FILES += EVALUATION_FILES
-TENSORS = rf"({re.escape(SUFFIX)}|{re.escape(EARLIER)})"
+TENSORS = rf"({re.escape(files.SUFFIX)}|{re.escape(files.EARLIER)})"
 PREFLIGHT = re.compile(r"preflight_[^/]+\.txt")
 RUN_FOLDERS = {
     SITES: re.compile(rf"[^/]+({TENSORS}(\.lock)?|\.(after|asked|inputs)\.json)"),
-    JOINED: re.compile(rf"\d+{re.escape(SUFFIX)}"),
-    UNSCORED: re.compile(rf"\d+{TENSORS}"),
-    BEST_MODELS: re.compile(rf"\d+{TENSORS}"),
+    files.JOINED: re.compile(rf"\d+{re.escape(files.SUFFIX)}"),
+    files.UNSCORED: re.compile(rf"\d+{TENSORS}"),
+    files.BEST_MODELS: re.compile(rf"\d+{TENSORS}"),
     EDITIONS: re.compile(r"[^/]+\.(html|json)"),
     EVIDENCE: re.compile(r"[^/]+\.(html|jsonl?|xml)"),
     EVENTS: re.compile(r"events\.out\.tfevents\.[^/]+"),
@@ -182,10 +167,16 @@ def _is_own_file(path: Path, pattern: re.Pattern[str], *names: str) -> bool:
 def is_run(folder: Path) -> bool:
     """Whether ``folder`` holds a run that has at least been configured."""
     try:
-        found = read_json(folder / CONFIG)
+        found = files.read_json(folder / CONFIG)
     except UserError:
         return False
     return {"format", "method", "task", "settings", "training"} <= set(found)
+
+
+def require_run(folder: Path) -> None:
+    """Raise UserError unless ``folder`` ``is_run``."""
+    if not folder.is_dir() or not is_run(folder):
+        raise UserError(f"{folder}: expected the folder of a run")
 
 
 def is_complete(folder: Path) -> bool:
@@ -193,7 +184,7 @@ def is_complete(folder: Path) -> bool:
     if not (folder / REPORT).is_file() or not (folder / PAGE).is_file():
         return False
     try:
-        return read_json(folder / REPORT).get("status") == "completed"
+        return files.read_json(folder / REPORT).get("status") == "completed"
     except UserError:
         return False
 
@@ -201,14 +192,15 @@ def is_complete(folder: Path) -> bool:
 def never_started(folder: Path) -> bool:
     """Whether the run there was refused before its first round, so that nothing is lost by another attempt."""
     try:
-        return [entry["event"] for entry in events(audit.verify(folder / AUDIT, torn=True))] == ["start", "finish"]
+        log = audit.verify(folder / files.AUDIT, torn=True)
+        return [entry["event"] for entry in events(log)] == ["start", "finish"]
     except (FairFlareError, OSError, KeyError):
         return False
 
 
 def has_begun(folder: Path) -> bool:
     """Whether the run's log holds at least one whole, valid line; raises UserError when it cannot be read."""
-    return is_file(folder / AUDIT) and bool(audit.first_entry(folder / AUDIT))
+    return files.is_file(folder / files.AUDIT) and bool(audit.first_entry(folder / files.AUDIT))
 
 
 def check_collection(folder: Path, is_part: Callable[[str], bool] = lambda name: True) -> None:
@@ -265,13 +257,10 @@ def _remove(folder: Path) -> None:
     """Delete a run's own files, no others."""
     for item in content(folder):
         if item.name in RUN_FOLDERS and item.is_dir() and not item.is_symlink():
-            remove_files(item, partial(_matches, RUN_FOLDERS[item.name]))
+            own = RUN_FOLDERS[item.name]
+            remove_files(item, lambda name: own.fullmatch(name) is not None)  # noqa: B023 - used at once
         elif _is_own_file(item, PREFLIGHT, *RUN_FILES):
             item.unlink()
-
-
-def _matches(pattern: re.Pattern[str], name: str) -> bool:
-    return pattern.fullmatch(name) is not None
 
 
 def _discard(before: Path) -> None:

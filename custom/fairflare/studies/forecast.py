@@ -205,20 +205,14 @@ def ask(folder: Path) -> Json:
         data = everyone(parts.task.site_data(site))
         if not untestable(data.labels.numpy()):
             hospitals[client] = patients(data, event_index(parts))
-    if len(hospitals) < LEAST_SITES:
-        raise UserError(
-            f"{folder}: expected at least {LEAST_SITES} hospitals with patients enough, got {len(hospitals)}"
-        )
+    if (n := len(hospitals)) < LEAST_SITES:
+        raise UserError(f"{folder}: expected at least {LEAST_SITES} hospitals with patients enough, got {n}")
     federation = Together.of(list(hospitals.values()))
     made = calibrated(hospitals, federation)
-    question = {
-        "run": {**described, "fold": "", "options": without_folders(described["options"])},
-        "sites": len(hospitals),
-        "centre": federation.centre.tolist(),
-        "total": federation.total.tolist(),
-        "weights": federation.weights.tolist(),
-        "calibration": {name: one._asdict() for name, one in made.items()},
-    }
+    run = {**described, "fold": "", "options": without_folders(described["options"])}
+    question = {"run": run, "sites": len(hospitals)}
+    question |= {key: getattr(federation, key).tolist() for key in ("centre", "total", "weights")}
+    question["calibration"] = {name: one._asdict() for name, one in made.items()}
     save_json(folder / QUESTION, question)
     return question
 
@@ -256,12 +250,8 @@ def _numbers(question: Json, key: str, shape: tuple[int, ...]) -> Array:
         found = np.array(question[key], dtype=np.float64)
     except (TypeError, ValueError):
         found = np.zeros(0)
-    expected(
-        f"{QUESTION}: {key}",
-        found.shape == shape and bool(np.isfinite(found).all()),
-        f"numbers of shape {shape}",
-        "others",
-    )
+    proper = found.shape == shape and bool(np.isfinite(found).all())
+    expected(f"{QUESTION}: {key}", proper, f"numbers of shape {shape}", "others")
     return found
 
 

@@ -30,7 +30,7 @@ from fairflare.engine.state import Checkpoint, json_text, load_checkpoint, save_
 from fairflare.report import REPORT
 from fairflare.report.write import verified_run, write_report
 from fairflare.studies import display
-from fairflare.studies.folders import created, is_complete, is_run, opened, refuse_existing
+from fairflare.studies.folders import created, is_complete, is_run, opened, refuse_existing, require_run
 from fairflare.studies.study import leaving_out
 
 STATEMENT = "statement"
@@ -91,8 +91,7 @@ def plan(folder: Path, site: str) -> Plan:
     Raises:
         UserError: no complete run, no such site, too few sites stay, or the sites' data are not on this machine.
     """
-    if not folder.is_dir() or not is_run(folder):
-        raise UserError(f"{folder}: expected the folder of a run")
+    require_run(folder)
     with opened(folder):
         run_history, entries = verified_run(folder)
         described = read_json(folder / CONFIG)
@@ -210,9 +209,8 @@ def _append(log: AuditLog, site: str, line: Mapping[str, Any]) -> Json:
 
 def _statement(chosen: Plan, before: Json, after: Json, out: Path) -> Json:
     metric = after["fairness"]["metric"]
-    rows = {
-        name: {"before": _score(before, name, metric), "after": _score(after, name, metric)} for name in chosen.stay
-    }
+    both = {"before": before, "after": after}
+    rows = {name: {when: _score(one, name, metric) for when, one in both.items()} for name in chosen.stay}
     entries = AuditLog(out / AUDIT).entries
     how = "trained again from the initial model, without the site"
     if chosen.exact:
@@ -254,28 +252,25 @@ def told(score: Json) -> str:
 def _in_words(said: Json) -> str:
     run, removed = said["run"], said["removed"]
     rounds = ", ".join(map(str, removed["rounds"])) or "none"
-    rows = [f"| {site} | {told(one['before'])} | {told(one['after'])} |" for site, one in said["stay"].items()]
-    return "\n".join(
-        [
-            f"# Statement for {said['site']}",
-            "",
-            f"{said['date']}. Run: {run['method']} on {run['task']}, seed {run['seed']}, {run['rounds']} rounds.",
-            "",
-            f"- **Removed:** the updates of {removed['n_train']} training patients, in rounds {rounds}.",
-            f"- **How:** {said['how']} (rounds {said['rounds_run'][0]} to {said['rounds_run'][1]}; {said['why']}). The "
-            f"site was not asked for anything, and its data were not read.",
-            f"- **Model before:** SHA-256 {said['model_before']}; its audit log ends in {said['log_before']}.",
-            f"- **Model now:** SHA-256 {said['model_after']}; its audit log ends in {said['log_after']}.",
-            "",
-            "**What cannot be undone:**",
-            "",
-            *(f"- {one}" for one in said["cannot_be_undone"]),
-            "",
-            f"**Those who stay** ({said['metric']} on each site's test split, 95 % interval over its test patients):",
-            "",
-            "| site | before | now |",
-            "|---|---|---|",
-            *rows,
-            "",
-        ]
-    )
+    rows = "\n".join(f"| {site} | {told(o['before'])} | {told(o['after'])} |" for site, o in said["stay"].items())
+    how = f"{said['how']} (rounds {said['rounds_run'][0]} to {said['rounds_run'][1]}; {said['why']})"
+    undone = "\n".join(f"- {one}" for one in said["cannot_be_undone"])
+    return f"""# Statement for {said["site"]}
+
+{said["date"]}. Run: {run["method"]} on {run["task"]}, seed {run["seed"]}, {run["rounds"]} rounds.
+
+- **Removed:** the updates of {removed["n_train"]} training patients, in rounds {rounds}.
+- **How:** {how}. The site was not asked for anything, and its data were not read.
+- **Model before:** SHA-256 {said["model_before"]}; its audit log ends in {said["log_before"]}.
+- **Model now:** SHA-256 {said["model_after"]}; its audit log ends in {said["log_after"]}.
+
+**What cannot be undone:**
+
+{undone}
+
+**Those who stay** ({said["metric"]} on each site's test split, 95 % interval over its test patients):
+
+| site | before | now |
+|---|---|---|
+{rows}
+"""

@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,6 @@ def measure_riders(
         question: method and others (each is run), task, seeds and settings; its other fields are for contributions.
         kinds: of ``report.free_riders.KINDS``; "none" is run in any case.
         folder: gets a folder per run and ``riders.json``.
-        force: runs everything again.
         workers: see ``parallel.budget``.
 
     Returns:
@@ -65,12 +65,8 @@ def measure_riders(
     """
     kinds = ["none", *(kind for kind in dict.fromkeys(kinds) if kind != "none")]
     labels = (question.method, *question.others)
-    runs = {
-        _name(label, kind, seed): _config(question, label, kind, seed)
-        for label in labels
-        for kind in kinds
-        for seed in question.seeds
-    }
+    every = product(labels, kinds, question.seeds)
+    runs = {_name(label, kind, seed): _config(question, label, kind, seed) for label, kind, seed in every}
     one = partial(ride_once, force=force)
     with Study(runs).finished(
         folder, one, workers=workers, is_part=lambda name: name.rpartition("-seed")[2].isdigit()
@@ -111,11 +107,8 @@ def ride_once(config: RunConfig, folder: Path, *, force: bool = False, workers: 
             sites.transport = riding
             run_local(config, folder, parts=parts, sites=sites)
         run = write_report(folder)["detail"]
-        found = {
-            **about,
-            **{"finished": True, "task": f"{config.task}:{config.preset}", "metric": run["headline"]},
-            **{"score": run["fairness"]["mean"], "sites": names, "rider": rider, "marked": marked(run, riding.seen)},
-        }
+        found = {**about, "finished": True, "task": f"{config.task}:{config.preset}", "metric": run["headline"]}
+        found |= {"score": run["fairness"]["mean"], "sites": names, "rider": rider, "marked": marked(run, riding.seen)}
         save_json(folder / RIDER, found)
     return found
 
@@ -189,17 +182,11 @@ class Riding:
     def _look(self, updates: Mapping[str, Mapping[str, Tensor]], step: StateDict | None) -> Json:
         flat = {site: _flat(update, self._trainable) for site, update in updates.items()}
         last = None if step is None else _flat(step, self._trainable)
-        nearest = {
-            site: max(
-                (c for other in flat if other != site and (c := _cosine(own, flat[other])) is not None), default=None
-            )
-            for site, own in flat.items()
-        }
-        return {
-            "norms": {site: float(own.norm()) for site, own in flat.items()},
-            "nearest": nearest,
-            "last_step": {site: None if last is None else _cosine(own, last) for site, own in flat.items()},
-        }
+        to_others = {site: [_cosine(own, flat[one]) for one in flat if one != site] for site, own in flat.items()}
+        nearest = {site: max((c for c in each if c is not None), default=None) for site, each in to_others.items()}
+        norms = {site: float(own.norm()) for site, own in flat.items()}
+        steps = {site: None if last is None else _cosine(own, last) for site, own in flat.items()}
+        return {"norms": norms, "nearest": nearest, "last_step": steps}
 
 
 def _config(question: Question, label: str, kind: str, seed: int) -> RunConfig:
@@ -223,14 +210,10 @@ def _config(question: Question, label: str, kind: str, seed: int) -> RunConfig:
 
 def _method(label: str, kinds: Sequence[str], seeds: Sequence[int], found: Mapping[str, Any]) -> Json:
     runs = {kind: [found[_name(label, kind, seed)] for seed in seeds] for kind in kinds}
-    rated = {
-        kind: {
-            "score": mean_ci(run["score"] for run in some),
-            "detectors": rates(some),
-            "runs": [{"seed": seed, **run} for seed, run in zip(seeds, some)],
-        }
-        for kind, some in runs.items()
-    }
+    rated = {}
+    for kind, some in runs.items():
+        each = [{"seed": seed, **run} for seed, run in zip(seeds, some)]
+        rated[kind] = {"score": mean_ci(run["score"] for run in some), "detectors": rates(some), "runs": each}
     return {"label": label, "kinds": rated}
 
 

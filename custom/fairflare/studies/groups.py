@@ -57,9 +57,7 @@ def by_score(tested: OutOfFold, candidates: Sequence[str], design: Design) -> di
     Plain differences of the models of the folds; nobody has shown how often these intervals hold.
 
     Args:
-        tested: the hospital's patients, with their folds.
-        candidates: names, in the order of the risks.
-        design: how patients were tested.
+        tested: the hospital's patients, with their folds; the others as of ``by_group``.
     """
     labels, (own, *others) = tested.labels, tested.risks
     found: dict[str, Any] = {}
@@ -75,19 +73,18 @@ def differences(tested: Mapping[str, OutOfFold], candidates: Sequence[str], desi
 
     Args:
         tested: hospital -> its patients: times and events (n, 2) with log risks, or masks with each one's Dice.
-        candidates: names, in the order of the risks.
-        design: how patients were tested.
+            The others as of ``by_group``.
     """
     sites: dict[str, Any] = {}
     times = next(iter(tested.values())).labels.ndim == 2
     for site, one in tested.items():
         own, *others = one.risks
         assert (folds := one.folds) is not None
-        each = [
-            c_index_benefit(one.labels, own, new, folds) if times else of_differences(new - own, new - own)
-            for new in others
-        ]
-        rows = {name: answered_alone(benefit, design, 0.025) for name, benefit in zip(candidates, each, strict=True)}
+        rows = {}
+        for name, new in zip(candidates, others, strict=True):
+            plain = of_differences(new - own, new - own)
+            benefit = c_index_benefit(one.labels, own, new, folds) if times else plain
+            rows[name] = answered_alone(benefit, design, 0.025)
         row = {"n": len(one.labels), "by": "outcomes", "candidates": rows, MIX: dict.fromkeys(MIX_KEYS, 0.0)}
         sites[site] = {**row, "answer": sentence(row, candidates)}
     score = C_INDEX if times else DICE

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import numpy as np
 from fairflare.core.errors import UserError
 from fairflare.core.validation import expected, shown
 from fairflare.data.tensors import TensorData
+from fairflare.engine import audit
+from fairflare.engine.files import AUDIT
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_text
@@ -29,24 +32,16 @@ from fairflare.inference.mix import event_index
 from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.report.sentences import study
 from fairflare.studies import display
-from fairflare.studies.candidates import (
-    INTERCEPT,
-    federation_odds,
-    logits_of,
-    model_for,
-    moved,
-    on_fold,
-    outputs_of,
-)
+from fairflare.studies.candidates import INTERCEPT, federation_odds, logits_of, model_for, moved, on_fold, outputs_of
 from fairflare.studies.combine import keep_own
 from fairflare.studies.folders import JOIN, JOIN_PAGE
 from fairflare.studies.groups import SCORES, by_group, by_score, differences
+from fairflare.studies.joined import write_sheets
 from fairflare.studies.labels import folder_name, split_method
 from fairflare.studies.own_model import TREES, own_model, own_risks
-from fairflare.studies.own_times import COX, own_log_risks
-from fairflare.studies.parallel import Workers
+from fairflare.studies.own_network import COX, NETWORK, own_log_risks, own_network
+from fairflare.studies.parallel import Workers, budget
 from fairflare.studies.runs import run_once
-from fairflare.studies.sheets import write_sheets
 from fairflare.studies.study import SHARED, Study, config_of, facts
 from fairflare.tasks.folds import ALL, FEWEST, dealt, everyone, outcomes, untestable
 from fairflare.tasks.kinds.masks import soft_loss
@@ -146,11 +141,8 @@ def asked(
     for config in configs:
         fits = _data(config) == _data(first)
         expected(f"join: {config.method}", fits, f"the data, sites and seed of {first.method}", "others")
-    task, made = (
-        f"{first.task}:{first.preset}",
-        {c.method: dataclasses.replace(c, solo=False, trees=False) for c in configs},
-    )
-    design = Design(folds, repeats)
+    made = {config.method: dataclasses.replace(config, solo=False, trees=False) for config in configs}
+    task, design = f"{first.task}:{first.preset}", Design(folds, repeats)
     return Question(tuple(labels), task, design, margin, new_size, first.seed, made=made, shares=shares)
 
 
@@ -166,9 +158,7 @@ def measure_join(
     """Make the runs that are missing, and report the benefit of joining for each hospital.
 
     Args:
-        question: what is asked.
         folder: gets a folder per run, join.json, join.html and the folder ``sheets``.
-        force: makes all runs again.
         workers: see ``parallel.budget``.
 
     Returns:
@@ -204,16 +194,9 @@ def measure_join(
                 found["sites"][client]["other_scores"] = by_score(one, names, design)
         title = titled(next(iter(runs.values())), first)
         told = {"title": title, "task": question.task, "methods": list(question.methods)}
-        more = {
-            "not_validated": [found["score"]] if plain else list(SCORES),
-            "new_size": question.new_size,
-            "event": question.event,
-            "privacy": question.privacy(),
-            "one_split": split,
-            "refused": refused,
-            "own_models": kinds,
-            **facts(),
-        }
+        more = {"not_validated": [found["score"]] if plain else list(SCORES), "new_size": question.new_size}
+        more |= {"event": question.event, "privacy": question.privacy(), "one_split": split, "refused": refused}
+        more |= {"own_models": kinds, **facts()}
         result = {**told, **found, **({} if plain else _why(tested, names, question)), **more}
         save_json(folder / JOIN, result)
         save_text(folder / JOIN_PAGE, page(result))
@@ -260,10 +243,8 @@ def _tested(
     risks: dict[str, dict[str, Array]] = {client: {} for client in labels if client not in refused}
     kinds: dict[str, dict[str, int]] = {client: {} for client in risks}
     design = question.design
-    place = {
-        client: [dealt(labels[client], design.folds, deal, names[client]) for deal in range(design.repeats)]
-        for client in risks
-    }
+    deals = range(design.repeats)
+    place = {one: [dealt(labels[one], design.folds, deal, names[one]) for deal in deals] for one in risks}
     for deal, fold in question._folds():
         for label in question.methods:
             name = question.name(label, deal, fold)
@@ -356,8 +337,6 @@ def _own(parts: Parts, config: RunConfig, data: TensorData, event: int) -> tuple
         return own_log_risks(x, np.asarray(train.targets, dtype=np.float64), new), COX  # type: ignore[union-attr]  # the same
     if x.ndim == 2:
         return own_risks(x, (train.labels.numpy() == event).astype(np.float64), new)
-    from fairflare.studies.own_network import NETWORK, own_network
-
     model = own_network(parts, config, data)
     if event < 0:
         return _scores(parts, config, model, data, "test", plain=True), NETWORK
@@ -393,3 +372,56 @@ def _scores(
     # where an output is not finite, so is the loss, but not the Dice
     found = cases.risks if kind.has_times else cases.dice.mean(1) + 0 * soft_loss(cases.outputs, cases.targets)
     return np.asarray(found, dtype=np.float64)
+
+
+def within(
+    question: Question, folder: Path, minutes: float, *, force: bool = False, workers: Workers | None = 1
+) -> Question:
+    """The question with as many repetitions and folds as its trainings have time for.
+
+    Each method is first trained once on all patients, which ``combine`` needs anyhow; how long that took is in the
+    run's log, so that the same command makes the same of it again. Own models are not counted.
+
+    Args:
+        question: with the most repetitions and folds.
+        folder: of the join.
+        minutes: for all trainings.
+        force: makes the runs on all patients again.
+        workers: see ``parallel.budget``.
+
+    Raises:
+        UserError: there is no time for one repetition of two folds.
+    """
+    runs = {f"{folder_name(label)}-{ALL}": on_fold(config, ALL) for label, config in question.each().items()}
+    with Study(runs).finished(folder, partial(run_once, force=force), workers=workers):
+        each = sum(seconds_of(folder / name) for name in runs)
+    found = budget(workers, "local", question.runs())
+    at_once = found if isinstance(found, int) else 1
+    left = 60 * minutes - each / at_once
+    design = next((one for one in fewer(question.design) if trainings(one) * each / at_once <= left), None)
+    if design is None:
+        least = each / at_once * (1 + trainings(fewer(question.design)[-1])) / 60
+        raise UserError(f"--budget: expected at least {least:.1f} minutes, got {minutes:g}")
+    took = display.duration(trainings(design) * each / at_once)
+    display.note(f"--budget {minutes:g}: {design.folds} folds, {design.repeats} repetitions, about {took} of training")
+    return dataclasses.replace(question, design=design)
+
+
+def fewer(design: Design) -> list[Design]:
+    """The design, then with fewer repetitions, then of one repetition with fewer folds."""
+    if isinstance(design, OneSplit):
+        return [design]
+    sizes = [(design.folds, repeats) for repeats in range(design.repeats, 0, -1)]
+    sizes += [(folds, 1) for folds in range(design.folds - 1, FEWEST - 1, -1)]
+    return [dataclasses.replace(design, folds=folds, repeats=repeats) for folds, repeats in sizes]
+
+
+def trainings(design: Design) -> float:
+    """How many trainings on all patients its trainings take as long as; each has (K - 1) / K of them."""
+    return (1 if isinstance(design, OneSplit) else design.repeats * design.folds) * (design.folds - 1) / design.folds
+
+
+def seconds_of(folder: Path) -> float:
+    """From a run's first line in its log to its last."""
+    first, *_, last = (datetime.fromisoformat(entry["time"]) for entry in audit.verify(folder / AUDIT))
+    return (last - first).total_seconds()

@@ -13,13 +13,7 @@ Array = npt.NDArray[np.float64]
 INNER, PENALTIES = 5, np.logspace(-3, 2, 6)
 SCORE = "neg_brier_score"
 REGRESSION, TREES = "regression", "trees"
-GROWN = {
-    "learning_rate": 0.05,
-    "max_iter": 100,
-    "max_leaf_nodes": 8,
-    "min_samples_leaf": 10,
-    "l2_regularization": 1.0,
-}
+GROWN = {"learning_rate": 0.05, "max_iter": 100, "max_leaf_nodes": 8, "min_samples_leaf": 10, "l2_regularization": 1.0}
 
 
 def own_risks(x: Array, y: Array, new: Array) -> tuple[Array, str]:

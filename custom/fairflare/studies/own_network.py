@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The best network that a hospital trains alone: rate and number of epochs chosen on its own patients."""
+"""What a hospital has alone beside ``own_model``: the best network that it trains, and Cox's regression of times."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import torch
 
 from fairflare.core import registry
 from fairflare.core.execution import Execution, default_device, placed
@@ -21,10 +22,13 @@ from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts
 from fairflare.studies.candidates import outputs_of
+from fairflare.studies.own_model import INNER, Array
 from fairflare.tasks.folds import part as rows_of
+from fairflare.tasks.kinds.survival import efron_loss
 
-Array = npt.NDArray[np.float64]
-NETWORK = "network"
+COX, NETWORK = "cox", "network"
+PENALTIES = np.logspace(0, 3, 4)
+"""Of Cox's regression."""
 RATES = (1.0, 0.3)
 """Times the task's learning rate."""
 HELD_OUT = 5
@@ -64,20 +68,12 @@ def _epochs(parts: Parts, config: RunConfig, data: TensorData, rate: float) -> I
     network.load_state_dict(parts.model)
     yield dict(copy.deepcopy(network.state_dict()))
     memory: dict[str, object] = {}
+    device = default_device()
     for number in range(1, rounds + 1):
         seed = derive(config.seed, "own network", number)
-        registry.get_trainer("sgd")().train(
-            LocalWork(
-                placed(network, default_device()),
-                data.on(default_device()),
-                per_round,
-                Round(number, rounds),
-                seed,
-                execution=Execution(default_device()),
-                memory=memory,
-                objective=parts.task.objective,
-            )
-        )
+        how: dict[str, Any] = {"execution": Execution(device), "memory": memory, "objective": parts.task.objective}
+        work = LocalWork(placed(network, device), data.on(device), per_round, Round(number, rounds), seed, **how)
+        registry.get_trainer("sgd")().train(work)
         yield {key: value.cpu() for key, value in copy.deepcopy(network.state_dict()).items()}
 
 
@@ -85,3 +81,39 @@ def _loss(parts: Parts, config: RunConfig, data: TensorData, model: StateDict) -
     """The task's mean loss of the held-out patients: cross-entropy of classes."""
     cases = parts.task.kind.cases(*outputs_of(parts, config, model, data, "val", plain=True), parts.task.classes)
     return parts.task.kind.loss(cases)
+
+
+def own_log_risks(x: Array, y: Array, new: Array) -> Array:
+    """Log risks (M,) of rows ``new`` (M, F) by a ridge Cox regression of rows x (N, F) with times and events y (N, 2).
+
+    The penalty is that of the largest cross-validated partial likelihood (Verweij and van Houwelingen, Statistics in
+    Medicine 12, 1993).
+    """
+    place = np.random.default_rng(0).permutation(len(x)) % INNER
+    rows, times = torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(np.ascontiguousarray(y))
+    parts = [(rows[place != fold], times[place != fold]) for fold in range(INNER)]
+
+    def lost(penalty: float) -> float:
+        found = [(part, _ridge(*part, penalty)) for part in parts]
+        return sum(float(_cox_loss(rows, times, at) - _cox_loss(*part, at)) for part, at in found)
+
+    return np.asarray(new @ _ridge(rows, times, min(PENALTIES, key=lost)).numpy())
+
+
+def _cox_loss(rows: torch.Tensor, times: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    return efron_loss((rows @ at)[:, None], times) * len(rows)
+
+
+def _ridge(rows: torch.Tensor, times: torch.Tensor, penalty: float) -> torch.Tensor:
+    """(F,) Cox's coefficients with a ridge penalty."""
+    at = torch.zeros(rows.shape[1], dtype=torch.float64, requires_grad=True)
+    search = torch.optim.LBFGS([at], max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        search.zero_grad()
+        found = _cox_loss(rows, times, at) + penalty * at @ at / 2
+        found.backward()
+        return found
+
+    search.step(loss)
+    return at.detach()

@@ -239,20 +239,14 @@ def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
         figures += _figures(table, main, plan, places, folder)
     out = folder / FOLDER
     out.mkdir(parents=True, exist_ok=True)
-    files = write_tables(
-        out, file_name(exhibit.name), exhibit.title, shown, figures=figures, facts={k: v for k, v in about.items() if v}
-    )
+    told = {key: text for key, text in about.items() if text}
+    files = write_tables(out, file_name(exhibit.name), exhibit.title, shown, figures=figures, facts=told)
     for number, svg in enumerate(figures, 1):
         path = out / f"{file_name(exhibit.name)}-{number}.svg"
         save_text(path, standalone(svg))
         files.append(path)
-    return {
-        "name": exhibit.name,
-        "title": exhibit.title,
-        "runs": len(runs),
-        "files": [str(path) for path in files],
-        "tables": [table.to_json() for table in shown],
-    }
+    made = {"files": [str(path) for path in files], "tables": [table.to_json() for table in shown]}
+    return {"name": exhibit.name, "title": exhibit.title, "runs": len(runs), **made}
 
 
 def _pictured(table: Table, shown: Shown, plan: Plan, places: Sequence[Place], folder: Path) -> Shown:
@@ -312,10 +306,8 @@ def _used(table: Table, place: Place, runs: Mapping[str, Run]) -> Used:
     found = {row: {seed: runs[path] for seed, path in paths.items()} for row, paths in place.runs.items()}
 
     def beside(row: str, seed: int) -> Beside:
-        others = {
-            label: paths[seed] for (name, label), paths in place.references.items() if name == row and seed in paths
-        }
-        references = {label: runs[path] for label, path in others.items()}
+        others = {label: paths for (name, label), paths in place.references.items() if name == row and seed in paths}
+        references = {label: runs[paths[seed]] for label, paths in others.items()}
         without = {site: runs[paths[seed]] for (name, site), paths in place.without.items() if name == row}
         return Beside(references, without, references.get(table.left_out))
 
@@ -326,11 +318,8 @@ def _used(table: Table, place: Place, runs: Mapping[str, Run]) -> Used:
 def _run(folder: Path, config: RunConfig, options: Sequence[str]) -> Run:
     from fairflare.report import REPORT
 
-    scores = {
-        entry["round"]: {name: found["metrics"] for name, found in entry["test_sets"].items()}
-        for entry in events(audit.verify(folder / AUDIT))
-        if entry["event"] == "scores"
-    }
+    scored = (entry for entry in events(audit.verify(folder / AUDIT)) if entry["event"] == "scores")
+    scores = {one["round"]: {name: found["metrics"] for name, found in one["test_sets"].items()} for one in scored}
     report = read_json(folder / REPORT)
     higher = bool(report["detail"]["higher_is_better"])
     elsewhere = {one: on_mixture(config, folder, parse_options([one])[0], higher) for one in dict.fromkeys(options)}

@@ -85,20 +85,14 @@ def _row(
     runs = set(_runs(exhibit, chosen, presets))
     each = [_seconds(task, label, rounds, methods, presets, speed) for task, label, _, rounds in runs]
     known = [seconds for seconds in each if seconds is not None]
-    return {
-        "name": exhibit.name,
-        "paper": paper,
-        "title": exhibit.title,
-        "figure": exhibit.is_figure,
-        "runs": len(runs),
-        "seconds": sum(known) / cores if len(known) == len(each) else None,
-        "cores": cores,
-        "data": [
-            {"title": one.title, "task": one.task, "needs": list(one.needs)}
-            | {"here": not chosen[one.key][1], "stand_in": one.stand_in}
-            for one in _data_of(exhibit)
-        ],
-    }
+    data = [
+        {"title": one.title, "task": one.task, "needs": list(one.needs)}
+        | {"here": not chosen[one.key][1], "stand_in": one.stand_in}
+        for one in _data_of(exhibit)
+    ]
+    seconds = sum(known) / cores if len(known) == len(each) else None
+    about = {"name": exhibit.name, "paper": paper, "title": exhibit.title, "figure": exhibit.is_figure}
+    return {**about, "runs": len(runs), "seconds": seconds, "cores": cores, "data": data}
 
 
 def _data_of(exhibit: Exhibit) -> list[Data]:

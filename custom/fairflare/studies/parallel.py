@@ -40,13 +40,8 @@ from fairflare.studies import display
 from fairflare.studies.display import Board
 from fairflare.studies.labels import set_variables
 
-EVERYONES = (
-    "jinja2",
-    "matplotlib.figure",
-    "matplotlib.backends.backend_svg",
-    "tensorboard.compat.proto.event_pb2",
-    "tensorboard.summary.writer.event_file_writer",
-)
+EVERYONES = ["jinja2", "matplotlib.figure", "matplotlib.backends.backend_svg"]
+EVERYONES += ["tensorboard.compat.proto.event_pb2", "tensorboard.summary.writer.event_file_writer"]
 """What every run imports on its way: once before the processes are forked, two thirds of a CPU second for each."""
 OWN_FILES = (plugins.VARIABLE, user_code.VARIABLE)
 """Environment variables that name files which a run's bits depend on."""
@@ -193,7 +188,7 @@ def _in_processes(runs: Mapping[str, RunConfig], folder: Path, one: One, workers
     """In processes that live as long as there are runs for them; they start before any thread does."""
     count, started = min(workers, len(runs)), list[Worker]()
     waiting, busy = deque(runs.items()), dict[Worker, str]()
-    for module in EVERYONES if start_method() == "fork" else ():
+    for module in EVERYONES if start_method() == "fork" else []:
         importlib.import_module(module)
 
     def start() -> Worker:
@@ -244,9 +239,8 @@ def _on_cluster(runs: Mapping[str, RunConfig], folder: Path, one: One, cluster: 
         client.subscribe_topic(topic, lambda event: found.board.heard(*event[1]))
         # Without arguments: joblib keeps large ones at one worker, with which they are lost.
         tasks = (delayed(partial(far, *run))() for run in runs.items() if not found.mistaken)
-        many = Parallel(
-            backend=Backend(client=client), batch_size=1, pre_dispatch="n_jobs", return_as="generator_unordered"
-        )
+        how = {"batch_size": 1, "pre_dispatch": "n_jobs", "return_as": "generator_unordered"}
+        many = Parallel(backend=Backend(client=client), **how)
         try:
             for name, report, failure in many(tasks):
                 found.note(name, report, failure)

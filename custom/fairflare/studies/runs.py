@@ -349,15 +349,8 @@ def execute_deployed(
     for caution in cautions(config, parts):
         display.note(caution)
     with fresh_folder(folder, force):
-        run_deployed(
-            config,
-            folder,
-            env,
-            kit,
-            timeout=timeout,
-            preinstalled=preinstalled,
-            watch=lambda text: err.print(escape(text), soft_wrap=True),
-        )
+        how: dict[str, Any] = {"timeout": timeout, "preinstalled": preinstalled}
+        run_deployed(config, folder, env, kit, watch=lambda text: err.print(escape(text), soft_wrap=True), **how)
         verify_run(folder)
         if not (folder / REPORT).is_file():
             raise RunFailed(f"the job came back without {REPORT}; `fairflare report {folder}` writes it")

@@ -186,13 +186,8 @@ def scored(entries: Sequence[Mapping[str, Any]], choice: Choice) -> dict[str, An
         raise UserError(f"search: site {missing[0] if missing else '?'}: has no {choice.metric} on a validation split")
     last = next(entry for entry in reversed(entries) if "model_sha256" in entry)
     worst = (min if choice.higher else max)(sorted(values), key=lambda site: values[site])
-    return {
-        "score": choice.score(values),
-        "mean": sum(values.values()) / len(values),
-        "worst": values[worst],
-        "worst_site": worst,
-        "model_sha256": last["model_sha256"],
-    }
+    found = {"score": choice.score(values), "mean": sum(values.values()) / len(values)}
+    return {**found, "worst": values[worst], "worst_site": worst, "model_sha256": last["model_sha256"]}
 
 
 def best_of(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:

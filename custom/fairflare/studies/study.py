@@ -208,14 +208,11 @@ class Study:
         """A row per finished run and site: what tells the run from the others, and ``Federation.sites``."""
         import pandas
 
-        found = [
-            sites_table(report)
-            .reset_index()
-            .assign(run=path)[["run", "site"]]
-            .assign(**self.about[path])
-            .join(sites_table(report).reset_index(drop=True))
-            for path, report in self.reports.items()
-        ]
+        found = []
+        for path, report in self.reports.items():
+            table = sites_table(report).reset_index()
+            head = table.assign(run=path)[["run", "site"]].assign(**self.about[path])
+            found.append(head.join(table.drop(columns="site")))
         return pandas.concat(found, ignore_index=True) if found else pandas.DataFrame(columns=["run", "site"])
 
     def _result(self, path: str) -> dict[str, Any]:
@@ -347,10 +344,8 @@ def reference_of_run(config: RunConfig, name: str) -> RunConfig:
 
 def facts() -> dict[str, str]:
     """What stands below tables that a command writes: the machine, and the versions of what ran."""
-    return {
-        "machine": machine(),
-        "versions": ", ".join(f"{name} {text}" for name, text in sorted(all_versions().items())),
-    }
+    versions = ", ".join(f"{name} {text}" for name, text in sorted(all_versions().items()))
+    return {"machine": machine(), "versions": versions}
 
 
 def leaving_out(config: RunConfig, sites: Sequence[str]) -> dict[str, RunConfig]:
@@ -402,14 +397,10 @@ def benefit_table(report: Mapping[str, Any]) -> pandas.DataFrame:
 
     found = report["detail"].get("benefit")
     if not found:
-        raise UserError(
-            "benefit: the run has not asked: settings={'solo': True}, or fairflare after FOLDER --step solo"
-        )
-    rows = [
-        {"metric": metric, "group": "", **row}
-        for metric, one in found["metrics"].items()
-        for row in (*one["sites"], *one["groups"])
-    ]
+        ways = "settings={'solo': True}, or fairflare after FOLDER --step solo"
+        raise UserError(f"benefit: the run has not asked: {ways}")
+    each = ((metric, row) for metric, one in found["metrics"].items() for row in (*one["sites"], *one["groups"]))
+    rows = [{"metric": metric, "group": "", **row} for metric, row in each]
     names = ["site", "group", "metric", "n", "federated", "solo", "benefit", "low", "high", "verdict"]
     return pandas.DataFrame(rows, columns=names)
 

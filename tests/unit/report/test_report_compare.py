@@ -11,7 +11,8 @@ import json
 import pytest
 
 from fairflare.core.errors import UserError
-from fairflare.report.compare import QUANTITIES, compare, table
+from fairflare.report.compare import compare, table
+from fairflare.report.quantities import QUANTITIES
 
 
 @pytest.fixture

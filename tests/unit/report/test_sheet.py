@@ -14,7 +14,7 @@ from fairflare.core.schema import answer_fields
 from fairflare.report.sheet import LANGUAGES, MOST_NAMES, TEXTS, sheet, sheet_page, texts
 from fairflare.report.values import likely
 from fairflare.studies.describe import leaving
-from fairflare.studies.sheets import write_sheets
+from fairflare.studies.joined import write_sheets
 
 FIELDS = leaving("fedavg", secure=True, after=False, solo=False)
 

@@ -18,12 +18,11 @@ from fairflare.report.values import listing, number, plural, size, stop, text
 Json = dict[str, Any]
 Said = tuple[str, list[str]] | None
 """A text and the pointers that it is made of; None: the run does not say."""
-CALIBRATION = {
-    "calibration": "calibration in the large",
-    "slope": "calibration slope",
-    "ece": "expected calibration error",
-}
+CALIBRATION = {"calibration": "calibration in the large", "slope": "calibration slope"}
+CALIBRATION |= {"ece": "expected calibration error"}
 SPLITS = {"val": "validation"}
+SPREAD = {"mean": "mean over hospitals", "std": "standard deviation over hospitals (ddof 0)"}
+SPREAD |= {"gap": "best minus worst hospital"}
 SIZES = ("n_examples", "n_val", "n_test")
 HERE = Path(__file__).parent
 
@@ -110,9 +109,8 @@ def outcome(run: Run, name: Any = None) -> str:
     task = run.detail["task"]
     event = str((run.detail.get("clinical") or {}).get("event") if name is None else name)
     column = (task.get("options") or {}).get("label")
-    return (
-        f"{column} = {event}" if column and name is None or column and event in (task.get("classes") or ()) else event
-    )
+    named = column and (name is None or event in (task.get("classes") or ()))
+    return f"{column} = {event}" if named else event
 
 
 def group(run: Run, name: str) -> str:
@@ -135,16 +133,8 @@ def _label(run: Run, metric: str) -> str:
 
 
 def _row(metric: str, slice: str, value: Any, source: str, ends: Mapping[str, Any] | None = None, **more: Any) -> Json:
-    low, high = (number((ends or {}).get(end)) for end in ("low", "high"))
-    return {
-        "metric": metric,
-        "slice": slice,
-        "value": number(value),
-        "low": low,
-        "high": high,
-        **more,
-        "source": source,
-    }
+    interval = {end: number((ends or {}).get(end)) for end in ("low", "high")}
+    return {"metric": metric, "slice": slice, "value": number(value), **interval, **more, "source": source}
 
 
 def performance(run: Run) -> list[Json]:
@@ -154,10 +144,8 @@ def performance(run: Run) -> list[Json]:
         for metric, value in (row.get("test") or {}).items():
             ends = (row.get("intervals") or {}).get(metric)
             if number(value) is not None and "loss" not in metric.split("_")[:1] and metric != "train_loss":
-                more = {"n": row.get("n_test"), "level": LEVEL if ends else None}
-                rows.append(
-                    _row(_label(run, metric), f"hospital {site}", value, f"{place}/test/{metric}", ends, **more)
-                )
+                at_site = _label(run, metric), f"hospital {site}", value, f"{place}/test/{metric}"
+                rows.append(_row(*at_site, ends, n=row.get("n_test"), level=LEVEL if ends else None))
     return rows
 
 
@@ -166,42 +154,20 @@ def fairness(run: Run) -> list[Json]:
     found, shown = run.detail, as_used(run.detail)
     label, fair = _label(run, found["headline"]), shown["fairness"]
     base = "personal/personal" if shown is not found else "fairness"
-    rows = []
-    for key, words in (
-        ("mean", "mean over hospitals"),
-        ("std", "standard deviation over hospitals (ddof 0)"),
-        ("gap", "best minus worst hospital"),
-    ):
-        rows.append(_row(label, words, fair[key], f"report.json#/detail/{base}/{key}"))
+    rows = [_row(label, words, fair[key], at(f"{base}/{key}")) for key, words in SPREAD.items()]
     for key in ("worst", "best"):
-        rows.append(
-            _row(
-                label,
-                f"{key} hospital: {fair[key]['site']}",
-                fair[key]["value"],
-                f"report.json#/detail/{base}/{key}/value",
-            )
-        )
+        rows.append(_row(label, f"{key} hospital: {fair[key]['site']}", fair[key]["value"], at(f"{base}/{key}/value")))
     groups = shown.get("groups") or {}
     room = ("groups",) if shown is found else ("personal", "groups")
     label = _label(run, groups.get("metric") or found["headline"])
     for i, row in enumerate(groups.get("rows") or ()):
-        rows.append(
-            _row(label, f"group {group(run, row['group'])}", row["value"], at(*room, "rows", i, "value"), n=row["n"])
-        )
+        place, who = at(*room, "rows", i, "value"), f"group {group(run, row['group'])}"
+        rows.append(_row(label, who, row["value"], place, n=row["n"]))
     for metric, i, row in _benefits(run):
         place = at("benefit", "metrics", metric, "sites", i, "benefit")
         more = {"n": row["n"], "level": found["benefit"]["level"], "verdict": row["verdict"]}
-        rows.append(
-            _row(
-                f"benefit of joining in {_label(run, metric)}",
-                f"hospital {row['site']}",
-                row["benefit"],
-                place,
-                row,
-                **more,
-            )
-        )
+        told = f"benefit of joining in {_label(run, metric)}"
+        rows.append(_row(told, f"hospital {row['site']}", row["benefit"], place, row, **more))
     return [row for row in rows if row["value"] is not None]
 
 
@@ -236,17 +202,10 @@ def harms(run: Run) -> list[Json]:
             one["source"].append(at("benefit", "metrics", metric, rows, i))
     worst = SENTENCES["worst"](run)
     if not found and worst:
-        return [
-            {
-                "groupAtRisk": f"patients of {as_used(run.detail)['fairness']['worst']['site']}",
-                "harms": worst[0],
-                "source": worst[1][0],
-            }
-        ]
-    return [
-        {key: "; ".join(one) if isinstance(one, list) else one for key, one in row.items() if one}
-        for row in found.values()
-    ]
+        site = as_used(run.detail)["fairness"]["worst"]["site"]
+        return [{"groupAtRisk": f"patients of {site}", "harms": worst[0], "source": worst[1][0]}]
+    parts = [{key: one for key, one in row.items() if one} for row in found.values()]
+    return [{key: "; ".join(one) if isinstance(one, list) else one for key, one in row.items()} for row in parts]
 
 
 def datasets(run: Run) -> list[Json]:
@@ -337,10 +296,8 @@ def _groups(run: Run) -> Said:
 
 
 def _events(run: Run) -> Said:
-    rows = (
-        f"{site} {one['positives']:g} of {one['n']:g}" for site, one in _in_use(run) if one.get("positives") is not None
-    )
-    words = "; ".join(rows)
+    known = ((site, one) for site, one in _in_use(run) if one.get("positives") is not None)
+    words = "; ".join(f"{site} {one['positives']:g} of {one['n']:g}" for site, one in known)
     return (f"{outcome(run)} in the test split: {words}.", [at("clinical/rows")]) if words else None
 
 
@@ -370,9 +327,8 @@ def _warnings(run: Run) -> Said:
 
 def _learned(run: Run) -> Said:
     found = run.detail.get("learned") or {}
-    words = (
-        f"Better than an answer that needs no network at {found.get('better')} of {found.get('compared')} hospitals."
-    )
+    where = f"{found.get('better')} of {found.get('compared')} hospitals"
+    words = f"Better than an answer that needs no network at {where}."
     return (words, [at("learned")]) if found.get("compared") else None
 
 
@@ -390,27 +346,21 @@ def _training(run: Run) -> Said:
     found, training = run.detail, run.detail["training"]
     keys = ("optimizer", "lr", "batch_size", "epochs", "local_steps")
     how = ", ".join(f"{key} {training[key]}" for key in keys if training.get(key))
-    words = (
-        f"{found['method']['title']}, {found['rounds_done']} of {found['rounds_planned']} rounds, seed {found['seed']}"
-    )
+    rounds = f"{found['rounds_done']} of {found['rounds_planned']} rounds"
+    words = f"{found['method']['title']}, {rounds}, seed {found['seed']}"
     return f"{words}; {how}.", [at(key) for key in ("method", "rounds_done", "seed", "training")]
 
 
 def _after(run: Run) -> Said:
     steps = run.detail.get("after") or []
-    words = "; ".join(
-        f"{one['title']} ({one['by']}), on the {SPLITS.get(one['split'], one['split'])} split" for one in steps
-    )
+    splits = (SPLITS.get(one["split"], one["split"]) for one in steps)
+    words = "; ".join(f"{one['title']} ({one['by']}), on the {of} split" for one, of in zip(steps, splits))
     return (f"{words}.", [at("after")]) if steps else None
 
 
 def _status(run: Run) -> Said:
     done = run.detail["status"] == "completed"
     return f"http://schema.org/{'Completed' if done else 'Failed'}ActionStatus", [at("status")]
-
-
-def _component(run: Run) -> Said:
-    return f"{run.detail['task']['id']}-{run.detail['method']['id']}", [at("task/id"), at("method/id")]
 
 
 def _model_file(run: Run) -> Said:
@@ -450,20 +400,13 @@ def _resumed(run: Run) -> Said:
 
 def _states(run: Run) -> Said:
     lines = [i for i, _ in run.rounds()]
-    kept = (
-        f"the folder keeps {run.model[0]}, the evaluated one" if run.model else "the folder keeps not the evaluated one"
-    )
+    kept = f"the folder keeps {run.model[0] + ', ' if run.model else 'not '}the evaluated one"
     words = f"The log has the hash of the model after each round ({len(lines)}); of these models {kept}."
     return (words, [f"audit.jsonl:{i}#/model_sha256" for i in (lines[0], lines[-1])]) if lines else None
 
 
 def _environment(run: Run) -> Said:
     return notes()["where"].get(run.detail["env"], notes()["where"]["else"]), [at("env")]
-
-
-def _personal_data(run: Run) -> Said:
-    task = run.detail["task"]
-    return f"Real data: {task['real']}. Simulated: {task['simulated']}.", [at("task/real"), at("task/simulated")]
 
 
 def _least(run: Run) -> Said:

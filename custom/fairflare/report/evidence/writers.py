@@ -132,12 +132,8 @@ def crate(entries: Sequence[Entry], run: Run, files: Sequence[str]) -> Json:
     author = {} if texts["#author"].get("name") else {"name": "not stated"}
     made = [_ref("#model"), *map(_ref, sorted(run.files))]
     conforms = _ref("https://w3id.org/ro/crate/1.1")
-    root = {
-        "license": _ref("#licence"),
-        "author": _ref("#author"),
-        "mentions": _ref("#run"),
-        "hasPart": [*map(_ref, parts)],
-    }
+    root: Json = {"license": _ref("#licence"), "author": _ref("#author"), "mentions": _ref("#run")}
+    root["hasPart"] = [*map(_ref, parts)]
     graph: list[Json] = [
         _entity("ro-crate-metadata.json", "CreativeWork", about=_ref("./"), conformsTo=conforms),
         _entity("./", "Dataset", **root),
@@ -155,13 +151,8 @@ def crate(entries: Sequence[Entry], run: Run, files: Sequence[str]) -> Json:
         graph.append(_entity(name, "File", name=names.get(name, name), encodingFormat=kind, **hasher.get(name, {})))
     for one in graph:
         one |= texts.get(one["@id"], {})
-    return {
-        "@context": [
-            "https://w3id.org/ro/crate/1.1/context",
-            {"sha256": "https://w3id.org/ro/terms/workflow-run#sha256"},
-        ],
-        "@graph": graph,
-    }
+    terms = {"sha256": "https://w3id.org/ro/terms/workflow-run#sha256"}
+    return {"@context": ["https://w3id.org/ro/crate/1.1/context", terms], "@graph": graph}
 
 
 def _entity(ref: str, kind: str, **more: Any) -> Json:
