@@ -211,7 +211,7 @@ class SiteProcess(psutil.Process):
         with contextlib.suppress(psutil.NoSuchProcess):
             super().kill()
 
-    def wait(self, timeout: float | None = None) -> int | None:
+    def wait(self, timeout: float | None = None) -> int:
         try:
             return super().wait(timeout)
         except psutil.TimeoutExpired as late:
