@@ -117,7 +117,7 @@ class Trainer(ABC):
         if not losses:
             return torch.zeros(())
         weighed = torch.stack(losses) * torch.tensor(sizes, device=work.device)
-        return weighed.double().cumsum(0)[-1] / sum(sizes)  # in their order, whatever the machine
+        return weighed.double().cumsum(0)[-1] / sum(sizes)  # on a CPU one after the other
 
     def setup(self, work: LocalWork) -> None:  # noqa: B027  (most trainers prepare nothing)
         """Called before the first step of a round: put what the steps need into ``work.scratch``."""
