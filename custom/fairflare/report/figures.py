@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from fairflare.report.benefit import GAINS, LOSES, UNCLEAR
@@ -34,6 +35,7 @@ from fairflare.report.svg import (
     short,
     whiskers,
 )
+from fairflare.report.templates import rendered as rendered_page
 from fairflare.report.values import capital, in_order, label, number, plural, signed, text
 
 if TYPE_CHECKING:
@@ -310,11 +312,11 @@ def draw_benefits(
 MOST_SITES = 24
 """Sites that are drawn; the table has all of them."""
 STAGES: Mapping[str, dict[str, Any]] = {
-    "before": {"color": BLUE, "marker": "o", "label": "the model"},
-    "after": {"color": ORANGE, "marker": "D", "label": "after the step"},
+    "before": {"colour": BLUE, "marker": "o", "label": "the model"},
+    "after": {"colour": ORANGE, "marker": "D", "label": "after the step"},
 }
-
-
+Line = tuple[str, str, Sequence[tuple[float, float]]]
+"""Colour, name and points."""
 CURVES = (RED, GREEN, ORANGE, PURPLE, GREY)
 """Of groups of patients."""
 
@@ -361,49 +363,47 @@ def _curves(place: int, site: str, rows: Sequence[Json]) -> str:
 
 
 def _of_site(place: int, row: Json, stages: Sequence[str]) -> str:
+    """By a template: these are most of a run's figures, and matplotlib's axes take a hundred times as long.
+
+    Share of outcomes over mean risk of each bin, with Wilson's interval, where the diagonal is perfect; net benefit at
+    the edges of the bins, beside treating everyone and nobody.
+    """
     shown = {stage: row[stage] for stage in stages if (row[stage] or {}).get("curve")}
-
-    def draw(figure: Figure) -> str:
-        decides = any(view["decisions"] for view in shown.values())
-        figure.set_figheight(3.1)
-        panels = figure.subplots(1, 2) if decides else [figure.subplots()]
-        _reliability(panels[0], shown)
-        if decides:
-            _decisions(panels[1], shown)
-        named = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels())}
-        figure.legend(named.values(), named.keys(), loc="outside lower left", ncols=2, borderaxespad=0.2)
-        off = ", then ".join(signed(view["calibration"]["value"]) for view in shown.values())
-        return f"{short(row['site'])}: risk off by {off}"
-
-    return rendered(f"clinical{place}", draw)
-
-
-def _reliability(axes: Axes, shown: Mapping[str, Json]) -> None:
-    """Share of outcomes over mean risk of each bin, with Wilson's interval; the diagonal is perfect."""
-    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1.2, linestyle=DASHES)
-    for stage, view in shown.items():
-        x, share, low, high = ([point[key] for point in view["curve"]] for key in ("risk", "share", "low", "high"))
-        axes.vlines(x, low, high, color=STAGES[stage]["color"], linewidth=1, alpha=0.6)
-        axes.plot(x, share, markersize=4, **STAGES[stage])
-    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="mean predicted risk", ylabel="share that it came true of")
-    axes.set_xticks([0, 0.5, 1])
+    first, decides = next(iter(shown.values())), any(view["decisions"] for view in shown.values())
+    rate, width = first["positives"] / first["n"], 112 if decides else 290
+    names = "mean predicted risk", "share that it came true of"
+    panels = [_panel(width, 0, 1, [(GREY, "", [(0, 0), (1, 1)])], shown, ("curve", "risk", "share"), names)]
+    if decides:
+        everyone = [(step / 100, rate - (1 - rate) * step / (100 - step)) for step in range(96)]
+        low, high = -0.15 * rate - 0.02, rate * 1.15 + 0.02
+        lines: list[Line] = [(DARK, "treat nobody", [(0, 0), (1, 0)])]
+        lines.append((GREY, "treat all", [point for point in everyone if point[1] > low]))
+        keys, names = ("decisions", "threshold", "net_benefit"), ("threshold of the risk", "net benefit")
+        panels.append(_panel(width, low, high, lines, shown, keys, names))
+    off = ", then ".join(signed(view["calibration"]["value"]) for view in shown.values())
+    named = {line["label"]: line for panel in panels for line in panel["lines"] if line["label"]}
+    title = f"{short(row['site'])}: risk off by {off}"
+    return rendered_page("clinical", place=place, title=title, width=width, panels=panels, legend=named.values())
 
 
-def _decisions(axes: Axes, shown: Mapping[str, Json]) -> None:
-    """Net benefit at the edges of the bins, beside treating everyone and nobody."""
-    axes.axhline(0, color=DARK, linewidth=1, linestyle=":", label="treat nobody")
-    rate = next(view["positives"] / view["n"] for view in shown.values())
-    grid = [step / 100 for step in range(96)]
-    everyone = [rate - (1 - rate) * t / (1 - t) for t in grid]
-    axes.plot(grid, everyone, color=GREY, linewidth=1.5, label="treat all")
-    for stage, view in shown.items():
-        keys = ("threshold", "net_benefit", "low", "high")
-        x, gained, low, high = ([point[key] for point in view["decisions"]] for key in keys)
-        axes.fill_between(x, low, high, color=STAGES[stage]["color"], alpha=0.15)
-        axes.plot(x, gained, markersize=4, **STAGES[stage])
-    axes.set(xlim=(0, 1), ylim=(-0.15 * rate - 0.02, rate * 1.15 + 0.02))
-    axes.set(xlabel="threshold of the risk", ylabel="net benefit")
-    axes.set_xticks([0, 0.5, 1])
+def _panel(
+    width: int, low: float, high: float, beside: Sequence[Line], shown: Json, keys: Sequence[str], names: Sequence[str]
+) -> Json:
+    """Axes from 0 to 1 and ``low`` to ``high``, ``width`` x 112 units: lines, and each stage's points and intervals."""
+    part, x, y = keys
+    low = min([low, *(point[y] for view in shown.values() for point in view[part])])
+
+    def to(*points: tuple[float, float]) -> str:
+        return "L".join(f"{a * width:.1f},{(high - max(b, low)) / (high - low) * 112:.1f}" for a, b in points)
+
+    lines: list[Json] = [{"colour": colour, "label": label, "path": to(*points)} for colour, label, points in beside]
+    for stage, points in ((stage, view[part]) for stage, view in shown.items() if view[part]):
+        bars = [to((point[x], point["low"]), (point[x], min(point["high"], high))) for point in points]
+        places = [to((point[x], point[y])) for point in points]
+        lines.append({**STAGES[stage], "path": "L".join(places), "bars": "M".join(bars), "places": places})
+    step = next((one for one in (0.005, 0.01, 0.02, 0.05, 0.1) if (high - low) / one < 6), 0.2)
+    values = [round(k * step, 3) for k in range(ceil(low / step), floor(high / step) + 1)]
+    return {"lines": lines, "ticks": [(f"{v:g}", (high - v) / (high - low) * 112) for v in values], "names": names}
 
 
 def front_figure(comparison: Mapping[str, Any], found: Mapping[str, Any]) -> str:

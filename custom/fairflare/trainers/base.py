@@ -105,16 +105,19 @@ class Trainer(ABC):
         work.steps = 0
         self.setup(work)
         objective = self.objective(work)
-        total, seen = torch.zeros((), device=work.device, dtype=torch.float64), 0
+        losses, sizes = list[torch.Tensor](), list[int]()
         for batch in ahead(local_batches(work), work.device):
             work.stop_if_aborted()
-            total += self.step(work, optimizer, objective, batch.to(work.device)).detach() * len(batch.targets)
-            seen += len(batch.targets)
+            losses.append(self.step(work, optimizer, objective, batch.to(work.device)).detach())
+            sizes.append(batch.targets.shape[0])
             work.steps += 1
         self.finish(work)
         if work.training.keep_optimizer:
             work.memory["optimizer"] = optimizer.state_dict()
-        return total / max(seen, 1)
+        if not losses:
+            return torch.zeros(())
+        weighed = torch.stack(losses).flatten() * torch.tensor(sizes, device=work.device)
+        return weighed.double().cumsum(0)[-1] / sum(sizes)  # on a CPU one after the other
 
     def setup(self, work: LocalWork) -> None:  # noqa: B027  (most trainers prepare nothing)
         """Called before the first step of a round: put what the steps need into ``work.scratch``."""
@@ -272,9 +275,9 @@ class Trainer(ABC):
         """
 
         def part(outputs: torch.Tensor, rows: slice) -> torch.Tensor:
-            if len(outputs) == len(batch.targets):
+            if outputs.shape[0] == (n := batch.targets.shape[0]):
                 return objective(outputs, batch.targets)
-            return objective(outputs, batch.targets[rows]) * (len(outputs) / len(batch.targets))
+            return objective(outputs, batch.targets[rows]) * (outputs.shape[0] / n)
 
         return work.execution.backward(network or work.network, batch.inputs, part)
 

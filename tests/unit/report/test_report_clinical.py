@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the report makes of the sites' released sums: curves, shares with intervals, groups, and what it draws."""
 
+import xml.etree.ElementTree as ET
 from types import SimpleNamespace
 
 import numpy as np
@@ -118,3 +119,14 @@ def test_sites_with_bins_are_drawn_and_small_ones_are_not(section):
     drawn_sites = site_figures(section)
     assert len(drawn_sites) == 2 and all(svg.startswith("<svg") for svg in drawn_sites)
     assert "treat all" in "".join(drawn_sites) and "site-2" not in "".join(drawn_sites)
+
+
+def test_a_point_lies_at_its_risk_and_share_and_a_site_s_name_is_text():
+    point = {"risk": 0.5, "share": 0.25, "low": 0.1, "high": 0.5}
+    view = {"n": 20, "positives": 5, "calibration": {"value": 0.25}, "curve": [point], "decisions": []}
+    (svg,) = site_figures({"stages": ["before"], "rows": [{"site": "<A&B>", "before": view}]})
+    root = ET.fromstring(svg)
+    (axes, *_) = root.findall("g")  # 290 wide and 112 high, from the top
+    paths = [path.attrib["d"] for path in axes.findall("path")]
+    assert "M145.0,100.8L145.0,56.0" in paths and any(path.startswith("M145.0,84.0m") for path in paths)
+    assert root.findtext("title") == "<A&B>: risk off by +0.250" and "treat all" not in svg
