@@ -166,7 +166,7 @@ def test_the_server_asks_for_no_sum_without_a_silent_site(federation):
             return [federation.sites[name].handle(one) for name, one in instructions.items() if name != VICTIM]
 
     server = server_part(federation.config, federation.parts, Credentials())
-    server.sums.statements.update(federation.statements)
+    server.statements.update(federation.statements)
     models = dict.fromkeys(federation.sites, federation.model)
     total = server.total(Transport(), models, LAST, lambda answer: [], federation.terms)
     assert total.sites == [] and asked == [sorted(federation.sites)]

@@ -14,7 +14,7 @@ from sklearn.metrics import brier_score_loss
 
 from fairflare.core.schema import IN_USE
 from fairflare.core.types import Round
-from fairflare.engine.after.base import Cases
+from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.clinical import View, bins_of
 from fairflare.engine.clinical_site import ClinicalAtSite
 from fairflare.engine.messages import Instruction
@@ -253,5 +253,5 @@ def test_a_site_looks_at_its_test_cases_once():
     hook.remove()
     assert sum(passed) == site.data.size("val") + site.data.size("test")
     parts.network.load_state_dict(parts.model)
-    assert answer.clinical and answer.clinical == site.clinical.of_model(site._condensed("test"))
+    assert answer.clinical and answer.clinical == site.clinical.of_model(Cases(*site._predict("test", plain)))
     assert site.handle(dataclasses.replace(asked, orders={})).clinical == {}

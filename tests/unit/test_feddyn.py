@@ -110,8 +110,11 @@ def test_the_reference_scales_alpha_by_the_sites_size():
     info = Info(Round(1, 2), known_sites=2, examples={"small": 10, "large": 30})
     orders = FedDynTrainer().orders({}, "small", info)
     assert orders == {"alpha_scale": 2.0} and FedDynTrainer().orders({}, "unknown", info) == {}
-    work = work_of_round(1, orders=orders)
-    assert [FedDynTrainer(0.01, v)._alpha(work) for v in ("paper", "reference")] == [0.01, 0.02]
+    work, found = work_of_round(1, orders=orders), []
+    for variant in ("paper", "reference"):
+        FedDynTrainer(0.01, variant).setup(work)
+        found.append(work.scratch["alpha"])
+    assert found == [0.01, 0.02]
 
 
 def test_the_reference_clips_long_gradients():

@@ -3,7 +3,7 @@
 
 The server is a fork of this process: it has PyTorch and this package already, which a new Python would import again
 (2 CPU seconds), and it takes the ports that ``reserve_ports`` has set aside here. The sites are forks of a process that
-has PyTorch and FLARE: this package and the user's files each of them imports as its job carries them.
+has PyTorch and other libraries: FLARE, and this package and the user's files as its job carries them, each imports.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 import torch  # noqa: F401  (here and below: forks share what is imported)
-from nvflare.fuel.f3.drivers import aio_http_driver  # noqa: F401
+from nvflare.fuel.f3.drivers import aio_http_driver  # noqa: F401  (and what this imports)
 from nvflare.fuel.utils.log_utils import FL_LOG_LEVEL, LogMode
 from nvflare.job_config.api import FedJob
 from nvflare.private.fed.app.simulator import simulator_runner
@@ -39,6 +39,8 @@ MOST_SITES = 100
 NAME = "\0fairflare-port-{}"
 """A socket of this name in Linux's abstract namespace stands for a port; it ends with the last process that has it."""
 PATH = "PYTHONPATH"
+IMPORTED_ANEW = ("fairflare", "nvflare")
+"""Packages that no two processes share."""
 _held: list[socket.socket] = []
 
 
@@ -175,8 +177,9 @@ def _serve(asked: Connection) -> None:
     sys.path[:] = [*now, *(path for path in sys.path if path not in before)]
     os.environ.clear()
     os.environ.update(env)
-    for name in [name for name in sys.modules if name.partition(".")[0] == __package__.partition(".")[0]]:
-        del sys.modules[name]  # the job carries its own
+    # The job carries a package of its own, and FLARE numbers its streams from the moment when it was imported.
+    for name in [name for name in sys.modules if name.partition(".")[0] in IMPORTED_ANEW]:
+        del sys.modules[name]
     module, sys.argv[1:] = command[2], command[3:]
     os.chdir(sys.argv[sys.argv.index("-o") + 1])  # where the module goes first of all
     runpy.run_module(module, run_name="__main__", alter_sys=True)

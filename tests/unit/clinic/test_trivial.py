@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import pytest
-import threadpoolctl
 import torch
 from sklearn.linear_model import LogisticRegression
 
 from fairflare.data.tensors import Split, TensorData
 from fairflare.engine.setup import tasks
 from fairflare.tasks.kind import trivial_results
+from fairflare.tasks.kinds.classes import _regression
 from fairflare.tasks.kinds.masks import constant_mask
 
 CLASSES = tasks.load("classification", None, labels="2")
@@ -54,21 +54,17 @@ def test_tables_are_held_against_logistic_regression_on_the_sites_own_rows():
     assert alone["test"]["balanced_accuracy"] == 0.5  # one class to train on: a constant
 
 
-def test_the_regression_computes_in_one_thread_and_leaves_the_others_as_they_were(monkeypatch):
-    fit, seen = LogisticRegression.fit, []
-
-    def threads():
-        return {pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"}
-
-    def fitted(self, *data):
-        seen.append(threads())
-        return fit(self, *data)
-
-    monkeypatch.setattr(LogisticRegression, "fit", fitted)
-    with threadpoolctl.threadpool_limits(2, user_api="blas"):
-        before = threads()
-        trivial_results(tasks.load("support2"), of(table(100, 0), table(0, 1), table(40, 2)), 10)
-        assert seen == [{1}] and threads() == before
+@pytest.mark.parametrize("classes", [[0, 1], [0, 1, 2], [0, 2]])
+def test_the_regression_is_scikit_learns(classes):
+    """Of the classes that the site has: 0 and 2 of three here."""
+    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(3))
+    y = torch.tensor(classes)[(x @ torch.randn(3, len(classes), generator=torch.Generator().manual_seed(4))).argmax(1)]
+    task = tasks.load("tabular", None, labels="3", features="a,b,c")
+    split = Split(x, y)
+    found = _regression(task, of(split, split, split, 3))(x).softmax(1)
+    wanted = LogisticRegression(max_iter=200).fit(x.numpy(), y.numpy()).predict_proba(x.numpy())
+    assert torch.allclose(found[:, classes], torch.from_numpy(wanted).float(), atol=2e-3)
+    assert found.sum(1).allclose(torch.ones(300))
 
 
 def test_a_users_own_table_is_held_against_the_shares_of_its_classes():

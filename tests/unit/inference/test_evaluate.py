@@ -284,7 +284,7 @@ def test_nobody_is_in_both_halves():
         cross_fitted(outputs[:9], y[:9], patients[:9], "slope", 0)
     three = np.stack((np.zeros(120), rng.normal(size=120), rng.normal(size=120)), axis=1)
     found = cross_fitted(three, rng.integers(0, 3, 120), [], "slope", 0)
-    assert found.kind == "temperature" and np.isfinite(found.log_probabilities).all()
+    assert found.kind == "temperature" and np.isfinite(found.outputs).all()
 
 
 def test_results_lie_in_the_runs_folder_and_are_its_own(table_run, hospital, capsys):
