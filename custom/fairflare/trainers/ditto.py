@@ -7,8 +7,7 @@ import copy
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+import torch
 
 from fairflare.core.registry import method
 from fairflare.core.types import Batch, Cost, LocalWork, Objective, Paper
@@ -54,7 +53,9 @@ class Ditto(PlainTrainer):
         work.scratch["own"] = own
         optimizer_beside(work, own)
 
-    def step(self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch) -> Tensor:
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
         """One step of the shared model, then one of v; returns the loss of the model that is sent."""
         if self.aggregate == "personal":
             return self._personal_step(work, optimizer, objective, batch, work.network)
@@ -63,8 +64,13 @@ class Ditto(PlainTrainer):
         return loss
 
     def _personal_step(
-        self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch, own: nn.Module
-    ) -> Tensor:
+        self,
+        work: LocalWork,
+        optimizer: torch.optim.Optimizer,
+        objective: Objective,
+        batch: Batch,
+        own: torch.nn.Module,
+    ) -> torch.Tensor:
         """One step of v = ``own``; returns f(v), without the term."""
         optimizer.zero_grad(set_to_none=True)
         loss = self.backward(work, objective, batch, own)

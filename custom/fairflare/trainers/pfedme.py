@@ -7,8 +7,7 @@ import copy
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from torch import Tensor
-from torch.optim import Optimizer
+import torch
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import method
@@ -56,7 +55,9 @@ class PFedMe(PlainTrainer):
         work.scratch["own"] = copy.deepcopy(work.network)
         optimizer_beside(work, work.scratch["own"])
 
-    def step(self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch) -> Tensor:
+    def step(
+        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
+    ) -> torch.Tensor:
         """theta's steps, then w's; returns the loss of theta before them."""
         own, losses = work.scratch["own"], []
         for _ in range(self.inner_steps):
@@ -77,7 +78,7 @@ class PFedMe(PlainTrainer):
 
 
 @no_grad
-def _approach(parameters: list[Tensor], goal: list[Tensor], share: float) -> None:
+def _approach(parameters: list[torch.Tensor], goal: list[torch.Tensor], share: float) -> None:
     """Move ``parameters`` by this share of the way to ``goal``."""
     for w, theta in zip(parameters, goal, strict=True):
         w.add_(theta - w, alpha=share)
