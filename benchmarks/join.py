@@ -340,7 +340,7 @@ def row(name: str, way: str, true: float, n: int, low: float, high: float, p: fl
 
 
 def part_x(part: combination.Right, sites: int) -> float:
-    return part.x if sites >= combination.SITES_FOR_SIZE else 0.0
+    return decision.of_size(part.n) if sites >= combination.SITES_FOR_SIZE else 0.0
 
 
 def luck_of(part: combination.Right) -> float:
