@@ -96,7 +96,8 @@ def test_intervals_and_verdicts_on_the_page_are_those_of_scipy_and_of_the_rule(r
     else:
         expected = page.REFUTED if any(high < regime.matters for _, high in ends.values()) else page.UNDECIDED
     assert said == expected
-    overview = next(line for line in page.written().splitlines() if line.startswith(f"| {regime.title} |"))
+    lines = page.PAGE.read_text(encoding="utf-8").splitlines()
+    overview = next(line for line in lines if line.startswith(f"| {regime.title} |"))
     assert f"| {expected} |" in overview
 
 
