@@ -141,7 +141,8 @@ def main(workspace: str, threads: str) -> None:
     """The child: build the job that ``export`` would write and run it in FLARE's simulator."""
     from fairflare.flare.forked_simulator import fork_sites, reserve_ports
 
-    fork_sites()
+    if sys.platform == "linux":  # elsewhere forks of a process with PyTorch may crash, and FLARE's server is none
+        fork_sites()
     # FLARE ends its processes on Ctrl-C only.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     end_with_command()
