@@ -179,14 +179,20 @@ class Execution:
             network.zero_grad(set_to_none=True)
 
     def _passes(self, network: torch.nn.Module, inputs: torch.Tensor, loss_of: LossOf) -> torch.Tensor:
+        rows = slice(0, inputs.shape[0])
+        if self.device.type == "cpu" and self.compiler == "none" and not self.beside and not self.micro_batch:
+            # The same engine without the checks in Python, which cost a small model a quarter of its pass.
+            loss = self._loss(network, inputs, loss_of, rows)
+            torch.autograd.Variable._execution_engine.run_backward(
+                (loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
+            return loss.detach()
         losses, runners = [], self._runners(network)
-        parts = self._parts(inputs.shape[0], len(runners))
+        parts = self._parts(rows.stop, len(runners))
         for start in range(0, len(parts), len(runners)):
             # All devices compute forward before the first one computes backward.
             some = [self._loss(runner, inputs, loss_of, rows) for runner, rows in zip(runners, parts[start:])]
-            # On one CPU the same engine, without the checks in Python that cost a small model a sixth of its pass.
-            plain = len(runners) == 1 and self.device.type == "cpu" and self.compiler == "none"
-            torch.ops.aten._backward(some[0], []) if plain else torch.autograd.backward(some)
+            torch.autograd.backward(some)
             losses += [loss.detach() for loss in some]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
@@ -194,10 +200,11 @@ class Execution:
         half = self.precision == "bfloat16"
         if self.precision == "auto":
             half = self.on_gpu and torch.cuda.is_bf16_supported()
+        some = inputs if rows == slice(0, inputs.shape[0]) else inputs[rows]
+        if some.dim() == 4 and self.memory_format != torch.preserve_format:
+            some = some.contiguous(memory_format=self.memory_format)
         with torch.autocast(self.device.type, torch.bfloat16) if half else nullcontext():
-            some = inputs if rows == slice(0, inputs.shape[0]) else inputs[rows]
-            free = some.dim() != 4 or self.memory_format == torch.preserve_format
-            outputs = runner(some if free else some.contiguous(memory_format=self.memory_format))
+            outputs = runner(some)
         return loss_of(outputs.float() if outputs.dtype == torch.bfloat16 else outputs, rows)
 
     def _parts(self, n: int, fewest: int = 1) -> list[slice]:

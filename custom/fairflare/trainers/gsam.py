@@ -12,6 +12,7 @@ https://arxiv.org/abs/2203.08065, Algorithm 1; Foret et al., ICLR 2021, https://
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -107,14 +108,15 @@ def gsam_step(
 def _subtract_gap(
     first: Sequence[torch.Tensor], norm: torch.Tensor, second: Sequence[torch.Tensor], alpha: float
 ) -> None:
-    """second <- g' - alpha (g - cos ||g|| g' / (||g'|| + 1e-12)), in place; all numbers stay on the device."""
+    """second <- g' - alpha (g - cos ||g|| g' / (||g'|| + 1e-12)), in place; a GPU's numbers stay there."""
     first, second = _blocks(first), _blocks(second)
-    products = torch.stack([torch.stack((torch.dot(a, b), torch.dot(b, b))) for a, b in zip(first, second)])
-    inner, square = products.double().sum(0).unbind()
-    norm, second_norm = norm.double(), square.sqrt()
-    cosine = inner / (norm * second_norm + TINY)
-    scale = 1 + alpha * cosine * norm / (second_norm + TINY)
-    if second[0].device.type == "cpu":
+    products = torch.stack([product for a, b in zip(first, second) for product in (torch.dot(a, b), torch.dot(b, b))])
+    sums = torch.cat((products.view(-1, 2).double().sum(0), norm.double().view(1)))
+    on_cpu = sums.device.type == "cpu"
+    inner, square, norm = sums.tolist() if on_cpu else sums.unbind()
+    second_norm = (math if on_cpu else torch).sqrt(square)
+    scale = 1 + alpha * (inner / (norm * second_norm + TINY)) * norm / (second_norm + TINY)
+    if on_cpu:
         for a, b in zip(first, second):
             b.mul_(scale).add_(a, alpha=-alpha)
     else:
@@ -128,4 +130,6 @@ def _blocks(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     In memory order, which a gradient shares with its parameter's gradients.
     """
     flat = [tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors]
-    return [block for t in flat for block in t.split(BLOCK if t.device.type == "cpu" else t.numel())]
+    if all(t.numel() <= BLOCK or t.device.type != "cpu" for t in flat):
+        return flat
+    return [block for t in flat for block in t.split(BLOCK)]
