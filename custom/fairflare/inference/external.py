@@ -28,7 +28,7 @@ from fairflare.core.schema import IN_USE
 from fairflare.core.seeds import derive
 from fairflare.core.types import INTERVALS, Round, Training
 from fairflare.data.grouping import Grouping
-from fairflare.data.readers.tables import read_columns
+from fairflare.data.readers.tables import read_table
 from fairflare.data.site_config import SiteConfig, stricter
 from fairflare.data.tensors import TensorData
 from fairflare.engine.after.base import Cases, plain
@@ -245,11 +245,14 @@ class _Hospital:
         return [*(one.text for one in self._findings), *narrow, *self._unlike()]
 
     def _unlike(self) -> list[str]:
-        table, scaling = self._opened.task.table_inputs(), self._opened.scaling
-        if table is None or scaling is None:
+        """What of its labelled rows is unlike the training's."""
+        task, scaling, path = self._opened.task, self._opened.scaling, Path(self._own.data_root, self._own.datalist)
+        table = task.table_inputs()
+        if table is None or scaling is None or self._asked.split != ALL or not path.is_file():
             return []
-        path = Path(self._own.data_root, self._own.datalist)
-        columns = read_columns(path)
+        cells = read_table(path)
+        outcome = (self._asked.label or task.outcome_columns[0], *task.outcome_columns[1:])
+        columns = {name: list(own) for name, own in cells[task.kind.known(cells, outcome)].items()}
         return of_table(table, columns, table.features(path.name, columns)[0], scaling)
 
     def _site(self) -> Site:
