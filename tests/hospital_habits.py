@@ -99,14 +99,29 @@ def code_among_labels(root):
     table = cohort()
     table.loc[::10, "died"] = -9
     write(root, table)
-    return ("'-9'", "code for missing", "--missing -9")
+    return ("'-9'", "code for missing", "--missing died=-9")
 
 
 def code_among_numbers(root):
     table = cohort()
     table.loc[::9, "crp"] = 9999
     write(root, table)
-    return ("9999 stands 14 times", "--missing 9999", "--keep crp")
+    return ("9999 stands 14 times", "--missing crp=9999", "--keep crp")
+
+
+def words_for_unknown_among_labels(root):
+    write(root, cohort().assign(died=["0", "1", "1", "k.A."] * 30))
+    return ("'k.A.' among 0, 1", "--missing died=k.A.")
+
+
+def nine_among_labels(root):
+    write(root, cohort().assign(died=[0, 1, 1, 9] * 30))
+    return ("'9' among 0, 1", "--missing died=9")
+
+
+def nine_among_codes(root):
+    write(root, cohort().assign(sex=[0, 1, 1, 9] * 30))
+    return ("9 stands 30 times", "--missing sex=9")
 
 
 def other_codes_at_one_site(root):
@@ -134,9 +149,9 @@ def blank_patients(root):
 
 def units_in_cells(root):
     table = cohort()
-    table["crp"] = table["crp"].map(lambda value: f"{value} mg/l")
+    table["crp"] = [f"{value} mg/l" if k % 2 else value for k, value in enumerate(table["crp"])]
     write(root, table)
-    return ("crp", "signs or units", "--leave-out crp")
+    return ("crp: cells such as", "mg/l' hold numbers with signs or units", "--leave-out crp")
 
 
 def names_that_become_one(root):
@@ -188,6 +203,9 @@ HABITS = {
         totals_row,
         code_among_labels,
         code_among_numbers,
+        words_for_unknown_among_labels,
+        nine_among_labels,
+        nine_among_codes,
         other_codes_at_one_site,
         unknown_split_word,
         blank_patients,

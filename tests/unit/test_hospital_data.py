@@ -4,6 +4,7 @@
 import csv
 import json
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 
@@ -163,6 +164,8 @@ def test_a_choice_at_a_terminal_decides(tmp_path):
 
 
 def test_what_names_say():
+    assert all(map(known_after, ("time", "fu_days", "OS_months", "Sterbedatum", "Überleben_Tage")))
+    assert not any(map(known_after, ("os", "time_since_onset", "fundus")))
     assert all(
         map(
             says_site,
@@ -202,11 +205,58 @@ def test_a_column_of_files_is_taken_for_the_images(tmp_path):
     assert found == {f"{k}.png": ("ill", "well")[k % 2] for k in range(1, 61)}
 
 
+CODED = {
+    "glucose": (lambda k: 90 + k, lambda k: 5 + k / 18, "about 6.639 at B and 119.5 at A: are the units the same?"),
+    "chol": (lambda k: 200 + k, lambda k: 0, "about 0 at B and 229.5 at A: are the units the same?"),
+    "alcohol": (
+        lambda k: ("ja", "nein")[k % 2],
+        lambda k: k % 2,
+        "ja, nein at A and 0, 1 at B: are the codes the same?",
+    ),
+    "diabetes": (lambda k: k % 2, lambda k: 1 + k % 2, "0, 1 at A and 1, 2 at B: are the codes the same?"),
+    "lactate": (lambda k: k, lambda k: None, "B has no value"),
+}
+
+
+def test_notes_say_which_columns_differ_between_sites(tmp_path):
+    table = hospital_tables.cohort(sites=("A", "B")).assign(ort=["Köln", "Bern"] * 60)
+    for here in (True, False):
+        for name, (a, b, _) in CODED.items():
+            table[name] = [(b if k % 2 and here else a)(k // 2) for k in range(len(table))]
+        hospital_habits.write(tmp_path, table)
+        notes = look(tmp_path, Choices()).found.notes
+        assert [f"{name}: {note}" in notes for name, (_, _, note) in CODED.items()] == [here] * len(CODED), notes
+    assert any("have one value at each site" in note and note.endswith(": ort") for note in notes)
+
+
+def test_a_code_for_missing_is_found_as_pandas_writes_it_and_in_one_column_alone(tmp_path):
+    table = hospital_tables.cohort().assign(sex=[0.0, 1.0, 1.0, 9.0] * 30, nodes=[9, 8, 7, 6] * 30)
+    hospital_habits.write(tmp_path, table)
+    cells = [one.cells for one in look(tmp_path, Choices(missing=("sex=9",))).found.examples]
+    assert [sum(not own[name] for own in cells) for name in ("sex", "nodes")] == [30, 0]
+
+
+def test_the_risk_is_that_of_yes_and_dates_of_two_digits_are_no_category(tmp_path):
+    on = [f"{1 + k % 20:02d}.03.21" for k in range(120)]
+    hospital_habits.write(tmp_path, hospital_tables.cohort().assign(died=["ja", "nein"] * 60, admitted=on))
+    found = look(tmp_path, Choices()).found
+    assert found.classes == ("nein", "ja") and "admitted" not in found.options["features"]
+
+
+def test_a_column_called_censored_is_no_event_by_itself(tmp_path):
+    table = hospital_tables.cohort().rename(columns={"died": "censored"}).assign(days=range(120))
+    hospital_habits.write(tmp_path, table)
+    chosen = Choices(time="days", event="censored", horizons="60")
+    with pytest.raises(UserError, match="its name may say that 1 is censored"):
+        look(tmp_path, chosen)
+    assert look(tmp_path, replace(chosen, keep=("censored",))).found.kind == "survival"
+
+
 def test_dates_that_may_mean_two_days_are_left_out(tmp_path):
     hospital_habits.dates_of_two_kinds(tmp_path)
     found = look(tmp_path, Choices(since="born")).found
     assert "seen" not in next(csv.reader([found.options["features"]]))
-    assert any("nothing says if day or month comes first: seen" in note for note in found.notes)
+    assert any("if day or month comes first: seen" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,9 @@ FEW = 3
 @click.option("--categories", default="", metavar="A,B", help="Columns of numbers that are codes of categories.")
 @click.option("--leave-out", default="", metavar="A,B", help="Columns that are no predictors.")
 @click.option("--keep", default="", metavar="A,B", help="Predictors that are known before the outcome all the same.")
-@click.option("--missing", default="", metavar="A,B", help="Cells that stand for a missing value, as 999 or -9.")
+@click.option(
+    "--missing", default="", metavar="A,B", help="Cells that stand for a missing value, as 999, or sex=9 in one column."
+)
 @click.option("--exposure", default="", metavar="COLUMN", help="Of a count: the column that it grows with.")
 @click.option("--since", default="", metavar="COLUMN", help="The column of dates that other dates are counted from.")
 @click.option("--time", default="", metavar="COLUMN", help="The column of times to an event, or to the end.")

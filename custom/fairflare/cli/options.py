@@ -333,24 +333,26 @@ def own_data(
         if task is None and kind is not None and classes is not None:
             return kind, (f"labels={classes}",)  # every site has its own configuration
         if task is None:
-            raise UserError("--task: expected a task, or your own data: --datalists DIR --kind K --classes N")
+            raise UserError("--task: expected a task, or your own data: --data DIR")
         if kind or classes:
             raise UserError("--kind and --classes: go with --datalists DIR")
         return task, ()
     shown_as, datalists = datalists, folder_of_lists(datalists)
+    if not datalists.is_dir():
+        raise UserError(f"--data {shown_as}: expected a folder, with a list or table per site in it")
     described = read_description(datalists)
     chosen, classes = task or kind or described.get("kind"), classes or ",".join(described.get("classes", ()))
     if chosen is None or chosen.partition(":")[0] not in FORMS:
-        text = f"--datalists: expected --kind {' or '.join(FORMS)} with it, got {chosen or 'none'}"
-        raise UserError(text if chosen else f"{text} (`fairflare init {shown_as}` finds out)")
+        kinds = f"expected --kind with it, one of {', '.join(FORMS)}"
+        text = f"got task {chosen}" if chosen else f"or that `fairflare init {shown_as}` writes down what it holds"
+        raise UserError(f"--datalists {shown_as}: {kinds}; {text}")
     kind_of_data = tasks.known(chosen.partition(":")[0])
     assert issubclass(kind_of_data, OwnData)  # as every one of FORMS is
     suffixes = kind_of_data.suffixes
-    names = sites_in(datalists, suffixes) if datalists.is_dir() else []
+    names = sites_in(datalists, suffixes)
     if not names:
         lists = f"expected a folder with a <SITE>{suffixes[0]} per site"
-        hint = f"; `fairflare init {shown_as}` writes them" if datalists.is_dir() else ""
-        raise UserError(f"--datalists {shown_as}: {lists}{hint}")
+        raise UserError(f"--datalists {shown_as}: {lists}; `fairflare init {shown_as}` writes them")
     pairs: tuple[str, ...] = (f"datalists={datalists.resolve()}", f"site_names={','.join(names)}")
     pairs += tuple(f"{key}={value}" for key, value in described.get("options", {}).items())
     return chosen, pairs + ((f"labels={classes}",) if classes else ())

@@ -339,28 +339,6 @@ def agreed(tables: Mapping[str, TableFingerprint]) -> list[tuple[str, str, str]]
     return found
 
 
-def table_cautions(tables: Mapping[str, TableFingerprint]) -> list[str]:
-    """What people should look at before they train, one line each."""
-    if not tables:
-        return []
-    found, one = [], next(iter(tables.values()))
-    scaled = [feature.column for feature in features_of(one.features, one.columns)[0]]
-    untold = [name for name in scaled if not any(name in table.numbers for table in tables.values())]
-    if untold:
-        found.append(f"no site has enough values to tell a mean of {some(untold)}: they do not count")
-    silent = [site for site, table in tables.items() if scaled and not table.numbers]
-    if silent and len(silent) < len(tables):
-        found.append(f"{some(silent)}: no mean or spread leaves, so the scaling is that of the other sites")
-    for name in one.levels:
-        alike: dict[str, list[str]] = {}
-        for level in _levels(name, tables):
-            alike.setdefault("".join(level.lower().split()), []).append(level)
-        twins = [" and ".join(map(shown, group)) for group in alike.values() if len(group) > 1]
-        if twins:
-            found.append(f"column {name}: {some(twins, 3)} are different levels")
-    return found
-
-
 def _levels(name: str, tables: Mapping[str, TableFingerprint]) -> tuple[str, ...]:
     every = in_order(level for table in tables.values() for level in table.levels.get(name, ()))
     return tuple(every[:MOST_LEVELS])

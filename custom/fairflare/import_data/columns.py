@@ -35,8 +35,10 @@ FEWEST = 8
 MOST = 1e30
 CODES = (-9.0, -99.0, -999.0, -1.0, 99.0, 999.0, 9999.0, 99999.0)
 """Numbers that often stand for a missing one."""
-LEAST_CODES, SPREADS, UNITS = 2, 1.0, 3.0
-"""Fewest cells with a code; widths of the other numbers that it lies beyond; widths between sites' medians."""
+FEW = 6
+"""Different numbers up to which 9 is such a number, too."""
+LEAST_CODES, SPREADS = 2, 1.0
+"""Fewest cells with a code; widths of the other numbers that it lies beyond."""
 HALF, MOST_BANDS = 0.5, 10
 WITH_UNIT = re.compile(r"[<>≤≥~+−-]?\s*\d+(?:[.,'\s]\d+)*(?:\s*/\s*\d+(?:[.,]\d+)?)?\s*(?:%|[a-zA-Zµ°/²³]+)?")
 """A number with a sign, marks of thousands, a fraction or a unit."""
@@ -123,6 +125,9 @@ def _add(
     values = filled.unique()
     if len(values) < 2:
         return leave("which hold one value or none")
+    known = filled.groupby(sites[filled.index].to_numpy())
+    if len(known) > 1 and known.nunique().max() == 1 and name not in chosen.keep:
+        return leave("which have one value at each site and so tell the site (--keep COLUMN takes one)")
     if _is_place(name):
         return leave("which name or number the hospital")
     numbers = pd.to_numeric(filled, errors="coerce")
@@ -144,7 +149,7 @@ def _add(
             return leave(
                 "which are dates (--since COLUMN counts days from another date)"
                 if not chosen.since
-                else "dates of which nothing says if day or month comes first"
+                else "dates of which nothing says the century, or if day or month comes first"
             )
         cells, spec = days, {"kind": "days", "since": chosen.since}
     elif {value.lower() for value in values} <= YES | NO and name not in chosen.categories:
@@ -168,6 +173,9 @@ def _add(
         spec = {"kind": "category", "levels": in_order(levels)}
     if float((cells == "").mean()) >= FEW_GAPS:
         spec["missing"] = True
+    if none := sorted({*sites} - {*sites[cells != ""]}):
+        found.notes.append(f"{name}: {some(none, 3)} {'has' if len(none) == 1 else 'have'} no value")
+    found.notes.extend(_coded(name, cells[cells != ""], sites))
     found.cells[name] = cells
     found.features.append(name)
     if spec != {"kind": "number"}:
@@ -179,7 +187,7 @@ def _check_numbers(found: Predictors, name: str, numbers: pd.Series, sites: pd.S
     known = numbers.dropna()
     if not np.isfinite(known).all() or (known.abs() > MOST).any():
         raise UserError(f"init: {name}: expected numbers below {MOST:g} in size, got {known.abs().max():g}")
-    for code in CODES:
+    for code in CODES if known.nunique() > FEW else (9.0, *CODES):
         hits = int((known == code).sum())
         rest = known[known != code]
         if hits < LEAST_CODES or len(rest) < LEAST_ROWS or name in chosen.keep:
@@ -189,24 +197,47 @@ def _check_numbers(found: Predictors, name: str, numbers: pd.Series, sites: pd.S
         if not low - far <= code <= high + far or (code < 0 <= rest.min()):
             what = f"{name}: {code:g} stands {hits} times and lies far from the other numbers ({low:g} to {high:g})"
             readings = [
-                Reading("it is a code for missing", f"--missing {code:g}"),
+                Reading("it is a code for missing", f"--missing {name}={code:g}"),
                 Reading("it is a number", f"--keep {name}"),
             ]
             if not chosen.ask(what, readings):
-                raise UserError(f"init: {what}; --missing {code:g} takes it for missing")
+                raise UserError(f"init: {what}; --missing {name}={code:g} takes it for missing")
+    found.notes.extend(other_units(name, known, sites))
+
+
+def other_units(name: str, known: pd.Series, sites: pd.Series) -> list[str]:
+    """A note where the middle 80 % of two sites' numbers do not overlap: units differ, or gaps are written as 0."""
     grouped = known.groupby(sites[known.index].to_numpy())
-    middles, widths = grouped.median(), grouped.quantile(0.9) - grouped.quantile(0.1)
-    if len(middles) > 1 and (widths > 0).all() and middles.max() - middles.min() > UNITS * widths.max():
-        text = f"about {middles.min():g} at {middles.idxmin()} and {middles.max():g} at {middles.idxmax()}"
-        found.notes.append(f"{name}: {text}: are the units the same?")
+    enough = grouped.size() >= LEAST_ROWS
+    low, middle, high = (grouped.quantile(part)[enough] for part in (0.1, 0.5, 0.9))
+    if low.empty or not low.max() > high.min():
+        return []
+    text = f"about {middle[high.idxmin()]:.4g} at {high.idxmin()} and {middle[low.idxmax()]:.4g} at {low.idxmax()}"
+    return [f"{name}: {text}: are the units the same?"]
+
+
+def _coded(name: str, filled: pd.Series, sites: pd.Series) -> list[str]:
+    """A note where sites may code a category differently: no value in common, or 0 and 1 here and 1 and 2 there."""
+    values = {site: {*own} for site, own in filled.groupby(sites[filled.index].to_numpy()) if len(own) >= LEAST_ROWS}
+    whole: set[str] = set().union(*values.values())
+    for site, own in values.items() if len(whole) <= MOST_BANDS else ():
+        others = {key: other for key, other in values.items() if other - own}
+        pairs = max(map(len, values.values())) <= 2
+        if odd := next((key for key, other in others.items() if pairs or not other & own), ""):
+            text = f"{some(in_order(own), 3)} at {site} and {some(in_order(values[odd]), 3)} at {odd}"
+            return [f"{name}: {text}: are the codes the same?"]
+    return []
 
 
 def _check_units(name: str, filled: pd.Series, chosen: Choices) -> None:
     """Refuse numbers that are written with signs or units, which would be taken for categories."""
     like = filled.map(lambda cell: bool(WITH_UNIT.fullmatch(cell)))
     if name not in chosen.categories and float(like.mean()) >= HALF and filled[like].nunique() > MOST_BANDS:
-        text = f"cells such as {shown(filled[like].iloc[0])} hold numbers with signs or units"
-        raise UserError(f"init: {name}: {text}: expected plain numbers (--leave-out {name} leaves the column out)")
+        odd = filled[pd.to_numeric(filled, errors="coerce").isna()].iloc[0]
+        signed = WITH_UNIT.fullmatch(odd)
+        text = f"cells such as {shown(odd)} hold {'numbers with signs or units' if signed else 'words'}"
+        ways = f"--leave-out {name} leaves the column out" + ("" if signed else f", --missing {odd} the cells")
+        raise UserError(f"init: {name}: {text}: expected plain numbers ({ways})")
 
 
 def _is_place(name: str) -> bool:

@@ -81,11 +81,12 @@ def _check_rare(name: str, counts: Mapping[str, int]) -> None:
     if total >= MANY_ROWS and rare and len(counts) - len(rare) > 1:
         text = f"{shown(rare[0])} has {counts[rare[0]]} of {total} rows"
         raise UserError(f"init: {name}: {text}: a mistake (--missing {rare[0]}), or a class (--classes A,B,...)")
-    codes = [value for value in counts if value in CODES]
+    codes = [value for value in counts if value in CODES or bare(value) in WORDS["cell_unknown"]]
+    codes += ["9"] if "9" in counts and {*counts} <= {*"01239"} else []
     if len(counts) > 2 and codes:
         text = f"{shown(codes[0])} among {some([value for value in in_order(counts) if value not in codes], 4)}"
         raise UserError(
-            f"init: {name}: {text} is a code for missing (--missing {codes[0]}), or a class (--classes A,B,...)"
+            f"init: {name}: {text} is a code for missing (--missing {name}={codes[0]}), or a class (--classes A,B,...)"
         )
 
 

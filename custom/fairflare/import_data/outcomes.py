@@ -74,7 +74,10 @@ def outcome_of(name: str, cells: Sequence[str], chosen: Choices, *, table: bool)
         return _listed(name, cells, chosen, f"{form}{kind}")
     if kind == "ordinal":
         return Outcome(f"{form}{kind}", same_numbers(cells), _grades(name, cells, chosen))
-    return Outcome("tabular" if table else "classification", cells, class_names(cells, chosen.classes))
+    names = class_names(cells, chosen.classes)
+    if not chosen.classes and {one.lower() for one in names} <= YES | NO:
+        names = tuple(sorted(names, key=lambda one: one.lower() in YES))  # the second class's risk is reported
+    return Outcome("tabular" if table else "classification", cells, names)
 
 
 def _of_numbers(name: str, cells: Sequence[str], chosen: Choices) -> tuple[str, ...]:
@@ -183,6 +186,13 @@ def asked_columns(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, 
             raise UserError(
                 f"{flag}: expected a column among {some(columns, 12)}, got {shown(name) if name else 'none'}"
             )
+    if "censor" in event.lower() and event not in chosen.keep:
+        readings = [
+            Reading("1 is an event", f"--keep {event}"),
+            Reading("1 is censored, without an event", "--event another column, which is 1 at an event"),
+        ]
+        if chosen.ask(f"{event}: its name may say that 1 is censored", readings):
+            raise UserError("--event: expected a column that is 1 at an event and 0 without one")
     if not chosen.horizons:
         text = "expected the times until which survival is asked for, as 365 or 30,90,365, in the unit of"
         raise UserError(f"--horizons: {text} {time}, got none")

@@ -150,7 +150,7 @@ class Choices:
         categories: columns of numbers that are codes of categories.
         keep: features that are taken though they may be known only after the outcome.
         leave_out: columns that are no features.
-        missing: cells that stand for a missing value, as 999 or -9.
+        missing: cells that stand for a missing value, as 999 in any column or sex=9 in one.
         exposure: the column that a count grows with.
         since: the column of dates from which other dates count; empty: dates are left out.
         time: the column of times to an event, or to the end of the observation.

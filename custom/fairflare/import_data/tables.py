@@ -23,7 +23,7 @@ from fairflare.data.readers import naming
 from fairflare.data.readers.naming import stem
 from fairflare.data.readers.tables import SUFFIXES, read_table
 from fairflare.import_data import masks
-from fairflare.import_data.columns import Predictors, as_options, predictors
+from fairflare.import_data.columns import Predictors, as_options, other_units, predictors
 from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
 from fairflare.import_data.labels import bare, group_columns, grouped_by, same_numbers
 from fairflare.import_data.levels import FOLDER, is_patient_level, roles
@@ -51,6 +51,8 @@ from fairflare.tasks.forms import FORMS
 
 KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
 """A text beside images is seldom a table; one that is named is read."""
+ZEROS = re.compile(r"\.0+$")
+"""pandas writes whole numbers of a column with gaps as 999.0."""
 HOME, SITE, SPLIT = "@home", "@site", "@split"
 """Columns beside a table's own: the folder it lies in, and what its name says."""
 
@@ -72,6 +74,15 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     base = root if root.is_dir() else root.parent
     named = _named(base, paths)
     found: list[pd.DataFrame] = []
+    gaps = {ZEROS.sub("", cell) for cell in chosen.missing}
+
+    def clean(column: pd.Series) -> pd.Series:
+        def gap(cell: str) -> bool:
+            plain = ZEROS.sub("", cell)
+            return plain in gaps or f"{column.name}={plain}" in gaps
+
+        return column.map(lambda cell: "" if gaps and gap(cell) else unicodedata.normalize("NFC", cell))
+
     for path, (site, split) in zip(paths, named, strict=True):
         try:
             table = read_table(path)
@@ -81,7 +92,7 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
             raise UserError(f"init: {path.name}: expected rows, got none")
         if found and (odd := sorted({*table.columns, HOME, SITE, SPLIT} ^ set(found[0].columns))):
             raise UserError(f"init: {path.name}: expected the columns of {paths[0].name}; differs in {some(odd, 3)}")
-        table = table.map(lambda cell: "" if cell in chosen.missing else unicodedata.normalize("NFC", cell))
+        table = table.apply(clean)
         home = path.parent.relative_to(base).as_posix()
         found.append(table.assign(**{HOME: home, SITE: site, SPLIT: split}))
     return pd.concat(found, ignore_index=True)
@@ -195,7 +206,8 @@ def is_patient_column(name: str) -> bool:
 def _label(table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> str:
     label = _role("label", table, columns, chosen)
     if not label:
-        raise UserError(f"init: --label COLUMN says which; the table has: {some(columns, 12)}")
+        flags = "--time COLUMN --event COLUMN say" if chosen.kind == "survival" else "--label COLUMN says"
+        raise UserError(f"init: {flags} which is the outcome; the table has: {some(columns, 12)}")
     return label
 
 
@@ -494,7 +506,8 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], time: str,
     found = predictors(kept[list(columns)], kept[event], taken, pd.Series(sites), chosen)
     found.cells[time] = kept[time]
     happened = f"{int((kept[event] == '1').sum())} of {len(kept)} rows have an event"
-    notes = (*_left_out(event, missing), f"{happened}; survival until {chosen.horizons} is asked for")
+    units = other_units(time, pd.to_numeric(kept[time]), pd.Series(sites))
+    notes = (*_left_out(event, missing), f"{happened}; survival until {chosen.horizons} is asked for", *units)
     options = {"label": event, "time": time, "horizons": chosen.horizons}
     made = Found("survival", f"tables with times ({time}) and events ({event})", [], (), options, notes=notes)
     cells = pd.DataFrame(found.cells).to_dict("records")

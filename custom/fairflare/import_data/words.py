@@ -31,7 +31,8 @@ AFTER = re.compile(
     r"(^|_)(los|length_of_stay|liegedauer|verweildauer|follow_?up|survival|discharged?|entlass\w*|deceased|death|died|"
     r"dod|tod|todes\w*|mortality|autops\w*|obdukt\w*|palliat\w*|event|outcome|censor(ed|ing)?|readmi\w*|"
     r"post_?(op|outcome|event|discharge)\w*|hospital_days|days_in_hospital|icu_(days|stay|los)|stay_days|tte|ttd|"
-    r"time_at_risk|surv|vital_status|last_contact|last_seen)(_|$)|"
+    r"time_at_risk|surv|vital_status|last_contact|last_seen|sterbe\w*|u(e)?berleb\w*|nachbeobacht\w*)(_|$)|"
+    r"^(time|zeit|(fu|os|pfs|dfs|rfs)_(time|days?|weeks?|months?|years?|tage|monate|event|status))$|"
     r"(_to_|_until_)(event|death|outcome|discharge|relapse|progression|last)"
 )
 """Names of columns, in snake case, that say a time to the outcome or something after it."""
@@ -114,7 +115,7 @@ def known_after(column: str) -> bool:
 
 
 YEAR_FIRST = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})([ T].*)?")
-YEAR_LAST = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4})([ T,].*)?")
+YEAR_LAST = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4}|\d{2})([ T,].*)?")
 
 
 def of_sites(cells: pd.Series, sites: pd.Series) -> pd.Series | None:
@@ -129,11 +130,15 @@ def is_date(cell: str) -> bool:
 
 
 def as_iso(cells: pd.Series) -> pd.Series | None:
-    """``cells`` as YYYY-MM-DD, "" where empty or no day; None where nothing says if day or month comes first."""
+    """``cells`` as YYYY-MM-DD, "" where empty or no day; None where century, day or month is unclear."""
     last = [match for cell in cells if (match := YEAR_LAST.fullmatch(cell))]
     day_first = any(match[2] == "." or int(match[1]) > 12 for match in last)
     month_first = any(int(match[3]) > 12 for match in last)
-    if len({match[2] for match in last}) > 1 or (last and day_first == month_first):
+    if (
+        len({match[2] for match in last}) > 1
+        or any(len(match[4]) == 2 for match in last)
+        or (last and day_first == month_first)
+    ):
         return None
 
     def iso(cell: str) -> str:

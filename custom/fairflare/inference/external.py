@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from fairflare.core.schema import IN_USE
 from fairflare.core.seeds import derive
 from fairflare.core.types import INTERVALS, Round, Training
 from fairflare.data.grouping import Grouping
+from fairflare.data.readers.tables import read_table
 from fairflare.data.site_config import SiteConfig, stricter
 from fairflare.data.tensors import TensorData
 from fairflare.engine.after.base import Cases, plain
@@ -45,6 +47,7 @@ from fairflare.functional.line import UNCHANGED
 from fairflare.functional.recalibration import recalibrated, temperature
 from fairflare.inference.loaded_run import Opened
 from fairflare.inference.predict import about as about_model
+from fairflare.inference.predict import of_table
 from fairflare.report.clinical import views
 from fairflare.report.external import evaluation, paired
 from fairflare.tasks.base import Task
@@ -238,7 +241,19 @@ class _Hospital:
         patients = self._data.patients if isinstance(self._data, Labelled) else ()
         several, n = len(set(patients) - {""}), len(patients)
         text = f"{n} cases of {several} patients: intervals take every case for a patient and are too narrow"
-        return [*(one.text for one in self._findings), *([text] if 0 < several < n and "" not in patients else [])]
+        narrow = [text] if 0 < several < n and "" not in patients else []
+        return [*(one.text for one in self._findings), *narrow, *self._unlike()]
+
+    def _unlike(self) -> list[str]:
+        """What of its labelled rows is unlike the training's."""
+        task, scaling, path = self._opened.task, self._opened.scaling, Path(self._own.data_root, self._own.datalist)
+        table = task.table_inputs()
+        if table is None or scaling is None or self._asked.split != ALL or not path.is_file():
+            return []
+        cells = read_table(path)
+        outcome = (self._asked.label or task.outcome_columns[0], *task.outcome_columns[1:])
+        columns = {name: list(own) for name, own in cells[task.kind.known(cells, outcome)].items()}
+        return of_table(table, columns, table.features(path.name, columns)[0], scaling)
 
     def _site(self) -> Site:
         config, parts, least = self._config, self._parts, self._least

@@ -37,6 +37,7 @@ from fairflare.inference.atomic_output import MARK
 from fairflare.inference.loaded_run import Opened
 from fairflare.inference.volumes import at_home, batches_of, whole
 from fairflare.tasks.kinds.classes import named_classes
+from fairflare.tasks.planning import other_units
 
 TABLES = (".csv", ".parquet")
 MOST = 1_000_000
@@ -361,6 +362,8 @@ def _answers(opened: Opened, outputs: Tensor, members: Tensor) -> tuple[list[str
 
 FAR = 6.0
 """Standard deviations from the training mean from which on a number of a table is named."""
+ENOUGH = 10
+"""Rows whose mean says something of their units."""
 FAR_IMAGE = 4.0
 """The same of an image's mean intensity, and the training images' means."""
 TIMES = 2.0
@@ -370,7 +373,7 @@ TIMES = 2.0
 def of_table(
     inputs: TableInputs, columns: Mapping[str, Sequence[str]], numbers: np.ndarray, scaling: Scaling
 ) -> list[str]:
-    """Values that no training table can have, and numbers far from the training mean."""
+    """Values that no training table can have, numbers far from the training mean, other units, a code for missing."""
     found = []
     for name, known in inputs.known.items():
         cells = [plain(cell) for cell in columns.get(name, ()) if cell and cell not in inputs.gaps]
@@ -382,9 +385,17 @@ def of_table(
             )
     far = scaling.distance(numbers) > FAR
     for k, one in enumerate(inputs.numbers):
+        mean, std, column = float(scaling.mean[k]), float(scaling.std[k]), numbers[~np.isnan(numbers[:, k]), k]
+        ends = sorted([(mean, std), (float(column.mean()), float(column.std()))]) if len(column) >= ENOUGH else []
+        if ends and other_units(*ends):
+            text = f"a mean of {column.mean():.4g}, in training {mean:.4g}"
+            found.append(f"{one.name}: {text}: are the units the same?")
+        below = column[column < 0]
+        if 1 < len(below) < len(column) and np.ptp(below) == 0 and mean > 0:
+            text = f"{len(below)} rows are {below[0]:g}, the others at least 0"
+            found.append(f"{one.name}: {text}: a code for missing? Its cells should be empty")
         if far[:, k].any() and not one.values:
             row = int(np.flatnonzero(far[:, k])[0])
-            mean, std = float(scaling.mean[k]), float(scaling.std[k])
             found.append(
                 f"{one.name}: {_count(int(far[:, k].sum()), 'row')} more than {FAR:g} standard deviations from the "
                 f"training mean {mean:.4g} (sd {std:.4g}), e.g. {numbers[row, k]:.4g}"

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.core.order import some
-from fairflare.data.table_columns import TableFingerprint, agreed, inputs, table_cautions
+from fairflare.core.order import in_order, some
+from fairflare.core.validation import shown
+from fairflare.data.table_columns import TableFingerprint, agreed, features_of, inputs
 from fairflare.tasks.fingerprint import Fingerprint
 from fairflare.tasks.forms import FORMS
 
@@ -43,6 +44,8 @@ STEP, PATCH = 16, 32
 """Voxels along an edge are a multiple of the first, and a patch has at most the second."""
 FINEST, COARSER = 1.0, 1.15
 """Edge of a voxel in mm that is no further reduced, and the factor by which all three grow until volumes fit."""
+TIMES, MIDDLE = 5.0, 1.2816
+"""How many times larger mean and spread are in other units; standard deviations of half of a normal's middle 80 %."""
 SPACINGS = 1.5
 """How many times coarser one site's pixels may be than another's before the plan says so."""
 
@@ -145,7 +148,40 @@ def _outcome(prints: Prints) -> list[Choice]:
 
 def cautions(prints: Prints) -> list[str]:
     """What the sites differ in and no setting mends, one line each."""
-    return [*table_cautions(_tables(prints)), *_of_spacing(prints), *_of_values(prints)]
+    return [*_of_tables(_tables(prints)), *_of_spacing(prints), *_of_values(prints)]
+
+
+def _of_tables(tables: Mapping[str, TableFingerprint]) -> list[str]:
+    found: list[str] = []
+    one = next(iter(tables.values()), TableFingerprint(()))
+    scaled = [feature.column for feature in features_of(one.features, one.columns)[0]]
+    untold = [name for name in scaled if not any(name in table.numbers for table in tables.values())]
+    if untold:
+        found.append(f"no site has enough values to tell a mean of {some(untold)}: they do not count")
+    silent = [site for site, table in tables.items() if scaled and not table.numbers]
+    if silent and len(silent) < len(tables):
+        found.append(f"{some(silent)}: no mean or spread leaves, so the scaling is that of the other sites")
+    for name in scaled:
+        known = {site: table.numbers[name][1:] for site, table in tables.items() if name in table.numbers}
+        if len(known) > 1 and other_units(low := min(known.values()), high := max(known.values())):
+            at = [next(site for site in known if known[site] == end) for end in (low, high)]
+            text = f"a mean of {low[0]:.4g} at {at[0]} and of {high[0]:.4g} at {at[1]}"
+            found.append(f"{name}: {text}: are the units the same?")
+    for name in one.levels:
+        alike: dict[str, list[str]] = {}
+        for level in in_order({level for table in tables.values() for level in table.levels.get(name, ())}):
+            alike.setdefault("".join(level.lower().split()), []).append(level)
+        twins = [" and ".join(map(shown, group)) for group in alike.values() if len(group) > 1]
+        if twins:
+            found.append(f"column {name}: {some(twins, 3)} are different levels")
+    return found
+
+
+def other_units(low: Sequence[float], high: Sequence[float]) -> bool:
+    """Whether mean and spread are both many times larger, or the middle 80 % of two normal distributions apart."""
+    (mean, spread), (other, wide) = low, high
+    times = 0 < TIMES * mean < other and 0 < TIMES * spread < wide
+    return times or other - mean > MIDDLE * (spread + wide) > 0
 
 
 def _of_values(prints: Prints) -> list[str]:

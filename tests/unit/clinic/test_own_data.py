@@ -192,6 +192,7 @@ def test_what_goes_with_datalists(tmp_path, capsys):
     empty = ("--datalists", tmp_path, "--kind", "tabular")
     assert "expected a folder with a <SITE>.csv per site" in call(capsys, "run", "fedavg", *empty)[2]
     assert "expected --kind" in call(capsys, "run", "fedavg", "--datalists", tmp_path)[2]
+    assert "nowhere: expected a folder" in call(capsys, "run", "fedavg", "--data", tmp_path / "nowhere")[2]
     assert "name its sites" in call(capsys, "run", "fedavg", "--task", "tabular")[2]
 
 

@@ -180,6 +180,17 @@ def test_a_number_that_no_site_may_tell_does_not_count():
     ]
 
 
+def test_means_of_other_units_are_said():
+    """Creatinine in mg/dL and in umol/L, age of children and adults; CRP and age as hospitals differ."""
+    for crp, age, said in (
+        ((1.1, 0.8), (60.0, 12.0), "crp: a mean of 1.1 at b and of 97 at a: are the units the same?"),
+        ((97.0, 70.0), (8.0, 4.0), "age: a mean of 8 at b and of 65 at a: are the units the same?"),
+        ((45.0, 60.0), (55.0, 14.0), ""),
+    ):
+        sites = prints(a={"age": (50, 65.0, 12.0), "crp": (50, 97.0, 70.0)}, b={"age": (9, *age), "crp": (9, *crp)})
+        assert cautions(sites) == [said][: bool(said)]
+
+
 def test_levels_are_those_of_every_site_in_natural_order():
     known = {"icd": read_columns('{"icd": {"kind": "category"}}', ["icd"])["icd"]}
     sites = {

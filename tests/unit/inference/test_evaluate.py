@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``fairflare evaluate``: scikit-learn's figures, intervals, nothing of too few patients, and wrong data refused."""
 
+import csv
 import json
 import shutil
 
@@ -71,6 +72,16 @@ def test_a_tables_figures_are_scikit_learns(table_run, hospital, tmp_path, capsy
     assert "harbour: 240 labelled cases" in page and "<svg" in page and "calibration slope" in said
     text = (tmp_path / "e" / "evaluation.json").read_text() + page
     assert "PAT-" not in text and str(tmp_path) not in text and str(hospital.parent) not in text
+
+
+def test_other_units_than_the_trainings_are_said(table_run, hospital, tmp_path, capsys):
+    table = [{**row, "age": float(row["age"]) * 12} for row in cells(hospital)]
+    with (tmp_path / "months.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, table[0])
+        writer.writeheader()
+        writer.writerows(table)
+    code, _, err = call(capsys, "evaluate", table_run, tmp_path / "months.csv", "--out", tmp_path / "e")
+    assert code == 0 and "months: age: a mean of " in err and err.count("are the units the same?") == 1
 
 
 def test_images_likewise_from_a_folder_of_lists(photo_run, tmp_path, capsys):

@@ -56,6 +56,9 @@ def test_what_is_unlike_the_training_is_named(heart_run, tmp_path, capsys):
     names = lines[0].split(",")
     cells = [line.split(",") for line in lines[1:]]
     cells[0][names.index("age")], cells[1][names.index("cp")] = "600", "9"
+    cells[2][names.index("thalach")] = cells[3][names.index("thalach")] = "-9"
+    for row in cells:
+        row[names.index("trestbps")] = f"{float(row[names.index('trestbps')]) / 7.5:.1f}"  # kPa
     keep = [k for k, name in enumerate(names) if name != "chol"]
     text = "\n".join(",".join(row[k] for k in keep) for row in [names, *cells])
     (tmp_path / "t.csv").write_text(text + "\n")
@@ -66,6 +69,8 @@ def test_what_is_unlike_the_training_is_named(heart_run, tmp_path, capsys):
     assert code == 0, err
     assert "column chol: is missing" in unlike and "cp: 1 row with an unknown value, e.g. '9'" in unlike
     assert "age: 1 row more than 6 standard deviations" in unlike and "600" in unlike
+    assert "thalach: 2 rows are -9, the others at least 0: a code for missing?" in unlike
+    assert unlike.count("are the units the same?") == 1 and "trestbps: a mean of 17." in unlike
 
 
 def test_images_reproduce_the_validation_and_test_metric(photo_run, photos, tmp_path, capsys):
