@@ -181,7 +181,8 @@ def test_what_the_regression_says_is_that_of_slopes():
         one = one.widened(*slopes.misfit(sums))
         told = row["candidates"]["fedavg"]
         assert told["p_harm"] == pytest.approx(combination.harm(one.of, part.q))
-        assert (told["shrunken"], told["low"]) == pytest.approx((one.benefit(1).mean, one.benefit(1).interval()[0]))
+        gain = combination.gain(one.of, one.q)
+        assert (told["shrunken"], told["low"]) == pytest.approx((gain.mean, gain.interval()[0]))
         assert row["mix"]["share"] == combination.safe_share(one.of, part.q, 0.002)
 
 
