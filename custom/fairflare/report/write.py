@@ -40,8 +40,9 @@ def write_report(folder: Path) -> dict[str, Any]:
             wrote it.
     """
     _require_run(folder)
-    log = audit.AuditLog(folder / AUDIT)
-    run_history, entries = read_history(log.entries), events(log.entries)
+    lines: list[dict[str, Any]] = []
+    log = audit.AuditLog(folder / AUDIT, lines.append)
+    run_history, entries = read_history(lines), events(lines)
     config = _described(_checked_config(folder, run_history))
     model, model_sha256 = _logged_model(folder, run_history)
     with _made_of_the_log("report"):
