@@ -194,7 +194,7 @@ def check_resumable(folder: Path) -> RunHistory | None:
     Raises:
         UserError: one line that says what does not fit.
     """
-    if not is_there(folder / AUDIT) or not audit.verify(folder / AUDIT, torn=True):
+    if not is_there(folder / AUDIT) or not audit.AuditLog(folder / AUDIT).first:
         for name in (CHECKPOINT, MODEL, files.UNSCORED, files.BEST, files.BEST_MODELS, REPORT, PAGE):
             if is_there(folder / name):
                 raise UserError(f"{name}: lies there, and the {AUDIT} that it belongs to is missing or empty")

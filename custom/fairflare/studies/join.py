@@ -425,5 +425,6 @@ def trainings(design: Design) -> float:
 
 def seconds_of(folder: Path) -> float:
     """From a run's first line in its log to its last."""
-    first, *_, last = (datetime.fromisoformat(entry["time"]) for entry in audit.verify(folder / AUDIT))
+    log = audit.AuditLog(folder / AUDIT)
+    first, last = (datetime.fromisoformat(entry["time"]) for entry in (log.first, log.last))
     return (last - first).total_seconds()
