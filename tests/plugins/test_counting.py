@@ -18,7 +18,7 @@ SCRIPT = """
 import dataclasses, json, sys, torch
 from pathlib import Path
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
-from fairflare.studies.describe import answer_table
+from leaving_tables import answer_table
 from fairflare.engine.setup.assembly import build_site, leaves
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
@@ -69,7 +69,11 @@ def found(tmp_path_factory):
     assert text.count(BEFORE) == 1
     schema.write_text(text.replace(BEFORE, LINE + BEFORE))
     (place / "run").mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(place), "FAIRFLARE_PLUGINS": str(PLUGIN)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{place}{os.pathsep}{ROOT / 'tests' / 'docs'}",
+        "FAIRFLARE_PLUGINS": str(PLUGIN),
+    }
     command = [sys.executable, "-c", SCRIPT, str(place / "run")]
     done = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -2,6 +2,8 @@
 """The audit chain: any change of an earlier line shows."""
 
 import json
+import os
+import tracemalloc
 
 import pytest
 import torch
@@ -72,6 +74,18 @@ def test_opening_again_continues_the_chain_and_cuts_a_torn_line(path):
         file.write('{"seq": 3, "event": "rou')
     AuditLog(path).append("resume", from_round=2)
     assert [e["event"] for e in verify(path)] == ["round"] * 3 + ["resume"]
+
+
+def test_a_long_log_is_continued_without_holding_it(path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda number: None)
+    log = AuditLog(path)
+    for number in range(3, 500):
+        log.append("round", round=number, weights=dict.fromkeys(map(str, range(300)), 0.5))
+    tracemalloc.start()
+    again, peak = AuditLog(path), tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < path.stat().st_size / 4 and again.head() == log.head()
+    assert (again.first["round"], again.last["round"]) == (0, 499)
 
 
 def test_a_broken_chain_is_not_continued(path):

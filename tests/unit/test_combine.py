@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from fairflare.functional.decision import Design
 from fairflare.inference.mix import MIX, NUMBERS, Member, Mix, Trees, monitored, open_mix, open_model
 from fairflare.report.join import OutOfFold
 from fairflare.studies import combine
+from fairflare.studies.candidates import federation_odds
 from fairflare.studies.combine import as_module
 from fairflare.studies.groups import by_group
 from fairflare.studies.join import OneSplit, Question, fewer, within
@@ -42,9 +44,13 @@ def joined(tmp_path_factory):
     for row in content["sites"].values():
         row["mix"]["share"] = 0.5
     save_json(folder / "join" / "join.json", content)
-    with pytest.MonkeyPatch.context() as patch:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        mock.patch.object(combine, "federation_odds", wraps=federation_odds) as odds,
+    ):
         patch.delattr(combine, "own_model")  # of just these patients the join has kept its own models
         weights = Joined.open(folder / "join").combine(folder / "mixes", progress=False)
+    assert odds.call_count == 1  # not once for each hospital
     return found, weights, folder
 
 

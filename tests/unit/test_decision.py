@@ -242,10 +242,10 @@ def test_the_gain_of_a_share_is_quadratic_and_harms_beyond_twice_the_right_part(
         gain = ((y - own) ** 2 - (y - mixed) ** 2).mean()
         assert part.q * (2 * share * part.a - share**2) == pytest.approx(gain)
         of = Normals(np.ones(1), np.array([part.a]), np.array([0.1]))
-        assert part.benefit(share, of).mean == pytest.approx(gain)
-        assert combination.harm(of, part.q, share) == pytest.approx(float(part.benefit(share, of).below(0.0)))
-        expected = float(part.benefit(share, of).below(-0.002))
-        assert combination.harm(of, part.q, share, 0.002) == pytest.approx(expected)
+        told = combination.gain(of, part.q, share)
+        assert told.mean == pytest.approx(gain)
+        assert combination.harm(of, part.q, share) == pytest.approx(float(told.below(0.0)))
+        assert combination.harm(of, part.q, share, 0.002) == pytest.approx(float(told.below(-0.002)))
 
 
 def test_a_candidate_equal_to_the_own_model_says_nothing():

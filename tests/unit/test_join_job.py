@@ -16,7 +16,7 @@ from fairflare.cli.jobs import export_job, inspected
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.schema import Answer, answer_fields
 from fairflare.data.site_config import SiteConfig
-from fairflare.engine.audit import AuditLog
+from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.loop import Federation
 from fairflare.engine.setup.config import RunConfig
@@ -289,7 +289,7 @@ def test_a_hospital_that_falls_silent_is_named_and_the_others_are_answered_as_wi
     monkeypatch.setattr(InProcess, "sites", lambda self: [name for name in self._sites if name != "north"])
     never, _ = join(config, tmp_path / "never", monkeypatch)
     assert {**found, "refused": {}} == never and set(found["sites"]) == set(SITES) - {"north"}
-    events = [entry["event"] for entry in AuditLog(tmp_path / "lost" / "audit.jsonl").entries]
+    events = [entry["event"] for entry in verify(tmp_path / "lost" / "audit.jsonl")]
     assert list(dict.fromkeys(events)) == ["start", "left_out", "sum", "finish"]
 
 

@@ -108,6 +108,7 @@ def test_there_is_no_mix_of_them_and_the_sheet_says_so(language, tmp_path):
     for said in (words["plain"], words["plain_benefit"]):
         assert str(escape(said.format(score="C-index"))) in sheet
     assert "Brier" not in sheet and words["no_mix"] not in sheet and words["columns"]["together"] not in sheet
+    assert 'class="candidates"' not in sheet, "a phone shows the one benefit that there is"
 
 
 @pytest.mark.slow

@@ -57,6 +57,11 @@ def test_they_are_torch_s_bit_for_bit(training):
     trained(ours, again, 3, 2), trained(theirs, from_theirs, 3, 2)
     for key, value in ours.state_dict().items():
         assert torch.equal(value, theirs.state_dict()[key]) and not torch.equal(value, start[key])
+    given = [parameter.grad for parameter in ours.parameters()]
+    again.zero_grad(set_to_none=False)
+    assert all(parameter.grad.is_set_to(one) and not one.any() for parameter, one in zip(ours.parameters(), given))
+    again.zero_grad()
+    assert all(parameter.grad is None for parameter in ours.parameters())
 
 
 def test_a_step_records_no_gradients():

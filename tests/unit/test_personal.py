@@ -12,6 +12,7 @@ from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.errors import UserError
 from fairflare.core.types import Round
 from fairflare.core.validation import parsed
+from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
 from fairflare.engine.gate import Gate, inspect_evaluation
 from fairflare.engine.in_process import InProcess
@@ -330,7 +331,7 @@ def test_a_federation_leaves_the_servers_personal_entries_alone_and_logs_both_re
     final = federation.run(initial_model())
     assert all(torch.equal(final[key], initial_model()[key]) for key in NORM)
     assert not torch.equal(final["0.weight"], initial_model()["0.weight"])
-    entry = next(e for e in federation._audit.__class__(tmp_path / "audit.jsonl").entries if e["event"] == "evaluation")
+    entry = next(e for e in verify(tmp_path / "audit.jsonl") if e["event"] == "evaluation")
     for answer in entry["sites"].values():
         assert set(answer["personal"]) == {"val", "test", "n", "groups"} and answer["personal"]["test"]
 

@@ -45,7 +45,7 @@ def test_the_simulator_asks_for_reserved_ports(monkeypatch):
     assert one != other and not ports._reserve(one[0]) and not ports._reserve(other[0])
 
 
-def test_the_simulator_s_server_is_a_fork_where_there_is_no_gpu(monkeypatch, tmp_path):
+def test_the_simulator_s_server_and_sites_are_forks_where_there_is_no_gpu(monkeypatch, tmp_path):
     """What a process has asked CUDA for, a fork of it cannot use."""
     from fairflare.engine.setup.config import make_config
     from fairflare.flare import forked_simulator, simulate
@@ -56,13 +56,18 @@ def test_the_simulator_s_server_is_a_fork_where_there_is_no_gpu(monkeypatch, tmp
     monkeypatch.setattr(forked_simulator.SimEnv, "deploy", lambda self, job: ran.append("another Python") or job.name)
     monkeypatch.setattr(simulate.signal, "signal", lambda *args: None)
     monkeypatch.setattr(ports, "reserve_ports", lambda: None)
+    monkeypatch.setattr(ports, "fork_sites", lambda: ran.append("a copy to fork sites from"))
     config = make_config("fedism-plus", "support2:dirichlet", rounds=1, sites=2)
     (tmp_path / "config.json").write_text(json.dumps(config.to_json()))
     for gpus in (0, 1):
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
         simulate.main(str(tmp_path), "2")
-    handlers, runner, other = ran
-    assert handlers == {"after_in_child": forked_simulator._end_at_once} and other == "another Python"
+    copy, handlers, runner, other = ran
+    assert (
+        copy == "a copy to fork sites from"
+        and handlers == {"after_in_child": forked_simulator._end_at_once}
+        and other == "another Python"
+    )
     assert runner.clients == "site-1,site-2" and runner.threads == 2
 
 

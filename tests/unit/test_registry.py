@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from fairflare.aggregators.fedavg import FedAvg
 from fairflare.cli.main import main
 from fairflare.core import plugins, registry
 from fairflare.core.errors import UserError
@@ -111,6 +112,12 @@ def test_a_wrong_declaration_is_one_line(declared, message):
         registry.method("mine", title="t", summary="s", paper=PAPER, **declared)
         registry.methods()
     assert "mine" not in registry.methods()
+
+
+def test_a_class_is_told_by_what_it_derives_from_and_not_by_a_name():
+    named = type("Mine", (type("Trainer", (FedAvg,), {}),), {})
+    registry.method("mine", title="t", summary="s", paper=PAPER)(named)
+    assert registry.get_rule("mine") is named and "mine" not in registry.trainers()
 
 
 def test_a_declaration_that_names_its_rule_takes_no_class():

@@ -6,9 +6,11 @@ import re
 from functools import cache
 from pathlib import Path
 
+from leaving_tables import answer_table, leaving_table
+
 from cases import each
 from fairflare.core import registry
-from fairflare.studies.describe import answer_table, leaving_rows, leaving_table
+from fairflare.studies.describe import leaving_rows
 
 TESTS = Path(__file__).parents[1]
 DOC = TESTS.parent / "docs" / "security.md"
@@ -57,13 +59,13 @@ def defined_in(path):
 def test_the_table_is_that_of_the_registry():
     text = LEAVES.read_text()
     shown = text.partition("<!-- leaving: begin -->\n")[2].partition("\n<!-- leaving: end -->")[0]
-    assert shown == leaving_table(), "make it with fairflare.studies.describe.leaving_table()"
+    assert shown == leaving_table(), "make it with tests/docs/leaving_tables.py: leaving_table()"
 
 
 def test_the_fields_of_an_answer_are_those_of_the_schema():
     text = LEAVES.read_text()
     shown = text.partition("<!-- answers: begin -->\n")[2].partition("\n<!-- answers: end -->")[0]
-    assert shown == answer_table(), "make it with fairflare.studies.describe.answer_table()"
+    assert shown == answer_table(), "make it with tests/docs/leaving_tables.py: answer_table()"
 
 
 def test_every_method_is_named_and_every_number_has_a_range():

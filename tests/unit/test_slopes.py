@@ -85,7 +85,7 @@ def test_the_part_that_is_right_is_that_of_draws_from_the_posterior():
     a = ((true - own) @ (moved - own)) / len(x) / part.q
     assert (part.of.mean, part.of.sd) == pytest.approx((a.mean(), a.std()), rel=0.05)
     gain = ((own - true) ** 2).mean(axis=1) - ((own + 0.4 * (moved - own) - true) ** 2).mean(axis=1)
-    assert part.benefit(0.4).mean == pytest.approx(gain.mean(), abs=0.05 * gain.std())
+    assert combination.gain(part.of, part.q, 0.4).mean == pytest.approx(gain.mean(), abs=0.05 * gain.std())
 
 
 def test_deviations_are_widened_and_patients_out_of_fold_move():

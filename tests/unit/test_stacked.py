@@ -10,7 +10,7 @@ from torch import nn
 from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.types import LocalWork, Round, Training
-from fairflare.engine.audit import AuditLog
+from fairflare.engine.audit import verify
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.local import run_local
@@ -110,7 +110,7 @@ def test_a_run_ends_within_the_stated_tolerance(tmp_path, method_values):
     one, two = run(tmp_path / "a", **method_values), run(tmp_path / "b", stacked="true", **method_values)
     largest = max(float(value.abs().max()) for value in one.values())
     assert all(float((one[key] - two[key]).abs().max()) <= TOLERANCE * largest for key in one)
-    logs = [[e for e in AuditLog(tmp_path / name / "audit.jsonl").entries if e["event"] == "round"] for name in "ab"]
+    logs = [[e for e in verify(tmp_path / name / "audit.jsonl") if e["event"] == "round"] for name in "ab"]
     for alone, stacked in zip(*logs):
         assert alone["weights"] == stacked["weights"]
         for site, found in alone["accepted"].items():

@@ -370,8 +370,8 @@ from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import site_parts
 import fairflare.flare.executor, fairflare.flare.egress
 assert not [name for name in sys.modules if name.startswith("fairflare.datasets")]
-from fairflare.flare.paths import shown
-config = RunConfig.from_json(shown(json.loads(sys.argv[2])))
+from fairflare.flare.paths import unescaped
+config = RunConfig.from_json(unescaped(json.loads(sys.argv[2])))
 parts = site_parts(config)
 site = build_site(config, parts, "north")
 found, data = site.look()

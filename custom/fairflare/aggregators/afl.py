@@ -63,6 +63,11 @@ class AFL(Rule):
         return self.average == "none"
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        """As above; the weights are lambda of the sites that are here, normalised.
+
+        State: "lambda" (site -> number >= 0, 1 together with variant=paper), and unless average=none the mean "average"
+        of the "averaged" models w^1 ... w^t.
+        """
         weights, following = self._weighed(replies, state)
         weights = limited(weights, info.cap)
         after = add_weighted(model, replies, weights)

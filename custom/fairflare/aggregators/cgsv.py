@@ -70,6 +70,7 @@ class CGSV(Rule):
         within(self, alpha="[0, 1)", beta="(0, inf)", step="(0, inf)")
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        """As above; the weights are r before the round. State: "reputation", site -> r > 0."""
         before = state.get("reputation", {})
         weights = self._weights(replies, before)
         factors, cosines = self._compared(replies, weights)

@@ -64,6 +64,10 @@ class FedFV(Rule):
         within(self, alpha="[0, 1]", tau="[0, inf)")
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        """w^{t+1} = w^t - g; the weights are the sites' own factors in g, none below 0, normalised.
+
+        State: "last" (site -> trainable entries of its last update) and "round" (site -> when that was).
+        """
         here = [r.site for r in replies]
         gone = {site: kept for site, kept in state.get("last", {}).items() if site not in here}
         away = [Reply(site, kept, 1, trainable=replies[0].trainable) for site, kept in gone.items()]

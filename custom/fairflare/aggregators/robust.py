@@ -52,6 +52,7 @@ class Median(Combining):
         return f"the median of {sites} sites protects from nobody: it takes 3" if sites < 3 else ""
 
     def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
+        """The midpoint of the updates with p-mass at most 1/2 on either side; "removed", in [0, 1], is lost of p_k."""
         after, share = _by_position(model, replies, prior, median)
         weights = shares(share)
         removed = {site: max(prior[site] - weights[site], 0.0) for site in weights}
@@ -93,6 +94,7 @@ class TrimmedMean(Combining):
         return liars_among(sites) / sites if self.trim == AUTO else self.trim
 
     def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
+        """The mean of what is left of p after ``trim`` at each end; "removed", in [0, 1], is lost of p_k."""
         after, kept = _by_position(model, replies, prior, partial(trimmed_mean, trim=self._trim(len(replies))))
         removed = {site: max(prior[site] - mass, 0.0) for site, mass in kept.items()}
         return Outcome(after, shares(kept), state, {"removed": removed})
@@ -150,6 +152,7 @@ class MultiKrum(Combining):
         return max(liars_among(sites), 1) if self.faulty == AUTO else self.faulty
 
     def combine(self, model: StateDict, replies: Sequence[Reply], prior: Weights, state: State) -> Outcome:
+        """The mean of the m updates of least score by p, renormalised; "removed": p_k of the others, 0 of these."""
         sites = [r.site for r in replies]
         faulty = self._faulty(len(sites))
         scores = dict(zip(sites, krum_scores(distances(replies), faulty))) if len(sites) > 2 else {}

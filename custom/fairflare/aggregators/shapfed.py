@@ -104,6 +104,10 @@ class ShapFed(Rule):
         return ""
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        """As above; the weights are p, none below 0, normalised.
+
+        State: "gamma" (site -> number in [-1, 1]) and with direction=bounded "factors" (site -> p_k).
+        """
         scores = self._scores(model, replies, state)
         gamma = self._averaged(scores, state)
         factors = self._factors(replies, gamma, state)

@@ -29,7 +29,7 @@ def list_methods(parts: bool, as_json: bool) -> None:
     """Methods: what they are for, what they cost, and their parameters with defaults."""
     from fairflare.studies.later import put_off
 
-    put_off("torch", "numpy")
+    put_off()
     from fairflare.studies import describe
 
     if parts:
@@ -45,6 +45,9 @@ def list_methods(parts: bool, as_json: bool) -> None:
 @as_json
 def list_tasks() -> Told:
     """Tasks and presets: sites, sizes, metrics, what is real and what is simulated."""
+    from fairflare.studies.later import put_off
+
+    put_off()
     from fairflare.studies.describe import task_rows
 
     return (rows := task_rows()), partial(console.tasks, rows)
@@ -61,7 +64,7 @@ def describe(name: str) -> Told:
     """
     from fairflare.studies.later import put_off
 
-    put_off("torch", "numpy")
+    put_off()
     from fairflare.cli.settings_rows import about
 
     return (found := about(name)), partial(console.settings, found)
@@ -79,7 +82,7 @@ def new(kind: str, name: str, out: Path) -> Told:
     """
     from fairflare.studies.later import put_off
 
-    put_off("torch", "numpy")
+    put_off()
     files = write_part(kind, name, out)
     return {"files": [str(path) for path in files]}, partial(console.written, files, name)
 

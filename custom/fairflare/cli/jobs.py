@@ -29,8 +29,7 @@ from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.join.plan import plan_of
 from fairflare.engine.setup.method_parts import NO_STEP
 from fairflare.engine.setup.parts import build_parts
-from fairflare.flare.paths import SITES, STATE
-from fairflare.flare.paths import shown as shown_braces
+from fairflare.flare.paths import SITES, STATE, unescaped
 from fairflare.flare.policy_file import FILES as POLICY_FILES
 from fairflare.flare.policy_file import Policy
 from fairflare.flare.run_files import LOCAL_FINDINGS, LOCAL_LOG, SITE_CONTEXT
@@ -246,7 +245,7 @@ def _config(content: Mapping[str, Any], app: Path) -> tuple[RunConfig | None, st
     except (FairFlareError, ValueError) as error:
         refusal = f"refused: {' '.join(str(error).split())[:300]}"
     try:
-        return RunConfig.from_json(shown_braces(content)), refusal
+        return RunConfig.from_json(unescaped(content)), refusal
     except UserError:  # e.g. a method that the job itself brings
         return None, refusal
 

@@ -127,7 +127,8 @@ def method(
     def register(cls: type[T]) -> type[T]:
         if rule:
             raise UserError(f"method {id!r}: expected no class below a declaration that names its rule")
-        of_trainer = isinstance(cls, type) and any(base.__name__ == "Trainer" for base in cls.__mro__)
+        base = sys.modules.get("fairflare.trainers.base")  # None: not yet imported, so that nothing derives from it
+        of_trainer = base is not None and isinstance(cls, type) and issubclass(cls, base.Trainer)
         found = dataclasses.replace(entry, rule="fedavg", trainer=id) if of_trainer else entry
         _part("trainer" if of_trainer else "rule", id)(cls)
         _add(_methods, id, found, "method", same=lambda old: old == found)

@@ -21,7 +21,7 @@ from fairflare.data.tensors import TensorData
 from fairflare.data.volumes import VolumeData
 from fairflare.datasets.brain_seg import BrainSeg, weighted
 from fairflare.datasets.simulated.anatomy import DEEP, FIELD_OF_VIEW, bumps, soft, template, ventricle_region
-from fairflare.networks.volumes import segmenter
+from fairflare.networks import volumes
 from fairflare.tasks.base import MOST_PIXELS, Preset, expect
 from fairflare.tasks.kinds.volume_masks import VOLUME_MASKS, of_volumes
 from fairflare.tasks.own.volume_segmentation import LARGE, SMALL
@@ -183,7 +183,7 @@ class BrainSeg3D(BrainSeg):
     subject = staticmethod(subject)
 
     def network(self) -> nn.Module:
-        return segmenter(self.model, (self.patch,) * 3, len(self.classes), self.norm)
+        return volumes.segmenter(self.model, (self.patch,) * 3, len(self.classes), self.norm)
 
     def image_inputs(self) -> ImageInputs:
         values: dict[str, tuple[int, ...]] = {name: (k,) for k, name in enumerate(self.classes, start=1)}

@@ -8,16 +8,17 @@ one after the other is in ``history``.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fairflare.core.errors import UserError
 from fairflare.core.full_disk import naming
-from fairflare.engine.files import MOST_LOG, is_there, read_bytes
+from fairflare.engine.files import MOST_LOG, is_there, reading
 
 GENESIS = "0" * 64
 CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
@@ -28,25 +29,25 @@ class AuditLog:
     """Appends entries to a file; opening an existing file continues its chain and changes nothing before ``append``.
 
     Attributes:
-        entries: what it held when it was opened.
         first: its first entry, empty when there is none.
+        last: its last entry, as ``first``.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Raises UserError when the file exists and its chain is broken."""
+    def __init__(self, path: Path, each: Callable[[dict[str, Any]], None] = lambda entry: None) -> None:
+        """Call ``each`` with every entry that the file holds; raises UserError when its chain is broken."""
         self.path = path
-        self.entries: list[dict[str, Any]] = []
+        self.first, self.last = dict[str, Any](), dict[str, Any]()
         self._size = self._torn = 0
         if is_there(path):
-            data = read_bytes(path, MOST_LOG)
-            self.entries, self._torn = _chained(data, path.name)
-            self._size = len(data) - self._torn
-        self.first = self.entries[0] if self.entries else {}
-        self._seq, self._head = len(self.entries), self.entries[-1]["hash"] if self.entries else GENESIS
+            with reading(path, MOST_LOG) as file:
+                for self.last in _chained(file, path.name):
+                    self.first = self.first or self.last
+                    each(self.last)
+                self._size, self._torn = file.tell(), len(file.read())
 
     def head(self) -> dict[str, Any]:
         """The log by its first entry, and place and hash of its last; empty before the first."""
-        return {"log": self.first["hash"], "seq": self._seq - 1, "hash": self._head} if self.first else {}
+        return {"log": self.first["hash"], "seq": self.last["seq"], "hash": self.last["hash"]} if self.first else {}
 
     def append(self, event: str, **content: Any) -> dict[str, Any]:
         """Write one entry durably and return it, with its ``seq``, ``time``, ``prev`` and ``hash``.
@@ -57,7 +58,8 @@ class AuditLog:
             UserError: the file is not as this object left it; then it is left alone.
         """
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        entry = {"seq": self._seq, "time": now, "event": event, **content, "prev": self._head}
+        seq, head = (self.last["seq"] + 1, self.last["hash"]) if self.first else (0, GENESIS)
+        entry = {"seq": seq, "time": now, "event": event, **content, "prev": head}
         entry["hash"] = entry_hash(entry)
         data = (_text(entry) + "\n").encode()
         with self.path.open("ab") as file:
@@ -67,8 +69,7 @@ class AuditLog:
                 file.truncate(self._size)
                 self._torn = 0
             self._write(file, data)
-        self._seq, self._head, self._size = self._seq + 1, entry["hash"], self._size + len(data)
-        self.first = self.first or entry
+        self.first, self.last, self._size = self.first or entry, entry, self._size + len(data)
         return entry
 
     def _write(self, file: BinaryIO, data: bytes) -> None:
@@ -83,9 +84,10 @@ class AuditLog:
 
 def first_entry(path: Path) -> dict[str, Any]:
     """The first entry, {} while no whole, valid line is there; raises UserError where the file cannot be read."""
-    line, end, _ = read_bytes(path, MOST_LOG).partition(b"\n")
+    with reading(path, MOST_LOG) as file:
+        line = file.readline()
     try:
-        return (_chained(line + end, path.name)[0] or [{}])[0]
+        return next(_chained(io.BytesIO(line), path.name), {})
     except UserError:
         return {}
 
@@ -99,11 +101,8 @@ def verify(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
     Raises:
         UserError: names the first line that does not fit.
     """
-    entries, rest = _chained(read_bytes(path, MOST_LOG), path.name)
-    if rest and not torn:
-        cause = "a process was killed while it wrote it, or it was cut"
-        raise UserError(f"{path.name}: line {len(entries) + 1} has no end: {cause}")
-    return entries
+    with reading(path, MOST_LOG) as file:
+        return list(_chained(file, path.name, torn))
 
 
 def entry_hash(entry: dict[str, Any]) -> str:
@@ -115,32 +114,28 @@ def entry_hash(entry: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _chained(data: bytes, name: str) -> tuple[list[dict[str, Any]], int]:
-    """The entries of an unbroken chain, and the length of a last line that was not written to its end."""
-    lines, torn = _lines(data, name)
-    entries, head = [], GENESIS
-    for number, line in enumerate(lines, 1):
-        entry = _entry(line, number, name)
+def _chained(file: BinaryIO, name: str, torn: bool = True) -> Iterator[dict[str, Any]]:
+    """The entries of an unbroken chain; ``file`` is left at its end or where a last line without one begins.
+
+    Raises UserError for anything that ``append`` does not write, and for such a last line, too, unless ``torn``.
+    """
+    head = GENESIS
+    for number, line in enumerate(file, 1):
+        if b"\r" in line:
+            raise UserError(f"{name}: has line ends (CR) that it was not written with; it was left as it is")
+        if not line.endswith(b"\n"):
+            begin = f'{{"seq": {number - 1}, "'.encode()
+            if line[: len(begin)] != begin[: len(line)] or not all(32 <= byte < 127 for byte in line):
+                raise UserError(f"{name}: line {number} is not JSON, nor the begin of an entry")
+            if not torn:
+                raise UserError(f"{name}: line {number} has no end: whoever wrote it was killed, or it was cut")
+            file.seek(-len(line), os.SEEK_CUR)
+            return
+        entry = _entry(line[:-1], number, name)
         if entry.get("seq") != number - 1 or entry.get("prev") != head or entry.get("hash") != entry_hash(entry):
             raise UserError(f"{name}: the chain is broken at line {number}: it or a line before it was changed")
-        entries.append(entry)
         head = entry["hash"]
-    return entries, len(torn)
-
-
-def _lines(data: bytes, name: str) -> tuple[list[bytes], bytes]:
-    """The lines of a log, and what follows its last line end: the begin of an entry, or nothing.
-
-    Raises:
-        UserError: other line ends than ``append`` writes, or a rest that it did not begin.
-    """
-    if b"\r" in data:
-        raise UserError(f"{name}: has line ends (CR) that it was not written with; it was left as it is")
-    *lines, torn = data.split(b"\n")
-    begin = f'{{"seq": {len(lines)}, "'.encode()
-    if torn[: len(begin)] != begin[: len(torn)] or not all(32 <= byte < 127 for byte in torn):
-        raise UserError(f"{name}: line {len(lines) + 1} is not JSON, nor the begin of an entry")
-    return lines, torn
+        yield entry
 
 
 def _entry(line: bytes, number: int, name: str) -> dict[str, Any]:

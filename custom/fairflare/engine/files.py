@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fairflare.core.errors import UserError
 
@@ -54,14 +55,22 @@ def is_there(path: Path) -> bool:
         return False
 
 
-def read_bytes(path: Path, most: int) -> bytes:
-    """A file's content; raises UserError when it cannot be read or has more than ``most`` bytes."""
+@contextlib.contextmanager
+def reading(path: Path, most: int) -> Iterator[BinaryIO]:
+    """A file to read; raises UserError when it cannot be read or has more than ``most`` bytes."""
     if size_of(path) > most:
         raise UserError(f"{path.name}: expected at most {most} bytes, got {size_of(path)}")
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            yield file
     except (OSError, MemoryError) as error:
         raise UserError(f"{path.name}: cannot be read ({_words(error)})") from None
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """A file's content; raises UserError as ``reading``."""
+    with reading(path, most) as file:
+        return file.read()
 
 
 def read_json(path: Path) -> dict[str, Any]:

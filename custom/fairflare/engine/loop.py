@@ -106,14 +106,15 @@ class Federation:
         Raises:
             RunFailed: too few accepted sites; the last good model has been saved and the audit log says why.
         """
-        self._audit = AuditLog(self.folder / AUDIT)
+        entries: list[dict[str, Any]] = []
+        self._audit = AuditLog(self.folder / AUDIT, entries.append)
         self._signed = Countersigned(self.transport, self.signer, lambda: self._audit.head()) if self.signer else None
         self._traffic = Traffic(Spooled(self._signed or self.transport))
         self._backlog = Backlog(self.folder, self.rounds, self.score, self.beside, self.scored_rounds)
         self._best = Best(self.folder, self.choice)
-        standing = [self._open(initial)]
+        standing = [self._open(initial, entries)]
         self._first = initial if self.benefit is not None else {}
-        del initial  # the next model takes its place in memory
+        del initial, entries  # the next model takes its place in memory
         with contextlib.closing(self._backlog):
             return self._run(standing.pop()).model
 
@@ -160,37 +161,37 @@ class Federation:
             self._log_scores(self._backlog.rest(standing.round))
         self._close(standing, "failed", reason)
 
-    def _open(self, initial: StateDict) -> Checkpoint:
+    def _open(self, initial: StateDict, entries: Sequence[dict[str, Any]]) -> Checkpoint:
         """Where the federation stands; of a run that has begun nothing is changed before all of it fits together."""
         standing = Checkpoint(round=0, model=initial)
-        run_history = self._run_history()
+        run_history = self._run_history(entries)
         if run_history is not None:
             begun = Checkpoint(round=0, model=initial, declared=run_history.start["declared"])
             standing = read_standing(self.folder, run_history) or begun
             read_final(self.folder, run_history)
             self._backlog.check(run_history, standing.round)
-            check_files(self.folder, self._audit.entries, self.choice, standing.round, ended=False)
+            check_files(self.folder, entries, self.choice, standing.round, ended=False)
             if standing is begun and model_hash(initial) != run_history.start["model_sha256"]:
                 raise UserError(f"{AUDIT}: begins with another initial model than this configuration makes here")
             (self.folder / MODEL).unlink(missing_ok=True)
             self._backlog.go_on(run_history, standing.round)
-            self._best.go_on(self._audit.entries, standing.round)
+            self._best.go_on(entries, standing.round)
         self._sha256, self._known = model_hash(standing.model), set(standing.declared)
-        self._counted = last_counted(self._audit.entries, standing.round)
+        self._counted = last_counted(entries, standing.round)
         return self._preflight(standing, resumed=run_history is not None)
 
-    def _run_history(self) -> RunHistory | None:
+    def _run_history(self, entries: Sequence[dict[str, Any]]) -> RunHistory | None:
         """What the log says so far, None before its first line.
 
         Raises:
             UserError: it is of another run, does not hold together, or lies beside files that it says nothing of.
         """
-        if not self._audit.entries:
+        if not entries:
             for name in (CHECKPOINT, MODEL, UNSCORED, BEST, BEST_MODELS):
                 if is_there(self.folder / name):
                     raise UserError(f"{name}: lies there without the {AUDIT} that it belongs to")
             return None
-        run_history = read_history(self._audit.entries)
+        run_history = read_history(entries)
         if any(run_history.start.get(key) != self.header.get(key) for key in ("config_sha256", "config_json_sha256")):
             raise UserError(f"{self.folder}: holds a run of another configuration, which cannot be continued")
         return run_history

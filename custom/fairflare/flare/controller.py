@@ -62,12 +62,12 @@ LEAST_STANDS = 1.0
 
 
 class Began:
-    """Whether this job has written a line of the audit log: the loop takes the folder for its run's."""
+    """Whether this job has written to the audit log, ``logged``: then the folder is that of its own run."""
 
-    yes = False
+    logged = False
 
     def saw(self, entry: Mapping[str, Any]) -> None:
-        self.yes = True
+        self.logged = True
 
 
 class SentTasks(dict[str, ClientTask]):
@@ -158,7 +158,7 @@ class FairController(ModelController):
             countersign = federation_loop.countersign
         finally:
             board.close()
-            own = began.yes or not config.federation  # a federation that the loop has refused is not this job's
+            own = began.logged or not config.federation  # a federation that the loop has refused is not this job's
             if own and (folder / AUDIT).is_file():
                 write_report(folder)
                 with contextlib.suppress(RunFailed):  # aborted after all was done

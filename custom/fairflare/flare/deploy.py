@@ -43,9 +43,7 @@ from fairflare.flare.simulate import LOG
 DONE, RUNNING = "FINISHED", "RUNNING"
 GOOD = ("FINISHED:COMPLETED", "FINISHED:ABNORMAL")
 """ABNORMAL: a client did not report its end, which says nothing of the run: its audit log does."""
-
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*\.(?P<text>\w+: .+)|(?P<plain>\w*(Error|Exception): .+)")
-
 ABORTED = "someone aborted it or a site's process ended; that site's log says why"
 
 Watch = Callable[[str], None]

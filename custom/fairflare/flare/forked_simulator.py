@@ -30,6 +30,7 @@ import torch  # noqa: F401  (here and below: forks share what is imported)
 from nvflare.fuel.f3.drivers import aio_http_driver  # noqa: F401  (and what this imports)
 from nvflare.fuel.utils.log_utils import FL_LOG_LEVEL, LogMode
 from nvflare.job_config.api import FedJob
+from nvflare.private.fed.app.deployer import simulator_deployer
 from nvflare.private.fed.app.simulator import simulator_runner
 from nvflare.private.fed.app.simulator.simulator_runner import SimulatorRunner
 from nvflare.recipe import SimEnv
@@ -96,9 +97,6 @@ def reserved_ports(number: int, find: Callable[[int], list[int]]) -> list[int]:
 
 def reserve_ports() -> None:
     """Have FLARE's simulator in this process, and in the processes that it forks, take reserved ports."""
-    from nvflare.private.fed.app.deployer import simulator_deployer
-    from nvflare.private.fed.app.simulator import simulator_runner
-
     for module in (simulator_deployer, simulator_runner):
         module.get_open_ports = lambda number: reserved_ports(number, _free_ports)
 

@@ -56,7 +56,7 @@ def job_config(content: Mapping[str, Any], fl_ctx: FLContext) -> RunConfig:
             own.
     """
     try:
-        config = RunConfig.from_json(shown(content))
+        config = RunConfig.from_json(unescaped(content))
     except UserError as error:
         raise DataError("configuration", str(error)) from None
     if config.options.get("datalists") and not (is_named() or fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False)):
@@ -178,7 +178,7 @@ def hand_over(folder: Path, run_dir: Path) -> None:
     shutil.copytree(folder, run_dir / RESULT, ignore=shutil.ignore_patterns(SITES, ".*"), dirs_exist_ok=True)
 
 
-def hidden(content: Mapping[str, Any]) -> dict[str, Any]:
+def escaped(content: Mapping[str, Any]) -> dict[str, Any]:
     """A ``RunConfig`` as JSON, as a job carries it.
 
     FLARE would take braces for variables of its own. A table's columns and scaling are JSON: their braces stand as
@@ -187,8 +187,8 @@ def hidden(content: Mapping[str, Any]) -> dict[str, Any]:
     return _changed(content, re.compile(r"[%{}]"), CODES)
 
 
-def shown(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What ``hidden`` was given; anything that is no such configuration as it is."""
+def unescaped(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What ``escaped`` was given; anything that is no such configuration as it is."""
     return _changed(content, re.compile("|".join(TEXTS)), TEXTS) if isinstance(content, Mapping) else content
 
 

@@ -32,7 +32,7 @@ from fairflare.engine.setup.parts import keep, without_folders, without_weights
 from fairflare.flare.controller import FairController
 from fairflare.flare.egress import EgressFilter
 from fairflare.flare.executor import TASKS, FairExecutor
-from fairflare.flare.paths import hidden
+from fairflare.flare.paths import escaped
 from fairflare.flare.persistor import FairPersistor
 from fairflare.flare.staging import APPS, CACHES, PACKAGE, stage
 
@@ -246,7 +246,7 @@ def _make_job(config: RunConfig, name: str, simulation: bool, preinstalled: bool
     content = config.to_json()
     if not simulation:
         content["options"] = without_folders(config.options)
-    content = hidden(content)
+    content = escaped(content)
     env, period = ("sim", LOOK) if simulation else ("flare", min(poll or 0.5, 0.5))
     controller = FairController(content, task_check_period=period, env=env)
     # FLARE's export leaves out arguments at their defaults; a job should say what it does.

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import torch
 
 from fairflare.core import plugins, user_code
 from fairflare.core.errors import RunFailed
@@ -141,7 +142,8 @@ def main(workspace: str, threads: str) -> None:
     """The child: build the job that ``export`` would write and run it in FLARE's simulator."""
     from fairflare.flare.forked_simulator import fork_sites, reserve_ports
 
-    if sys.platform == "linux":  # elsewhere forks of a process with PyTorch may crash, and FLARE's server is none
+    # Elsewhere forks of a process with PyTorch may crash; with a GPU the simulator is another Python, which forks none.
+    if sys.platform == "linux" and not torch.cuda.device_count():
         fork_sites()
     # FLARE ends its processes on Ctrl-C only.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -159,7 +161,6 @@ def main(workspace: str, threads: str) -> None:
 
 def _simulator(sites: list[str], threads: int, workspace: str) -> SimEnv:
     """The simulator, whose server is a fork of this process unless there is a GPU: a fork cannot use one."""
-    import torch
     from nvflare.recipe import SimEnv
 
     from fairflare.flare.forked_simulator import ForkedSimEnv
@@ -177,8 +178,6 @@ def gpu_groups(n_sites: int) -> str | None:
         e.g. "0,1,0,1"; None where there are fewer than two GPUs, where they have no numbers, or where the sites' own
         configurations may name one.
     """
-    import torch
-
     count = torch.cuda.device_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
     gpus = [gpu.strip() for gpu in named.split(",")][:count]

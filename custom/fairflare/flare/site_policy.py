@@ -27,8 +27,7 @@ from fairflare.core.manifest import check_code
 from fairflare.core.user_code import check_name
 from fairflare.core.validation import expected as expect
 from fairflare.engine.setup.config import RunConfig
-from fairflare.flare.paths import STATE
-from fairflare.flare.paths import shown as shown_braces
+from fairflare.flare.paths import STATE, unescaped
 from fairflare.flare.policy_file import Policy, after_spending, read_policy
 from fairflare.networks import monai_networks
 from fairflare.networks.own import class_path
@@ -192,7 +191,7 @@ def check_config(content: Mapping[str, Any], policy: Policy, homes: list[Path]) 
     """Raise UserError unless the run ``content``, a ``RunConfig`` as JSON, is one that this site takes part in."""
     known = {"format", *(field.name for field in dataclasses.fields(RunConfig))}
     expect("config", set(content) <= known, f"keys among {', '.join(sorted(known))}", sorted(set(content) - known))
-    config = RunConfig.from_json(shown_braces(content))
+    config = RunConfig.from_json(unescaped(content))
     options = config.options
     for key in ("datalists", "pretrained_weights"):
         expect(f"options: {key}", not options.get(key), "none, for no job names a path at a site", "one")

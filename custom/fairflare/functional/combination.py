@@ -59,9 +59,10 @@ class Right(NamedTuple):
     variance: float
     q: float
 
-    def benefit(self, share: float, of: Normals) -> Normals:
-        """The gain of a share (> 0) of the direction where the part that is right has this distribution."""
-        return of.scaled(2 * share * self.q, -self.q * share**2)
+
+def gain(of: Normals, q: float, share: float = 1.0) -> Normals:
+    """The gain of a share (> 0) of the direction whose right part has the distribution ``of``; ``q``: ``Right.q``."""
+    return of.scaled(2 * share * q, -q * share**2)
 
 
 def harm(of: Normals, q: float, share: float = 1.0, margin: float = 0.0) -> float:

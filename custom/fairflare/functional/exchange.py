@@ -254,7 +254,7 @@ class Hospital:
         ]
         numbers: list[float] = []
         for part, of in zip(parts[:-1], found):
-            gain = part.benefit(1.0, of)
+            gain = combination.gain(of, part.q)
             numbers += [gain.mean, *gain.interval(), combination.harm(of, part.q)]
         return self._round(np.array([*numbers, *safe_mix(parts[-1], found[-1], margin).values()]))
 
@@ -550,7 +550,7 @@ def safe_mix(part: Right, of: Normals, margin: float) -> Json:
     share = combination.safe_share(of, part.q, margin)
     if not share:
         return dict.fromkeys(MIX_KEYS, 0.0)
-    gain = part.benefit(share, of)
+    gain = combination.gain(of, part.q, share)
     low, high = gain.interval()
     harm = combination.harm(of, part.q, share, margin)
     return dict(zip(MIX_KEYS, (share, harm, gain.mean, low, high), strict=True))

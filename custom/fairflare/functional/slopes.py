@@ -176,10 +176,6 @@ class Regressed(NamedTuple):
         means = self.of.mean + WIDER * (self.of.means - self.of.mean) + shift
         return Regressed(self.q, Normals(self.of.weights, means, np.sqrt((WIDER * self.of.sds) ** 2 + variance)))
 
-    def benefit(self, share: float) -> Normals:
-        """The gain of a share (> 0) of the direction."""
-        return self.of.scaled(2 * share * self.q, -self.q * share**2)
-
 
 def misfit_terms(part: Right, mean: float, design: Design) -> Array:
     """(2,) terms of a sum over hospitals: 1 / variance of a from patients out of fold, and times its distance.

@@ -30,7 +30,7 @@ Loader = Iterable[Any]
 def sharpness(model: torch.nn.Module, loader: Loader, loss: Loss, rho: float) -> dict[str, float]:
     """Loss F, perturbed loss L = F(w + rho g / ||g||) and sharpness S = L - F of ``model``, in evaluation mode.
 
-    Wu et al., arXiv:2503.09587, Eq. 11 to 13. Two forward passes and one backward pass; the model is left as it was.
+    Wu et al., arXiv:2503.09587, Eq. 9 to 11. Two forward passes and one backward pass; the model is left as it was.
 
     Args:
         model: on the device where it is measured.

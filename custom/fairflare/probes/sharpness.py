@@ -3,7 +3,7 @@
 
     F = F_k(w), g = grad F_k(w), L = F_k(w + rho(t) g / (||g||_2 + 1e-12)), S = L - F
 
-Wu et al., arXiv:2503.09587, Eq. 11 to 13. Loss and gradient share a pass, so the probe costs two forward passes and one
+Wu et al., arXiv:2503.09587, Eq. 9 to 12. Loss and gradient share a pass, so the probe costs two forward passes and one
 backward pass.
 """
 
@@ -60,6 +60,7 @@ class Sharpness(Probe):
         return self.probe_model
 
     def measure(self, work: LocalWork) -> dict[str, float]:
+        """F, L and S as above, means over examples in units of the loss; parameters are put back bit for bit."""
         network = work.network.eval()
         tau = work.training.logit_tau if self.probe_loss == "logit_adjusted" else 0.0
         objective = work.loss(tau)

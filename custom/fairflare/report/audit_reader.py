@@ -170,6 +170,7 @@ class RunLog:
 
 
 def line(entry: Mapping[str, Any]) -> str:
+    """An entry of the audit log in words, on one line, without its time."""
     if entry["event"] == "start":
         return f"start: {entry['method']} on {entry['task']}, seed {entry['seed']}, {len(entry['sites'])} sites"
     if entry["event"] == "round":

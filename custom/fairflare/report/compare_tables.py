@@ -57,6 +57,7 @@ def main_table(comparison: Json) -> Table:
 
 
 def statistics(comparison: Json) -> Table | None:
+    """Paired differences from the first method, a row per other method and quantity; None: there are no pairs."""
     methods = comparison["methods"][1:]
     columns = (
         Column("difference", "Difference", form=SIGNED),
@@ -107,6 +108,7 @@ def metrics(comparison: Json) -> Table | None:
 
 
 def domains(comparison: Json) -> Table | None:
+    """A row per method: its mean in each domain, over the domains, and their standard deviations; None: no domains."""
     first = comparison["methods"][0]["detail"]
     if not first["domains"]:
         return None
@@ -140,6 +142,7 @@ def test_sets(comparison: Json) -> Table | None:
 
 
 def last_rounds(comparison: Json) -> Table | None:
+    """Scores after each of the last rounds, pooled over runs, a row per method; None: no run tells them."""
     methods = [method for method in comparison["methods"] if method["detail"]["last_rounds"]]
     if not methods:
         return None
@@ -162,6 +165,7 @@ def last_rounds(comparison: Json) -> Table | None:
 
 
 def joining(comparison: Json) -> Table | None:
+    """Each site's difference from a model of its own, a column per method; None: no such models were trained."""
     methods = [method for method in comparison["methods"] if method["detail"]["joining"]]
     if not methods:
         return None
@@ -178,6 +182,7 @@ def joining(comparison: Json) -> Table | None:
 
 
 def benefit(comparison: Json) -> Table | None:
+    """Numbers of sites by what they say of joining, a column per method; None: no run asked them."""
     methods = [m for m in comparison["methods"] if m["detail"].get("benefit")]
     if not methods:
         return None

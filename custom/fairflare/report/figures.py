@@ -370,7 +370,7 @@ def _of_site(place: int, row: Json, stages: Sequence[str]) -> str:
     """
     shown = {stage: row[stage] for stage in stages if (row[stage] or {}).get("curve")}
     first, decides = next(iter(shown.values())), any(view["decisions"] for view in shown.values())
-    rate, width = first["positives"] / first["n"], 112 if decides else 290
+    rate, width = first["positives"] / first["n"], 112  # as high: on the diagonal the risks are right
     names = "mean predicted risk", "share that it came true of"
     panels = [_panel(width, 0, 1, [(GREY, "", [(0, 0), (1, 1)])], shown, ("curve", "risk", "share"), names)]
     if decides:

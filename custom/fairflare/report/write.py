@@ -40,8 +40,9 @@ def write_report(folder: Path) -> dict[str, Any]:
             wrote it.
     """
     _require_run(folder)
-    log = audit.AuditLog(folder / AUDIT)
-    run_history, entries = read_history(log.entries), events(log.entries)
+    lines: list[dict[str, Any]] = []
+    log = audit.AuditLog(folder / AUDIT, lines.append)
+    run_history, entries = read_history(lines), events(lines)
     config = _described(_checked_config(folder, run_history))
     model, model_sha256 = _logged_model(folder, run_history)
     with _made_of_the_log("report"):
@@ -193,7 +194,7 @@ def check_resumable(folder: Path) -> RunHistory | None:
     Raises:
         UserError: one line that says what does not fit.
     """
-    if not is_there(folder / AUDIT) or not audit.verify(folder / AUDIT, torn=True):
+    if not is_there(folder / AUDIT) or not audit.AuditLog(folder / AUDIT).first:
         for name in (CHECKPOINT, MODEL, files.UNSCORED, files.BEST, files.BEST_MODELS, REPORT, PAGE):
             if is_there(folder / name):
                 raise UserError(f"{name}: lies there, and the {AUDIT} that it belongs to is missing or empty")

@@ -44,7 +44,7 @@ def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, A
     """
     require_run(folder)
     with opened(folder):
-        if [entry["event"] for entry in AuditLog(folder / AUDIT).entries[-1:]] in (["after"], ["benefit"]):
+        if AuditLog(folder / AUDIT).last.get("event") in ("after", "benefit"):
             write_report(folder)  # a command was killed between the log's line and the report of its step
         run_history, _ = verified_run(folder)
         described = read_json(folder / CONFIG)

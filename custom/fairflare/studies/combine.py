@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,11 @@ class Trained:
     config: RunConfig
     folder: Path
 
+    @cached_property
+    def odds(self) -> float:
+        """``federation_odds``: the same for every hospital."""
+        return federation_odds(self.parts, self.config, mix.event_index(self.parts))
+
 
 def mix_of(client: str, found: Mapping[str, Any], trained: Mapping[str, Trained]) -> mix.Made:
     """A hospital's mix, from its own patients and the models that it was sent."""
@@ -148,7 +153,7 @@ def mix_of(client: str, found: Mapping[str, Any], trained: Mapping[str, Trained]
         runs[label] = {**described, "fold": "", "options": without_folders(described["options"])}
         state = model_for(one.parts, one.folder, client)
         fit, labels = logits_of(one.parts, one.config, state, data, "train", event)
-        odds = federation_odds(one.parts, one.config, event) if label + SHARES in weights else None
+        odds = one.odds if label + SHARES in weights else None
         for name, by in moved(one.parts, one.config, label, fit, labels, odds).items():
             if share * weights.get(name, 0.0):
                 members.append(mix.Member(name, label, share * weights[name], by))

@@ -25,7 +25,7 @@ from fairflare.engine.files import CONFIG, is_there, read_json
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import build_parts, without_folders
 from fairflare.engine.state import save_json
-from fairflare.functional import slopes
+from fairflare.functional import combination, slopes
 from fairflare.functional.decision import UNCLEAR, Array, verdict
 from fairflare.functional.exchange import LEAST_SITES, rounded
 from fairflare.functional.line import fitted
@@ -154,8 +154,9 @@ def forecasts(known: Patients, others: slopes.Others, weights: Array, rest: Pati
     of, found = slopes.Slopes.of(slopes.fitted(x, y, others), weights), {}
     for name, by in ((METHOD, 0.0), (METHOD + INTERCEPT, fitted(logits[: len(y)], y).intercept)):
         risks = slopes.sigmoid(logits + by)
-        part = slopes.Regressed.of_models(of, x, own[: len(y)], risks[: len(y)]).widened().benefit(1.0)
-        found[name] = {"benefit": part.mean, **dict(zip(("low", "high"), part.interval(), strict=True))}
+        part = slopes.Regressed.of_models(of, x, own[: len(y)], risks[: len(y)]).widened()
+        gain = combination.gain(part.of, part.q)
+        found[name] = {"benefit": gain.mean, **dict(zip(("low", "high"), gain.interval(), strict=True))}
         if rest:
             inside, outcome = risks[len(y) :], rest[1]
             found[name]["realised"] = float(((own[len(y) :] - outcome) ** 2 - (inside - outcome) ** 2).mean())

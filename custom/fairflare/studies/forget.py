@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
-from fairflare.engine.audit import AuditLog
+from fairflare.engine.audit import AuditLog, verify
 from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, JOINED, SUFFIX, is_there, read_json
 from fairflare.engine.history import last_counted, left_behind
 from fairflare.engine.log_lines import alike
@@ -211,7 +211,7 @@ def _statement(chosen: Plan, before: Json, after: Json, out: Path) -> Json:
     metric = after["fairness"]["metric"]
     both = {"before": before, "after": after}
     rows = {name: {when: _score(one, name, metric) for when, one in both.items()} for name in chosen.stay}
-    entries = AuditLog(out / AUDIT).entries
+    entries = verify(out / AUDIT, torn=True)
     how = "trained again from the initial model, without the site"
     if chosen.exact:
         how = "exact regression, fitted again without the site: the fit that the patients of the others give"

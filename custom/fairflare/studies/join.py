@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.validation import expected, shown
 from fairflare.data.tensors import TensorData
 from fairflare.engine import audit
 from fairflare.engine.files import AUDIT
 from fairflare.engine.setup.config import RunConfig, site_of_client
+from fairflare.engine.setup.method_parts import method_parts
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.functional.decision import Array, Design
@@ -111,7 +113,7 @@ class Question:
         """Method trained with differential privacy -> whose ("record", "hospital") -> epsilon and delta of a run."""
         found = dict[str, Json]()
         for label, config in self.each().items():
-            trainer: Any = build_parts(config, at_site=True).trainer
+            trainer: Any = method_parts(registry.get_method(config.method), config.settings, **config.parts).trainer
             one = {}
             if trainer.private and trainer.draws != SEEDED:
                 one["record"] = {"epsilon": trainer.epsilon, "delta": trainer.delta}
@@ -423,5 +425,6 @@ def trainings(design: Design) -> float:
 
 def seconds_of(folder: Path) -> float:
     """From a run's first line in its log to its last."""
-    first, *_, last = (datetime.fromisoformat(entry["time"]) for entry in audit.verify(folder / AUDIT))
+    log = audit.AuditLog(folder / AUDIT)
+    first, last = (datetime.fromisoformat(entry["time"]) for entry in (log.first, log.last))
     return (last - first).total_seconds()

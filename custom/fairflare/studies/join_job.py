@@ -109,7 +109,7 @@ def _run(config: RunConfig, folder: Path, env: str, deployment: Mapping[str, Any
         from fairflare.flare.simulate import LOG, run_simulator
 
         run_simulator(config, folder, site_names(config))
-        last = (AuditLog(folder / AUDIT).entries or [{}])[-1]
+        last = AuditLog(folder / AUDIT).last
         if last.get("status") != "completed":
             raise RunFailed(last.get("reason") or f"the simulator stopped early; see {folder / LOG}")
         return
@@ -130,7 +130,7 @@ def finished(result: Mapping[str, Any], title: str) -> dict[str, Any]:
 
 
 def _is_complete(folder: Path) -> bool:
-    return is_there(folder / JOIN) and AuditLog(folder / AUDIT).entries[-1].get("status") == "completed"
+    return is_there(folder / JOIN) and AuditLog(folder / AUDIT).last.get("status") == "completed"
 
 
 def _make_room(folder: Path, config: RunConfig, force: bool) -> None:

@@ -375,7 +375,7 @@ def _clear(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
     """``zero_grad`` without a profiler's mark."""
     for group in self.param_groups:
         for parameter in group["params"]:
-            parameter.grad = None
+            parameter.grad = None if set_to_none or parameter.grad is None else parameter.grad.detach().zero_()
 
 
 PLACE = "place in the data"

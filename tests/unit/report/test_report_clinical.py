@@ -126,7 +126,7 @@ def test_a_point_lies_at_its_risk_and_share_and_a_site_s_name_is_text():
     view = {"n": 20, "positives": 5, "calibration": {"value": 0.25}, "curve": [point], "decisions": []}
     (svg,) = site_figures({"stages": ["before"], "rows": [{"site": "<A&B>", "before": view}]})
     root = ET.fromstring(svg)
-    (axes, *_) = root.findall("g")  # 290 wide and 112 high, from the top
+    (axes, *_) = root.findall("g")  # 112 wide and high, from the top
     paths = [path.attrib["d"] for path in axes.findall("path")]
-    assert "M145.0,100.8L145.0,56.0" in paths and any(path.startswith("M145.0,84.0m") for path in paths)
+    assert "M56.0,100.8L56.0,56.0" in paths and any(path.startswith("M56.0,84.0m") for path in paths)
     assert root.findtext("title") == "<A&B>: risk off by +0.250" and "treat all" not in svg

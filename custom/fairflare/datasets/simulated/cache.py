@@ -37,10 +37,9 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from fairflare.core import seeds
+from fairflare.core import seeds, tensor_files
 from fairflare.core.errors import UserError
 from fairflare.core.imports import module_files, reached
-from fairflare.core.tensor_files import NAMES, read_with_header, write
 from fairflare.data.tensors import Split
 
 CACHE = "FAIRFLARE_CACHE"
@@ -179,7 +178,7 @@ def read(path: Path, key: str) -> dict[str, Tensor] | None:
         about = path.lstat()
         own = about.st_uid == getattr(os, "geteuid", lambda: about.st_uid)()
         if own and stat.S_ISREG(about.st_mode) and about.st_size <= LARGEST:
-            tensors, head = read_with_header(path)
+            tensors, head = tensor_files.read_with_header(path)
             if head.get("key") == key and head.get("sha256") == _digest(tensors):
                 with contextlib.suppress(OSError):
                     os.utime(path)  # used now
@@ -202,13 +201,13 @@ def keep(path: Path, key: str, tensors: dict[str, Tensor]) -> None:
         OSError: it cannot be written.
     """
     kinds = {value.dtype for value in tensors.values()}
-    if sum(value.nbytes for value in tensors.values()) > LARGEST // 2 or not kinds <= set(NAMES):
+    if sum(value.nbytes for value in tensors.values()) > LARGEST // 2 or not kinds <= set(tensor_files.NAMES):
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=TEMPORARY, dir=path.parent)
     try:
         with open(descriptor, "wb") as file:
-            write(file, tensors, key=key, sha256=_digest(tensors))
+            tensor_files.write(file, tensors, key=key, sha256=_digest(tensors))
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

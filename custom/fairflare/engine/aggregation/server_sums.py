@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -75,7 +75,7 @@ class Covered:
     def read(self, answer: Answer, check: Callable[[Answer], T], sites: int) -> T:
         """What ``check`` makes of an answer that has a share of its cover for each other of ``sites`` sites."""
         found = check(answer)
-        self._shares[answer.site] = _bytes_of(answer, "cover", (sites - 1) * SEALED)
+        self._shares[answer.site] = _bytes_of(answer, "cover", [(sites - 1) * SEALED])
         return found
 
     def reveal(self, transport: Transport, roster: list[str], attempt: int, round: Round) -> str:
@@ -86,7 +86,7 @@ class Covered:
             own = {author: self._shares[author][start : start + SEALED] for author, start in at.items()}
             sealed = {"of": self.of, "attempt": attempt, "covers": own}
             asked[holder] = Instruction("reveal", round, NOTHING, sealed=sealed)
-        read = partial(_bytes_of, name="shares", size=len(roster) * SHARE)
+        read = partial(_bytes_of, name="shares", sizes=[len(roster) * SHARE])
         given, _, _ = first_good(list(transport.exchange(asked)), read, round.number)
         shares: list[dict[int, bytes]] = [{} for _ in roster]
         for point, holder in enumerate(roster, 1):
@@ -152,8 +152,8 @@ class ServerSums:
         """Sum what the sites have whose ``answers`` say that they have trained."""
         ready, refused, _ = first_good(answers, lambda answer: self._check_ready(answer, declared), round.number)
         rejections = left_out(refused, ready)
-        first = sorted(ready)
-        covered, read = Covered("numbers", threshold(len(first), self.sites)), partial(_sealed, sizes=self.sizes)
+        first, read = sorted(ready), partial(_bytes_of, name="sum", sizes=self.sizes)
+        covered = Covered("numbers", threshold(len(first), self.sites))
         sealed, roster, lost, _ = self._ask(transport, "sum", first, round, read, {}, covered=covered)
         rejections += lost
         total = _added(
@@ -182,7 +182,7 @@ class ServerSums:
         """Numbers of every site (``terms`` each) that masks hide, whatever the rounds' scheme: of all, or of none."""
         roster = sorted(site for site in models if site in self.statements)
         rejections = [Rejection(site, "key", "its key for secure sums is not known") for site in models.keys() - roster]
-        model, read = next(iter(models.values()), NOTHING), partial(_sealed, sizes=masked_sizes(terms))
+        model, read = next(iter(models.values()), NOTHING), partial(_bytes_of, name="sum", sizes=masked_sizes(terms))
         sealed, roster, lost, _ = self._ask(transport, "calibrate", roster, round, read, {}, model, attempts=1)
         rejections += lost
         total = _added(lambda: passed_on({site: sealed[site] for site in roster}), roster, rejections)
@@ -243,18 +243,12 @@ NOTHING: StateDict = {}
 """One object: sites that are sent the same share a message."""
 
 
-def _bytes_of(answer: Answer, name: str, size: int) -> bytes:
+def _bytes_of(answer: Answer, name: str, sizes: Container[int]) -> bytes:
+    """The bytes that an answer has sealed under ``name``; raises Refused unless there are so many as ``sizes`` says."""
     found = answer.sealed.get(name) if isinstance(answer.sealed, Mapping) else None
-    if not isinstance(found, bytes) or len(found) != size:
-        raise Refused("malformed", f"{name}: expected {size} bytes")
+    if not isinstance(found, bytes) or len(found) not in sizes:
+        raise Refused("malformed", f"{name}: expected bytes of the length that follows from the run")
     return found
-
-
-def _sealed(answer: Answer, sizes: range) -> bytes:
-    sealed = answer.sealed.get("sum") if isinstance(answer.sealed, Mapping) else None
-    if not isinstance(sealed, bytes) or len(sealed) not in sizes:
-        raise Refused("malformed", "sum: expected sealed numbers")
-    return sealed
 
 
 def _added(add: Callable[[], T], roster: Sequence[str], rejections: list[Rejection]) -> T | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal
 
-import torch
+import numpy as np
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import Names, Range, shown
@@ -75,4 +75,4 @@ def ends_of(horizons: str, intervals: int) -> tuple[float, ...]:
     fits = len(found) <= MOST_ENDS and all(a < b for a, b in pairwise((0.0, *found, math.inf)))
     expect("horizons", fits, f"at most {MOST_ENDS} rising numbers above 0", horizons)
     found = tuple(found[0] * k / intervals for k in range(1, intervals + 1)) if len(found) == 1 else found
-    return tuple(torch.tensor(found).tolist())
+    return tuple(np.asarray(found, dtype=np.float32).tolist())

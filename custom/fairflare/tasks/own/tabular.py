@@ -111,7 +111,7 @@ class Tabular(OwnData):
             expect("features", name not in self._features(), f"no {name!r}, which is the label", self.features)
         columns = self._read_columns()
         numbers, _ = features_of(self._features(), columns)
-        scaling = read_scaling(self.scaling, len(numbers))
+        scaling = read_scaling(self.scaling, len(numbers)) if self.scaling else None
         # One way to write each, so that a run is the same however its options were spelled.
         object.__setattr__(self, "columns", as_text(columns))
         object.__setattr__(self, "scaling", as_scaling(scaling) if self.scaling and scaling else self.scaling)

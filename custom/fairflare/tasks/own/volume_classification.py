@@ -10,7 +10,7 @@ from torch import nn
 
 from fairflare.core.types import Training
 from fairflare.networks import own as own_network
-from fairflare.networks.volumes import DENSENETS, classifier
+from fairflare.networks import volumes
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.own_volumes import OwnVolumes
 
@@ -45,7 +45,7 @@ class VolumeClassification(OwnVolumes):
 
     def __post_init__(self) -> None:
         self._check_volumes(fewest=2)
-        own_network.check_model(self.model, tuple(DENSENETS))
+        own_network.check_model(self.model, ("small-densenet3d", "densenet121-3d"))
 
     def network(self) -> nn.Module:
-        return classifier(self.model, self.voxels, len(self.classes), self.norm)
+        return volumes.classifier(self.model, self.voxels, len(self.classes), self.norm)

@@ -14,7 +14,7 @@ from fairflare.data.readers.volumes import VolumeReader
 from fairflare.data.tensors import TensorData
 from fairflare.data.volumes import VolumeData
 from fairflare.networks import own as own_network
-from fairflare.networks.volumes import UNETS, segmenter
+from fairflare.networks import volumes
 from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.masks import structure_values
 from fairflare.tasks.kinds.own_volumes import FEWEST, MOST, OwnVolumes, three
@@ -66,7 +66,7 @@ class VolumeSegmentation(OwnVolumes):
 
     def __post_init__(self) -> None:
         self._check_volumes(fewest=1)
-        own_network.check_model(self.model, tuple(UNETS))
+        own_network.check_model(self.model, ("small-unet3d", "unet3d", "small-unet-slices"))
         fits = all(n <= most for n, most in zip(self.window_shape, self.voxels))
         expect("patch", fits, f"at most the volumes' {self.shape}", self.patch)
         structure_values(self.mask_values, self.classes)
@@ -77,7 +77,7 @@ class VolumeSegmentation(OwnVolumes):
         return three("patch", self.patch, int, FEWEST, MOST)
 
     def network(self) -> nn.Module:
-        return segmenter(self.model, self.window_shape, len(self.classes), self.norm)
+        return volumes.segmenter(self.model, self.window_shape, len(self.classes), self.norm)
 
     def reader(self) -> VolumeReader:
         values = structure_values(self.mask_values, self.classes)

@@ -82,10 +82,11 @@ class Join:
             RunFailed: too few hospitals are left, or one is silent in the sums; the same join goes on from there.
         """
         self.plan: Plan = plan_of(self.config)
-        self._log = AuditLog(self.folder / AUDIT)
+        entries: list[dict[str, Any]] = []
+        self._log = AuditLog(self.folder / AUDIT, entries.append)
         self._begin()
-        out = {site: why for e in self._log.entries if e["event"] == "left_out" for site, why in e["sites"].items()}
-        attempt = sum(e["event"] == "left_out" for e in self._log.entries)
+        left_out = [entry["sites"] for entry in entries if entry["event"] == "left_out"]
+        out, attempt = {site: why for sites in left_out for site, why in sites.items()}, len(left_out)
         try:
             while True:
                 among = frozenset(self._sites) - out.keys()
@@ -110,7 +111,7 @@ class Join:
     def _begin(self) -> None:
         """The log's first line, or that of the same join which goes on."""
         sha256 = self.config.sha256()
-        if not self._log.entries:
+        if not self._log.first:
             about = {"join": list(self.plan.names), "task": f"{self.config.task}:{self.config.preset}"}
             sites = sorted(self.transport.sites())
             first = self._log.append("start", config_sha256=sha256, sites=sites, versions=versions(), **about)
@@ -237,13 +238,15 @@ class Join:
 
 
 def _is_complete(place: Path) -> bool:
-    entries = AuditLog(place / AUDIT).entries
-    return bool(entries) and entries[-1]["event"] == "finish" and entries[-1]["status"] == "completed"
+    last = AuditLog(place / AUDIT).last
+    return last.get("event") == "finish" and last["status"] == "completed"
 
 
 def _silent(place: Path, among: frozenset[str]) -> list[str]:
     """The hospitals that a fold's log says were missing where it stopped, or when its model was tested."""
-    for entry in reversed(AuditLog(place / AUDIT).entries):
+    entries: list[dict[str, Any]] = []
+    AuditLog(place / AUDIT, entries.append)
+    for entry in reversed(entries):
         if entry["event"] in ("round_failed", "evaluation"):
             there = set(entry.get("sites", among))
             return sorted(among & {*entry["rejected"], *(among - there)})
