@@ -14,10 +14,10 @@ from torch import nn
 from cases import each
 from fairflare.core import registry
 from fairflare.core.findings import KINDS
+from fairflare.core.manifest import all_versions
 from fairflare.core.metric import LARGEST_LOSS, named
-from fairflare.core.slots import Slot
+from fairflare.core.schema import Slot
 from fairflare.core.types import MOST_EXAMPLES, Info, Outline, Round
-from fairflare.core.versions import all_versions
 from fairflare.engine.entries import site_seconds
 from fairflare.engine.gate import Gate, inspect_evaluation
 from fairflare.engine.messages import Answer

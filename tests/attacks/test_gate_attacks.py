@@ -10,8 +10,8 @@ import torch
 from cases import each
 from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.errors import RunFailed
+from fairflare.core.manifest import all_versions
 from fairflare.core.types import Reply
-from fairflare.core.versions import all_versions
 from fairflare.engine.aggregation.server_sums import ServerSums, Summed
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from fairflare.cli.main import main
+from fairflare.core.manifest import all_versions
 from fairflare.core.types import Round
-from fairflare.core.versions import all_versions
 from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup.assembly import build_site
 from fairflare.engine.setup.config import make_config

@@ -8,8 +8,7 @@ import torch
 
 from cases import each
 from fairflare.core.errors import UserError
-from fairflare.core.schema import Answer
-from fairflare.core.slots import Slot, flat, wrong_tensors
+from fairflare.core.schema import Answer, Slot, flat, wrong_tensors
 from fairflare.core.types import Info, Reply, Round
 from fairflare.engine.audit import verify
 from fairflare.engine.gate import Gate

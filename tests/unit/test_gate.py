@@ -9,8 +9,8 @@ import torch
 
 from cases import each
 from fairflare.core.findings import CODES
+from fairflare.core.manifest import all_versions
 from fairflare.core.types import Number
-from fairflare.core.versions import all_versions
 from fairflare.engine.gate import Gate, inspect_evaluation
 from fairflare.engine.messages import Answer
 from fairflare.engine.preflight import inspect_preflight, refusal

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairflare.core.errors import UserError
-from fairflare.core.versions import all_versions
+from fairflare.core.manifest import all_versions
 from fairflare.engine import norms
 from fairflare.engine.gate import Gate
 from fairflare.engine.messages import Answer

@@ -13,12 +13,15 @@ from fairflare.core.errors import UserError
 from fairflare.core.schema import (
     Answer,
     Instruction,
+    Slot,
     answer_fields,
     first_with_secure_sums,
+    flat,
     instruction_fields,
+    nested,
     rest_with_secure_sums,
+    slots_of,
 )
-from fairflare.core.slots import Slot, flat, nested, slots_of
 from fairflare.core.types import Number, Outline, Round, TensorSpec
 from fairflare.engine import field_checks
 from fairflare.engine.checks import checked_seconds

@@ -17,7 +17,7 @@ import torch
 from fairflare.cli.main import main
 from fairflare.core import workers
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.core.order import some
+from fairflare.core.suggest import some
 from fairflare.core.types import Round
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors

@@ -19,8 +19,8 @@ import fairflare
 from fairflare import __version__
 from fairflare.core import manifest
 from fairflare.core.errors import FairFlareError, UserError
+from fairflare.core.manifest import PACKAGE, package_files, package_sha256
 from fairflare.core.validation import JOB_NAME, shown
-from fairflare.core.versions import PACKAGE, package_files, package_sha256
 from fairflare.data.site_config import FILES as SITE_FILES
 from fairflare.engine.audit import CANONICAL
 from fairflare.engine.files import read_json

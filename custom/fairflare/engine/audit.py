@@ -15,8 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fairflare.core.errors import UserError
-from fairflare.core.full_disk import naming
+from fairflare.core.errors import UserError, naming
 from fairflare.engine.files import MOST_LOG, is_there, read_bytes
 
 GENESIS = "0" * 64

@@ -18,7 +18,7 @@ import torch
 from fairflare.core.channel import Channel, Packed, pack
 from fairflare.core.errors import RunFailed
 from fairflare.core.findings import Finding
-from fairflare.core.order import some
+from fairflare.core.suggest import some
 from fairflare.core.types import StateDict
 from fairflare.core.workers import StartMethod, Worker, portable, raise_here, ready, stop
 from fairflare.engine.messages import Answer, Instruction

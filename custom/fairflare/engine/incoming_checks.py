@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fairflare.core.schema import Instruction, instruction_fields
-from fairflare.core.slots import Slot, wrong_tensors
+from fairflare.core.schema import Instruction, Slot, instruction_fields, wrong_tensors
 from fairflare.engine.checks import is_number
 
 

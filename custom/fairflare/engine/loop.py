@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fairflare.aggregators.base import Outcome, Rule
-from fairflare.core.errors import RunFailed, UserError
-from fairflare.core.full_disk import NO_SPACE, is_full
-from fairflare.core.schema import IN_USE
-from fairflare.core.slots import flat
+from fairflare.core.errors import NO_SPACE, RunFailed, UserError, is_full
+from fairflare.core.manifest import all_versions
+from fairflare.core.schema import IN_USE, flat
 from fairflare.core.types import PERSONAL, Info, Reply, Round, StateDict
-from fairflare.core.versions import all_versions
 from fairflare.engine.after.server import After, Benefit
 from fairflare.engine.aggregation.base import Aggregation, Plain, Trained
 from fairflare.engine.audit import AuditLog

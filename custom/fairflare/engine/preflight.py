@@ -9,8 +9,8 @@ from statistics import median_high, median_low
 from typing import Any
 
 from fairflare.core.findings import BANDS, CODES, KINDS, SPLIT_NAMES, Finding, accept, unpacked, worst_first
-from fairflare.core.order import in_order, some
-from fairflare.core.versions import NAMES, TEXT, differences
+from fairflare.core.manifest import NAMES, TEXT, differences
+from fairflare.core.suggest import in_order, some
 from fairflare.engine.checks import Refused, Rejection, checked_count, first_good, is_number, left_out, one_line
 from fairflare.engine.messages import Answer
 

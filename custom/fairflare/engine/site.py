@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from fairflare.core.execution import Execution, memory_findings, plainly
 from fairflare.core.findings import Finding, merged, packed
+from fairflare.core.manifest import all_versions
 from fairflare.core.metric import finite
-from fairflare.core.schema import IN_USE
+from fairflare.core.schema import IN_USE, Slot, flat, nested
 from fairflare.core.seeds import derive, seed_everything
-from fairflare.core.slots import Slot, flat, nested
 from fairflare.core.types import (
     TRIVIAL,
     Batch,
@@ -30,7 +30,6 @@ from fairflare.core.types import (
     Training,
     local_objective,
 )
-from fairflare.core.versions import all_versions
 from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.aggregation.base import PlainAtSite, SitePart
 from fairflare.engine.benefit.alone import Alone

@@ -25,10 +25,10 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
 from fairflare.core.errors import DataError
+from fairflare.core.manifest import PACKAGE, all_versions
 from fairflare.core.processes import end_with_command
 from fairflare.core.schema import Answer, Instruction, TaskName
 from fairflare.core.seeds import forget_seeds
-from fairflare.core.versions import PACKAGE, all_versions
 from fairflare.engine.memory import claimed
 from fairflare.engine.setup.at_site import build_site
 from fairflare.engine.setup.site_parts import site_parts

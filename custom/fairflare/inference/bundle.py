@@ -13,8 +13,8 @@ import torch
 
 import fairflare
 from fairflare.core.errors import UserError
+from fairflare.core.manifest import versions
 from fairflare.core.validation import expected
-from fairflare.core.versions import versions
 from fairflare.data.readers.pictures import Reader
 from fairflare.engine.files import CONFIG, is_file, read_json
 from fairflare.engine.state import save_json, save_text, write_atomically

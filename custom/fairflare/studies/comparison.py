@@ -21,9 +21,9 @@ from torch import Tensor
 
 from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device, placed
+from fairflare.core.manifest import all_versions
 from fairflare.core.seeds import derive
 from fairflare.core.validation import expected
-from fairflare.core.versions import all_versions
 from fairflare.data.tensors import TensorData
 from fairflare.engine.evaluation import predict
 from fairflare.engine.files import CHECKPOINT, MODEL, read_model

@@ -17,8 +17,7 @@ import torch
 from rich.markup import escape
 
 from fairflare.core import registry, user_code
-from fairflare.core.errors import FairFlareError, RunFailed, UserError
-from fairflare.core.full_disk import NO_SPACE, advice, is_full
+from fairflare.core.errors import NO_SPACE, FairFlareError, RunFailed, UserError, advice, is_full
 from fairflare.core.types import Training
 from fairflare.core.workers import check_possible, start_method, usable_cores
 from fairflare.engine import audit

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.core.order import some
+from fairflare.core.suggest import some
 from fairflare.data.table_columns import TableFingerprint, agreed, inputs, table_cautions
 from fairflare.tasks.fingerprint import Fingerprint
 from fairflare.tasks.forms import FORMS

@@ -16,9 +16,9 @@ from torch import nn
 
 from fairflare.core import registry
 from fairflare.core.execution import default_device, placed
+from fairflare.core.manifest import versions
 from fairflare.core.metric import described, finite
 from fairflare.core.types import PERSONAL, Batch, StateDict
-from fairflare.core.versions import versions
 from fairflare.engine.after.server import After, Benefit
 from fairflare.engine.aggregation.base import Aggregation, Plain
 from fairflare.engine.audit import AuditLog

@@ -14,8 +14,8 @@ from typing import Any
 
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.findings import Finding
+from fairflare.core.manifest import all_versions
 from fairflare.core.types import Round, SiteData, StateDict
-from fairflare.core.versions import all_versions
 from fairflare.core.workers import start_method
 from fairflare.data.centralised import pooled
 from fairflare.data.tensors import Split, TensorData

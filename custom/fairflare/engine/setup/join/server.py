@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from fairflare.core.errors import RunFailed
+from fairflare.core.manifest import all_versions, versions
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
-from fairflare.core.versions import all_versions, versions
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.checks import Refused, first_good, left_out, silent
 from fairflare.engine.files import AUDIT
