@@ -31,9 +31,10 @@ from scipy.special import expit
 from scipy.stats import linregress
 
 from fairflare.engine.setup import tasks
-from fairflare.functional import betting, combination, decision, slopes
+from fairflare.functional import decision, slopes
 from fairflare.functional.decision import Array, Design
 from fairflare.functional.exchange import Direction, row_of
+from fairflare.inference import monitor
 from fairflare.studies.forecast import Calibration, Together, pull_weights
 from fairflare.tasks.folds import everyone, untestable
 
@@ -192,7 +193,7 @@ def error_products(labels: Array, risks: Array) -> Array:
     return products
 
 
-def part_right(labels: Array, own: Array, moved: Array, design: Design) -> combination.Right:
+def part_right(labels: Array, own: Array, moved: Array, design: Design) -> slopes.Right:
     """Of the direction from risks ``own`` to ``moved``, both (R, n) out of fold."""
     row = row_of(np.broadcast_to(labels, own.shape), np.stack([own, moved]))
     return Direction.along(row, np.ones(1), row.seconds[0]).part_right(design)
@@ -321,10 +322,10 @@ def candidates(
             of = everyone.without(terms[i]).given(b.mean, v[i], x[i], luck)
             yield row(name, "benefit", true[i], b.n, *of.interval(), float(of.below(0.0)), float(of.below(-0.002)))
             p = right[i]
-            for way, doubt in (("part", None), ("doubt", combination.UNLIKE)):
+            for way, doubt in (("part", None), ("doubt", slopes.UNLIKE)):
                 others = parts.without(part_terms[i])
                 of = others.given(p.a, p.variance, part_x(p, len(own)), luck_of(p), doubt)
-                harm = [combination.harm(of, p.q, 1.0, margin) for margin in (0.0, 0.002)]
+                harm = [slopes.harm(of, p.q, 1.0, margin) for margin in (0.0, 0.002)]
                 yield row(name, way, true[i], b.n, *p.benefit(1.0, of).interval(), *harm)
             yield row(name, "single", true[i], b.n, *b.interval(DESIGN), 0.5, 0.5)
         sums = np.sum([(1, b.mean, b.mean**2, w) for b, w in zip(own, v, strict=True)], axis=0)
@@ -339,15 +340,15 @@ def row(name: str, way: str, true: float, n: int, low: float, high: float, p: fl
     return {"what": name, "way": way, "true": true, "n": n, "low": low, "high": high, "p": p, "p2": p2}
 
 
-def part_x(part: combination.Right, sites: int) -> float:
-    return decision.of_size(part.n) if sites >= combination.SITES_FOR_SIZE else 0.0
+def part_x(part: slopes.Right, sites: int) -> float:
+    return decision.of_size(part.n) if sites >= slopes.SITES_FOR_SIZE else 0.0
 
 
-def luck_of(part: combination.Right) -> float:
+def luck_of(part: slopes.Right) -> float:
     return (DESIGN.factor - 1) * part.variance
 
 
-def of_parts(parts: Sequence[combination.Right]) -> tuple[decision.Hospitals, list[Array]]:
+def of_parts(parts: Sequence[slopes.Right]) -> tuple[decision.Hospitals, list[Array]]:
     """The hierarchical model of the parts that are right, and each hospital's terms of it."""
     s0 = decision.scale(len(parts), sum(1 / p.variance for p in parts))
     terms = [decision.terms(p.a, p.variance, part_x(p, len(parts)), s0) for p in parts]
@@ -364,7 +365,7 @@ def policies(
 ) -> Iterable[Row]:
     """The true gain of every policy, and what the combination's interval says of its own."""
     products = [error_products(one.y, t[1:]) for one, t in zip(found, tested, strict=True)]
-    weights = combination.common_weights(np.mean(products, axis=0))
+    weights = slopes.common_weights(np.mean(products, axis=0))
     moved = [np.tensordot(weights, t[1:], 1) for t in tested]
     parts = [part_right(one.y, t[0], m, DESIGN) for one, t, m in zip(found, tested, moved, strict=True)]
     everyone, terms = of_parts(parts)
@@ -382,10 +383,10 @@ def policies(
         yield row("own slopes", "policy", base - truth(one, regressions[i].risks(one.fresh)), part.n, 0, 0, 0, 0)
         yield from mixes(one, own, regressions[i].risks(one.fresh), slope.widened(), "own slopes")
         others = everyone.without(terms[i])
-        for name, doubt in (("plain", None), ("doubt", combination.UNLIKE)):
+        for name, doubt in (("plain", None), ("doubt", slopes.UNLIKE)):
             of = others.given(part.a, part.variance, part_x(part, len(found)), luck_of(part), doubt)
-            for margin in (0.0, combination.TOLERANCE):
-                share, label = combination.safe_share(of, part.q, margin), f"{name}, {margin or 'strict'}"
+            for margin in (0.0, slopes.TOLERANCE):
+                share, label = slopes.safe_share(of, part.q, margin), f"{name}, {margin or 'strict'}"
                 true = base - truth(one, own + share * (end - own))
                 yield row(label, "policy", true, part.n, 0, 0, share, 0)
                 if share and doubt:
@@ -394,8 +395,8 @@ def policies(
 
 def mixes(one: Hospital, own: Array, end: Array, part: slopes.Regressed, name: str) -> Iterable[Row]:
     """Of a direction whose right part is known by regression: the safe shares' true gains, and what is said of them."""
-    for margin in (0.0, combination.TOLERANCE):
-        share, label = combination.safe_share(part.of, part.q, margin), f"{name}, {margin or 'strict'}"
+    for margin in (0.0, slopes.TOLERANCE):
+        share, label = slopes.safe_share(part.of, part.q, margin), f"{name}, {margin or 'strict'}"
         true = truth(one, own) - truth(one, own + share * (end - own))
         yield row(label, "policy", true, len(one.y), 0, 0, share, 0)
         if share:
@@ -404,7 +405,7 @@ def mixes(one: Hospital, own: Array, end: Array, part: slopes.Regressed, name: s
 
 def oracle(one: Hospital, risks: Array) -> float:
     """The least true loss of convex combinations of own model and candidates."""
-    return float(truth(one, combination.common_weights(error_products(one.risks, risks[:, None])) @ risks))
+    return float(truth(one, slopes.common_weights(error_products(one.risks, risks[:, None])) @ risks))
 
 
 def real_hospitals(name: str) -> list[tuple[str, Array, Array]]:
@@ -493,7 +494,7 @@ def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]
     fitted = [models(one, row_, shared) for one, row_ in zip(found, folds, strict=True)]
     regressions, _ = regressed(Federation(found, folds, shared[-1], fitted, found[0], fitted[0][:, -1]), np.zeros(3))
     tested = [out_of_fold(expit(f @ one.x.T), row_) for one, row_, f in zip(found, folds, fitted, strict=True)]
-    weights = combination.common_weights(
+    weights = slopes.common_weights(
         np.mean([error_products(o.y, t[1:]) for o, t in zip(found, tested, strict=True)], axis=0)
     )
     known = known_parts(found, fitted, tested, regressions, weights, REAL)
@@ -523,8 +524,8 @@ def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]
             ("regression", known[i], end),
             ("own slopes", slope_part, slope),
         ):
-            for margin in (0.0, combination.TOLERANCE):
-                share = combination.safe_share(part.of, part.q, margin)
+            for margin in (0.0, slopes.TOLERANCE):
+                share = slopes.safe_share(part.of, part.q, margin)
                 true = own - ((new[0] + share * (moved - new[0]) - one.risks) ** 2).mean()
                 yield told | {"what": f"{name}, {margin or 'strict'}", "true": float(true), "share": share}
 
@@ -638,7 +639,7 @@ def show_monitor(streams: int, patients: int, seed: int) -> None:
 
 def stream(rng: np.random.Generator, what: str, margin: float, benefit: float, patients: int) -> int:
     """The patient at which one stream's capital reached its mark, or 0; risks .12 apart (root mean square)."""
-    bets = betting.certificate(margin) if what == "certificate" else betting.alarm(margin)
+    bets = monitor.certificate(margin) if what == "certificate" else monitor.alarm(margin)
     sign = 1 if what == "certificate" else -1
     truth_ = rng.beta(1.5, 2.5, patients)
     move = 0.12 * rng.choice([-1.0, 1.0], patients)

@@ -18,7 +18,7 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.assembly import build_site
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.functional.resampling import resamples
+from fairflare.functional.intervals import resamples
 from fairflare.testing import check_metric
 
 NAME, SITES = "auprc", ("site-1", "site-2", "site-3")

@@ -26,7 +26,7 @@ from fairflare.engine.setup.config import RunConfig, asks_by_itself, make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.site import Site
 from fairflare.engine.straggler_policy import EarlyEnd
-from fairflare.functional.resampling import percentile_interval, resamples, weighted_auc, weighted_mean
+from fairflare.functional.intervals import percentile_interval, resamples, weighted_auc, weighted_mean
 from fairflare.report.benefit import VERDICTS, over_methods, sentence
 from fairflare.report.compare import compare
 from fairflare.report.compare_tables import comparison_tables

@@ -8,7 +8,7 @@ import pytest
 from scipy import optimize
 from scipy.special import expit
 
-from fairflare.functional import combination, slopes
+from fairflare.functional import slopes
 from fairflare.functional.decision import Design, Normals
 from fairflare.functional.slopes import Others
 from fairflare.studies.forecast import pull_weights
@@ -93,7 +93,7 @@ def test_deviations_are_widened_and_patients_out_of_fold_move():
     wide = part.widened().of
     assert (wide.mean, wide.sd) == pytest.approx((part.of.mean, slopes.WIDER * part.of.sd))
     design = Design()
-    rights = [combination.Right(100, 0.3, 0.05, 0.01)] * 10
+    rights = [slopes.Right(100, 0.3, 0.05, 0.01)] * 10
     shift, variance = slopes.misfit(sum(slopes.misfit_terms(one, part.of.mean, design) for one in rights))
     precision = 10 / (design.factor * 0.05)
     assert shift == pytest.approx(-0.5 * precision / (precision + 0.15**-2))

@@ -261,3 +261,8 @@ def filled(values: Mapping[str, float | None], default: float = 1.0) -> dict[str
     known = [value for value in values.values() if value is not None]
     usual = sum(known) / len(known) if known else default
     return {site: usual if value is None else value for site, value in values.items()}
+
+
+def without_negative_variances(model: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``model`` with running variances of at least 0: differences that leave a rounding error below it are accepted."""
+    return {k: v.clamp(min=0) if k.endswith("running_var") and bool((v < 0).any()) else v for k, v in model.items()}

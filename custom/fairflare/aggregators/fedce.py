@@ -18,7 +18,7 @@ from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
-from fairflare.functional.gram import novelty
+from fairflare.functional.blocks import novelty
 
 FLOOR = 1e-6
 """Least term and weight of FLARE's own aggregator."""

@@ -31,9 +31,8 @@ from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import within
-from fairflare.functional.blocks import BLOCK, blocks_of, square_of
+from fairflare.functional.blocks import BLOCK, blocks_of, equalised, gram, square_of
 from fairflare.functional.consistency import Consistency
-from fairflare.functional.gram import equalised, gram
 
 
 @method(

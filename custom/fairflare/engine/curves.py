@@ -20,7 +20,7 @@ from fairflare.engine.checks import Refused
 from fairflare.engine.clinical import DIGITS, Numbers, View
 from fairflare.engine.clinical_site import ClinicalAtSite
 from fairflare.functional import survival as maths
-from fairflare.functional.resampling import Array
+from fairflare.functional.intervals import Array
 from fairflare.privacy.counts import released
 
 LEFT, OBSERVED, EXPECTED = "left", "observed", "expected"

@@ -13,8 +13,8 @@ from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device
 from fairflare.data.site_config import stricter
 from fairflare.engine.evaluation import predict
-from fairflare.functional.partial_likelihood import baseline
-from fairflare.functional.resampling import Array
+from fairflare.functional.intervals import Array
+from fairflare.functional.survival import baseline
 from fairflare.inference.hospitals import hospitals
 from fairflare.inference.loaded_run import Opened
 from fairflare.tasks.external import labelled, preflight

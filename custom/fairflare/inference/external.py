@@ -40,8 +40,7 @@ from fairflare.engine.setup.config import RunConfig, evaluation_of
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.site import Site
-from fairflare.functional.calibration import Array
-from fairflare.functional.line import UNCHANGED
+from fairflare.functional.calibration import UNCHANGED, Array
 from fairflare.functional.recalibration import recalibrated, temperature
 from fairflare.inference.loaded_run import Opened
 from fairflare.inference.predict import about as about_model

@@ -26,9 +26,9 @@ from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import build_parts, without_folders
 from fairflare.engine.state import save_json
 from fairflare.functional import slopes
+from fairflare.functional.calibration import fitted
 from fairflare.functional.decision import UNCLEAR, Array, verdict
 from fairflare.functional.exchange import LEAST_SITES, rounded
-from fairflare.functional.line import fitted
 from fairflare.inference.mix import event_index
 from fairflare.studies.candidates import INTERCEPT
 from fairflare.studies.folders import JOIN

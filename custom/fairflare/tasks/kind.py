@@ -16,8 +16,7 @@ from fairflare.core import metric as registry
 from fairflare.core.errors import UserError
 from fairflare.core.metric import Metric, finite
 from fairflare.core.types import Objective, SiteData, SplitName
-from fairflare.functional.intervals import of_mean
-from fairflare.functional.resampling import Array, weighted_mean
+from fairflare.functional.intervals import Array, of_mean, weighted_mean
 from fairflare.privacy.counts import released
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from fairflare.core.metric import Metric
 from fairflare.core.seeds import seed_everything
 from fairflare.data.tensors import TensorData
 from fairflare.engine.setup import tasks
-from fairflare.functional.resampling import resamples
+from fairflare.functional.intervals import resamples
 from fairflare.tasks.base import Task
 from fairflare.tasks.kind import Cases, interval_of, resampled, value_of
 from fairflare.tasks.kinds.amounts import Counts

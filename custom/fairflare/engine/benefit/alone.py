@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairflare.aggregators.base import add_weighted
+from fairflare.aggregators.base import add_weighted, without_negative_variances
 from fairflare.core.types import Reply, Round, StateDict
 from fairflare.engine.files import is_there, read_tensors, refuse_earlier
 from fairflare.engine.memory import SiteMemory, alone_file, alone_work_file
 from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.state import save_tensors
-from fairflare.functional.variances import without_negative_variances
 from fairflare.privacy.egress import all_finite
 from fairflare.trainers.base import Trainer
 

@@ -14,7 +14,7 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import MOST_EXAMPLES, MOST_STEPS, Number
 from fairflare.engine.evaluation import Predictions, Scoring
 from fairflare.engine.hashes import model_hash
-from fairflare.functional.resampling import Array, percentile_interval, resamples
+from fairflare.functional.intervals import Array, percentile_interval, resamples
 from fairflare.privacy.counts import released
 
 DRAWS = 2000

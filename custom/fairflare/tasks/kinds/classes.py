@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairflare.core.types import Objective, SiteData, local_objective
-from fairflare.functional.resampling import Array
+from fairflare.functional.intervals import Array
 from fairflare.tasks import metrics
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
 from fairflare.tasks.kinds import trees

@@ -24,7 +24,7 @@ from fairflare.core.suggest import some
 from fairflare.core.types import Objective, SiteData
 from fairflare.core.validation import Names, shown
 from fairflare.core.validation import expected as expect
-from fairflare.functional.resampling import Array
+from fairflare.functional.intervals import Array
 from fairflare.tasks import metrics_multilabel
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
 from fairflare.tasks.kinds import trees
