@@ -11,9 +11,9 @@ from sklearn.metrics import average_precision_score
 from fairflare.cli.main import main
 from fairflare.core import metric
 from fairflare.core.errors import UserError
+from fairflare.core.schema import Instruction
 from fairflare.core.types import Round
-from fairflare.engine.benefit.measured import Pair, measured
-from fairflare.engine.messages import Instruction
+from fairflare.engine.benefit import Pair, measured
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.assembly import build_site
 from fairflare.engine.setup.config import make_config

@@ -18,7 +18,7 @@ from fairflare.engine.after.conformal import Conformal, class_scores, fewest
 from fairflare.engine.after.recalibrate import EDGES, TEMPERATURES, Recalibrate, Shares
 from fairflare.engine.after.server import After
 from fairflare.engine.after.site import AfterAtSite
-from fairflare.engine.aggregation.base import Plain, PlainAtSite
+from fairflare.engine.aggregation import Plain, PlainAtSite
 from fairflare.engine.setup.config import RunConfig, make_config, with_step
 from fairflare.functional.recalibration import fitted
 

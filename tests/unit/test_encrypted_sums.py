@@ -13,8 +13,12 @@ from fairflare.privacy.secure_sum.protocol import SumOrder, SumRefused
 ts = pytest.importorskip("tenseal", reason="the extra he is not installed")
 
 from cases import each  # noqa: E402
-from fairflare.privacy.secure_sum.checked import CheckedSums  # noqa: E402
-from fairflare.privacy.secure_sum.ckks import EncryptedSums, combine, new_contexts  # noqa: E402
+from fairflare.privacy.secure_sum.checked import (  # noqa: E402
+    CheckedSums,  # noqa: E402
+    EncryptedSums,
+    combine,
+    new_contexts,
+)
 
 NAMES = "abc"
 ORDER = SumOrder(1, 0, {name: {} for name in NAMES})

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fairflare.core.errors import UserError
+from fairflare.core.schema import Instruction
 from fairflare.core.types import Batch, Info, Reply, Round
 from fairflare.engine.evaluation import predict
-from fairflare.engine.messages import Instruction
 from fairflare.engine.setup.assembly import build_site, scorer, site_names
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts

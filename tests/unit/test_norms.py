@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from fairflare.aggregators.base import without_negative_variances
 from fairflare.core.errors import UserError
 from fairflare.core.manifest import all_versions
+from fairflare.core.schema import Answer
 from fairflare.engine import norms
 from fairflare.engine.gate import Gate
-from fairflare.engine.messages import Answer
 from fairflare.engine.preflight import inspect_preflight, refusal
 from fairflare.engine.setup.config import make_config
 

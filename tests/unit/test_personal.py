@@ -10,13 +10,13 @@ from torch import nn
 from cases import each
 from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.errors import UserError
+from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
 from fairflare.core.validation import parsed
 from fairflare.engine.files import read_tensors
 from fairflare.engine.gate import Gate, inspect_evaluation
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.memory import SiteMemory, claimed, forget, personal_file
-from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.config_checks import _check_sites
 from fairflare.privacy.egress import Egress, EgressRefused

@@ -24,10 +24,9 @@ from fairflare.core.schema import (
 )
 from fairflare.core.types import Number, Outline, Round, TensorSpec
 from fairflare.engine import field_checks
-from fairflare.engine.checks import checked_seconds
+from fairflare.engine.checks import check_received, checked_seconds
 from fairflare.engine.clinical import View
 from fairflare.engine.gate import Gate, inspect_evaluation
-from fairflare.engine.incoming_checks import check_received
 from fairflare.engine.traffic import Traffic
 from fairflare.flare import wire
 from fairflare.flare.wire import (

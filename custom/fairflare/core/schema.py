@@ -3,8 +3,8 @@
 
 The update gate, a site's egress check, FLARE's messages in both directions, the filter on FLARE's results, secure sums,
 the audit log and the table in docs/what-leaves.md iterate over the fields of ``Instruction`` and ``Answer`` and do what
-their specifications say. A new field of a known kind is one line here, and the code that fills it. Tensors
-that travel beside the model fit into a ``Slot`` each.
+their specifications say. A new field of a known kind is one line here, and the code that fills it. Tensors that travel
+beside the model fit into a ``Slot`` each; ``Transport`` is the port to the sites.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from fairflare.core.errors import UserError
 from fairflare.core.types import MOST_EXAMPLES, MOST_STEPS, Outline, Round, StateDict, TensorSpec
 
 if TYPE_CHECKING:
     import torch
+
 
 TaskName = Literal[
     "preflight", "train", "compare", "sum", "weigh", "reveal", "evaluate", "calibrate", "adjust", "solo", "benefit"
@@ -374,3 +375,23 @@ def _wrong(name: str, value: Any, slot: Slot) -> Wrong | None:
     if max(-low, high) > slot.bound:
         return Wrong("tensor_range", name, f"expected absolute values of at most {slot.bound:g}")
     return None
+
+
+SiteModels = Mapping[str, StateDict]
+"""Site -> the model that it is sent."""
+Declared = Mapping[str, int]
+"""Site -> training examples that it has declared."""
+
+
+class Transport(Protocol):
+    """The port to the sites; one adapter calls them in this process, another goes through FLARE."""
+
+    def sites(self) -> list[str]:
+        """Names of the sites that can be asked now, sorted."""
+
+    def exchange(self, instructions: Mapping[str, Instruction]) -> Iterable[Answer]:
+        """Send each site its instruction and yield what comes back, in any order, until all answered or time is up.
+
+        "preflight" beside other tasks asks whether an absent site is back: nobody waits for its answer. "train" may end
+        early, see ``early_end``: an answer that comes later than the end is dropped, and its site stops.
+        """

@@ -23,17 +23,16 @@ from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.core.execution import Execution, default_device, placed
 from fairflare.core.findings import Finding
 from fairflare.core.metric import finite
-from fairflare.core.schema import IN_USE
+from fairflare.core.schema import IN_USE, Instruction
 from fairflare.core.seeds import derive
 from fairflare.core.types import INTERVALS, Round, Training
 from fairflare.data.grouping import Grouping
 from fairflare.data.site_config import SiteConfig, stricter
 from fairflare.data.tensors import TensorData
 from fairflare.engine.after.base import Cases, plain
-from fairflare.engine.benefit.measured import Pair, measured
+from fairflare.engine.benefit import Pair, measured
 from fairflare.engine.evaluation import LEVEL, Predictions, over_patients, predict
 from fairflare.engine.gate import inspect_evaluation
-from fairflare.engine.messages import Instruction
 from fairflare.engine.setup.assembly import about as about_task
 from fairflare.engine.setup.at_site import clinical_at_site, leaves, view_of
 from fairflare.engine.setup.config import RunConfig, evaluation_of

@@ -22,7 +22,7 @@ from fairflare.core.types import Training
 from fairflare.core.workers import check_possible, start_method, usable_cores
 from fairflare.engine import audit
 from fairflare.engine.files import AUDIT, MODEL, is_file, is_there, read_json
-from fairflare.engine.log_lines import events
+from fairflare.engine.history import events
 from fairflare.engine.loop import Observer
 from fairflare.engine.memory import forget
 from fairflare.engine.setup import tasks

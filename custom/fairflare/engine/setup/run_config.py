@@ -15,10 +15,10 @@ from fairflare.core.errors import UserError
 from fairflare.core.findings import ACCEPTABLE
 from fairflare.core.settings import Owners, bare, exactly_the_keys, flat, nested
 from fairflare.core.validation import CLIENT, FEDERATION, SHA256, Entries, Range, Seed, Sites, Text, expected
-from fairflare.engine.choices import BY, NO_CHOICE, RATIO
+from fairflare.engine.checks import BY, NO_CHOICE, RATIO
 from fairflare.engine.setup.config_checks import checked_config
 from fairflare.engine.setup.method_parts import NO_STEP, PART_KEYS, STEPS
-from fairflare.privacy.secure_sum.graph import AUTO, NEIGHBOURS
+from fairflare.privacy.secure_sum.protocol import AUTO, NEIGHBOURS
 from fairflare.privacy.secure_sum.schemes import SCHEMES
 from fairflare.tasks.base import Task
 
@@ -67,9 +67,9 @@ class RunConfig:
         secure_sum: how sites sum the numbers that the weights are made of: "none" (they say them), "masks" or "ckks",
             see ``privacy.secure_sum``.
         mask_neighbours: how many sites each shares masks of updates with: "auto", "all", or the fewest as a number, see
-            ``privacy.secure_sum.graph``.
+            ``privacy.secure_sum.protocol``.
         mask_bits: of each entry of a masked update: 64, or 32, which rounds parameters; see
-            ``privacy.secure_sum.ring``.
+            ``privacy.secure_sum.pairwise``.
         site_epsilon: budget of a hospital's updates over the run; 0: none, see ``privacy.site_noise``.
         site_delta: the chance that goes with it.
         site_clip: the largest norm of a site's update, as if all weights were alike.
