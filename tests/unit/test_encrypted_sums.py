@@ -16,7 +16,7 @@ from cases import each  # noqa: E402
 from fairflare.privacy.secure_sum.checked import (  # noqa: E402
     CheckedSums,  # noqa: E402
     EncryptedSums,
-    combine,
+    added,
     new_contexts,
 )
 
@@ -32,7 +32,7 @@ def contexts():
 def summed(contexts, *columns):
     sites = {name: EncryptedSums(contexts[0]) for name in NAMES}
     values = {name: [column[k] for column in columns] for k, name in enumerate(NAMES)}
-    total = combine([sites[name].seal(values[name], ORDER)["sum"] for name in NAMES], contexts[1])
+    total = added([sites[name].seal(values[name], ORDER)["sum"] for name in NAMES], contexts[1])
     return sites["a"].open(total, len(columns))
 
 
@@ -76,7 +76,7 @@ def test_no_two_ciphertexts_of_one_number_are_alike(contexts):
 @pytest.mark.parametrize("sealed", [b"", b"noise" * 100])
 def test_what_is_no_ciphertext_is_refused(contexts, sealed):
     with pytest.raises(SumRefused):
-        combine([sealed, sealed], contexts[1])
+        added([sealed, sealed], contexts[1])
     with pytest.raises(SumRefused):
         EncryptedSums(contexts[0]).open(sealed, 1)
 
