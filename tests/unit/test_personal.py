@@ -23,8 +23,7 @@ from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.trainers.apfl import APFL
 from fairflare.trainers.base import PlainTrainer
 from fairflare.trainers.ditto import Ditto
-from fairflare.trainers.fedbn import STATISTICS, FedBN, SiloBN
-from fairflare.trainers.fedper import FedPer, FedRep
+from fairflare.trainers.fedper import STATISTICS, FedBN, FedPer, FedRep, SiloBN
 from fairflare.trainers.fedprox import FedProx
 from helpers import initial_model, make_federation, make_sites, small_network
 

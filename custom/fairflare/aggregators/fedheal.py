@@ -25,8 +25,16 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, example_shares, shares, uniform
-from fairflare.aggregators.bounds import limited
+from fairflare.aggregators.base import (
+    Outcome,
+    State,
+    WeighingRule,
+    add_weighted,
+    example_shares,
+    limited,
+    shares,
+    uniform,
+)
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights

@@ -36,6 +36,9 @@ MOVED = {
     "fairflare.clinic": "fairflare.tasks",
     "fairflare.clinic.base": "fairflare.tasks.base",
     "fairflare.core.objectives": "fairflare.core.types",
+    "fairflare.aggregators.bounds": "fairflare.aggregators.base",
+    "fairflare.functional.proximal": "fairflare.trainers.base",
+    "fairflare.functional.resampling": "fairflare.functional.intervals",
 }
 """What plugins written for 0.1 and 0.2 import -> where it is now; for one version."""
 Tables = Sequence[dict[str, Any]]

@@ -22,9 +22,8 @@ from fairflare.tasks.kinds.amounts import Counts
 from fairflare.tasks.kinds.classes import CLASSES
 from fairflare.tasks.kinds.grades import GRADES
 from fairflare.tasks.kinds.labels import Labels
-from fairflare.tasks.kinds.masks import MASKS
+from fairflare.tasks.kinds.masks import MASKS, VOLUME_MASKS
 from fairflare.tasks.kinds.survival import Hazards
-from fairflare.tasks.kinds.volume_masks import VOLUME_MASKS
 from fairflare.testing.parts import is_json
 
 CASES, BATCH = 40, 8

@@ -7,8 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fairflare.aggregators.base import Rule, SummedRule
-from fairflare.aggregators.bounds import Bounds, Combining
+from fairflare.aggregators.base import Bounds, Combining, Rule, SummedRule
 from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
 from fairflare.core.schema import HIDDEN_METRICS

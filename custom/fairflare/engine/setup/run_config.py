@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast, get_args
 
-from fairflare.aggregators.bounds import LIARS, MIXES, At, Bounds, Mix
+from fairflare.aggregators.base import LIARS, MIXES, At, Bounds, Mix
 from fairflare.core import registry, validation
 from fairflare.core.errors import UserError
 from fairflare.core.findings import ACCEPTABLE
@@ -80,7 +80,7 @@ class RunConfig:
         clip_at: which median: "median", "weighted" by examples, or followed by "bits".
         clip_memory: share of the past in a moving average of that median.
         cap_weights: the largest weight of a site; 1: any; "auto": 2 / K.
-        mix_updates: what takes the place of single updates: "none" or one of ``aggregators.bounds.MIXES``.
+        mix_updates: what takes the place of single updates: "none" or one of ``aggregators.base.MIXES``.
         liars: share of the sites that mixing holds against.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
         after: what is done with the final model: "none", "recalibrate", "shares" or "conformal", see ``engine.after``.
