@@ -36,9 +36,9 @@ import torch
 
 from fairflare.aggregators.base import Rule
 from fairflare.core.lazy_tensors import Stored
+from fairflare.core.manifest import all_versions
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Number, Outline, StateDict
-from fairflare.core.versions import all_versions
 from fairflare.engine.gate import Gate
 from fairflare.engine.loop import Federation
 from fairflare.engine.setup.method_parts import default_parts

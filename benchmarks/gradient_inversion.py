@@ -26,9 +26,8 @@ from torch import Tensor, nn
 
 from fairflare.privacy.budget import Draws, noise_for
 from fairflare.privacy.secure_sum.keys import PairwiseKeys
-from fairflare.privacy.secure_sum.pairwise import mask_update
+from fairflare.privacy.secure_sum.pairwise import STEP, mask_update
 from fairflare.privacy.secure_sum.protocol import SumOrder
-from fairflare.privacy.secure_sum.ring import STEP
 from fairflare.privacy.site_noise import bounded, share
 
 SITES, ROUNDS, DELTA, SMOOTH = 8, 10, 1e-5, 1e-3

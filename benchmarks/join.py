@@ -31,9 +31,10 @@ from scipy.special import expit
 from scipy.stats import linregress
 
 from fairflare.engine.setup import tasks
-from fairflare.functional import betting, combination, decision, slopes
+from fairflare.functional import decision, slopes
 from fairflare.functional.decision import Array, Design
 from fairflare.functional.exchange import Direction, row_of
+from fairflare.inference import monitor
 from fairflare.studies.forecast import Calibration, Together, pull_weights
 from fairflare.tasks.folds import everyone, untestable
 
@@ -192,7 +193,7 @@ def error_products(labels: Array, risks: Array) -> Array:
     return products
 
 
-def part_right(labels: Array, own: Array, moved: Array, design: Design) -> combination.Right:
+def part_right(labels: Array, own: Array, moved: Array, design: Design) -> slopes.Right:
     """Of the direction from risks ``own`` to ``moved``, both (R, n) out of fold."""
     row = row_of(np.broadcast_to(labels, own.shape), np.stack([own, moved]))
     return Direction.along(row, np.ones(1), row.seconds[0]).part_right(design)
@@ -265,7 +266,8 @@ def regressed(kept: Federation, realised: Array) -> tuple[list[slopes.Slopes], l
     own, *asked = expit(np.stack([kept.joined[0], kept.shared, level[0]]) @ one.x.T)
     rows = []
     for name, risks, true in zip((*CANDIDATES[:2], CANDIDATES[2]), (*asked, of.risks(one.x)), realised, strict=True):
-        told = slopes.Regressed.of_models(of, one.x, own, risks).widened().benefit(1.0)
+        part = slopes.Regressed.of_models(of, one.x, own, risks).widened()
+        told = slopes.gain(part.of, part.q)
         rows.append(row(name, "forecast", true, len(one.y), *told.interval(), float(told.below(0.0)), told.mean))
     return [slopes.Slopes.of(fit, weights) for fit in fits], rows
 
@@ -278,7 +280,7 @@ def by_regression(
         moved = np.eye(len(CANDIDATES))[c - 1]
         known = known_parts(kept.found, kept.fitted, tested, regressions, moved, DESIGN)
         for one, f, part in zip(kept.found, fresh, known, strict=True):
-            told = part.benefit(1.0)
+            told = slopes.gain(part.of, part.q)
             harm = [float(told.below(-margin)) for margin in (0.0, 0.002)]
             yield row(name, "regressed", truth(one, f[0]) - truth(one, f[c]), len(one.y), *told.interval(), *harm)
 
@@ -321,11 +323,11 @@ def candidates(
             of = everyone.without(terms[i]).given(b.mean, v[i], x[i], luck)
             yield row(name, "benefit", true[i], b.n, *of.interval(), float(of.below(0.0)), float(of.below(-0.002)))
             p = right[i]
-            for way, doubt in (("part", None), ("doubt", combination.UNLIKE)):
+            for way, doubt in (("part", None), ("doubt", slopes.UNLIKE)):
                 others = parts.without(part_terms[i])
                 of = others.given(p.a, p.variance, part_x(p, len(own)), luck_of(p), doubt)
-                harm = [combination.harm(of, p.q, 1.0, margin) for margin in (0.0, 0.002)]
-                yield row(name, way, true[i], b.n, *p.benefit(1.0, of).interval(), *harm)
+                harm = [slopes.harm(of, p.q, 1.0, margin) for margin in (0.0, 0.002)]
+                yield row(name, way, true[i], b.n, *slopes.gain(of, p.q).interval(), *harm)
             yield row(name, "single", true[i], b.n, *b.interval(DESIGN), 0.5, 0.5)
         sums = np.sum([(1, b.mean, b.mean**2, w) for b, w in zip(own, v, strict=True)], axis=0)
         yield row(name, "average", float(np.mean(true)), 0, *decision.average(sums)[1:], 0.5, 0.5)
@@ -339,15 +341,15 @@ def row(name: str, way: str, true: float, n: int, low: float, high: float, p: fl
     return {"what": name, "way": way, "true": true, "n": n, "low": low, "high": high, "p": p, "p2": p2}
 
 
-def part_x(part: combination.Right, sites: int) -> float:
-    return decision.of_size(part.n) if sites >= combination.SITES_FOR_SIZE else 0.0
+def part_x(part: slopes.Right, sites: int) -> float:
+    return decision.of_size(part.n) if sites >= slopes.SITES_FOR_SIZE else 0.0
 
 
-def luck_of(part: combination.Right) -> float:
+def luck_of(part: slopes.Right) -> float:
     return (DESIGN.factor - 1) * part.variance
 
 
-def of_parts(parts: Sequence[combination.Right]) -> tuple[decision.Hospitals, list[Array]]:
+def of_parts(parts: Sequence[slopes.Right]) -> tuple[decision.Hospitals, list[Array]]:
     """The hierarchical model of the parts that are right, and each hospital's terms of it."""
     s0 = decision.scale(len(parts), sum(1 / p.variance for p in parts))
     terms = [decision.terms(p.a, p.variance, part_x(p, len(parts)), s0) for p in parts]
@@ -364,7 +366,7 @@ def policies(
 ) -> Iterable[Row]:
     """The true gain of every policy, and what the combination's interval says of its own."""
     products = [error_products(one.y, t[1:]) for one, t in zip(found, tested, strict=True)]
-    weights = combination.common_weights(np.mean(products, axis=0))
+    weights = slopes.common_weights(np.mean(products, axis=0))
     moved = [np.tensordot(weights, t[1:], 1) for t in tested]
     parts = [part_right(one.y, t[0], m, DESIGN) for one, t, m in zip(found, tested, moved, strict=True)]
     everyone, terms = of_parts(parts)
@@ -382,29 +384,29 @@ def policies(
         yield row("own slopes", "policy", base - truth(one, regressions[i].risks(one.fresh)), part.n, 0, 0, 0, 0)
         yield from mixes(one, own, regressions[i].risks(one.fresh), slope.widened(), "own slopes")
         others = everyone.without(terms[i])
-        for name, doubt in (("plain", None), ("doubt", combination.UNLIKE)):
+        for name, doubt in (("plain", None), ("doubt", slopes.UNLIKE)):
             of = others.given(part.a, part.variance, part_x(part, len(found)), luck_of(part), doubt)
-            for margin in (0.0, combination.TOLERANCE):
-                share, label = combination.safe_share(of, part.q, margin), f"{name}, {margin or 'strict'}"
+            for margin in (0.0, slopes.TOLERANCE):
+                share, label = slopes.safe_share(of, part.q, margin), f"{name}, {margin or 'strict'}"
                 true = base - truth(one, own + share * (end - own))
                 yield row(label, "policy", true, part.n, 0, 0, share, 0)
                 if share and doubt:
-                    yield row(label, "posterior", true, part.n, *part.benefit(share, of).interval(), share, 0)
+                    yield row(label, "posterior", true, part.n, *slopes.gain(of, part.q, share).interval(), share, 0)
 
 
 def mixes(one: Hospital, own: Array, end: Array, part: slopes.Regressed, name: str) -> Iterable[Row]:
     """Of a direction whose right part is known by regression: the safe shares' true gains, and what is said of them."""
-    for margin in (0.0, combination.TOLERANCE):
-        share, label = combination.safe_share(part.of, part.q, margin), f"{name}, {margin or 'strict'}"
+    for margin in (0.0, slopes.TOLERANCE):
+        share, label = slopes.safe_share(part.of, part.q, margin), f"{name}, {margin or 'strict'}"
         true = truth(one, own) - truth(one, own + share * (end - own))
         yield row(label, "policy", true, len(one.y), 0, 0, share, 0)
         if share:
-            yield row(label, "posterior", true, len(one.y), *part.benefit(share).interval(), share, 0)
+            yield row(label, "posterior", true, len(one.y), *slopes.gain(part.of, part.q, share).interval(), share, 0)
 
 
 def oracle(one: Hospital, risks: Array) -> float:
     """The least true loss of convex combinations of own model and candidates."""
-    return float(truth(one, combination.common_weights(error_products(one.risks, risks[:, None])) @ risks))
+    return float(truth(one, slopes.common_weights(error_products(one.risks, risks[:, None])) @ risks))
 
 
 def real_hospitals(name: str) -> list[tuple[str, Array, Array]]:
@@ -449,7 +451,7 @@ def outside_deal(
     for name, model in (("shared", others.centre), ("shared+intercept", level), ("own slopes", None)):
         inside, new = (of.risks(z) if model is None else expit(z @ model) for z in (x, rest[0]))
         part = slopes.Regressed.of_models(of, x, expit(x @ own), inside).widened()
-        told = part.benefit(1.0)
+        told = slopes.gain(part.of, part.q)
         true = float(((expit(rest[0] @ own) - rest[1]) ** 2 - (new - rest[1]) ** 2).mean())
         rows.append(row(name, "forecast", true, len(y), *told.interval(), float(told.below(0.0)), told.mean))
     return rows
@@ -493,7 +495,7 @@ def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]
     fitted = [models(one, row_, shared) for one, row_ in zip(found, folds, strict=True)]
     regressions, _ = regressed(Federation(found, folds, shared[-1], fitted, found[0], fitted[0][:, -1]), np.zeros(3))
     tested = [out_of_fold(expit(f @ one.x.T), row_) for one, row_, f in zip(found, folds, fitted, strict=True)]
-    weights = combination.common_weights(
+    weights = slopes.common_weights(
         np.mean([error_products(o.y, t[1:]) for o, t in zip(found, tested, strict=True)], axis=0)
     )
     known = known_parts(found, fitted, tested, regressions, weights, REAL)
@@ -507,7 +509,8 @@ def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]
         own, slope, end = ((new[0] - one.risks) ** 2).mean(), of.risks(one.fresh), weights @ new[1:]
         slope_part = slopes.Regressed.of_models(of, one.x, risks[0], of.risks(one.x)).widened()
         for name, test in (*zip(CANDIDATES, new[1:], strict=True), ("own slopes", slope)):
-            said = (each[CANDIDATES.index(name)][i] if name in CANDIDATES else slope_part).benefit(1.0)
+            part = each[CANDIDATES.index(name)][i] if name in CANDIDATES else slope_part
+            said = slopes.gain(part.of, part.q)
             low, high = said.interval()
             words = decision.verdict(float(said.below(0.0)), low, high)
             true = own - ((test - one.risks) ** 2).mean()
@@ -523,8 +526,8 @@ def real_deal(hospitals: Sequence[tuple[str, Array, Array]], seed: Sequence[int]
             ("regression", known[i], end),
             ("own slopes", slope_part, slope),
         ):
-            for margin in (0.0, combination.TOLERANCE):
-                share = combination.safe_share(part.of, part.q, margin)
+            for margin in (0.0, slopes.TOLERANCE):
+                share = slopes.safe_share(part.of, part.q, margin)
                 true = own - ((new[0] + share * (moved - new[0]) - one.risks) ** 2).mean()
                 yield told | {"what": f"{name}, {margin or 'strict'}", "true": float(true), "share": share}
 
@@ -638,7 +641,7 @@ def show_monitor(streams: int, patients: int, seed: int) -> None:
 
 def stream(rng: np.random.Generator, what: str, margin: float, benefit: float, patients: int) -> int:
     """The patient at which one stream's capital reached its mark, or 0; risks .12 apart (root mean square)."""
-    bets = betting.certificate(margin) if what == "certificate" else betting.alarm(margin)
+    bets = monitor.certificate(margin) if what == "certificate" else monitor.alarm(margin)
     sign = 1 if what == "certificate" else -1
     truth_ = rng.beta(1.5, 2.5, patients)
     move = 0.12 * rng.choice([-1.0, 1.0], patients)

@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from fairflare.functional import combination
+from fairflare.functional import slopes
+from fairflare.functional.calibration import fitted
 from fairflare.functional.decision import Array, Design
-from fairflare.functional.line import fitted
 from fairflare.report.join import OutOfFold, answers
 
 SITES, FOLDS, BATCH, RATE, RATES, MOMENTUM = 8, 3, 32, 0.05, (1.0, 0.3), 0.9
@@ -163,7 +163,7 @@ def said(
     """Rows of ``show_real``: risks (S, 4, K, n) of training images and (S, 4, m) of test images."""
     rows = np.arange(y.shape[1])
     asked = {str(s): OutOfFold(y[s], risks[s][:, folds[s], rows][:, None]) for s in range(SITES)}
-    both = {margin: answers(asked, NAMES, DESIGN, margin) for margin in (0.0, combination.TOLERANCE)}
+    both = {margin: answers(asked, NAMES, DESIGN, margin) for margin in (0.0, slopes.TOLERANCE)}
     for s, name in enumerate(asked):
         losses = ((tested[s] - true[s]) ** 2).mean(1)
         label = {"deal": number, "site": name, "n": y.shape[1], "own": losses[0]}

@@ -30,13 +30,12 @@ from torch import nn
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.networks import builtin as networks
-from fairflare.privacy.secure_sum import checked, ckks
+from fairflare.privacy.secure_sum import checked
 from fairflare.privacy.secure_sum import pairwise as masks
 from fairflare.privacy.secure_sum.cover import SEALED, SHARE, Covers, recover, stream_of, threshold
-from fairflare.privacy.secure_sum.graph import graph_of
 from fairflare.privacy.secure_sum.keys import PairwiseKeys
-from fairflare.privacy.secure_sum.protocol import SumOrder
-from fairflare.privacy.secure_sum.ring import Ring, Scale
+from fairflare.privacy.secure_sum.pairwise import Ring, Scale
+from fairflare.privacy.secure_sum.protocol import SumOrder, graph_of
 from fairflare.privacy.secure_sum.schemes import Credentials, number_scheme
 
 VALUES = [3e-7, 0.05, 0.0, 1.0]
@@ -51,7 +50,7 @@ def main() -> None:
     order = SumOrder(1, 0, {name: own.statement() for name, own in keys.items()})
     numbers("masks", [masks.MaskedSums(own) for own in keys.values()], order, masks.combine)
     if find_spec("tenseal"):
-        own, public = ckks.new_contexts()
+        own, public = checked.new_contexts()
         members = [number_scheme("ckks", one, Credentials(ckks=lambda: own)) for one in keys.values()]
         numbers("ckks", members, order, lambda sealed: checked.combine(dict(zip(keys, sealed, strict=True)), public))
     updates(options)

@@ -50,8 +50,8 @@ from nvflare.fuel.f3.message import Message
 from nvflare.private.defs import CellChannel
 from scipy import stats
 
+from fairflare.core.manifest import all_versions
 from fairflare.core.schema import Answer, Instruction
-from fairflare.core.versions import all_versions
 from fairflare.engine.files import AUDIT
 from fairflare.engine.gate import Gate
 from fairflare.engine.loop import Federation

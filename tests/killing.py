@@ -5,8 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from fairflare.engine import loop, state
-from fairflare.engine.aggregation import base as aggregation
+from fairflare.engine import aggregation, loop, state
 from fairflare.engine.loop import Federation
 from fairflare.engine.site import Site
 from fairflare.trainers.base import Trainer

@@ -27,7 +27,7 @@ import plateau_regimes as regimes
 import torch
 from plateau_regimes import Arm, Regime
 
-from fairflare.core.versions import all_versions
+from fairflare.core.manifest import all_versions
 from fairflare.engine.files import AUDIT
 from fairflare.engine.setup.assembly import save_config
 from fairflare.engine.setup.config import RunConfig

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fairflare.core.versions import versions
+from fairflare.core.manifest import versions
 from fairflare.report.fairness import mean_ci
 from fairflare.report.values import text, with_interval
 

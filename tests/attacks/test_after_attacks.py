@@ -4,9 +4,9 @@
 import numpy as np
 import pytest
 
+from fairflare.core.schema import Instruction
 from fairflare.core.types import Round
 from fairflare.engine.memory import Asked, AskedAgain
-from fairflare.engine.messages import Instruction
 from fairflare.engine.setup.assembly import build_site, server_part, site_names
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts

@@ -4,9 +4,9 @@
 import pytest
 
 from fairflare.core.errors import UserError
+from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
 from fairflare.engine.memory import AskedAgain
-from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup.assembly import build_site, leaves
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts

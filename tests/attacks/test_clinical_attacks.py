@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.core.schema import IN_USE, Answer
+from fairflare.core.schema import IN_USE, Answer, Instruction
 from fairflare.core.types import Round
 from fairflare.engine.after.base import Cases
 from fairflare.engine.checks import Refused
-from fairflare.engine.clinical import BIN, View, bins_of
-from fairflare.engine.clinical_site import ClinicalAtSite
+from fairflare.engine.clinical import BIN, ClinicalAtSite, View, bins_of
 from fairflare.engine.gate import inspect_evaluation
-from fairflare.engine.messages import Instruction
 from fairflare.engine.setup.assembly import build_site, leaves
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from cases import each
+from fairflare.core.schema import Answer
 from fairflare.core.types import Outline
 from fairflare.engine.audit import verify
 from fairflare.engine.gate import Gate
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.messages import Answer
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
-from fairflare.probes.fairness_counts import FairnessCounts
+from fairflare.probes.groups import FairnessCounts
 
 MODEL = {"w": torch.zeros(2)}
 HONEST = {

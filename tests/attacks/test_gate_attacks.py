@@ -10,16 +10,16 @@ import torch
 from cases import each
 from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.errors import RunFailed
+from fairflare.core.manifest import all_versions
+from fairflare.core.schema import Answer
 from fairflare.core.types import Reply
-from fairflare.core.versions import all_versions
-from fairflare.engine.aggregation.server_sums import ServerSums, Summed
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
 from fairflare.engine.gate import Gate, inspect_evaluation
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.messages import Answer
 from fairflare.engine.preflight import inspect_preflight, refusal
+from fairflare.engine.server_sums import ServerSums, Summed
 from fairflare.privacy.egress import Egress, EgressRefused
 from helpers import initial_model, make_federation, make_sites
 

@@ -20,7 +20,7 @@ from fairflare.engine.state import save_tensors
 from fairflare.inference.adjustment import site_file
 from fairflare.inference.apply import RESULTS, _write, write_rows
 from fairflare.inference.atomic_output import check
-from fairflare.inference.bundle import _check_plain
+from fairflare.inference.export import _check_plain
 from fairflare.inference.loaded_run import open_run
 from run_folders import call, edit_json, run
 

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from fairflare.cli.main import main
+from fairflare.core.manifest import all_versions
+from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
-from fairflare.core.versions import all_versions
-from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup.assembly import build_site
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts

@@ -8,11 +8,11 @@ import torch
 
 from cases import each
 from fairflare.engine.audit import verify
+from fairflare.engine.gate import SumsCheck
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.assembly import build_federation, build_site, site_names
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.engine.sums_check import SumsCheck
 
 BAD = "VA"
 

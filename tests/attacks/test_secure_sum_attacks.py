@@ -12,18 +12,17 @@ from tests.helpers import PROBES, TRAINING, Accuracy, Blobs, initial_model, smal
 
 from cases import each
 from fairflare.aggregators.fedism import FedISM
+from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
-from fairflare.engine.aggregation.server_sums import ServerSums
-from fairflare.engine.aggregation.site_sums import KEPT, SiteSums
+from fairflare.engine.aggregation import KEPT, SiteSums
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.memory import SiteMemory
-from fairflare.engine.messages import Answer, Instruction
+from fairflare.engine.server_sums import ServerSums
 from fairflare.engine.site import Site
-from fairflare.privacy.secure_sum.ckks import EXPONENTS, new_contexts
+from fairflare.privacy.secure_sum.checked import EXPONENTS, new_contexts
 from fairflare.privacy.secure_sum.keys import PairwiseKeys
-from fairflare.privacy.secure_sum.pairwise import BITS, SIZE
+from fairflare.privacy.secure_sum.pairwise import BITS, SIZE, Ring
 from fairflare.privacy.secure_sum.protocol import SumRefused
-from fairflare.privacy.secure_sum.ring import Ring
 from fairflare.privacy.secure_sum.schemes import Credentials, combiner, number_scheme, sealed_sizes
 from fairflare.trainers.gsam import GSAM
 

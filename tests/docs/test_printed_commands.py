@@ -24,7 +24,7 @@ from cases import each
 from external_data import write_hospital
 from fairflare.cli import main as cli
 from fairflare.core import plugins, registry, user_code
-from fairflare.engine.benefit import measured
+from fairflare.engine import benefit
 from fairflare.engine.loop import Federation
 from fairflare.engine.setup import tasks
 from fairflare.tasks import planning
@@ -137,7 +137,7 @@ def world(tmp_path_factory):
 
 def shrink(patch):
     """Every preset trains two rounds, on few images; so does what a user's own data ask for. Resamples are few, too."""
-    patch.setattr(measured, "DRAWS", 100)
+    patch.setattr(benefit, "DRAWS", 100)
     short = {"rounds": 2, "most_rounds": 2, "fewest_steps": 2}
     efforts = {kind: dataclasses.replace(effort, **short) for kind, effort in planning.EFFORTS.items()}
     patch.setattr(planning, "EFFORTS", efforts)

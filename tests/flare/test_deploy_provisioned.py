@@ -286,7 +286,7 @@ def test_whoever_submits_is_told_what_a_hospital_expects(strict, tmp_path):
 
 
 def test_a_site_with_another_version_of_the_package_keeps_a_run_from_starting(strict, tmp_path):
-    file = local(strict, "hospital-a") / "custom" / "fairflare" / "core" / "versions.py"
+    file = local(strict, "hospital-a") / "custom" / "fairflare" / "core" / "manifest.py"
     as_installed = file.read_bytes()
     file.write_bytes(as_installed + b"# changed at this hospital\n")
     try:

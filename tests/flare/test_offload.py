@@ -13,8 +13,8 @@ from safetensors.torch import save
 
 from cases import each
 from fairflare.core.lazy_tensors import Entries, Stored
+from fairflare.core.schema import Answer
 from fairflare.engine.gate import Gate
-from fairflare.engine.messages import Answer
 from fairflare.flare.controller import in_files, offloaded
 
 MODEL = {"w": torch.zeros(700, 500), "b": torch.zeros(3), "bn.running_var": torch.ones(4), "n": torch.tensor(1)}

@@ -14,11 +14,11 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fairflare.cli.main import main
+from fairflare.core.schema import Instruction
 from fairflare.core.types import Round
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
 from fairflare.engine.memory import personal_file
-from fairflare.engine.messages import Instruction
 from fairflare.engine.setup.assembly import build_site
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts

@@ -12,7 +12,7 @@ from killed_runs import kill_one_process
 
 from cases import each
 from fairflare.cli.main import main
-from fairflare.core.full_disk import NO_SPACE
+from fairflare.core.errors import NO_SPACE
 from fairflare.engine import state
 from fairflare.engine.audit import verify
 from fairflare.report.write import verify_run

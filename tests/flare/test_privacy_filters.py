@@ -30,9 +30,9 @@ from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
 from nvflare.private.fed.utils.fed_utils import create_job_processing_context_properties, nvflare_fobs_initialize
 from nvflare.private.privacy_manager import PrivacyService, Scope
 
+from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
 from fairflare.engine.audit import verify
-from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup.assembly import build_federation, site_names
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts

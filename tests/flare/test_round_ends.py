@@ -18,9 +18,9 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fairflare.core.errors import RunFailed
+from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
 from fairflare.engine.memory import SiteMemory
-from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare import controller

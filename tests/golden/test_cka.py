@@ -11,8 +11,7 @@ from torch import nn
 from cases import each
 from fairflare.aggregators.fedlwr import FedLWR
 from fairflare.core.types import Batch, Info, LocalWork, Reply, Round, Training
-from fairflare.functional.similarity import cka, compact, cosine, hsic
-from fairflare.probes.cka import LayerSimilarity
+from fairflare.probes.cka import LayerSimilarity, cka, compact, cosine, hsic
 from golden import folder
 
 ARRAYS = np.load(folder() / "cka.npz")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from cases import each
-from fairflare.functional.conformal import class_scores, counted, fewest, shrunk_threshold, threshold
-from fairflare.functional.line import Line, fitted, sums
+from fairflare.engine.after.conformal import class_scores, counted, fewest, shrunk_threshold, threshold
+from fairflare.functional.calibration import Line, fitted, sums
 from fairflare.functional.recalibration import binned, fitted_to_bins, recalibrated, temperature
 from golden import folder
 

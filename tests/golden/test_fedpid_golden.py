@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.aggregators.fedcostwavg import FedCostWAvg
-from fairflare.aggregators.fedpid import FedPID
+from fairflare.aggregators.fedpid import FedCostWAvg, FedPID
 from fairflare.core.types import Info, Reply, Round
 from golden import folder
 

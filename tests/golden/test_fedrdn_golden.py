@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from fairflare.core.types import Batch
-from fairflare.functional.normalisation import Pair, normalised_by, pair_of, renormalised
-from fairflare.trainers.fedrdn import STATISTICS, FedRDN, OwnNormalised
+from fairflare.trainers.fedrdn import STATISTICS, FedRDN, OwnNormalised, Pair, normalised_by, pair_of, renormalised
 from golden import folder
 
 GOLDEN = np.load(folder() / "fedrdn.npz")

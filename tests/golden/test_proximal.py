@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fairflare.core.types import PERSONAL, Batch, LocalWork, Round, Training
-from fairflare.functional.proximal import add_proximal
-from fairflare.trainers.base import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, add_proximal
 from fairflare.trainers.ditto import Ditto
 from fairflare.trainers.fedprox import FedProx
 from golden import folder

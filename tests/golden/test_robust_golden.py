@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.aggregators import bounds
+from fairflare.aggregators import base
 from fairflare.aggregators.bounded import Bounded, Bounds, norm_of
 from fairflare.aggregators.fedavg import FedAvg
 from fairflare.aggregators.robust import Median, MultiKrum, TrimmedMean
@@ -83,17 +83,17 @@ def test_multi_krum_weighs_who_is_kept_by_examples(faulty, keep):
 @each("cap", [key.removeprefix("cap/") for key in GOLDEN if key[4:6] == "0."])
 def test_caps(cap):
     exact = 1 / len(SITES) if cap == f"{1 / len(SITES):.4f}" else float(cap)
-    found = bounds.capped(by_site(GOLDEN["p"]), exact)
+    found = base.capped(by_site(GOLDEN["p"]), exact)
     np.testing.assert_allclose(list(found.values()), GOLDEN[f"cap/{cap}"], **CLOSE)
 
 
 def test_a_cap_with_weights_of_zero():
     given = by_site(GOLDEN["cap/extreme_in"])
-    found = bounds.capped(given, 0.3)
+    found = base.capped(given, 0.3)
     np.testing.assert_allclose(list(found.values()), GOLDEN["cap/extreme_0.3"], **CLOSE)
     positive = sum(w > 0 for w in given.values())
     with pytest.raises(ValueError, match=f"cap must be at least 1 / {positive}"):
-        bounds.capped(given, 0.9 / positive)
+        base.capped(given, 0.9 / positive)
 
 
 def test_norms():

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.aggregators.base import Rule, add_weighted
+from fairflare.aggregators.base import MIXES, Rule, add_weighted, liars_among
 from fairflare.aggregators.bounded import Bounded, Bounds, bounded
-from fairflare.aggregators.bounds import MIXES, liars_among
 from fairflare.aggregators.fedavg import FedAvg
 from fairflare.aggregators.fedce import FedCE
 from fairflare.aggregators.fedheal import FedHEAL

@@ -12,12 +12,12 @@ import torch
 
 from cases import each
 from fairflare.core.errors import DataError, RunFailed, UserError
+from fairflare.core.schema import Instruction
 from fairflare.core.types import Round
-from fairflare.engine.aggregation.server_sums import Covered
-from fairflare.engine.aggregation.site_sums import SiteSums
+from fairflare.engine.aggregation import SiteSums
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.messages import Instruction
+from fairflare.engine.server_sums import Covered
 from fairflare.engine.setup.assembly import Credentials, build_federation, build_site
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import expit, logit, ndtri
 
 from fairflare.core.metric import Metric
-from fairflare.functional.resampling import Array
+from fairflare.functional.intervals import Array
 from fairflare.tasks.kinds.classes import ClassCases
 
 

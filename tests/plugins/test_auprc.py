@@ -11,14 +11,14 @@ from sklearn.metrics import average_precision_score
 from fairflare.cli.main import main
 from fairflare.core import metric
 from fairflare.core.errors import UserError
+from fairflare.core.schema import Instruction
 from fairflare.core.types import Round
-from fairflare.engine.benefit.measured import Pair, measured
-from fairflare.engine.messages import Instruction
+from fairflare.engine.benefit import Pair, measured
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.assembly import build_site
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.functional.resampling import resamples
+from fairflare.functional.intervals import resamples
 from fairflare.testing import check_metric
 
 NAME, SITES = "auprc", ("site-1", "site-2", "site-3")

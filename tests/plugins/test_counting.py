@@ -26,7 +26,7 @@ from fairflare.engine.setup.config import make_config
 from fairflare.core.types import Round
 from fairflare.engine.audit import verify
 from fairflare.engine.gate import Gate
-from fairflare.engine.messages import Instruction
+from fairflare.core.schema import Instruction
 from fairflare.flare.egress import META
 from fairflare.flare.wire import answer_from_model, answer_to_shareable
 from fairflare.privacy.egress import EgressRefused

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fairflare.core.errors import UserError
+from fairflare.core.schema import Instruction
 from fairflare.core.types import Round
 from fairflare.engine.audit import verify
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.messages import Instruction
 from fairflare.engine.setup.assembly import build_federation, build_site, site_names
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local

@@ -5,10 +5,10 @@ import dataclasses
 
 import pytest
 
+from fairflare.core.schema import Answer
 from fairflare.engine import loop
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.messages import Answer
 from fairflare.engine.state import save_checkpoint
 from fairflare.engine.straggler_policy import Participation
 from helpers import initial_model, make_federation, make_sites

@@ -14,13 +14,12 @@ from fairflare.core.errors import UserError
 from fairflare.core.schema import Answer
 from fairflare.core.types import Round
 from fairflare.engine.after.base import Cases, Shape
-from fairflare.engine.after.conformal import Conformal
+from fairflare.engine.after.conformal import Conformal, class_scores, fewest
 from fairflare.engine.after.recalibrate import EDGES, TEMPERATURES, Recalibrate, Shares
 from fairflare.engine.after.server import After
 from fairflare.engine.after.site import AfterAtSite
-from fairflare.engine.aggregation.base import Plain, PlainAtSite
+from fairflare.engine.aggregation import Plain, PlainAtSite
 from fairflare.engine.setup.config import RunConfig, make_config, with_step
-from fairflare.functional.conformal import class_scores, fewest
 from fairflare.functional.recalibration import fitted
 
 BINARY, FOUR, MASKS = Shape(2, True), Shape(4, True), Shape(2, False, has_masks=True)

@@ -15,18 +15,18 @@ from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.core.metric import named
+from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
 from fairflare.engine.after.server import Benefit
-from fairflare.engine.benefit.measured import Pair, measured, reports
+from fairflare.engine.benefit import Pair, measured, reports
 from fairflare.engine.files import read_model, read_tensors
-from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.assembly import build_site
 from fairflare.engine.setup.config import RunConfig, asks_by_itself, make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.site import Site
 from fairflare.engine.straggler_policy import EarlyEnd
-from fairflare.functional.resampling import percentile_interval, resamples, weighted_auc, weighted_mean
+from fairflare.functional.intervals import percentile_interval, resamples, weighted_auc, weighted_mean
 from fairflare.report.benefit import VERDICTS, over_methods, sentence
 from fairflare.report.compare import compare
 from fairflare.report.compare_tables import comparison_tables
@@ -218,7 +218,7 @@ def alone(folder):
 
 
 def test_training_alone_is_kept_on_the_way_and_goes_on_to_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.setattr("fairflare.engine.benefit.alone.KEPT_AFTER", 0.0)
+    monkeypatch.setattr("fairflare.engine.benefit.KEPT_AFTER", 0.0)
     whole, train = alone(tmp_path / "whole")
     assert whole.alone.advance(PARTS.model, train) == 4
     torn, train = alone(tmp_path / "torn")

@@ -11,12 +11,11 @@ from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine import best, loop
 from fairflare.engine.audit import AuditLog, verify
-from fairflare.engine.best import Candidate, Choice
+from fairflare.engine.best import Candidate, Choice, ModelFiles
 from fairflare.engine.files import BEST, BEST_MODELS, MODEL, read_json, read_model
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.memory import SiteMemory
-from fairflare.engine.model_files import ModelFiles
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.state import save_tensors

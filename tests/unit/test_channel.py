@@ -10,8 +10,8 @@ import torch
 
 from fairflare.core.channel import INLINE, Channel, connected, pack
 from fairflare.core.errors import DataError, MissingData
+from fairflare.core.schema import Answer
 from fairflare.core.workers import portable
-from fairflare.engine.messages import Answer
 
 LARGE = INLINE // 2
 

@@ -28,7 +28,7 @@ from fairflare.flare.policy_file import Policy
 from fairflare.flare.wire import answer_from_model, instruction_to_model
 from fairflare.privacy.egress import EgressRefused
 from fairflare.probes.cka import LayerSimilarity
-from fairflare.probes.group_loss import GroupLoss
+from fairflare.probes.groups import GroupLoss
 from fairflare.probes.sharpness import Sharpness
 from own_script import SITES, ScriptThread, forget_script, script_text, write_script
 

@@ -12,12 +12,10 @@ from sklearn.calibration import calibration_curve
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss
 
-from fairflare.core.schema import IN_USE
+from fairflare.core.schema import IN_USE, Instruction
 from fairflare.core.types import Round
 from fairflare.engine.after.base import Cases, plain
-from fairflare.engine.clinical import View, bins_of
-from fairflare.engine.clinical_site import ClinicalAtSite
-from fairflare.engine.messages import Instruction
+from fairflare.engine.clinical import ClinicalAtSite, View, bins_of
 from fairflare.engine.setup.assembly import build_site
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts

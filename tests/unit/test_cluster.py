@@ -14,7 +14,7 @@ from cluster_runs import KILLED, fails, kills_its_worker
 from fairflare import Cluster, Study
 from fairflare.cli.main import main
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.core.versions import all_versions
+from fairflare.core.manifest import all_versions
 from fairflare.engine.setup.config import make_config
 from fairflare.report.write import verify_run
 from fairflare.studies.parallel import budget

@@ -4,8 +4,7 @@
 import pytest
 import torch
 
-from fairflare.aggregators.fedcostwavg import STEEPEST, FedCostWAvg
-from fairflare.aggregators.fedpid import FedPID
+from fairflare.aggregators.fedpid import STEEPEST, FedCostWAvg, FedPID
 from fairflare.core.types import Info, Reply, Round
 
 COUNTS = {"a": 30, "b": 10, "c": 40}

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from scipy import integrate, optimize, stats
 
-from fairflare.functional import betting, combination, decision
+from fairflare.functional import decision, slopes
 from fairflare.functional.decision import Design, Doubt, Hospitals, Normals
 from fairflare.functional.exchange import Direction, row_of
+from fairflare.inference import monitor
 from fairflare.studies.groups import auc_benefit, log_loss_benefit
 
 PLAIN = Design(exponent=0.0)
@@ -217,7 +218,7 @@ def test_common_weights_are_the_least_of_the_quadratic_on_the_simplex():
         y = (rng.random(80) < 0.4).astype(float)
         errors = rng.uniform(0.05, 0.95, (3, 2, 80)) * rng.uniform(0.3, 1, (3, 1, 1)) - y
         products = np.einsum("arn,brn->ab", errors, errors) / y.size
-        found = combination.common_weights(products)
+        found = slopes.common_weights(products)
         expected = optimize.minimize(
             lambda w, g=products: w @ g @ w,
             np.full(3, 1 / 3),
@@ -242,10 +243,10 @@ def test_the_gain_of_a_share_is_quadratic_and_harms_beyond_twice_the_right_part(
         gain = ((y - own) ** 2 - (y - mixed) ** 2).mean()
         assert part.q * (2 * share * part.a - share**2) == pytest.approx(gain)
         of = Normals(np.ones(1), np.array([part.a]), np.array([0.1]))
-        told = combination.gain(of, part.q, share)
+        told = slopes.gain(of, part.q, share)
         assert told.mean == pytest.approx(gain)
-        assert combination.harm(of, part.q, share) == pytest.approx(float(told.below(0.0)))
-        assert combination.harm(of, part.q, share, 0.002) == pytest.approx(float(told.below(-0.002)))
+        assert slopes.harm(of, part.q, share) == pytest.approx(float(told.below(0.0)))
+        assert slopes.harm(of, part.q, share, 0.002) == pytest.approx(float(told.below(-0.002)))
 
 
 def test_a_candidate_equal_to_the_own_model_says_nothing():
@@ -257,12 +258,10 @@ def test_a_candidate_equal_to_the_own_model_says_nothing():
 @pytest.mark.parametrize("margin", [0.0, 0.002])
 def test_the_safe_share_gains_most_among_those_that_seldom_harm(margin):
     of = Normals(np.array([0.6, 0.4]), np.array([0.5, 0.9]), np.array([0.25, 0.1]))
-    found = combination.safe_share(of, 0.004, margin)
-    allowed = [
-        s for s in combination.SHARES[1:] if float(of.scaled(2 * s * 0.004, -0.004 * s * s).below(-margin)) <= 0.05
-    ]
+    found = slopes.safe_share(of, 0.004, margin)
+    allowed = [s for s in slopes.SHARES[1:] if float(of.scaled(2 * s * 0.004, -0.004 * s * s).below(-margin)) <= 0.05]
     assert found == max(allowed, key=lambda s: 2 * s * of.mean - s * s)
-    assert combination.safe_share(Normals(np.ones(1), np.array([-0.1]), np.array([0.3])), 0.004, 0.0) == 0
+    assert slopes.safe_share(Normals(np.ones(1), np.array([-0.1]), np.array([0.3])), 0.004, 0.0) == 0
 
 
 def bets_on(stream, bets):
@@ -271,7 +270,7 @@ def bets_on(stream, bets):
     return bets
 
 
-@pytest.mark.parametrize("kind", [betting.certificate, betting.alarm])
+@pytest.mark.parametrize("kind", [monitor.certificate, monitor.alarm])
 def test_capital_seldom_reaches_its_mark_where_the_hypothesis_holds(kind):
     rng, margin = np.random.default_rng(3), 0.01
     bound = kind(margin).bound
@@ -287,15 +286,15 @@ def test_capital_seldom_reaches_its_mark_where_the_hypothesis_holds(kind):
 
 def test_bets_tell_a_gain_and_go_on_from_what_was_kept():
     x = np.random.default_rng(0).normal(0.02, 0.1, 1500).clip(-0.9, 0.9)
-    whole = bets_on(x, betting.certificate(0.01))
-    half = bets_on(x[:700], betting.certificate(0.01))
-    again = bets_on(x[700:], betting.Bets(**dataclasses.asdict(half)))
+    whole = bets_on(x, monitor.certificate(0.01))
+    half = bets_on(x[:700], monitor.certificate(0.01))
+    again = bets_on(x[700:], monitor.Bets(**dataclasses.asdict(half)))
     assert 0 < whole.reached < 1500
     assert again == whole
 
 
 def test_the_first_stakes_are_of_pseudo_patients_alone():
-    bets = bets_on([0.5], betting.certificate(0.01))
+    bets = bets_on([0.5], monitor.certificate(0.01))
     assert bets.log_capital == 0
     bets.see(0.5)
     m, square = 0.5 / 11, (10 * 0.02 + 0.25) / 11

@@ -7,10 +7,10 @@ import pytest
 
 from cases import each
 from fairflare.core.errors import RunFailed, UserError
+from fairflare.core.schema import Answer
 from fairflare.engine.audit import verify
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.messages import Answer
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.straggler_policy import EarlyEnd, Ending, Participation

@@ -13,8 +13,12 @@ from fairflare.privacy.secure_sum.protocol import SumOrder, SumRefused
 ts = pytest.importorskip("tenseal", reason="the extra he is not installed")
 
 from cases import each  # noqa: E402
-from fairflare.privacy.secure_sum.checked import CheckedSums  # noqa: E402
-from fairflare.privacy.secure_sum.ckks import EncryptedSums, combine, new_contexts  # noqa: E402
+from fairflare.privacy.secure_sum.checked import (  # noqa: E402
+    CheckedSums,  # noqa: E402
+    EncryptedSums,
+    added,
+    new_contexts,
+)
 
 NAMES = "abc"
 ORDER = SumOrder(1, 0, {name: {} for name in NAMES})
@@ -28,7 +32,7 @@ def contexts():
 def summed(contexts, *columns):
     sites = {name: EncryptedSums(contexts[0]) for name in NAMES}
     values = {name: [column[k] for column in columns] for k, name in enumerate(NAMES)}
-    total = combine([sites[name].seal(values[name], ORDER)["sum"] for name in NAMES], contexts[1])
+    total = added([sites[name].seal(values[name], ORDER)["sum"] for name in NAMES], contexts[1])
     return sites["a"].open(total, len(columns))
 
 
@@ -72,7 +76,7 @@ def test_no_two_ciphertexts_of_one_number_are_alike(contexts):
 @pytest.mark.parametrize("sealed", [b"", b"noise" * 100])
 def test_what_is_no_ciphertext_is_refused(contexts, sealed):
     with pytest.raises(SumRefused):
-        combine([sealed, sealed], contexts[1])
+        added([sealed, sealed], contexts[1])
     with pytest.raises(SumRefused):
         EncryptedSums(contexts[0]).open(sealed, 1)
 

@@ -9,11 +9,11 @@ import torch
 from fairflare.aggregators.fedavg import FedAvg
 from fairflare.aggregators.fedism import FedISM
 from fairflare.core.errors import RunFailed, UserError
+from fairflare.core.schema import Answer, Instruction
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.messages import Answer, Instruction
 from helpers import initial_model, make_federation, make_sites
 
 

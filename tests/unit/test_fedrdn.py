@@ -8,17 +8,16 @@ import pytest
 import torch
 
 from fairflare.core.errors import UserError
+from fairflare.core.schema import Instruction
 from fairflare.core.types import Batch, Info, Reply, Round
 from fairflare.engine.evaluation import predict
-from fairflare.engine.messages import Instruction
 from fairflare.engine.setup.assembly import build_site, scorer, site_names
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.functional.normalisation import LEAST_SD, normalised_by, pair_of
 from fairflare.testing import check_trainer
 from fairflare.testing.example import SmallData, copied, work_of_round
 from fairflare.trainers.base import PlainTrainer
-from fairflare.trainers.fedrdn import ALL, MOST_SITES, OWN, FedRDN
+from fairflare.trainers.fedrdn import ALL, LEAST_SD, MOST_SITES, OWN, FedRDN, normalised_by, pair_of
 
 INFO = Info(Round(1, 4))
 

@@ -12,11 +12,11 @@ import torch
 
 from fairflare.aggregators.fedheal import FedHEAL
 from fairflare.core.lazy_tensors import Entries
-from fairflare.core.mapped_counters import Filed, Room
 from fairflare.core.types import Info, Reply, Round
 from fairflare.engine.hashes import model_hash, state_hash
 from fairflare.engine.state import Checkpoint, load_checkpoint, save_checkpoint
 from fairflare.functional import consistency
+from fairflare.functional.consistency import Filed, Room
 
 ROUNDS = 6
 

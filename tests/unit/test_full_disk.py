@@ -8,7 +8,7 @@ import pytest
 
 from cases import each
 from fairflare.cli.main import main
-from fairflare.core.full_disk import NO_SPACE, is_full
+from fairflare.core.errors import NO_SPACE, is_full
 from fairflare.report.write import verify_run
 
 RUN = ["run", "fedce", "--task", "support2:dirichlet", "--sites", "3", "--rounds", "3", "--no-solo", "--workers", "1"]

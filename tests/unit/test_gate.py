@@ -9,10 +9,10 @@ import torch
 
 from cases import each
 from fairflare.core.findings import CODES
+from fairflare.core.manifest import all_versions
+from fairflare.core.schema import Answer
 from fairflare.core.types import Number
-from fairflare.core.versions import all_versions
 from fairflare.engine.gate import Gate, inspect_evaluation
-from fairflare.engine.messages import Answer
 from fairflare.engine.preflight import inspect_preflight, refusal
 from fairflare.probes.sharpness import Sharpness
 

@@ -13,7 +13,7 @@ from fairflare.aggregators.fairfedavg import FairFedAvg
 from fairflare.core.errors import UserError
 from fairflare.core.types import Batch, Info, LocalWork, Offer, Outline, Reply, Round
 from fairflare.functional.group_rates import Counts, counts_of, rates, summed
-from fairflare.probes.fairness_counts import FairnessCounts
+from fairflare.probes.groups import FairnessCounts
 from fairflare.testing import check_probe
 from helpers import TRAINING
 

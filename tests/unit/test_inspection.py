@@ -13,7 +13,7 @@ from fairflare.cli import jobs
 from fairflare.cli.main import main
 from fairflare.core import manifest, registry, user_code
 from fairflare.core.errors import DataError
-from fairflare.core.versions import package_sha256, sha256_of
+from fairflare.core.manifest import package_sha256, sha256_of
 from fairflare.engine.setup.config import make_config
 from fairflare.flare.recipe import FairRecipe
 from fairflare.flare.site_policy import SitePolicy

@@ -16,7 +16,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.functional import combination, slopes
+from fairflare.functional import slopes
 from fairflare.functional.decision import Design
 from fairflare.functional.exchange import Direction
 from fairflare.report.join import Deployed, OutOfFold, answers, page
@@ -181,10 +181,10 @@ def test_what_the_regression_says_is_that_of_slopes():
     for row, part, one in zip(found.values(), parts, known):
         one = one.widened(*slopes.misfit(sums))
         told = row["candidates"]["fedavg"]
-        assert told["p_harm"] == pytest.approx(combination.harm(one.of, part.q))
-        gain = combination.gain(one.of, one.q)
+        assert told["p_harm"] == pytest.approx(slopes.harm(one.of, part.q))
+        gain = slopes.gain(one.of, one.q)
         assert (told["shrunken"], told["low"]) == pytest.approx((gain.mean, gain.interval()[0]))
-        assert row["mix"]["share"] == combination.safe_share(one.of, part.q, 0.002)
+        assert row["mix"]["share"] == slopes.safe_share(one.of, part.q, 0.002)
 
 
 def test_hospitals_of_few_patients_or_with_trees_are_told_by_their_outcomes():

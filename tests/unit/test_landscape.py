@@ -3,7 +3,7 @@
 
 import torch
 
-from fairflare.functional.landscape import filter_normalised, loss_grid
+from fairflare.functional.perturbation import filter_normalised, loss_grid
 
 
 def model():

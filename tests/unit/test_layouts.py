@@ -12,10 +12,10 @@ from cases import each
 from fairflare.core import execution as execution_module
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Execution, ahead, plainly, shared_gpu
+from fairflare.core.schema import Instruction
 from fairflare.core.types import Round, Training
 from fairflare.data.site_config import SiteConfig, read_site_config
 from fairflare.engine.memory import SiteMemory
-from fairflare.engine.messages import Instruction
 from fairflare.engine.setup.at_site import _execution
 from fairflare.engine.site import difference
 from fairflare.flare import simulate

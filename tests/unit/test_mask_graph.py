@@ -8,8 +8,7 @@ import pytest
 
 from cases import each
 from fairflare.core.errors import UserError
-from fairflare.privacy.secure_sum.graph import BITS, COMPLETE, MaskGraph, cut_off, graph_of
-from fairflare.privacy.secure_sum.protocol import SumOrder
+from fairflare.privacy.secure_sum.protocol import BITS, COMPLETE, MaskGraph, SumOrder, cut_off, graph_of
 
 
 def names_of(n):

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairflare.aggregators.base import without_negative_variances
 from fairflare.core.errors import UserError
-from fairflare.core.versions import all_versions
+from fairflare.core.manifest import all_versions
+from fairflare.core.schema import Answer
 from fairflare.engine import norms
 from fairflare.engine.gate import Gate
-from fairflare.engine.messages import Answer
 from fairflare.engine.preflight import inspect_preflight, refusal
 from fairflare.engine.setup.config import make_config
-from fairflare.functional.variances import without_negative_variances
 
 MODEL = {"w": torch.full((4,), 0.5), "bn.running_mean": torch.zeros(4), "bn.running_var": torch.ones(4)}
 TRAINABLE = frozenset({"w"})

@@ -17,7 +17,7 @@ from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, UserError
 from fairflare.engine.setup import tasks
-from fairflare.functional.resampling import resamples
+from fairflare.functional.intervals import resamples
 from fairflare.networks import builtin
 from fairflare.tasks.fingerprint import Fingerprint, fingerprint
 from fairflare.tasks.kind import interval_of, resampled, value_of

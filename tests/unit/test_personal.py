@@ -10,6 +10,7 @@ from torch import nn
 from cases import each
 from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.errors import UserError
+from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
 from fairflare.core.validation import parsed
 from fairflare.engine.audit import verify
@@ -17,15 +18,13 @@ from fairflare.engine.files import read_tensors
 from fairflare.engine.gate import Gate, inspect_evaluation
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.memory import SiteMemory, claimed, forget, personal_file
-from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.config_checks import _check_sites
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.trainers.apfl import APFL
 from fairflare.trainers.base import PlainTrainer
 from fairflare.trainers.ditto import Ditto
-from fairflare.trainers.fedbn import STATISTICS, FedBN, SiloBN
-from fairflare.trainers.fedper import FedPer, FedRep
+from fairflare.trainers.fedper import STATISTICS, FedBN, FedPer, FedRep, SiloBN
 from fairflare.trainers.fedprox import FedProx
 from helpers import initial_model, make_federation, make_sites, small_network
 

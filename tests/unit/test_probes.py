@@ -14,7 +14,7 @@ from fairflare.core.types import Batch, LocalWork, Outline, Round
 from fairflare.networks import builtin as networks
 from fairflare.probes.cka import LayerSimilarity, last_encoder
 from fairflare.probes.errors import LeaveOneOut, LocalError, without
-from fairflare.probes.group_loss import GroupLoss
+from fairflare.probes.groups import GroupLoss
 from fairflare.trainers.weighted import WeightedTrainer
 from helpers import TRAINING, Blobs, small_network
 
@@ -194,7 +194,7 @@ def test_every_layer_of_a_random_u_net_has_a_finite_similarity(norm):
 
 
 def test_half_precision_features_do_not_overflow():
-    from fairflare.functional.similarity import cka, compact, hsic
+    from fairflare.probes.cka import cka, compact, hsic
 
     x = torch.randn(8, 40, generator=torch.Generator().manual_seed(0)).half() * 6e3
     a, b = compact(x), compact(x.flip(0))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fairflare.cli.main import main
+from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
-from fairflare.engine.messages import Answer, Instruction
 from fairflare.report.free_riders import DETECTORS, marked, rate, rates, rider_tables
 from fairflare.studies.free_riders import FIRST_STEP, Riding, rider_of
 

@@ -12,9 +12,18 @@ from fairflare.core.schema import MASKED, Answer
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.privacy.secure_sum.keys import PairwiseKeys
-from fairflare.privacy.secure_sum.pairwise import combine_updates, mask_update
+from fairflare.privacy.secure_sum.pairwise import (
+    LARGEST,
+    RANGE,
+    STEP,
+    TIMES,
+    WIDE,
+    Ring,
+    Scale,
+    combine_updates,
+    mask_update,
+)
 from fairflare.privacy.secure_sum.protocol import SumOrder, SumRefused
-from fairflare.privacy.secure_sum.ring import LARGEST, RANGE, STEP, TIMES, WIDE, Ring, Scale
 
 NAMES = [f"site-{k}" for k in range(7)]
 MODEL = {"weight": torch.tensor([0.5, -0.9, 0.1, 0.0]), "norm.running_var": torch.ones(3), "steps": torch.tensor(3)}

@@ -13,18 +13,20 @@ from fairflare.core.errors import UserError
 from fairflare.core.schema import (
     Answer,
     Instruction,
+    Slot,
     answer_fields,
     first_with_secure_sums,
+    flat,
     instruction_fields,
+    nested,
     rest_with_secure_sums,
+    slots_of,
 )
-from fairflare.core.slots import Slot, flat, nested, slots_of
 from fairflare.core.types import Number, Outline, Round, TensorSpec
 from fairflare.engine import field_checks
-from fairflare.engine.checks import checked_seconds
+from fairflare.engine.checks import check_received, checked_seconds
 from fairflare.engine.clinical import View
 from fairflare.engine.gate import Gate, inspect_evaluation
-from fairflare.engine.incoming_checks import check_received
 from fairflare.engine.traffic import Traffic
 from fairflare.flare import wire
 from fairflare.flare.wire import (

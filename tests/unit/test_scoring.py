@@ -11,13 +11,13 @@ import pytest
 
 from cases import each
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.engine import loop, model_files
+from fairflare.engine import best, loop
 from fairflare.engine.audit import AuditLog, verify
+from fairflare.engine.best import UNSCORED, Unscored
 from fairflare.engine.files import read_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import read_history
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.model_files import UNSCORED, Unscored
 from fairflare.engine.scoring import Backlog, Beside
 from fairflare.engine.setup.assembly import build_federation, build_site, scorer
 from fairflare.engine.setup.config import make_config
@@ -174,7 +174,7 @@ def test_between_exchanges_the_thread_waits(tmp_path):
 
 def test_one_model_is_in_memory_at_a_time(tmp_path, monkeypatch):
     living, most = [], []
-    original = model_files.read_model
+    original = best.read_model
 
     def read(path):
         gc.collect()
@@ -183,7 +183,7 @@ def test_one_model_is_in_memory_at_a_time(tmp_path, monkeypatch):
         living.append(weakref.ref(next(iter(found.values()))))
         return found
 
-    monkeypatch.setattr(model_files, "read_model", read)
+    monkeypatch.setattr(best, "read_model", read)
     scored_run(tmp_path, rounds=5).run(initial_model())
     assert most == [0] * 5
 

@@ -11,6 +11,7 @@ from cases import each
 from fairflare.aggregators.base import add_weighted, uniform
 from fairflare.aggregators.fedlwr import FedLWR
 from fairflare.core.errors import RunFailed
+from fairflare.core.schema import Answer
 from fairflare.core.types import Info, Outline
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
@@ -19,7 +20,6 @@ from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.loop import Federation
 from fairflare.engine.memory import SiteMemory
-from fairflare.engine.messages import Answer
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.probes.cka import LayerSimilarity
 from fairflare.trainers.base import PlainTrainer
@@ -139,8 +139,8 @@ def test_sites_may_restart_between_the_exchanges(tmp_path):
 
 def test_a_site_that_lost_its_model_says_so():
     fresh = sites()["site-1"]
+    from fairflare.core.schema import Instruction
     from fairflare.core.types import Round
-    from fairflare.engine.messages import Instruction
 
     with pytest.raises(RuntimeError, match="no model of round 3 was kept"):
         fresh.handle(Instruction("compare", Round(3, 4), initial_model()))

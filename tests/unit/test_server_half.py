@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from fairflare.aggregators.base import Rule
-from fairflare.aggregators.fedavg import FedAvg
+from fairflare.aggregators.fedavg import FedAvg, Solo
 from fairflare.aggregators.fedufo import FedUFO
-from fairflare.aggregators.solo import Solo
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.types import TensorSpec

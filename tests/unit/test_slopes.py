@@ -8,7 +8,7 @@ import pytest
 from scipy import optimize
 from scipy.special import expit
 
-from fairflare.functional import combination, slopes
+from fairflare.functional import slopes
 from fairflare.functional.decision import Design, Normals
 from fairflare.functional.slopes import Others
 from fairflare.studies.forecast import pull_weights
@@ -85,7 +85,7 @@ def test_the_part_that_is_right_is_that_of_draws_from_the_posterior():
     a = ((true - own) @ (moved - own)) / len(x) / part.q
     assert (part.of.mean, part.of.sd) == pytest.approx((a.mean(), a.std()), rel=0.05)
     gain = ((own - true) ** 2).mean(axis=1) - ((own + 0.4 * (moved - own) - true) ** 2).mean(axis=1)
-    assert combination.gain(part.of, part.q, 0.4).mean == pytest.approx(gain.mean(), abs=0.05 * gain.std())
+    assert slopes.gain(part.of, part.q, 0.4).mean == pytest.approx(gain.mean(), abs=0.05 * gain.std())
 
 
 def test_deviations_are_widened_and_patients_out_of_fold_move():
@@ -93,7 +93,7 @@ def test_deviations_are_widened_and_patients_out_of_fold_move():
     wide = part.widened().of
     assert (wide.mean, wide.sd) == pytest.approx((part.of.mean, slopes.WIDER * part.of.sd))
     design = Design()
-    rights = [combination.Right(100, 0.3, 0.05, 0.01)] * 10
+    rights = [slopes.Right(100, 0.3, 0.05, 0.01)] * 10
     shift, variance = slopes.misfit(sum(slopes.misfit_terms(one, part.of.mean, design) for one in rights))
     precision = 10 / (design.factor * 0.05)
     assert shift == pytest.approx(-0.5 * precision / (precision + 0.15**-2))

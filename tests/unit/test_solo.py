@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fairflare.aggregators.solo import Solo
+from fairflare.aggregators.fedavg import Solo
 from fairflare.core.types import Info, Reply, Round
 from fairflare.report.write import write_report
 from fairflare.testing import check_method, check_rule

@@ -14,7 +14,7 @@ import pytest
 
 import fairflare
 from fairflare.cli.main import main
-from fairflare.core import manifest, registry, user_code, versions
+from fairflare.core import manifest, registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
@@ -168,7 +168,7 @@ def test_imports_by_name_are_known():
     known = {"__init__.py", "engine/setup/tasks.py", "core/plugins.py", "core/registry.py", "core/user_code.py"}
     known |= {"networks/monai_networks.py", "core/metric.py", "flare/executor.py", "engine/setup/at_site.py"}
     known |= {"engine/setup/site_parts.py", "engine/setup/method_parts.py", "engine/setup/join/site.py"}
-    known |= {"flare/egress.py", "flare/staging.py", "networks/own.py", "flare/run_files.py"}
+    known |= {"flare/egress.py", "flare/staging.py", "networks/own.py", "privacy/secure_sum/schemes.py"}
     known |= {"privacy/secure_sum/schemes.py", "trainers/newton.py"}
     assert not {name for name in found if name.split("/")[0] not in DESK - {"datasets"}} - known, sorted(found)
 
@@ -250,10 +250,10 @@ def test_both_copies_have_the_package_s_hash_until_one_is_changed(tmp_path):
     """Server and sites have different files of the same program, and preflight compares their hashes."""
     server, sites = (app / "custom" / "fairflare" for app in staged(tmp_path, "fedavg", "support2"))
     for copy in (server, sites):
-        assert versions.sha256_of(copy) == versions.package_sha256()
-        assert manifest.read_manifest(copy.parents[1])["package"]["sha256"] == versions.package_sha256()
+        assert manifest.sha256_of(copy) == manifest.package_sha256()
+        assert manifest.read_manifest(copy.parents[1])["package"]["sha256"] == manifest.package_sha256()
     (sites / "datasets" / "support2.py").write_text("")
-    assert versions.sha256_of(sites) != versions.package_sha256()
+    assert manifest.sha256_of(sites) != manifest.package_sha256()
 
 
 LOAD = """

@@ -12,7 +12,7 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.site import Site
-from fairflare.functional import partial_likelihood as maths
+from fairflare.functional import survival as maths
 
 ROUNDS = 8
 EXACT = {"precision": 1e-14, "r_precision": 1e-14}

@@ -13,7 +13,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.functional import survival as maths
 from fairflare.import_data.detect import look
 from fairflare.import_data.proposal import Choices
-from fairflare.inference.baseline_hazard import log_hazards, with_baseline
+from fairflare.inference.external import log_hazards, with_baseline
 from fairflare.inference.loaded_run import open_run
 
 COLUMNS = ("age", "marker", "sex", "days", "dead")

@@ -16,7 +16,7 @@ from fairflare.core.errors import UserError
 from fairflare.datasets.tcga_brca import REGIONS, TcgaBrca
 from fairflare.engine.setup import tasks
 from fairflare.functional import survival as maths
-from fairflare.functional.partial_likelihood import partial_likelihood
+from fairflare.functional.survival import partial_likelihood
 from fairflare.papers.index import named
 from fairflare.papers.tabulate import published_numbers
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from fairflare.core.schema import Instruction
 from fairflare.core.types import LocalWork, Number, Round
 from fairflare.engine.gate import Gate
 from fairflare.engine.memory import SiteMemory
-from fairflare.engine.messages import Instruction
 from fairflare.privacy.egress import Egress
 from fairflare.probes.sharpness import Sharpness
 from fairflare.trainers.base import PlainTrainer, local_batches

@@ -17,13 +17,13 @@ import torch
 from fairflare.cli.main import main
 from fairflare.core import workers
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.core.order import some
+from fairflare.core.schema import Instruction
+from fairflare.core.suggest import some
 from fairflare.core.types import Round
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.in_workers import InWorkers, shares
-from fairflare.engine.messages import Instruction
+from fairflare.engine.in_process import InWorkers, shares
 from fairflare.engine.setup import local
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import LocalSites, run_local

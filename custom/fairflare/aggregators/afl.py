@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, shares
-from fairflare.aggregators.bounds import limited
+from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, limited, shares
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights

@@ -20,8 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from fairflare.aggregators.base import Outcome, Rule, State, add_weighted
-from fairflare.aggregators.bounds import Bounds, Combining, liars_among, limited
+from fairflare.aggregators.base import Bounds, Combining, Outcome, Rule, State, add_weighted, liars_among, limited
 from fairflare.aggregators.own import View
 from fairflare.core.notes import Note
 from fairflare.core.types import Info, Reply, StateDict, Weights

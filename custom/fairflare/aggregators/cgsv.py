@@ -24,7 +24,7 @@ from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range, within
-from fairflare.functional.gram import gram
+from fairflare.functional.blocks import gram
 from fairflare.functional.largest import at_least, layer_bounds
 
 FLOOR = 1e-3

@@ -13,8 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from fairflare.aggregators.base import Outcome, State, WeighingRule, add_factors, convex, example_shares, shares
-from fairflare.aggregators.bounds import limited
+from fairflare.aggregators.base import (
+    Outcome,
+    State,
+    WeighingRule,
+    add_factors,
+    convex,
+    example_shares,
+    limited,
+    shares,
+)
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from statistics import stdev
 from typing import Annotated, Any, ClassVar, Literal
 
-from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, example_shares, shares
-from fairflare.aggregators.bounds import limited
+from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, example_shares, limited, shares
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights

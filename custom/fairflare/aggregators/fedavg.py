@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedAvg: average the local models, weighted by how many examples each site holds."""
+"""FedAvg averages the local models, weighted by how many examples each site holds; in Solo every site trains alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from fairflare.aggregators.base import State, SummedRule, example_shares, uniform
+from fairflare.aggregators.base import Outcome, Rule, State, SummedRule, add_weighted, example_shares, uniform
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, Weights
+from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 
 
 @method(
@@ -43,3 +43,28 @@ class FedAvg(SummedRule):
 
     def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
         return terms[0] / max(sums[0], terms[0]), 0.0
+
+
+@method(
+    "solo",
+    title="Solo",
+    summary="Every site trains alone, with a model of its own: what it would have without the federation.",
+    paper=Paper.cited(
+        "McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017. "
+        "https://arxiv.org/abs/1602.05629"
+    ),
+)
+@dataclass(frozen=True)
+class Solo(Rule):
+    """Each site is given back the model that it has just trained; the shared one is their mean by n_k, and unused.
+
+    All sites begin at the same model and train in as many rounds, with as many local steps, as in any other method.
+    """
+
+    own_models = counts_own = alone = True
+
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        own = {r.site: add_weighted(info.models.get(r.site, model), [r], {r.site: 1.0}) for r in replies}
+        away = [replace(r, update={key: own[r.site][key] - model[key] for key in r.update}) for r in replies]
+        weights = example_shares(replies)
+        return Outcome(add_weighted(model, away, weights), weights, state, models=own)

@@ -13,12 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, filled, shares, uniform
-from fairflare.aggregators.bounds import limited
+from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, filled, limited, shares, uniform
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
-from fairflare.functional.gram import novelty
+from fairflare.functional.blocks import novelty
 
 FLOOR = 1e-6
 """Least term and weight of FLARE's own aggregator."""

@@ -22,10 +22,10 @@ from fairflare.aggregators.base import (
     add_weighted,
     example_shares,
     filled,
+    limited,
     shares,
     uniform,
 )
-from fairflare.aggregators.bounds import limited
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights

@@ -26,7 +26,7 @@ from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict
 from fairflare.core.validation import Range, within
-from fairflare.functional.gram import gram
+from fairflare.functional.blocks import gram
 
 
 @method(

@@ -25,15 +25,22 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, example_shares, shares, uniform
-from fairflare.aggregators.bounds import limited
+from fairflare.aggregators.base import (
+    Outcome,
+    State,
+    WeighingRule,
+    add_weighted,
+    example_shares,
+    limited,
+    shares,
+    uniform,
+)
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import within
-from fairflare.functional.blocks import BLOCK, blocks_of, square_of
+from fairflare.functional.blocks import BLOCK, blocks_of, equalised, gram, square_of
 from fairflare.functional.consistency import Consistency
-from fairflare.functional.gram import equalised, gram
 
 
 @method(

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, shares, uniform
-from fairflare.aggregators.bounds import limited
+from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, limited, shares, uniform
 from fairflare.core.layers import LAST_ENCODER, SIMILARITY, Group, layers_of
 from fairflare.core.notes import Note
 from fairflare.core.registry import method

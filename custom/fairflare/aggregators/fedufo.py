@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, shares, uniform
-from fairflare.aggregators.bounds import limited
+from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, limited, shares, uniform
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Paper, Reply, StateDict, Training, Weights

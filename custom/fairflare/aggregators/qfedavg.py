@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from fairflare.aggregators.base import Outcome, Rule, State, SummedRule, add_scaled, shares
-from fairflare.aggregators.bounds import limited
+from fairflare.aggregators.base import Outcome, Rule, State, SummedRule, add_scaled, limited, shares
 from fairflare.core.errors import UserError
 from fairflare.core.notes import Note
 from fairflare.core.registry import method

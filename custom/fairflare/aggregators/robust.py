@@ -16,8 +16,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 import numpy as np
 import torch
 
-from fairflare.aggregators.base import Outcome, State, add_weighted, shares
-from fairflare.aggregators.bounds import AUTO, Combining, liars_among
+from fairflare.aggregators.base import AUTO, Combining, Outcome, State, add_weighted, liars_among, shares
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Paper, Reply, StateDict, Weights

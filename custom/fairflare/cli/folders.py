@@ -61,8 +61,8 @@ def verify(folder: Path, head: str, heads: tuple[Path, ...], root: Path | None, 
     log, configuration and checkpoint can be checked. Says who vouches for what of the log by a signature
     (docs/audit-log.md).
     """
+    from fairflare.engine.history import events
     from fairflare.engine.lock import at_work
-    from fairflare.engine.log_lines import events
     from fairflare.privacy.log_verifier import check
     from fairflare.report.write import absent, verified_run
     from fairflare.studies.earlier import as_converted
@@ -100,7 +100,7 @@ def verify(folder: Path, head: str, heads: tuple[Path, ...], root: Path | None, 
 
 def _in_progress(folder: Path, head: str, worker: str, as_json: bool) -> None:
     """Say what holds so far of a run in which ``worker`` is at work, and exit with ``IN_PROGRESS``."""
-    from fairflare.engine.log_lines import events
+    from fairflare.engine.history import events
     from fairflare.report.write import absent, verified_so_far
 
     found: dict[str, Any] = {"entries": 0, "head": "", "verified": False, "in_progress": True}

@@ -19,11 +19,11 @@ import fairflare
 from fairflare import __version__
 from fairflare.core import manifest
 from fairflare.core.errors import FairFlareError, UserError
+from fairflare.core.manifest import PACKAGE, package_files, package_sha256
 from fairflare.core.validation import JOB_NAME, shown
-from fairflare.core.versions import PACKAGE, package_files, package_sha256
 from fairflare.data.site_config import FILES as SITE_FILES
 from fairflare.engine.audit import CANONICAL
-from fairflare.engine.files import read_json
+from fairflare.engine.files import LOCAL_FINDINGS, LOCAL_LOG, read_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.join.plan import plan_of
@@ -32,12 +32,11 @@ from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.paths import SITES, STATE, unescaped
 from fairflare.flare.policy_file import FILES as POLICY_FILES
 from fairflare.flare.policy_file import Policy
-from fairflare.flare.run_files import LOCAL_FINDINGS, LOCAL_LOG, SITE_CONTEXT
 from fairflare.flare.site_policy import EXECUTOR, check_app
 from fairflare.flare.staging import APPS, SIDES
 from fairflare.functional.exchange import LEAST_PATIENTS, many, many_by_regression
 from fairflare.inference.atomic_output import replaced
-from fairflare.privacy.secure_sum.schemes import NONE
+from fairflare.privacy.secure_sum.schemes import NONE, SITE_CONTEXT
 from fairflare.studies import display
 from fairflare.studies.describe import leaving
 from fairflare.studies.folders import check_path, content
@@ -56,7 +55,7 @@ JOB_FILES = (
 """What an export writes, below the job's folder."""
 CHECKS = {
     "flare/site_policy.py": "before anything is built: code against MANIFEST.json, configuration, classes, policy file",
-    "engine/incoming_checks.py": "what the server sends, before the site works with it",
+    "engine/checks.py": "what the server sends, before the site works with it",
     "privacy/egress.py": "the allow-list: every field of an answer has a name, a kind and a range, or nothing leaves",
     "privacy/counts.py": "groups below min_count: their numbers stay",
     "flare/egress.py": "the same list as the job's last filter, after the site's own filters",

@@ -63,7 +63,7 @@ def predict(
     """
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import check, whole_folder
-    from fairflare.inference.baseline_hazard import with_baseline
+    from fairflare.inference.external import with_baseline
     from fairflare.inference.mix import open_model
     from fairflare.inference.predict import about, predict
     from fairflare.report.values import plural
@@ -149,8 +149,7 @@ def evaluate(
     from fairflare.cli import evaluation
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import whole_folder
-    from fairflare.inference.baseline_hazard import with_baseline
-    from fairflare.inference.external import ALL, Asked
+    from fairflare.inference.external import ALL, Asked, with_baseline
     from fairflare.inference.external import evaluate as evaluated
     from fairflare.inference.hospitals import hospitals, refuse_trained
     from fairflare.inference.mix import MIXED, open_model
@@ -243,8 +242,8 @@ def export_model(
     """
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import check, whole_folder
-    from fairflare.inference.baseline_hazard import with_baseline
     from fairflare.inference.export import export_model
+    from fairflare.inference.external import with_baseline
     from fairflare.inference.mix import open_model
     from fairflare.inference.predict import about
     from fairflare.studies import display

@@ -12,7 +12,7 @@ from typing import Any
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Execution, default_device, memory_findings
 from fairflare.core.findings import Finding, packed, unpacked
-from fairflare.core.order import in_order
+from fairflare.core.suggest import in_order
 from fairflare.core.types import Need
 from fairflare.data.site_config import SiteConfig, read_site_config
 from fairflare.data.tensors import TensorData

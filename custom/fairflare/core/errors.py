@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ways a run can end badly, by who can mend it."""
+"""The two ways a run can end badly, by who can mend it, and a full disk told from other refusals of the system."""
+
+from __future__ import annotations
+
+import errno
+import tempfile
+from pathlib import Path
 
 
 class FairFlareError(Exception):
@@ -48,3 +54,42 @@ class RunFailed(FairFlareError):
     """A run that started and could not go on, e.g. too few accepted sites (exit code 1)."""
 
     exit_code = 1
+
+
+NO_SPACE = "no space left on the disk"
+"""The reason that a log gives for the end of such a run."""
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
+"""A full disk, and a quota that is used up."""
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether ``error`` says that there is no room, or came about while such an error was being dealt with."""
+    seen: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in seen:
+        if isinstance(found, OSError) and found.errno in FULL:
+            return True
+        seen.append(found)
+        found = found.__cause__ or found.__context__
+    return False
+
+
+def naming(error: OSError, path: Path) -> OSError:
+    """``error``, which names ``path`` from here on where it named no file: a write says nothing of its file."""
+    if error.filename is None:
+        error.filename = str(path)
+    return error
+
+
+def advice(error: BaseException | None, folder: Path, begun: bool) -> str:
+    """What is full and what to do, in one line.
+
+    Args:
+        error: one of which ``is_full`` holds; None: another process had it.
+        folder: the run's.
+        begun: whether its log has a line, so that it can go on.
+    """
+    named = error.filename if isinstance(error, OSError) else None
+    where = named or (f"{folder} or {tempfile.gettempdir()}" if error is not None else folder)
+    then = f"`fairflare resume {folder}` goes on after the last finished round" if begun else "start the run again"
+    return f"{where}: {NO_SPACE}; make room, then {then}"

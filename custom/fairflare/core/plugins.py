@@ -35,8 +35,12 @@ MOVED = {
     "fairflare.selectors.base": "fairflare.participation.base",
     "fairflare.clinic": "fairflare.tasks",
     "fairflare.clinic.base": "fairflare.tasks.base",
+    "fairflare.core.objectives": "fairflare.core.types",
+    "fairflare.aggregators.bounds": "fairflare.aggregators.base",
+    "fairflare.functional.proximal": "fairflare.trainers.base",
+    "fairflare.functional.resampling": "fairflare.functional.intervals",
 }
-"""What plugins written for 0.1 import -> where it is now; for one version."""
+"""What plugins written for 0.1 and 0.2 import -> where it is now; for one version."""
 Tables = Sequence[dict[str, Any]]
 PACKAGE = Path(__file__).parents[1]
 PART = re.compile(r'^@?(selector|trainer|probe|rule|server_optimizer|method)\(\s*"([^"]+)"', re.MULTILINE)

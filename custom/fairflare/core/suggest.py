@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What somebody may have meant who wrote a name that does not exist."""
+"""Names in messages: their order ("site-2" before "site-10"), the first few of many, and what a wrong one may mean."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fairflare.core import validation
@@ -61,3 +62,19 @@ def close(name: Any, known: Iterable[str]) -> list[str]:
     lower = {one.lower(): one for one in reversed(names)}
     found = [lower[one] for one in difflib.get_close_matches(name.lower(), lower, n=MOST, cutoff=ALIKE)]
     return found or sorted(one for one in names if len(own) > 2 and one.rpartition(".")[2] == own)[:MOST]
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """Sort key under which "site-2" comes before "site-10"."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(0, int(part), "") if part.isdigit() and part.isascii() else (1, 0, part) for part in parts]
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Each name once, in natural order; names that differ only in leading zeros keep a fixed order too."""
+    return sorted(set(names), key=lambda name: (natural(name), name))
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first ``most`` names, and how many more there are: "a, b and 3 more"."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from fairflare.core.errors import UserError
-from fairflare.core.order import in_order, some
-from fairflare.core.suggest import unlisted
+from fairflare.core.suggest import in_order, some, unlisted
 from fairflare.core.types import MOST_EXAMPLES
 from fairflare.core.validation import CONTROL, check_plain, expected, shown
 from fairflare.data.inputs import Scaling

@@ -23,7 +23,7 @@ from fairflare.datasets.brain_seg import BrainSeg, weighted
 from fairflare.datasets.simulated.anatomy import DEEP, FIELD_OF_VIEW, bumps, soft, template, ventricle_region
 from fairflare.networks import volumes
 from fairflare.tasks.base import MOST_PIXELS, Preset, expect
-from fairflare.tasks.kinds.volume_masks import VOLUME_MASKS, of_volumes
+from fairflare.tasks.kinds.masks import VOLUME_MASKS, of_volumes
 from fairflare.tasks.own.volume_segmentation import LARGE, SMALL
 
 EDGE = 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every check of a site's answer shares: how it is refused, tagged, counted and quoted."""
+"""What every check of what server and sites send each other shares, and a site's look at what it was sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fairflare.core.metric import named
-from fairflare.core.schema import LONGEST_WORK, Answer, Spec, answer_fields
+from fairflare.core.schema import (
+    LONGEST_WORK,
+    Answer,
+    Instruction,
+    Slot,
+    Spec,
+    answer_fields,
+    instruction_fields,
+    wrong_tensors,
+)
 from fairflare.core.types import MOST_EXAMPLES, Number
 
 T = TypeVar("T")
@@ -184,3 +193,46 @@ def _in_range(spec: Number, value: Any) -> float:
     if not spec.low <= value <= spec.high:
         raise Refused("scalar_range", f"scalar {spec.name!r}: expected {spec.low:g} to {spec.high:g}, got {value:g}")
     return float(value)
+
+
+NO_CHOICE = "none"
+BY = (NO_CHOICE, "mean", "worst", "trade-off")
+"""What the choice of a run's best model goes by, see ``engine.best``."""
+RATIO = 100.0
+"""Default of the run key ``max_norm_ratio``. Honest sites stayed below 7 times the others, see docs/gate.md."""
+
+
+def check_received(instruction: Instruction, tensors: Mapping[str, Slot]) -> None:
+    """Raise ValueError unless orders are finite numbers, tensors those that the site's parts declare, counts whole.
+
+    Args:
+        instruction: as it arrived; the model is held against the network's entries when it is loaded.
+        tensors: "name/entry" -> slot of what the parts receive. A rule may send none of them, or not yet.
+    """
+    for name, spec in instruction_fields().items():
+        if check := CHECKS.get(str(spec.kind)):
+            check(getattr(instruction, name), tensors)
+
+
+def _check_orders(orders: Any, tensors: Mapping[str, Slot]) -> None:
+    named = isinstance(orders, Mapping) and all(isinstance(name, str) for name in orders)
+    if not named or not all(is_number(value) and abs(value) < float("inf") for value in orders.values()):
+        raise ValueError("orders: expected finite numbers by name")
+
+
+def _check_tensors(received: Any, tensors: Mapping[str, Slot]) -> None:
+    wrong = wrong_tensors(received, tensors)
+    if wrong and wrong.code != "tensor_missing":
+        raise ValueError(f"received tensor {wrong.name or 'names'}: {wrong.why}")
+
+
+def _check_count(value: Any, tensors: Mapping[str, Slot]) -> None:
+    if value is not None and (type(value) is not int or value < 0):
+        raise ValueError("counted, phase, best: expected a number from 0 on")
+
+
+CHECKS: Mapping[str, Callable[[Any, Mapping[str, Slot]], None]] = {
+    "orders": _check_orders,
+    "tensors": _check_tensors,
+    "count": _check_count,
+}

@@ -17,10 +17,9 @@ import numpy as np
 from fairflare.core.types import MOST_EXAMPLES, Number
 from fairflare.engine.after.base import Cases, Chosen
 from fairflare.engine.checks import Refused
-from fairflare.engine.clinical import DIGITS, Numbers, View
-from fairflare.engine.clinical_site import ClinicalAtSite
+from fairflare.engine.clinical import DIGITS, ClinicalAtSite, Numbers, View
 from fairflare.functional import survival as maths
-from fairflare.functional.resampling import Array
+from fairflare.functional.intervals import Array
 from fairflare.privacy.counts import released
 
 LEFT, OBSERVED, EXPECTED = "left", "observed", "expected"

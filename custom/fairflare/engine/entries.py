@@ -7,13 +7,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from fairflare.aggregators.base import Outcome
+from fairflare.aggregators.base import Outcome, without_negative_variances
 from fairflare.core.errors import RunFailed
 from fairflare.core.schema import Answer, audited
 from fairflare.core.types import Round, StateDict
 from fairflare.engine.checks import Rejection, checked_seconds
 from fairflare.engine.gate import Verdict
-from fairflare.functional.variances import without_negative_variances
 from fairflare.privacy.egress import all_finite
 
 SAME = 1e-12

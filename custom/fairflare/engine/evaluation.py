@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fairflare.core.metric import finite
 from fairflare.core.types import INTERVALS, Batch, SiteData, SplitName
 from fairflare.engine.checks import Ranges, is_number
-from fairflare.functional.resampling import Array
+from fairflare.functional.intervals import Array
 from fairflare.privacy.counts import released
 
 Predictions = tuple[Tensor, Tensor, Tensor]

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from fairflare.core.lazy_tensors import Stored, gathered
-from fairflare.core.schema import Spec
-from fairflare.core.slots import Slot, nested, wrong_tensors
+from fairflare.core.schema import Slot, Spec, nested, wrong_tensors
 from fairflare.core.types import GROUP_COUNT, Number, StateDict
 from fairflare.engine.checks import (
     Ranges,

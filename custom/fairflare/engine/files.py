@@ -32,6 +32,9 @@ JOINED = "joined"
 """Folder of the checkpoints of rounds after which a site joined."""
 UNSCORED = "unscored"
 """Folder of the models whose scores are owed."""
+LOCAL_LOG = "fairflare_errors.txt"
+LOCAL_FINDINGS = "fairflare_preflight.txt"
+"""Files of the site's own, in the job's folder there."""
 
 MOST_JSON = 1 << 28
 """Bytes of a JSON file."""

@@ -1,14 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transport that calls the sites in this process: no processes, no polling, no sockets."""
+"""The transports on one machine: sites called in this process, or living in worker processes; no polling, no sockets.
+
+A site in a worker process is there with its data and its memory for the run. It does what it does in ``InProcess``,
+from the same seeds and with the same number of threads, so that the models are the same bits; only the order of the
+answers is not the sites'.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fairflare.core.types import LocalWork
-from fairflare.engine.messages import Answer, Instruction
+import torch
+
+from fairflare.core.channel import Channel, Packed, pack
+from fairflare.core.errors import RunFailed
+from fairflare.core.findings import Finding
+from fairflare.core.schema import Answer, Instruction
+from fairflare.core.suggest import some
+from fairflare.core.types import LocalWork, StateDict
+from fairflare.core.workers import StartMethod, Worker, portable, raise_here, ready, stop
 from fairflare.engine.site import Site
 from fairflare.trainers.base import PLACE, PlainTrainer
 
@@ -83,3 +98,186 @@ class Stacked(InProcess):
                 self._replays[name].done.clear()
                 self._replays[name].done[work.seed] = trained, work
         yield from super().exchange(instructions)
+
+
+AHEAD = 2
+"""Instructions that a worker has at once: it need not wait while the server looks at its last answer."""
+
+Announce = Callable[[str], None]
+Tell = Callable[[str, Finding], None]
+Builder = Callable[[Sequence[str], Announce, Tell], Mapping[str, Site]]
+"""Makes the sites of these names; calls back with each site before its data are read, and with what is found there."""
+
+
+class InWorkers:
+    """Sites in worker processes, which are asked side by side; as a context it ends them.
+
+    Args:
+        count: how many processes, at most one per site.
+        build: makes sites, in the process where they live; "spawn" pickles it.
+        announce: called here with each site before its data are read.
+        tell: called here with what preflight finds at each site.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        count: int,
+        build: Builder,
+        method: StartMethod,
+        threads: int = 1,
+        announce: Announce = lambda name: None,
+        tell: Tell = lambda name, finding: None,
+    ) -> None:
+        self._names, self._number = sorted(names), 0
+        self._announce, self._tell = announce, tell
+        self._workers: list[_SiteWorker] = []
+        try:
+            for share in shares(self._names, count):
+                before = [worker.process for worker in self._workers]
+                process = Worker(serve, share, build, threads, method=method, siblings=before)
+                self._workers.append(_SiteWorker(process, share))
+        except BaseException:
+            self.close()
+            raise
+        self._worker_of = {name: worker for worker in self._workers for name in worker.names}
+
+    def __enter__(self) -> InWorkers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes; a site that is writing a file leaves the old one or the new one."""
+        stop(worker.process for worker in self._workers)
+
+    @property
+    def processes(self) -> int:
+        """How many there are."""
+        return len(self._workers)
+
+    def sites(self) -> list[str]:
+        return list(self._names)
+
+    def exchange(self, instructions: Mapping[str, Instruction]) -> Iterator[Answer]:
+        """One answer per instruction, as they come; a site's exception is raised here, as ``InProcess`` does.
+
+        Raises:
+            RunFailed: a worker has ended; its sites are named.
+        """
+        self._number += 1
+        packed: dict[int, Packed] = {}
+        for worker in self._workers:
+            worker.waiting.clear()
+        for name in sorted(instructions):
+            self._worker_of[name].waiting.append((name, instructions[name]))
+        for worker in self._workers:
+            worker.feed(self._number, packed)
+        missing = len(instructions)
+        while missing:
+            for process in ready([worker.process for worker in self._workers if worker.busy]):
+                worker = next(worker for worker in self._workers if worker.process is process)
+                answer = self._heard(worker)
+                worker.feed(self._number, packed)  # before the server looks at the answer
+                if answer is not None:
+                    missing -= 1
+                    yield answer
+
+    def _heard(self, worker: _SiteWorker) -> Answer | None:
+        """What a worker says next: an answer of this exchange, or None for anything else."""
+        kind, *content = worker.receive()
+        if kind == "announce":
+            self._announce(*content)
+        elif kind == "tell":
+            self._tell(*content)
+        elif kind == "failed":
+            raise_here(*content)
+        else:
+            worker.busy -= 1
+            number, answer = content
+            return answer if number == self._number else None  # of an exchange that was broken off
+        return None
+
+
+class _SiteWorker:
+    """The server's side of one worker.
+
+    Attributes:
+        waiting: what it has yet to be sent in this exchange.
+        busy: how many answers it owes.
+    """
+
+    def __init__(self, process: Worker, names: Sequence[str]) -> None:
+        self.process, self.names = process, names
+        self.waiting: deque[tuple[str, Instruction]] = deque()
+        self.busy = 0
+        self._model = (0, 0)
+
+    def feed(self, number: int, packed: dict[int, Packed]) -> None:
+        """Send what waits, as far as the worker may have it at once.
+
+        Args:
+            packed: models by identity that were packed in this exchange: many sites are sent the same one.
+        """
+        while self.waiting and self.busy < AHEAD:
+            name, instruction = self.waiting.popleft()
+            with contextlib.suppress(ConnectionError):  # it has ended: what it said last is still there to be received
+                self._send(number, name, instruction, packed)
+            self.busy += 1
+
+    def _send(self, number: int, name: str, instruction: Instruction, packed: dict[int, Packed]) -> None:
+        model = instruction.model
+        if model and self._model != (number, id(model)):
+            if id(model) not in packed:
+                packed[id(model)] = pack(("model", model))
+            self.process.channel.send_packed(packed[id(model)])
+            self._model = (number, id(model))
+        rest = dataclasses.replace(instruction, model={})
+        self.process.channel.send(("ask", number, name, rest, bool(model)))
+
+    def receive(self) -> Any:
+        """The worker's next message; RunFailed when it has ended."""
+        try:
+            return self.process.channel.receive()
+        except EOFError:
+            whose, how = some(self.names), self.process.how_it_ended()
+            raise RunFailed(f"the worker process of {whose} ended early ({how}); the run can be resumed") from None
+
+
+def serve(channel: Channel, names: Sequence[str], build: Builder, threads: int) -> None:
+    """What a worker does: makes its sites, then answers for them until the channel closes."""
+    torch.set_num_threads(threads)
+    model: StateDict = {}
+
+    def announce(name: str) -> None:
+        channel.send(("announce", name))
+
+    def tell(name: str, finding: Finding) -> None:
+        channel.send(("tell", name, finding))
+
+    try:
+        sites = build(names, announce, tell)
+        while True:
+            kind, *content = channel.receive()
+            if kind == "model":
+                (model,) = content
+                continue
+            number, name, instruction, has_model = content
+            asked = dataclasses.replace(instruction, model=model if has_model else {})
+            channel.send(("answer", number, sites[name].handle(asked)))
+    except (EOFError, ConnectionError):
+        raise
+    except Exception as error:  # the server's process raises it, as it would a site's of its own
+        channel.send(("failed", *portable(error)))
+
+
+def shares(names: Sequence[str], count: int) -> list[list[str]]:
+    """The sites of each of ``count`` workers, in name order.
+
+    Dealt to and fro (0, 1, 1, 0, 0, ...): where sites become smaller from one to the next the shares stay alike.
+    """
+    count = max(1, min(count, len(names)))
+    rows = [range(count), range(count - 1, -1, -1)]
+    dealt = [rows[k // count % 2][k % count] for k in range(len(names))]
+    return [[name for name, place in zip(names, dealt, strict=True) if place == worker] for worker in range(count)]

@@ -14,26 +14,31 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fairflare.aggregators.base import Outcome, Rule
-from fairflare.core.errors import RunFailed, UserError
-from fairflare.core.full_disk import NO_SPACE, is_full
-from fairflare.core.schema import IN_USE
-from fairflare.core.slots import flat
+from fairflare.core.errors import NO_SPACE, RunFailed, UserError, is_full
+from fairflare.core.manifest import all_versions
+from fairflare.core.schema import IN_USE, Answer, Instruction, Transport, flat
 from fairflare.core.types import PERSONAL, Info, Reply, Round, StateDict
-from fairflare.core.versions import all_versions
 from fairflare.engine.after.server import After, Benefit
-from fairflare.engine.aggregation.base import Aggregation, Plain, Trained
-from fairflare.engine.audit import AuditLog
+from fairflare.engine.aggregation import Aggregation, Plain, Trained
+from fairflare.engine.audit import AuditLog, Countersigned, Signer
 from fairflare.engine.best import Best, Choice, check_files
 from fairflare.engine.checks import Rejection, silent
 from fairflare.engine.clinical import CLINICAL
-from fairflare.engine.countersigned import Countersigned, Signer
 from fairflare.engine.entries import by_site, round_entry, too_few, usable
 from fairflare.engine.files import AUDIT, BEST, BEST_MODELS, CHECKPOINT, JOINED, MODEL, SUFFIX, UNSCORED, is_there
 from fairflare.engine.gate import Gate, Verdict, inspect_evaluation, steps_of
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.history import RunHistory, last_counted, left_behind, read_final, read_history, read_standing
-from fairflare.engine.log_lines import COMPLETED, COUNTERSIGNED, FORMAT
-from fairflare.engine.messages import Answer, Instruction, Transport
+from fairflare.engine.history import (
+    COMPLETED,
+    COUNTERSIGNED,
+    FORMAT,
+    RunHistory,
+    last_counted,
+    left_behind,
+    read_final,
+    read_history,
+    read_standing,
+)
 from fairflare.engine.norms import remembered
 from fairflare.engine.preflight import Statement, inspect_preflight, refusal, turned_away
 from fairflare.engine.scoring import LAST, Backlog, Beside, Score, Scored

@@ -9,10 +9,10 @@ from statistics import median_high, median_low
 from typing import Any
 
 from fairflare.core.findings import BANDS, CODES, KINDS, SPLIT_NAMES, Finding, accept, unpacked, worst_first
-from fairflare.core.order import in_order, some
-from fairflare.core.versions import NAMES, TEXT, differences
+from fairflare.core.manifest import NAMES, TEXT, differences
+from fairflare.core.schema import Answer
+from fairflare.core.suggest import in_order, some
 from fairflare.engine.checks import Refused, Rejection, checked_count, first_good, is_number, left_out, one_line
-from fairflare.engine.messages import Answer
 
 MANY, TOO_MANY = 20, 100
 """So many times what the other sites usually declare is a warning, and an error that a run may accept."""

@@ -19,8 +19,8 @@ from typing import Any
 
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import StateDict
+from fairflare.engine.best import Unscored
 from fairflare.engine.history import RunHistory
-from fairflare.engine.model_files import Unscored
 
 LAST = 5
 """Rounds that a mean in the FedISM+ tables is over."""

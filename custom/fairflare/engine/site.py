@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from fairflare.core.execution import Execution, memory_findings, plainly
 from fairflare.core.findings import Finding, merged, packed
+from fairflare.core.manifest import all_versions
 from fairflare.core.metric import finite
-from fairflare.core.schema import IN_USE
+from fairflare.core.schema import IN_USE, Answer, Instruction, Slot, flat, nested
 from fairflare.core.seeds import derive, seed_everything
-from fairflare.core.slots import Slot, flat, nested
 from fairflare.core.types import (
     TRIVIAL,
     Batch,
@@ -30,17 +30,14 @@ from fairflare.core.types import (
     Training,
     local_objective,
 )
-from fairflare.core.versions import all_versions
 from fairflare.engine.after.base import Cases, plain
-from fairflare.engine.aggregation.base import PlainAtSite, SitePart
-from fairflare.engine.benefit.alone import Alone
-from fairflare.engine.benefit.measured import ROUNDS, Pair, against_trees, measured
-from fairflare.engine.clinical_site import ClinicalAtSite
+from fairflare.engine.aggregation import PlainAtSite, SitePart
+from fairflare.engine.benefit import ROUNDS, Alone, Pair, against_trees, measured
+from fairflare.engine.checks import check_received
+from fairflare.engine.clinical import ClinicalAtSite
 from fairflare.engine.evaluation import Both, Condense, Predictions, Scoring, answered, over_patients, predict, results
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.incoming_checks import check_received
 from fairflare.engine.memory import Asked, AskedAgain, SiteMemory, check_last, is_finite
-from fairflare.engine.messages import Answer, Instruction
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.probes.base import Probe
 from fairflare.trainers.base import Trainer

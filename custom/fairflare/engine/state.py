@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from fairflare.core.errors import UserError
-from fairflare.core.full_disk import naming
+from fairflare.core.errors import UserError, naming
 from fairflare.engine.files import checked_model, read_tensors
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fairflare.core.schema import Answer
 from fairflare.engine.checks import Rejection
-from fairflare.engine.messages import Answer
 
 ENDED = ("train", "benefit")
 """The exchanges that end as the run says."""

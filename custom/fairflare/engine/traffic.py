@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from fairflare.core.lazy_tensors import Stored
-from fairflare.core.schema import Answer, Instruction, answer_fields, instruction_fields
-from fairflare.engine.messages import Transport
+from fairflare.core.schema import Answer, Instruction, Transport, answer_fields, instruction_fields
 
 NUMBER = 8
 """Bytes of a number."""

@@ -20,12 +20,11 @@ from nvflare.app_common.app_event_type import AppEventType
 from fairflare.aggregators.base import Rule, example_shares
 from fairflare.core import registry
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.core.schema import answer_fields
+from fairflare.core.schema import Answer, answer_fields
 from fairflare.core.suggest import unlisted
 from fairflare.core.types import Info, Outline, Reply, Round, StateDict, Weights, tensors_of
 from fairflare.engine.checks import materialized
 from fairflare.engine.gate import Gate, steps_of
-from fairflare.engine.messages import Answer
 from fairflare.engine.norms import remembered
 from fairflare.engine.setup.method_parts import default_parts
 from fairflare.flare.wire import answer_from_model

@@ -29,14 +29,13 @@ from safetensors import SafetensorError, safe_open
 from fairflare.core.errors import RunFailed
 from fairflare.core.execution import give_back_freed_memory
 from fairflare.core.lazy_tensors import Stored
+from fairflare.core.manifest import PACKAGE, all_versions
 from fairflare.core.processes import end_with_command
-from fairflare.core.schema import answer_fields, instruction_fields
+from fairflare.core.schema import Answer, Instruction, answer_fields, instruction_fields
 from fairflare.core.tensor_files import DTYPES
 from fairflare.core.validation import expected
-from fairflare.core.versions import PACKAGE, all_versions
 from fairflare.engine.files import AUDIT
 from fairflare.engine.loop import Observer
-from fairflare.engine.messages import Answer, Instruction
 from fairflare.engine.setup.assembly import Credentials, build_federation, site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.join.server import Join

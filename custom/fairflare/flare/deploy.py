@@ -33,7 +33,7 @@ from nvflare.tool.poc.poc_commands import get_poc_workspace
 
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.files import AUDIT, CHECKPOINT
-from fairflare.engine.log_lines import COUNTERSIGNED
+from fairflare.engine.history import COUNTERSIGNED
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.flare.paths import RESULT

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A site's side of a FLARE job: hands each task to a ``Site`` and turns every error into a return code."""
+"""A site's side of a FLARE job: hands each task to a ``Site`` and turns every error into a return code.
+
+``Heads`` keeps what a site knows of the audit log: the signed heads that it saw, and what it signed itself.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import os
 import threading
 import time
 import traceback
@@ -15,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
 import torch
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
@@ -25,19 +30,19 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
 from fairflare.core.errors import DataError
+from fairflare.core.manifest import PACKAGE, all_versions
 from fairflare.core.processes import end_with_command
-from fairflare.core.schema import Answer, Instruction, TaskName
+from fairflare.core.schema import Answer, Instruction, TaskName, audited
 from fairflare.core.seeds import forget_seeds
-from fairflare.core.versions import PACKAGE, all_versions
+from fairflare.engine.files import LOCAL_FINDINGS, LOCAL_LOG
+from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import claimed
 from fairflare.engine.setup.at_site import build_site
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
-from fairflare.flare.credentials import OF_CLIENT, log_signer, site_credentials
+from fairflare.flare.credentials import OF_CLIENT, Certificate, log_signer, site_credentials
 from fairflare.flare.egress import JOIN, MASK, PHASE, SIGN, EgressFilter
-from fairflare.flare.heads import ENDING, Heads
 from fairflare.flare.paths import federation_id, is_named, job_config, memory_file, vouch_for_code
-from fairflare.flare.run_files import LOCAL_FINDINGS, LOCAL_LOG
 from fairflare.flare.wire import (
     ERROR_HEADER,
     VALIDATE,
@@ -47,10 +52,72 @@ from fairflare.flare.wire import (
     validation_from_shareable,
 )
 from fairflare.privacy.secure_sum.schemes import NONE
-from fairflare.privacy.statements import LAST
+from fairflare.privacy.statements import LAST, SIGNED, answer_bytes, head_bytes, numbers_hash
 
 if TYPE_CHECKING:
     from fairflare.flare.script import ScriptRunner
+
+
+ENDING = ".heads.jsonl"
+
+
+class Heads:
+    """One site's file of one federation, made with the first head; nothing is ever taken out of it.
+
+    ``identity``: the site's own certificate and key, and the root.
+    """
+
+    def __init__(self, path: Path, site: str, identity: Certificate) -> None:
+        self._path, self._site, self._identity = path, site, identity
+        self._asked: tuple[str, int, str] | None = None
+
+    def receive(self, instruction: Instruction) -> None:
+        """Keep the head that came with a question.
+
+        Raises:
+            DataError: "head"; the federation's server has not signed it.
+        """
+        head: Mapping[str, Any] = instruction.log
+        self._asked = None
+        if not head:
+            return
+        try:
+            plain = {name: str(head[name]) for name in ("log", "hash", "certificate", "signature")}
+            kept = {**plain, "seq": int(head["seq"])}
+            signed = self._identity.is_server(head_bytes(kept), plain)
+        except (KeyError, TypeError, ValueError):
+            signed = False
+        if not signed:
+            raise DataError("head", "the head of the log is not signed by this federation's server")
+        task = LAST if head.get(LAST) else instruction.task
+        self._append({"head": kept, "task": task, "round": instruction.round.number})
+        if task in (*SIGNED, LAST):
+            self._asked = task, instruction.round.number, plain["hash"]
+
+    def sign(self, answer: Answer) -> dict[str, str]:
+        """What goes with the answer, as it leaves, to the question received last; nothing where that had no head."""
+        if self._asked is None:
+            return {}
+        told = json.loads(json.dumps(audited(vars(answer)), default=_plain))
+        update = "" if answer.update is None else model_hash(answer.update)
+        numbers = numbers_hash(told)
+        proof = self._identity.sign(answer_bytes(self._site, *self._asked, update, numbers))
+        task, round, head = self._asked
+        said = {"site": self._site, "task": task, "round": round, "head": head, "update": update, "numbers": numbers}
+        self._append({"signed": {**said, **proof}, "told": told})
+        return {"numbers": numbers, **proof}
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else float(value)
+
 
 TASKS = [*get_args(TaskName), VALIDATE]
 """FLARE's "submit_model" is not among them: a site's own model never leaves it."""

@@ -17,10 +17,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fairflare.core.errors import UserError
 from fairflare.core.findings import packed
+from fairflare.core.manifest import all_versions
 from fairflare.core.metric import finite
 from fairflare.core.schema import SPLITS, Answer, Instruction
 from fairflare.core.types import Round, StateDict
-from fairflare.core.versions import all_versions
 from fairflare.engine.site import difference
 from fairflare.flare.wire import answer_to_model, instruction_from_model
 from fairflare.functional.perturbation import rho_at

@@ -22,8 +22,8 @@ from fairflare import __version__
 from fairflare.core import manifest, metric, plugins, registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.core.imports import imports, module_files, reached
+from fairflare.core.manifest import package_files, sha256_of
 from fairflare.core.plugins import ROOMS, installed_modules
-from fairflare.core.versions import package_files, sha256_of
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import AFTER, CURVES, EXTERNAL, SITE_NOISE
 from fairflare.engine.setup.method_parts import NO_STEP, STEP_CLASSES

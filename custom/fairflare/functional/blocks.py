@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sites' updates side by side, in pieces that stay in cache."""
+"""The sites' updates side by side, in pieces that stay in cache, and their directions compared by inner products."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,3 +62,115 @@ def inner(one: np.ndarray, other: np.ndarray) -> float:
 
 def _array(update: torch.Tensor) -> np.ndarray:
     return update.detach().to(torch.promote_types(update.dtype, torch.float32)).numpy()
+
+
+COMPARED = 1 << 13
+"""Positions compared at once by up to ``SOME`` sites; of more sites, fewer."""
+SOME = 64
+LONG = 1 << 18
+"""Positions added up at once."""
+CANCELLED = 1e-2
+"""Share of a squared norm below which a difference from it is mostly rounding."""
+NOISE = 1e-6
+"""Cosines within this of 1 are 1: what is left is rounding of float32 updates."""
+
+
+def gram(replies: Sequence[Reply]) -> np.ndarray:
+    """float64 (K, K): inner products of the updates over their trainable entries, in one pass over the updates."""
+    total = np.zeros((len(replies), len(replies)))
+    size = COMPARED * SOME // max(SOME, 1 << (len(replies) - 1).bit_length())
+    stacked = np.empty((len(replies), size), dtype=np.float32)
+    for key in sorted(replies[0].trainable & set(replies[0].update)):
+        for _, updates in blocks_of(replies, key, size):
+            block = _stacked(updates, stacked)
+            # NumPy sees that both factors are one array and computes half of the products.
+            with np.errstate(over="ignore", invalid="ignore"):
+                products = block @ block.T
+            if not np.isfinite(products).all():
+                products = block.astype(np.float64) @ block.astype(np.float64).T
+            total += products
+    return total
+
+
+def _stacked(updates: Sequence[np.ndarray], room: np.ndarray) -> np.ndarray:
+    """(K, B): the sites' blocks, in ``room`` where they are of its type."""
+    for row, update in enumerate(updates):
+        if update.dtype != room.dtype:
+            return np.stack(updates)
+        room[row, : len(update)] = update
+    return room[:, : len(update)]
+
+
+def novelty(replies: Sequence[Reply], prior: Mapping[str, float], of_nothing: float = 0.0) -> dict[str, float]:
+    """Site -> 1 - cos(u_i, sum of the others' p_j u_j), in [0, 2].
+
+    FedCE's cosine term (Jiang et al., CVPR 2023, https://arxiv.org/abs/2303.16520, Eq. 2 and 3). A zero update
+    brings nothing new. Where the others' sum is zero, what a site brings is all new: 1.
+
+    Args:
+        replies: K of them.
+        prior: site -> p_j >= 0; its scale does not matter.
+        of_nothing: what a zero update counts as (1 in FLARE's code).
+    """
+    p = np.array([prior[r.site] for r in replies], dtype=np.float64)
+    p /= p.max() or 1.0
+    own, along, square = _along(replies, p)
+    found = {}
+    for i, reply in enumerate(replies):
+        if own[i] <= 0:
+            found[reply.site] = of_nothing
+            continue
+        part = p[i] * own[i]
+        shared, rest = along[i] - part, square - p[i] * (2 * along[i] - part)
+        if rest < CANCELLED * max(square, p[i] * part):  # at most one site is so large: the others' sum by itself
+            _, apart, rest = _along(replies, np.where(np.arange(len(p)) == i, 0.0, p))
+            shared = apart[i]
+        cosine = shared / math.sqrt(own[i] * rest) if rest > 0 else 0.0
+        distance = 1.0 - min(max(cosine, -1.0), 1.0)
+        found[reply.site] = distance if distance > NOISE else 0.0
+    return found
+
+
+def _along(replies: Sequence[Reply], p: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """Of S = sum_j p_j u_j, over trainable entries: (K,) ||u_i||^2, (K,) <u_i, S>, and ||S||^2."""
+    own, along, square = np.zeros(len(p)), np.zeros(len(p)), 0.0
+    for key in sorted(replies[0].trainable & set(replies[0].update)):
+        for _, updates in blocks_of(replies, key, LONG):
+            total = torch.zeros(len(updates[0]), dtype=torch.float64)  # in any order of the sites the same
+            for weight, update in zip(p, updates):
+                total.add_(torch.from_numpy(update), alpha=float(weight))
+            for i, update in enumerate(updates):
+                own[i] += inner(update, update)
+                along[i] += inner(update, total.numpy())
+            square += inner(total.numpy(), total.numpy())
+    return own, along, square
+
+
+def equalised(products: np.ndarray) -> np.ndarray:
+    """(K,) weights p >= 0 that sum to 1 and minimise Var_m(||sum_j p_j u_j - u_m||^2), exactly.
+
+    FedHEAL's Eq. 10 (Chen et al., CVPR 2024, https://arxiv.org/abs/2405.16585): ||sum_j p_j u_j||^2 is the same for all
+    sites, so that the variance is that of G_mm - 2 (G p)_m, convex in p. As p sums to 1 it is ||M p||^2 / K; the
+    minimum of ||M p||^2 + (sum p - 1)^2 over p >= 0, a problem of least squares, has the same direction.
+
+    Args:
+        products: (K, K) inner products of the updates, as ``gram`` gives them.
+
+    Returns:
+        Of several minimisers one; uniform weights where all distances are equal whatever p is.
+
+    Raises:
+        ValueError: a product is not finite.
+    """
+    from scipy.optimize import nnls
+
+    if not np.isfinite(products).all():
+        raise ValueError("updates: expected finite inner products")
+    count = len(products)
+    apart = np.diag(products)[:, None] - 2 * products
+    apart = apart - apart.mean(axis=0)
+    scale = np.abs(apart).max()
+    if not scale > 0:
+        return np.full(count, 1 / count)
+    found, _ = nnls(np.vstack([apart / scale, np.ones(count)]), np.append(np.zeros(count), 1.0))
+    return np.asarray(found / found.sum())

@@ -8,7 +8,12 @@ are in files they are in a file too, and a block of them is read and written bac
 
 from __future__ import annotations
 
+import errno
 import math
+import mmap
+import os
+import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -18,8 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairflare.core.lazy_tensors import Entries
-from fairflare.core.mapped_counters import Filed, Room
+from fairflare.core.lazy_tensors import Entries, InFile
 from fairflare.core.types import Reply
 from fairflare.functional.blocks import BLOCK
 
@@ -161,3 +165,62 @@ def least_count(seen: int, tau: float, *, strict: bool) -> int:
     while least / seen < tau or (strict and least / seen <= tau):
         least += 1
     return least
+
+
+class Room:
+    """A file that nobody else can open, gone with the last object that lies in it, after a kill too.
+
+    It is made when something is first put there.
+    """
+
+    @cached_property
+    def number(self) -> int:
+        with tempfile.TemporaryFile(prefix="fairflare_counters_") as file:
+            number = os.dup(file.fileno())
+        weakref.finalize(self, os.close, number)
+        return number
+
+    def take(self, size: int) -> int:
+        """Where ``size`` bytes of zeros begin, on a page; raises OSError where the disk has no room for them."""
+        begin = -(-os.fstat(self.number).st_size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self.number, begin, size)
+        else:
+            os.ftruncate(self.number, begin + size)
+        return begin
+
+
+class Filed(InFile):
+    """A flat tensor in a file that is changed in place."""
+
+    def __init__(self, room: Room, size: int, dtype: torch.dtype) -> None:
+        """Zeros in ``room``, where several may lie; raises OSError where the disk has no room for them."""
+        self.size, self.dtype, self._room = size, dtype, room
+        self._begin = room.take(max(size, 1) * dtype.itemsize)
+
+    @classmethod
+    def of(cls, room: Room, found: torch.Tensor, dtype: torch.dtype) -> Filed:
+        """The entries of ``found`` in ``room``, as ``dtype``; raises OSError where they do not fit."""
+        filed = cls(room, len(found), dtype)
+        filed.write(0, found.to(dtype).numpy())
+        return filed
+
+    def tensor(self) -> torch.Tensor:
+        found = torch.empty(self.size, dtype=self.dtype)
+        self.read(0, found.numpy())
+        return found
+
+    def __deepcopy__(self, memo: Any) -> torch.Tensor:
+        return self.tensor()
+
+    def read(self, start: int, room: np.ndarray) -> np.ndarray:
+        """(B,): the B values from ``start`` on, in ``room``, which is of their type."""
+        if os.preadv(self._room.number, [room.data], self._begin + start * self.dtype.itemsize) != room.nbytes:
+            raise OSError(errno.EIO, "the counters' file is shorter than it was")
+        return room
+
+    def write(self, start: int, values: np.ndarray) -> None:
+        """Replace the values from ``start`` on; raises OSError where the file does not take them."""
+        data = np.ascontiguousarray(values)
+        if os.pwrite(self._room.number, data.data, self._begin + start * self.dtype.itemsize) != data.nbytes:
+            raise OSError(errno.ENOSPC, "the counters' file took only a part")

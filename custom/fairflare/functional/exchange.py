@@ -5,7 +5,7 @@ Sums over hospitals, one after the other, each of which needs those before: Newt
 hospitals and EM's steps of how much they differ (``slopes``), left out where nobody asks; then three of what a
 hospital's ``Row`` holds, means over its patients and repetitions. A server that sees these sums alone sees no
 hospital's benefit, and each hospital makes its own answer of them. In place the same sums are made of all hospitals at
-hand. The formulas are those of ``decision``, ``combination`` and ``slopes``; docs/join.md.
+hand. The formulas are those of ``decision`` and ``slopes``; docs/join.md.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fairflare.functional import combination, decision, slopes
-from fairflare.functional.combination import Right
+from fairflare.functional import decision, slopes
 from fairflare.functional.decision import Array, Benefit, Design, Hospitals, Normals
+from fairflare.functional.slopes import Right
 
 DIGITS = 4
 """Significant digits of every number that a hospital tells."""
@@ -142,11 +142,11 @@ class Direction(NamedTuple):
         return Benefit(self.n, by * self.right - self.square, self.variance(by, -1.0), self.square)
 
     def part_right(self, design: Design) -> Right:
-        """As ``combination.part_right``."""
+        """As ``slopes.part_right``."""
         kappa, square = design.kappa, max(self.square, decision.LEAST_DISAGREEMENT)
         q = max(square - kappa * self.right, square / 2)
         a = (1 - kappa) * self.right / q
-        spread = max(self.variance(1 - kappa + a * kappa, -a), combination.LEAST_SPREAD * q)
+        spread = max(self.variance(1 - kappa + a * kappa, -a), slopes.LEAST_SPREAD * q)
         return Right(self.n, a, spread / (self.n * q * q), q)
 
 
@@ -254,8 +254,8 @@ class Hospital:
         ]
         numbers: list[float] = []
         for part, of in zip(parts[:-1], found):
-            gain = combination.gain(of, part.q)
-            numbers += [gain.mean, *gain.interval(), combination.harm(of, part.q)]
+            gain = slopes.gain(of, part.q)
+            numbers += [gain.mean, *gain.interval(), slopes.harm(of, part.q)]
         return self._round(np.array([*numbers, *safe_mix(parts[-1], found[-1], margin).values()]))
 
     def _fit(self, known: Known) -> slopes.Fitted:
@@ -405,7 +405,7 @@ class Known:
     def weights(self) -> Array:
         """(C,) the candidates' weights in the common direction."""
         c, total = self.candidates, self._total(FIRST)
-        return combination.common_weights(symmetric(total[1 : 1 + c * (c + 1) // 2] / self.sites, c))
+        return slopes.common_weights(symmetric(total[1 : 1 + c * (c + 1) // 2] / self.sites, c))
 
     def _of_first(self, c: int) -> Array:
         return np.asarray(self._total(FIRST)[1 + self.candidates * (self.candidates + 1) // 2 :].reshape(-1, 9)[c])
@@ -429,7 +429,7 @@ class Known:
         return decision.Smoothed(symmetric(self._of_first(c)[2:8], 3)).at([n]) / n
 
     def _x(self, right: Right) -> float:
-        return decision.of_size(right.n) if self.sites >= combination.SITES_FOR_SIZE else 0.0
+        return decision.of_size(right.n) if self.sites >= slopes.SITES_FOR_SIZE else 0.0
 
     def _terms(self, right: Right, precision: float) -> Array:
         return decision.terms(right.a, right.variance, self._x(right), decision.scale(self.sites, float(precision)))
@@ -497,7 +497,7 @@ class Known:
         others = self._hospitals(c).without(self._benefit_terms(c, benefit))
         of = others.given(benefit.mean, noise, x, (f - 1) * noise)
         right = self._posterior(part, self._of_second(c)[2:].reshape(decision.POINTS, 7), self._of_first(c)[8])
-        return self._row(c, one, of.mean, *of.interval(), combination.harm(right, part.q))
+        return self._row(c, one, of.mean, *of.interval(), slopes.harm(right, part.q))
 
     def _row(self, c: int, one: Direction, mean: float, low: float, high: float, p_harm: float) -> Json:
         """Of one candidate, with its benefit by this hospital alone and by all."""
@@ -512,7 +512,7 @@ class Known:
             return Normals(np.ones(1), np.array([part.a]), np.array([math.sqrt(f * part.variance)]))
         everyone = Hospitals(decision.scale(self.sites, float(precision)), total)
         others, luck = everyone.without(self._terms(part, precision)), (f - 1) * part.variance
-        return others.given(part.a, part.variance, self._x(part), luck, combination.UNLIKE)
+        return others.given(part.a, part.variance, self._x(part), luck, slopes.UNLIKE)
 
 
 def answered_alone(one: Benefit, design: Design, limit: float = 0.05) -> Json:
@@ -547,10 +547,10 @@ def safe_mix(part: Right, of: Normals, margin: float) -> Json:
 
     ``of`` is the posterior of the part that is right; ``margin`` the loss that does not matter, 0: strict.
     """
-    share = combination.safe_share(of, part.q, margin)
+    share = slopes.safe_share(of, part.q, margin)
     if not share:
         return dict.fromkeys(MIX_KEYS, 0.0)
-    gain = combination.gain(of, part.q, share)
+    gain = slopes.gain(of, part.q, share)
     low, high = gain.interval()
-    harm = combination.harm(of, part.q, share, margin)
+    harm = slopes.harm(of, part.q, share, margin)
     return dict(zip(MIX_KEYS, (share, harm, gain.mean, low, high), strict=True))

@@ -35,7 +35,7 @@ SINGULAR = 1e-7
 """Share of a coefficient's information, given the ones before, that tells it apart from these; masks round at 1e-9."""
 
 
-COX_SUMS = "fairflare.functional.partial_likelihood"
+COX_SUMS = "fairflare.functional.survival"
 """Of outcomes that are times, by a name that no reader of imports follows."""
 
 

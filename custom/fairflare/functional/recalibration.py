@@ -11,7 +11,16 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.functional.line import CLOSE, LEAST_FOR_SLOPE, LEAST_PER_CLASS, STEEPEST, STEPS, Line, descended, fitted
+from fairflare.functional.calibration import (
+    CLOSE,
+    LEAST_FOR_SLOPE,
+    LEAST_PER_CLASS,
+    STEEPEST,
+    STEPS,
+    Line,
+    descended,
+    fitted,
+)
 
 Array = npt.NDArray[np.float64]
 BEYOND = 0.1

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fairflare.core.errors import UserError
-from fairflare.core.order import in_order, some
+from fairflare.core.suggest import in_order, some
 from fairflare.core.validation import shown
 from fairflare.import_data.labels import alike, bare
 from fairflare.import_data.proposal import Choices, Reading, is_missing

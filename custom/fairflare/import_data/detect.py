@@ -21,8 +21,7 @@ import numpy as np
 import pandas as pd
 
 from fairflare.core.errors import UserError
-from fairflare.core.order import natural, some
-from fairflare.core.suggest import unlisted
+from fairflare.core.suggest import natural, some, unlisted
 from fairflare.core.validation import shown
 from fairflare.data.readers.datalist import read_lists
 from fairflare.data.readers.naming import is_image

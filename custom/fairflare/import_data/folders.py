@@ -16,8 +16,7 @@ from typing import Any
 import pandas as pd
 
 from fairflare.core.errors import UserError
-from fairflare.core.order import in_order, some
-from fairflare.core.suggest import unlisted
+from fairflare.core.suggest import in_order, some, unlisted
 from fairflare.data.readers import naming
 from fairflare.data.readers.dicom import DEFERRED, is_dicom, pydicom_quietly
 from fairflare.data.readers.naming import stem

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from fairflare.core.errors import UserError
-from fairflare.core.order import some
+from fairflare.core.suggest import some
 from fairflare.core.validation import shown
 from fairflare.data.readers.tables import as_cell
 from fairflare.import_data.detect import Proposal, look

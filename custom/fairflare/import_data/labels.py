@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import pandas as pd
 
 from fairflare.core.errors import UserError
-from fairflare.core.order import in_order, some
+from fairflare.core.suggest import in_order, some
 from fairflare.core.validation import shown
 from fairflare.import_data.proposal import Choices, Example, Reading, is_missing
 from fairflare.import_data.words import WORDS, is_date

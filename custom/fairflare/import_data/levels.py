@@ -14,8 +14,7 @@ from statistics import median
 import pandas as pd
 
 from fairflare.core.errors import UserError
-from fairflare.core.order import in_order, some
-from fairflare.core.suggest import unlisted
+from fairflare.core.suggest import in_order, some, unlisted
 from fairflare.import_data.proposal import MOST_CLASSES, Choices, Reading
 from fairflare.import_data.words import (
     looks_numbered,

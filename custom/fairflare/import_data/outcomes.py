@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fairflare.core.errors import UserError
-from fairflare.core.order import in_order, some
+from fairflare.core.suggest import in_order, some
 from fairflare.core.validation import shown
 from fairflare.import_data.labels import bare, check_outcome, parted, same_numbers
 from fairflare.import_data.proposal import Choices, Reading, class_names, is_missing

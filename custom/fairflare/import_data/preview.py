@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairflare.core.order import some
+from fairflare.core.suggest import some
 from fairflare.import_data.detect import Proposal
 from fairflare.import_data.proposal import Found
 from fairflare.import_data.write import attributes, lines_of, sizes

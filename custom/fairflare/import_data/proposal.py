@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
-from fairflare.core.order import in_order, natural
+from fairflare.core.suggest import in_order, natural
 from fairflare.core.validation import CONTROL, shown
 from fairflare.data.readers.geometry import form_of, looks_like_image
 from fairflare.data.readers.naming import is_image

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.order import in_order, natural, some
+from fairflare.core.suggest import in_order, natural, some
 from fairflare.core.validation import shown
 from fairflare.data.readers import naming
 from fairflare.data.readers.naming import stem

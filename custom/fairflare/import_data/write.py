@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.order import in_order
+from fairflare.core.suggest import in_order
 from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.pictures import Reader
 from fairflare.import_data.proposal import SPLITS, Example, Found, check_sites, check_texts

@@ -17,7 +17,7 @@ from torch import Tensor
 from fairflare.core.errors import UserError
 from fairflare.data.grouping import LABEL
 from fairflare.engine.after.base import AfterStep, Fit, Shape, fit_of
-from fairflare.engine.after.conformal import Conformal
+from fairflare.engine.after.conformal import Conformal, class_scores
 from fairflare.engine.after.recalibrate import Recalibrate
 from fairflare.engine.files import read_json
 from fairflare.engine.memory import AFTER_ENDING
@@ -25,7 +25,6 @@ from fairflare.engine.setup.at_site import shape_of
 from fairflare.engine.setup.config import RunConfig, with_step
 from fairflare.engine.setup.parts import Parts
 from fairflare.engine.setup.site_parts import step_of
-from fairflare.functional.conformal import class_scores
 
 HALF = 0.5
 

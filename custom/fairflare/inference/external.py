@@ -24,7 +24,7 @@ from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.core.execution import Execution, default_device, placed
 from fairflare.core.findings import Finding
 from fairflare.core.metric import finite
-from fairflare.core.schema import IN_USE
+from fairflare.core.schema import IN_USE, Instruction
 from fairflare.core.seeds import derive
 from fairflare.core.types import INTERVALS, Round, Training
 from fairflare.data.grouping import Grouping
@@ -32,19 +32,20 @@ from fairflare.data.readers.tables import read_table
 from fairflare.data.site_config import SiteConfig, stricter
 from fairflare.data.tensors import TensorData
 from fairflare.engine.after.base import Cases, plain
-from fairflare.engine.benefit.measured import Pair, measured
+from fairflare.engine.benefit import Pair, measured
 from fairflare.engine.evaluation import LEVEL, Predictions, over_patients, predict
 from fairflare.engine.gate import inspect_evaluation
-from fairflare.engine.messages import Instruction
 from fairflare.engine.setup.assembly import about as about_task
 from fairflare.engine.setup.at_site import clinical_at_site, leaves, view_of
 from fairflare.engine.setup.config import RunConfig, evaluation_of
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.site import Site
-from fairflare.functional.calibration import Array
-from fairflare.functional.line import UNCHANGED
+from fairflare.functional.calibration import UNCHANGED
+from fairflare.functional.intervals import Array
 from fairflare.functional.recalibration import recalibrated, temperature
+from fairflare.functional.survival import baseline
+from fairflare.inference.hospitals import hospitals
 from fairflare.inference.loaded_run import Opened
 from fairflare.inference.predict import about as about_model
 from fairflare.inference.predict import of_table
@@ -52,6 +53,7 @@ from fairflare.report.clinical import views
 from fairflare.report.external import evaluation, paired
 from fairflare.tasks.base import Task
 from fairflare.tasks.external import Labelled, constant_results, labelled, of_split, preflight
+from fairflare.tasks.kinds.survival import Cox
 
 HALVES = 2
 PENALTY = 2.0
@@ -352,3 +354,72 @@ class _Hospital:
             "metrics": {name: {"value": value, **kept.get(name, none)} for name, value in metrics.items()},
             "calibration": views(numbers, threshold).get(""),
         }
+
+
+WITHOUT = (
+    "a log risk puts patients in order and is no probability; --baseline TABLE, a hospital's patients with times and "
+    "events, adds survival at the horizons"
+)
+LEAST_LOG = -1e30
+"""For the log of a hazard of 0, as a number that files can hold."""
+
+
+def with_baseline(opened: Opened, table: Path | None) -> Opened:
+    """The run with Breslow's baseline of one hospital's patients under its model, or a remark where there is none.
+
+    It is told at the horizons at which enough patients have left the risk set since the last one and as many remain,
+    and stays on this machine, in what is predicted and exported.
+
+    Args:
+        table: the patients, as ``fairflare evaluate`` takes them: times and events in the run's columns.
+
+    Raises:
+        UserError: the run's model gives no log risk, or the patients are too few or without an event.
+    """
+    kind = opened.task.kind
+    if not isinstance(kind, Cox):
+        if table is not None:
+            raise UserError("--baseline: expected a run whose model gives a log risk (task.output=cox)")
+        return opened
+    if table is None:
+        return dataclasses.replace(opened, remarks=(*opened.remarks, WITHOUT))
+    found = hospitals(opened, table)
+    if len(found) != 1:
+        raise UserError(f"--baseline: expected the patients of one hospital, got {len(found)}")
+    ((name, own),) = found.items()
+    least = max(stricter(own.min_count, opened.config.min_count) or 0, 1)
+    device = default_device(own.gpu)
+    data = labelled(opened.task, name, own, scaling=opened.scaling).on(device)
+    problems, ready = preflight(data, opened.task, least)
+    if ready is None:
+        raise UserError(f"--baseline {name}: {problems[-1].text}")
+    outputs, targets, _ = predict(opened.network.to(device), data.fixed("test", 256), device)
+    times, events = targets.double().numpy().T
+    if not events.any():
+        raise UserError(f"--baseline {name}: {problems[-1].text}")
+    kept = _steps(times, kind.ends, least)
+    if not kept:
+        text = (
+            f"expected a horizon until which at least {least} patients have left and after which as many are observed"
+        )
+        raise UserError(f"--baseline {name}: {text}, got none")
+    logs = log_hazards(times, events, outputs[:, 0].double().numpy(), kept)
+    return dataclasses.replace(opened, with_baseline=dataclasses.replace(kind, ends=kept, log_hazards=logs))
+
+
+def log_hazards(times: Array, events: Array, risks: Array, ends: Sequence[float]) -> tuple[float, ...]:
+    """The logs of Breslow's cumulative hazard at ``ends`` of a patient of log risk 0; risks (N,) may be of any size."""
+    middle = float(risks.max())
+    with np.errstate(divide="ignore"):
+        found = np.log(baseline(times, events, risks - middle, np.array(ends))) - middle
+    return tuple(np.clip(found, LEAST_LOG, -LEAST_LOG).tolist())
+
+
+def _steps(times: Array, ends: Sequence[float], least: int) -> tuple[float, ...]:
+    found, before = list[float](), len(times)
+    for end in ends:
+        left = int((times > end).sum())
+        if min(before - left, left) >= least:
+            found.append(end)
+            before = left
+    return tuple(found)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fairflare.core.errors import UserError
-from fairflare.core.order import in_order
+from fairflare.core.suggest import in_order
 from fairflare.core.validation import expected, shown
 from fairflare.engine.evaluation import LEVEL
 from fairflare.report.fairness import gap, worst

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
-from fairflare.core.order import in_order
+from fairflare.core.suggest import in_order
 from fairflare.core.validation import SITE, expected, shown
 from fairflare.data.readers.datalist import read_lists
 from fairflare.data.site_config import SiteConfig, read_site_config

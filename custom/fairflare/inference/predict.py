@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import default_device
-from fairflare.core.order import natural
+from fairflare.core.suggest import natural
 from fairflare.core.types import Batch
 from fairflare.core.validation import shown
 from fairflare.data.inputs import ImageInputs, Scaling, TableInputs

@@ -2,7 +2,7 @@
 """Partial participation: a share of the sites, drawn anew in every round, or a list; the others are only evaluated.
 
 The share is that of McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, Algorithm 1: S_t = a random set of
-max(C K, 1) sites.
+max(C K, 1) sites. In a pool one site trains, on the training data of all.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from fairflare.core.registry import selector
+from fairflare.core.registry import method, selector
 from fairflare.core.seeds import derive
-from fairflare.core.types import Round
+from fairflare.core.types import Paper, Round
 from fairflare.core.validation import Names, Range
 from fairflare.participation.base import Selector
 
@@ -78,3 +78,35 @@ class Named(Selector):
             return f"select.sites: expected names among {', '.join(sites)}, got none"
         unknown = next((name for name in self.names if name not in sites), "")
         return f"select.sites: expected names among {', '.join(sites)}, got {unknown!r}" if unknown else ""
+
+
+@selector("pool")
+@dataclass(frozen=True)
+class Pool(Selector):
+    """The first site has the training examples of all sites and trains alone; every site is evaluated on its own.
+
+    For runs in one process on simulated or published data: whoever asks for anything else is refused.
+    """
+
+    pools = True
+
+    def select(self, sites: Sequence[str], round: Round, seed: int, least: int) -> tuple[str, ...]:
+        return tuple(sites[:1])
+
+    def ever(self, sites: Sequence[str]) -> tuple[str, ...]:
+        return tuple(sites[:1])
+
+
+MCMAHAN = Paper.cited(
+    "McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017. "
+    "https://arxiv.org/abs/1602.05629"
+)
+
+method(
+    "pooled",
+    title="Pooled",
+    summary="One model trains on the training data of all sites; for public and simulated data alone.",
+    rule="fedavg",
+    selector="pool",
+    paper=MCMAHAN,
+)

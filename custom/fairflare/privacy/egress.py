@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from fairflare.core.findings import BANDS, KINDS
+from fairflare.core.manifest import NAMES, TEXT
 from fairflare.core.metric import named
-from fairflare.core.schema import MASKED, PHASES, SPLITS, Answer, Spec, answer_fields
-from fairflare.core.slots import Slot, wrong_tensors
+from fairflare.core.schema import MASKED, PHASES, SPLITS, Answer, Slot, Spec, answer_fields, wrong_tensors
 from fairflare.core.types import INTERVALS, MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, StateDict
-from fairflare.core.versions import NAMES, TEXT
 from fairflare.privacy.secure_sum.cover import COVERS, SHARES
 from fairflare.privacy.secure_sum.keys import KEY, PROOF, is_certificates
 

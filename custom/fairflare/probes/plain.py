@@ -18,7 +18,7 @@ from fairflare.core.execution import Execution, no_grad
 from fairflare.core.layers import Group
 from fairflare.core.types import Batch, LocalWork, Objective, Round, SplitName, StateDict, Training
 from fairflare.probes.cka import LayerSimilarity, _features
-from fairflare.probes.group_loss import GroupLoss
+from fairflare.probes.groups import GroupLoss
 from fairflare.probes.sharpness import Sharpness
 
 Loss: TypeAlias = "Callable[..., torch.Tensor]"

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fairflare.core.full_disk import naming
+from fairflare.core.errors import naming
 from fairflare.core.notes import numbers
 from fairflare.report.values import in_order, number
 

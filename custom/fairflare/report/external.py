@@ -8,7 +8,7 @@ from typing import Any
 
 from fairflare.core.metric import named
 from fairflare.core.types import INTERVALS, TRIVIAL
-from fairflare.engine.benefit.measured import FEDERATED, HIGH, LOW, SOLO
+from fairflare.engine.benefit import FEDERATED, HIGH, LOW, SOLO
 from fairflare.engine.clinical import CLINICAL
 from fairflare.report.clinical import steps_of, views
 from fairflare.report.templates import drawn, rendered
@@ -99,7 +99,7 @@ def _groups(cells: Mapping[str, Any], seen: Mapping[str, Json], about: Json) -> 
 
 
 def paired(numbers: Mapping[str, float], name: str, metrics: Mapping[str, str]) -> Json:
-    """The run's model beside the hospital's own, from ``engine.benefit.measured``.
+    """The run's model beside the hospital's own, from ``engine.benefit``.
 
     Returns:
         model: that name; metrics: name -> label, model, own, difference (the first less the second), low and high of

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fairflare.core.metric import named
-from fairflare.core.order import in_order as in_order
-from fairflare.core.order import natural as natural
+from fairflare.core.suggest import in_order as in_order
+from fairflare.core.suggest import natural as natural
 
 MISSING = "\N{EN DASH}"
 

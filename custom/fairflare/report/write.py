@@ -12,14 +12,12 @@ from typing import Any
 from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
 from fairflare.engine import audit, files
-from fairflare.engine.best import Choice, check_files, check_line, of_line
-from fairflare.engine.choices import BY, NO_CHOICE
+from fairflare.engine.best import Choice, Unscored, check_files, check_line, of_line
+from fairflare.engine.checks import BY, NO_CHOICE
 from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, MODEL, is_file, is_there, read_bytes, read_json
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.history import RunHistory, left_behind, read_final, read_history, read_standing
-from fairflare.engine.log_lines import REPORT as RECORD
-from fairflare.engine.log_lines import alike, events
-from fairflare.engine.model_files import Unscored
+from fairflare.engine.history import REPORT as RECORD
+from fairflare.engine.history import RunHistory, alike, events, left_behind, read_final, read_history, read_standing
 from fairflare.engine.state import json_text, load_checkpoint, save_text
 from fairflare.report import PAGE, REPORT
 from fairflare.report.coefficients import coefficient_section

@@ -21,8 +21,8 @@ from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.join.plan import INTERCEPT
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts
+from fairflare.functional.calibration import fitted
 from fairflare.functional.decision import Array
-from fairflare.functional.line import fitted
 from fairflare.inference.loaded_run import open_run
 
 SHARES = " + class shares"

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device, placed
+from fairflare.core.manifest import all_versions
 from fairflare.core.seeds import derive
 from fairflare.core.validation import expected
-from fairflare.core.versions import all_versions
 from fairflare.data.tensors import TensorData
 from fairflare.engine.evaluation import predict
 from fairflare.engine.files import CHECKPOINT, MODEL, read_model
@@ -46,9 +46,9 @@ from fairflare.studies.folders import COMPARISON, COMPARISON_PAGE, check_path, c
 from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import Study
+from fairflare.tasks import kind
 from fairflare.tasks.base import Task
 from fairflare.tasks.kind import Answers
-from fairflare.tasks.kinds import trees
 
 Json = dict[str, Any]
 Predicted = dict[str, tuple[Tensor, Tensor]]
@@ -366,7 +366,7 @@ def scores(config: RunConfig, rounds: int) -> dict[str, dict[str, float | None]]
     task = _task(config)
     data = {name: task.site_data(site) for name, site in site_of_client(config, task).items()}
     taking = {name: own for name, own in data.items() if name != config.leave_out}
-    rows = {name: found for name, own in taking.items() if (found := trees.rows(own)) is not None}
+    rows = {name: found for name, own in taking.items() if (found := kind.rows(own)) is not None}
     booster = grown(rows, rounds)
     alone = {name: task.kind.trees(own, task.classes) for name, own in data.items()}
 
@@ -381,7 +381,7 @@ def scores(config: RunConfig, rounds: int) -> dict[str, dict[str, float | None]]
 
 
 def _score_of(task: Task, answers: Answers | None, data: TensorData) -> float | None:
-    batches = list(data.fixed("test", trees.BATCH))
+    batches = list(data.fixed("test", kind.BATCH))
     if not batches or answers is None:
         return None
     inputs, targets = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("inputs", "targets"))

@@ -16,8 +16,8 @@ from pathlib import Path
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.processes import end_what_is_left
 from fairflare.engine import audit, files
+from fairflare.engine.history import events
 from fairflare.engine.lock import LOCK, SERVER_LOCK, Busy, locked
-from fairflare.engine.log_lines import events
 from fairflare.engine.setup.assembly import CONFIG
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.state import HALF_WRITTEN, clear_half_written, remove_files

@@ -25,10 +25,10 @@ from fairflare.engine.files import CONFIG, is_there, read_json
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import build_parts, without_folders
 from fairflare.engine.state import save_json
-from fairflare.functional import combination, slopes
+from fairflare.functional import slopes
+from fairflare.functional.calibration import fitted
 from fairflare.functional.decision import UNCLEAR, Array, verdict
 from fairflare.functional.exchange import LEAST_SITES, rounded
-from fairflare.functional.line import fitted
 from fairflare.inference.mix import event_index
 from fairflare.studies.candidates import INTERCEPT
 from fairflare.studies.folders import JOIN
@@ -155,7 +155,7 @@ def forecasts(known: Patients, others: slopes.Others, weights: Array, rest: Pati
     for name, by in ((METHOD, 0.0), (METHOD + INTERCEPT, fitted(logits[: len(y)], y).intercept)):
         risks = slopes.sigmoid(logits + by)
         part = slopes.Regressed.of_models(of, x, own[: len(y)], risks[: len(y)]).widened()
-        gain = combination.gain(part.of, part.q)
+        gain = slopes.gain(part.of, part.q)
         found[name] = {"benefit": gain.mean, **dict(zip(("low", "high"), gain.interval(), strict=True))}
         if rest:
             inside, outcome = risks[len(y) :], rest[1]

@@ -20,8 +20,7 @@ from typing import Any
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import AuditLog, verify
 from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, JOINED, SUFFIX, is_there, read_json
-from fairflare.engine.history import last_counted, left_behind
-from fairflare.engine.log_lines import alike
+from fairflare.engine.history import alike, last_counted, left_behind
 from fairflare.engine.setup.assembly import header, save_config, site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.local import LocalSites, run_local, starts_anew

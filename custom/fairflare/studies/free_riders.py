@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from fairflare.core.errors import UserError
+from fairflare.core.schema import Answer, Instruction, Transport
 from fairflare.core.seeds import derive
 from fairflare.core.types import StateDict
 from fairflare.engine.files import is_file, read_json
-from fairflare.engine.messages import Answer, Instruction, Transport
 from fairflare.engine.setup.assembly import save_config, site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.local import LocalSites, run_local

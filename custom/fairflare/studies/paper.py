@@ -16,7 +16,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
 from fairflare.engine import audit
 from fairflare.engine.files import AUDIT, read_json
-from fairflare.engine.log_lines import events
+from fairflare.engine.history import events
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.state import save_text

@@ -22,7 +22,7 @@ from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.local import LocalSites
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.state import load_checkpoint
-from fairflare.functional.landscape import filter_normalised, loss_grid
+from fairflare.functional.perturbation import filter_normalised, loss_grid
 from fairflare.papers.declaration import Table
 from fairflare.papers.drawing import COLOURS
 from fairflare.report.svg import rendered, short

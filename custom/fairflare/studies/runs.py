@@ -17,13 +17,12 @@ import torch
 from rich.markup import escape
 
 from fairflare.core import registry, user_code
-from fairflare.core.errors import FairFlareError, RunFailed, UserError
-from fairflare.core.full_disk import NO_SPACE, advice, is_full
+from fairflare.core.errors import NO_SPACE, FairFlareError, RunFailed, UserError, advice, is_full
 from fairflare.core.types import Training
 from fairflare.core.workers import check_possible, start_method, usable_cores
 from fairflare.engine import audit
 from fairflare.engine.files import AUDIT, MODEL, is_file, is_there, read_json
-from fairflare.engine.log_lines import events
+from fairflare.engine.history import events
 from fairflare.engine.loop import Observer
 from fairflare.engine.memory import forget
 from fairflare.engine.setup import tasks

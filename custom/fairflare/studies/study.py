@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.errors import UserError
+from fairflare.core.manifest import all_versions
 from fairflare.core.seeds import derive
 from fairflare.core.settings import owned
-from fairflare.core.versions import all_versions
 from fairflare.core.workers import raise_here
 from fairflare.engine.files import CONFIG, read_json
 from fairflare.engine.setup import tasks

@@ -22,7 +22,7 @@ from fairflare.data.grouping import LABEL, NONE, Grouping, make_grouping
 from fairflare.data.inputs import ImageInputs, TableInputs
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData, as_float, normalised
-from fairflare.functional.resampling import Array
+from fairflare.functional.intervals import Array
 from fairflare.tasks.kind import Cases, Ends, TaskKind, interval_of, resampled, value_of
 from fairflare.tasks.kinds.classes import CLASSES
 

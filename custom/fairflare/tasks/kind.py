@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kind of answer a task is about: what its network gives, what that is trained to and scored by, what it means."""
+"""What kind of answer a task is about: what its network gives, what that is trained to and scored by, what it means.
+
+What a site would have without a federation and without a network is gradient boosting on its own rows (scikit-learn's
+histogram trees, as LightGBM grows them: Ke et al., NeurIPS 2017). Nothing of it leaves but metrics.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,12 @@ from fairflare.core import metric as registry
 from fairflare.core.errors import UserError
 from fairflare.core.metric import Metric, finite
 from fairflare.core.types import Objective, SiteData, SplitName
-from fairflare.functional.intervals import of_mean
-from fairflare.functional.resampling import Array, weighted_mean
+from fairflare.functional.intervals import Array, of_mean, weighted_mean
 from fairflare.privacy.counts import released
 
 if TYPE_CHECKING:
     from fairflare.tasks.base import Task
+
 
 Ends = tuple[float, float, float]
 """A value, and the lower and the upper end of its interval."""
@@ -290,3 +294,54 @@ def trivial_results(task: Task, data: SiteData, min_count: int | None) -> dict[s
         outputs, truths = (torch.cat(parts) for parts in zip(*(task.condense(*pair) for pair in answers)))
         found[split] = finite(task.evaluate(outputs, truths))
     return found
+
+
+Outputs = Callable[[Tensor], Tensor]
+LEAST = 1e-6
+"""Of a probability or rate."""
+BATCH = 256
+
+
+def rows(data: SiteData) -> tuple[np.ndarray, np.ndarray] | None:
+    """Inputs (N, F) and targets (N, ...) of the training split; None where inputs are no rows, or not finite."""
+    batches = list(data.fixed("train", BATCH))
+    if not batches or batches[0].inputs.dim() != 2:
+        return None
+    x, y = (torch.cat([getattr(batch, name).cpu() for batch in batches]).numpy() for name in ("inputs", "targets"))
+    return (x, y) if np.isfinite(x).all() else None
+
+
+def of_classes(x: np.ndarray, y: np.ndarray, n_classes: int) -> Outputs:
+    """Inputs -> log probabilities (N, C) of a classifier of classes ``y``; constant where they are all the same."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    known = np.unique(y).astype(np.int64)
+    model = _fitted(HistGradientBoostingClassifier(random_state=0), x, y) if len(known) > 1 else None
+
+    def outputs(inputs: Tensor) -> Tensor:
+        found = np.full((len(inputs), n_classes), LEAST)
+        found[:, known] = 1.0 if model is None else model.predict_proba(inputs.numpy()).clip(LEAST, 1.0)
+        return torch.from_numpy(np.log(found)).float()
+
+    return outputs
+
+
+def of_amounts(x: np.ndarray, y: np.ndarray, exposures: np.ndarray | None = None, *, counts: bool = False) -> Outputs:
+    """Inputs -> (N, 1): amounts ``y``, or of counts ``y`` the logarithms of their rates."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    if not counts:
+        model = _fitted(HistGradientBoostingRegressor(random_state=0), x, y)
+        return lambda inputs: torch.from_numpy(model.predict(inputs.numpy())[:, None]).float()
+    if not y.any():
+        return lambda inputs: torch.full((len(inputs), 1), float(np.log(LEAST)))
+    weights = np.ones(len(y)) if exposures is None else exposures
+    rate = _fitted(HistGradientBoostingRegressor(loss="poisson", random_state=0), x, y / weights, weights)
+    return lambda inputs: torch.from_numpy(np.log(rate.predict(inputs.numpy()).clip(LEAST))[:, None]).float()
+
+
+def _fitted(model: Any, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Any:
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):  # sites share the machine, and one thread adds in one order
+        return model.fit(x, y, sample_weight=weights)

@@ -14,7 +14,7 @@ import numpy as np
 
 from fairflare.core.metric import LARGEST_LOSS, Metric
 from fairflare.functional import intervals
-from fairflare.functional.resampling import weighted_auc, weighted_recall
+from fairflare.functional.intervals import weighted_auc, weighted_recall
 
 if TYPE_CHECKING:
     from fairflare.tasks.kinds.classes import ClassCases

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.core.metric import Metric
-from fairflare.functional.intervals import of_auc
-from fairflare.functional.resampling import Array, weighted_auc, weighted_average_precision
+from fairflare.functional.intervals import Array, of_auc, weighted_auc, weighted_average_precision
 
 if TYPE_CHECKING:
     from fairflare.tasks.kinds.labels import LabelCases

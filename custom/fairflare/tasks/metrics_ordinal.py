@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fairflare.core.metric import LARGEST_LOSS, Metric
-from fairflare.functional.intervals import of_positive_mean
-from fairflare.functional.resampling import Array, weighted_mean
+from fairflare.functional.intervals import Array, of_positive_mean, weighted_mean
 
 if TYPE_CHECKING:
     from fairflare.tasks.kinds.classes import ClassCases

@@ -17,8 +17,7 @@ import numpy as np
 
 from fairflare.core.metric import Metric
 from fairflare.functional import survival as maths
-from fairflare.functional.intervals import of_pairs
-from fairflare.functional.resampling import Array
+from fairflare.functional.intervals import Array, of_pairs
 
 if TYPE_CHECKING:
     from fairflare.tasks.kinds.survival import TimeCases

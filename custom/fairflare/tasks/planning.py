@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.core.order import in_order, some
+from fairflare.core.suggest import in_order, some
 from fairflare.core.validation import shown
 from fairflare.data.table_columns import TableFingerprint, agreed, features_of, inputs
 from fairflare.tasks.fingerprint import Fingerprint

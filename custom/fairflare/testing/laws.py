@@ -19,7 +19,7 @@ import torch
 from fairflare.aggregators.base import Rule, State, WeighingRule
 from fairflare.core import registry
 from fairflare.core.registry import Method
-from fairflare.core.slots import flat, nested, slots_of, wrong_tensors
+from fairflare.core.schema import flat, nested, slots_of, wrong_tensors
 from fairflare.core.types import (
     Info,
     Number,

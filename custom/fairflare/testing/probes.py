@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fairflare.core import registry
-from fairflare.core.slots import flat
+from fairflare.core.schema import flat
 from fairflare.core.types import LocalWork, StateDict
 from fairflare.engine.memory import SiteMemory
 from fairflare.probes.base import Probe

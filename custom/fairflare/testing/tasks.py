@@ -15,16 +15,15 @@ from fairflare.core.metric import Metric
 from fairflare.core.seeds import seed_everything
 from fairflare.data.tensors import TensorData
 from fairflare.engine.setup import tasks
-from fairflare.functional.resampling import resamples
+from fairflare.functional.intervals import resamples
 from fairflare.tasks.base import Task
 from fairflare.tasks.kind import Cases, interval_of, resampled, value_of
 from fairflare.tasks.kinds.amounts import Counts
 from fairflare.tasks.kinds.classes import CLASSES
 from fairflare.tasks.kinds.grades import GRADES
 from fairflare.tasks.kinds.labels import Labels
-from fairflare.tasks.kinds.masks import MASKS
+from fairflare.tasks.kinds.masks import MASKS, VOLUME_MASKS
 from fairflare.tasks.kinds.survival import Hazards
-from fairflare.tasks.kinds.volume_masks import VOLUME_MASKS
 from fairflare.testing.parts import is_json
 
 CASES, BATCH = 40, 8

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fairflare.core import registry
-from fairflare.core.slots import flat
+from fairflare.core.schema import flat
 from fairflare.core.types import LocalWork, TensorSpec, Training
 from fairflare.engine.memory import SiteMemory
 from fairflare.testing.example import TRAINING, SmallData, copied, example_of, work_of_round

@@ -12,8 +12,7 @@ import torch
 from fairflare.core.registry import method
 from fairflare.core.types import Batch, Cost, LocalWork, Objective, Paper
 from fairflare.core.validation import Range
-from fairflare.functional.proximal import add_proximal
-from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, optimizer_beside
+from fairflare.trainers.base import PlainTrainer, add_proximal, keep_optimizer_beside, optimizer_beside
 
 
 @method(

@@ -9,8 +9,7 @@ from typing import Annotated
 from fairflare.core.registry import method
 from fairflare.core.types import LocalWork, Paper
 from fairflare.core.validation import Range
-from fairflare.functional.proximal import add_proximal
-from fairflare.trainers.base import PlainTrainer
+from fairflare.trainers.base import PlainTrainer, add_proximal
 
 
 @method(

@@ -10,8 +10,8 @@ import pytest
 
 from cases import each
 from fairflare.core.errors import UserError
+from fairflare.core.schema import Instruction
 from fairflare.core.types import Round, Training
-from fairflare.engine.messages import Instruction
 from fairflare.engine.setup.assembly import build_site
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts

@@ -15,7 +15,7 @@ from fairflare.data.tensors import Split
 from fairflare.data.volumes import MOST, VolumeData, patch_of
 from fairflare.engine.setup.tasks import load
 from fairflare.networks.volumes import DENSENETS, UNETS, Windowed, classifier, segmenter
-from fairflare.tasks.kinds.volume_masks import UNDEFINED, VOLUME_MASKS, of_volumes, surfaces
+from fairflare.tasks.kinds.masks import UNDEFINED, VOLUME_MASKS, of_volumes, surfaces
 from volume_files import ball, turned, write, write_series
 
 READER = VolumeReader((2.0, 2.0, 2.0), (32, 32, 32), {"ball": (1,)}, window="300,600")

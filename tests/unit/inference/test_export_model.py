@@ -13,7 +13,7 @@ import torch
 from cases import each
 from fairflare.datasets import heart
 from fairflare.engine.files import read_tensors
-from fairflare.inference.bundle import COPIED, copied
+from fairflare.inference.export import COPIED, copied
 from model_use import call, reported, rows, run_bundle, write_patients
 
 pytestmark = pytest.mark.slow

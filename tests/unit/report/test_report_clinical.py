@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fairflare.engine.after.base import Cases
-from fairflare.engine.clinical import View
-from fairflare.engine.clinical_site import ClinicalAtSite
+from fairflare.engine.clinical import ClinicalAtSite, View
 from fairflare.functional import calibration as maths
 from fairflare.report.clinical import clinical_section
 from fairflare.report.figures import clinical_figures as site_figures

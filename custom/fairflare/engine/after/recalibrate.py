@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fairflare.core.types import LARGEST_LOSS
 from fairflare.core.validation import Range
 from fairflare.engine.after.base import AfterStep, Array, Cases, Chosen, Fit, Shape, fit_of
-from fairflare.functional import line as lines
+from fairflare.functional import calibration as lines
 from fairflare.functional import recalibration as maths
 
 FAR = 6.0

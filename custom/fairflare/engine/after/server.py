@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.core.schema import Answer, Instruction
+from fairflare.core.schema import Answer, Declared, Instruction, SiteModels, Transport
 from fairflare.core.types import MOST_EXAMPLES, Number, Round, StateDict
 from fairflare.engine.after.base import AfterStep, Shape
-from fairflare.engine.aggregation.base import Aggregation
-from fairflare.engine.benefit.measured import DRAWS, HIGH, LEVEL, LOW, ROUNDS, N
+from fairflare.engine.aggregation import Aggregation
+from fairflare.engine.benefit import DRAWS, HIGH, LEVEL, LOW, ROUNDS, N
 from fairflare.engine.checks import Refused, Rejection, checked_numbers, first_good, left_out, silent
 from fairflare.engine.clinical import CLINICAL, NOTHING, View
-from fairflare.engine.messages import Declared, SiteModels, Transport
 from fairflare.engine.straggler_policy import LATE, EarlyEnd
 
 TIMES = 10

@@ -16,19 +16,19 @@ from torch import nn
 
 from fairflare.core import registry
 from fairflare.core.execution import default_device, placed
+from fairflare.core.manifest import versions
 from fairflare.core.metric import described, finite
+from fairflare.core.schema import Transport
 from fairflare.core.types import PERSONAL, Batch, StateDict
-from fairflare.core.versions import versions
 from fairflare.engine.after.server import After, Benefit
-from fairflare.engine.aggregation.base import Aggregation, Plain
+from fairflare.engine.aggregation import Aggregation, Plain
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.best import Choice
 from fairflare.engine.clinical import View
 from fairflare.engine.evaluation import predict
 from fairflare.engine.files import AUDIT, CONFIG, MOST_JSON, read_bytes
-from fairflare.engine.gate import Gate
+from fairflare.engine.gate import Gate, SumsCheck
 from fairflare.engine.loop import Federation, Observer
-from fairflare.engine.messages import Transport
 from fairflare.engine.scoring import LAST, Beside, Score
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import PLAIN, benefit_reports, build_site, leaves, shape_of, summed, view_of
@@ -38,7 +38,6 @@ from fairflare.engine.setup.parts import Parts, keep
 from fairflare.engine.setup.site_parts import step_of
 from fairflare.engine.state import save_json
 from fairflare.engine.straggler_policy import EarlyEnd
-from fairflare.engine.sums_check import SumsCheck
 from fairflare.networks.builtin import normalisation
 from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.schemes import NONE, Credentials, combiner, sealed_sizes
@@ -171,9 +170,9 @@ def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregatio
     """
     if config.secure_sum == NONE:
         return Plain()
-    from fairflare.engine.aggregation.server_sums import ServerSums
+    from fairflare.engine.server_sums import ServerSums
     from fairflare.privacy.secure_sum.keys import verified
-    from fairflare.privacy.secure_sum.ring import Ring
+    from fairflare.privacy.secure_sum.pairwise import Ring
 
     context = config.sha256()
     return ServerSums(

@@ -23,12 +23,10 @@ from fairflare.data.grouping import LABEL, Grouping
 from fairflare.data.site_config import SiteConfig, find_site_config, stricter
 from fairflare.data.tensors import described
 from fairflare.engine.after.base import Shape
-from fairflare.engine.aggregation.base import PlainAtSite, SitePart
-from fairflare.engine.benefit.alone import SHARE, Alone
-from fairflare.engine.benefit.measured import reports
-from fairflare.engine.choices import NO_CHOICE
-from fairflare.engine.clinical import NOTHING, View
-from fairflare.engine.clinical_site import ClinicalAtSite
+from fairflare.engine.aggregation import PlainAtSite, SitePart
+from fairflare.engine.benefit import SHARE, Alone, reports
+from fairflare.engine.checks import NO_CHOICE
+from fairflare.engine.clinical import NOTHING, ClinicalAtSite, View
 from fairflare.engine.memory import SPENT_ENDING, Asked, SiteMemory, SpentFile, after_file, asked_file
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.run_config import RunConfig, site_of_client
@@ -293,10 +291,10 @@ def site_part(
     """What seals and masks the answers of the site ``name``, or sends them as they are; raises as ``summed``."""
     if config.secure_sum == NONE:
         return PlainAtSite()
-    from fairflare.engine.aggregation.site_sums import SiteSums
-    from fairflare.privacy.secure_sum.graph import graph_of
+    from fairflare.engine.aggregation import SiteSums
     from fairflare.privacy.secure_sum.keys import PairwiseKeys
-    from fairflare.privacy.secure_sum.ring import Ring
+    from fairflare.privacy.secure_sum.pairwise import Ring
+    from fairflare.privacy.secure_sum.protocol import graph_of
 
     graph = graph_of(config.mask_neighbours, len(parts.task.sites()) - bool(config.leave_out))
     keys = PairwiseKeys(name, config.sha256(), own.identity, graph)

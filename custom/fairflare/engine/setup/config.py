@@ -16,7 +16,7 @@ from fairflare.core.settings import Given, Owners, bare, owned, owner_of
 from fairflare.core.types import Round, Training
 from fairflare.data.grouping import LABEL
 from fairflare.data.grouping import NONE as UNGROUPED
-from fairflare.engine.choices import NO_CHOICE
+from fairflare.engine.checks import NO_CHOICE
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config_checks import checked_config
 from fairflare.engine.setup.method_parts import (

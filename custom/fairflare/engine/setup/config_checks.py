@@ -7,8 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fairflare.aggregators.base import Rule, SummedRule
-from fairflare.aggregators.bounds import Bounds, Combining
+from fairflare.aggregators.base import Bounds, Combining, Rule, SummedRule
 from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
 from fairflare.core.schema import HIDDEN_METRICS
@@ -16,16 +15,15 @@ from fairflare.core.settings import Owners, bare, exactly_the_keys
 from fairflare.core.types import Round, TensorSpec, Training
 from fairflare.core.validation import SITE, expected
 from fairflare.data.grouping import LABEL
-from fairflare.engine.choices import NO_CHOICE
+from fairflare.engine.checks import NO_CHOICE
 from fairflare.engine.files import SUFFIX
 from fairflare.engine.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import NO_STEP, MethodParts, method_parts, part, step_class
 from fairflare.engine.setup.site_parts import shape
 from fairflare.participation.base import Selector
-from fairflare.privacy.secure_sum.graph import AUTO, graph_of
-from fairflare.privacy.secure_sum.protocol import LEAST
-from fairflare.privacy.secure_sum.ring import WIDTHS
+from fairflare.privacy.secure_sum.pairwise import WIDTHS
+from fairflare.privacy.secure_sum.protocol import AUTO, LEAST, graph_of
 from fairflare.privacy.secure_sum.schemes import MOST_CKKS_Q, NONE, check_scheme
 from fairflare.probes.base import Probe
 from fairflare.tasks.base import Task

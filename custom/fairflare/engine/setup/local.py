@@ -14,21 +14,20 @@ from typing import Any
 
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.findings import Finding
+from fairflare.core.manifest import all_versions
+from fairflare.core.schema import Instruction, Transport
 from fairflare.core.types import Round, SiteData, StateDict
-from fairflare.core.versions import all_versions
 from fairflare.core.workers import start_method
 from fairflare.data.centralised import pooled
 from fairflare.data.tensors import Split, TensorData
-from fairflare.engine.aggregation.base import Aggregation
-from fairflare.engine.choices import NO_CHOICE
+from fairflare.engine.aggregation import Aggregation
+from fairflare.engine.checks import NO_CHOICE
 from fairflare.engine.entries import by_site
 from fairflare.engine.files import SUFFIX
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.in_process import InProcess
-from fairflare.engine.in_workers import InWorkers
+from fairflare.engine.in_process import InProcess, InWorkers
 from fairflare.engine.loop import Observer
 from fairflare.engine.memory import forget
-from fairflare.engine.messages import Instruction, Transport
 from fairflare.engine.preflight import inspect_preflight, refusal
 from fairflare.engine.setup.assembly import after_at_server, benefit_at_server, build_federation, server_part
 from fairflare.engine.setup.at_site import build_site, new_credentials, view_of

@@ -9,16 +9,16 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast, get_args
 
-from fairflare.aggregators.bounds import LIARS, MIXES, At, Bounds, Mix
+from fairflare.aggregators.base import LIARS, MIXES, At, Bounds, Mix
 from fairflare.core import registry, validation
 from fairflare.core.errors import UserError
 from fairflare.core.findings import ACCEPTABLE
 from fairflare.core.settings import Owners, bare, exactly_the_keys, flat, nested
 from fairflare.core.validation import CLIENT, FEDERATION, SHA256, Entries, Range, Seed, Sites, Text, expected
-from fairflare.engine.choices import BY, NO_CHOICE, RATIO
+from fairflare.engine.checks import BY, NO_CHOICE, RATIO
 from fairflare.engine.setup.config_checks import checked_config
 from fairflare.engine.setup.method_parts import NO_STEP, PART_KEYS, STEPS
-from fairflare.privacy.secure_sum.graph import AUTO, NEIGHBOURS
+from fairflare.privacy.secure_sum.protocol import AUTO, NEIGHBOURS
 from fairflare.privacy.secure_sum.schemes import SCHEMES
 from fairflare.tasks.base import Task
 
@@ -67,9 +67,9 @@ class RunConfig:
         secure_sum: how sites sum the numbers that the weights are made of: "none" (they say them), "masks" or "ckks",
             see ``privacy.secure_sum``.
         mask_neighbours: how many sites each shares masks of updates with: "auto", "all", or the fewest as a number, see
-            ``privacy.secure_sum.graph``.
+            ``privacy.secure_sum.protocol``.
         mask_bits: of each entry of a masked update: 64, or 32, which rounds parameters; see
-            ``privacy.secure_sum.ring``.
+            ``privacy.secure_sum.pairwise``.
         site_epsilon: budget of a hospital's updates over the run; 0: none, see ``privacy.site_noise``.
         site_delta: the chance that goes with it.
         site_clip: the largest norm of a site's update, as if all weights were alike.
@@ -80,7 +80,7 @@ class RunConfig:
         clip_at: which median: "median", "weighted" by examples, or followed by "bits".
         clip_memory: share of the past in a moving average of that median.
         cap_weights: the largest weight of a site; 1: any; "auto": 2 / K.
-        mix_updates: what takes the place of single updates: "none" or one of ``aggregators.bounds.MIXES``.
+        mix_updates: what takes the place of single updates: "none" or one of ``aggregators.base.MIXES``.
         liars: share of the sites that mixing holds against.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
         after: what is done with the final model: "none", "recalibrate", "shares" or "conformal", see ``engine.after``.

@@ -15,8 +15,8 @@ from fairflare.aggregators.base import Rule
 from fairflare.core import registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.core.metric import LOSSES
+from fairflare.core.schema import Slot, slots_of
 from fairflare.core.seeds import forget_seeds, seed_everything
-from fairflare.core.slots import Slot, slots_of
 from fairflare.core.types import Need, Number, Outline, StateDict, numbers_of, tensors_of
 from fairflare.data.grouping import Grouping
 from fairflare.engine.after.base import AfterStep, Shape

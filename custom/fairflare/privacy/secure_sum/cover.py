@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from fairflare.privacy.secure_sum.graph import SHARE as SHARE_OF_SITES
 from fairflare.privacy.secure_sum.keys import PairwiseKeys, Stream
 from fairflare.privacy.secure_sum.protocol import LEAST, MOST, SumOrder, SumRefused
+from fairflare.privacy.secure_sum.protocol import SHARE as SHARE_OF_SITES
 
 PRIME = 2**255 - 19
 SEED, SHARE = 31, 32

@@ -18,8 +18,15 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fairflare.privacy.secure_sum.graph import MaskGraph
-from fairflare.privacy.secure_sum.protocol import Identity, NoIdentity, Sealed, SumOrder, SumRefused, fingerprint
+from fairflare.privacy.secure_sum.protocol import (
+    Identity,
+    MaskGraph,
+    NoIdentity,
+    Sealed,
+    SumOrder,
+    SumRefused,
+    fingerprint,
+)
 
 KEY = re.compile(r"[0-9a-f]{64}")
 TAG = 16

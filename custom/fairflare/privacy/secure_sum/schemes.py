@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
@@ -22,6 +23,10 @@ MOST_CKKS_Q = 4
 """(1e-10)^4 and (1e6)^4 times 1e12 examples are numbers that CKKS can sum."""
 CIPHERTEXT = 2**19
 """Bytes of a ciphertext at most; a real one has about 235,000."""
+SITE_CONTEXT, SERVER_CONTEXT = "client_context.tenseal", "server_context.tenseal"
+"""Where FLARE's ``HEBuilder`` puts them."""
+HE = "he"
+"""Folder of a simulated run with contexts of its own."""
 
 
 @dataclass(frozen=True)
@@ -77,3 +82,10 @@ def combiner(name: str, credentials: Credentials) -> Callable[[Mapping[str, byte
         return masks.passed_on
     context = credentials.ckks()
     return partial(import_module(CHECKED).combine, context=context)
+
+
+def make_contexts(folder: Path) -> None:
+    """Write new contexts for a simulated run with "ckks" into ``folder``."""
+    (folder / HE).mkdir(exist_ok=True)
+    for name, content in zip((SITE_CONTEXT, SERVER_CONTEXT), import_module(CHECKED).new_contexts(), strict=True):
+        (folder / HE / name).write_bytes(content)

@@ -21,10 +21,12 @@ from fairflare.core.types import Objective, SiteData
 from fairflare.core.validation import Names, shown
 from fairflare.core.validation import expected as expect
 from fairflare.data.readers.table_features import LARGEST, as_numbers
-from fairflare.functional.resampling import Array
-from fairflare.tasks import metrics_regression  # noqa: F401  (a job carries the metrics with the kind)
+from fairflare.functional.intervals import Array
+from fairflare.tasks import (
+    kind,
+    metrics_regression,  # noqa: F401  (a job carries the metrics with the kind)
+)
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
-from fairflare.tasks.kinds import trees
 from fairflare.tasks.kinds.own import OwnData
 
 if TYPE_CHECKING:
@@ -201,11 +203,11 @@ class Amounts(TaskKind):
         return float(targets.mean())
 
     def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
-        found = trees.rows(data)
+        found = kind.rows(data)
         return found and self._grown(*found)
 
     def _grown(self, x: np.ndarray, y: np.ndarray) -> Answers:
-        return trees.of_amounts(x, y)
+        return kind.of_amounts(x, y)
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,7 @@ class Counts(Amounts):
 
     def _grown(self, x: np.ndarray, y: np.ndarray) -> Answers:
         counts, exposures = (y, None) if y.ndim == 1 else (y[:, 0], y[:, 1])
-        return trees.of_amounts(x, counts, exposures, counts=True)
+        return kind.of_amounts(x, counts, exposures, counts=True)
 
 
 @cache

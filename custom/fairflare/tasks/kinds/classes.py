@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairflare.core.types import Objective, SiteData, local_objective
-from fairflare.functional.resampling import Array
-from fairflare.tasks import metrics
+from fairflare.functional.intervals import Array
+from fairflare.tasks import kind, metrics
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
-from fairflare.tasks.kinds import trees
 
 if TYPE_CHECKING:
     from fairflare.tasks.base import Task
@@ -118,8 +117,8 @@ class Classes(TaskKind):
         return Baseline(lambda inputs: shares.expand(len(inputs), -1), counted=True)
 
     def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
-        found = trees.rows(data)
-        return found and trees.of_classes(*found, len(classes))
+        found = kind.rows(data)
+        return found and kind.of_classes(*found, len(classes))
 
 
 CLASSES = Classes()

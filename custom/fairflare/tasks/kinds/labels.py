@@ -20,14 +20,13 @@ from torch.nn import functional as F
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.metric import Metric
-from fairflare.core.order import some
+from fairflare.core.suggest import some
 from fairflare.core.types import Objective, SiteData
 from fairflare.core.validation import Names, shown
 from fairflare.core.validation import expected as expect
-from fairflare.functional.resampling import Array
-from fairflare.tasks import metrics_multilabel
+from fairflare.functional.intervals import Array
+from fairflare.tasks import kind, metrics_multilabel
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
-from fairflare.tasks.kinds import trees
 from fairflare.tasks.kinds.own import OwnData
 
 if TYPE_CHECKING:
@@ -206,14 +205,14 @@ class Labels(TaskKind):
 
     def trees(self, data: SiteData, classes: Sequence[str]) -> Answers | None:
         """One model for each label, on the rows that say it; even odds where none does."""
-        found = trees.rows(data)
+        found = kind.rows(data)
         if found is None:
             return None
         x, y = found
         grown = []
         for column in y.T:
             known = ~np.isnan(column)
-            grown.append(trees.of_classes(x[known], column[known].astype(np.int64), 2) if known.any() else None)
+            grown.append(kind.of_classes(x[known], column[known].astype(np.int64), 2) if known.any() else None)
 
         def answers(inputs: Tensor) -> Tensor:
             each = [one(inputs) if one else torch.zeros(len(inputs), 2) for one in grown]

@@ -22,7 +22,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import Objective, SiteData
 from fairflare.core.validation import shown
 from fairflare.data.readers.table_features import as_numbers
-from fairflare.functional.resampling import Array
+from fairflare.functional.intervals import Array
 from fairflare.tasks.kind import Baseline, Cases, TaskKind
 from fairflare.tasks.metrics_survival import KIND
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.order import some
 from fairflare.core.seeds import derive
+from fairflare.core.suggest import some
 from fairflare.core.types import Training
 from fairflare.core.validation import Names, Text, shown
 from fairflare.data.inputs import Scaling, TableInputs

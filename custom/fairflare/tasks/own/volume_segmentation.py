@@ -16,9 +16,8 @@ from fairflare.data.volumes import VolumeData
 from fairflare.networks import own as own_network
 from fairflare.networks import volumes
 from fairflare.tasks.base import Preset, expect
-from fairflare.tasks.kinds.masks import structure_values
+from fairflare.tasks.kinds.masks import VOLUME_MASKS, of_volumes, structure_values
 from fairflare.tasks.kinds.own_volumes import FEWEST, MOST, OwnVolumes, three
-from fairflare.tasks.kinds.volume_masks import VOLUME_MASKS, of_volumes
 
 SMALL = Training(rounds=12, batch_size=4, optimizer="adam", lr=5e-3, weight_decay=1e-4, adam_beta2=0.99)
 """For a small U-Net on a laptop."""

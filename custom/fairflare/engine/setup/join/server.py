@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 
 from fairflare.core.errors import RunFailed
-from fairflare.core.schema import Answer, Instruction
+from fairflare.core.manifest import all_versions, versions
+from fairflare.core.schema import Answer, Instruction, Transport
 from fairflare.core.types import Round
-from fairflare.core.versions import all_versions, versions
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.checks import Refused, first_good, left_out, silent
 from fairflare.engine.files import AUDIT
-from fairflare.engine.messages import Transport
 from fairflare.engine.preflight import inspect_preflight, refusal
 from fairflare.engine.setup.assembly import build_federation, server_part
 from fairflare.engine.setup.join.plan import LEAST_SECRET, ON_ALL, Plan, plan_of

@@ -33,6 +33,7 @@ from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
 from fairflare.engine.state import save_json, save_tensors
+from fairflare.functional.calibration import fitted
 from fairflare.functional.decision import Array
 from fairflare.functional.exchange import (
     FIRST,
@@ -48,7 +49,6 @@ from fairflare.functional.exchange import (
     many_by_regression,
     rounded,
 )
-from fairflare.functional.line import fitted
 from fairflare.functional.slopes import sigmoid
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.privacy.secure_sum.schemes import Credentials, masked_sizes

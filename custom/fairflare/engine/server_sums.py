@@ -13,9 +13,9 @@ import torch
 
 from fairflare.aggregators.base import added_whole
 from fairflare.core.lazy_tensors import Stored, gathered
-from fairflare.core.schema import Answer, Instruction, Spec, TaskName, answer_fields
+from fairflare.core.schema import Answer, Declared, Instruction, SiteModels, Spec, TaskName, Transport, answer_fields
 from fairflare.core.types import Reply, Round, StateDict
-from fairflare.engine.aggregation.base import CheckSums, Combined, Total, Trained
+from fairflare.engine.aggregation import CheckSums, Combined, Total, Trained
 from fairflare.engine.checks import (
     Refused,
     Rejection,
@@ -28,13 +28,11 @@ from fairflare.engine.checks import (
     silent,
 )
 from fairflare.engine.gate import Verdict, reply_of
-from fairflare.engine.messages import Declared, SiteModels, Transport
 from fairflare.engine.norms import SUM, norms_of
 from fairflare.privacy.secure_sum.cover import NONE, SEALED, SHARE, recover, stream_of, threshold, uncovered
 from fairflare.privacy.secure_sum.keys import PROOF
-from fairflare.privacy.secure_sum.pairwise import combine_updates, passed_on
+from fairflare.privacy.secure_sum.pairwise import Ring, Scale, combine_updates, passed_on
 from fairflare.privacy.secure_sum.protocol import ATTEMPTS, Sealed, SumRefused
-from fairflare.privacy.secure_sum.ring import Ring, Scale
 from fairflare.privacy.secure_sum.schemes import masked_sizes
 
 T = TypeVar("T")

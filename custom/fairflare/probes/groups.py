@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the received model decides for each group of patients, as counts that can be added over sites.
+"""What a site tells of groups of patients, and of classes: losses, and counts that can be added over sites.
 
-Of every group: examples of the positive class and those found among them, of the other classes and those taken for the
-positive one. From sums of these a server has the federation's true-positive rates, which no mean of sites' rates is.
+The received model's loss: Zhang et al. (FedUFO), Patterns 5, 2024, Algorithm 1; over all examples, in evaluation mode
+and with evaluation transforms, where the authors' code drops the last, incomplete batch and with it every small group.
+
+How the received model decides for each group: examples of the positive class and those found among them, of the other
+classes and those taken for the positive one. From sums of these a server has the federation's true-positive rates,
+which no mean of sites' rates is.
 """
 
 from __future__ import annotations
@@ -15,11 +19,70 @@ import torch
 from fairflare.core.errors import UserError
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import probe
-from fairflare.core.types import MOST_EXAMPLES, Cost, LocalWork, Need, Number, Offer, Outline
+from fairflare.core.types import (
+    GROUP_COUNT,
+    GROUP_LOSS,
+    HELD,
+    LARGEST_LOSS,
+    MOST_EXAMPLES,
+    Cost,
+    LocalWork,
+    Need,
+    Number,
+    Offer,
+    Outline,
+)
 from fairflare.core.validation import Few, Range
 from fairflare.functional.group_rates import CORRECT, FAMILIES, SEEN
 from fairflare.privacy.counts import released
 from fairflare.probes.base import Probe
+
+
+@probe("group-loss")
+@dataclass(frozen=True)
+class GroupLoss(Probe):
+    """Mean loss of the site and, as far as the site's minimum count lets them leave, size and mean loss per group."""
+
+    cost: ClassVar[Cost] = Cost(forward=1)
+    reports: ClassVar[tuple[Number, ...]] = (
+        Number("loss", 0.0, LARGEST_LOSS, "mean loss of the received model on the training split"),
+    )
+
+    probe_batch: Few = 64
+
+    def scalars(self, outline: Outline) -> tuple[Number, ...]:
+        per_group = [
+            (
+                Number(f"{GROUP_LOSS}/{name}", 0.0, LARGEST_LOSS, f"mean loss of the received model on group {name}"),
+                Number(f"{GROUP_COUNT}/{name}", 0.0, float(MOST_EXAMPLES), f"training examples of group {name}"),
+            )
+            for name in outline.groups
+        ]
+        return (*self.reports, *(scalar for pair in per_group for scalar in pair))
+
+    @no_grad
+    def measure(self, work: LocalWork) -> dict[str, float]:
+        """ "loss": the mean over the training split, >= 0; of each group that may leave its mean and its count.
+
+        Examples in no group count in "loss" alone. Nothing of a group leaves whose size may not (``released``).
+        """
+        network, objective = work.network.eval(), work.loss()
+        counts = work.data.group_counts.tolist()
+        sums = torch.zeros(len(counts) + 1, dtype=torch.float64)
+        for batch in work.data.fixed("train", self.probe_batch):
+            work.stop_if_aborted()
+            there = batch.to(work.device)
+            losses = objective(network(there.inputs), there.targets, reduction="none").double().cpu()
+            # Index -1, an example in no group, falls on the last place.
+            sums.index_add_(0, batch.groups % len(sums), losses)
+        n = work.data.size("train")
+        found = {"loss": float(sums.sum()) / n}
+        may_leave = released(counts, work.min_count, unknown=n - sum(counts))
+        for name, total, count, free in zip(work.groups, sums.tolist(), counts, may_leave):
+            if free and count:
+                found |= {f"{GROUP_LOSS}/{name}": total / count, f"{GROUP_COUNT}/{name}": float(count)}
+        return found
+
 
 MEANINGS = (
     "examples of the positive class in group {}",
@@ -105,3 +168,24 @@ class FairnessCounts(Probe):
 
     def missing(self, offer: Offer) -> str:
         return "" if offer.has_classes else "it counts right and wrong answers, which needs one class per example"
+
+
+@probe("held-classes")
+@dataclass(frozen=True)
+class HeldClasses(Probe):
+    """Per class 1 where the training split has examples of it, at least the site's minimum count, and 0 where not.
+
+    A class of fewer examples looks like one that is not there. A site that lets no group's numbers leave says nothing.
+    """
+
+    cost: ClassVar[Cost] = Cost()
+
+    def scalars(self, outline: Outline) -> tuple[Number, ...]:
+        meaning = "1 if the site's training split holds the class, 0 if not"
+        return tuple(Number(f"{HELD}/{c}", 0.0, 1.0, meaning) for c in range(outline.classes))
+
+    def measure(self, work: LocalWork) -> dict[str, float]:
+        if work.min_count is None:
+            return {}
+        least = max(work.min_count, 1)
+        return {f"{HELD}/{c}": float(n >= least) for c, n in enumerate(work.data.class_counts.tolist())}
