@@ -196,8 +196,8 @@ def test_code_for_networks_by_class_travels_with_a_class_alone():
 def test_code_of_volumes_travels_with_their_tasks_alone():
     for task in OWN:
         names = {path.as_posix() for path in at_site("fedavg", task)}
-        brought = {"data/readers/volumes.py", "data/volumes.py", "networks/volumes.py"} & names
-        assert len(brought) == 3 * task.startswith("volume"), f"{task}: {sorted(brought)}"
+        brought = {"data/readers/volumes.py", "networks/volumes.py"} & names
+        assert len(brought) == 2 * task.startswith("volume"), f"{task}: {sorted(brought)}"
 
 
 def test_a_table_brings_itself_alone():

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from fairflare.core.errors import UserError
-from fairflare.data.grouping import Grouping
 from fairflare.data.readers.files import FileSplit
-from fairflare.data.tensors import Split, TensorData
+from fairflare.data.tensors import Grouping, Split, TensorData
 
 
 def pooled(own: TensorData, others: Sequence[TensorData]) -> TensorData:

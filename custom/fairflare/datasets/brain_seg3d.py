@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from fairflare.core.validation import Images, Range
 from fairflare.data.inputs import ImageInputs
-from fairflare.data.readers.volumes import VolumeReader
+from fairflare.data.readers.volumes import VolumeData, VolumeReader
 from fairflare.data.tensors import TensorData
-from fairflare.data.volumes import VolumeData
 from fairflare.datasets.brain_seg import BrainSeg, weighted
 from fairflare.datasets.simulated.anatomy import DEEP, FIELD_OF_VIEW, bumps, soft, template, ventricle_region
 from fairflare.networks.volumes import segmenter

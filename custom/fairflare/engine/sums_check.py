@@ -19,7 +19,7 @@ BY_PATIENTS = ("between", "own")
 
 @dataclass(frozen=True)
 class SumsCheck:
-    """See ``networks.regression.Regression`` for the entries, all of which are means over a site's patients.
+    """See ``networks.builtin.Regression`` for the entries, all of which are means over a site's patients.
 
     Attributes:
         family: of the outcome, see ``TaskKind.family``.

@@ -26,9 +26,8 @@ from fairflare.core.metric import finite
 from fairflare.core.schema import IN_USE
 from fairflare.core.seeds import derive
 from fairflare.core.types import INTERVALS, Round, Training
-from fairflare.data.grouping import Grouping
 from fairflare.data.site_config import SiteConfig, stricter
-from fairflare.data.tensors import TensorData
+from fairflare.data.tensors import Grouping, TensorData
 from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.benefit.measured import Pair, measured
 from fairflare.engine.evaluation import LEVEL, Predictions, over_patients, predict

@@ -27,7 +27,7 @@ def coefficient_section(model: Mapping[str, Any], config: Mapping[str, Any], sit
     """Of a run of exact regression: its table; None of any other.
 
     Args:
-        model: state dict of the run's model, see ``networks.regression.Regression``.
+        model: state dict of the run's model, see ``networks.builtin.Regression``.
         config: the run's config.json.
         sites: rows of ``rows.site_rows``; only ``n_examples`` is read.
 

@@ -16,8 +16,7 @@ from fairflare.core import registry
 from fairflare.core.execution import Execution, default_device, placed
 from fairflare.core.seeds import derive
 from fairflare.core.types import LocalWork, Round, StateDict, Training
-from fairflare.data.grouping import Grouping
-from fairflare.data.tensors import Split, TensorData
+from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from fairflare.core.seeds import derive, seed_everything
 from fairflare.core.types import LocalWork, Outline, Round, SplitName, StateDict, TensorSpec, Training
-from fairflare.data.grouping import Grouping
-from fairflare.data.tensors import Split, TensorData
-from fairflare.networks.regression import Regression
+from fairflare.data.tensors import Grouping, Split, TensorData
+from fairflare.networks.builtin import Regression
 from fairflare.trainers.base import Trainer
 
 GROUPS = ("a", "b")
