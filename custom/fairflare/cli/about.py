@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import importlib
 import keyword
 import re
+import sys
 from datetime import date
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import click
 
@@ -27,7 +32,6 @@ TEMPLATES = Path(__file__).parent / "templates"
 @json_option
 def list_methods(parts: bool, as_json: bool) -> None:
     """Methods: what they are for, what they cost, and their parameters with defaults."""
-    from fairflare.studies.later import put_off
 
     put_off("torch", "numpy")
     from fairflare.studies import describe
@@ -59,10 +63,9 @@ def describe(name: str) -> Told:
 
     The default is the one that the method or the task's preset has; a name of several settings is listed with each.
     """
-    from fairflare.studies.later import put_off
 
     put_off("torch", "numpy")
-    from fairflare.cli.settings_rows import about
+    from fairflare.studies.describe import about
 
     return (found := about(name)), partial(console.settings, found)
 
@@ -77,7 +80,6 @@ def new(kind: str, name: str, out: Path) -> Told:
 
     No file is overwritten. The example is a method of its own at once: run it, then change it.
     """
-    from fairflare.studies.later import put_off
 
     put_off("torch", "numpy")
     files = write_part(kind, name, out)
@@ -141,3 +143,25 @@ def _texts(kind: str, name: str, module: str) -> dict[str, str]:
     # Not HTML: these are Python and Markdown, and the one value that comes from outside is a checked name.
     made = Environment(loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True)
     return {file: made.get_template(template).render(values).rstrip("\n") + "\n" for file, template in files.items()}
+
+
+class Later(ModuleType):
+    """Stands for a module, which is imported when an attribute of it is asked for.
+
+    ``importlib.util.LazyLoader`` imports the module as soon as a second file imports it, too.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = find_spec(name)
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def put_off(*names: str) -> None:
+    """From here on modules that have not been imported yet are only imported once they are used."""
+    for name in set(names) - set(sys.modules):
+        sys.modules[name] = Later(name)

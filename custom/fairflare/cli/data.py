@@ -67,9 +67,8 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
 
     with Counter("looking at the data") as counter:
         from fairflare.import_data.detect import look
-        from fairflare.import_data.preview import lines, summary
         from fairflare.import_data.proposal import Choices, refuse
-        from fairflare.import_data.write import contents, refuse_existing, write
+        from fairflare.import_data.write import contents, lines, refuse_existing, summary, write
 
         root = folder.parent if folder.is_file() else folder
         asks = sys.stdin.isatty() and not as_json and not yes

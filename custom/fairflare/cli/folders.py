@@ -65,7 +65,7 @@ def verify(folder: Path, head: str, heads: tuple[Path, ...], root: Path | None, 
     from fairflare.engine.log_lines import events
     from fairflare.privacy.log_verifier import check
     from fairflare.report.write import absent, verified_run
-    from fairflare.studies.earlier import as_converted
+    from fairflare.studies.folders import as_converted
 
     worker = at_work(folder)
     try:
@@ -237,7 +237,7 @@ def convert(folders: tuple[Path, ...]) -> Told:
     *.safetensors with the same contents, bit for bit, and go. Earlier versions wrote pickles, which no other command
     reads: they are read as data, and nothing in them is executed.
     """
-    from fairflare.studies.earlier import convert
+    from fairflare.studies.folders import convert
 
     done = {str(folder): convert(folder) for folder in folders}
     said = [f"{folder}: {', '.join(names) or 'nothing to convert'}" for folder, names in done.items()]

@@ -13,7 +13,6 @@ from fairflare.cli.console import say, show_table
 from fairflare.report.benefit import over_methods
 from fairflare.report.compare import drawn_words, table
 from fairflare.report.deployed_model import remark
-from fairflare.report.free_riders import DETECTORS
 from fairflare.report.quantities import NAMES
 from fairflare.report.sanity_checks import sentences, verdict
 from fairflare.report.sentences import differences, group_metric_words
@@ -124,6 +123,8 @@ def contribution(found: Mapping[str, Any], folder: Path) -> None:
 
 def riders(found: Mapping[str, Any], folder: Path) -> None:
     """The tables of ``fairflare riders``: per method, kinds of riders down and detectors across."""
+    from fairflare.studies.free_riders import DETECTORS
+
     for method in found["methods"]:
         rows = []
         for kind, one in method["kinds"].items():

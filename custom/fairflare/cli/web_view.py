@@ -15,7 +15,7 @@ from werkzeug.serving import make_server
 from fairflare.cli import console
 from fairflare.cli.live_view import Watched, headlines, looked, site_rows, watched_in
 from fairflare.core.errors import UserError
-from fairflare.report.templates import rendered
+from fairflare.report.values import rendered
 from fairflare.studies.display import clean
 
 HERE = "127.0.0.1"

@@ -25,12 +25,12 @@ from fairflare.core.order import natural, some
 from fairflare.core.suggest import unlisted
 from fairflare.core.validation import shown
 from fairflare.data.readers.datalist import read_lists
-from fairflare.data.readers.naming import is_image
+from fairflare.data.readers.geometry import is_image
 from fairflare.import_data import masks
+from fairflare.import_data.columns import outcome_of
 from fairflare.import_data.folders import images_in_folders, level_table, patients_of
 from fairflare.import_data.labels import check_sites_agree, group_columns, grouped_by
 from fairflare.import_data.masks import check_sites, pixels, with_slices
-from fairflare.import_data.outcomes import outcome_of
 from fairflare.import_data.proposal import (
     SPLITS,
     Choices,

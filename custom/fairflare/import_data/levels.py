@@ -16,8 +16,7 @@ import pandas as pd
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, some
 from fairflare.core.suggest import unlisted
-from fairflare.import_data.proposal import MOST_CLASSES, Choices, Reading
-from fairflare.import_data.words import (
+from fairflare.import_data.labels import (
     looks_numbered,
     mostly,
     says_class,
@@ -26,6 +25,7 @@ from fairflare.import_data.words import (
     says_site,
     says_view,
 )
+from fairflare.import_data.proposal import MOST_CLASSES, Choices, Reading
 
 FOLDER = "folder"
 FEW = 12

@@ -19,22 +19,24 @@ import pandas as pd
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.order import in_order, natural, some
 from fairflare.core.validation import shown
-from fairflare.data.readers import naming
-from fairflare.data.readers.naming import stem
+from fairflare.data.readers import geometry
+from fairflare.data.readers.geometry import stem
 from fairflare.data.readers.tables import SUFFIXES, read_table
 from fairflare.import_data import masks
-from fairflare.import_data.columns import Predictors, as_options, predictors
-from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
-from fairflare.import_data.labels import bare, group_columns, grouped_by, same_numbers
-from fairflare.import_data.levels import FOLDER, is_patient_level, roles
-from fairflare.import_data.outcomes import (
+from fairflare.import_data.columns import (
     Outcome,
+    Predictors,
+    as_options,
     asked_columns,
     checked_times,
     columns_of_labels,
     in_columns,
     outcome_of,
+    predictors,
 )
+from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
+from fairflare.import_data.labels import WORDS, bare, group_columns, grouped_by, same_numbers, split_word
+from fairflare.import_data.levels import FOLDER, is_patient_level, roles
 from fairflare.import_data.proposal import (
     Choices,
     Files,
@@ -46,7 +48,6 @@ from fairflare.import_data.proposal import (
     site_name,
     site_names,
 )
-from fairflare.import_data.words import WORDS, split_word
 from fairflare.tasks.forms import FORMS
 
 KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
@@ -224,7 +225,7 @@ def _column_of_files(table: pd.DataFrame, columns: Sequence[str], index: Mapping
     best, most = "", (False, 0.0, 0.0)
     for name in columns if index else ():
         filled = table[name][~table[name].map(is_missing)]
-        hits = sum(bool(path) and naming.is_mask(path) == masks for path in _places(table, name, index))
+        hits = sum(bool(path) and geometry.is_mask(path) == masks for path in _places(table, name, index))
         if len(filled) and hits / len(filled) > HALF:
             # Ages may be names of files, too: a column of files says so, or has none twice.
             rank = (bool(OF_FILES.search(bare(name))), filled.nunique() / len(filled), hits / len(filled))
@@ -265,7 +266,7 @@ def _level_of(levels: pd.DataFrame, rows: Mapping[str, int], key: str) -> str:
 
 def _patients(files: Files, table: pd.DataFrame, columns: Sequence[str], key: str, chosen: Choices) -> Found:
     rows = {cell: k for k, cell in enumerate(table[key])}
-    images = [path for path in files.images if not naming.is_mask(path)]
+    images = [path for path in files.images if not geometry.is_mask(path)]
     levels = level_table(files, images, Choices())
     level = _level_of(levels, rows, key)
     kept = {path: rows[name] for path, name in zip(images, levels[level], strict=True) if name in rows}
@@ -313,7 +314,7 @@ def _images(
     several = columns_of_labels(chosen, columns)
     label, beside = mask or (several or [chosen.label])[0], {}
     if not label:
-        beside = naming.pairs(files.images)[0] if masked else {}
+        beside = geometry.pairs(files.images)[0] if masked else {}
         if not any(beside.values()):
             label = _label(table, columns, chosen)
     if label and label not in columns:

@@ -11,8 +11,7 @@ from fairflare.core.types import INTERVALS, TRIVIAL
 from fairflare.engine.benefit.measured import FEDERATED, HIGH, LOW, SOLO
 from fairflare.engine.clinical import CLINICAL
 from fairflare.report.clinical import steps_of, views
-from fairflare.report.templates import drawn, rendered
-from fairflare.report.values import in_order, json_value, label, number, plural
+from fairflare.report.values import drawn, in_order, json_value, label, number, plural, rendered
 
 FORMAT = 1
 TEST = "test"

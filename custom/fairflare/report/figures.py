@@ -35,8 +35,8 @@ from fairflare.report.svg import (
     short,
     whiskers,
 )
-from fairflare.report.templates import rendered as rendered_page
 from fairflare.report.values import capital, in_order, label, number, plural, signed, text
+from fairflare.report.values import rendered as rendered_page
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

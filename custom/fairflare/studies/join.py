@@ -32,14 +32,25 @@ from fairflare.inference.mix import event_index
 from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.report.sentences import study
 from fairflare.studies import display
-from fairflare.studies.candidates import INTERCEPT, federation_odds, logits_of, model_for, moved, on_fold, outputs_of
+from fairflare.studies.candidates import (
+    COX,
+    INTERCEPT,
+    NETWORK,
+    federation_odds,
+    logits_of,
+    model_for,
+    moved,
+    on_fold,
+    outputs_of,
+    own_log_risks,
+    own_network,
+)
 from fairflare.studies.combine import keep_own
 from fairflare.studies.folders import JOIN, JOIN_PAGE
 from fairflare.studies.groups import SCORES, by_group, by_score, differences
 from fairflare.studies.joined import write_sheets
 from fairflare.studies.labels import folder_name, split_method
 from fairflare.studies.own_model import TREES, own_model, own_risks
-from fairflare.studies.own_network import COX, NETWORK, own_log_risks, own_network
 from fairflare.studies.parallel import Workers, budget
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import SHARED, Study, config_of, facts

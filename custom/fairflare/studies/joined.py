@@ -15,7 +15,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.validation import SITE, shown
 from fairflare.engine.files import read_json
 from fairflare.engine.state import save_json, save_text
-from fairflare.report.sheet import sheet, sheet_page
+from fairflare.report.join import sheet, sheet_page
 from fairflare.studies import combine as combining
 from fairflare.studies import display
 from fairflare.studies.describe import leaving

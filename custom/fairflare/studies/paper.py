@@ -21,8 +21,6 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.state import save_text
 from fairflare.papers.declaration import Data, Exhibit, Row, Table
-from fairflare.papers.drawing import drawn, standalone
-from fairflare.papers.estimate import Speed, in_words, relative_cost
 from fairflare.papers.measures import CURVES, Beside, Run
 from fairflare.papers.tabulate import Used, differences, file_name, published_numbers, tabulated, with_published
 from fairflare.report.table_files import Table as Shown
@@ -32,8 +30,17 @@ from fairflare.studies.comparison import on_mixture, parse_options
 from fairflare.studies.describe import listed_rows
 from fairflare.studies.folders import check_path
 from fairflare.studies.labels import comparison_name, folder_name
-from fairflare.studies.paper_list import DATA_FOLDER, FOLDER, has_files, remember, speed_of
-from fairflare.studies.paper_panels import OF_DATA, OF_MODELS, Runs, segmentations
+from fairflare.studies.paper_list import (
+    DATA_FOLDER,
+    FOLDER,
+    Speed,
+    has_files,
+    in_words,
+    relative_cost,
+    remember,
+    speed_of,
+)
+from fairflare.studies.paper_panels import OF_DATA, OF_MODELS, Runs, drawn, segmentations, standalone
 from fairflare.studies.parallel import Workers, budget, side_by_side
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import Study, arms, facts, leaving_out

@@ -35,8 +35,7 @@ from fairflare.core.types import (
 )
 from fairflare.engine.setup.method_parts import default_parts
 from fairflare.engine.state import Checkpoint
-from fairflare.testing.example import GROUPS, ROUNDS, outline
-from fairflare.testing.parts import equal, restarted, same
+from fairflare.testing.example import GROUPS, ROUNDS, equal, outline, restarted, same
 
 TOLERANCE = 1e-9
 

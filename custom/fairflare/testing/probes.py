@@ -19,8 +19,17 @@ from fairflare.core.slots import flat
 from fairflare.core.types import LocalWork, StateDict
 from fairflare.engine.memory import SiteMemory
 from fairflare.probes.base import Probe
-from fairflare.testing.example import GROUPS, copied, outline, small_network, work_of_round
-from fairflare.testing.parts import equal, is_json, numbers_fit, tensors_fit
+from fairflare.testing.example import (
+    GROUPS,
+    copied,
+    equal,
+    is_json,
+    numbers_fit,
+    outline,
+    small_network,
+    tensors_fit,
+    work_of_round,
+)
 from fairflare.trainers.base import PlainTrainer
 
 MOMENTS = ("received", "trained", "anchored")

@@ -25,7 +25,7 @@ from fairflare.tasks.kinds.labels import Labels
 from fairflare.tasks.kinds.masks import MASKS
 from fairflare.tasks.kinds.survival import Hazards
 from fairflare.tasks.kinds.volume_masks import VOLUME_MASKS
-from fairflare.testing.parts import is_json
+from fairflare.testing.example import is_json
 
 CASES, BATCH = 40, 8
 LEVEL = 0.95

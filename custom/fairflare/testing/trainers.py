@@ -19,8 +19,17 @@ from fairflare.core import registry
 from fairflare.core.slots import flat
 from fairflare.core.types import LocalWork, TensorSpec, Training
 from fairflare.engine.memory import SiteMemory
-from fairflare.testing.example import TRAINING, SmallData, copied, example_of, work_of_round
-from fairflare.testing.parts import equal, is_json, numbers_fit, tensors_fit
+from fairflare.testing.example import (
+    TRAINING,
+    SmallData,
+    copied,
+    equal,
+    example_of,
+    is_json,
+    numbers_fit,
+    tensors_fit,
+    work_of_round,
+)
 from fairflare.testing.server_parts import check_server_half
 from fairflare.trainers.base import Trainer
 
