@@ -24,8 +24,8 @@ from fairflare.inference.mix import MIX, NUMBERS, Member, Mix, Trees, monitored,
 from fairflare.report.join import OutOfFold
 from fairflare.studies import combine
 from fairflare.studies.combine import as_module
-from fairflare.studies.groups import by_group
 from fairflare.studies.join import OneSplit, Question, fewer, within
+from fairflare.studies.joined import by_group
 from fairflare.studies.own_model import own_model
 
 LABELS = ["fedavg", "fedavg + intercept", "fedavg + class shares", "glm", "glm + intercept"]

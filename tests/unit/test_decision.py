@@ -13,7 +13,7 @@ from scipy import integrate, optimize, stats
 from fairflare.functional import betting, combination, decision
 from fairflare.functional.decision import Design, Doubt, Hospitals, Normals
 from fairflare.functional.exchange import Direction, row_of
-from fairflare.studies.groups import auc_benefit, log_loss_benefit
+from fairflare.studies.joined import auc_benefit, log_loss_benefit
 
 PLAIN = Design(exponent=0.0)
 

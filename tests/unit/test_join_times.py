@@ -17,9 +17,8 @@ from fairflare.functional.survival import concordance, concordance_error
 from fairflare.report.join import LANGUAGES, OutOfFold, page, texts
 from fairflare.studies import candidates
 from fairflare.studies.combine import read_join
-from fairflare.studies.groups import c_index_benefit, differences
 from fairflare.studies.join import Question, measure_join
-from fairflare.studies.joined import sheets_of
+from fairflare.studies.joined import c_index_benefit, differences, sheets_of
 
 
 def patients(n, seed=0):

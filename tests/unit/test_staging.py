@@ -224,7 +224,7 @@ def test_another_table_brings_its_own_files_alone():
 def test_a_simulated_task_brings_no_table():
     found = datasets("ich-phantom")
     assert not [name for name in found if name.startswith(("data/", "readers/"))]
-    assert {"ich_phantom.py", "simulated/anatomy.py"} <= found
+    assert {"ich_phantom.py", "kinds/anatomy.py"} <= found
     assert not {"brain_seg.py", "fundus_phantom.py", "digits.py"} & found
 
 
@@ -234,7 +234,7 @@ def test_a_job_keeps_rendered_data_under_the_same_name(task, tmp_path):
     copy_package(tmp_path / "fairflare", at_site("fedavg", task))
     code = f"""if True:
         from fairflare.engine.setup.tasks import load
-        from fairflare.datasets.simulated import cache
+        from fairflare.datasets.kinds import cache
         print(cache.__file__)
         print(cache._key(load({task!r}), "site-1"))"""
     found = [
@@ -327,13 +327,13 @@ def test_every_method_s_parts_are_built_from_what_its_sites_are_sent(tmp_path):
 
 def test_own_files_bring_what_they_import(tmp_path, monkeypatch):
     code, plugin = tmp_path / "mine.py", tmp_path / "my_probe.py"
-    code.write_text("def f():\n    from fairflare.datasets.simulated import corruptions\n")
+    code.write_text("def f():\n    from fairflare.datasets.kinds import anatomy\n")
     plugin.write_text("import fairflare.datasets.kinds.partition\n")
     monkeypatch.setenv(user_code.VARIABLE, str(code))
     monkeypatch.setenv(registry.PLUGINS, str(plugin))
     for app in staged(tmp_path / "out", "fedavg", "segmentation", **OWN["segmentation"]):
         package = app / "custom" / "fairflare"
-        assert (package / "datasets" / "simulated" / "corruptions.py").is_file()
+        assert (package / "datasets" / "kinds" / "anatomy.py").is_file()
         assert (package / "datasets" / "kinds" / "partition.py").is_file()
         assert not (package / "datasets" / "support2.py").exists()
         assert (package / "aggregators" / "my_probe.py").is_file() and (app / "custom" / "mine.py").is_file()

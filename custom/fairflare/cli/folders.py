@@ -132,13 +132,9 @@ def watch(folder: Path, once: bool, every: float, web: bool, port: int) -> None:
 
     Reads the audit log and changes nothing; Ctrl-C ends the display, not the run.
     """
-    if web:
-        from fairflare.cli.web_view import serve
+    from fairflare.cli import live_view
 
-        return serve(folder, port=port, every=every)
-    from fairflare.cli.live_view import watch as follow
-
-    follow(folder, once=once, every=every)
+    live_view.serve(folder, port=port, every=every) if web else live_view.watch(folder, once=once, every=every)
 
 
 @click.command()

@@ -44,8 +44,7 @@ from fairflare.functional.line import UNCHANGED
 from fairflare.functional.recalibration import recalibrated, temperature
 from fairflare.inference.loaded_run import Opened
 from fairflare.inference.predict import about as about_model
-from fairflare.report.clinical import views
-from fairflare.report.external import evaluation, paired
+from fairflare.report.clinical import evaluation, paired, views
 from fairflare.tasks.base import Task
 from fairflare.tasks.external import Labelled, constant_results, labelled, of_split, preflight
 

@@ -47,8 +47,7 @@ from fairflare.studies.candidates import (
 )
 from fairflare.studies.combine import keep_own
 from fairflare.studies.folders import JOIN, JOIN_PAGE
-from fairflare.studies.groups import SCORES, by_group, by_score, differences
-from fairflare.studies.joined import write_sheets
+from fairflare.studies.joined import SCORES, by_group, by_score, differences, write_sheets
 from fairflare.studies.labels import folder_name, split_method
 from fairflare.studies.own_model import TREES, own_model, own_risks
 from fairflare.studies.parallel import Workers, budget
