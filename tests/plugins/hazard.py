@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from fairflare.core.metric import Metric
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
-from fairflare.data.inputs import Feature, Scaling, TableInputs
+from fairflare.data.inputs import Scaling, TableInputs
+from fairflare.data.readers.table_features import Feature
 from fairflare.data.tensors import Split, TensorData
 from fairflare.tasks.base import Preset, Task
 from fairflare.tasks.kind import TaskKind

@@ -24,7 +24,8 @@ from fairflare.core.order import in_order, some
 from fairflare.core.suggest import unlisted
 from fairflare.core.types import MOST_EXAMPLES
 from fairflare.core.validation import CONTROL, check_plain, expected, shown
-from fairflare.data.inputs import LONGEST_VALUE, Columns, Feature, Scaling, parsed, plain, stacked
+from fairflare.data.inputs import Scaling
+from fairflare.data.readers.table_features import LONGEST_VALUE, Columns, Feature, parsed, plain, stacked
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "number": (),

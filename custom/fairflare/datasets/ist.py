@@ -18,7 +18,8 @@ from torch import nn
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
 from fairflare.core.validation import Range, shown
-from fairflare.data.inputs import Columns, Feature, Scaling, TableInputs, as_numbers, parsed, stacked
+from fairflare.data.inputs import Scaling, TableInputs
+from fairflare.data.readers.table_features import Columns, Feature, as_numbers, parsed, stacked
 from fairflare.datasets.kinds.patients import Centres, CentreTask, fixed_split, packed
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import Preset, expect

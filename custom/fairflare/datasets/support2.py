@@ -13,7 +13,8 @@ from typing import Literal
 import numpy as np
 
 from fairflare.core.types import Training
-from fairflare.data.inputs import Feature, TableInputs, parsed, stacked
+from fairflare.data.inputs import TableInputs
+from fairflare.data.readers.table_features import Feature, parsed, stacked
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.kinds.patients import Table, TableTask, packed
 from fairflare.tasks.base import Preset

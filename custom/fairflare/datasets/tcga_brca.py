@@ -22,7 +22,8 @@ from torch import nn
 
 from fairflare.core.errors import DataError
 from fairflare.core.types import Training
-from fairflare.data.inputs import Feature, Scaling, TableInputs, as_numbers
+from fairflare.data.inputs import Scaling, TableInputs
+from fairflare.data.readers.table_features import Feature, as_numbers
 from fairflare.data.readers.tables import read_columns
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData

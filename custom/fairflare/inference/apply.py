@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairflare.core.validation import as_cell
-from fairflare.data.inputs import Feature, parsed, stacked
 from fairflare.data.readers.datalist import Frame, file_of
 from fairflare.data.readers.geometry import NIFTI, Geometry, geometry_of, looks_like_image, slices_of, suffix_of
 from fairflare.data.readers.pictures import Reader
+from fairflare.data.readers.table_features import Feature, parsed, stacked
 from fairflare.data.readers.tables import read_columns
 from fairflare.inference.modules import Whole
 

@@ -20,9 +20,10 @@ from fairflare.core.execution import default_device
 from fairflare.core.order import natural
 from fairflare.core.types import Batch
 from fairflare.core.validation import shown
-from fairflare.data.inputs import ImageInputs, Scaling, TableInputs, plain
+from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
 from fairflare.data.readers.datalist import Frame, file_of
 from fairflare.data.readers.geometry import IMAGES, Geometry, geometry_of, looks_like_image, pairs, slices_of, suffix_of
+from fairflare.data.readers.table_features import plain
 from fairflare.data.readers.tables import read_columns
 from fairflare.data.readers.volumes import VolumeReader
 from fairflare.data.tensors import as_float, normalised

@@ -10,7 +10,7 @@ import torch
 from cases import each
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.findings import CODES
-from fairflare.data.inputs import as_days
+from fairflare.data.readers.table_features import as_days
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.table_columns import SILENT, TableFingerprint, features_of, names_of, read_columns
 from fairflare.engine.setup import tasks

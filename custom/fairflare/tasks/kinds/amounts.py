@@ -20,7 +20,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import Objective, SiteData
 from fairflare.core.validation import Names, shown
 from fairflare.core.validation import expected as expect
-from fairflare.data.inputs import LARGEST, as_numbers
+from fairflare.data.readers.table_features import LARGEST, as_numbers
 from fairflare.functional.resampling import Array
 from fairflare.tasks import metrics_regression  # noqa: F401  (a job carries the metrics with the kind)
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind

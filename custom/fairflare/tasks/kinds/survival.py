@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import Objective, SiteData
 from fairflare.core.validation import shown
-from fairflare.data.inputs import as_numbers
+from fairflare.data.readers.table_features import as_numbers
 from fairflare.functional.resampling import Array
 from fairflare.tasks.kind import Baseline, Cases, TaskKind
 from fairflare.tasks.metrics_survival import KIND

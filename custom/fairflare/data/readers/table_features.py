@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the columns of a table become features, as plain data: the same for training, prediction and exported models."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fairflare.core.errors import DataError
+from fairflare.core.validation import shown
+
+Columns = Mapping[str, Sequence[str]]
+"""Column -> its cells as text, "" where empty."""
+Arrays = Mapping[str, np.ndarray]
+"""Column -> float64 (N,) with nan where empty, dates as days; or text (N,)."""
+LARGEST = 1e30
+"""Size that a number stays below: a float32 holds it, its products with weights, and their sums."""
+LONGEST_VALUE = 200
+"""Characters of a category's level."""
+WHOLE = re.compile(r"-?[0-9]+\.0")
+GERMAN = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})")
+"""A date as 31.12.2020, day first."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One feature that a column makes.
+
+    Attributes:
+        column: its name.
+        values: 1 where the cell is one of these, else 0; numbers or texts. Empty: the number itself.
+        missing: 1 where the cell is missing, else 0.
+        zero_is_missing: a number of 0 stands for a missing value.
+        other: 1 where the cell is none of ``values`` and not missing, else 0.
+        no: words, in small letters, that stand for 0 as ``values`` do for 1; any other word is refused.
+        since: the cell is a date, and so is this column's: the days from that one to it.
+    """
+
+    column: str
+    values: tuple[float | str, ...] = ()
+    missing: bool = False
+    zero_is_missing: bool = False
+    other: bool = False
+    no: tuple[str, ...] = ()
+    since: str = ""
+
+    @property
+    def words(self) -> str:
+        """Its name for a reader: "stage = II", "days from admission to surgery", "weight missing"."""
+        if self.since:
+            return f"days from {self.since} to {self.column}"
+        if self.missing or self.other:
+            return f"{self.column} {'missing' if self.missing else 'otherwise'}"
+        return f"{self.column} = {' or '.join(map(str, self.values))}" if self.values else self.column
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column, self.since) if self.since else (self.column,)
+
+    @property
+    def is_text(self) -> bool:
+        return self.other or any(isinstance(value, str) for value in self.values)
+
+    @property
+    def name(self) -> str:
+        """In words, e.g. "cp=2"."""
+        if self.missing or self.other or self.since:
+            what = "missing" if self.missing else "other" if self.other else f"days since {self.since}"
+            return f"{self.column} {what}"
+        return f"{self.column}={'|'.join(map(str, self.values))}" if self.values else self.column
+
+    def of(self, arrays: Arrays) -> np.ndarray:
+        """float64 (N,), nan where a number is missing."""
+        cells = arrays[self.column]
+        if self.other:
+            return (~np.isin(cells, self.values) & (cells != "")).astype(np.float64)
+        if self.values:
+            return np.isin(cells, self.values).astype(np.float64)
+        if cells.dtype.kind == "U":
+            return (cells == "").astype(np.float64)
+        if self.since:
+            cells = cells - arrays[self.since]
+        if self.zero_is_missing:
+            cells = np.where(cells == 0, np.nan, cells)
+        return np.isnan(cells).astype(np.float64) if self.missing else cells
+
+
+def stacked(features: Sequence[Feature], arrays: Arrays, n: int) -> np.ndarray:
+    """float64 (N, len(features))."""
+    return np.stack([one.of(arrays) for one in features], axis=1) if features else np.empty((n, 0))
+
+
+def parsed(file: str, columns: Columns, features: Sequence[Feature], gaps: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """The columns that ``features`` are made of; DataError on a cell that is no number where one is needed."""
+    text = {one.column for one in features if one.is_text}
+    words = {one.column: {*one.values, *one.no} for one in features if one.no}
+    levels = {one.column: set(one.values) for one in features if one.other}
+    dates = {name for one in features if one.since for name in one.columns}
+    found = {}
+    for name in dict.fromkeys(name for one in features for name in one.columns):
+        cells = columns[name]
+        if name in words:
+            found[name] = as_words(file, name, ["" if cell in gaps else cell.lower() for cell in cells], words[name])
+        elif name in levels:
+            cells = [plain(cell)[: LONGEST_VALUE + 1] for cell in cells]
+            found[name] = np.array(["" if cell in gaps and cell not in levels[name] else cell for cell in cells], "U")
+        else:
+            cells = ["" if cell in gaps else cell for cell in cells]
+            if name in text:
+                found[name] = np.array(cells)
+            else:
+                found[name] = (as_days if name in dates else as_numbers)(file, name, cells)
+    return found
+
+
+def plain(cell: str) -> str:
+    """ "1.0" as "1", as codes are written."""
+    return cell[:-2] if WHOLE.fullmatch(cell) else cell
+
+
+def as_words(file: str, name: str, cells: Sequence[str], known: Collection[float | str]) -> np.ndarray:
+    """Text (N,), "" where a cell is empty; DataError names the first cell that is none of ``known``."""
+    found = [plain(cell) for cell in cells]
+    for i, cell in enumerate(found):
+        if cell and cell not in known:
+            some = ", ".join(sorted(map(str, known))[:8])
+            raise DataError("number", f"table {file}: row {i}: {name}: expected one of {some}, got {shown(cell)}")
+    return np.array(found, "U")
+
+
+def as_days(file: str, name: str, cells: Sequence[str]) -> np.ndarray:
+    """float64 (N,), days since the year 1, nan where a cell is empty; DataError names the first that is no date."""
+    found = np.full(len(cells), np.nan)
+    for i, cell in enumerate(cells):
+        if cell:
+            try:
+                found[i] = _days(cell)
+            except ValueError:
+                text = f"table {file}: row {i}: {name}: expected a date as YYYY-MM-DD, got {shown(cell)}"
+                raise DataError("number", text) from None
+    return found
+
+
+def _days(cell: str) -> float:
+    if at := GERMAN.fullmatch(cell):
+        day, month, year = map(int, at.groups())
+        return float(datetime.date(year, month, day).toordinal())
+    time = datetime.datetime.fromisoformat(cell)
+    return time.toordinal() + (time.hour * 3600 + time.minute * 60 + time.second) / 86400
+
+
+def as_numbers(file: str, name: str, cells: Sequence[str]) -> np.ndarray:
+    """float64 (N,), nan where a cell is empty; DataError names the first that is no number below ``LARGEST``."""
+    found = np.full(len(cells), np.nan)
+    for i, cell in enumerate(cells):
+        if cell:
+            try:
+                found[i] = float(cell if "_" not in cell else "no number")
+            except ValueError:
+                text = f"table {file}: row {i}: {name}: expected a number, got {shown(cell)}"
+                raise DataError("number", text) from None
+            if not math.isfinite(found[i]):
+                raise DataError("number", f"table {file}: row {i}: {name}: expected a finite number, got {shown(cell)}")
+            if abs(found[i]) >= LARGEST:
+                text = f"table {file}: row {i}: {name}: expected a number below 1e30 in size, got {shown(cell)}"
+                raise DataError("number", text)
+    return found
