@@ -553,6 +553,7 @@ class Federation:
         Raises:
             UserError: the run's inputs cannot be part of a model, or a package is missing.
         """
+        from fairflare.cli.model import FORMATS
         from fairflare.inference.atomic_output import whole_folder
         from fairflare.inference.export import export_model
 
@@ -680,7 +681,6 @@ LISTS = ("groups", "categories", "leave_out", "keep", "missing")
 TYPED = {"epochs": "train.epochs", "batch_size": "train.batch_size", "lr": "train.lr"}
 TYPED |= {"group_by": "group_by", "min_count": "min_count"}
 """Keyword of ``Federation`` -> the setting that it is."""
-FORMATS = ("bundle", "torchscript", "onnx", "state-dict")
 
 
 def _located(

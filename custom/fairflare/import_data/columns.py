@@ -15,20 +15,7 @@ import pandas as pd
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, some
 from fairflare.core.validation import shown
-from fairflare.import_data.labels import (
-    NO,
-    WORDS,
-    YES,
-    alike,
-    bare,
-    check_outcome,
-    is_date,
-    known_after,
-    of_sites,
-    parted,
-    same_numbers,
-    split_word,
-)
+from fairflare.import_data import labels as naming
 from fairflare.import_data.proposal import Choices, Reading, class_names, is_missing
 from fairflare.tasks.forms import FORMS
 from fairflare.tasks.own.survival import ends_of
@@ -98,7 +85,7 @@ def predictors(
     for name in table.columns:
         if name in taken or name in chosen.leave_out or name == chosen.since:
             continue
-        if known_after(name) and name not in chosen.keep:
+        if naming.known_after(name) and name not in chosen.keep:
             found.suspects.append(
                 f"{name}: its name says that it is known only after the outcome; left out (--keep {name} takes it)"
             )
@@ -108,7 +95,7 @@ def predictors(
         found.notes.append(f"columns left out, {why}: {some(names, 8)}")
     _alone(found, labels, chosen)
     if chosen.since and any(spec["kind"] == "days" for spec in found.specs.values()):
-        days = of_sites(table[chosen.since], sites)
+        days = naming.of_sites(table[chosen.since], sites)
         if days is None or not (days != "").any():
             got = shown(table[chosen.since].iloc[0])
             raise UserError(f"--since {chosen.since}: expected dates such as 2024-01-31, got {got}")
@@ -152,8 +139,8 @@ def _add(
             )
         cells = cells.where(pd.to_numeric(cells, errors="coerce").notna(), "")
         _check_numbers(found, name, pd.to_numeric(cells, errors="coerce"), sites, chosen)
-    elif float(filled.map(is_date).mean()) >= MOSTLY:
-        days = of_sites(cells, sites) if chosen.since else None
+    elif float(filled.map(naming.is_date).mean()) >= MOSTLY:
+        days = naming.of_sites(cells, sites) if chosen.since else None
         if days is None:
             return leave(
                 "which are dates (--since COLUMN counts days from another date)"
@@ -161,16 +148,18 @@ def _add(
                 else "dates of which nothing says if day or month comes first"
             )
         cells, spec = days, {"kind": "days", "since": chosen.since}
-    elif {value.lower() for value in values} <= YES | NO and name not in chosen.categories:
-        yes, no = ([value for value in in_order(values) if value.lower() in words] for words in (YES, NO))
+    elif {value.lower() for value in values} <= naming.YES | naming.NO and name not in chosen.categories:
+        yes, no = ([value for value in in_order(values) if value.lower() in words] for words in (naming.YES, naming.NO))
         if not yes or not no:
             return leave("which hold one value or none")
         spec = {"kind": "yes_no", "yes": yes, "no": no}
-    elif bare(name) in OF_SPLITS or float(filled.map(lambda cell: bool(split_word(cell))).mean()) >= MOSTLY:
+    elif (
+        naming.bare(name) in OF_SPLITS or float(filled.map(lambda cell: bool(naming.split_word(cell))).mean()) >= MOSTLY
+    ):
         return leave("which say a split")
     else:
         _check_units(name, filled, chosen)
-        if twins := alike(values):
+        if twins := naming.alike(values):
             text = f"{shown(twins[0])} and {shown(twins[1])} differ by upper and lower case alone"
             raise UserError(f"init: {name}: {text}: expected one spelling (--leave-out {name} leaves it out)")
         counts = filled.value_counts()
@@ -224,7 +213,7 @@ def _check_units(name: str, filled: pd.Series, chosen: Choices) -> None:
 
 
 def _is_place(name: str) -> bool:
-    plain = bare(name)
+    plain = naming.bare(name)
     words = ("hospital", "hosp", "centre", "center", "site", "clinic", "institution", "facility", "zentrum", "klinik")
     ends = ("", "id", "num", "no", "nr", "number", "code", "name")
     return any((plain.startswith(word) and plain.removeprefix(word) in ends) or plain.endswith(word) for word in words)
@@ -232,7 +221,7 @@ def _is_place(name: str) -> bool:
 
 def _is_id(name: str, cells: pd.Series, sites: pd.Series) -> bool:
     """Whether a column numbers the rows: called an id, or empty as pandas writes its index."""
-    plain = bare(name)
+    plain = naming.bare(name)
     if plain not in ("", "id", "index", "unnamed0", "rowid", "row", "no", "nr") and not plain.endswith("id"):
         return False
     return bool((cells.groupby(sites).nunique() == cells.groupby(sites).size()).all())
@@ -329,14 +318,14 @@ def outcome_of(name: str, cells: Sequence[str], chosen: Choices, *, table: bool)
         UserError: they are none of what is known, may be several things and nobody can be asked, or do not fit --kind.
     """
     asked, form = chosen.kind.removeprefix(IMAGE), "" if table else IMAGE
-    kind = asked if asked not in ("", *CLASSES) else check_outcome(name, cells, chosen, form)
+    kind = asked if asked not in ("", *CLASSES) else naming.check_outcome(name, cells, chosen, form)
     if kind == "regression":
         plain = name if name.strip() and "," not in name and not name.isdigit() else "outcome"
         return Outcome(f"{form}{kind}", cells, (plain,), notes=_of_numbers(name, cells, chosen))
     if kind == "multilabel":
         return _listed(name, cells, chosen, f"{form}{kind}")
     if kind == "ordinal":
-        return Outcome(f"{form}{kind}", same_numbers(cells), _grades(name, cells, chosen))
+        return Outcome(f"{form}{kind}", naming.same_numbers(cells), _grades(name, cells, chosen))
     return Outcome("tabular" if table else "classification", cells, class_names(cells, chosen.classes))
 
 
@@ -352,17 +341,17 @@ def _of_numbers(name: str, cells: Sequence[str], chosen: Choices) -> tuple[str, 
 
 
 def _grades(name: str, cells: Sequence[str], chosen: Choices) -> tuple[str, ...]:
-    values = in_order(set(same_numbers(cells)))
+    values = in_order(set(naming.same_numbers(cells)))
     if not chosen.classes:
         text = f"expected their order from the lowest to the highest, which no name says: --classes {','.join(values)}"
         raise UserError(f"init: {name}: {text}, in that order or another")
     if len(chosen.classes) < FEWEST_GRADES:
         raise UserError(f"--classes: expected at least {FEWEST_GRADES} classes in an order, got {len(chosen.classes)}")
-    return class_names(same_numbers(cells), chosen.classes)
+    return class_names(naming.same_numbers(cells), chosen.classes)
 
 
 def _listed(name: str, cells: Sequence[str], chosen: Choices, kind: str) -> Outcome:
-    rows = parted(cells)
+    rows = naming.parted(cells)
     known = in_order({part for row in rows for part in row})
     options: dict[str, str] = {}
     if chosen.classes:
@@ -394,10 +383,10 @@ def in_columns(names: Sequence[str], table: pd.DataFrame, *, images: bool) -> Ou
             raise UserError(f"--label: expected columns without commas and {SIGN}, got {shown(name)}")
         for row, cell in zip(told, table[name], strict=True):
             word, gap = cell.lower().removesuffix(".0"), is_missing(cell)
-            if word not in YES | NO and not gap:
+            if word not in naming.YES | naming.NO and not gap:
                 text = f"expected yes or no (1 or 0), or nothing, got {shown(cell)}"
                 raise UserError(f"init: {name}: {text} (--missing {cell} takes it for nothing)")
-            row[name] = None if gap else int(word in YES)
+            row[name] = None if gap else int(word in naming.YES)
     labels = [SIGN.join(name for name, one in row.items() if one) for row in told]
     gaps = sum(one is None for row in told for one in row.values())
     notes = (f"{gaps} labels are not said and count nowhere",) if gaps else ()
@@ -429,9 +418,11 @@ def asked_columns(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, 
         if labelled or chosen.kind not in ("", "survival"):
             return "", ""
         known = {name: table[name][~table[name].map(is_missing)] for name in columns}
-        times = [name for name, own in known.items() if bare(name) in WORDS["column_time"] and _are_times(own)]
-        named = [name for name in columns if bare(name) in WORDS["column_event"]]
-        events = [name for name in named if set(same_numbers(known[name])) == {"0", "1"}]
+        times = [
+            name for name, own in known.items() if naming.bare(name) in naming.WORDS["column_time"] and _are_times(own)
+        ]
+        named = [name for name in columns if naming.bare(name) in naming.WORDS["column_event"]]
+        events = [name for name in named if set(naming.same_numbers(known[name])) == {"0", "1"}]
         if not (times and events):
             return "", ""
         time, event = times[0], events[0]
@@ -460,7 +451,7 @@ def _are_times(cells: pd.Series) -> bool:
 
 def checked_times(table: pd.DataFrame, time: str, event: str, sites: Sequence[str]) -> pd.DataFrame:
     """``table`` with events as 0 and 1; UserError names the site of the first time or event that is none."""
-    table = table.assign(**{event: same_numbers(table[event])})
+    table = table.assign(**{event: naming.same_numbers(table[event])})
     numbers = pd.to_numeric(table[time], errors="coerce")
     for site, cell, number, happened in zip(sites, table[time], numbers, table[event], strict=True):
         if not 0 <= number < float("inf"):

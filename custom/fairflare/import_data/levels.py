@@ -16,15 +16,7 @@ import pandas as pd
 from fairflare.core.errors import UserError
 from fairflare.core.order import in_order, some
 from fairflare.core.suggest import unlisted
-from fairflare.import_data.labels import (
-    looks_numbered,
-    mostly,
-    says_class,
-    says_mask,
-    says_patient,
-    says_site,
-    says_view,
-)
+from fairflare.import_data import labels as naming
 from fairflare.import_data.proposal import MOST_CLASSES, Choices, Reading
 
 FOLDER = "folder"
@@ -83,11 +75,11 @@ def _without_views(table: pd.DataFrame, free: list[str], named: Mapping[str, str
     """Without modalities, views and years, which are neither hospitals nor classes unless the user says so."""
     for name in free:
         names = [one for one in table[name].unique() if one]
-        if any(says_mask(one) for one in names):
-            odd = next(one for one in names if says_mask(one))
+        if any(naming.says_mask(one) for one in names):
+            odd = next(one for one in names if naming.says_mask(one))
             text = f"{name} ({some(in_order(names), 3)}) may hold masks: expected x_mask.png beside x.png"
             raise UserError(f"init: {text}, or folders called images and masks, got {odd!r}")
-        if mostly([says_view(one) for one in names]) and "site" not in named:
+        if naming.mostly([naming.says_view(one) for one in names]) and "site" not in named:
             readings = [
                 Reading("these are no hospitals", f"--site {next((other for other in free if other != name), 'none')}"),
                 Reading("these are hospitals", f"--site {name}"),
@@ -163,7 +155,9 @@ def _site_and_label(table: pd.DataFrame, free: Sequence[str], named: Mapping[str
 def _score(table: pd.DataFrame, name: str) -> int:
     """1: the names are those of hospitals; -1: of classes; 0: neither, or both."""
     names = table[name].unique()
-    return mostly([says_site(one) for one in names]) - mostly([says_class(one) for one in names])
+    return naming.mostly([naming.says_site(one) for one in names]) - naming.mostly(
+        [naming.says_class(one) for one in names]
+    )
 
 
 def _above(table: pd.DataFrame, free: list[str], patient: str) -> list[str]:
@@ -185,14 +179,16 @@ def _one(role: str, free: Sequence[str], table: pd.DataFrame) -> str:
 def is_patient_level(table: pd.DataFrame, name: str, free: Sequence[str]) -> bool:
     """Whether a level's folders are patients (or studies): by their names, or many with few images each."""
     names = [one for one in table[name].unique() if one]
-    if mostly([says_patient(one) for one in names]):
+    if naming.mostly([naming.says_patient(one) for one in names]):
         return True
-    if any(mostly([says(one) for one in names]) for says in (says_site, says_class, says_view)):
+    if any(
+        naming.mostly([says(one) for one in names]) for says in (naming.says_site, naming.says_class, naming.says_view)
+    ):
         return False
     others = [other for other in free if other != name]
     # Below several combinations of the other levels the same name stands for something that these share.
     nested = bool(others) and (table.groupby(name, sort=False)[others].nunique() == 1).all(axis=None)
     few = median(table.groupby([*others, name] if others else name, sort=False).size()) <= FEW
-    if looks_numbered(names) and len(names) >= SEVERAL:
+    if naming.looks_numbered(names) and len(names) >= SEVERAL:
         return True
     return (len(names) > MOST_CLASSES or (nested and len(names) >= MANY)) and few

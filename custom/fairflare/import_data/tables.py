@@ -22,18 +22,8 @@ from fairflare.core.validation import shown
 from fairflare.data.readers import geometry
 from fairflare.data.readers.geometry import stem
 from fairflare.data.readers.tables import SUFFIXES, read_table
+from fairflare.import_data import columns as read
 from fairflare.import_data import masks
-from fairflare.import_data.columns import (
-    Outcome,
-    Predictors,
-    as_options,
-    asked_columns,
-    checked_times,
-    columns_of_labels,
-    in_columns,
-    outcome_of,
-    predictors,
-)
 from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
 from fairflare.import_data.labels import WORDS, bare, group_columns, grouped_by, same_numbers, split_word
 from fairflare.import_data.levels import FOLDER, is_patient_level, roles
@@ -311,7 +301,7 @@ def _images(
     role = _roles(table, columns, chosen)
     masked = not chosen.kind or FORMS[chosen.kind].masks
     mask = _column_of_files(table, columns, index, masks=True) if masked else ""
-    several = columns_of_labels(chosen, columns)
+    several = read.columns_of_labels(chosen, columns)
     label, beside = mask or (several or [chosen.label])[0], {}
     if not label:
         beside = geometry.pairs(files.images)[0] if masked else {}
@@ -341,9 +331,9 @@ def _images(
     groups = group_columns(kept[list(columns)], [image, label, *several, *role.values()], chosen.groups)
     outcome = None
     if several:
-        outcome = in_columns(several, kept, images=True)
+        outcome = read.in_columns(several, kept, images=True)
     elif label and not mask:
-        outcome = outcome_of(label, labels, chosen, table=False)
+        outcome = read.outcome_of(label, labels, chosen, table=False)
         labels = list(outcome.labels)
     examples = as_examples(sites, images, labels, _splits(kept, role["split"]), patients, grouped_by(kept, groups))
     if outcome is not None and outcome.told:
@@ -409,9 +399,9 @@ def _folder_of_patients(table: pd.DataFrame) -> str:
 def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> Found:
     if chosen.kind and not FORMS[chosen.kind].table:
         raise UserError(f"init: no column of the table names images; it has: {some(columns, 12)}")
-    several = columns_of_labels(chosen, columns)
+    several = read.columns_of_labels(chosen, columns)
     named = _role("label", table, columns, chosen) if not (chosen.event or several) else ""
-    time, event = ("", "") if several else asked_columns(table, columns, chosen, bool(named))
+    time, event = ("", "") if several else read.asked_columns(table, columns, chosen, bool(named))
     if time:
         return _times(files, table, columns, time, event, chosen)
     label = several[0] if several else named or _label(table, columns, chosen)
@@ -424,13 +414,17 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
         raise UserError(f"init: {label}: expected labels, every row has none")
     if not several:
         kept[label] = same_numbers(kept[label])
-    outcome = in_columns(several, kept, images=False) if several else outcome_of(label, kept[label], chosen, table=True)
+    outcome = (
+        read.in_columns(several, kept, images=False)
+        if several
+        else read.outcome_of(label, kept[label], chosen, table=True)
+    )
     _check_copies(kept, columns, role["patient"], chosen)
     sites = _sites(files, kept, role["site"], chosen)
     exposure, spent = _exposure(kept, columns, chosen, outcome)
     taken = [*(several or [label]), *spent, *(name for name in role.values() if name)]
     groups = group_columns(kept[list(columns)], taken, chosen.groups)
-    found = predictors(kept[list(columns)], outcome.of_levels, taken, pd.Series(sites), chosen)
+    found = read.predictors(kept[list(columns)], outcome.of_levels, taken, pd.Series(sites), chosen)
     told = [{name: "" if one is None else str(one) for name, one in row.items()} for row in outcome.told]
     cells = pd.DataFrame({**found.cells, **spent}).to_dict("records")
     cells = [{**own, **row} for own, row in zip(cells, told or [{}] * len(cells), strict=True)]
@@ -446,7 +440,7 @@ def _left_out(label: str, missing: pd.Series) -> tuple[str, ...]:
 
 
 def _exposure(
-    table: pd.DataFrame, columns: Sequence[str], chosen: Choices, outcome: Outcome
+    table: pd.DataFrame, columns: Sequence[str], chosen: Choices, outcome: read.Outcome
 ) -> tuple[dict[str, str], dict[str, pd.Series]]:
     """The options, and the column with its cells, that --exposure asks for."""
     if not chosen.exposure:
@@ -463,7 +457,7 @@ def _with_rows(
     sites: list[str],
     role: Mapping[str, str],
     groups: Sequence[str],
-    found: Predictors,
+    found: read.Predictors,
     labels: Sequence[Any],
     cells: list[dict[str, Any]],
 ) -> Found:
@@ -473,7 +467,7 @@ def _with_rows(
     return replace(
         made,
         examples=as_examples(sites, [""] * len(kept), labels, splits, patients, about, cells),
-        options={**made.options, **as_options(found)},
+        options={**made.options, **read.as_options(found)},
         patients=f"column {role['patient']}" if role["patient"] else "",
         notes=(*made.notes, *found.notes, "make sure that no predictor is known only after the outcome"),
         suspects=tuple(found.suspects),
@@ -488,11 +482,11 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], time: str,
     if kept.empty:
         raise UserError(f"init: {event}: expected events, every row has none")
     sites = _sites(files, kept, role["site"], chosen)
-    kept = checked_times(kept, time, event, sites)
+    kept = read.checked_times(kept, time, event, sites)
     _check_copies(kept, columns, role["patient"], chosen)
     taken = [event, time, *(name for name in role.values() if name)]
     groups = group_columns(kept[list(columns)], taken, chosen.groups)
-    found = predictors(kept[list(columns)], kept[event], taken, pd.Series(sites), chosen)
+    found = read.predictors(kept[list(columns)], kept[event], taken, pd.Series(sites), chosen)
     found.cells[time] = kept[time]
     happened = f"{int((kept[event] == '1').sum())} of {len(kept)} rows have an event"
     notes = (*_left_out(event, missing), f"{happened}; survival until {chosen.horizons} is asked for")
