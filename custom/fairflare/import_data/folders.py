@@ -21,10 +21,9 @@ from fairflare.core.suggest import unlisted
 from fairflare.data.readers import geometry
 from fairflare.data.readers.dicom import DEFERRED, is_dicom, pydicom_quietly
 from fairflare.data.readers.geometry import stem
-from fairflare.import_data import masks
 from fairflare.import_data.labels import HEADERS as HEADERS_OF
 from fairflare.import_data.labels import WORDS, group_columns, grouped_by, mostly, says_class, split_word
-from fairflare.import_data.levels import FOLDER, Roles, roles
+from fairflare.import_data.levels import FOLDER, Roles, roles, structures
 from fairflare.import_data.proposal import (
     Choices,
     Files,
@@ -162,7 +161,7 @@ def _segmentation(files: Files, paired: Mapping[str, str], alone: Sequence[str],
     examples = as_examples(sites, images, masks_of, table[SPLIT], patients, abouts(table, chosen))
     if not examples:
         raise UserError("init: expected masks beside the images, found none")
-    classes, options = masks.structures(files.root, [one.label for one in examples], chosen.classes, {})
+    classes, options = structures(files.root, [one.label for one in examples], chosen.classes, {})
     without = [path for path, mask in paired.items() if not mask]
     notes = _note(without, "have no mask and are left out") + _note(alone, "are masks without an image")
     layout = "images, with masks beside them or in a folder of their own"

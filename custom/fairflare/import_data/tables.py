@@ -23,10 +23,9 @@ from fairflare.data.readers import geometry
 from fairflare.data.readers.geometry import stem
 from fairflare.data.readers.tables import SUFFIXES, read_table
 from fairflare.import_data import columns as read
-from fairflare.import_data import masks
 from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
 from fairflare.import_data.labels import WORDS, bare, group_columns, grouped_by, same_numbers, split_word
-from fairflare.import_data.levels import FOLDER, is_patient_level, roles
+from fairflare.import_data.levels import FOLDER, is_patient_level, roles, structures
 from fairflare.import_data.proposal import (
     Choices,
     Files,
@@ -343,7 +342,7 @@ def _images(
     if gone:
         notes += (f"{len(gone)} rows name images that are not there and are left out, e.g. {shown(gone[0])}",)
     if outcome is None:
-        names, options = masks.structures(files.root, labels, chosen.classes, {})
+        names, options = structures(files.root, labels, chosen.classes, {})
         return Found("segmentation", "a table of images and masks", examples, names, options, whence, notes)
     layout = f"a table of images with column {', '.join(several) or label}"
     notes += outcome.notes
