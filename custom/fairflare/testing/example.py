@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.core.seeds import derive, seed_everything
+from fairflare.core.slots import flat
 from fairflare.core.types import LocalWork, Number, Outline, Round, SplitName, StateDict, TensorSpec, Training
 from fairflare.data.tensors import Grouping, Split, TensorData
+from fairflare.engine.memory import SiteMemory
 from fairflare.engine.state import Checkpoint, load_checkpoint, save_checkpoint
 from fairflare.networks.builtin import Regression
 from fairflare.trainers.base import Trainer
@@ -207,3 +209,18 @@ def tensors_fit(id: str, declared: Sequence[TensorSpec], sent: Mapping[str, Mapp
             assert value.dtype == torch.float32, f"{id}: {spec.name}/{key}: expected float32, got {value.dtype}"
             fits = bool(value.isfinite().all()) and float(value.detach().abs().max()) <= spec.bound
             assert fits, f"{id}: {spec.name}/{key}: expected finite values up to {spec.bound:g}"
+
+
+def arguments_stay(id: str, work: LocalWork, fresh: LocalWork, received: bool = True) -> None:
+    """Raise AssertionError unless ``work`` holds the tensors, numbers and, if ``received``, model of ``fresh``."""
+    assert not received or equal(work.received, fresh.received), f"{id}: changed work.received"
+    assert equal(flat(work.tensors), flat(fresh.tensors)), f"{id}: changed work.tensors"
+    assert dict(work.orders) == dict(fresh.orders), f"{id}: changed work.orders"
+
+
+def kept(memory: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a site has kept of round 1 as it goes on, and as it reads its file after a restart."""
+    with tempfile.TemporaryDirectory() as folder:
+        straight = SiteMemory(Path(folder) / "site-1.safetensors")
+        straight.keep(1, dict(memory))
+        return straight.before(2), SiteMemory(Path(folder) / "site-1.safetensors").before(2)

@@ -6,18 +6,14 @@ Each check raises AssertionError with the probe's id and what is at fault.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from fairflare.core import registry
-from fairflare.core.slots import flat
 from fairflare.core.types import LocalWork, StateDict
-from fairflare.engine.memory import SiteMemory
 from fairflare.probes.base import Probe
 from fairflare.testing import example as kit
 from fairflare.trainers.base import PlainTrainer
@@ -119,10 +115,7 @@ def what_was_received_stays(case: Case) -> None:
     """The received model, tensors and numbers are left alone."""
     for found in case.rounds():
         fresh = kit.work_of_round(found.work.round.number, orders=case.orders, receives=case.probe.receives)
-        if case.probe.when != "anchored":
-            assert kit.equal(found.work.received, fresh.received), f"{case.id}: changed work.received"
-        assert kit.equal(flat(found.work.tensors), flat(fresh.tensors)), f"{case.id}: changed work.tensors"
-        assert dict(found.work.orders) == dict(fresh.orders), f"{case.id}: changed work.orders"
+        kit.arguments_stay(case.id, found.work, fresh, received=case.probe.when != "anchored")
 
 
 def measuring_repeats(case: Case) -> None:
@@ -142,11 +135,7 @@ def memory_survives_a_restart(case: Case) -> None:
     """What is kept for the next round can be written to the site's file, and read back changes nothing."""
     found = case.round(1)
     case.probe.remember(found.work)
-    with tempfile.TemporaryDirectory() as folder:
-        memory = SiteMemory(Path(folder) / "site-1.safetensors")
-        memory.keep(1, dict(found.work.memory))
-        restored = SiteMemory(Path(folder) / "site-1.safetensors").before(2)
-        straight, resumed = case.round(2, memory.before(2)).numbers, case.round(2, restored).numbers
+    straight, resumed = (case.round(2, memory).numbers for memory in kit.kept(found.work.memory))
     assert straight == resumed, f"{case.id}: {straight} became {resumed} after a restart"
 
 

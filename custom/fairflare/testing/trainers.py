@@ -7,10 +7,8 @@ Each check raises AssertionError with the trainer's id and what is at fault.
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +16,6 @@ import torch
 from fairflare.core import registry
 from fairflare.core.slots import flat
 from fairflare.core.types import LocalWork, TensorSpec, Training
-from fairflare.engine.memory import SiteMemory
 from fairflare.testing import example as kit
 from fairflare.testing.server_parts import check_server_half
 from fairflare.trainers.base import Trainer
@@ -104,9 +101,7 @@ def training_repeats(case: Case) -> None:
 def what_was_received_stays(case: Case) -> None:
     """The received model, the received tensors and the numbers that the rule sent are left alone."""
     fresh, work = case.work(1), case.round(1)
-    assert kit.equal(work.received, fresh.received), f"{case.id}: changed work.received"
-    assert kit.equal(flat(work.tensors), flat(fresh.tensors)), f"{case.id}: changed work.tensors"
-    assert dict(work.orders) == dict(fresh.orders), f"{case.id}: changed work.orders"
+    kit.arguments_stay(case.id, work, fresh)
 
 
 def what_is_sent_is_declared(case: Case) -> None:
@@ -134,12 +129,7 @@ def steps_are_counted(case: Case) -> None:
 
 def memory_survives_a_restart(case: Case) -> None:
     """What is kept for the next round can be written to the site's file, and read back changes nothing."""
-    kept = dict(case.round(1).memory)
-    with tempfile.TemporaryDirectory() as folder:
-        memory = SiteMemory(Path(folder) / "site-1.safetensors")
-        memory.keep(1, kept)
-        restored = SiteMemory(Path(folder) / "site-1.safetensors").before(2)
-        straight, resumed = case.round(2, memory.before(2)), case.round(2, restored)
+    straight, resumed = (case.round(2, memory) for memory in kit.kept(case.round(1).memory))
     assert kit.equal(kit.copied(straight.network), kit.copied(resumed.network)), (
         f"{case.id}: another model after a restart"
     )
