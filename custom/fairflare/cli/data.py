@@ -166,7 +166,7 @@ def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...]) -> o
     DATASET is a task that reads images from disk, e.g. rsna-ich or prostate:paper; --set changes its options. Corrupted
     images that it lacks are made, once and seeded. Nothing is downloaded.
     """
-    from fairflare.cli.prepare import prepare_dataset
+    from fairflare.cli.preflight import prepare_dataset
     from fairflare.studies.display import Counter
 
     with Counter(f"preparing {dataset}") as counter:

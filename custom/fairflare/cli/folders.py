@@ -281,7 +281,7 @@ def evidence(words: tuple[str, ...], out: Path | None, human: Path | None) -> To
     control. `fairflare evidence init RUN` writes RUN/evidence.yaml with the questions that only a human can answer.
     docs/evidence.md
     """
-    from fairflare.studies.evidence import init_evidence, write_evidence
+    from fairflare.studies.after import init_evidence, write_evidence
 
     if len(words) != 1 + (words[0] == INIT):
         raise click.UsageError("expected one folder of a run, after `init` or alone")
