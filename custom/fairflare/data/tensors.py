@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A site's data as batches of tensors: from memory, or from files that are read when a batch asks for them."""
+"""A site's data as batches of tensors: from memory, or from files that are read when a batch asks for them;
+and which group an example belongs to: its class, the value of a sensitive attribute, or both."""
 
 from __future__ import annotations
 

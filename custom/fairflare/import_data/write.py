@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that ``fairflare init`` writes, all of them or none.
+"""The files that ``fairflare init`` writes, all of them or none; what it shows before; and a DataFrame by the same way.
 
 DIR/fairflare/
     dataset.json            what the data are: kind, classes, options, sites

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers, metrics and words as reports write them."""
+"""Numbers, metrics and words as reports write them, and the templates: one file per page, with no script in it.
+
+Everything that comes from sites, plugins or a run's files is untrusted text and is escaped by Jinja; only the figures,
+which this package serialises itself, go in as markup.
+"""
 
 from __future__ import annotations
 

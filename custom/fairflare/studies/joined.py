@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a join has found: as tables (``Federation.join``, ``fairflare.join``, or the folder of a finished one), and as
-decision sheets, a page and a JSON file per hospital."""
+decision sheets, a page and a JSON file per hospital; and what groups of patients and other scores say of it."""
 
 from __future__ import annotations
 

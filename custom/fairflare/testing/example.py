@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One small site, made up: two classes of 8 x 8 images in two groups, and a network with BatchNorm."""
+"""One small site, made up: two classes of 8 x 8 images in two groups, and a network with BatchNorm; and what
+laws of every kind of part ask: parameters that are JSON, and declarations that hold."""
 
 from __future__ import annotations
 

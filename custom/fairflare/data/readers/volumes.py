@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Volumes from NIfTI files and DICOM series on one grid: axes to the right, the front and above, one spacing, one size.
 
-MONAI turns and resamples them. What is read, resampled and kept is bounded before any voxel is decoded.
+MONAI turns and resamples them. What is read, resampled and kept is bounded before any voxel is decoded. Training is on
+patches around voxels of each structure, scoring on whole volumes.
 """
 
 from __future__ import annotations
