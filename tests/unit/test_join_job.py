@@ -26,12 +26,11 @@ from fairflare.engine.setup.join.server import Join
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.flare.policy_file import Policy
 from fairflare.flare.staging import modules_of_run, needed
-from fairflare.functional import exchange
+from fairflare.functional import exchange, own_model
 from fairflare.functional.decision import Design
 from fairflare.privacy.egress import EgressRefused
 from fairflare.privacy.secure_sum.schemes import Credentials
 from fairflare.report.join import OutOfFold, answers, in_place
-from fairflare.studies import own_model
 from fairflare.studies.join import Question
 from fairflare.studies.join_job import job_of, join_by_job, sheet
 from own_folder import write_tables
@@ -409,7 +408,7 @@ def test_a_hospital_is_sent_no_more_than_in_another_job_and_inspect_says_what_le
     said = {(one["name"], one["exchanges"]) for one in found["leaves"]}
     assert ("sums", "calibrate") in said and not {name for name, where in said if where == "evaluate"} & {"metrics"}
     home = tmp_path / "job" / "app_sites" / "custom" / "fairflare"
-    assert (home / "engine/setup/join/site.py").is_file() and (home / "studies/own_model.py").is_file()
+    assert (home / "engine/setup/join/site.py").is_file() and (home / "functional/own_model.py").is_file()
     assert not (home / "engine/setup/join/server.py").exists()
     begins = ["fairflare.flare.executor.FairExecutor", "fairflare.flare.egress.EgressFilter"]
     plain = {path.as_posix() for path in needed([*begins, *modules_of_run(plan_of(config).first)])}

@@ -3,7 +3,6 @@
 
 import ast
 import functools
-import importlib
 import json
 import subprocess
 import sys
@@ -97,15 +96,14 @@ def test_every_method_keeps_below_the_line():
 
 
 def test_a_join_keeps_below_the_line_whatever_its_candidate():
-    """Of own tables, which a join is of; of the desk it has what fits the hospital's own model."""
-    own_model = importlib.import_module(staging.JOIN).OWN_MODEL
+    """Of own tables, which a join is of."""
     for method in registry.methods():
         run = Run(method, "tabular")
         run.fold = "0/2/0"
-        files = needed([*SITE, *modules_of_run(run), staging.JOIN, own_model], own_files())
-        lines, desk = lines_of(files), {path.as_posix() for path in files if path.parts[0] in DESK}
+        files = needed([*SITE, *modules_of_run(run), staging.JOIN], own_files())
+        lines, desk = lines_of(files), {path.parts[0] for path in files} & DESK
         assert len(files) <= MOST_FILES and lines <= MOST_LINES, f"{method}: {lines} lines"
-        assert desk == {"studies/__init__.py", "studies/own_model.py"}, method
+        assert not desk, f"{method}: {sorted(desk)}"
 
 
 def test_a_job_with_a_hospitals_budget_carries_its_noise():
@@ -167,7 +165,7 @@ def test_imports_by_name_are_known():
             found[path.relative_to(SOURCE).as_posix()] = True
     known = {"__init__.py", "engine/setup/tasks.py", "core/plugins.py", "core/registry.py", "core/user_code.py"}
     known |= {"networks/monai_networks.py", "core/metric.py", "flare/executor.py", "engine/setup/at_site.py"}
-    known |= {"engine/setup/site_parts.py", "engine/setup/method_parts.py", "engine/setup/join/site.py"}
+    known |= {"engine/setup/site_parts.py", "engine/setup/method_parts.py"}
     known |= {"flare/egress.py", "flare/staging.py", "networks/own.py", "flare/run_files.py"}
     known |= {"privacy/secure_sum/schemes.py", "trainers/newton.py"}
     assert not {name for name in found if name.split("/")[0] not in DESK - {"datasets"}} - known, sorted(found)

@@ -29,8 +29,8 @@ from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts
 from fairflare.functional.decision import Array
 from fairflare.functional.line import fitted
+from fairflare.functional.own_model import INNER
 from fairflare.inference.loaded_run import open_run
-from fairflare.studies.own_model import INNER
 from fairflare.tasks.folds import part as rows_of
 from fairflare.tasks.kinds.survival import efron_loss
 

@@ -26,6 +26,7 @@ from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.functional.decision import Array, Design
 from fairflare.functional.exchange import Deployed
+from fairflare.functional.own_model import TREES, own_model, own_risks
 from fairflare.functional.reasons import Models, explained
 from fairflare.functional.slopes import sigmoid
 from fairflare.inference.mix import event_index
@@ -37,7 +38,6 @@ from fairflare.studies.combine import keep_own
 from fairflare.studies.folders import JOIN, JOIN_PAGE
 from fairflare.studies.joined import SCORES, by_group, by_score, differences, write_sheets
 from fairflare.studies.labels import folder_name, split_method
-from fairflare.studies.own_model import TREES, own_model, own_risks
 from fairflare.studies.parallel import Workers, budget
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import SHARED, Study, config_of, facts
