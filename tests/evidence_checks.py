@@ -13,7 +13,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from rocrate.rocrate import ROCrate
 
 from fairflare.report.evidence.writers import DOCUMENTS
-from fairflare.studies.evidence import init_evidence
+from fairflare.studies.after import init_evidence
 
 SCHEMA = Path(__file__).parent / "chai" / "schema-v0.2.xsd"
 SIGNATURE = "http://www.w3.org/2000/09/xmldsig#"

@@ -17,7 +17,7 @@ from plateau_regimes import CONTRIBUTION, SEEDS, SITES, Regime
 from scipy.stats import kendalltau
 
 from fairflare.functional import shapley
-from fairflare.report.paired import corrected, holm, paired
+from fairflare.report.fairness import corrected, holm, paired
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"

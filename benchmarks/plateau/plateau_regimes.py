@@ -3,7 +3,7 @@
 
 **Rule.** All differences are paired by seed, which draws data, sites, first model and order. Told are the mean,
 Student's 95 % interval and, over the comparisons that a regime names here, Holm's p of exact sign-flip tests
-(``report.paired``).
+(``report.fairness``).
 
 - *There is room* where the interval of the ceiling minus FedAvg lies above 0. Without room a regime says nothing.
 - *Confirmed*: there is room, and the method is better than FedAvg at equal rounds, than FedAvg with as many passes and

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from fairflare.cli import options as command_line
-from fairflare.cli.run_file import METHOD, SUFFIXES, RunCommand, as_arguments
+from fairflare.cli.run import METHOD, SUFFIXES, RunCommand, as_arguments
 from fairflare.core import registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.core.validation import expected, shown
@@ -512,7 +512,7 @@ class Federation:
         """
         import pandas
 
-        from fairflare.import_data.frames import by_column
+        from fairflare.import_data.write import by_column
         from fairflare.inference import external
         from fairflare.inference.hospitals import hospitals, refuse_trained
 
@@ -553,6 +553,7 @@ class Federation:
         Raises:
             UserError: the run's inputs cannot be part of a model, or a package is missing.
         """
+        from fairflare.cli.model import FORMATS
         from fairflare.inference.atomic_output import whole_folder
         from fairflare.inference.export import export_model
 
@@ -680,7 +681,6 @@ LISTS = ("groups", "categories", "leave_out", "keep", "missing")
 TYPED = {"epochs": "train.epochs", "batch_size": "train.batch_size", "lr": "train.lr"}
 TYPED |= {"group_by": "group_by", "min_count": "min_count"}
 """Keyword of ``Federation`` -> the setting that it is."""
-FORMATS = ("bundle", "torchscript", "onnx", "state-dict")
 
 
 def _located(
@@ -709,7 +709,7 @@ def _located(
         data = read_table(path)
     if not hasattr(data, "columns"):
         raise UserError(f"fit: expected a DataFrame, a table's file, a folder or a task, got {type(data).__name__}")
-    from fairflare.import_data import frames
+    from fairflare.import_data import write
     from fairflare.import_data.proposal import Choices
 
     private = None if folder is not None else Path(tempfile.mkdtemp(prefix="fairflare_"))
@@ -720,7 +720,7 @@ def _located(
     told |= {"label" if key == "outcome" else key: reading.get(key) or "" for key in WORDS}
     try:
         chosen = Choices(**told, kind=params.get("kind") or "")
-        proposal = frames.imported(data, Path(folder) if private is None else private, chosen)  # type: ignore[arg-type]  # one is there
+        proposal = write.imported(data, Path(folder) if private is None else private, chosen)  # type: ignore[arg-type]  # one is there
     except BaseException:
         if private:
             shutil.rmtree(private, ignore_errors=True)
@@ -729,12 +729,12 @@ def _located(
         display.note(line)
     more: dict[str, Any] = {"datalists": private or folder, "kind": None, "classes": None}
     if told["groups"] and not params.get("group_by"):
-        more["group_by"] = frames.grouping(told["groups"])
+        more["group_by"] = write.grouping(told["groups"])
     return more, private
 
 
 def _written(frame: pandas.DataFrame, path: Path) -> Path:
-    from fairflare.import_data.frames import text_of
+    from fairflare.import_data.write import text_of
 
     path.write_text(text_of(frame), encoding="utf-8")
     return path

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fairflare.report import paired as statistics
+from fairflare.report import fairness as statistics
 from fairflare.report.fairness import mean_ci
 from fairflare.report.quantities import QUANTITIES, better_higher
 from fairflare.report.values import higher_is_better

@@ -11,11 +11,10 @@ import pytest
 from federation_processes import simulated_processes, until
 
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.setup.join.local import run_join
 from fairflare.flare.simulate import clients
 from fairflare.functional.decision import Design
 from fairflare.studies.join import Question
-from fairflare.studies.join_job import job_of, join_by_job
+from fairflare.studies.join_job import job_of, join_by_job, run_join
 from own_folder import write_tables
 
 SITES = ("east", "west")

@@ -21,14 +21,14 @@ from fairflare.engine.files import read_tensors
 from fairflare.engine.setup import tasks
 from fairflare.engine.state import save_json, save_tensors
 from fairflare.functional.decision import Design
+from fairflare.functional.own_model import own_model
 from fairflare.inference.mix import MIX, NUMBERS, Member, Mix, Trees, monitored, open_mix, open_model
 from fairflare.report.join import OutOfFold
 from fairflare.studies import combine
 from fairflare.studies.candidates import federation_odds
 from fairflare.studies.combine import as_module
-from fairflare.studies.groups import by_group
 from fairflare.studies.join import OneSplit, Question, fewer, within
-from fairflare.studies.own_model import own_model
+from fairflare.studies.joined import by_group
 
 LABELS = ["fedavg", "fedavg + intercept", "fedavg + class shares", "glm", "glm + intercept"]
 

@@ -12,7 +12,7 @@ import fairflare
 from fairflare.engine.files import read_model, read_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import SiteMemory
-from fairflare.studies import earlier
+from fairflare.studies import folders
 from run_folders import Dies, call, edit_bytes, files, make_folders
 
 
@@ -97,7 +97,7 @@ def test_a_tampered_folder_of_an_earlier_version_is_noticed(name, change, old, t
 
 
 def test_a_killed_conversion_goes_on(root, old, monkeypatch):
-    folder, save, calls = old("done"), earlier.save_tensors, []
+    folder, save, calls = old("done"), folders.save_tensors, []
 
     def dying(path, content):
         calls.append(path)
@@ -105,11 +105,11 @@ def test_a_killed_conversion_goes_on(root, old, monkeypatch):
             raise Dies
         save(path, content)
 
-    monkeypatch.setattr(earlier, "save_tensors", dying)
+    monkeypatch.setattr(folders, "save_tensors", dying)
     with pytest.raises(Dies):
-        earlier.convert(folder)
+        folders.convert(folder)
     assert call("verify", folder) == 0, "half of its files are this version's"
-    monkeypatch.setattr(earlier, "save_tensors", save)
+    monkeypatch.setattr(folders, "save_tensors", save)
     assert call("convert", folder) == 0 and files(folder) == files(root / "done")
 
 
@@ -127,7 +127,7 @@ def test_a_sites_memory_of_an_earlier_version_is_not_taken_for_none(tmp_path):
     torch.save(content, path.with_suffix(".pt"))
     with pytest.raises(Exception, match="site-1.pt: was written by an earlier version"):
         SiteMemory(path)
-    assert earlier.convert(tmp_path) == ["sites/site-1.pt"]
+    assert folders.convert(tmp_path) == ["sites/site-1.pt"]
     assert str(SiteMemory(path).at(2)) == str(content[2])
 
 
@@ -160,4 +160,4 @@ def test_no_other_code_reads_pickles():
     calls = {
         path.relative_to(package).as_posix() for path in package.rglob("*.py") if "read_pickled" in path.read_text()
     }
-    assert calls == {"engine/pickled.py", "engine/setup/parts.py", "studies/earlier.py"}
+    assert calls == {"engine/pickled.py", "engine/setup/parts.py", "studies/folders.py"}

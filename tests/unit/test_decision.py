@@ -14,7 +14,7 @@ from fairflare.functional import decision, slopes
 from fairflare.functional.decision import Design, Doubt, Hospitals, Normals
 from fairflare.functional.exchange import Direction, row_of
 from fairflare.inference import monitor
-from fairflare.studies.groups import auc_benefit, log_loss_benefit
+from fairflare.studies.joined import auc_benefit, log_loss_benefit
 
 PLAIN = Design(exponent=0.0)
 

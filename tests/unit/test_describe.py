@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 from cases import each
 from fairflare.cli.main import cli
-from fairflare.cli.settings_rows import ONE_OF_KIND, OWNERS, about, all_settings, allowed, key_settings
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RUN_KEYS, make_config
+from fairflare.studies.describe import ONE_OF_KIND, OWNERS, about, all_settings, allowed, key_settings
 
 
 def test_every_setting_says_what_it_means() -> None:

@@ -16,8 +16,8 @@ from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.import_data.detect import look
+from fairflare.import_data.labels import known_after, says_class, says_site
 from fairflare.import_data.proposal import Choices
-from fairflare.import_data.words import known_after, says_class, says_site
 from fairflare.tasks.kinds.own import INSIDE
 
 

@@ -24,9 +24,8 @@ from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.import_data.detect import look
-from fairflare.import_data.preview import lines
 from fairflare.import_data.proposal import Choices
-from fairflare.import_data.write import contents, write
+from fairflare.import_data.write import contents, lines, write
 from fairflare.tasks.kinds.own import mark_of
 from five_layouts import SITES, Case
 

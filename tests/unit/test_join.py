@@ -19,11 +19,11 @@ from fairflare.engine.setup.parts import build_parts
 from fairflare.functional import slopes
 from fairflare.functional.decision import Design
 from fairflare.functional.exchange import Direction
+from fairflare.functional.own_model import own_risks
 from fairflare.report.join import Deployed, OutOfFold, answers, page
 from fairflare.studies.candidates import SHARES, federation_odds, log_odds, moved, on_fold
 from fairflare.studies.forecast import Together
 from fairflare.studies.join import OneSplit, Question, measure_join
-from fairflare.studies.own_model import own_risks
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
 
 DESIGN = Design(5, 2)

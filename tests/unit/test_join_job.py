@@ -20,18 +20,18 @@ from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.loop import Federation
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.join import local, server, site
+from fairflare.engine.setup.join import server, site
 from fairflare.engine.setup.join.plan import plan_of
 from fairflare.engine.setup.join.server import Join
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.flare.policy_file import Policy
 from fairflare.flare.staging import modules_of_run, needed
-from fairflare.functional import exchange
+from fairflare.functional import exchange, own_model
 from fairflare.functional.decision import Design
 from fairflare.privacy.egress import EgressRefused
 from fairflare.privacy.secure_sum.schemes import Credentials
 from fairflare.report.join import OutOfFold, answers, in_place
-from fairflare.studies import own_model
+from fairflare.studies import join_job
 from fairflare.studies.join import Question
 from fairflare.studies.join_job import job_of, join_by_job, sheet
 from own_folder import write_tables
@@ -135,9 +135,9 @@ class Recorded(InProcess):
 def join(config, folder, monkeypatch, lost=lambda name, instruction: False):
     """The result in ``folder`` and all messages."""
     transports = []
-    monkeypatch.setattr(local, "InProcess", lambda sites: transports.append(Recorded(sites, lost)) or transports[-1])
+    monkeypatch.setattr(join_job, "InProcess", lambda sites: transports.append(Recorded(sites, lost)) or transports[-1])
     folder.mkdir(exist_ok=True)
-    return local.run_join(config, folder), transports[-1].seen
+    return join_job.run_join(config, folder), transports[-1].seen
 
 
 def undisturbed(config, place):
@@ -233,7 +233,7 @@ class Signed:
 
 def test_sums_in_secret_give_the_same_and_the_server_sees_no_hospital(folder, tmp_path, monkeypatch):
     """On made risks; 1e-6 was asked for, and nothing but rounding is between the two."""
-    monkeypatch.setattr(local, "new_credentials", lambda config: (Credentials(Signed()),) * 2)
+    monkeypatch.setattr(join_job, "new_credentials", lambda config: (Credentials(Signed()),) * 2)
     hospitals = made(SITES, repeats=1, sizes=(110, 300))
     hospitals = {name: with_a_third(one.at_hand()) for name, one in hospitals.items()}
     monkeypatch.setattr(site.Phases, "_tested", lambda self: hospitals[self.name])
@@ -268,7 +268,7 @@ def test_a_join_that_is_killed_goes_on_to_the_same_numbers(point, whole, plain, 
         original, count = getattr(kind, name), iter(range(999))
         setattr(kind, name, lambda *args: die() if next(count) == turn else original(*args))
         folder.mkdir()
-        local.run_join(config, folder)
+        join_job.run_join(config, folder)
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     again, _ = join(config, folder, monkeypatch)
@@ -409,7 +409,7 @@ def test_a_hospital_is_sent_no_more_than_in_another_job_and_inspect_says_what_le
     said = {(one["name"], one["exchanges"]) for one in found["leaves"]}
     assert ("sums", "calibrate") in said and not {name for name, where in said if where == "evaluate"} & {"metrics"}
     home = tmp_path / "job" / "app_sites" / "custom" / "fairflare"
-    assert (home / "engine/setup/join/site.py").is_file() and (home / "studies/own_model.py").is_file()
+    assert (home / "engine/setup/join/site.py").is_file() and (home / "functional/own_model.py").is_file()
     assert not (home / "engine/setup/join/server.py").exists()
     begins = ["fairflare.flare.executor.FairExecutor", "fairflare.flare.egress.EgressFilter"]
     plain = {path.as_posix() for path in needed([*begins, *modules_of_run(plan_of(config).first)])}

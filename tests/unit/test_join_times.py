@@ -14,13 +14,11 @@ from cases import each
 from fairflare.core.errors import UserError
 from fairflare.functional.decision import Design
 from fairflare.functional.survival import concordance, concordance_error
-from fairflare.report.join import OutOfFold, page
-from fairflare.report.sheet import LANGUAGES, texts
-from fairflare.studies import own_network
+from fairflare.report.join import LANGUAGES, OutOfFold, page, texts
+from fairflare.studies import candidates
 from fairflare.studies.combine import read_join
-from fairflare.studies.groups import c_index_benefit, differences
 from fairflare.studies.join import Question, measure_join
-from fairflare.studies.joined import sheets_of
+from fairflare.studies.joined import c_index_benefit, differences, sheets_of
 
 
 def patients(n, seed=0):
@@ -60,17 +58,17 @@ def test_the_own_model_is_coxs_ridge_regression(monkeypatch):
 
     targets, x, _ = patients(150)
     table = pd.DataFrame(x, columns=["a", "b", "c"]).assign(time=targets[:, 0], event=targets[:, 1])
-    monkeypatch.setattr(own_network, "PENALTIES", np.array([20.0]))
+    monkeypatch.setattr(candidates, "PENALTIES", np.array([20.0]))
     fit = CoxPHFitter(penalizer=20 / table.std().to_numpy()[:3] ** 2 / len(x)).fit(table, "time", "event")
-    assert own_network.own_log_risks(x, targets, np.eye(3)) == pytest.approx(fit.params_.to_numpy(), abs=1e-5)
+    assert candidates.own_log_risks(x, targets, np.eye(3)) == pytest.approx(fit.params_.to_numpy(), abs=1e-5)
 
 
 def test_the_penalty_is_chosen_by_what_held_out_patients_say(monkeypatch):
     targets, x, _ = patients(150)
     noise = np.random.default_rng(1).permutation(targets)
-    monkeypatch.setattr(own_network, "PENALTIES", np.array([1.0, 1e4]))
-    assert abs(own_network.own_log_risks(x, targets, np.eye(3))[0]) > 0.5
-    assert np.abs(own_network.own_log_risks(x, noise, np.eye(3))).max() < 0.02
+    monkeypatch.setattr(candidates, "PENALTIES", np.array([1.0, 1e4]))
+    assert abs(candidates.own_log_risks(x, targets, np.eye(3))[0]) > 0.5
+    assert np.abs(candidates.own_log_risks(x, noise, np.eye(3))).max() < 0.02
 
 
 def told():
@@ -124,7 +122,7 @@ def test_a_join_answers_of_times(tmp_path):
 
 @pytest.mark.slow
 def test_a_join_answers_of_masks(tmp_path, monkeypatch):
-    monkeypatch.setattr(own_network, "RATES", (1.0,))
+    monkeypatch.setattr(candidates, "RATES", (1.0,))
     options = {"n_sites": 2, "images": 80, "site_test_images": 0, "size": 32, "epochs": 1}
     question = Question(("fedavg",), "fundus-phantom:small", Design(2, 1), choices={"rounds": 1, "values": options})
     found = measure_join(question, tmp_path)

@@ -13,7 +13,7 @@ from fairflare.core import metric, registry
 from fairflare.core.types import Cost, Number, TensorSpec
 from fairflare.probes.base import Probe
 from fairflare.testing import check_metric, check_probe, check_rule, check_task, check_trainer, laws, probes, trainers
-from fairflare.testing.example import outline
+from fairflare.testing.example import TRAINING, outline
 from fairflare.trainers.base import PlainTrainer
 
 SENT = Number("n", 0.0, 1.0, "a number")
@@ -29,7 +29,7 @@ def test_every_trainer_passes(id):
 
 @pytest.mark.parametrize("steps", [3, 11])
 def test_a_trainer_passes_with_local_steps(steps):
-    check_trainer("sgd", training=dataclasses.replace(trainers.TRAINING, local_steps=steps))
+    check_trainer("sgd", training=dataclasses.replace(TRAINING, local_steps=steps))
 
 
 @each("id", registry.probes())

@@ -10,8 +10,7 @@ from torch import nn
 
 from external_data import OWN, write_hospital
 from fairflare.core.types import LocalWork, Round, Training
-from fairflare.data.grouping import Grouping
-from fairflare.data.tensors import Split, TensorData
+from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.membership import Attack, area
 from fairflare.engine.site import Site

@@ -21,8 +21,7 @@ from fairflare.core import registry
 from fairflare.core.execution import Execution
 from fairflare.core.types import LocalWork, Round, Training
 from fairflare.data import tensors
-from fairflare.data.grouping import Grouping
-from fairflare.data.tensors import Split, TensorData
+from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.datasets.kinds.domains import CroppedData, FlippedData
 from fairflare.trainers import base
 from fairflare.trainers.base import PlainTrainer

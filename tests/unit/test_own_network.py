@@ -13,7 +13,7 @@ from fairflare.core.errors import UserError
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.functional.decision import Design
-from fairflare.studies import own_network
+from fairflare.studies import candidates
 from fairflare.studies.join import Question, measure_join
 
 SMALL = {"n_sites": 4, "images_per_site": 120, "test_images": 20, "site_test_images": 0}
@@ -33,17 +33,17 @@ def same(a, b):
 
 
 def test_it_learns_and_is_the_same_each_time(site):
-    model = own_network.own_network(*site)
-    assert not same(model, site[0].model) and same(model, own_network.own_network(*site))
+    model = candidates.own_network(*site)
+    assert not same(model, site[0].model) and same(model, candidates.own_network(*site))
 
 
 @each("losses, epochs", [([1, 2, 3, 4] * 2, 0), ([4, 3, 2, 1] * 2, 3), ([4, 3, 3, 4, 4, 1, 3, 4], 1)])
 def test_the_best_epoch_and_rate_are_taken(losses, epochs, site, monkeypatch):
     told = iter(losses)
-    monkeypatch.setattr(own_network, "_loss", lambda *_: float(next(told)))
-    found = own_network.own_network(*site)
-    rate = own_network.RATES[losses.index(1) >= 4]
-    assert same(found, list(own_network._epochs(*site, rate))[epochs])
+    monkeypatch.setattr(candidates, "_loss", lambda *_: float(next(told)))
+    found = candidates.own_network(*site)
+    rate = candidates.RATES[losses.index(1) >= 4]
+    assert same(found, list(candidates._epochs(*site, rate))[epochs])
 
 
 @each("task, event, words", [("digits:small", "", "--event CLASS"), ("digits:small", "eleven", "expected one of 0, 1")])

@@ -77,7 +77,7 @@ print("imported:", code, *sorted(set({HEAVY!r}) & set(sys.modules)))
 def test_what_was_put_off_is_there_when_it_is_used():
     code = """
 import sys
-from fairflare.studies.later import put_off
+from fairflare.cli.about import put_off
 put_off()
 import torch, numpy as np
 from torch import Tensor, nn

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from fairflare.core.errors import UserError
-from fairflare.data.centralised import pooled
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.tensors import Split, TensorData
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.assembly import build_federation
 from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import pooled
 from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.recipe import FairRecipe
 from fairflare.report.compare import compare

@@ -7,8 +7,7 @@ import pytest
 
 from cases import each
 from fairflare.cli.main import main
-from fairflare.cli.run import run
-from fairflare.cli.run_file import read_run_file, with_file
+from fairflare.cli.run import read_run_file, run, with_file
 from fairflare.core.errors import UserError
 from fairflare.core.user_code import VARIABLE
 from fairflare.engine.audit import verify

@@ -3,7 +3,6 @@
 
 import ast
 import functools
-import importlib
 import json
 import subprocess
 import sys
@@ -97,15 +96,14 @@ def test_every_method_keeps_below_the_line():
 
 
 def test_a_join_keeps_below_the_line_whatever_its_candidate():
-    """Of own tables, which a join is of; of the desk it has what fits the hospital's own model."""
-    own_model = importlib.import_module(staging.JOIN).OWN_MODEL
+    """Of own tables, which a join is of."""
     for method in registry.methods():
         run = Run(method, "tabular")
         run.fold = "0/2/0"
-        files = needed([*SITE, *modules_of_run(run), staging.JOIN, own_model], own_files())
-        lines, desk = lines_of(files), {path.as_posix() for path in files if path.parts[0] in DESK}
+        files = needed([*SITE, *modules_of_run(run), staging.JOIN], own_files())
+        lines, desk = lines_of(files), {path.parts[0] for path in files} & DESK
         assert len(files) <= MOST_FILES and lines <= MOST_LINES, f"{method}: {lines} lines"
-        assert desk == {"studies/__init__.py", "studies/own_model.py"}, method
+        assert not desk, f"{method}: {sorted(desk)}"
 
 
 def test_a_job_with_a_hospitals_budget_carries_its_noise():
@@ -167,7 +165,7 @@ def test_imports_by_name_are_known():
             found[path.relative_to(SOURCE).as_posix()] = True
     known = {"__init__.py", "engine/setup/tasks.py", "core/plugins.py", "core/registry.py", "core/user_code.py"}
     known |= {"networks/monai_networks.py", "core/metric.py", "flare/executor.py", "engine/setup/at_site.py"}
-    known |= {"engine/setup/site_parts.py", "engine/setup/method_parts.py", "engine/setup/join/site.py"}
+    known |= {"engine/setup/site_parts.py", "engine/setup/method_parts.py"}
     known |= {"flare/egress.py", "flare/staging.py", "networks/own.py", "privacy/secure_sum/schemes.py"}
     known |= {"privacy/secure_sum/schemes.py", "trainers/newton.py"}
     assert not {name for name in found if name.split("/")[0] not in DESK - {"datasets"}} - known, sorted(found)
@@ -196,8 +194,8 @@ def test_code_for_networks_by_class_travels_with_a_class_alone():
 def test_code_of_volumes_travels_with_their_tasks_alone():
     for task in OWN:
         names = {path.as_posix() for path in at_site("fedavg", task)}
-        brought = {"data/readers/volumes.py", "data/volumes.py", "networks/volumes.py"} & names
-        assert len(brought) == 3 * task.startswith("volume"), f"{task}: {sorted(brought)}"
+        brought = {"data/readers/volumes.py", "networks/volumes.py"} & names
+        assert len(brought) == 2 * task.startswith("volume"), f"{task}: {sorted(brought)}"
 
 
 def test_a_table_brings_itself_alone():
@@ -224,7 +222,7 @@ def test_another_table_brings_its_own_files_alone():
 def test_a_simulated_task_brings_no_table():
     found = datasets("ich-phantom")
     assert not [name for name in found if name.startswith(("data/", "readers/"))]
-    assert {"ich_phantom.py", "simulated/anatomy.py"} <= found
+    assert {"ich_phantom.py", "kinds/anatomy.py"} <= found
     assert not {"brain_seg.py", "fundus_phantom.py", "digits.py"} & found
 
 
@@ -234,7 +232,7 @@ def test_a_job_keeps_rendered_data_under_the_same_name(task, tmp_path):
     copy_package(tmp_path / "fairflare", at_site("fedavg", task))
     code = f"""if True:
         from fairflare.engine.setup.tasks import load
-        from fairflare.datasets.simulated import cache
+        from fairflare.datasets.kinds import cache
         print(cache.__file__)
         print(cache._key(load({task!r}), "site-1"))"""
     found = [
@@ -327,13 +325,13 @@ def test_every_method_s_parts_are_built_from_what_its_sites_are_sent(tmp_path):
 
 def test_own_files_bring_what_they_import(tmp_path, monkeypatch):
     code, plugin = tmp_path / "mine.py", tmp_path / "my_probe.py"
-    code.write_text("def f():\n    from fairflare.datasets.simulated import corruptions\n")
+    code.write_text("def f():\n    from fairflare.datasets.kinds import anatomy\n")
     plugin.write_text("import fairflare.datasets.kinds.partition\n")
     monkeypatch.setenv(user_code.VARIABLE, str(code))
     monkeypatch.setenv(registry.PLUGINS, str(plugin))
     for app in staged(tmp_path / "out", "fedavg", "segmentation", **OWN["segmentation"]):
         package = app / "custom" / "fairflare"
-        assert (package / "datasets" / "simulated" / "corruptions.py").is_file()
+        assert (package / "datasets" / "kinds" / "anatomy.py").is_file()
         assert (package / "datasets" / "kinds" / "partition.py").is_file()
         assert not (package / "datasets" / "support2.py").exists()
         assert (package / "aggregators" / "my_probe.py").is_file() and (app / "custom" / "mine.py").is_file()

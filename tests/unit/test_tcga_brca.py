@@ -17,7 +17,7 @@ from fairflare.datasets.tcga_brca import REGIONS, TcgaBrca
 from fairflare.engine.setup import tasks
 from fairflare.functional import survival as maths
 from fairflare.functional.survival import partial_likelihood
-from fairflare.papers.index import named
+from fairflare.papers.declaration import named
 from fairflare.papers.tabulate import published_numbers
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "flamby-tcga-brca"

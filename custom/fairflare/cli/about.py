@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import importlib
 import keyword
 import re
+import sys
 from datetime import date
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import click
 
@@ -27,7 +32,6 @@ TEMPLATES = Path(__file__).parent / "templates"
 @json_option
 def list_methods(parts: bool, as_json: bool) -> None:
     """Methods: what they are for, what they cost, and their parameters with defaults."""
-    from fairflare.studies.later import put_off
 
     put_off()
     from fairflare.studies import describe
@@ -45,8 +49,6 @@ def list_methods(parts: bool, as_json: bool) -> None:
 @as_json
 def list_tasks() -> Told:
     """Tasks and presets: sites, sizes, metrics, what is real and what is simulated."""
-    from fairflare.studies.later import put_off
-
     put_off()
     from fairflare.studies.describe import task_rows
 
@@ -62,10 +64,9 @@ def describe(name: str) -> Told:
 
     The default is the one that the method or the task's preset has; a name of several settings is listed with each.
     """
-    from fairflare.studies.later import put_off
 
     put_off()
-    from fairflare.cli.settings_rows import about
+    from fairflare.studies.describe import about
 
     return (found := about(name)), partial(console.settings, found)
 
@@ -80,7 +81,6 @@ def new(kind: str, name: str, out: Path) -> Told:
 
     No file is overwritten. The example is a method of its own at once: run it, then change it.
     """
-    from fairflare.studies.later import put_off
 
     put_off()
     files = write_part(kind, name, out)
@@ -144,3 +144,51 @@ def _texts(kind: str, name: str, module: str) -> dict[str, str]:
     # Not HTML: these are Python and Markdown, and the one value that comes from outside is a checked name.
     made = Environment(loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, keep_trailing_newline=True)
     return {file: made.get_template(template).render(values).rstrip("\n") + "\n" for file, template in files.items()}
+
+
+OWN = ("fairflare.core.tensor_files", "fairflare.networks.builtin", "fairflare.networks.volumes")
+"""Modules that use PyTorch as soon as they are imported, where the tasks are read."""
+HEAVY = ("torch", "torch.nn", "torch.nn.functional", "numpy", *OWN)
+"""A package stands before its modules."""
+
+
+class _IsTensor(type):
+    def __instancecheck__(cls, one: object) -> bool:
+        return isinstance(one, importlib.import_module("torch").Tensor)
+
+
+class Tensor(metaclass=_IsTensor):
+    """Stands for ``torch.Tensor`` in annotations, and in ``isinstance``."""
+
+
+class Later(ModuleType):
+    """Stands for a module, which is imported when an attribute of it is asked for.
+
+    ``importlib.util.LazyLoader`` imports the module as soon as a second file imports it, too.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = find_spec(name)
+        self.__path__ = (self.__spec__ and self.__spec__.submodule_search_locations) or []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)  # who asks every module for its file uses nothing of it
+        if isinstance(within := sys.modules.get(f"{self.__name__}.{name}"), Later):
+            return within
+        if (self.__name__, name) == ("torch", "Tensor") and sys.modules.get("torch") is self:
+            return Tensor
+        package = self.__name__.partition(".")[0]
+        for key, module in list(sys.modules.items()):
+            if isinstance(module, Later) and key.partition(".")[0] == package:
+                del sys.modules[key]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def put_off() -> None:
+    """From here on the modules of ``HEAVY`` are only imported once they are used, unless PyTorch is there already."""
+    if "torch" not in sys.modules:
+        for name in HEAVY:
+            if name not in sys.modules:
+                sys.modules[name] = Later(name)

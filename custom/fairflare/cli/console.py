@@ -116,7 +116,7 @@ def prepared(found: Mapping[str, Any], dest: Path) -> None:
 
 
 def settings(found: Mapping[str, Any]) -> None:
-    """What ``settings_rows.about`` found."""
+    """What ``describe.about`` found."""
     _entry(found["name"], found["title"])
     _indented(*found["about"])
     for row in found["settings"]:
@@ -143,7 +143,7 @@ def _value(value: Any) -> str:
 
 def papers(rows: Sequence[Mapping[str, Any]]) -> None:
     """The table of ``fairflare paper``."""
-    from fairflare.papers.estimate import in_words
+    from fairflare.studies.paper_list import in_words
 
     paper = ""
     for row in rows:

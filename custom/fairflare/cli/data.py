@@ -69,9 +69,8 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
 
     with Counter("looking at the data") as counter:
         from fairflare.import_data.detect import look
-        from fairflare.import_data.preview import lines, summary
         from fairflare.import_data.proposal import Choices, refuse
-        from fairflare.import_data.write import contents, refuse_existing, write
+        from fairflare.import_data.write import contents, lines, refuse_existing, summary, write
 
         root = folder.parent if folder.is_file() else folder
         asks = sys.stdin.isatty() and not as_json and not yes
@@ -169,7 +168,7 @@ def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...]) -> o
     DATASET is a task that reads images from disk, e.g. rsna-ich or prostate:paper; --set changes its options. Corrupted
     images that it lacks are made, once and seeded. Nothing is downloaded.
     """
-    from fairflare.cli.prepare import prepare_dataset
+    from fairflare.cli.preflight import prepare_dataset
     from fairflare.studies.display import Counter
 
     with Counter(f"preparing {dataset}") as counter:

@@ -65,7 +65,7 @@ def verify(folder: Path, head: str, heads: tuple[Path, ...], root: Path | None, 
     from fairflare.engine.lock import at_work
     from fairflare.privacy.log_verifier import check
     from fairflare.report.write import absent, verified_run
-    from fairflare.studies.earlier import as_converted
+    from fairflare.studies.folders import as_converted
 
     worker = at_work(folder)
     try:
@@ -132,13 +132,9 @@ def watch(folder: Path, once: bool, every: float, web: bool, port: int) -> None:
 
     Reads the audit log and changes nothing; Ctrl-C ends the display, not the run.
     """
-    if web:
-        from fairflare.cli.web_view import serve
+    from fairflare.cli import live_view
 
-        return serve(folder, port=port, every=every)
-    from fairflare.cli.live_view import watch as follow
-
-    follow(folder, once=once, every=every)
+    live_view.serve(folder, port=port, every=every) if web else live_view.watch(folder, once=once, every=every)
 
 
 @click.command()
@@ -237,7 +233,7 @@ def convert(folders: tuple[Path, ...]) -> Told:
     *.safetensors with the same contents, bit for bit, and go. Earlier versions wrote pickles, which no other command
     reads: they are read as data, and nothing in them is executed.
     """
-    from fairflare.studies.earlier import convert
+    from fairflare.studies.folders import convert
 
     done = {str(folder): convert(folder) for folder in folders}
     said = [f"{folder}: {', '.join(names) or 'nothing to convert'}" for folder, names in done.items()]
@@ -285,7 +281,7 @@ def evidence(words: tuple[str, ...], out: Path | None, human: Path | None) -> To
     control. `fairflare evidence init RUN` writes RUN/evidence.yaml with the questions that only a human can answer.
     docs/evidence.md
     """
-    from fairflare.studies.evidence import init_evidence, write_evidence
+    from fairflare.studies.after import init_evidence, write_evidence
 
     if len(words) != 1 + (words[0] == INIT):
         raise click.UsageError("expected one folder of a run, after `init` or alone")

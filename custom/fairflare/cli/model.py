@@ -146,7 +146,7 @@ def evaluate(
     With --env poc or prod, or as the job that --export writes, the model goes to --sites A,B, which hold DATA of their
     own: what leaves them is what leaves a site after a training run's last round. docs/using-a-model.md
     """
-    from fairflare.cli import evaluation
+    from fairflare.cli import results
     from fairflare.core import user_code
     from fairflare.inference.atomic_output import whole_folder
     from fairflare.inference.external import ALL, Asked, with_baseline
@@ -168,7 +168,7 @@ def evaluate(
             raise UserError(f"--{given[0]}: is for data in this process, not for a job")
         if data is None and env == "sim":
             raise UserError("DATA: expected a folder with the lists of all sites with --env sim")
-        config = evaluation.job_config(opened, sites, data, {key: asked[key] for key in ("group_by", "min_count")})
+        config = results.job_config(opened, sites, data, {key: asked[key] for key in ("group_by", "min_count")})
         return _run_job(opened, config, job, env, deployment, out or run / f"{EVALUATION}{env}", force)
     if data is None:
         raise UserError("DATA: expected a hospital's labelled data")
@@ -183,7 +183,7 @@ def evaluate(
     folder = out or run / f"{EVALUATION}{name or (next(iter(found)) if len(found) == 1 else data.resolve().name)}"
     with whole_folder(folder, "evaluation", force=force) as scratch, display.busy("evaluating"):
         content, remarks = evaluated(opened, found, Asked(**asked, own=other))
-        evaluation.write(content, scratch)
+        results.write(content, scratch)
     for line in remarks:
         display.note(line)
     return _told(content, folder)
@@ -199,7 +199,7 @@ def _run_job(
     force: bool,
 ) -> Told | None:
     """Write the job, or run it and tell what came of it."""
-    from fairflare.cli import evaluation
+    from fairflare.cli import results
     from fairflare.cli.jobs import export_job
     from fairflare.studies.runs import execute, execute_deployed
 
@@ -211,13 +211,13 @@ def _run_job(
         execute_deployed(config, folder, force=force, **deployment)
     else:
         execute(config, folder, env=env, force=force)
-    return _told(evaluation.of_job(opened, config, folder), folder)
+    return _told(results.of_job(opened, config, folder), folder)
 
 
 def _told(content: dict[str, Any], folder: Path) -> Told:
-    from fairflare.cli import evaluation
+    from fairflare.cli import results
 
-    return {"folder": str(folder), "evaluation": content}, partial(evaluation.show, content, folder)
+    return {"folder": str(folder), "evaluation": content}, partial(results.show, content, folder)
 
 
 @click.command("export-model")

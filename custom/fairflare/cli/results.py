@@ -1,24 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables that runs, comparisons and measurements end with in the terminal."""
+"""The tables that runs, comparisons, measurements and evaluations end with in the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
 from fairflare.cli.console import say, show_table
+from fairflare.core.errors import RunFailed, UserError
+from fairflare.engine.files import BEST, MODEL, is_file
+from fairflare.engine.state import save_json, save_text
+from fairflare.report import EVALUATION, EVALUATION_PAGE
 from fairflare.report.benefit import over_methods
+from fairflare.report.clinical import discrimination, evaluation, render
 from fairflare.report.compare import drawn_words, table
 from fairflare.report.deployed_model import remark
-from fairflare.report.free_riders import DETECTORS
 from fairflare.report.quantities import NAMES
 from fairflare.report.sanity_checks import sentences, verdict
 from fairflare.report.sentences import differences, group_metric_words
-from fairflare.report.values import label, plural, with_half_width
+from fairflare.report.values import ends, label, plural, signed, text, with_half_width
 from fairflare.studies.display import note, out
+
+if TYPE_CHECKING:
+    from fairflare.engine.setup.config import RunConfig
+    from fairflare.inference.loaded_run import Opened
 
 LABELS = {
     **NAMES,
@@ -90,8 +98,8 @@ def comparison(found: dict[str, Any], folder: Path) -> None:
     ):
         if sentence:
             say(sentence)
-    for text in found["notes"]:
-        note(text)
+    for said in found["notes"]:
+        note(said)
     for report in sorted(folder.glob("*/report.html")):
         say(f"report: {report}")
     say(f"comparison: {folder / 'compare.html'}")
@@ -124,6 +132,8 @@ def contribution(found: Mapping[str, Any], folder: Path) -> None:
 
 def riders(found: Mapping[str, Any], folder: Path) -> None:
     """The tables of ``fairflare riders``: per method, kinds of riders down and detectors across."""
+    from fairflare.studies.free_riders import DETECTORS
+
     for method in found["methods"]:
         rows = []
         for kind, one in method["kinds"].items():
@@ -160,3 +170,106 @@ def editions(found: Mapping[str, Any], folder: Path) -> None:
     for site, one in found.items():
         say(f"{site}: {opening(one)[0][0]}")
         say(f"edition: {folder / f'{site}.html'}")
+
+
+KIND = "evaluation"
+CALIBRATION = {"calibration": "calibration in the large", "slope": "calibration slope", "brier": "Brier score"}
+Json = Mapping[str, Any]
+
+
+def write(content: dict[str, Any], folder: Path) -> None:
+    save_json(folder / EVALUATION, content)
+    save_text(folder / EVALUATION_PAGE, render(content))
+
+
+def show(content: dict[str, Any], folder: Path) -> None:
+    """A table per hospital, and where the page is."""
+    for name, site in content["sites"].items():
+        told = discrimination(site, content)
+        rows = [(metric, one["why"] or text(one["value"]), ends(one), text(one["trivial"])) for metric, one in told]
+        title = f"{name}: {plural(int(site['n'] or 0), 'case')}"
+        show_table(title, ("", "value", "95 % interval", "same for all"), [*rows, *_calibration(site)])
+        for sentence in _sentences(site, content):
+            say(sentence)
+    for name, why in content["rejected"].items():
+        say(f"{name}: not evaluated: {why.get('detail') or why.get('code')}")
+    say(f"page: {folder / EVALUATION_PAGE}")
+
+
+def _calibration(site: Json) -> list[tuple[str, str, str, str]]:
+    found = []
+    after = (site["recalibration"] or {}).get("calibration")
+    for stage, view in (("", site["calibration"]), (", recalibrated", after)):
+        for key, words in CALIBRATION.items() if view else ():
+            assert view is not None
+            one, trivial = view[key], site["trivial_brier"] if key == "brier" else None
+            value = signed(one["value"]) if key == "calibration" else text(one["value"])
+            found.append((words + stage, value, ends(one), text(trivial)))
+    return found
+
+
+def _sentences(site: Json, content: Json) -> list[str]:
+    said = [f"calibration: {site['calibration_why']}"] if site["calibration_why"] else []
+    known = [row for row in site["groups"] if row["value"] is not None]
+    if known:
+        worst = min(known, key=lambda row: (row["value"], row["group"]))
+        metric = label(content["group_metric"], content)
+        said.append(f"groups by {content['by']}: lowest {metric} {text(worst['value'])} ({worst['group']})")
+    for one in ((site["own"] or {}).get("metrics") or {}).values():
+        what = f"{one['label']}: {signed(one['difference'])} beside {site['own']['model']}"
+        said.append(what + (f" [{signed(one['low'])}, {signed(one['high'])}]" if one["low"] is not None else ""))
+    if site["recalibration"]:
+        said.append(site["recalibration"]["words"])
+    return said
+
+
+def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a job that evaluates the run's model at ``sites``, each on all that it has labelled.
+
+    ``sites`` are names, separated by commas; empty: those of ``data``, a folder with the lists of all of them on this
+    machine (None: each has its own). ``asked``: group_by and min_count.
+    """
+    from fairflare.engine.setup.config import evaluation_of
+    from fairflare.engine.setup.parts import named
+    from fairflare.inference.hospitals import hospitals, refuse_trained
+    from fairflare.tasks.kinds.own import OwnData, folder_of_lists
+
+    if opened.parts.personal:
+        raise UserError(f"{opened.config.method}: sites keep a part of the model, so that nobody else can evaluate it")
+    names = [name for name in (part.strip() for part in sites.split(",")) if name]
+    lists = ""
+    if data is not None:
+        found = hospitals(opened, data)
+        refuse_trained(opened, found)
+        names, lists = names or list(found), str(folder_of_lists(data).resolve())
+    if not isinstance(opened.task, OwnData):
+        raise UserError(f"task {opened.config.task}: brings data of its own; expected a run on hospitals' own data")
+    if not names:
+        raise UserError("--sites: expected the names of the sites that evaluate the model, separated by commas")
+    trained = {site.lower() for site in opened.about["sites"]} - {opened.config.leave_out.lower()}
+    if both := [name for name in names if name.lower() in trained]:
+        raise UserError(f"--sites: {both[0]} took part in the run's training; expected sites that did not")
+    files = [opened.folder / name for name in (MODEL, BEST) if is_file(opened.folder / name)]
+    weights = next((sha256 for path in files if (sha256 := named(path)) == opened.model_sha256), "")
+    if not weights:
+        raise UserError(f"{opened.folder}: the run has no file of the model that is in use")
+    return evaluation_of(opened.config, opened.task, names, datalists=lists, init_from=weights, **asked)
+
+
+def of_job(opened: Opened, config: RunConfig, folder: Path) -> dict[str, Any]:
+    """The content of ``evaluation.json`` from the finished job's run folder, where it is written, too."""
+    from fairflare.inference.external import ALL, about_evaluation
+    from fairflare.report.write import read_run
+
+    described, entries = read_run(folder)
+    last = next((entry for entry in reversed(entries) if entry["event"] == "evaluation"), None)
+    if last is None or not last["sites"]:
+        refused = (last or {}).get("rejected", {})
+        why = "; ".join(f"{site}: {one['detail'] or one['code']}" for site, one in refused.items())
+        raise RunFailed(f"no site has evaluated the model{': ' + why if why else ''}")
+    if last["model_sha256"] != opened.model_sha256:
+        raise RunFailed("another model was evaluated than the run's")
+    about = {**described["about"], **about_evaluation(opened, config, ALL), "rejected": last["rejected"]}
+    content = evaluation(about, last["sites"])
+    write(content, folder)
+    return content

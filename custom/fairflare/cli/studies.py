@@ -271,7 +271,7 @@ def paper(
 
     if name is None:
         return (rows := paper_rows(out)), partial(console.papers, rows)
-    from fairflare.papers.index import became, named
+    from fairflare.papers.declaration import became, named
     from fairflare.studies.paper import Choices, make_exhibit
 
     if said := became(name):

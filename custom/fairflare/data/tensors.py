@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A site's data as batches of tensors: from memory, or from files that are read when a batch asks for them."""
+"""A site's data as batches of tensors: from memory, or from files that are read when a batch asks for them;
+and which group an example belongs to: its class, the value of a sensitive attribute, or both."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fairflare.core.errors import UserError
 from fairflare.core.execution import moved
 from fairflare.core.types import Batch, SplitName
-from fairflare.data.grouping import Grouping
+from fairflare.core.validation import shown
 from fairflare.data.inputs import Scaling
 from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.files import FileSplit
@@ -305,3 +308,69 @@ def _files(train: FileSplit, rows: torch.Tensor) -> dict[str, Any]:
 
 def _range(values: Sequence[float]) -> list[float]:
     return [min(values), max(values)]
+
+
+LABEL = "label"
+NONE = "none"
+MOST_GROUPS = 10_000
+LONGEST_NAME = 200
+"""Characters of a class's or an attribute value's name: groups multiply them."""
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """A partition of examples into groups.
+
+    Attributes:
+        keys: what it goes by, e.g. ("label", "sex").
+        values: for each key its values in order, as the data spell them; the classes' names for "label".
+    """
+
+    keys: tuple[str, ...] = ()
+    values: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """One name per group, e.g. "died, female"."""
+        return tuple(", ".join(cell) for cell in product(*self.values)) if self.keys else ()
+
+    def index(self, n: int, labels: Tensor, attributes: Mapping[str, Sequence[str]]) -> Tensor:
+        """int64 (N,): each example's place in ``names``; -1 where an attribute is unknown."""
+        index = torch.full((n,), 0 if self.keys else -1)
+        for key, values in zip(self.keys, self.values):
+            if key == LABEL:
+                place = labels.long()
+            else:
+                known = {value: k for k, value in enumerate(values)}
+                place = torch.tensor([known.get(value, -1) for value in attributes[key]], dtype=torch.int64)
+            index = torch.where((index < 0) | (place < 0), -1, index * len(values) + place)
+        return index
+
+
+def make_grouping(by: str, task: str, classes: Sequence[str], attributes: Mapping[str, Sequence[str]]) -> Grouping:
+    """The grouping that ``by`` names: "none", "label", an attribute, or several joined with "+" as in "label+sex".
+
+    Args:
+        by: what to group by.
+        classes: the classes' names; empty where examples have no single class.
+        attributes: name -> values of the task's sensitive attributes.
+
+    Raises:
+        UserError: the task has no such attribute.
+    """
+    if by == NONE:
+        return Grouping()
+    known = ({LABEL: tuple(classes)} if classes else {}) | {name: tuple(v) for name, v in attributes.items()}
+    keys = tuple(key.strip() for key in by.split("+"))
+    for key in keys:
+        if key not in known:
+            raise UserError(f"group_by: task {task} has no attribute {key!r}; it has: {', '.join(known) or NONE}")
+    if len(set(keys)) < len(keys):
+        raise UserError(f"group_by: expected different attributes, got {by!r}")
+    for key in keys:
+        for value in known[key]:
+            if len(value) > LONGEST_NAME:
+                raise UserError(f"group_by: expected names of at most {LONGEST_NAME} characters, got {shown(value)}")
+    if math.prod(len(known[key]) for key in keys) > MOST_GROUPS:
+        raise UserError(f"group_by: expected at most {MOST_GROUPS} groups, got more by {by!r}")
+    return Grouping(keys, tuple(known[key] for key in keys))

@@ -29,7 +29,7 @@ import numpy as np
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets.kinds import sheets
+from fairflare.datasets.kinds import on_disk
 from fairflare.datasets.kinds.on_disk import OnDisk
 from fairflare.datasets.kinds.patients import Table, TableTask, as_in_fedufo
 from fairflare.tasks.base import Preset
@@ -123,7 +123,7 @@ def read_patients(path: Path) -> Patients:
 
 def clean_flags(table: Patients) -> np.ndarray:
     """float32 (N, 23) of 0 and 1: male, symptoms, illnesses, ethnicities; an unknown ethnicity is a row of zeros."""
-    return np.concatenate((_one(table.sex == 1), table.flags, sheets.one_hot(table.race, len(RACES))), axis=1)
+    return np.concatenate((_one(table.sex == 1), table.flags, on_disk.one_hot(table.race, len(RACES))), axis=1)
 
 
 def paper_features(table: Patients) -> np.ndarray:
@@ -132,7 +132,7 @@ def paper_features(table: Patients) -> np.ndarray:
     Age in years, the 23 columns of ``clean_flags``, five age flags, days. This table lacks the other 13, among them
     ``Evolution``; the region, which is no feature there, is none here.
     """
-    bins = sheets.one_hot(np.digitize(table.age, AGE_BINS), len(AGE_BINS) + 1)
+    bins = on_disk.one_hot(np.digitize(table.age, AGE_BINS), len(AGE_BINS) + 1)
     return np.concatenate((_one(table.age), clean_flags(table), bins, _one(table.days)), axis=1)
 
 
@@ -217,6 +217,6 @@ def table_of(patients: Patients, features: str) -> Table:
         labels=patients.died,
         numbers=patients.age[:, None] if clean else np.empty((len(patients.died), 0)),
         plain=clean_flags(patients) if clean else paper_features(patients),
-        attributes={name: sheets.named(of(patients), values) for name, (values, of) in ATTRIBUTES.items()},
+        attributes={name: on_disk.named(of(patients), values) for name, (values, of) in ATTRIBUTES.items()},
         groups=patients.region,
     )

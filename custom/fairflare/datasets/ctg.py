@@ -19,7 +19,7 @@ import numpy as np
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets.kinds import sheets
+from fairflare.datasets.kinds import on_disk
 from fairflare.datasets.kinds.on_disk import OnDisk
 from fairflare.datasets.kinds.patients import Table, TableTask, as_in_fedufo
 from fairflare.tasks.base import Preset
@@ -108,28 +108,28 @@ class Ctg(TableTask, OnDisk):
 def _table(path: Path, label: str, features: str, unit: str) -> Table:
     frame = _segments(path)
     known = ("CLASS",) if path.name == CSV else ("CLASS", "NSP")
-    labels = {name: sheets.codes(frame, path.name, name, range(1, len(CLASSES[name]) + 1)) for name in known}
-    measured = sheets.numbers(frame, path.name, MEASURED)
-    flags = sheets.numbers(frame, path.name, ONE_HOT)
-    if not np.array_equal(flags, sheets.one_hot(labels["CLASS"], len(ONE_HOT))):
+    labels = {name: on_disk.codes(frame, path.name, name, range(1, len(CLASSES[name]) + 1)) for name in known}
+    measured = on_disk.numbers(frame, path.name, MEASURED)
+    flags = on_disk.numbers(frame, path.name, ONE_HOT)
+    if not np.array_equal(flags, on_disk.one_hot(labels["CLASS"], len(ONE_HOT))):
         raise DataError("label", f"{path.name}: expected columns A to SUSP to be CLASS in one-hot form, got otherwise")
     paper = features == "paper"
     return Table(
         labels=labels[label],
         numbers=np.empty((len(frame), 0)) if paper else measured,
         plain=(np.hstack((measured, flags)) if paper else np.empty((len(frame), 0))).astype(np.float32),
-        cases=np.unique(sheets.texts(frame, "FileName"), return_inverse=True)[1] if unit == "examination" else None,
+        cases=np.unique(on_disk.texts(frame, "FileName"), return_inverse=True)[1] if unit == "examination" else None,
     )
 
 
 def _segments(path: Path) -> pd.DataFrame:
     """The rows with a label, under the names of the Excel sheet."""
     if path.name == CSV:
-        frame = sheets.read(path)
+        frame = on_disk.read(path)
         published = {f"V{k}": name for k, name in enumerate((*MEASURED, *ONE_HOT), start=1)} | {"Class": "CLASS"}
-        sheets.need(frame, path.name, list(published))
+        on_disk.need(frame, path.name, list(published))
         return frame.rename(columns=published)
-    frame = sheets.read(path, SHEET)
-    sheets.need(frame, path.name, ["FileName", *MEASURED, *ONE_HOT, "CLASS", "NSP"])
+    frame = on_disk.read(path, SHEET)
+    on_disk.need(frame, path.name, ["FileName", *MEASURED, *ONE_HOT, "CLASS", "NSP"])
     # A blank row follows the names, and unnamed maxima the last segment.
     return frame.dropna(how="all", subset=["FileName", "CLASS", "NSP"])

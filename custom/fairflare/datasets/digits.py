@@ -25,8 +25,8 @@ from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds import partition
+from fairflare.datasets.kinds.cache import kept_splits, rendered
 from fairflare.datasets.kinds.domains import IMAGENET, PAPER, SMALL, CroppedData, OverDomains
-from fairflare.datasets.simulated.cache import kept_splits, rendered
 from fairflare.tasks.base import RENDERING, Preset, TestSet, expect, site_index
 
 SOURCE = (

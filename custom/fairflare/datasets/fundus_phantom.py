@@ -15,8 +15,8 @@ import numpy as np
 
 from fairflare.core.seeds import derive
 from fairflare.core.validation import Images
+from fairflare.datasets.kinds.anatomy import smooth_field
 from fairflare.datasets.kinds.device_shift import Device, DeviceShift
-from fairflare.datasets.simulated.anatomy import smooth_field
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.masks import PAPER, SMALL
 

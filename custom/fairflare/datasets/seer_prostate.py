@@ -20,7 +20,7 @@ import numpy as np
 from fairflare.core.errors import DataError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets.kinds import sheets
+from fairflare.datasets.kinds import on_disk
 from fairflare.datasets.kinds.on_disk import OnDisk
 from fairflare.datasets.kinds.patients import Table, TableTask, as_in_fedufo
 from fairflare.tasks.base import Preset, expect
@@ -159,21 +159,21 @@ def _table(
     cells: dict[str, list[str]] = {name: [] for name in kept}
     measured, years = [], []
     for year, path in enumerate(paths):
-        frame = sheets.read(path)
-        sheets.need(frame, path.name, kept)
+        frame = on_disk.read(path)
+        on_disk.need(frame, path.name, kept)
         used = frame[[name for name in (label, *numbers, *categories, named["patient"]) if name]]
         blank = used.apply(lambda column: column.astype(str).str.strip().isin(("", BLANK)))
         frame = frame[~(blank | used.isna()).any(axis=1)]
-        measured.append(sheets.numbers(frame, path.name, numbers))
+        measured.append(on_disk.numbers(frame, path.name, numbers))
         years += [year] * len(frame)
         for name in kept:
-            cells[name] += sheets.texts(frame, name)
+            cells[name] += on_disk.texts(frame, name)
     if not years:
         raise DataError("few_examples", f"{paths[0].name}: expected rows without an empty cell, got none")
     flags = [np.empty((len(years), 0), dtype=np.float32)]
     for name in categories:
         values, places = np.unique(cells[name], return_inverse=True)
-        flags.append(sheets.one_hot(places, len(values)))
+        flags.append(on_disk.one_hot(places, len(values)))
     found, plain = np.concatenate(measured), np.hstack(flags)
     return Table(
         labels=_ranks(cells[label]),

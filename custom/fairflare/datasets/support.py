@@ -19,7 +19,7 @@ import numpy as np
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets import support2
-from fairflare.datasets.kinds import sheets
+from fairflare.datasets.kinds import on_disk
 from fairflare.datasets.kinds.on_disk import OnDisk
 from fairflare.datasets.kinds.patients import Table, TableTask, as_in_fedufo
 from fairflare.tasks.base import Preset
@@ -101,14 +101,14 @@ class Support(TableTask, OnDisk):
 
 @lru_cache(maxsize=4)
 def _table(path: Path, features: str) -> Table:
-    frame, file = sheets.read(path), path.name
+    frame, file = on_disk.read(path), path.name
     wanted = PAPER_NUMBERS if features == "paper" else NUMBERS
-    sheets.need(frame, file, ["death", "sex", *CATEGORIES, *wanted])
+    on_disk.need(frame, file, ["death", "sex", *CATEGORIES, *wanted])
     places = {
-        name: sheets.codes(frame, file, name, values, gaps=name != "dzclass") for name, values in CATEGORIES.items()
+        name: on_disk.codes(frame, file, name, values, gaps=name != "dzclass") for name, values in CATEGORIES.items()
     }
-    numbers = sheets.numbers(frame, file, wanted, gaps=True)
-    plain = np.hstack([sheets.one_hot(places[name], len(values)) for name, values in CATEGORIES.items()])
+    numbers = on_disk.numbers(frame, file, wanted, gaps=True)
+    plain = np.hstack([on_disk.one_hot(places[name], len(values)) for name, values in CATEGORIES.items()])
     if features == "paper":
         complete = ~np.isnan(numbers).any(0)
         plain = np.hstack((numbers[:, complete].astype(np.float32), plain))
@@ -117,12 +117,12 @@ def _table(path: Path, features: str) -> Table:
     codes = {
         "race": race,
         "black": np.where(race < 0, -1, race == black),
-        "sex": sheets.codes(frame, file, "sex", Support.attributes["sex"], gaps=True),
+        "sex": on_disk.codes(frame, file, "sex", Support.attributes["sex"], gaps=True),
     }
     return Table(
-        labels=sheets.codes(frame, file, "death", (0, 1)),
+        labels=on_disk.codes(frame, file, "death", (0, 1)),
         numbers=numbers,
         plain=plain,
-        attributes={name: sheets.named(found, Support.attributes[name]) for name, found in codes.items()},
+        attributes={name: on_disk.named(found, Support.attributes[name]) for name, found in codes.items()},
         groups=places["dzclass"],
     )

@@ -121,7 +121,7 @@ def modules_of_run(config: RunConfig) -> list[str]:
     if config.join:
         join = importlib.import_module(JOIN)
         runs = [replace(run, join={}, fold="0/2/0") for run in join.plan_of(config).runs.values()]
-        return [JOIN, join.OWN_MODEL, *(name for run in runs for name in modules_of_run(run))]
+        return [JOIN, *(name for run in runs for name in modules_of_run(run))]
     entry = registry.get_method(config.method)
     classes = [*registry.owners(entry, **config.parts).values(), tasks.known(config.task)]
     homes = [f"{PACKAGE}.{room}" for room in ROOMS] + [f"{PACKAGE}.{room}.base" for room, _ in registry.BASES.values()]

@@ -24,12 +24,11 @@ from fairflare.core.errors import UserError
 from fairflare.core.suggest import natural, some, unlisted
 from fairflare.core.validation import shown
 from fairflare.data.readers.datalist import read_lists
-from fairflare.data.readers.naming import is_image
-from fairflare.import_data import masks
+from fairflare.data.readers.geometry import is_image
+from fairflare.import_data.columns import outcome_of
 from fairflare.import_data.folders import images_in_folders, level_table, patients_of
 from fairflare.import_data.labels import check_sites_agree, group_columns, grouped_by
-from fairflare.import_data.masks import check_sites, pixels, with_slices
-from fairflare.import_data.outcomes import outcome_of
+from fairflare.import_data.levels import as_volumes, check_sites, check_volume, flat, pixels, structures, with_slices
 from fairflare.import_data.proposal import (
     SPLITS,
     Choices,
@@ -129,7 +128,7 @@ def _of(
             text = f"{len(missing)} masks of the lists are not there and their images left out"
             notes += (f"{text}, e.g. {missing[0].label}",)
             examples = [one for one in examples if one not in missing]
-        classes, options = masks.structures(files.root, [one.label for one in examples], chosen.classes, named)
+        classes, options = structures(files.root, [one.label for one in examples], chosen.classes, named)
         return Found("segmentation", "datalists with masks", examples, classes, options, whence, notes)
     outcome = outcome_of("label", [one.label for one in examples], chosen, table=False)
     examples = [replace(one, label=label) for one, label in zip(examples, outcome.labels, strict=True)]
@@ -193,10 +192,10 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
     Raises:
         UserError: nothing can be made of it, in one line that says why.
     """
-    files, flat = walk(root, tell), masks.flat(chosen)
-    found = _found(files, flat)
+    files, plain = walk(root, tell), flat(chosen)
+    found = _found(files, plain)
     check_texts(found)
-    if flat.kind and found.kind != flat.kind:
+    if plain.kind and found.kind != plain.kind:
         raise UserError(f"--kind: expected {found.kind}, which is what {root} holds, got {chosen.kind}")
     if not found.examples:
         raise UserError(f"init: nothing in {root} has a label")
@@ -210,7 +209,7 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
     elif found.form.classes:
         check_sites_agree(found.examples, chosen)
     of_volumes = bool(chosen.kind) and FORMS[chosen.kind].volumes
-    found = masks.as_volumes(files, found, chosen.kind) if of_volumes else with_slices(files, found, chosen)
+    found = as_volumes(files, found, chosen.kind) if of_volumes else with_slices(files, found, chosen)
     notes = found.notes + _linked(root)
     for paths, text in (
         (files.others, "images of other formats are not read"),
@@ -228,7 +227,7 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
     for site in divided.sites:
         one = divided.of(site)[0]
         if found.form.volumes:
-            masks.check_volume(root, one.image)
+            check_volume(root, one.image)
         elif one.image:
             pixels(root, one.image, one.frame)
     used = {path for one in divided.examples for path in (one.image, one.label)}

@@ -17,13 +17,12 @@ import pandas as pd
 
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import in_order, some, unlisted
-from fairflare.data.readers import naming
+from fairflare.data.readers import geometry
 from fairflare.data.readers.dicom import DEFERRED, is_dicom, pydicom_quietly
-from fairflare.data.readers.naming import stem
-from fairflare.import_data import masks
+from fairflare.data.readers.geometry import stem
 from fairflare.import_data.labels import HEADERS as HEADERS_OF
-from fairflare.import_data.labels import group_columns, grouped_by
-from fairflare.import_data.levels import FOLDER, Roles, roles
+from fairflare.import_data.labels import WORDS, group_columns, grouped_by, mostly, says_class, split_word
+from fairflare.import_data.levels import FOLDER, Roles, roles, structures
 from fairflare.import_data.proposal import (
     Choices,
     Files,
@@ -35,7 +34,6 @@ from fairflare.import_data.proposal import (
     site_name,
     site_names,
 )
-from fairflare.import_data.words import WORDS, mostly, says_class, split_word
 from fairflare.tasks.forms import FORMS, IMAGE_GRADES, MASKED_IMAGES
 
 KEYWORDS = (
@@ -130,14 +128,14 @@ def images_in_folders(files: Files, chosen: Choices) -> Found:
     if not files.images:
         others = f"; {len(files.others)} of other formats, e.g. {files.others[0]}" if files.others else ""
         raise UserError(f"init: {files.root} holds no image that can be read, no table and no datalist{others}")
-    paired, alone = naming.pairs(files.images)
+    paired, alone = geometry.pairs(files.images)
     masked = chosen.kind == MASKED_IMAGES.name
     if masked and not any(paired.values()):
         text = "expected masks beside the images (x_mask.png) or in a folder of their own (masks/x.png)"
         raise UserError(f"init: {text}, found none")
     if masked or (not chosen.kind and any(paired.values()) and not _masks_or_classes(paired, chosen)):
         return _segmentation(files, paired, alone, chosen)
-    return _classification(files, [path for path in files.images if not naming.is_mask(path)] or files.images, chosen)
+    return _classification(files, [path for path in files.images if not geometry.is_mask(path)] or files.images, chosen)
 
 
 def _masks_or_classes(paired: Mapping[str, str], chosen: Choices) -> bool:
@@ -162,7 +160,7 @@ def _segmentation(files: Files, paired: Mapping[str, str], alone: Sequence[str],
     examples = as_examples(sites, images, masks_of, table[SPLIT], patients, abouts(table, chosen))
     if not examples:
         raise UserError("init: expected masks beside the images, found none")
-    classes, options = masks.structures(files.root, [one.label for one in examples], chosen.classes, {})
+    classes, options = structures(files.root, [one.label for one in examples], chosen.classes, {})
     without = [path for path, mask in paired.items() if not mask]
     notes = _note(without, "have no mask and are left out") + _note(alone, "are masks without an image")
     layout = "images, with masks beside them or in a folder of their own"
@@ -273,11 +271,11 @@ def _nests(first: Sequence[str], other: Sequence[str]) -> bool:
 
 def _plain_folders(path: str) -> tuple[str, ...]:
     """The folders of an image that may say site, class or patient."""
-    return tuple(unicodedata.normalize("NFC", name) for name in naming.folders_of(path) if not split_word(name))
+    return tuple(unicodedata.normalize("NFC", name) for name in geometry.folders_of(path) if not split_word(name))
 
 
 def _split(path: str) -> str:
-    words = [word for name in naming.folders_of(path) if (word := split_word(name))]
+    words = [word for name in geometry.folders_of(path) if (word := split_word(name))]
     words += [found for part in path.lower().split("/")[:-1] if (found := DECATHLON.get(part))]
     return words[0] if words else ""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which folders are hospitals, which are classes and which are patients, by their names and by how they nest.
+"""Which folders are hospitals, which classes and which patients, by names and by how they nest, and which hold masks.
 
 Two levels of folders that cross (every inner name below several outer ones) may be hospitals of classes or classes of
 hospitals; a model that learns to tell hospitals apart looks like a good one. So names have to decide, or the user.
@@ -7,24 +7,25 @@ hospitals; a model that learns to tell hospitals apart looks like a good one. So
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from statistics import median
 
+import numpy as np
 import pandas as pd
 
-from fairflare.core.errors import UserError
+from fairflare.core.errors import DataError, UserError
 from fairflare.core.suggest import in_order, some, unlisted
-from fairflare.import_data.proposal import MOST_CLASSES, Choices, Reading
-from fairflare.import_data.words import (
-    looks_numbered,
-    mostly,
-    says_class,
-    says_mask,
-    says_patient,
-    says_site,
-    says_view,
-)
+from fairflare.data.readers.datalist import Frame
+from fairflare.data.readers.dicom import series_of
+from fairflare.data.readers.geometry import form_of, frames
+from fairflare.data.readers.pictures import stored
+from fairflare.data.readers.volumes import read
+from fairflare.import_data import labels as naming
+from fairflare.import_data.proposal import MOST_CLASSES, Choices, Example, Files, Found, Reading
+from fairflare.tasks.forms import FORMS, IMAGES, MASKED_IMAGES, MASKED_VOLUMES, VOLUMES
 
 FOLDER = "folder"
 FEW = 12
@@ -82,11 +83,11 @@ def _without_views(table: pd.DataFrame, free: list[str], named: Mapping[str, str
     """Without modalities, views and years, which are neither hospitals nor classes unless the user says so."""
     for name in free:
         names = [one for one in table[name].unique() if one]
-        if any(says_mask(one) for one in names):
-            odd = next(one for one in names if says_mask(one))
+        if any(naming.says_mask(one) for one in names):
+            odd = next(one for one in names if naming.says_mask(one))
             text = f"{name} ({some(in_order(names), 3)}) may hold masks: expected x_mask.png beside x.png"
             raise UserError(f"init: {text}, or folders called images and masks, got {odd!r}")
-        if mostly([says_view(one) for one in names]) and "site" not in named:
+        if naming.mostly([naming.says_view(one) for one in names]) and "site" not in named:
             readings = [
                 Reading("these are no hospitals", f"--site {next((other for other in free if other != name), 'none')}"),
                 Reading("these are hospitals", f"--site {name}"),
@@ -162,7 +163,9 @@ def _site_and_label(table: pd.DataFrame, free: Sequence[str], named: Mapping[str
 def _score(table: pd.DataFrame, name: str) -> int:
     """1: the names are those of hospitals; -1: of classes; 0: neither, or both."""
     names = table[name].unique()
-    return mostly([says_site(one) for one in names]) - mostly([says_class(one) for one in names])
+    return naming.mostly([naming.says_site(one) for one in names]) - naming.mostly(
+        [naming.says_class(one) for one in names]
+    )
 
 
 def _above(table: pd.DataFrame, free: list[str], patient: str) -> list[str]:
@@ -184,14 +187,175 @@ def _one(role: str, free: Sequence[str], table: pd.DataFrame) -> str:
 def is_patient_level(table: pd.DataFrame, name: str, free: Sequence[str]) -> bool:
     """Whether a level's folders are patients (or studies): by their names, or many with few images each."""
     names = [one for one in table[name].unique() if one]
-    if mostly([says_patient(one) for one in names]):
+    if naming.mostly([naming.says_patient(one) for one in names]):
         return True
-    if any(mostly([says(one) for one in names]) for says in (says_site, says_class, says_view)):
+    if any(
+        naming.mostly([says(one) for one in names]) for says in (naming.says_site, naming.says_class, naming.says_view)
+    ):
         return False
     others = [other for other in free if other != name]
     # Below several combinations of the other levels the same name stands for something that these share.
     nested = bool(others) and (table.groupby(name, sort=False)[others].nunique() == 1).all(axis=None)
     few = median(table.groupby([*others, name] if others else name, sort=False).size()) <= FEW
-    if looks_numbered(names) and len(names) >= SEVERAL:
+    if naming.looks_numbered(names) and len(names) >= SEVERAL:
         return True
     return (len(names) > MOST_CLASSES or (nested and len(names) >= MANY)) and few
+
+
+MOST_STRUCTURES = 8
+SLICES = 9
+"""Of a mask's volume that are looked at."""
+FLAT = (".png", ".jpg", ".jpeg")
+OF_A_SITE = 20
+LOOKED_AT = 300
+"""Masks whose pixel values are read; preflight reads all."""
+
+
+def structures(
+    root: Path, masks: Sequence[str], chosen: Sequence[str], named: Mapping[int, str]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The structures that the masks show, and the task's option for their pixel values, if it needs one.
+
+    Args:
+        masks: of all sites.
+        chosen: names that the user gives, in the order of the pixel values.
+        named: pixel value -> name, where a list says so.
+
+    Raises:
+        UserError: a mask cannot be read or holds too many values, or the names are fewer or more than these.
+    """
+    values = _values(root, masks[:: max(1, len(masks) // LOOKED_AT)])
+    present = sorted(v for v in values if v)
+    if not present:
+        raise UserError("init: the masks are empty: every pixel is 0")
+    if len(present) > MOST_STRUCTURES or any(v != int(v) for v in present):
+        text = f"expected masks of at most {MOST_STRUCTURES} whole pixel values beside 0, got {len(present)}"
+        raise UserError(f"init: {text}, such as {present[len(present) // 2]:g}; masks kept as JPEG lose their values")
+    numbers = sorted({*named, *map(int, present)})
+    names = list(chosen) or [named.get(v, f"structure {k}") for k, v in enumerate(numbers, start=1)]
+    if len(names) != len(numbers):
+        found = ", ".join(map(str, numbers))
+        raise UserError(f"--classes: expected {len(numbers)} names, for the pixel values {found}; got {len(names)}")
+    plain = numbers == list(range(1, len(numbers) + 1)) or numbers in ([255], [1])
+    option = {} if plain else {"mask_values": "; ".join(f"{name}={v}" for name, v in zip(names, numbers))}
+    return tuple(names), option
+
+
+def check_sites(root: Path, masks: Mapping[str, Sequence[str]]) -> None:
+    """Raise UserError where two sites' masks share no pixel value but 0: one site writes 1 and another 255."""
+    found = {site: _values(root, own[:: max(1, len(own) // OF_A_SITE)]) - {0.0} for site, own in masks.items()}
+    known = {site: values for site, values in found.items() if values}
+    first = next(iter(known), "")
+    for site, values in known.items():
+        if not values & known[first]:
+            ours, theirs = (", ".join(f"{value:g}" for value in sorted(own)[:4]) for own in (known[first], values))
+            text = f"masks of {first} have the pixel values {ours}, those of {site} {theirs}"
+            raise UserError(f"init: {text}: expected the same values for the same structures")
+
+
+def _values(root: Path, masks: Iterable[str]) -> set[float]:
+    found: set[float] = set()
+    for mask in masks:
+        for frame in _some_slices(root, mask):
+            values = pixels(root, mask, frame)
+            if len(values) > 1 and (values != values[:1]).any():
+                raise UserError(f"init: {mask}: expected a mask of one number per pixel, got colours")
+            found |= {float(v) for v in np.unique(values)}
+        if len(found) > 10 * MOST_STRUCTURES:
+            break
+    return found
+
+
+def pixels(root: Path, path: str, frame: int | None = None) -> np.ndarray:
+    """The stored pixels (C, H, W) of a file or one of its slices; UserError where that is no 2D image."""
+    with _refused(path):
+        return stored(root / path if frame is None else Frame(root / path, frame))
+
+
+def slices_of(root: Path, path: str) -> int:
+    """How many slices a file holds, as its header says; UserError where that cannot be read."""
+    with _refused(path):
+        return frames(root / path)
+
+
+@contextlib.contextmanager
+def _refused(path: str) -> Iterator[None]:
+    """Within: what is wrong with a file is said as ``fairflare init`` says it."""
+    try:
+        yield
+    except DataError as error:
+        raise UserError(f"init: {path}: {str(error).partition(': ')[2]}") from None
+
+
+def _some_slices(root: Path, path: str) -> list[int | None]:
+    """Evenly spaced slices of a volume; None: the file is one."""
+    if path.lower().endswith(FLAT) or (n := slices_of(root, path)) == 1:
+        return [None]
+    return [*sorted({round(k * (n - 1) / (SLICES - 1)) for k in range(SLICES)})]
+
+
+def with_slices(files: Files, found: Found, chosen: Choices) -> Found:
+    """``found`` with every ``chosen.slices``-th slice of each volume or multi-frame file, which stay one patient's.
+
+    Raises:
+        UserError: there are such files and the user has not said how many slices to take; or a header cannot be read.
+    """
+    held = [
+        1
+        if not one.image or one.frame is not None or one.image.lower().endswith(FLAT)
+        else slices_of(files.root, one.image)
+        for one in found.examples
+    ]
+    volumes = [one.image for one, n in zip(found.examples, held, strict=True) if n != 1]
+    if not volumes:
+        return found
+    if not (step := chosen.slices):
+        text = f"{len(volumes)} files hold up to {max(held)} slices, e.g. {volumes[0]}: expected 2D images"
+        whole = (MASKED_VOLUMES if found.form.masks else VOLUMES).name
+        how = f"--slices 1 takes every slice as an image, --slices 4 every fourth, --kind {whole} whole volumes"
+        raise UserError(f"init: {text}; {how}")
+    several: list[Example] = []
+    for one, n in zip(found.examples, held, strict=True):
+        several += [one] if n == 1 else [replace(one, frame=k) for k in range(step // 2, n, step)]
+    every = "every slice" if step == 1 else f"every slice number {step}"
+    note = f"{len(volumes)} volumes: {every} is an image with the volume's label"
+    return replace(found, examples=several, notes=(*found.notes, note))
+
+
+def flat(chosen: Choices) -> Choices:
+    """``chosen`` for 2D images of the same kind: sites, classes, patients and masks are found alike.
+
+    Raises:
+        UserError: slices are asked for too.
+    """
+    if not chosen.kind or not FORMS[chosen.kind].volumes:
+        return chosen
+    if chosen.slices:
+        raise UserError(f"--slices: goes with images, got --kind {chosen.kind}")
+    return replace(chosen, kind=MASKED_IMAGES.name if FORMS[chosen.kind].masks else IMAGES.name)
+
+
+def as_volumes(files: Files, found: Found, kind: str) -> Found:
+    """``found`` with one example for each NIfTI file and each series of DICOM, named by its first file.
+
+    Raises:
+        UserError: an example is a picture, or a slice of DICOM with a mask.
+    """
+    several: dict[tuple[str, ...], Example] = {}
+    for one in found.examples:
+        form = form_of(Path(one.image))
+        if form == "picture" or (form == "dicom" and found.form.masks):
+            raise UserError(f"init: {one.image}: expected NIfTI, or DICOM series with classes, for --kind {kind}")
+        key: tuple[str, ...] = (one.image,)
+        if form == "dicom":
+            key = (str(PurePosixPath(one.image).parent), series_of(files.root / one.image) or one.image)
+        several.setdefault(key, one)
+    slices = len(found.examples) - len(several)
+    note = (f"{len(several)} volumes of {slices + len(several)} files",) if slices else ()
+    return replace(found, kind=kind, examples=list(several.values()), notes=(*found.notes, *note))
+
+
+def check_volume(root: Path, path: str) -> None:
+    """Read a volume; UserError where it is none."""
+    with _refused(path):
+        read(root / path)

@@ -19,8 +19,7 @@ from typing import Any
 from fairflare.core.errors import UserError
 from fairflare.core.suggest import in_order, natural
 from fairflare.core.validation import CONTROL, shown
-from fairflare.data.readers.geometry import form_of, looks_like_image
-from fairflare.data.readers.naming import is_image
+from fairflare.data.readers.geometry import form_of, is_image, looks_like_image
 from fairflare.data.readers.tables import MISSING, SUFFIXES
 from fairflare.tasks.forms import FORMS, DataForm
 from fairflare.tasks.kinds.own import INSIDE

@@ -19,22 +19,13 @@ import pandas as pd
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.suggest import in_order, natural, some
 from fairflare.core.validation import shown
-from fairflare.data.readers import naming
-from fairflare.data.readers.naming import stem
+from fairflare.data.readers import geometry
+from fairflare.data.readers.geometry import stem
 from fairflare.data.readers.tables import SUFFIXES, read_table
-from fairflare.import_data import masks
-from fairflare.import_data.columns import Predictors, as_options, other_units, predictors
+from fairflare.import_data import columns as read
 from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
-from fairflare.import_data.labels import bare, group_columns, grouped_by, same_numbers
-from fairflare.import_data.levels import FOLDER, is_patient_level, roles
-from fairflare.import_data.outcomes import (
-    Outcome,
-    asked_columns,
-    checked_times,
-    columns_of_labels,
-    in_columns,
-    outcome_of,
-)
+from fairflare.import_data.labels import WORDS, bare, group_columns, grouped_by, same_numbers, split_word
+from fairflare.import_data.levels import FOLDER, is_patient_level, roles, structures
 from fairflare.import_data.proposal import (
     Choices,
     Files,
@@ -46,7 +37,6 @@ from fairflare.import_data.proposal import (
     site_name,
     site_names,
 )
-from fairflare.import_data.words import WORDS, split_word
 from fairflare.tasks.forms import FORMS
 
 KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
@@ -236,7 +226,7 @@ def _column_of_files(table: pd.DataFrame, columns: Sequence[str], index: Mapping
     best, most = "", (False, 0.0, 0.0)
     for name in columns if index else ():
         filled = table[name][~table[name].map(is_missing)]
-        hits = sum(bool(path) and naming.is_mask(path) == masks for path in _places(table, name, index))
+        hits = sum(bool(path) and geometry.is_mask(path) == masks for path in _places(table, name, index))
         if len(filled) and hits / len(filled) > HALF:
             # Ages may be names of files, too: a column of files says so, or has none twice.
             rank = (bool(OF_FILES.search(bare(name))), filled.nunique() / len(filled), hits / len(filled))
@@ -277,7 +267,7 @@ def _level_of(levels: pd.DataFrame, rows: Mapping[str, int], key: str) -> str:
 
 def _patients(files: Files, table: pd.DataFrame, columns: Sequence[str], key: str, chosen: Choices) -> Found:
     rows = {cell: k for k, cell in enumerate(table[key])}
-    images = [path for path in files.images if not naming.is_mask(path)]
+    images = [path for path in files.images if not geometry.is_mask(path)]
     levels = level_table(files, images, Choices())
     level = _level_of(levels, rows, key)
     kept = {path: rows[name] for path, name in zip(images, levels[level], strict=True) if name in rows}
@@ -322,10 +312,10 @@ def _images(
     role = _roles(table, columns, chosen)
     masked = not chosen.kind or FORMS[chosen.kind].masks
     mask = _column_of_files(table, columns, index, masks=True) if masked else ""
-    several = columns_of_labels(chosen, columns)
+    several = read.columns_of_labels(chosen, columns)
     label, beside = mask or (several or [chosen.label])[0], {}
     if not label:
-        beside = naming.pairs(files.images)[0] if masked else {}
+        beside = geometry.pairs(files.images)[0] if masked else {}
         if not any(beside.values()):
             label = _label(table, columns, chosen)
     if label and label not in columns:
@@ -352,9 +342,9 @@ def _images(
     groups = group_columns(kept[list(columns)], [image, label, *several, *role.values()], chosen.groups)
     outcome = None
     if several:
-        outcome = in_columns(several, kept, images=True)
+        outcome = read.in_columns(several, kept, images=True)
     elif label and not mask:
-        outcome = outcome_of(label, labels, chosen, table=False)
+        outcome = read.outcome_of(label, labels, chosen, table=False)
         labels = list(outcome.labels)
     examples = as_examples(sites, images, labels, _splits(kept, role["split"]), patients, grouped_by(kept, groups))
     if outcome is not None and outcome.told:
@@ -364,7 +354,7 @@ def _images(
     if gone:
         notes += (f"{len(gone)} rows name images that are not there and are left out, e.g. {shown(gone[0])}",)
     if outcome is None:
-        names, options = masks.structures(files.root, labels, chosen.classes, {})
+        names, options = structures(files.root, labels, chosen.classes, {})
         return Found("segmentation", "a table of images and masks", examples, names, options, whence, notes)
     layout = f"a table of images with column {', '.join(several) or label}"
     notes += outcome.notes
@@ -420,9 +410,9 @@ def _folder_of_patients(table: pd.DataFrame) -> str:
 def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Choices) -> Found:
     if chosen.kind and not FORMS[chosen.kind].table:
         raise UserError(f"init: no column of the table names images; it has: {some(columns, 12)}")
-    several = columns_of_labels(chosen, columns)
+    several = read.columns_of_labels(chosen, columns)
     named = _role("label", table, columns, chosen) if not (chosen.event or several) else ""
-    time, event = ("", "") if several else asked_columns(table, columns, chosen, bool(named))
+    time, event = ("", "") if several else read.asked_columns(table, columns, chosen, bool(named))
     if time:
         return _times(files, table, columns, time, event, chosen)
     label = several[0] if several else named or _label(table, columns, chosen)
@@ -435,13 +425,17 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
         raise UserError(f"init: {label}: expected labels, every row has none")
     if not several:
         kept[label] = same_numbers(kept[label])
-    outcome = in_columns(several, kept, images=False) if several else outcome_of(label, kept[label], chosen, table=True)
+    outcome = (
+        read.in_columns(several, kept, images=False)
+        if several
+        else read.outcome_of(label, kept[label], chosen, table=True)
+    )
     _check_copies(kept, columns, role["patient"], chosen)
     sites = _sites(files, kept, role["site"], chosen)
     exposure, spent = _exposure(kept, columns, chosen, outcome)
     taken = [*(several or [label]), *spent, *(name for name in role.values() if name)]
     groups = group_columns(kept[list(columns)], taken, chosen.groups)
-    found = predictors(kept[list(columns)], outcome.of_levels, taken, pd.Series(sites), chosen)
+    found = read.predictors(kept[list(columns)], outcome.of_levels, taken, pd.Series(sites), chosen)
     told = [{name: "" if one is None else str(one) for name, one in row.items()} for row in outcome.told]
     cells = pd.DataFrame({**found.cells, **spent}).to_dict("records")
     cells = [{**own, **row} for own, row in zip(cells, told or [{}] * len(cells), strict=True)]
@@ -457,7 +451,7 @@ def _left_out(label: str, missing: pd.Series) -> tuple[str, ...]:
 
 
 def _exposure(
-    table: pd.DataFrame, columns: Sequence[str], chosen: Choices, outcome: Outcome
+    table: pd.DataFrame, columns: Sequence[str], chosen: Choices, outcome: read.Outcome
 ) -> tuple[dict[str, str], dict[str, pd.Series]]:
     """The options, and the column with its cells, that --exposure asks for."""
     if not chosen.exposure:
@@ -474,7 +468,7 @@ def _with_rows(
     sites: list[str],
     role: Mapping[str, str],
     groups: Sequence[str],
-    found: Predictors,
+    found: read.Predictors,
     labels: Sequence[Any],
     cells: list[dict[str, Any]],
 ) -> Found:
@@ -484,7 +478,7 @@ def _with_rows(
     return replace(
         made,
         examples=as_examples(sites, [""] * len(kept), labels, splits, patients, about, cells),
-        options={**made.options, **as_options(found)},
+        options={**made.options, **read.as_options(found)},
         patients=f"column {role['patient']}" if role["patient"] else "",
         notes=(*made.notes, *found.notes, "make sure that no predictor is known only after the outcome"),
         suspects=tuple(found.suspects),
@@ -499,14 +493,14 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], time: str,
     if kept.empty:
         raise UserError(f"init: {event}: expected events, every row has none")
     sites = _sites(files, kept, role["site"], chosen)
-    kept = checked_times(kept, time, event, sites)
+    kept = read.checked_times(kept, time, event, sites)
     _check_copies(kept, columns, role["patient"], chosen)
     taken = [event, time, *(name for name in role.values() if name)]
     groups = group_columns(kept[list(columns)], taken, chosen.groups)
-    found = predictors(kept[list(columns)], kept[event], taken, pd.Series(sites), chosen)
+    found = read.predictors(kept[list(columns)], kept[event], taken, pd.Series(sites), chosen)
     found.cells[time] = kept[time]
     happened = f"{int((kept[event] == '1').sum())} of {len(kept)} rows have an event"
-    units = other_units(time, pd.to_numeric(kept[time]), pd.Series(sites))
+    units = read.other_units(time, pd.to_numeric(kept[time]), pd.Series(sites))
     notes = (*_left_out(event, missing), f"{happened}; survival until {chosen.horizons} is asked for", *units)
     options = {"label": event, "time": time, "horizons": chosen.horizons}
     made = Found("survival", f"tables with times ({time}) and events ({event})", [], (), options, notes=notes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that ``fairflare init`` writes, all of them or none.
+"""The files that ``fairflare init`` writes, all of them or none; what it shows before; and a DataFrame by the same way.
 
 DIR/fairflare/
     dataset.json            what the data are: kind, classes, options, sites
@@ -11,12 +11,17 @@ DIR/fairflare/
 from __future__ import annotations
 
 import base64
+import contextlib
+import csv
 import io
 import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -25,10 +30,14 @@ import numpy as np
 import pandas as pd
 
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.suggest import in_order
+from fairflare.core.suggest import in_order, some
+from fairflare.core.validation import shown
 from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.pictures import Reader
-from fairflare.import_data.proposal import SPLITS, Example, Found, check_sites, check_texts
+from fairflare.data.readers.tables import as_cell
+from fairflare.import_data.detect import Proposal, look
+from fairflare.import_data.labels import AGE, BAND, bare
+from fairflare.import_data.proposal import SPLITS, Choices, Example, Found, check_sites, check_texts
 from fairflare.tasks.forms import IMAGE_AMOUNTS
 from fairflare.tasks.kinds.own import DESCRIPTION, INSIDE, mark_of
 from fairflare.tasks.preflight import PATIENT
@@ -227,3 +236,188 @@ def write(root: Path, files: Mapping[str, str]) -> Path:
     except OSError as error:
         raise UserError(f"init: {root}: cannot be written to ({error.strerror})") from None
     return root / INSIDE
+
+
+WIDTH = 80
+INDENT = 12
+HEAD = ("site", "train", "val", "test", "patients")
+MOST_SITES = 20
+MOST_EXAMPLES = 12
+
+
+def summary(root: Path, proposal: Proposal, files: Mapping[str, str]) -> dict[str, Any]:
+    """What was found in the folder ``root`` and would be written, for a program: what ``fairflare init --json`` prints.
+
+    Args:
+        root: the folder of the data.
+        proposal: what its lists would say.
+        files: name -> content of what would be written.
+    """
+    found = proposal.found
+    return {
+        "folder": str(root),
+        "kind": found.kind,
+        "layout": found.layout,
+        "classes": list(found.classes),
+        "options": dict(found.options),
+        "groups": attributes(found),
+        "sites": {site: {**sizes(found, site), "patients": _patients(found, site)} for site in found.sites},
+        "splits": list(proposal.splits),
+        "notes": list(found.notes),
+        "suspects": list(found.suspects),
+        "links": len(proposal.links),
+        "files": sorted(files),
+    }
+
+
+def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]:
+    """The same for people, a line each; arguments as of ``summary``."""
+    found = proposal.found
+    shown = _line("found", f"{found.layout} ({found.kind})")
+    shown += _line("classes", _classes(found)) if found.classes else []
+    if found.form.classes and len(found.classes) == 2:
+        turned = ",".join(reversed(found.classes))
+        shown += _line("risk", f"of {found.classes[1]}, the second class (--classes {turned}: of the other)")
+    shown += _columns(found) if found.form.table else []
+    for key, value in found.options.items():
+        if key not in ("features", "columns") and value:
+            shown += _line(key.replace("mask_values", "values"), value)
+    for name, values in attributes(found).items():
+        shown += _line("group", f"{name}: {some(values, 8)}")
+    shown += _line("splits", "; ".join(proposal.splits))
+    column = " (--patient COLUMN says it)" if found.form.table else ""
+    unknown = f"unknown{column}: every {found.form.example} is taken for a patient of its own"
+    known = f"known by {found.patients}; nobody is in two splits"
+    shown += _line("patients", known if found.patients else unknown)
+    shown += ["", *_site_table(found), ""]
+    for line in lines_of(found, found.sites[:2])[:MOST_EXAMPLES]:
+        shown += [f"  {line}" if len(line) <= WIDTH - 2 else f"  {line[: WIDTH - 5]}..."]
+    shown += [""]
+    for name, text in [*(("suspect", one) for one in found.suspects), *(("note", one) for one in found.notes)]:
+        shown += _line(name, text)
+    if proposal.links:
+        text = f"{len(proposal.links)} images are symbolic links out of {root}, e.g. {proposal.links[0]}"
+        shown += _line("links", f"{text}; the site files allow them (links: true)")
+    where = (
+        f"{root / 'fairflare'}: dataset.json, preview.html (three examples of every class and site), "
+        f"a {found.form.listed} and a site file"
+    )
+    return [*shown, *_line("writes", f"{where} (sites/SITE.yaml) for each site, {len(files)} files")]
+
+
+def _columns(found: Found) -> list[str]:
+    specs = json.loads(found.options.get("columns", "{}"))
+    by_kind: dict[str, list[str]] = {}
+    for name in next(csv.reader([found.options["features"]])):
+        spec = specs.get(name, {})
+        levels = spec.get("levels", [])
+        shown = f" ({'|'.join([*levels[:4], *(['...'] if len(levels) > 4 else [])])})" if levels else ""
+        by_kind.setdefault(spec.get("kind", "number"), []).append(f"{name}{shown}")
+    words = {"number": "numbers", "category": "categories", "yes_no": "yes or no", "days": "dates"}
+    return [line for kind, own in by_kind.items() for line in _line(words[kind], some(own, 12))]
+
+
+def _classes(found: Found) -> str:
+    if not found.form.classes:
+        return ", ".join(found.classes)
+    counts = Counter(one.label for one in found.examples)
+    return ", ".join(f"{name} ({counts[name]})" for name in found.classes)
+
+
+def _patients(found: Found, site: str) -> int | None:
+    own = found.of(site)
+    return len({one.patient for one in own}) if all(one.patient for one in own) else None
+
+
+def _site_table(found: Found) -> list[str]:
+    rows: list[Sequence[Any]] = [HEAD]
+    for site in found.sites[:MOST_SITES]:
+        n = _patients(found, site)
+        rows.append((site, *sizes(found, site).values(), "" if n is None else n))
+    width = min(40, max(len(row[0]) for row in rows))
+    shown = [f"{row[0][:width]:<{width}}" + "".join(f"{cell:>9}" for cell in row[1:]) for row in rows]
+    rest = len(found.sites) - MOST_SITES
+    return [line.rstrip() for line in shown] + ([f"and {rest} more sites"] if rest > 0 else [])
+
+
+def _line(name: str, text: str) -> list[str]:
+    indent = " " * INDENT
+    return textwrap.wrap(f"{name + ':':<{INDENT}}{text}", WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+
+
+TABLE = "table.csv"
+FLAG = re.compile(r"--([a-z][a-z-]*)(?: (?=[^\s):;]))?")
+KEYWORDS = {"label": "outcome"}
+"""Flag of ``fairflare init`` -> what the same is called in Python, where that differs."""
+
+
+def text_of(frame: pd.DataFrame) -> str:
+    """``frame`` as a CSV file whose cells are those that a Parquet file of it would have; an index with names counts.
+
+    Raises:
+        UserError: no rows, a column that has no name of its own in text, or a row without any value.
+    """
+    if any(name is not None for name in frame.index.names):
+        kept = [name for name in frame.index.names if name is not None and name not in frame.columns]
+        frame = frame.reset_index(kept)
+    names = list(frame.columns)
+    if odd := [name for name in names if not isinstance(name, str) or not name.strip() or names.count(name) > 1]:
+        raise UserError(f"expected columns with names of their own, in text, got {shown(str(odd[0]))}")
+    if frame.empty:
+        raise UserError(f"expected rows and columns, got {len(frame)} rows of {len(names)} columns")
+    cells = frame.astype(object).map(as_cell)
+    if (blank := (cells == "").all(axis=1)).any():
+        raise UserError(f"row {shown(str(frame.index[blank.to_numpy().argmax()]))}: expected values, got none")
+    return str(cells.to_csv(index=False, lineterminator="\n"))
+
+
+def imported(frame: pd.DataFrame, folder: Path, chosen: Choices) -> Proposal:
+    """Write ``folder``/fairflare, as ``fairflare init`` would of the table; what is there already must be the same.
+
+    Raises:
+        UserError: in the user's columns and the keywords of ``Federation.fit``; ``chosen.ask`` decides what is unclear.
+    """
+    with in_keywords(), tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
+        table = Path(scratch, TABLE)
+        table.write_text(text_of(frame), encoding="utf-8")
+        proposal = look(table, chosen)
+        files = contents(folder, proposal.found, False)
+        there = [folder / INSIDE / name for name in files]
+        if not all(
+            path.is_file() and path.read_text("utf-8") == files[path.relative_to(folder / INSIDE).as_posix()]
+            for path in there
+        ):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write(folder, files)
+    return proposal
+
+
+def grouping(groups: Sequence[str]) -> str:
+    """The run's ``group_by`` of columns that were asked for; ages are in bands."""
+    return "+".join(BAND if bare(name) in AGE else name for name in groups)
+
+
+@contextlib.contextmanager
+def in_keywords() -> Iterator[None]:
+    """Within: what ``fairflare init`` refuses is said with keywords in place of flags."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"data: {FLAG.sub(_keyword, str(error)).removeprefix('init: ')}") from None
+
+
+def _keyword(found: re.Match[str]) -> str:
+    name = KEYWORDS.get(found[1], found[1].replace("-", "_"))
+    return f"{name}=" if found[0].endswith(" ") else name
+
+
+def by_column(frame: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
+    """Value of ``column`` -> its rows; raises UserError where there is no such column, or a row has no value in it."""
+    if column not in frame.columns:
+        raise UserError(
+            f"site: expected a column among {some([str(name) for name in frame.columns], 12)}, got {shown(column)}"
+        )
+    cells = frame[column].map(as_cell)
+    if (cells == "").any():
+        raise UserError(f"{column}: expected the site of every row, {int((cells == '').sum())} have none")
+    return {str(name): frame[(cells == name).to_numpy()] for name in cells.unique()}

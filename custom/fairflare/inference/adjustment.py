@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fairflare.core.errors import UserError
-from fairflare.data.grouping import LABEL
+from fairflare.data.tensors import LABEL
 from fairflare.engine.after.base import AfterStep, Fit, Shape, fit_of
 from fairflare.engine.after.conformal import Conformal, class_scores
 from fairflare.engine.after.recalibrate import Recalibrate

@@ -27,10 +27,9 @@ from fairflare.core.metric import finite
 from fairflare.core.schema import IN_USE, Instruction
 from fairflare.core.seeds import derive
 from fairflare.core.types import INTERVALS, Round, Training
-from fairflare.data.grouping import Grouping
 from fairflare.data.readers.tables import read_table
 from fairflare.data.site_config import SiteConfig, stricter
-from fairflare.data.tensors import TensorData
+from fairflare.data.tensors import Grouping, TensorData
 from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.benefit import Pair, measured
 from fairflare.engine.evaluation import LEVEL, Predictions, over_patients, predict
@@ -49,8 +48,7 @@ from fairflare.inference.hospitals import hospitals
 from fairflare.inference.loaded_run import Opened
 from fairflare.inference.predict import about as about_model
 from fairflare.inference.predict import of_table
-from fairflare.report.clinical import views
-from fairflare.report.external import evaluation, paired
+from fairflare.report.clinical import evaluation, paired, views
 from fairflare.tasks.base import Task
 from fairflare.tasks.external import Labelled, constant_results, labelled, of_split, preflight
 from fairflare.tasks.kinds.survival import Cox

@@ -22,8 +22,7 @@ from fairflare.core.types import Batch
 from fairflare.core.validation import shown
 from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
 from fairflare.data.readers.datalist import Frame, file_of
-from fairflare.data.readers.geometry import Geometry, geometry_of, looks_like_image, slices_of, suffix_of
-from fairflare.data.readers.naming import IMAGES, pairs
+from fairflare.data.readers.geometry import IMAGES, Geometry, geometry_of, looks_like_image, pairs, slices_of, suffix_of
 from fairflare.data.readers.table_features import plain
 from fairflare.data.readers.tables import read_columns
 from fairflare.data.readers.volumes import VolumeReader

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The networks that tasks offer, by name, and the generalised linear model of exact regression."""
+"""The networks that tasks offer, by name; and regressions whose state holds what a Newton step needs beside them."""
 
 from __future__ import annotations
 

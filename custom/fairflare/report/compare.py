@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fairflare.core.errors import UserError
-from fairflare.report import paired as statistics
+from fairflare.report import fairness as statistics
 from fairflare.report import quantities
 from fairflare.report.benefit import VERDICTS
 from fairflare.report.deployed_model import COUNTED, SHOWN, USED, as_used
@@ -44,8 +44,8 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
         name no winner), used and shown (only where sites use models of their own, see ``deployed_model.remark``) and,
         for each of ``QUANTITIES``, {"mean", "low", "high", "n"} (Student t over seeds); ``runs`` holds the
         values per seed, ``detail`` what ``details`` says of sites, metrics, domains, last rounds and
-        cost, ``versus_first`` the paired differences (None for the first method): what ``paired.paired`` says, wins,
-        losses, pairs, p_holm (over the methods of the table) and verdict (``paired.corrected``).
+        cost, ``versus_first`` the paired differences (None for the first method): what ``fairness.paired`` says, wins,
+        losses, pairs, p_holm (over the methods of the table) and verdict (``fairness.corrected``).
 
     Raises:
         UserError: the runs' task, options, sites or, within a seed, data differ, a run is given twice, no seed is
@@ -252,7 +252,7 @@ def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
     Returns:
         sites: metric -> site -> interval; metrics: metric -> mean, worst, std -> interval; domains: domain -> interval,
         domains_of: what they are; test_sets: set -> metric -> interval; last_rounds: "clean", "corrupted" and "average"
-        (of the two) -> ``spread_of``; cost: ``COSTS`` -> interval; joining: site -> ``paired.paired`` of the method's
+        (of the two) -> ``spread_of``; cost: ``COSTS`` -> interval; joining: site -> ``fairness.paired`` of the method's
         value minus the solo model's, with p_holm over the sites and verdict, and "lose": how many sites are worse; None
         without ``solo``;
         benefit: see there.
@@ -335,7 +335,7 @@ def joining(runs: Runs, everyone: Mapping[str, Runs]) -> Json | None:
 
 
 def judged(said: Mapping[str, Json], higher: bool) -> dict[str, Json]:
-    """Site -> its paired difference with p_holm (over the sites) and verdict (``paired.corrected``)."""
+    """Site -> its paired difference with p_holm (over the sites) and verdict (``fairness.corrected``)."""
     adjusted = statistics.holm({site: one["p"] for site, one in said.items()})
     count = sum(p is not None for p in adjusted.values())
     rows = {site: {**one, "p_holm": adjusted[site]} for site, one in said.items()}

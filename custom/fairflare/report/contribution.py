@@ -17,8 +17,7 @@ from typing import Any
 
 from fairflare.functional import shapley as functional
 from fairflare.functional.shapley import Coalition
-from fairflare.report.fairness import mean_ci
-from fairflare.report.paired import corrected, holm, paired
+from fairflare.report.fairness import corrected, holm, mean_ci, paired
 from fairflare.report.table_files import Cell, Column, Form, Row, Table
 from fairflare.report.values import label, number, plural
 
@@ -59,8 +58,8 @@ def over_seeds(found: Sequence[Json], labels: Sequence[str]) -> Json:
             it), methods (label -> site -> weight, and "examples"), shapley (site -> value and se) or None.
 
     Returns:
-        leave_one_out: site -> drop (``paired.paired`` with p_holm over the sites), share (mean and interval) and
-        verdict ("helps", "harms" or "cannot be told", see ``paired.corrected``);
+        leave_one_out: site -> drop (``fairness.paired`` with p_holm over the sites), share (mean and interval) and
+        verdict ("helps", "harms" or "cannot be told", see ``fairness.corrected``);
         shapley: site -> value, share (mean and interval over seeds) and se (of the sampling, mean over seeds), or None;
         agreement: label -> "leave_one_out" and "shapley" -> measure -> mean and interval over seeds.
     """

@@ -12,8 +12,7 @@ from fairflare.report.compare import objective_words
 from fairflare.report.compare_tables import comparison_tables
 from fairflare.report.deployed_model import remark
 from fairflare.report.table_files import csv_text, shown
-from fairflare.report.templates import drawn, rendered
-from fairflare.report.values import in_order, label
+from fairflare.report.values import drawn, in_order, label, rendered
 
 Json = dict[str, Any]
 NONE: Json = {"mean": None}

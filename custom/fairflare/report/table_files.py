@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fairflare.engine.state import save_json, save_text
-from fairflare.report.templates import drawn, rendered
-from fairflare.report.values import MISSING, json_value, number, signed, text
+from fairflare.report.values import MISSING, drawn, json_value, number, rendered, signed, text
 
 FORMAT = 1
 KEY = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")

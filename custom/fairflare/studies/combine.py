@@ -27,13 +27,13 @@ from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts, build_parts, without_folders
 from fairflare.engine.state import save_json, save_tensors
 from fairflare.functional.decision import Array
+from fairflare.functional.own_model import own_model
 from fairflare.inference import mix
 from fairflare.inference.atomic_output import MARK, check, whole_folder
 from fairflare.studies import display
 from fairflare.studies.candidates import SHARES, federation_odds, logits_of, model_for, moved, on_fold
 from fairflare.studies.folders import JOIN, OWN_MODELS
 from fairflare.studies.labels import folder_name
-from fairflare.studies.own_model import own_model
 from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import Study

@@ -29,11 +29,11 @@ from fairflare.functional import slopes
 from fairflare.functional.calibration import fitted
 from fairflare.functional.decision import UNCLEAR, Array, verdict
 from fairflare.functional.exchange import LEAST_SITES, rounded
+from fairflare.functional.own_model import own_risks
 from fairflare.inference.mix import event_index
 from fairflare.studies.candidates import INTERCEPT
 from fairflare.studies.folders import JOIN
 from fairflare.studies.labels import folder_name, split_method
-from fairflare.studies.own_model import own_risks
 from fairflare.tasks.external import labelled
 from fairflare.tasks.folds import LEAST_OF_EACH, everyone, untestable
 

@@ -28,20 +28,18 @@ from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.functional.decision import Array, Design
 from fairflare.functional.exchange import Deployed
+from fairflare.functional.own_model import TREES, own_model, own_risks
 from fairflare.functional.reasons import Models, explained
 from fairflare.functional.slopes import sigmoid
 from fairflare.inference.mix import event_index
 from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.report.sentences import study
+from fairflare.studies import candidates as offered
 from fairflare.studies import display
-from fairflare.studies.candidates import INTERCEPT, federation_odds, logits_of, model_for, moved, on_fold, outputs_of
 from fairflare.studies.combine import keep_own
 from fairflare.studies.folders import JOIN, JOIN_PAGE
-from fairflare.studies.groups import SCORES, by_group, by_score, differences
-from fairflare.studies.joined import write_sheets
+from fairflare.studies.joined import SCORES, by_group, by_score, differences, write_sheets
 from fairflare.studies.labels import folder_name, split_method
-from fairflare.studies.own_model import TREES, own_model, own_risks
-from fairflare.studies.own_network import COX, NETWORK, own_log_risks, own_network
 from fairflare.studies.parallel import Workers, budget
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import SHARED, Study, config_of, facts
@@ -96,13 +94,13 @@ class Question:
         for label, config in self.each().items():
             for deal, number in self._folds():
                 fold = f"{number}/{self.design.folds}/{deal}"
-                found[self.name(label, deal, number)] = on_fold(config, fold)
+                found[self.name(label, deal, number)] = offered.on_fold(config, fold)
         return found
 
     def deployed(self) -> dict[str, RunConfig]:
         """Folder name -> run on all patients, which ``combine`` needs anyhow; none where one split is tested."""
         each = {} if isinstance(self.design, OneSplit) else self.each()
-        return {f"{folder_name(label)}-{ALL}": on_fold(config, ALL) for label, config in each.items()}
+        return {f"{folder_name(label)}-{ALL}": offered.on_fold(config, ALL) for label, config in each.items()}
 
     def each(self) -> dict[str, RunConfig]:
         """Method -> its run, without a fold."""
@@ -251,7 +249,7 @@ def _tested(
         for label in question.methods:
             name = question.name(label, deal, fold)
             parts = build_parts(runs[name], at_site=True)
-            odds = federation_odds(parts, runs[name], event) if question.shares else None
+            odds = offered.federation_odds(parts, runs[name], event) if question.shares else None
             for client in risks:
                 data = parts.task.site_data(names[client])
                 found = _risks(parts, runs[name], folder / name, client, data, label, event, odds)
@@ -291,7 +289,7 @@ def _with_deployed(
     for label, (name, config) in zip(question.methods, runs.items()):
         parts = build_parts(config, at_site=True)
         event, sites = _event(parts, question), site_of_client(config, parts.task)
-        odds = federation_odds(parts, config, event) if question.shares else None
+        odds = offered.federation_odds(parts, config, event) if question.shares else None
         for client, one in tested.items():
             data = parts.task.site_data(sites[client])
             found[client] |= _risks(parts, config, folder / name, client, data, label, event, odds, "train")
@@ -312,7 +310,7 @@ def _with_deployed(
 def _why(tested: Mapping[str, OutOfFold], names: Sequence[str], question: Question) -> Json:
     """Why FedAvg loses or gains at each hospital, if exact regression is a candidate beside it; else nothing."""
     first = {name: next((m for m in question.methods if split_method(m)[0] == name), "") for name in ("fedavg", "glm")}
-    chain = [first["fedavg"], first["glm"], first["glm"] + INTERCEPT]
+    chain = [first["fedavg"], first["glm"], first["glm"] + offered.INTERCEPT]
     if not set(chain) <= set(names):
         return {}
     at = [*(1 + names.index(name) for name in chain), 0]
@@ -336,13 +334,13 @@ def _own(parts: Parts, config: RunConfig, data: TensorData, event: int) -> tuple
     train, test = data.splits["train"], data.splits["test"]
     x, new = (np.asarray(part.inputs, dtype=np.float64) for part in (train, test))  # type: ignore[union-attr]  # examples are in memory
     if parts.task.kind.has_times and x.ndim == 2:
-        return own_log_risks(x, np.asarray(train.targets, dtype=np.float64), new), COX  # type: ignore[union-attr]  # the same
+        return offered.own_log_risks(x, np.asarray(train.targets, dtype=np.float64), new), offered.COX  # type: ignore[union-attr]  # the same
     if x.ndim == 2:
         return own_risks(x, (train.labels.numpy() == event).astype(np.float64), new)
-    model = own_network(parts, config, data)
+    model = offered.own_network(parts, config, data)
     if event < 0:
-        return _scores(parts, config, model, data, "test", plain=True), NETWORK
-    return sigmoid(logits_of(parts, config, model, data, "test", event, plain=True)[0]), NETWORK
+        return _scores(parts, config, model, data, "test", plain=True), offered.NETWORK
+    return sigmoid(offered.logits_of(parts, config, model, data, "test", event, plain=True)[0]), offered.NETWORK
 
 
 def _risks(
@@ -357,12 +355,12 @@ def _risks(
     of: str = "test",
 ) -> dict[str, Array]:
     """Candidate -> its risks of the site's patients in the split ``of``."""
-    model = model_for(parts, folder, client)
+    model = offered.model_for(parts, folder, client)
     if event < 0:
         return {label: _scores(parts, config, model, data, of)}
-    fit, labels = logits_of(parts, config, model, data, "train", event)
-    new = fit if of == "train" else logits_of(parts, config, model, data, of, event)[0]
-    return {name: sigmoid(new + by) for name, by in moved(parts, config, label, fit, labels, odds).items()}
+    fit, labels = offered.logits_of(parts, config, model, data, "train", event)
+    new = fit if of == "train" else offered.logits_of(parts, config, model, data, of, event)[0]
+    return {name: sigmoid(new + by) for name, by in offered.moved(parts, config, label, fit, labels, odds).items()}
 
 
 def _scores(
@@ -370,7 +368,7 @@ def _scores(
 ) -> Array:
     """(N,) log risks of a split's patients, or of masks each image's Dice, the mean over structures."""
     kind = parts.task.kind
-    cases: Any = kind.cases(*outputs_of(parts, config, model, data, split, plain=plain), parts.task.classes)
+    cases: Any = kind.cases(*offered.outputs_of(parts, config, model, data, split, plain=plain), parts.task.classes)
     # where an output is not finite, so is the loss, but not the Dice
     found = cases.risks if kind.has_times else cases.dice.mean(1) + 0 * soft_loss(cases.outputs, cases.targets)
     return np.asarray(found, dtype=np.float64)
@@ -394,7 +392,7 @@ def within(
     Raises:
         UserError: there is no time for one repetition of two folds.
     """
-    runs = {f"{folder_name(label)}-{ALL}": on_fold(config, ALL) for label, config in question.each().items()}
+    runs = {f"{folder_name(label)}-{ALL}": offered.on_fold(config, ALL) for label, config in question.each().items()}
     with Study(runs).finished(folder, partial(run_once, force=force), workers=workers):
         each = sum(seconds_of(folder / name) for name in runs)
     found = budget(workers, "local", question.runs())

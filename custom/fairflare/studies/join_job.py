@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,15 @@ from rich.markup import escape
 
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.audit import AuditLog, first_entry
-from fairflare.engine.files import AUDIT, is_there, read_json
+from fairflare.engine.files import AUDIT, SUFFIX, is_there, read_json
+from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.assembly import site_names
+from fairflare.engine.setup.at_site import new_credentials
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.join.local import run_join
 from fairflare.engine.setup.join.plan import BOUNDS, plan_of, with_join
+from fairflare.engine.setup.join.server import Join
+from fairflare.engine.setup.join.site import Phases
+from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.state import save_json, save_text
 from fairflare.report.join import SEPARATELY, page, sentence
@@ -168,3 +174,20 @@ def sheet(path: Path) -> tuple[str, Path]:
     target = path.with_suffix(".html")
     save_text(target, page(found))
     return (why or found["sites"][kept["site"]]["answer"]), target
+
+
+def run_join(config: RunConfig, folder: Path, tell: Any = lambda name, finding: None) -> dict[str, Any]:
+    """The join that ``config`` describes, in ``folder``, where it goes on if it was cut short.
+
+    Args:
+        tell: called with a site and what preflight finds there.
+    """
+    at_site, at_server = new_credentials(config)
+    home = folder / SITES
+    with contextlib.ExitStack() as stack:
+        sites: dict[str, Any] = {}
+        for name in site_names(config):
+            memory, own = home / f"{name}{SUFFIX}", partial(tell, name)
+            sites[name] = Phases(config, name, memory, tell=own, credentials=at_site, ledger=home / name)
+            stack.callback(sites[name].close)
+        return Join(config, InProcess(sites), folder, "local", at_server).run()

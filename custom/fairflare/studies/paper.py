@@ -21,19 +21,16 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.state import save_text
 from fairflare.papers.declaration import Data, Exhibit, Row, Table
-from fairflare.papers.drawing import drawn, standalone
-from fairflare.papers.estimate import Speed, in_words, relative_cost
 from fairflare.papers.measures import CURVES, Beside, Run
 from fairflare.papers.tabulate import Used, differences, file_name, published_numbers, tabulated, with_published
 from fairflare.report.table_files import Table as Shown
 from fairflare.report.table_files import write_tables
-from fairflare.studies import display
+from fairflare.studies import display, paper_list
 from fairflare.studies.comparison import on_mixture, parse_options
 from fairflare.studies.describe import listed_rows
 from fairflare.studies.folders import check_path
 from fairflare.studies.labels import comparison_name, folder_name
-from fairflare.studies.paper_list import DATA_FOLDER, FOLDER, has_files, remember, speed_of
-from fairflare.studies.paper_panels import OF_DATA, OF_MODELS, Runs, segmentations
+from fairflare.studies.paper_panels import OF_DATA, OF_MODELS, Runs, drawn, segmentations, standalone
 from fairflare.studies.parallel import Workers, budget, side_by_side
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import Study, arms, facts, leaving_out
@@ -108,7 +105,7 @@ class Plan:
                 found[key] = data
         if not found:
             needs = ", ".join(name for data in table.data for name in data.needs)
-            raise UserError(f"{table.title}: expected {needs} in the folder that {DATA_FOLDER} names")
+            raise UserError(f"{table.title}: expected {needs} in the folder that {paper_list.DATA_FOLDER} names")
         left = tuple(block for block in table.blocks if block.data in found.values())
         words = [f"{data.title} is not here, and no embedded task stands for it alone: left out." for data in missing]
         mean = "" if self._choices.data else table.mean  # of all data sets
@@ -183,7 +180,7 @@ class Plan:
 
 def is_here(data: Data, task: str) -> bool:
     """Whether the user's copy of a data set can be read; what embedded tasks read always is."""
-    if not has_files(data):
+    if not paper_list.has_files(data):
         return False
     name, _, preset = task.partition(":")
     try:
@@ -211,11 +208,11 @@ def make_exhibit(
     study = Study(plan.configs)
     study.check(folder)
     at_once = budget(workers, "local", plan.configs)
-    speed = speed_of(folder)
+    speed = paper_list.speed_of(folder)
     _announce(exhibit, plan, speed, side_by_side(at_once))
     costs = {path: _seconds(plan, path, speed) for path in plan.configs}
     with study.finished(folder, run_once, workers=at_once, seconds=costs) as reports:
-        remember(folder, [(plan.task(path), plan.labels[path], one) for path, one in reports.items()])
+        paper_list.remember(folder, [(plan.task(path), plan.labels[path], one) for path, one in reports.items()])
     return written(exhibit, plan, folder, command)
 
 
@@ -237,7 +234,7 @@ def written(exhibit: Exhibit, plan: Plan, folder: Path, command: str) -> Json:
         shown += [main, *tried, *([beside] if beside else [])]
         about |= {"Published numbers": source} if source else {}
         figures += _figures(table, main, plan, places, folder)
-    out = folder / FOLDER
+    out = folder / paper_list.FOLDER
     out.mkdir(parents=True, exist_ok=True)
     told = {key: text for key, text in about.items() if text}
     files = write_tables(out, file_name(exhibit.name), exhibit.title, shown, figures=figures, facts=told)
@@ -285,7 +282,7 @@ def _looks(plan: Plan) -> dict[str, list[str]]:
     return found
 
 
-def _announce(exhibit: Exhibit, plan: Plan, speed: Speed, at_once: int) -> None:
+def _announce(exhibit: Exhibit, plan: Plan, speed: paper_list.Speed, at_once: int) -> None:
     for places in plan.places:
         for place in places:
             if place.stands_in:
@@ -293,12 +290,12 @@ def _announce(exhibit: Exhibit, plan: Plan, speed: Speed, at_once: int) -> None:
     times = [_seconds(plan, path, speed) for path in plan.configs]
     known = [seconds for seconds in times if seconds is not None]
     total = None if len(known) < len(times) else sum(known) / at_once
-    display.note(f"{exhibit.name}: {len(plan.configs)} runs, {in_words(total)} if none is there yet")
+    display.note(f"{exhibit.name}: {len(plan.configs)} runs, {paper_list.in_words(total)} if none is there yet")
 
 
-def _seconds(plan: Plan, path: str, speed: Speed) -> float | None:
+def _seconds(plan: Plan, path: str, speed: paper_list.Speed) -> float | None:
     config, label = plan.configs[path], plan.labels[path]
-    cost = relative_cost(label, {row["id"]: row for row in listed_rows()})
+    cost = paper_list.relative_cost(label, {row["id"]: row for row in listed_rows()})
     return speed.seconds(plan.task(path), label, int(config.training["rounds"]), cost)
 
 

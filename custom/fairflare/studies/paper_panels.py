@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Panels that need a run's model or its task's data beside its report: each makes the table that is drawn."""
+"""A paper's figures, and panels that need a run's model or its task's data: each makes the table that is drawn."""
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,15 +27,14 @@ from fairflare.engine.setup.local import LocalSites
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.state import load_checkpoint
 from fairflare.functional.perturbation import filter_normalised, loss_grid
-from fairflare.papers.declaration import Table
-from fairflare.papers.drawing import COLOURS
-from fairflare.report.svg import rendered, short
-from fairflare.report.table_files import Cell, Column, Form
-from fairflare.report.table_files import Row as ShownRow
-from fairflare.report.table_files import Table as Shown
+from fairflare.papers import declaration
+from fairflare.report.svg import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, legend, rendered, short
+from fairflare.report.table_files import Cell, Column, Form, Row, Table
+from fairflare.report.values import number
 from fairflare.tasks.base import TestSet
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 STEPS = (-1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0)
@@ -44,7 +47,7 @@ Places = Sequence[tuple[str, str, str, Mapping[str, str]]]
 """(Key and title of the data set, "name:preset", options)."""
 
 
-def landscape(table: Table, empty: Shown, runs: Runs) -> Shown:
+def landscape(table: declaration.Table, empty: Table, runs: Runs) -> Table:
     """The table of a loss landscape on corrupted test images: a group of rows per method, steps down and across.
 
     ``empty`` has key, title and caption; ``runs`` are all on one task with a corrupted test set.
@@ -58,17 +61,17 @@ def landscape(table: Table, empty: Shown, runs: Runs) -> Shown:
             grid = _around(parts.network, test, config.seed)
             for step, line in zip(STEPS, grid):
                 cells = {f"step-{i}": Cell(value) for i, value in enumerate(line)}
-                rows.append(ShownRow(f"{title} {step:g}", f"{step:g}", cells, group=title))
+                rows.append(Row(f"{title} {step:g}", f"{step:g}", cells, group=title))
     columns = tuple(Column(f"step-{i}", f"{step:g}") for i, step in enumerate(STEPS))
     return replace(empty, columns=columns, rows=tuple(rows), stub=table.stub)
 
 
-def densities(table: Table, empty: Shown, places: Places) -> Shown:
+def densities(table: declaration.Table, empty: Table, places: Places) -> Table:
     """The table of how bright training images are: a row per site, a column per intensity, on the task's own split.
 
     ``empty`` has key, title and caption.
     """
-    rows: list[ShownRow] = []
+    rows: list[Row] = []
     columns: dict[str, Column] = {}
     for data, title, named, options in places:
         name, _, preset = named.partition(":")
@@ -87,7 +90,7 @@ def densities(table: Table, empty: Shown, places: Places) -> Shown:
             counts = torch.histc(value.float(), BINS, float(low), float(high))
             shares = (counts / counts.sum()).tolist()
             cells = {key: Cell(share) for key, share in zip(names, shares)}
-            rows.append(ShownRow(f"{data}.{site}", f"{site}, {task.sites()[site]}", cells, group=group))
+            rows.append(Row(f"{data}.{site}", f"{site}, {task.sites()[site]}", cells, group=group))
     return replace(empty, columns=tuple(columns.values()), rows=tuple(rows), stub=table.stub)
 
 
@@ -108,9 +111,9 @@ def _around(network: nn.Module, test: TestSet, seed: int) -> list[list[float]]:
     return loss_grid(loss, parameters, first, second, STEPS)
 
 
-def counts(table: Table, empty: Shown, places: Places) -> Shown:
+def counts(table: declaration.Table, empty: Table, places: Places) -> Table:
     """The table of how many patients of each class every client has, for training and for testing."""
-    rows: list[ShownRow] = []
+    rows: list[Row] = []
     columns: dict[str, Column] = {}
     for data, title, named, options in places:
         name, _, preset = named.partition(":")
@@ -121,11 +124,11 @@ def counts(table: Table, empty: Shown, places: Places) -> Shown:
                 targets = [batch.targets.long().flatten() for batch in task.site_data(site).fixed(split, EXAMPLES)]
                 found = torch.bincount(torch.cat(targets or [torch.zeros(0).long()]), minlength=len(task.classes))
                 cells = {f"class-{i}": Cell(float(count)) for i, count in enumerate(found)}
-                rows.append(ShownRow(f"{data}.{split}.{k}", f"Client {k}", cells, group=f"{title}, {split}"))
+                rows.append(Row(f"{data}.{split}.{k}", f"Client {k}", cells, group=f"{title}, {split}"))
     return replace(empty, columns=tuple(columns.values()), rows=tuple(rows), stub=table.stub)
 
 
-def consistency(table: Table, empty: Shown, runs: Runs) -> Shown:
+def consistency(table: declaration.Table, empty: Table, runs: Runs) -> Table:
     """The table of FedHEAL's counters: share of a layer's parameters by the share of rounds that went one way.
 
     A position that went up in c of t rounds has kept one direction in max(c, t - c) / t of them. The layer is the one
@@ -146,18 +149,18 @@ def consistency(table: Table, empty: Shown, runs: Runs) -> Shown:
             # A share on an edge belongs to the bin above it, however it is rounded.
             found = torch.histogram((kept + 1e-9).clamp(0.5, 1.0), edges).hist / kept.numel()
             cells = {f"share-{i}": Cell(float(value)) for i, value in enumerate(found)}
-            rows.append(ShownRow(f"{title} {site}", str(site), cells, group=f"{title}, {layer}"))
+            rows.append(Row(f"{title} {site}", str(site), cells, group=f"{title}, {layer}"))
     return replace(empty, columns=columns, rows=tuple(rows), stub=table.stub)
 
 
-def layers(table: Table, empty: Shown, runs: Runs) -> Shown:
+def layers(table: declaration.Table, empty: Table, runs: Runs) -> Table:
     """The table of CKA between the local models of two pairs of clients, layer by layer, on the first one's data.
 
     Every client of a pair trains a round from the run's final model. The pairs are drawn with the run's seed.
     """
     title, config, folder = runs[0]
     final, last = read_model(folder / MODEL), Round(1, int(config.training["rounds"]))
-    rows: list[ShownRow] = []
+    rows: list[Row] = []
     columns: dict[str, Column] = {}
     with tempfile.TemporaryDirectory() as aside, LocalSites(config, Path(aside), build_parts(config)) as local:
         names = local.transport.sites()
@@ -173,18 +176,18 @@ def layers(table: Table, empty: Shown, runs: Runs) -> Shown:
             found = {name.partition("/")[2]: value for name, value in answer.scalars.items() if "/" in name}
             columns |= {f"layer-{i}": Column(f"layer-{i}", name) for i, name in enumerate(found)}
             cells = {f"layer-{i}": Cell(value) for i, value in enumerate(found.values())}
-            rows.append(ShownRow(f"{title} {first} {second}", f"{first} and {second}", cells))
+            rows.append(Row(f"{title} {first} {second}", f"{first} and {second}", cells))
     return replace(empty, columns=tuple(columns.values()), rows=tuple(rows), stub=table.stub)
 
 
-def pictures(table: Table, empty: Shown, runs: Runs) -> Shown:
+def pictures(table: declaration.Table, empty: Table, runs: Runs) -> Table:
     """The table beside example segmentations: Dice of each client's first test image under every method."""
     found = [(title, _examples(config, folder)) for title, config, folder in runs]
     columns = tuple(Column(f"m{i}", title, better="higher", form=Form(3)) for i, (title, _) in enumerate(found))
     rows = []
     for site in found[0][1]:
         cells = {f"m{i}": Cell(examples[site].dice) for i, (_, examples) in enumerate(found) if site in examples}
-        rows.append(ShownRow(str(site), str(site), cells))
+        rows.append(Row(str(site), str(site), cells))
     return replace(empty, columns=columns, rows=tuple(rows), stub="Client")
 
 
@@ -215,7 +218,7 @@ def _examples(config: RunConfig, folder: Path) -> dict[str, Example]:
     return found
 
 
-def segmentations(table: Table, runs: Runs) -> list[str]:
+def segmentations(table: declaration.Table, runs: Runs) -> list[str]:
     """The picture itself: a row per client, a column per method after the experts' outline."""
     found = [(title, _examples(config, folder)) for title, config, folder in runs]
 
@@ -223,7 +226,7 @@ def segmentations(table: Table, runs: Runs) -> list[str]:
         sites = list(found[0][1])
         figure.set_size_inches(1.6 * (len(found) + 1), 1.6 * len(sites))
         axes = figure.subplots(len(sites), len(found) + 1, squeeze=False)
-        for number, (line, site) in enumerate(zip(axes, sites)):
+        for k, (line, site) in enumerate(zip(axes, sites)):
             first = found[0][1][site]
             shown = [("experts", first.truth), *((title, examples[site].found) for title, examples in found)]
             for place, (title, masks) in zip(line, shown):
@@ -233,7 +236,7 @@ def segmentations(table: Table, runs: Runs) -> list[str]:
                         place.contour(mask.float(), levels=[0.5], colors=[colour], linewidths=1)
                 place.set_xticks([])
                 place.set_yticks([])
-                if number == 0:
+                if k == 0:
                     place.set_title(short(title, 16), fontsize=8)
             line[0].set_ylabel(short(site, 16), fontsize=8)
         return table.title
@@ -244,3 +247,160 @@ def segmentations(table: Table, runs: Runs) -> list[str]:
 OF_MODELS = {"landscape": landscape, "consistency": consistency, "layers": layers, "pictures": pictures}
 OF_DATA = {"density": densities, "counts": counts}
 """Way of drawing -> what makes its table."""
+
+
+COLOURS = (BLUE, RED, GREEN, ORANGE, PURPLE, DARK, GREY)
+LINES = ("-", "--", ":", "-.")
+Columns = Sequence[Column]
+
+
+def drawn(panel: declaration.Table, table: Table) -> list[str]:
+    """SVG elements of a panel."""
+    if not panel.draw:
+        return []
+    draw = {
+        **{"curve": _curves, "rounds": _over_columns, "density": _over_columns, "layers": _over_columns},
+        **{"consistency": _over_columns, "bars": _bars, "heat": _heat, "landscape": _maps},
+    }
+    if panel.draw not in draw:
+        return []
+
+    def one(group: str, columns: Columns, figure: Figure) -> str | None:
+        known = draw[panel.draw](figure, panel, table, columns)
+        return ": ".join(part for part in (panel.title, group) if part) if known else None
+
+    found = []
+    for index, (group, columns) in enumerate(groupby(table.columns, key=lambda column: column.group)):
+        key = f"{table.key}-{index}".replace(".", "-")
+        found.append(rendered(key, partial(one, group, list(columns))))
+    return [svg for svg in found if svg]
+
+
+def standalone(svg: str) -> str:
+    return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+
+
+def _curves(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
+    """A line per column and group of rows over these, which are points on the x axis; the band is the spread."""
+    axes = figure.subplots()
+    titles = list(dict.fromkeys(row.title for row in table.rows))
+    at = {title: number(_float(title)) for title in titles}
+    if None in at.values():
+        at = {title: float(i) for i, title in enumerate(titles)}
+        axes.set_xticks(range(len(titles)), [short(title, 12) for title in titles])
+    known, styles = False, iter(_styles())
+    for group, rows in groupby(table.rows, key=lambda row: row.group):
+        points = list(rows)
+        for column in columns:
+            label = short(": ".join(filter(None, (group, column.title))), 34)
+            places, cells = [at[row.title] or 0.0 for row in points], [table.cell(row, column) for row in points]
+            known |= _line(axes, places, cells, column, next(styles), marker="o", label=label)
+    legend(figure, axes, *panel.axes)
+    return known
+
+
+def _over_columns(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
+    axes = figure.subplots()
+    places = [_float(column.title) for column in columns]
+    if any(math.isnan(place) for place in places):
+        places = list(map(float, range(len(columns))))
+        axes.set_xticks(places, [short(column.title, 16) for column in columns], rotation=90)
+    known = False
+    for style, row in zip(_styles(), table.rows):
+        cells = _smoothed(panel, table, row, columns)
+        known |= _line(axes, places, cells, columns[0], style, label=short(row.title, 30))
+    legend(figure, axes, *panel.axes)
+    return known
+
+
+def _smoothed(panel: declaration.Table, table: Table, row: Row, columns: Columns) -> list[Cell]:
+    """The cells of a row, by a Savitzky-Golay filter of second order where the panel asks for one."""
+    cells = [table.cell(row, column) for column in columns]
+    values = [cell.value for cell in cells]
+    if not panel.smooth or len(cells) < panel.smooth or None in values:
+        return cells
+    from scipy.signal import savgol_filter
+
+    return [Cell(float(value)) for value in savgol_filter(values, panel.smooth, 2)]
+
+
+def _heat(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
+    """A field of values per round: a row per row, a column per site; columns are titled "round T, site"."""
+    by_round = {key: list(found) for key, found in groupby(columns, key=lambda c: c.title.partition(", ")[0])}
+    rows = table.rows
+    values = {key: [[table.cell(row, c).value for c in found] for row in rows] for key, found in by_round.items()}
+    known = [value for grid in values.values() for line in grid for value in line if value is not None]
+    if not known:
+        return False
+    down = (len(by_round) + 2) // 3
+    figure.set_figheight(1.2 + 2.2 * down)
+    places = figure.subplots(down, min(3, len(by_round)), squeeze=False)
+    for axes, (key, grid) in zip(places.flat, values.items()):
+        image = axes.imshow(np.array(grid, dtype=float), vmin=min(known), vmax=max(known), cmap="cividis")
+        axes.set_title(key, fontsize=10)
+        axes.set_xticks(range(len(by_round[key])), [str(i) for i in range(1, len(by_round[key]) + 1)])
+        axes.set_yticks(range(len(table.rows)), [short(row.title, 14) for row in table.rows], fontsize=7)
+    for axes in list(places.flat)[len(by_round) :]:
+        axes.set_axis_off()
+    figure.colorbar(image, ax=places.ravel().tolist(), label=panel.axes[1])
+    return True
+
+
+def _bars(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
+    axes = figure.subplots()
+    width = 0.8 / max(1, len(table.rows))
+    known = False
+    for i, row in enumerate(table.rows):
+        values = [table.cell(row, column).value for column in columns]
+        known |= any(value is not None for value in values)
+        places = [x + (i - (len(table.rows) - 1) / 2) * width for x in range(len(columns))]
+        colour = COLOURS[i % len(COLOURS)]
+        axes.bar(places, [value or 0.0 for value in values], width, color=colour, label=short(row.title, 30))
+    axes.set_xticks(range(len(columns)), [short(column.title, 14) for column in columns])
+    axes.grid(axis="x", visible=False)
+    legend(figure, axes, *panel.axes)
+    return known
+
+
+def _maps(figure: Figure, panel: declaration.Table, table: Table, columns: Columns) -> bool:
+    """A map of contours per group of rows: the rows are steps along one direction, the columns along the other."""
+    groups = [(group, list(rows)) for group, rows in groupby(table.rows, key=lambda row: row.group)]
+    grids = [[[table.cell(row, column).value for column in columns] for row in rows] for _, rows in groups]
+    found = [value for grid in grids for line in grid for value in line if value is not None]
+    if not found:
+        return False
+    figure.set_figheight(2.2 + 2.4 * ((len(groups) + 1) // 2))
+    places = figure.subplots((len(groups) + 1) // 2, min(2, len(groups)), squeeze=False)
+    x = [_float(column.title) for column in columns]
+    for axes, (group, rows), grid in zip(places.flat, groups, grids):
+        y = [_float(row.title) for row in rows]
+        ends = {"vmin": min(found), "vmax": max(found)}
+        drawn = axes.contourf(x, y, np.array(grid, dtype=float), levels=12, cmap="cividis", **ends)
+        axes.set_title(short(group, 26), fontsize=10)
+    for axes in list(places.flat)[len(groups) :]:
+        axes.set_axis_off()
+    figure.colorbar(drawn, ax=places.ravel().tolist(), label=panel.axes[1])
+    return True
+
+
+def _line(
+    axes: Axes, places: Sequence[float], cells: Sequence[Cell], column: Column, style: dict[str, Any], **more: Any
+) -> bool:
+    scale = column.form.scale
+    values, spreads = (np.array([getattr(c, key) for c in cells], dtype=float) * scale for key in ("value", "spread"))
+    axes.plot(places, values, markersize=4, linewidth=1.6, **style, **more)
+    spreads = np.nan_to_num(spreads)
+    if spreads.any():
+        axes.fill_between(places, values - spreads, values + spreads, color=style["color"], alpha=0.15, linewidth=0)
+    return any(cell.value is not None for cell in cells)
+
+
+def _styles() -> Sequence[dict[str, Any]]:
+    return [{"color": colour, "linestyle": line} for line in LINES for colour in COLOURS]
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")

@@ -18,10 +18,9 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, Objective, Offer, Training, refuse_training
 from fairflare.core.validation import expected as expect
 from fairflare.core.validation import hints
-from fairflare.data.grouping import LABEL, NONE, Grouping, make_grouping
 from fairflare.data.inputs import ImageInputs, TableInputs
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.tensors import TensorData, as_float, normalised
+from fairflare.data.tensors import LABEL, NONE, Grouping, TensorData, as_float, make_grouping, normalised
 from fairflare.functional.intervals import Array
 from fairflare.tasks.kind import Cases, Ends, TaskKind, interval_of, resampled, value_of
 from fairflare.tasks.kinds.classes import CLASSES

@@ -14,13 +14,12 @@ from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import Finding, merged
 from fairflare.core.types import SiteData
 from fairflare.core.validation import shown
-from fairflare.data.grouping import Grouping
 from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
 from fairflare.data.readers.datalist import read_datalist
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.readers.tables import read_table
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.tensors import Split, TensorData
+from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.privacy.counts import released
 from fairflare.tasks.base import Task
 from fairflare.tasks.images import image_data

@@ -20,8 +20,7 @@ import torch
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.findings import SPLIT_NAMES
 from fairflare.core.seeds import derive
-from fairflare.data.grouping import Grouping
-from fairflare.data.tensors import Split, TensorData
+from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.tasks.base import Task
 
 if TYPE_CHECKING:

@@ -17,11 +17,10 @@ from torch import Tensor
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import SPLIT_NAMES, Finding, accept, worst_first
 from fairflare.core.types import Need
-from fairflare.data.grouping import Grouping
 from fairflare.data.readers.datalist import NO_LABEL, SPLITS, Item, checked_items, read_lists
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.tensors import Split, TensorData
+from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.tasks.base import Task
 from fairflare.tasks.kinds.own import OwnData
 

@@ -17,26 +17,12 @@ from typing import Any
 import torch
 
 from fairflare.aggregators.base import Rule, State, WeighingRule
-from fairflare.core import registry
+from fairflare.core import registry, types
 from fairflare.core.registry import Method
 from fairflare.core.schema import flat, nested, slots_of, wrong_tensors
-from fairflare.core.types import (
-    Info,
-    Number,
-    Outline,
-    Paper,
-    Reply,
-    Round,
-    StateDict,
-    TensorSpec,
-    Weights,
-    numbers_of,
-    tensors_of,
-)
 from fairflare.engine.setup.method_parts import default_parts
 from fairflare.engine.state import Checkpoint
-from fairflare.testing.example import GROUPS, ROUNDS, outline
-from fairflare.testing.parts import equal, restarted, same
+from fairflare.testing.example import GROUPS, ROUNDS, equal, outline, restarted, same
 
 TOLERANCE = 1e-9
 
@@ -217,7 +203,7 @@ def parameters_are_json(entry: Method) -> None:
 def wanted_scalars_are_reported(entry: Method) -> None:
     """What the rule wants, some probe of the method reports."""
     reported = {number.name for number in _scalars(entry)}
-    reported |= {spec.name for piece in _parts(entry) for spec in tensors_of(piece)}
+    reported |= {spec.name for piece in _parts(entry) for spec in types.tensors_of(piece)}
     assert set(_rule(entry).wanted) <= reported, f"{entry.id}: wants {_rule(entry).wanted}, probes report {reported}"
 
 
@@ -247,12 +233,12 @@ def _no_state() -> State:
     return {}
 
 
-def _info(t: int) -> Info:
+def _info(t: int) -> types.Info:
     steps = {name: 3 for k in range(10) for name in (f"site-{k}", f"z{k}")}
-    return Info(Round(t, ROUNDS), lr=0.1, steps=steps, known_sites=10)
+    return types.Info(types.Round(t, ROUNDS), lr=0.1, steps=steps, known_sites=10)
 
 
-def _weigh(rule: Rule, replies: Sequence[Reply], state: State, t: int) -> tuple[Weights, State]:
+def _weigh(rule: Rule, replies: Sequence[types.Reply], state: State, t: int) -> tuple[types.Weights, State]:
     outcome = rule.aggregate(_model(), replies, state, _info(t))
     return outcome.weights, outcome.state
 
@@ -263,27 +249,27 @@ def _parts(entry: Method) -> list[Any]:
     return [made.trainer, *made.probes]
 
 
-def _outline() -> Outline:
-    return Outline(_model(), GROUPS, len(GROUPS))
+def _outline() -> types.Outline:
+    return types.Outline(_model(), GROUPS, len(GROUPS))
 
 
-def _scalars(entry: Method) -> list[Number]:
+def _scalars(entry: Method) -> list[types.Number]:
     """The numbers that the method's parts send on ``_model``, first and second exchange together."""
     trainer, *probes = _parts(entry)
-    return [*numbers_of(trainer), *(number for probe in probes for number in probe.scalars(_outline()))]
+    return [*types.numbers_of(trainer), *(number for probe in probes for number in probe.scalars(_outline()))]
 
 
-def _model() -> StateDict:
+def _model() -> types.StateDict:
     return {"weight": torch.linspace(-1, 1, 6).reshape(2, 3), "mean": torch.zeros(2), "steps": torch.tensor(3)}
 
 
-def _replies(entry: Method, count: int, seed: int) -> list[Reply]:
+def _replies(entry: Method, count: int, seed: int) -> list[types.Reply]:
     """Made-up accepted answers: everyday numbers and tensors, two updated entries of which one is trainable."""
     generator = torch.Generator().manual_seed(seed)
     draws = torch.rand(count, len(_scalars(entry)) + 1, generator=generator).tolist()
-    slots = slots_of((spec for piece in _parts(entry) for spec in tensors_of(piece)), _outline())
+    slots = slots_of((spec for piece in _parts(entry) for spec in types.tensors_of(piece)), _outline())
     return [
-        Reply(
+        types.Reply(
             site=f"site-{k}",
             update={
                 "weight": torch.randn(2, 3, generator=generator) * 0.1,
@@ -319,11 +305,11 @@ def method_around(id: str, **settings: Any) -> Method:
     probes = tuple(name for name, cls in registry.probes().items() if asked & _names(cls()))
     senders = [name for name, cls in registry.trainers().items() if asked & {_family(one.name) for one in cls.sends}]
     kinds = (senders[0] if senders else "sgd", probes, "all", "none")
-    return Method(id, id, "", id, *kinds, Paper("", "", "", 0, ""), settings, {})
+    return Method(id, id, "", id, *kinds, types.Paper("", "", "", 0, ""), settings, {})
 
 
 def _names(probe: Any) -> set[str]:
-    found = {one.name for one in (*probe.scalars(outline()), *probe.sends) if not isinstance(one, TensorSpec)}
+    found = {one.name for one in (*probe.scalars(outline()), *probe.sends) if not isinstance(one, types.TensorSpec)}
     return found | {_family(name) for name in found}
 
 

@@ -6,21 +6,16 @@ Each check raises AssertionError with the probe's id and what is at fault.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from fairflare.core import registry
-from fairflare.core.schema import flat
 from fairflare.core.types import LocalWork, StateDict
-from fairflare.engine.memory import SiteMemory
 from fairflare.probes.base import Probe
-from fairflare.testing.example import GROUPS, copied, outline, small_network, work_of_round
-from fairflare.testing.parts import equal, is_json, numbers_fit, tensors_fit
+from fairflare.testing import example as kit
 from fairflare.trainers.base import PlainTrainer
 
 MOMENTS = ("received", "trained", "anchored")
@@ -47,14 +42,16 @@ class Case:
 
     def round(self, t: int, memory: dict[str, Any] | None = None, min_count: int | None = 5) -> Measured:
         """Round ``t`` of a site that trains plainly, up to the moment when the probe measures."""
-        work = work_of_round(t, memory=memory, orders=self.orders, receives=self.probe.receives, min_count=min_count)
+        work = kit.work_of_round(
+            t, memory=memory, orders=self.orders, receives=self.probe.receives, min_count=min_count
+        )
         if self.probe.when != "received":
             PlainTrainer().train(work)
             work.send_numbers.clear()
         if self.probe.when == "anchored":
-            anchor = {name: value * 1.1 for name, value in small_network().state_dict().items()}
+            anchor = {name: value * 1.1 for name, value in kit.small_network().state_dict().items()}
             work.received = {name: value.to(work.received[name].dtype) for name, value in anchor.items()}
-        before = copied(work.network)
+        before = kit.copied(work.network)
         return Measured(work, before, self.probe.measure(work))
 
     def rounds(self, min_count: int | None = 5) -> Iterator[Measured]:
@@ -85,25 +82,25 @@ def check_probe(id: str, *, orders: Mapping[str, float] | None = None, **setting
 
 def it_reports_something(case: Case) -> None:
     """Some number is declared and some of the declared ones, or tensors, come within two rounds."""
-    assert case.probe.scalars(outline()) or case.probe.sends, f"{case.id}: declares no number and no tensor"
+    assert case.probe.scalars(kit.outline()) or case.probe.sends, f"{case.id}: declares no number and no tensor"
     sent = [found.numbers or found.work.send_tensors for found in case.rounds()]
     assert any(sent), f"{case.id}: reports nothing; if it needs numbers of its rule, pass orders="
 
 
 def what_is_sent_is_declared(case: Case) -> None:
     """Numbers are those of ``scalars`` and tensors those of ``sends``: names, ranges, shapes, finite."""
-    declared, again = (case.probe.scalars(outline()) for _ in range(2))
+    declared, again = (case.probe.scalars(kit.outline()) for _ in range(2))
     assert declared == again, f"{case.id}: declares other numbers at each call"
     for found in case.rounds():
-        numbers_fit(case.id, declared, found.numbers)
-        tensors_fit(case.id, case.probe.sends, found.work.send_tensors)
+        kit.numbers_fit(case.id, declared, found.numbers)
+        kit.tensors_fit(case.id, case.probe.sends, found.work.send_tensors)
         assert not found.work.send_numbers, f"{case.id}: fills work.send_numbers, which is a trainer's"
 
 
 def the_network_stays(case: Case) -> None:
     """Weights are back within rounding, buffers exactly, and every parameter still trains."""
     for found in case.rounds():
-        after, network = copied(found.work.network), found.work.network
+        after, network = kit.copied(found.work.network), found.work.network
         weights = {name for name, _ in network.named_parameters()}
         for name, value in found.before.items():
             away = float((after[name] - value).abs().max()) if name in weights else 0.0
@@ -117,11 +114,8 @@ def the_network_stays(case: Case) -> None:
 def what_was_received_stays(case: Case) -> None:
     """The received model, tensors and numbers are left alone."""
     for found in case.rounds():
-        fresh = work_of_round(found.work.round.number, orders=case.orders, receives=case.probe.receives)
-        if case.probe.when != "anchored":
-            assert equal(found.work.received, fresh.received), f"{case.id}: changed work.received"
-        assert equal(flat(found.work.tensors), flat(fresh.tensors)), f"{case.id}: changed work.tensors"
-        assert dict(found.work.orders) == dict(fresh.orders), f"{case.id}: changed work.orders"
+        fresh = kit.work_of_round(found.work.round.number, orders=case.orders, receives=case.probe.receives)
+        kit.arguments_stay(case.id, found.work, fresh, received=case.probe.when != "anchored")
 
 
 def measuring_repeats(case: Case) -> None:
@@ -133,7 +127,7 @@ def measuring_repeats(case: Case) -> None:
 def small_groups_stay(case: Case) -> None:
     """Where no group's numbers may leave the site (``min_count`` is None), none does."""
     for found in case.rounds(min_count=None):
-        groups = [name for name in found.numbers if name.rpartition("/")[2] in GROUPS]
+        groups = [name for name in found.numbers if name.rpartition("/")[2] in kit.GROUPS]
         assert not groups, f"{case.id}: sends {groups} of groups too small to leave; see privacy.counts.released"
 
 
@@ -141,17 +135,13 @@ def memory_survives_a_restart(case: Case) -> None:
     """What is kept for the next round can be written to the site's file, and read back changes nothing."""
     found = case.round(1)
     case.probe.remember(found.work)
-    with tempfile.TemporaryDirectory() as folder:
-        memory = SiteMemory(Path(folder) / "site-1.safetensors")
-        memory.keep(1, dict(found.work.memory))
-        restored = SiteMemory(Path(folder) / "site-1.safetensors").before(2)
-        straight, resumed = case.round(2, memory.before(2)).numbers, case.round(2, restored).numbers
+    straight, resumed = (case.round(2, memory).numbers for memory in kit.kept(found.work.memory))
     assert straight == resumed, f"{case.id}: {straight} became {resumed} after a restart"
 
 
 def parameters_are_json(case: Case) -> None:
     """The probe can be rebuilt from its parameters as JSON, and says when it measures and what that costs."""
-    is_json(case.id, case.probe)
+    kit.is_json(case.id, case.probe)
     assert case.probe.when in MOMENTS, f"{case.id}: when: expected one of {MOMENTS}, got {case.probe.when!r}"
     cost = case.probe.cost
     assert cost.forward >= 0 and cost.backward >= 0, f"{case.id}: cost {cost}"

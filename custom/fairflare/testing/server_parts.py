@@ -16,8 +16,7 @@ from fairflare.core.types import Info, Reply, Round, StateDict, TensorSpec, Trai
 from fairflare.engine.state import Checkpoint
 from fairflare.participation.base import Selector
 from fairflare.server_optimizers.base import ServerOptimizer
-from fairflare.testing.example import copied, example_of, made_up, outline
-from fairflare.testing.parts import is_json, restarted, same, tensors_fit
+from fairflare.testing.example import copied, example_of, is_json, made_up, outline, restarted, same, tensors_fit
 from fairflare.trainers.base import ServerState, Trainer
 
 COUNTS = (1, 2, 5, 20)

@@ -24,7 +24,7 @@ from fairflare.tasks.kinds.grades import GRADES
 from fairflare.tasks.kinds.labels import Labels
 from fairflare.tasks.kinds.masks import MASKS, VOLUME_MASKS
 from fairflare.tasks.kinds.survival import Hazards
-from fairflare.testing.parts import is_json
+from fairflare.testing.example import is_json
 
 CASES, BATCH = 40, 8
 LEVEL = 0.95

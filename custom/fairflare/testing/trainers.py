@@ -7,10 +7,8 @@ Each check raises AssertionError with the trainer's id and what is at fault.
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +16,7 @@ import torch
 from fairflare.core import registry
 from fairflare.core.schema import flat
 from fairflare.core.types import LocalWork, TensorSpec, Training
-from fairflare.engine.memory import SiteMemory
-from fairflare.testing.example import TRAINING, SmallData, copied, example_of, work_of_round
-from fairflare.testing.parts import equal, is_json, numbers_fit, tensors_fit
+from fairflare.testing import example as kit
 from fairflare.testing.server_parts import check_server_half
 from fairflare.trainers.base import Trainer
 
@@ -32,12 +28,12 @@ class Case:
     id: str
     trainer: Trainer
     orders: Mapping[str, float] = field(default_factory=dict)
-    training: Training = TRAINING
+    training: Training = kit.TRAINING
 
     def work(self, t: int, memory: dict[str, Any] | None = None) -> LocalWork:
         """The site's round ``t`` before it trains."""
-        example, receives = example_of(self.trainer), self.trainer.receives
-        work = work_of_round(
+        example, receives = kit.example_of(self.trainer), self.trainer.receives
+        work = kit.work_of_round(
             t, memory=memory, orders=self.orders, receives=receives, training=self.training, example=example
         )
         work.data = self.trainer.site_data(work.data)
@@ -52,12 +48,12 @@ class Case:
         told = self.trainer.private or math.isfinite(loss)  # a private one's does not leave
         assert isinstance(loss, float) and told, f"{self.id}: train returned {loss}"
         if entries := self.trainer.personal_entries(work.received):
-            work.personal = {key: value for key, value in copied(work.network).items() if key in entries}
+            work.personal = {key: value for key, value in kit.copied(work.network).items() if key in entries}
         return work
 
 
 def check_trainer(
-    id: str, *, orders: Mapping[str, float] | None = None, training: Training = TRAINING, **settings: Any
+    id: str, *, orders: Mapping[str, float] | None = None, training: Training = kit.TRAINING, **settings: Any
 ) -> None:
     """Run every check on trainer ``id``.
 
@@ -77,8 +73,8 @@ def check_trainer(
 
 def training_moves_the_model(case: Case) -> None:
     """After a round the weights are finite, of the same shapes, and some of them, or of the personal model, changed."""
-    work, before = case.round(1), copied(example_of(case.trainer)[0])
-    after = copied(work.network)
+    work, before = case.round(1), kit.copied(kit.example_of(case.trainer)[0])
+    after = kit.copied(work.network)
     shapes = [{name: value.shape for name, value in model.items()} for model in (before, after)]
     assert shapes[0] == shapes[1], f"{case.id}: the model has other entries"
     assert all(bool(v.isfinite().all()) for v in after.values()), f"{case.id}: the model is not finite"
@@ -94,18 +90,18 @@ def training_moves_the_model(case: Case) -> None:
 def training_repeats(case: Case) -> None:
     """The same round twice gives the same bits: what is random follows from ``work.seed``."""
     first, second = case.round(2), case.round(2)
-    assert equal(copied(first.network), copied(second.network)), f"{case.id}: the same round gave two models"
+    assert kit.equal(kit.copied(first.network), kit.copied(second.network)), (
+        f"{case.id}: the same round gave two models"
+    )
     assert first.send_numbers == second.send_numbers, f"{case.id}: {first.send_numbers}, then {second.send_numbers}"
-    same = equal(flat(first.send_tensors), flat(second.send_tensors))
+    same = kit.equal(flat(first.send_tensors), flat(second.send_tensors))
     assert same, f"{case.id}: the same round sent two sets of tensors"
 
 
 def what_was_received_stays(case: Case) -> None:
     """The received model, the received tensors and the numbers that the rule sent are left alone."""
     fresh, work = case.work(1), case.round(1)
-    assert equal(work.received, fresh.received), f"{case.id}: changed work.received"
-    assert equal(flat(work.tensors), flat(fresh.tensors)), f"{case.id}: changed work.tensors"
-    assert dict(work.orders) == dict(fresh.orders), f"{case.id}: changed work.orders"
+    kit.arguments_stay(case.id, work, fresh)
 
 
 def what_is_sent_is_declared(case: Case) -> None:
@@ -114,14 +110,16 @@ def what_is_sent_is_declared(case: Case) -> None:
     for t in (1, 2):
         work = case.round(t, memory)
         memory = dict(work.memory)
-        numbers_fit(case.id, [one for one in case.trainer.sends if not isinstance(one, TensorSpec)], work.send_numbers)
-        tensors_fit(case.id, [one for one in case.trainer.sends if isinstance(one, TensorSpec)], work.send_tensors)
+        kit.numbers_fit(
+            case.id, [one for one in case.trainer.sends if not isinstance(one, TensorSpec)], work.send_numbers
+        )
+        kit.tensors_fit(case.id, [one for one in case.trainer.sends if isinstance(one, TensorSpec)], work.send_tensors)
 
 
 def steps_are_counted(case: Case) -> None:
     """``work.steps`` is the number of batches of all epochs, or of local steps; ``work.scratch`` is left empty."""
     work = case.round(1)
-    epochs = case.training.epochs * len(list(SmallData().training(case.training.batch_size, 0)))
+    epochs = case.training.epochs * len(list(kit.SmallData().training(case.training.batch_size, 0)))
     expected = 1 if case.trainer.model == "regression" else case.training.local_steps or epochs
     # A private trainer draws its samples: as many as full batches and a rest would be.
     expected = case.trainer.private and work.steps or expected
@@ -131,18 +129,15 @@ def steps_are_counted(case: Case) -> None:
 
 def memory_survives_a_restart(case: Case) -> None:
     """What is kept for the next round can be written to the site's file, and read back changes nothing."""
-    kept = dict(case.round(1).memory)
-    with tempfile.TemporaryDirectory() as folder:
-        memory = SiteMemory(Path(folder) / "site-1.safetensors")
-        memory.keep(1, kept)
-        restored = SiteMemory(Path(folder) / "site-1.safetensors").before(2)
-        straight, resumed = case.round(2, memory.before(2)), case.round(2, restored)
-    assert equal(copied(straight.network), copied(resumed.network)), f"{case.id}: another model after a restart"
+    straight, resumed = (case.round(2, memory) for memory in kit.kept(case.round(1).memory))
+    assert kit.equal(kit.copied(straight.network), kit.copied(resumed.network)), (
+        f"{case.id}: another model after a restart"
+    )
 
 
 def personal_parts_are_whole(case: Case) -> None:
     """Personal entries are entries of the model, and a personal model has all of them and differs from the shared."""
-    trainer, model = case.trainer, copied(example_of(case.trainer)[0])
+    trainer, model = case.trainer, kit.copied(kit.example_of(case.trainer)[0])
     entries = trainer.personal_entries(model)
     assert entries <= set(model), f"{case.id}: personal entries {sorted(entries - set(model))} are none of the model's"
     assert entries != set(model), f"{case.id}: all entries are personal, so that sites share nothing"
@@ -183,7 +178,7 @@ def the_server_half_is_pure(case: Case) -> None:
 
 def parameters_are_json(case: Case) -> None:
     """The trainer can be rebuilt from its parameters as JSON, and its cost is that of one epoch at least."""
-    is_json(case.id, case.trainer)
+    kit.is_json(case.id, case.trainer)
     cost = case.trainer.cost
     assert cost.forward >= 1 and cost.backward >= 1, f"{case.id}: cost {cost} of an epoch"
 

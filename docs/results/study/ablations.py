@@ -31,7 +31,7 @@ import plan
 
 from fairflare.engine.files import AUDIT
 from fairflare.engine.setup import tasks
-from fairflare.report.paired import holm, paired, verdict
+from fairflare.report.fairness import holm, paired, verdict
 from fairflare.studies.labels import folder_name
 
 RESULTS = Path(__file__).resolve().parent.parent

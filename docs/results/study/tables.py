@@ -35,9 +35,8 @@ import plan
 
 from fairflare.core.seeds import derive
 from fairflare.engine.setup import tasks
-from fairflare.report.fairness import mean_ci
-from fairflare.report.paired import effect_size, hierarchical, holm, paired
-from fairflare.report.paired import verdict as paired_verdict
+from fairflare.report.fairness import effect_size, hierarchical, holm, mean_ci, paired
+from fairflare.report.fairness import verdict as paired_verdict
 from fairflare.report.values import signed, text, with_interval
 
 HERE = Path(__file__).resolve().parent

@@ -23,7 +23,7 @@ from fairflare.cli.main import main
 from fairflare.core.imports import imports, module_files
 from fairflare.datasets import brain_seg, digits, fundus_phantom, ich_phantom
 from fairflare.datasets.ich_phantom import IchPhantom
-from fairflare.datasets.simulated import cache
+from fairflare.datasets.kinds import cache
 from fairflare.engine import audit
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
@@ -116,7 +116,7 @@ def test_the_code_is_that_of_all_that_renders(monkeypatch):
     original = cache.Path.read_bytes
     monkeypatch.setattr(cache.Path, "read_bytes", lambda path: read.append(path.name) or original(path) + b"#")
     assert cache._code(type(_task())) != before
-    assert {"anatomy.py", "corruptions.py", "partition.py", "seeds.py", "ich_phantom.py"} <= set(read)
+    assert {"anatomy.py", "partition.py", "seeds.py", "ich_phantom.py"} <= set(read)
     cache._code.cache_clear()
 
 
@@ -133,7 +133,7 @@ def test_each_file_that_renders_counts_and_no_other(monkeypatch):
         return cache._code(type(_task()))
 
     plain = code()
-    for name in ("ich_phantom.py", "anatomy.py", "corruptions.py", "partition.py", "seeds.py", "base.py", "cache.py"):
+    for name in ("ich_phantom.py", "anatomy.py", "partition.py", "seeds.py", "base.py", "cache.py"):
         assert code(name) != plain, name
     assert (
         code("brain_seg.py", "fundus_phantom.py", "digits.py", "support2.py", "loop.py", "cli.py", "networks.py")
@@ -169,7 +169,7 @@ def test_a_hospitals_own_data_are_never_kept():
     users = {
         name.removeprefix("fairflare.")
         for name, path in module_files(package).items()
-        if any(used.startswith("fairflare.datasets.simulated.cache") for used in imports(path))
+        if any(used.startswith("fairflare.datasets.kinds.cache") for used in imports(path))
     }
     assert users == {"datasets.digits", "datasets.ich_phantom", "datasets.kinds.device_shift", "flare.simulate"}
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fairflare.core.errors import UserError
 from fairflare.core.types import Need, Training
-from fairflare.data.grouping import Grouping
+from fairflare.data.tensors import Grouping
 from fairflare.datasets import heart
 from fairflare.datasets.heart import GAPS, NUMBERS, Heart
 from fairflare.engine.setup.config import RunConfig, make_config

@@ -12,8 +12,7 @@ from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import CODES
 from fairflare.datasets.isic2019 import METADATA, Isic2019
-from fairflare.datasets.kinds import quality
-from fairflare.datasets.simulated import corruptions
+from fairflare.datasets.kinds import partition, quality
 from fairflare.engine.setup.tasks import load
 from fairflare.tasks.base import DATA_FOLDER
 from golden import folder as golden_folder
@@ -99,7 +98,7 @@ def test_blur_has_one_angle_per_image_in_the_order_of_the_split(root):
         angle, path = rng.uniform(-45, 45), root / "ISIC2019_20" / "train" / "clean" / f"{table.ids[row]}.jpg"
         if path in wanted:
             clean = np.moveaxis(open_rgb(path), 0, -1)
-            assert np.array_equal(made[path], corruptions.motion_blur(clean, 3, angle, scale=40 / 224))
+            assert np.array_equal(made[path], partition.motion_blur(clean, 3, angle, scale=40 / 224))
             assert (made[path] != clean).any()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from fairflare.core.errors import UserError
 from fairflare.datasets import ich_phantom
-from fairflare.datasets.simulated import anatomy
+from fairflare.datasets.kinds import anatomy
 
 needs_nilearn = pytest.mark.skipif(find_spec("nilearn") is None, reason="needs the demo extra (nilearn)")
 N = 30

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from fairflare.cli.main import main
-from fairflare.cli.prepare import prepare
+from fairflare.cli.preflight import prepare
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader

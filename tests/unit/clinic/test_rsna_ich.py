@@ -14,10 +14,9 @@ from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.findings import CODES
-from fairflare.datasets.kinds import quality
+from fairflare.datasets.kinds import partition, quality
 from fairflare.datasets.kinds.quality import read_partition
 from fairflare.datasets.rsna_ich import RsnaIch
-from fairflare.datasets.simulated import corruptions
 from fairflare.engine.setup.tasks import load
 from fairflare.tasks.base import DATA_FOLDER
 from golden import folder as golden_folder
@@ -287,7 +286,7 @@ def test_noise_is_drawn_once_in_the_order_of_the_split(root):
         rows = sorted(np.concatenate(list(task.rows(root, site, table).values())))
         for row in rows:
             path = root / "ICH_20" / "train" / "clean" / f"{table.ids[row]}.png"
-            expected = corruptions.gaussian_noise(picture(row, table.labels[row], False), 3, again)
+            expected = partition.gaussian_noise(picture(row, table.labels[row], False), 3, again)
             if path in wanted:
                 assert np.array_equal(made[1][path], expected)
 
@@ -301,7 +300,7 @@ def test_test_noise_goes_through_the_severities_with_one_generator(root):
         assert [path.stem for path, _ in found] == list(table.ids)
         for row, (_, image) in enumerate(found):
             clean = picture(10**6 + row, table.labels[row], False)
-            assert np.array_equal(image, corruptions.gaussian_noise(clean, severity, again))
+            assert np.array_equal(image, partition.gaussian_noise(clean, severity, again))
 
 
 BAD = [

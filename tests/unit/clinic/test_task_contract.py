@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fairflare.core.errors import UserError
-from fairflare.data.grouping import Grouping
+from fairflare.data.tensors import Grouping
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import every, load
 from fairflare.tasks.kinds.masks import dice_loss

@@ -10,9 +10,8 @@ import torch
 from cases import each
 from fairflare.core.errors import DataError, UserError
 from fairflare.data.readers.datalist import Frame, Item
-from fairflare.data.readers.volumes import VolumeReader, looked_at, read
+from fairflare.data.readers.volumes import MOST, VolumeData, VolumeReader, looked_at, patch_of, read
 from fairflare.data.tensors import Split
-from fairflare.data.volumes import MOST, VolumeData, patch_of
 from fairflare.engine.setup.tasks import load
 from fairflare.networks.volumes import DENSENETS, UNETS, Windowed, classifier, segmenter
 from fairflare.tasks.kinds.masks import UNDEFINED, VOLUME_MASKS, of_volumes, surfaces

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairflare.cli.main import main
-from fairflare.papers.index import named
+from fairflare.papers.declaration import named
 from fairflare.papers.tabulate import published_numbers
 
 CLOSE = 0.02

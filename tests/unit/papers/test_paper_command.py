@@ -13,8 +13,7 @@ from click.testing import CliRunner
 
 from fairflare.cli import main as cli
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.papers.declaration import Block, Column, Data, Exhibit, Row, Table
-from fairflare.papers.index import PAPERS
+from fairflare.papers.declaration import PAPERS, Block, Column, Data, Exhibit, Row, Table
 from fairflare.report.write import verify_run
 from fairflare.studies import paper
 from fairflare.studies.paper import Choices, make_exhibit

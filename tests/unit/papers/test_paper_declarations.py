@@ -8,7 +8,7 @@ import pytest
 from cases import each
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
-from fairflare.papers.index import PAPERS, exhibits, named
+from fairflare.papers.declaration import PAPERS, exhibits, named
 from fairflare.papers.measures import MEASURES
 from fairflare.report.table_files import KEY
 from fairflare.studies.describe import method_rows, task_rows

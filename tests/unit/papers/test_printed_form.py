@@ -14,7 +14,7 @@ from fairflare.datasets import digits5, office_caltech
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
 from fairflare.papers import measures, tabulate
-from fairflare.papers.index import exhibits
+from fairflare.papers.declaration import exhibits
 from fairflare.studies import paper_panels
 from fairflare.studies.labels import split_method
 

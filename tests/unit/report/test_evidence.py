@@ -18,7 +18,7 @@ from fairflare.engine.setup.local import run_local
 from fairflare.report.evidence.run import table
 from fairflare.report.evidence.writers import questions
 from fairflare.report.write import write_report
-from fairflare.studies.evidence import init_evidence, write_evidence
+from fairflare.studies.after import init_evidence, write_evidence
 from fairflare.studies.folders import strangers
 
 ROOT = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from cases import each
-from fairflare.report.paired import (
+from fairflare.report.fairness import (
     EXACT_TO,
     LEVEL,
     corrected,

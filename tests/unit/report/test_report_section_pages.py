@@ -17,7 +17,7 @@ from fairflare.report import sentences as words
 from fairflare.report.notes import note_figure, noted
 from fairflare.report.page import render_run
 from fairflare.report.summary import summarise
-from fairflare.report.templates import environment
+from fairflare.report.values import environment
 
 EVIL = """<script>alert("1")</script>&'$x_1$"""
 TITLE = "What FedISM+ (S) reports"

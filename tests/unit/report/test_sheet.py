@@ -11,7 +11,7 @@ from markupsafe import escape
 from cases import each
 from fairflare.cli.main import main
 from fairflare.core.schema import answer_fields
-from fairflare.report.sheet import LANGUAGES, MOST_NAMES, TEXTS, sheet, sheet_page, texts
+from fairflare.report.join import LANGUAGES, MOST_NAMES, TEXTS, sheet, sheet_page, texts
 from fairflare.report.values import likely
 from fairflare.studies.describe import leaving
 from fairflare.studies.joined import write_sheets

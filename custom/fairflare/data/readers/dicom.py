@@ -10,16 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.data.readers.stored import (
-    FILE,
-    MOST_FRAMES,
-    MOST_PIXELS,
-    Stored,
-    WrongHeaderError,
-    chosen_frame,
-    finite,
-    guarded,
-)
+from fairflare.data.readers import stored
 
 SUFFIXES = (".dcm", ".dicom")
 DIRECTORY = "DICOMDIR"
@@ -70,23 +61,25 @@ def header(path: Path) -> Any:
     Raises:
         DataError: "unreadable": no DICOM, no image, or one that says it holds more pixels than there may be.
     """
-    with guarded(path):
+    with stored.guarded(path):
         pydicom = pydicom_quietly()
         meta, size = pydicom.filereader.read_file_meta_info(path), path.stat().st_size
         if meta.get("TransferSyntaxUID") == pydicom.uid.DeflatedExplicitVRLittleEndian and size > MOST_DEFLATED:
-            raise WrongHeaderError("deflated as a whole; unpack it, e.g. with dcmconv")
+            raise stored.WrongHeaderError("deflated as a whole; unpack it, e.g. with dcmconv")
         found = pydicom.dcmread(path, stop_before_pixels=True, defer_size=DEFERRED)
         rows, columns, samples = (int(found.get(name) or 0) for name in ("Rows", "Columns", "SamplesPerPixel"))
         bits, many, samples = int(found.get("BitsAllocated") or 0), frames_in(found), samples or 1
         if not rows or not columns:
-            raise WrongHeaderError(f"DICOM without an image, modality {str(found.get('Modality') or 'unknown')[:16]}")
-        if rows * columns * samples > MOST_PIXELS or not 0 < many <= MOST_FRAMES or samples not in (1, 3):
-            raise WrongHeaderError(f"a header of {many} x {rows} x {columns} pixels with {samples} values each")
+            raise stored.WrongHeaderError(
+                f"DICOM without an image, modality {str(found.get('Modality') or 'unknown')[:16]}"
+            )
+        if rows * columns * samples > stored.MOST_PIXELS or not 0 < many <= stored.MOST_FRAMES or samples not in (1, 3):
+            raise stored.WrongHeaderError(f"a header of {many} x {rows} x {columns} pixels with {samples} values each")
         told, syntax = rows * columns * samples * many * bits // 8, meta.get("TransferSyntaxUID")
         if syntax is None:
-            raise WrongHeaderError("its header names no transfer syntax")
+            raise stored.WrongHeaderError("its header names no transfer syntax")
         if not (syntax.is_compressed or syntax.is_deflated) and told > size:
-            raise WrongHeaderError(f"{many} x {rows} x {columns} pixels are {told} bytes, the file has {size}")
+            raise stored.WrongHeaderError(f"{many} x {rows} x {columns} pixels are {told} bytes, the file has {size}")
         return found
 
 
@@ -94,7 +87,7 @@ def frames_in(found: Any) -> int:
     return int(found.get("NumberOfFrames") or 1)
 
 
-def read(path: Path, frame: int | None = None, *, window: str = "", mask: bool = False) -> Stored:
+def read(path: Path, frame: int | None = None, *, window: str = "", mask: bool = False) -> stored.Stored:
     """One slice, number ``frame`` from 0; of a file with one it need not be named.
 
     Greater values are brighter: MONOCHROME1 is turned round, but for Hounsfield units, which mean the same however they
@@ -109,26 +102,26 @@ def read(path: Path, frame: int | None = None, *, window: str = "", mask: bool =
             "nonfinite".
     """
     found = header(path)
-    with guarded(path):
-        return _slice(path, found, chosen_frame(path, frame, frames_in(found)), window == FILE, mask)
+    with stored.guarded(path):
+        return _slice(path, found, stored.chosen_frame(path, frame, frames_in(found)), window == stored.FILE, mask)
 
 
-def _slice(path: Path, found: Any, k: int, windowed: bool, mask: bool) -> Stored:
+def _slice(path: Path, found: Any, k: int, windowed: bool, mask: bool) -> stored.Stored:
     photometric = str(found.get("PhotometricInterpretation") or "").upper()
     if photometric not in (*GREY, PALETTE, *COLOURS):
-        raise WrongHeaderError(f"photometric interpretation {photometric[:20] or 'missing'}")
+        raise stored.WrongHeaderError(f"photometric interpretation {photometric[:20] or 'missing'}")
     pixels = _decoded(path, found, k)
     if photometric not in GREY and not (mask and pixels.ndim == 2):
-        return Stored(finite(path, _coloured(found, pixels, photometric)), natural=True)
+        return stored.Stored(stored.finite(path, _coloured(found, pixels, photometric)), natural=True)
     hounsfield = _is_hounsfield(found, k)
     inverted = photometric == "MONOCHROME1" and not hounsfield and not mask
     pixels = pixels.astype(np.int64) if pixels.dtype.kind in "iub" else pixels
     if windowed and not mask:
         shown = _shown(found, k, pixels)
-        return Stored(finite(path, 255 - shown if inverted else shown)[None], natural=True)
+        return stored.Stored(stored.finite(path, 255 - shown if inverted else shown)[None], natural=True)
     if inverted:
         pixels = (-1 if found.PixelRepresentation else 2 ** int(found.BitsStored) - 1) - pixels
-    return Stored(finite(path, _rescaled(found, k, pixels))[None], hounsfield=hounsfield)
+    return stored.Stored(stored.finite(path, _rescaled(found, k, pixels))[None], hounsfield=hounsfield)
 
 
 def _decoded(path: Path, found: Any, frame: int) -> np.ndarray:
@@ -139,8 +132,8 @@ def _decoded(path: Path, found: Any, frame: int) -> np.ndarray:
     try:
         decoder = get_decoder(syntax)
     except NotImplementedError:
-        raise WrongHeaderError(f"its compression is not read: {syntax.name[:60]}") from None
-    missing = WrongHeaderError(f"compressed as {syntax.name}; to read it: pip install {_packages(syntax.name)}")
+        raise stored.WrongHeaderError(f"its compression is not read: {syntax.name[:60]}") from None
+    missing = stored.WrongHeaderError(f"compressed as {syntax.name}; to read it: pip install {_packages(syntax.name)}")
     if not decoder.is_available:
         raise missing
     try:
@@ -194,7 +187,7 @@ def _rescaled(found: Any, frame: int, pixels: np.ndarray) -> np.ndarray:
     group = group_of(found, frame, "PixelValueTransformationSequence")
     slope, intercept = (_number(group, name, usual) for name, usual in (("RescaleSlope", 1), ("RescaleIntercept", 0)))
     if not slope:
-        raise WrongHeaderError("RescaleSlope 0")
+        raise stored.WrongHeaderError("RescaleSlope 0")
     return np.asarray(pixels * slope + intercept, dtype=np.float64)
 
 
@@ -202,7 +195,7 @@ def _number(group: Any, name: str, usual: float) -> float:
     value = group.get(name)
     found = float(usual if value is None or value == "" else value)
     if not math.isfinite(found) or abs(found) > WIDEST:
-        raise WrongHeaderError(f"{name} {found:g}")
+        raise stored.WrongHeaderError(f"{name} {found:g}")
     return found
 
 
@@ -217,7 +210,7 @@ def _shown(found: Any, frame: int, pixels: np.ndarray) -> np.ndarray:
     group = group_of(found, frame, "FrameVOILUTSequence")
     centre, width = (_first(group.get(name)) for name in ("WindowCenter", "WindowWidth"))
     if centre is None or width is None or not 0 < width <= WIDEST or not abs(centre) <= WIDEST:
-        raise WrongHeaderError("window=file, and its header has none")
+        raise stored.WrongHeaderError("window=file, and its header has none")
     function = str(group.get("VOILUTFunction") or "LINEAR").upper()
     if function == "SIGMOID":
         return np.asarray(255 / (1 + np.exp(np.clip(-4 * (values - centre) / width, -500, 500))))

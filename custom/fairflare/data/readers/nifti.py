@@ -14,16 +14,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 
 from fairflare.core.errors import DataError
-from fairflare.data.readers.stored import (
-    MOST_FRAMES,
-    MOST_PIXELS,
-    Stored,
-    WrongHeaderError,
-    chosen_frame,
-    finite,
-    guarded,
-    unreadable,
-)
+from fairflare.data.readers import stored
 
 SIZES = {348: "Nifti1Header", 540: "Nifti2Header"}
 """Bytes of a header -> nibabel's class."""
@@ -54,7 +45,7 @@ class Checked:
 
 def checked(path: Path) -> Any:
     """nibabel's image, of which no voxel has been read; DataError "unreadable" where its header cannot be."""
-    with guarded(path):
+    with stored.guarded(path):
         _check(path)
         return _nibabel().load(path)
 
@@ -75,12 +66,12 @@ def opened(path: Path) -> Checked:
     channels = shape[3] if len(shape) == 4 and shape[2] == 1 else 1
     if not (len(shape) == 3 or (len(shape) == 4 and 1 < channels <= 4)):
         raise DataError("not_2d", f"{path.name}: expected one 2D slice, got an array of shape {image.shape}")
-    if math.prod(shape[:2]) * channels > MOST_PIXELS or shape[2] > MOST_FRAMES:
-        raise unreadable(path, f"a header of {'x'.join(map(str, shape))} voxels")
+    if math.prod(shape[:2]) * channels > stored.MOST_PIXELS or shape[2] > stored.MOST_FRAMES:
+        raise stored.unreadable(path, f"a header of {'x'.join(map(str, shape))} voxels")
     return Checked(image, shape[0], shape[1], shape[2], channels)
 
 
-def read(path: Path, frame: int | None = None, *, window: str = "") -> Stored:
+def read(path: Path, frame: int | None = None, *, window: str = "") -> stored.Stored:
     """One slice along the last axis, number ``frame`` from 0; of a file with one slice it need not be named.
 
     Args:
@@ -90,21 +81,21 @@ def read(path: Path, frame: int | None = None, *, window: str = "") -> Stored:
         DataError: as ``opened``; "nonfinite"; "unreadable" where window is "file" and the header has none.
     """
     found = opened(path)
-    k = chosen_frame(path, frame, found.frames)
+    k = stored.chosen_frame(path, frame, found.frames)
     ndim = len(found.image.shape)
     place: list[Any] = [slice(None), slice(None), k, *([slice(None)] if found.channels > 1 else [])][:ndim]
     at = tuple(place + [0] * (ndim - len(place)))
-    with guarded(path):
+    with stored.guarded(path):
         pixels = np.asarray(found.image.dataobj[at])
     pixels = np.moveaxis(pixels, -1, 0) if found.channels > 1 else pixels[None]
-    values = finite(path, pixels[: {4: 3, 2: 1}.get(len(pixels), len(pixels))])
+    values = stored.finite(path, pixels[: {4: 3, 2: 1}.get(len(pixels), len(pixels))])
     if window != "file":
-        return Stored(values)
+        return stored.Stored(values)
     low, high = (float(found.image.header[name]) for name in ("cal_min", "cal_max"))
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise unreadable(path, "window=file, and its header has none: no cal_min below cal_max")
+        raise stored.unreadable(path, "window=file, and its header has none: no cal_min below cal_max")
     shown = np.clip((values.astype(np.float64) - low) / (high - low), 0, 1) * 255
-    return Stored(shown.astype(np.float32), natural=True)
+    return stored.Stored(shown.astype(np.float32), natural=True)
 
 
 def _check(path: Path) -> None:
@@ -114,7 +105,7 @@ def _check(path: Path) -> None:
         start = file.read(max(SIZES))
         size = next((n for n in SIZES if start[:4] in (n.to_bytes(4, "little"), n.to_bytes(4, "big"))), 0)
         if not size:
-            raise WrongHeaderError("no NIfTI header")
+            raise stored.WrongHeaderError("no NIfTI header")
         head = getattr(_nibabel(), SIZES[size]).from_fileobj(io.BytesIO(start[:size]))
         _check_numbers(path.stat().st_size, head, packed)
         if len(start) > size and start[size]:
@@ -125,17 +116,19 @@ def _check_numbers(size: int, head: Any, packed: bool) -> None:
     shape, dtype = [int(n) for n in head.get_data_shape()], head.get_data_dtype()
     offset, slope, shift = (float(head[name]) for name in ("vox_offset", "scl_slope", "scl_inter"))
     if not shape or min(shape) < 1:
-        raise WrongHeaderError(f"a header of {'x'.join(map(str, shape)) or 'no'} voxels")
+        raise stored.WrongHeaderError(f"a header of {'x'.join(map(str, shape)) or 'no'} voxels")
     if dtype.kind not in "iuf":
-        raise WrongHeaderError(f"voxels of type {dtype.kind}{8 * dtype.itemsize}; expected whole or real numbers")
+        raise stored.WrongHeaderError(
+            f"voxels of type {dtype.kind}{8 * dtype.itemsize}; expected whole or real numbers"
+        )
     if not 0 <= offset <= MOST_HEADER:
-        raise WrongHeaderError(f"a header of {offset:g} bytes")
+        raise stored.WrongHeaderError(f"a header of {offset:g} bytes")
     if math.isinf(slope) or (slope and not math.isnan(slope) and not math.isfinite(shift)):
-        raise WrongHeaderError(f"scl_slope {slope:g}, scl_inter {shift:g}; expected finite numbers")
+        raise stored.WrongHeaderError(f"scl_slope {slope:g}, scl_inter {shift:g}; expected finite numbers")
     held = size * (MOST_PACKED if packed else 1)
     if (told := int(offset) + math.prod(shape) * dtype.itemsize) > held:
         most = f"can hold {held}" if packed else f"has {held}"
-        raise WrongHeaderError(f"{'x'.join(map(str, shape))} voxels are {told} bytes, the file {most}")
+        raise stored.WrongHeaderError(f"{'x'.join(map(str, shape))} voxels are {told} bytes, the file {most}")
 
 
 def _check_extensions(head: Any, file: BinaryIO | gzip.GzipFile, start: int) -> None:
@@ -146,7 +139,7 @@ def _check_extensions(head: Any, file: BinaryIO | gzip.GzipFile, start: int) -> 
         file.seek(start)
         length = int.from_bytes(file.read(4), order, signed=True)
         if not 16 <= length <= end - start:
-            raise WrongHeaderError(f"a header extension of {length} bytes where {end - start} are left")
+            raise stored.WrongHeaderError(f"a header extension of {length} bytes where {end - start} are left")
         start += length
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several data sets share: base classes and ways to deal examples out to sites."""
+"""What data sets share: base classes, ways to deal examples out to sites, anatomy, and rendered data on disk."""

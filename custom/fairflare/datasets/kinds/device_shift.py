@@ -18,7 +18,7 @@ from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets.kinds import partition
-from fairflare.datasets.simulated.cache import kept_splits
+from fairflare.datasets.kinds.cache import kept_splits
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import RENDERING, SPLIT, Task, expect, expect_choices, expect_pixels, site_index
 from fairflare.tasks.kinds.masks import MASKS

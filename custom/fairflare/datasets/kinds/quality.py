@@ -23,8 +23,7 @@ from fairflare.core.types import Training
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
 from fairflare.datasets.kinds.on_disk import Arrays, ImagesOnDisk
-from fairflare.datasets.kinds.partition import SMALLEST_SITE, PoorSites
-from fairflare.datasets.simulated.corruptions import MOTION_ANGLES, gaussian_noise, motion_blur
+from fairflare.datasets.kinds.partition import MOTION_ANGLES, SMALLEST_SITE, PoorSites, gaussian_noise, motion_blur
 from fairflare.tasks.base import SPLIT, Preset, expect, site_index
 
 

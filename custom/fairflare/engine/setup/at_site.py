@@ -19,9 +19,8 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import Execution, default_device, keep_freed_memory, shared_gpu
 from fairflare.core.findings import Finding
 from fairflare.core.types import MOST_EXAMPLES, Number, SiteData, Training
-from fairflare.data.grouping import LABEL, Grouping
 from fairflare.data.site_config import SiteConfig, find_site_config, stricter
-from fairflare.data.tensors import described
+from fairflare.data.tensors import LABEL, Grouping, described
 from fairflare.engine.after.base import Shape
 from fairflare.engine.aggregation import PlainAtSite, SitePart
 from fairflare.engine.benefit import SHARE, Alone, reports

@@ -14,8 +14,8 @@ from fairflare.core.findings import accepted_codes
 from fairflare.core.registry import Method
 from fairflare.core.settings import Given, Owners, bare, owned, owner_of
 from fairflare.core.types import Round, Training
-from fairflare.data.grouping import LABEL
-from fairflare.data.grouping import NONE as UNGROUPED
+from fairflare.data.tensors import LABEL
+from fairflare.data.tensors import NONE as UNGROUPED
 from fairflare.engine.checks import NO_CHOICE
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config_checks import checked_config

@@ -14,7 +14,7 @@ from fairflare.core.schema import HIDDEN_METRICS
 from fairflare.core.settings import Owners, bare, exactly_the_keys
 from fairflare.core.types import Round, TensorSpec, Training
 from fairflare.core.validation import SITE, expected
-from fairflare.data.grouping import LABEL
+from fairflare.data.tensors import LABEL
 from fairflare.engine.checks import NO_CHOICE
 from fairflare.engine.files import SUFFIX
 from fairflare.engine.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from fairflare.core.seeds import derive, seed_everything
 from fairflare.core.types import LocalWork, Round, StateDict
-from fairflare.data.grouping import Grouping
-from fairflare.data.tensors import Split, TensorData
+from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.engine.evaluation import predict
 from fairflare.engine.site import Site
 from fairflare.functional.intervals import of_auc, of_share

@@ -18,7 +18,7 @@ from fairflare.core.metric import LOSSES
 from fairflare.core.schema import Slot, slots_of
 from fairflare.core.seeds import forget_seeds, seed_everything
 from fairflare.core.types import Need, Number, Outline, StateDict, numbers_of, tensors_of
-from fairflare.data.grouping import Grouping
+from fairflare.data.tensors import Grouping
 from fairflare.engine.after.base import AfterStep, Shape
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import method_parts, part, step_class

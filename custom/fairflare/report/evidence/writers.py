@@ -15,7 +15,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from fairflare.report.evidence.run import RESULTS, Run, arrivals, notes, table
-from fairflare.report.templates import rendered
+from fairflare.report.values import rendered
 
 Json = dict[str, Any]
 Filled = Mapping[str, "Sequence[Entry]"]

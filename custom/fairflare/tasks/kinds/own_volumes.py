@@ -14,10 +14,9 @@ from fairflare.core.validation import Names
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.datalist import Source, read_datalist
 from fairflare.data.readers.stored import FILE, ends_of
-from fairflare.data.readers.volumes import LONGEST, SHORTEST, VolumeReader, looked_at
+from fairflare.data.readers.volumes import LONGEST, SHORTEST, VolumeData, VolumeReader, looked_at
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
-from fairflare.data.volumes import VolumeData
 from fairflare.tasks.base import expect
 from fairflare.tasks.images import image_data, resolved, scaling_of
 from fairflare.tasks.kinds.own import OwnData

@@ -13,9 +13,8 @@ from fairflare.core.imports import imports
 from fairflare.core.types import Training
 from fairflare.core.user_code import check_name, declared_file, load_object
 from fairflare.core.validation import Names
-from fairflare.data.grouping import NONE
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.tensors import TensorData
+from fairflare.data.tensors import NONE, TensorData
 from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.own import OwnData
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from fairflare.core.types import Training
 from fairflare.core.validation import Names, Range
-from fairflare.data.readers.volumes import VolumeReader
+from fairflare.data.readers.volumes import VolumeData, VolumeReader
 from fairflare.data.tensors import TensorData
-from fairflare.data.volumes import VolumeData
 from fairflare.networks import own as own_network
 from fairflare.networks import volumes
 from fairflare.tasks.base import Preset, expect

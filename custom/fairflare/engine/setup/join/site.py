@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -33,6 +32,7 @@ from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
 from fairflare.engine.state import save_json, save_tensors
+from fairflare.functional import own_model
 from fairflare.functional.calibration import fitted
 from fairflare.functional.decision import Array
 from fairflare.functional.exchange import (
@@ -54,8 +54,6 @@ from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.privacy.secure_sum.schemes import Credentials, masked_sizes
 from fairflare.tasks.folds import untestable
 
-OWN_MODEL, REGRESSION = "fairflare.studies.own_model", "regression"
-"""What fits a hospital's own model: imported by name, for it belongs to the desk in every other job."""
 LEAST_OF_CLASS = 5
 ENDING, LEDGER_ENDING = ".join.json", ".joins.json"
 MOST_OF_A = 1e6
@@ -181,7 +179,7 @@ class Phases:
         found: dict[str, Any] = {}
         for index in range(self.plan.tested, self.plan.folds):
             found |= read_tensors(self._risks(index))
-        if found.get("kind") != REGRESSION or found["x"].shape[1] != self.plan.features:
+        if found.get("kind") != own_model.REGRESSION or found["x"].shape[1] != self.plan.features:
             return None
         x = found["x"].numpy()
         risks = np.stack([found[name].numpy() for name in ("own", *self.plan.names)])
@@ -263,8 +261,7 @@ class FoldSite(Site):
         """The own model's risks of ``new`` and its kind; of a site that tests nobody neither."""
         if not len(new) or (self.split == "train" and untestable(y.astype(np.int64))):
             return np.zeros(len(new)), ""
-        found, kind = importlib.import_module(OWN_MODEL).own_risks(x, y, new)
-        return np.asarray(found), str(kind)
+        return own_model.own_risks(x, y, new)
 
 
 class SumSite(Site):

@@ -7,9 +7,9 @@ import warnings
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from fairflare.functional.decision import Array
+
 INNER, PENALTIES = 5, np.logspace(-3, 2, 6)
 SCORE = "neg_brier_score"
 REGRESSION, TREES = "regression", "trees"
