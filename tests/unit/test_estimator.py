@@ -190,7 +190,7 @@ def test_it_is_an_estimator(fitted, tmp_path):
         ({}, {"site": "clinic"}, "data: site: expected a column among patient, hospital"),
         ({}, {"groups": ["race"]}, "data: groups: expected columns, .* got 'race'"),
         ({"again": lambda t: t.ill}, {}, r"data: again alone tells .*\(keep=again\); or .*\(leave_out=again\)"),
-        ({"crp": lambda t: t.age.where(t.index % 9 > 0, 999)}, {}, r"crp: 999 .*\(missing=999\)"),
+        ({"crp": lambda t: t.age.where(t.index % 9 > 0, 999)}, {}, r'crp: 999 .*\(missing="crp=999"\)'),
         ({7: 1}, {}, "data: expected columns with names of their own, in text, got '7'"),
         ({"hospital": lambda t: t.hospital.where(t.index > 0)}, {}, "hospital: expected the site of every row, 1 have"),
         ({"when": 1}, {"kind": 1}, "unexpected keyword"),

@@ -346,7 +346,7 @@ def _line(name: str, text: str) -> list[str]:
 
 
 TABLE = "table.csv"
-FLAG = re.compile(r"--([a-z][a-z-]*)(?: (?=[^\s):;]))?")
+FLAG = re.compile(r"--([a-z][a-z-]*)(?: (?:([^\s=):;]+=[^\s):;]+)|(?=[^\s):;])))?")
 KEYWORDS = {"label": "outcome"}
 """Flag of ``fairflare init`` -> what the same is called in Python, where that differs."""
 
@@ -408,7 +408,7 @@ def in_keywords() -> Iterator[None]:
 
 def _keyword(found: re.Match[str]) -> str:
     name = KEYWORDS.get(found[1], found[1].replace("-", "_"))
-    return f"{name}=" if found[0].endswith(" ") else name
+    return f'{name}="{found[2]}"' if found[2] else f"{name}=" if found[0].endswith(" ") else name
 
 
 def by_column(frame: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fairflare.core.metric import named
 from fairflare.core.types import INTERVALS, TRIVIAL
-from fairflare.engine.benefit.measured import FEDERATED, HIGH, LOW, SOLO
+from fairflare.engine.benefit import FEDERATED, HIGH, LOW, SOLO
 from fairflare.engine.clinical import BIN, CLINICAL, bins_of
 from fairflare.functional import calibration as maths
 from fairflare.functional.calibration import GRID, Array, Bins
@@ -342,7 +342,7 @@ def _groups(cells: Mapping[str, Any], seen: Mapping[str, Json], about: Json) -> 
 
 
 def paired(numbers: Mapping[str, float], name: str, metrics: Mapping[str, str]) -> Json:
-    """The run's model beside the hospital's own, from ``engine.benefit.measured``.
+    """The run's model beside the hospital's own, from ``engine.benefit``.
 
     Returns:
         model: that name; metrics: name -> label, model, own, difference (the first less the second), low and high of
