@@ -42,6 +42,19 @@ def each(names, cases, ids=None, short=None):
     return decorate
 
 
+def later(name):
+    """The module ``name``, imported when a test uses it: every worker imports every file, and one of them runs it.
+
+    A test that uses it skips where it is not installed.
+    """
+
+    class Later:
+        def __getattr__(self, attribute):
+            return getattr(pytest.importorskip(name), attribute)
+
+    return Later()
+
+
 def _loop(test, table, marks):
     """The one test of all cases, as pytest sees it."""
     given = inspect.signature(test)

@@ -5,16 +5,17 @@ import json
 import os
 from pathlib import Path
 
-import xmlschema
 import yaml
 from bs4 import BeautifulSoup
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
-from rocrate.rocrate import ROCrate
 
+from cases import later
 from fairflare.report.evidence.writers import DOCUMENTS
 from fairflare.studies.after import init_evidence
 
+xmlschema = later("xmlschema")
+schema = later("cyclonedx.schema")
+validation = later("cyclonedx.validation.json")
+rocrate = later("rocrate.rocrate")
 SCHEMA = Path(__file__).parent / "chai" / "schema-v0.2.xsd"
 SIGNATURE = "http://www.w3.org/2000/09/xmldsig#"
 CHAI = "{https://mc.chai.org/v0.2/schema.xsd}"
@@ -27,7 +28,7 @@ def check_pack(folder):
     card = folder / "chai-model-card.xml"
     assert not [error.reason for error in xsd.iter_errors(str(card))]
     bom = (folder / "ml-bom.cdx.json").read_text()
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(bom) is None
+    assert validation.JsonStrictValidator(schema.SchemaVersion.V1_6).validate_str(bom) is None
     check_crate(folder)
     check_pages(folder, json.loads((folder / "evidence.json").read_text()))
     files = {name: json.loads((folder / name).read_text()) for name in ("report.json", "evidence.json")}
@@ -81,7 +82,7 @@ def check_pages(folder, entries_of):
 
 def check_crate(folder):
     """RO-Crate 1.1's required properties, and that its files are those of the folder."""
-    crate = ROCrate(folder)
+    crate = rocrate.ROCrate(folder)
     root = crate.root_dataset
     assert all(root[key] for key in ("name", "description", "datePublished", "license"))
     named = {entity.id for entity in crate.data_entities}

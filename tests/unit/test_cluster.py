@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 
+from cases import later
 from cluster_runs import KILLED, fails, kills_its_worker
 from fairflare import Cluster, Study
 from fairflare.cli.main import main
@@ -20,7 +21,7 @@ from fairflare.report.write import verify_run
 from fairflare.studies.parallel import budget
 from fairflare.studies.runs import run_once
 
-distributed = pytest.importorskip("distributed")
+distributed = later("distributed")
 pytestmark = pytest.mark.slow
 TASK = ["--task", "support2:dirichlet", "--sites", "3", "--rounds", "1"]
 

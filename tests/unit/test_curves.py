@@ -4,14 +4,14 @@
 import numpy as np
 import pytest
 import torch
-from lifelines import KaplanMeierFitter
 
-from cases import each
+from cases import each, later
 from fairflare.engine.after.base import Cases
 from fairflare.engine.checks import Refused
 from fairflare.engine.curves import Curves, CurvesAtSite
 from fairflare.tasks.kinds.survival import Cox, Hazards
 
+lifelines = later("lifelines")
 ENDS = tuple(float(k) for k in range(1, 13))
 GROUPS = ("f", "m")
 VIEW = Curves(None, 0.5, GROUPS, (0, 1), ends=ENDS)
@@ -41,7 +41,7 @@ def test_released_steps_are_kaplan_and_meiers_and_pass_the_check(seed):
     for where, rows in (("", slice(None)), ("/f", cases.members.numpy() == 0), ("/m", cases.members.numpy() == 1)):
         steps = steps_of(found, where)
         assert len(steps) > 2
-        fitted = KaplanMeierFitter().fit(times[rows], events[rows])
+        fitted = lifelines.KaplanMeierFitter().fit(times[rows], events[rows])
         expected = fitted.survival_function_at_times([ENDS[k] for k in steps]).to_numpy()
         assert [found[f"observed{k}{where}"] for k in steps] == pytest.approx(expected, abs=1e-5)
         assert [found[f"left{k}{where}"] for k in steps] == [float((times[rows] > ENDS[k]).sum()) for k in steps]

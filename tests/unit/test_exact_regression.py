@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy import integrate, optimize
 
+from cases import later
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
@@ -19,8 +20,8 @@ from fairflare.functional.likelihood import aliased, bernoulli, newton_step, own
 from fairflare.report.coefficients import heterogeneity
 from fairflare.report.write import write_report
 
-sm = pytest.importorskip("statsmodels.api")
-combine_effects = pytest.importorskip("statsmodels.stats.meta_analysis").combine_effects
+sm = later("statsmodels.api")
+meta_analysis = later("statsmodels.stats.meta_analysis")
 ROUNDS = 8
 STEP = 0.1
 """In standard errors."""
@@ -194,7 +195,7 @@ def test_the_report_names_coefficients_errors_and_how_far_sites_differ(tmp_path)
     own = [sm.GLM(b, np.c_[np.ones(len(b)), a[:, :1]], family=sm.families.Binomial()).fit() for a, b in sites]
     estimate, error = (np.array([getattr(one, name)[1] for one in own]) for name in ("params", "bse"))
     w = 1 / error**2
-    pooled_effect = combine_effects(estimate, error**2, method_re="dl")
+    pooled_effect = meta_analysis.combine_effects(estimate, error**2, method_re="dl")
     made = heterogeneity(np.array([np.full(k, 1.0), w, w * estimate, w * estimate**2, w**2]).sum(1))
     assert made["q"] == pytest.approx(pooled_effect.q) and made["tau"] ** 2 == pytest.approx(pooled_effect.tau2)
     assert made["i2"] == pytest.approx(max(pooled_effect.i2, 0))

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cases import later
 from fairflare.functional.likelihood import aliased, bernoulli, newton_step, own_intercept, profiled, sums
 
-sm = pytest.importorskip("statsmodels.api")
+sm = later("statsmodels.api")
 
 
 def patients(n, p, seed):

@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from lifelines import KaplanMeierFitter
 
+from cases import later
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, UserError
 from fairflare.functional import survival as maths
@@ -16,6 +16,7 @@ from fairflare.import_data.proposal import Choices
 from fairflare.inference.external import log_hazards, with_baseline
 from fairflare.inference.loaded_run import open_run
 
+lifelines = later("lifelines")
 COLUMNS = ("age", "marker", "sex", "days", "dead")
 NAMED = ("--time", "days", "--event", "dead", "--horizons", "24")
 
@@ -169,11 +170,11 @@ def _judged(folder, own, told, ends):
     assert all(found["metrics"][name] == alone["metrics"][name] for name in ("harrell_c", "uno_c"))
     times, events = np.array([[float(row[3]), float(row[4])] for row in rows]).T
     assert set(times) & set(ends)  # an event at a horizon is before it
-    seen = KaplanMeierFitter().fit(times, events).survival_function_at_times(ends).to_numpy()
+    seen = lifelines.KaplanMeierFitter().fit(times, events).survival_function_at_times(ends).to_numpy()
     away = np.abs(told.mean(0) - seen)
     assert found["metrics"]["survival_calibration_error"]["value"] == pytest.approx(away.mean(), abs=1e-6)
     # Weights are who is not censored, of those who have not died at the same time either (as scikit-survival's).
-    free = KaplanMeierFitter().fit(times - 1e-6 * events, 1 - events)
+    free = lifelines.KaplanMeierFitter().fit(times - 1e-6 * events, 1 - events)
     at, own_time = (free.survival_function_at_times(when).to_numpy() for when in (ends, times))
     died = (times[:, None] <= ends) & (events[:, None] == 1)
     scores = told**2 * died / own_time.clip(1e-9)[:, None] + (1 - told) ** 2 * (times[:, None] > ends) / at
