@@ -32,7 +32,8 @@ from fairflare.core.types import (
 )
 from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.aggregation import PlainAtSite, SitePart
-from fairflare.engine.benefit import ROUNDS, Alone, Pair, against_trees, measured
+from fairflare.engine.alone import Alone
+from fairflare.engine.benefit import ROUNDS, Pair, against_trees, measured
 from fairflare.engine.checks import check_received
 from fairflare.engine.clinical import ClinicalAtSite
 from fairflare.engine.evaluation import Both, Condense, Predictions, Scoring, answered, over_patients, predict, results

@@ -23,7 +23,8 @@ from fairflare.data.site_config import SiteConfig, find_site_config, stricter
 from fairflare.data.tensors import LABEL, Grouping, described
 from fairflare.engine.after.base import Shape
 from fairflare.engine.aggregation import PlainAtSite, SitePart
-from fairflare.engine.benefit import SHARE, Alone, reports
+from fairflare.engine.alone import SHARE, Alone
+from fairflare.engine.benefit import reports
 from fairflare.engine.checks import NO_CHOICE
 from fairflare.engine.clinical import NOTHING, ClinicalAtSite, View
 from fairflare.engine.memory import SPENT_ENDING, Asked, SiteMemory, SpentFile, after_file, asked_file

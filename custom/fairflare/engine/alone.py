@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A site trains alone: round by round what the method ``solo`` does, without its updates ever leaving."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fairflare.aggregators.base import add_weighted, without_negative_variances
+from fairflare.core.schema import Answer, Instruction
+from fairflare.core.types import Reply, Round, StateDict
+from fairflare.engine.files import is_there, read_tensors, refuse_earlier
+from fairflare.engine.memory import SiteMemory, alone_file, alone_work_file
+from fairflare.engine.state import save_tensors
+from fairflare.privacy.egress import all_finite
+from fairflare.trainers.base import Trainer
+
+SHARE = 0.5
+"""Of the time that a site has for one task."""
+KEPT_AFTER = 60.0
+"""Seconds of training after which a site writes down how far it is: a kill or a withdrawn task costs no more."""
+
+
+@dataclass
+class Alone:
+    """The site's own model, and how far it is trained; it survives a kill where there is a file.
+
+    Attributes:
+        path: of the site's memory, beside which its files lie; None: nothing is kept.
+        seconds: how long one call of ``advance`` may take, at least one round's time; a later call goes on.
+    """
+
+    trainer: Trainer
+    rounds: int
+    path: Path | None = None
+    seconds: float = 1800.0
+    memory: SiteMemory = field(default_factory=SiteMemory, init=False)
+    model: StateDict = field(default_factory=dict, init=False)
+    done: int = field(default=0, init=False)
+
+    def advance(self, first: StateDict, train: Callable[[Instruction], Answer]) -> int:
+        """Train on from where the site stands, and return the number of rounds that it has done."""
+        began = kept = time.monotonic()
+        self._begin(first)
+        before = self.done
+        while self.done < self.rounds:
+            self._round(train)
+            now = time.monotonic()
+            if now - began + (now - began) / (self.done - before) > self.seconds:
+                break
+            if now - kept > KEPT_AFTER:
+                self._save()
+                kept = now
+        self._save()
+        return self.done
+
+    def _begin(self, first: StateDict) -> None:
+        if self.model:
+            return
+        self.model = {key: value.detach().clone() for key, value in first.items()}
+        if self.path is None:
+            return
+        refuse_earlier(alone_work_file(self.path))
+        if not is_there(alone_work_file(self.path)):
+            return
+        kept = _checked(read_tensors(alone_work_file(self.path)), first, self.rounds)
+        self.done, self.model = kept["done"], kept["model"]
+        self.memory.keep(max(self.done, 1), kept["memory"])
+
+    def _round(self, train: Callable[[Instruction], Answer]) -> None:
+        """One round; what is not finite is not taken over, as no server would."""
+        number = self.done + 1
+        answer = train(Instruction("train", Round(number, self.rounds), self.model))
+        if answer.error:
+            raise RuntimeError("a round of training alone failed")
+        update = answer.update
+        if all(all_finite(value) for value in update.values()):
+            reply = Reply("", update, answer.n_examples)
+            model = without_negative_variances(add_weighted(self.model, [reply], {"": 1.0}))
+            self.model = model if all(all_finite(value) for value in model.values()) else self.model
+        self.done = number
+
+    def _save(self) -> None:
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.done == self.rounds:
+            save_tensors(alone_file(self.path), self.model)
+        content = {"done": self.done, "model": self.model, "memory": self.memory.before(self.done + 1)}
+        save_tensors(alone_work_file(self.path), content)
+
+
+def _checked(content: Any, first: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+    """What the file holds; raises ValueError for anything that this class does not write."""
+    found = content if isinstance(content, dict) else {}
+    model, done = found.get("model"), found.get("done")
+    proper = isinstance(found.get("memory"), dict) and type(done) is int and 0 <= done <= rounds
+    shapes = {key: value.shape for key, value in model.items()} if isinstance(model, dict) else {}
+    if not proper or shapes != {key: value.shape for key, value in first.items()}:
+        raise ValueError("expected a model that is being trained alone")
+    return found
