@@ -41,10 +41,7 @@ def perturbed(
     if not rho:
         yield
         return
-    if norm.device.type == "cpu":  # where Python's numbers are faster than a tensor's, and the same
-        scale = torch.tensor(rho / (norm.item() + TINY), dtype=norm.dtype)
-    else:
-        scale = (rho / (norm.double() + TINY)).to(norm.dtype)
+    scale = (rho / (norm.double() + TINY)).to(norm.dtype)
     with torch.no_grad():
         add_scaled(parameters, gradients, scale)
     try:

@@ -12,7 +12,6 @@ https://arxiv.org/abs/2203.08065, Algorithm 1; Foret et al., ICLR 2021, https://
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -108,15 +107,13 @@ def gsam_step(
 def _subtract_gap(
     first: Sequence[torch.Tensor], norm: torch.Tensor, second: Sequence[torch.Tensor], alpha: float
 ) -> None:
-    """second <- g' - alpha (g - cos ||g|| g' / (||g'|| + 1e-12)), in place; a GPU's numbers stay there."""
+    """second <- g' - alpha (g - cos ||g|| g' / (||g'|| + 1e-12)), in place; all numbers stay on the device."""
     first, second = _blocks(first), _blocks(second)
     products = torch.stack([product for a, b in zip(first, second) for product in (torch.dot(a, b), torch.dot(b, b))])
-    sums = torch.cat((products.view(-1, 2).double().sum(0), norm.double().view(1)))
-    on_cpu = sums.device.type == "cpu"
-    inner, square, norm = sums.tolist() if on_cpu else sums.unbind()
-    second_norm = (math if on_cpu else torch).sqrt(square)
+    inner, square = products.view(-1, 2).double().sum(0).unbind()
+    norm, second_norm = norm.double(), square.sqrt()
     scale = 1 + alpha * (inner / (norm * second_norm + TINY)) * norm / (second_norm + TINY)
-    if on_cpu:
+    if second[0].device.type == "cpu":
         for a, b in zip(first, second):
             b.mul_(scale).add_(a, alpha=-alpha)
     else:
