@@ -218,7 +218,7 @@ def alone(folder):
 
 
 def test_training_alone_is_kept_on_the_way_and_goes_on_to_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.setattr("fairflare.engine.benefit.KEPT_AFTER", 0.0)
+    monkeypatch.setattr("fairflare.engine.alone.KEPT_AFTER", 0.0)
     whole, train = alone(tmp_path / "whole")
     assert whole.alone.advance(PARTS.model, train) == 4
     torn, train = alone(tmp_path / "torn")
