@@ -205,10 +205,10 @@ def _check_numbers(found: Predictors, name: str, numbers: pd.Series, sites: pd.S
             ]
             if not chosen.ask(what, readings):
                 raise UserError(f"init: {what}; --missing {name}={code:g} takes it for missing")
-    found.notes.extend(other_units(name, known, sites))
+    found.notes.extend(unit_notes(name, known, sites))
 
 
-def other_units(name: str, known: pd.Series, sites: pd.Series) -> list[str]:
+def unit_notes(name: str, known: pd.Series, sites: pd.Series) -> list[str]:
     """A note where the middle 80 % of two sites' numbers do not overlap: units differ, or gaps are written as 0."""
     grouped = known.groupby(sites[known.index].to_numpy())
     enough = grouped.size() >= LEAST_ROWS

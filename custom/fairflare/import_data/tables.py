@@ -500,7 +500,7 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], time: str,
     found = read.predictors(kept[list(columns)], kept[event], taken, pd.Series(sites), chosen)
     found.cells[time] = kept[time]
     happened = f"{int((kept[event] == '1').sum())} of {len(kept)} rows have an event"
-    units = read.other_units(time, pd.to_numeric(kept[time]), pd.Series(sites))
+    units = read.unit_notes(time, pd.to_numeric(kept[time]), pd.Series(sites))
     notes = (*_left_out(event, missing), f"{happened}; survival until {chosen.horizons} is asked for", *units)
     options = {"label": event, "time": time, "horizons": chosen.horizons}
     made = Found("survival", f"tables with times ({time}) and events ({event})", [], (), options, notes=notes)
