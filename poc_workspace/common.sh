@@ -30,8 +30,9 @@ EOF
 
 die() { echo "$KIND.sh: $*" >&2; exit 1; }
 
-# FLARE's commands keep their settings in ~/.nvflare: they get a home of their own.
-flare() { HOME="$FOLDER/home" NVFLARE_POC_WORKSPACE="$FOLDER/poc" "$PYTHON" -m nvflare.cli "$@"; }
+# FLARE's commands keep their settings in ~/.nvflare, and look through every folder below the one that they are started
+# in: they get a home of their own.
+flare() ( cd "$FOLDER/home" && HOME="$PWD" NVFLARE_POC_WORKSPACE="$FOLDER/poc" exec "$PYTHON" -m nvflare.cli "$@" )
 
 # The result of a FLARE command as JSON; $1 is what to take from it.
 flare_json() {

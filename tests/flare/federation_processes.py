@@ -85,7 +85,7 @@ class Federation:
     def nvflare(self, *arguments, kit, check=True):
         """FLARE's own command line, as the owner of ``kit``; its JSON."""
         command = [str(self.python), "-m", "nvflare.cli", "--format", "json", *map(str, arguments)]
-        done = _call([*command, "--startup-kit", str(self.kits / kit)], self.cli, check)
+        done = _call([*command, "--startup-kit", str(self.kits / kit)], self.cli, check, self.folder / "home")
         return json.loads(done.stdout.strip().splitlines()[-1])
 
     def fairflare(self, *arguments, check=True):
@@ -114,13 +114,15 @@ class Federation:
 
     def finish(self, job, kit):
         """Wait for ``job`` and return the folder of its run, fetched from the server, and its meta."""
-        self.nvflare("job", "wait", job, "--timeout", LIMIT, kit=kit, check=False)
-        self.nvflare("job", "download", job, "-o", self.folder / "fetched", kit=kit)
-        return self.folder / "fetched" / job / "workspace" / "fairflare", self.meta(job, kit)
+        with self._server(kit) as server:
+            until(lambda: server.meta(job)["status"].startswith("FINISHED"), LIMIT)
+            folder = server.download(job, self.folder / "fetched")
+            return folder / "workspace" / "fairflare", server.meta(job)
 
     def meta(self, job, kit):
         """What the server says of a job."""
-        return self.nvflare("job", "meta", job, kit=kit)["data"]
+        with self._server(kit) as server:
+            return server.meta(job)
 
     def running(self):
         """The federation's processes."""
@@ -131,9 +133,13 @@ class Federation:
         return {_role(process): process for process in processes().running(str(self.kits / name))}
 
     def connected(self, kit):
-        """The sites that the server has, as it tells the owner of ``kit``; no process is started for the question."""
-        with Server(*find_kit("prod", self.kits / kit)) as server:
+        """The sites that the server has, as it tells the owner of ``kit``."""
+        with self._server(kit) as server:
             return server.connected()
+
+    def _server(self, kit):
+        """A session of the owner of ``kit``; no process is started for a question."""
+        return Server(*find_kit("prod", self.kits / kit))
 
     def registrations(self, name):
         """How often a site has told its log that the server knows it."""
@@ -268,9 +274,9 @@ def _role(process):
     return "daemon" if "start.sh" in words else "service" if "_train " in words else "job"
 
 
-def _call(command, environment, check):
+def _call(command, environment, check, folder=None):
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=LIMIT
+        command, env=environment, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=LIMIT
     )
     assert not check or done.returncode == 0, f"{command[:4]}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
     return done

@@ -13,6 +13,7 @@ import pytest
 
 import fairflare
 from fairflare.cli.main import main
+from fairflare.core import imports as reading
 from fairflare.core import manifest, registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks
@@ -55,6 +56,15 @@ class Run:
         self.join, self.options, self.site_epsilon, self.secure_sum = {}, {}, 0.0, "masks"
         kinds = ("trainer", "selector", "server_optimizer")
         self.parts = {kind: getattr(entry, kind) for kind in kinds}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def read_once():
+    """The package stays as it is meanwhile; no two tests' own files have one path."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "module_files", functools.cache(staging.module_files))
+        patch.setattr(reading, "imports", functools.cache(reading.imports))
+        yield
 
 
 def at_site(method, task, after="none"):

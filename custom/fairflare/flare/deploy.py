@@ -27,6 +27,7 @@ from nvflare.fuel.flare_api.api_spec import (
     SessionClosed,
 )
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.fuel.utils.config_service import ConfigService
 from nvflare.recipe import PotentialSecretWarning
 from nvflare.tool.kit.kit_config import StartupKitConfigError, resolve_admin_user_and_dir_from_startup_kit
 from nvflare.tool.poc.poc_commands import get_poc_workspace
@@ -289,6 +290,8 @@ class Server:
         return self._session
 
     def _connect(self) -> None:
+        # Without a folder for its configuration FLARE looks through every folder below the working directory.
+        ConfigService.initialize({}, [str(self._kit)])
         try:
             with silent():
                 self._session = new_secure_session(self._user, str(self._kit), timeout=CONNECT, auto_login_max_tries=1)
