@@ -181,8 +181,8 @@ def _other_files(package: Path, paths: list[Path]) -> Iterator[Path]:
     """Files beside modules that are no modules: of data sets those that they name."""
     for folder in {path.parent for path in paths}:
         yield from (path for path in folder.iterdir() if path.is_file() and path.suffix not in (".py", ".pyc"))
-    text = "\n".join(path.read_text(encoding="utf-8") for path in paths if path.parent.name != "data")
     if any((package / "datasets") in path.parents for path in paths):
+        text = "\n".join(path.read_text(encoding="utf-8") for path in paths if path.parent.name != "data")
         data = [path for path in sorted((package / DATA).glob("*")) if path.name in text and path.name != ABOUT_DATA]
         yield from [*data, package / DATA / ABOUT_DATA] if data else []
 
