@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
+import multiprocessing
+import os
+import runpy
 import sys
 import tempfile
+import warnings
 from pathlib import Path
+
+import fairflare.engine.setup.config  # noqa: F401 - once for all scripts, each of which runs in a fork
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ("meta.json", "config_fed_server.json", "config_fed_client.json")
@@ -46,10 +51,20 @@ def in_order(file: Path) -> str:
 
 
 def export(script: Path, folder: Path) -> None:
-    """Export one job into ``folder``; raises CalledProcessError with the script's output."""
-    command = [sys.executable, str(script), "--export", "--export-dir", str(folder)]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.run(command, cwd=script.parent, check=True, timeout=120, **quiet)
+    """Export one job into ``folder``; raises RuntimeError for a script that fails."""
+    child = multiprocessing.get_context("fork").Process(target=_run, args=(script, folder))
+    child.start()
+    child.join()
+    if child.exitcode:
+        raise RuntimeError(f"{script.parent.name}: the script ended with code {child.exitcode}")
+
+
+def _run(script: Path, folder: Path) -> None:
+    os.chdir(script.parent)
+    sys.path[0], sys.argv = str(script.parent), [str(script), "--export", "--export-dir", str(folder)]
+    warnings.simplefilter("ignore")  # FLARE's of its own arguments
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    runpy.run_path(str(script), run_name="__main__")
 
 
 if __name__ == "__main__":
