@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -220,28 +218,15 @@ def _mask_of(image: Source, label: Path | np.ndarray) -> Source:
 
 def _picture(path: Path) -> np.ndarray:
     """float32 (C, H, W)."""
+    from PIL import Image
+
     try:
-        found = np.asarray(_loader()(path), dtype=np.float32)
-    except Exception as error:  # readers raise whatever their libraries do
+        with Image.open(path) as file:
+            found = np.moveaxis(np.atleast_3d(np.asarray(file, dtype=np.float32)), -1, 0)
+    except Exception as error:  # decoders raise whatever their libraries do
         raise unreadable(path, type(error).__name__) from None
-    if found.ndim != 3 or found.shape[0] not in (1, 2, 3, 4):
-        raise DataError("not_2d", f"{path.name}: expected one 2D slice, got an array of shape {found.shape}")
     return finite(path, found[: {4: 3, 2: 1}.get(len(found), len(found))])  # without alpha
 
 
 def _named(source: Source) -> str:
     return "an image in memory" if isinstance(source, np.ndarray) else source.name
-
-
-@cache
-def _loader() -> Any:
-    import logging
-    import warnings
-
-    from monai.data import PILReader
-    from monai.transforms import LoadImage
-
-    # LoadImage tries every reader it knows and warns of a GPU decoder that nobody asked for; a slice needs no geometry.
-    logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", message="(NvImgCodec)?PydicomReader")
-    return LoadImage(reader=PILReader(reverse_indexing=False), image_only=True, ensure_channel_first=True)
