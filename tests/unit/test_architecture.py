@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import mutations
 from cases import each
 from fairflare.core.imports import imports as read_imports
 from fairflare.core.imports import module_files, module_of
@@ -155,3 +156,8 @@ def test_the_drawing_leaves_out_what_follows():
     rooms = draw["rooms"](PACKAGE)
     assert set(rooms) == set(BELOW)
     assert all(rooms[name] <= BELOW[name] | {"datasets"} for name in rooms)
+
+
+def test_every_planted_defect_of_make_mutations_still_applies():
+    times = {one.name: (PACKAGE / one.file).read_text().count(one.right) for one in mutations.DEFECTS}
+    assert times == dict.fromkeys(times, 1)

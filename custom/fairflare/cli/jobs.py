@@ -380,7 +380,7 @@ def _hashes(site: Mapping[str, Any], server: Mapping[str, Any]) -> Iterator[str]
     here = f"fairflare {__version__} installed here"
     yield f"the site's are those of {here}" if not other else f"{len(other)} differ from {here}: {other[0]}"
     same = "the same as here" if site["package"]["sha256"] == package_sha256() else "another than here"
-    yield f"{PACKAGE} {site['package']['sha256'][:16]}..., {same}"
+    yield f"{manifest.NAME} says {PACKAGE} {site['package']['sha256'][:16]}..., {same}"
 
 
 def _wrapped(title: str, *texts: str) -> Iterator[str]:
