@@ -3,6 +3,7 @@
 
 import json
 import os
+import resource
 import tracemalloc
 
 import pytest
@@ -92,6 +93,20 @@ def test_a_broken_chain_is_not_continued(path):
     rewrite(path, edited)
     with pytest.raises(UserError):
         AuditLog(path)
+
+
+def test_a_line_that_finds_no_room_leaves_nothing_of_itself(path):
+    """A limit on the file's size stands for the disk's: the begin of a long line is taken, the rest refused."""
+    log = AuditLog(path)
+    before, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 50_000, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            log.append("round", text="x" * 90_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == before
+    assert log.append("end")["seq"] + 1 == len(verify(path))
 
 
 def test_nan_is_never_written(path):

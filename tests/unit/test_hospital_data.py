@@ -232,8 +232,10 @@ def test_notes_say_which_columns_differ_between_sites(tmp_path):
 def test_a_code_for_missing_is_found_as_pandas_writes_it_and_in_one_column_alone(tmp_path):
     table = hospital_tables.cohort().assign(sex=[0.0, 1.0, 1.0, 9.0] * 30, nodes=[9, 8, 7, 6] * 30)
     hospital_habits.write(tmp_path, table)
-    cells = [one.cells for one in look(tmp_path, Choices(missing=("sex=9",))).found.examples]
-    assert [sum(not own[name] for own in cells) for name in ("sex", "nodes")] == [30, 0]
+    found = look(tmp_path, Choices(missing=("sex=9", "999"))).found
+    assert [sum(not one.cells[name] for one in found.examples) for name in ("sex", "nodes")] == [30, 0]
+    kept = json.loads(found.options["columns"])
+    assert [kept[name]["codes"] for name in ("sex", "nodes")] == [["9", "999"], ["999"]]
 
 
 def test_the_risk_is_that_of_yes_and_dates_of_two_digits_are_no_category(tmp_path):

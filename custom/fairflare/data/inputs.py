@@ -94,7 +94,7 @@ class TableInputs:
         numbers: features that a site scales.
         plain: features that are taken as they are.
         known: column -> the values that it may have; empty cells are always allowed.
-        gaps: words that stand for a missing number.
+        gaps: words that stand for a missing value, in one column as "sex=9".
         attributes: columns -> sensitive attribute -> N values, "" where unknown.
         fixed: constants that every site scales by; None: each by its own training rows.
     """

@@ -32,7 +32,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "yes_no": ("yes", "no"),
     "days": ("since",),
 }
-"""Kind of column -> its keys beside "kind" and "missing"."""
+"""Kind of column -> its keys beside "kind", "missing" and "codes"."""
 MOST_LEVELS = 1000
 SITE = "site"
 """Of the option ``scaling``: each site scales by its own training rows."""
@@ -49,6 +49,7 @@ class Column:
         no: as 0.
         since: the date column that days are counted from.
         missing: whether a further feature says that the cell is empty.
+        codes: cells that count as empty, such as 999.
     """
 
     kind: str = "number"
@@ -57,11 +58,13 @@ class Column:
     no: tuple[str, ...] = ()
     since: str = ""
     missing: bool = False
+    codes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         values = {key: getattr(self, key) for key in KEYS[self.kind]}
         known = {key: one if isinstance(one, str) else list(one) for key, one in values.items() if one is not None}
-        return {"kind": self.kind, **known, **({"missing": True} if self.missing else {})}
+        more = {"missing": self.missing, "codes": list(self.codes)}
+        return {"kind": self.kind, **known, **{key: one for key, one in more.items() if one}}
 
 
 Known = Mapping[str, Column]
@@ -99,7 +102,7 @@ def _column(key: str, content: Any) -> Column:
     expected(key, isinstance(content, dict), "a JSON object", content)
     kind = content.get("kind")
     expected(f"{key}: kind", kind in KEYS, f"one of {', '.join(KEYS)}", kind)
-    allowed = ("kind", "missing", *KEYS[kind])
+    allowed = ("kind", "missing", "codes", *KEYS[kind])
     if lost := [one for one in content if one not in allowed]:
         raise UserError(f"{key}: {unlisted('key', lost[0], allowed)}")
     missing = content.get("missing", False)
@@ -112,7 +115,8 @@ def _column(key: str, content: Any) -> Column:
         expected(key, bool(yes) and bool(no) and not set(yes) & set(no), "different words for yes and no", content)
     if kind == "days":
         expected(f"{key}: since", isinstance(since, str) and bool(since.strip()), "a date column's name", since)
-    return Column(kind, levels, yes, no, since, missing)
+    codes = tuple(map(plain, _texts(f"{key}: codes", content.get("codes", []))))
+    return Column(kind, levels, yes, no, since, missing, codes)
 
 
 def _texts(key: str, found: Any) -> tuple[str, ...]:
@@ -128,7 +132,12 @@ def as_text(columns: Known) -> str:
 
 def without_levels(columns: Known) -> dict[str, Column]:
     """The kinds alone: what is to be known before levels are agreed."""
-    return {name: Column(one.kind, None, one.yes, one.no, one.since, one.missing) for name, one in columns.items()}
+    return {name: replace(one, levels=None) for name, one in columns.items()}
+
+
+def coded(columns: Known) -> tuple[str, ...]:
+    """Cells that count as empty in one column, as "sex=9"."""
+    return tuple(f"{name}={code}" for name, one in columns.items() for code in one.codes)
 
 
 def filled(given: str, agreed: str, names: Sequence[str]) -> str:
@@ -273,7 +282,7 @@ def table_fingerprint(
     Raises:
         DataError: a cell is not what its column's kind asks for.
     """
-    kinds = without_levels(columns)
+    kinds, gaps = without_levels(columns), (*gaps, *coded(columns))
     scaled, _ = features_of(features, kinds)
     n = len(cells[features[0]]) if features else 0
     values = stacked(scaled, parsed(file, cells, scaled, gaps), n)
@@ -287,7 +296,7 @@ def table_fingerprint(
     levels = {}
     for name in features:
         if kinds.get(name, Column()).kind == "category":
-            counts = Counter(cell for cell in map(plain, cells[name]) if cell and cell not in gaps)
+            counts = Counter(c for c in map(plain, cells[name]) if c and {c, f"{name}={c}"}.isdisjoint(gaps))
             often = [level for level, count in counts.most_common(MOST_LEVELS) if count >= min_count]
             short = (level for level in often if len(level) <= LONGEST_VALUE and not CONTROL.search(level))
             levels[name] = tuple(in_order(short))

@@ -67,7 +67,7 @@ class AuditLog:
         entry = {"seq": seq, "time": now, "event": event, **content, "prev": head}
         entry["hash"] = entry_hash(entry)
         data = (_text(entry) + "\n").encode()
-        with self.path.open("ab") as file:
+        with self.path.open("ab", buffering=0) as file:  # closing a buffered file writes what a full disk refused
             if file.seek(0, os.SEEK_END) != self._size + self._torn:
                 raise UserError(f"{self.path.name}: was changed by somebody else while the run went on")
             if self._torn:
@@ -77,10 +77,10 @@ class AuditLog:
         self.first, self.last, self._size = self.first or entry, entry, self._size + len(data)
         return entry
 
-    def _write(self, file: BinaryIO, data: bytes) -> None:
+    def _write(self, file: io.FileIO, data: bytes) -> None:
         try:
-            file.write(data)
-            file.flush()
+            while data:
+                data = data[file.write(data) :]
             os.fsync(file.fileno())
         except OSError as error:
             os.ftruncate(file.fileno(), self._size)  # a full disk leaves no half line before the entry that says so

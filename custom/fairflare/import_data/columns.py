@@ -93,6 +93,10 @@ def predictors(
             )
             continue
         _add(found, name, table[name].where(~table[name].map(is_missing), ""), sites, chosen, left)
+    for name in found.features:  # so that the model reads them so in another table, too
+        codes = [one.removeprefix(f"{name}=") for one in chosen.missing if "=" not in one or one.startswith(f"{name}=")]
+        if codes:
+            found.specs.setdefault(name, {"kind": "number"})["codes"] = list(dict.fromkeys(codes))
     for why, names in left.items():
         found.notes.append(f"columns left out, {why}: {some(names, 8)}")
     _alone(found, labels, chosen)

@@ -128,6 +128,8 @@ def images_in_folders(files: Files, chosen: Choices) -> Found:
     if not files.images:
         others = f"; {len(files.others)} of other formats, e.g. {files.others[0]}" if files.others else ""
         raise UserError(f"init: {files.root} holds no image that can be read, no table and no datalist{others}")
+    if twice := {f"{path}.gz" for path in files.images} & {*files.images}:
+        raise UserError(f"init: {min(twice)} is there without .gz, too: leave one of them")
     paired, alone = geometry.pairs(files.images)
     masked = chosen.kind == MASKED_IMAGES.name
     if masked and not any(paired.values()):
@@ -299,9 +301,9 @@ def patients_of(table: pd.DataFrame, sites: Sequence[str], level: str, chosen: C
     A level that the user names comes first, then a DICOM header (unless all files have the same, as after
     anonymisation), then a folder, then the beginning of the files' names.
     """
-    none = [""] * len(table)
+    unknown = [""] * len(table)
     if chosen.patient == "none":
-        return none, ""
+        return unknown, ""
     if chosen.patient:
         return list(table[chosen.patient]), chosen.patient
     others = [name for name in (level, NAME, PATIENT_HEADERS[1]) if name in table.columns]
@@ -315,15 +317,14 @@ def patients_of(table: pd.DataFrame, sites: Sequence[str], level: str, chosen: C
         if not same and not each:
             return list(found), f"the DICOM header {header}"
     dicom = [name for name in PATIENT_HEADERS if name in table.columns and (table[name] != "").any()]
-    if dicom and (n := int((table[dicom] == "").all(axis=1).sum())):
-        raise UserError(
-            f"init: {n} of {len(table)} images have no DICOM header that says the patient; --patient none or LEVEL"
-        )
+    if dicom and len(none := table["image"][(table[dicom] == "").all(axis=1)]):
+        text = f"images have no DICOM header that says the patient, e.g. {none.iloc[0]}; --patient none or LEVEL"
+        raise UserError(f"init: {len(none)} of {len(table)} {text}")
     if level:
         return list(table[level]), "their folders"
     if NAME in table.columns and _are_patients(table[NAME], sites):
         return list(table[NAME]), "the beginning of the files' names"
-    return none, ""
+    return unknown, ""
 
 
 def _are_patients(names: pd.Series, sites: Sequence[str]) -> bool:

@@ -258,7 +258,7 @@ def root_name(root: Path) -> str:
     return site_name(root.resolve().name)
 
 
-OTHERS = (".tif", ".tiff", ".bmp", ".gif", ".webp", ".mha", ".mhd", ".nrrd", ".npy", ".npz", ".h5")
+OTHERS = (".tif", ".tiff", ".bmp", ".gif", ".webp", ".mha", ".mhd", ".nrrd", ".npy", ".npz", ".h5", ".dcm.gz")
 """Images that are not read."""
 MOST_FILES = 1_000_000
 OFTEN = 200

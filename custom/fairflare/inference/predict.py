@@ -375,8 +375,8 @@ def of_table(
     """Values that no training table can have, numbers far from the training mean, other units, a code for missing."""
     found = []
     for name, known in inputs.known.items():
-        cells = [plain(cell) for cell in columns.get(name, ()) if cell and cell not in inputs.gaps]
-        strange = [cell for cell in cells if cell not in known]
+        gaps = {"", *inputs.gaps, *(one.removeprefix(f"{name}=") for one in inputs.gaps)}
+        strange = [cell for cell in map(plain, columns.get(name, ())) if cell not in gaps and cell not in known]
         if strange:
             found.append(
                 f"{name}: {_count(len(strange), 'row')} with an unknown value, e.g. {shown(strange[0])}; "

@@ -38,12 +38,11 @@ SHOWN_GROUPS = 4
 def class_words(name: str, summary: Json) -> str:
     """A class as a reader knows it: "died" for the class "1" of a table whose outcome is called so, "not died" for "0".
 
-    Other names stay as they are.
+    Of other numbers "died = 2"; other names stay as they are.
     """
     outcome = str((summary["task"].get("options") or {}).get("label") or "")
-    coded = {str(one).lower() for one in summary["task"].get("classes") or ()} <= {*CODES, *NOT}
-    if not outcome or not coded:
-        return name
+    if not outcome or not {str(one).lower() for one in summary["task"].get("classes") or ()} <= {*CODES, *NOT}:
+        return f"{outcome} = {name}" if outcome and name.isdecimal() else name
     return outcome if name.lower() in CODES else f"not {outcome}" if name.lower() in NOT else name
 
 

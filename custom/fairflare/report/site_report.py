@@ -17,6 +17,7 @@ from fairflare.report.deployed_model import USED, as_used
 from fairflare.report.fairness import finite, mean
 from fairflare.report.groups import known_cells
 from fairflare.report.sanity_checks import trivial_of
+from fairflare.report.sentences import class_words
 from fairflare.report.values import json_value, label, listing, meaning, number, plural, signed, text, with_interval
 
 FORMAT = 1
@@ -65,7 +66,7 @@ def edition(summary: Json, trail: Trail, site: str) -> Json:
         "rounds": [_round(one, trail, summary, site) for one in summary["rounds"]],
         "others_rounds": over_rounds(summary["rounds"], "metric", site),
         "groups": _groups(summary, trail, site),
-        "clinical": _clinical(summary.get("clinical"), site),
+        "clinical": _clinical(summary, site),
         "part": _part(summary, row, site),
         "notes": _notes(summary, site),
         "rule": RULE,
@@ -148,11 +149,12 @@ def _groups(summary: Json, trail: Trail, site: str) -> Json | None:
     return {**about, "label": label(section["metric"], summary), "rows": rows, "expected": len(section["rows"])}
 
 
-def _clinical(section: Json | None, site: str) -> Json | None:
-    if not section:
+def _clinical(summary: Json, site: str) -> Json | None:
+    if not (section := summary.get("clinical")):
         return None
     cells = [cell for cell in section["cells"] if cell["site"] == site]
     about = {key: section[key] for key in ("event", "threshold", "min_count", "step", "in_use", "stages")}
+    about["event"] = about["event"] and class_words(about["event"], summary)
     return {**about, "row": _own(section["rows"], site), "groups": cells}
 
 

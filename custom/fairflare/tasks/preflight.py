@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ from fairflare.tasks.kinds.own import OwnData
 PATIENT = "patient_id"
 OFTEN = 50
 """Files after which it is told how many have been read."""
+FULL = 0.8
+"""Share of the images above which, on average, a structure's masks may be inverted: anatomy leaves more around it."""
 FEWEST = (
     Need("train", 2, "nothing can be trained on fewer", both_classes=True),
     Need("test", 1, "the report shows the results on it"),
@@ -126,6 +129,27 @@ def _of_files(data: TensorData, tell: Callable[[int, int], None]) -> Iterator[Fi
     for name, split in splits.items():
         yield from _summed(name, split.errors(told))
         before += len(split)
+    yield from _of_copies(splits)
+    shares = [share for split in splits.values() for _, share in split.seen.values() if share == share]
+    if (usual := fmean(shares or [FULL])) > FULL or not usual:
+        full = f"a structure fills {100 * usual:.0f} % of the images, averaged over the masks: are they inverted?"
+        yield Finding("warning", "mask_share", "", len(shares), full if usual else "all masks are empty")
+
+
+def _of_copies(splits: Mapping[str, FileSplit]) -> Iterator[Finding]:
+    """Images that stand in an earlier split too, pixel by pixel as the network takes them."""
+    known: dict[bytes, str] = {}
+    for name, split in splits.items():
+        own = {digest: getattr(split.items[row], "image", row) for row, (digest, _) in split.seen.items() if digest}
+        if both := [digest for digest in own if digest in known]:
+            what = f"{len(both)} images are copies of some in an earlier split"
+            text = f"{what}, e.g. {_name(own[both[0]])} of {known[both[0]]}"
+            yield Finding("warning", "copies", name, len(both), text)
+        known |= {digest: f"{_name(one)} ({name})" for digest, one in own.items()}
+
+
+def _name(image: object) -> str:
+    return str(getattr(image, "name", image))
 
 
 def _shared_patients(items: Mapping[str, list[Item]]) -> Iterator[Finding]:

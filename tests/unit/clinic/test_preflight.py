@@ -11,9 +11,10 @@ from PIL import Image
 from fairflare.cli import console
 from fairflare.cli.main import main
 from fairflare.cli.preflight import Question, check, check_site
-from fairflare.core.errors import UserError
+from fairflare.core.errors import DataError, UserError
 from fairflare.core.findings import CODES, Finding, accepted_codes, merged
-from fairflare.data.readers.datalist import read_datalist
+from fairflare.data.readers.datalist import Frame, Item, read_datalist
+from fairflare.data.readers.pictures import Reader
 from fairflare.engine.setup import tasks
 from own_folder import write_images
 
@@ -68,6 +69,41 @@ def masks(lists):
 def test_healthy_masks_have_no_findings(site):
     folder, lists = site
     assert findings((folder, masks(lists)), "segmentation", "lesion") == []
+
+
+def test_copies_in_two_splits_and_masks_that_are_inverted_or_empty_are_said(site):
+    folder, lists = site
+    for copy, of in ((12, 3), (18, 12), (19, 5)):
+        (folder / "data" / f"{copy}.png").write_bytes((folder / "data" / f"{of}.png").read_bytes())
+    for flat in (0, 13, 20):
+        save(folder / "data" / f"{flat}.png", np.zeros((20, 24)))  # a slice of air is like any other
+    found = findings(site, group_by="none")
+    assert codes(found) == [("warning", "copies", "val", 1), ("warning", "copies", "test", 2)]
+    assert found[0].text.endswith("e.g. 12.png of 3.png (train)")
+    for pixels, said in (
+        (255 - np.eye(20, 24) * 255, "are they inverted"),
+        (np.zeros((20, 24)), "all masks are empty"),
+    ):
+        for k in range(22):
+            save(folder / "data" / f"{k}_mask.png", pixels)
+        found = findings((folder, masks(lists)), "segmentation", "lesion")
+        assert [said in one.text for one in found if one.code == "mask_share"] == [True]
+
+
+def test_a_slices_mask_lies_on_its_pixels(tmp_path):
+    import nibabel
+
+    rng, mirrored, moved = np.random.default_rng(0), np.diag([-1.0, 1, 3, 1]), np.eye(4)
+    mirrored[0, 3], moved[:3, 3] = 19, (0, 1, 0)
+    item, plain = Item(Frame(tmp_path / "x.nii.gz", 2), tmp_path / "m.nii"), np.eye(4)
+    for image, mask, fits in ((plain, plain, 1), (plain, mirrored, 0), (plain, moved, 0), (plain, None, 1)):
+        for path, affine in ((item.image.path, image), (item.label, mask)):
+            pixels = rng.integers(0, 2, (20, 20, 4)).astype(np.uint8)
+            nibabel.save(nibabel.Nifti1Image(pixels, affine), path)  # without one the header says no place
+        try:
+            assert Reader(16, 1, {"lesion": (1,)})(item)[1].shape == (1, 16, 16) and fits
+        except DataError as error:
+            assert "turned, of other spacing or elsewhere" in str(error) and not fits
 
 
 BREAKS = {

@@ -14,6 +14,7 @@ from fairflare.data.readers.table_features import as_days
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.table_columns import SILENT, TableFingerprint, features_of, names_of, read_columns
 from fairflare.engine.setup import tasks
+from fairflare.inference.predict import of_table
 from fairflare.tasks.fingerprint import Fingerprint, fingerprint
 from fairflare.tasks.planning import cautions, plan
 
@@ -59,6 +60,18 @@ def test_a_column_is_as_many_features_as_it_takes(tmp_path):
         (2, 3, 0, 1, 0, 0, 0, 0, 1, 0),
         (2, 2, 0, 0, 0, 1, 0, 1, 1, 0),
     }
+
+
+def test_codes_for_missing_are_empty_cells_in_training_fingerprint_and_a_new_table(tmp_path):
+    coded = {name: {**one, "codes": ["999.0", "9"]} for name, one in COLUMNS.items()}
+    empty, holds = (task_of(tmp_path, columns=own) for own in (COLUMNS, coded))
+    before = everything(empty.site_data("a"))
+    task_of(tmp_path, ["B,n,2020-01-31,01.03.2020,999,1", "999,9.0,2020-02-01,999,2,1"] * 20)
+    found = everything(holds.site_data("a"))
+    assert {tuple(row) for row in found.tolist()} < {tuple(row) for row in before.tolist()}
+    assert "999" not in fingerprint(holds, "a", None, 1).table.levels["icd"]
+    inputs = holds.table_inputs()
+    assert of_table(inputs, {"icd": ["999", "9.0", "A"]}, np.empty((0, 2)), inputs.fixed) == []
 
 
 @each(

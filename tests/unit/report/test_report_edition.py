@@ -12,6 +12,7 @@ import pytest
 from cases import each
 from fairflare.core.errors import UserError
 from fairflare.report.page import render_edition
+from fairflare.report.sentences import class_words
 from fairflare.report.site_report import LEAST, edition, opening, over_rounds, require_site, standing
 from fairflare.report.site_report import standing_sentence as sentence
 from fairflare.report.summary import counted_trail, summarise
@@ -22,6 +23,11 @@ NAMES = ("Aachen", "Bergen", "Cadiz", "Davos", "Evora", "Fulda", "Gdansk")
 
 def edition_of(inputs, site=OWN):
     return edition(summarise(**inputs), counted_trail(**inputs), site)
+
+
+@each(("classes", "said"), [("01", "died"), ("12", "died = 2"), (("lived", "died"), "died")])
+def test_a_reader_is_told_the_outcome_and_not_its_code_alone(classes, said):
+    assert class_words(classes[1], {"task": {"options": {"label": "died"}, "classes": list(classes)}}) == said
 
 
 def spread(inputs, sites):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,6 +76,9 @@ class FileSplit:
         self.items, self.reader, self.labels, self.attributes = items, read, labels, attributes
         self.num_workers = num_workers
         self._share, self._room = round(cache_rate * len(items)), HERE if room is None else room
+        self.seen: dict[int, tuple[bytes, float]] = {}
+        """Row -> of an image that ``errors`` has read its digest, b"" where all pixels are alike; the largest share of
+        it that a structure of its mask fills, nan without a mask."""
         self._kept: dict[int, int] = {}
         """Row -> its place in ``_blocks``."""
         self._blocks: Example | None = None
@@ -141,9 +146,12 @@ class FileSplit:
 
     def _error(self, row: int) -> DataError | None:
         try:
-            self.example(row)
+            image, target = self.example(row)
         except DataError as error:
             return error
+        varies = bool((image != image.flatten()[0]).any())
+        share = float(target.float().flatten(1).mean(1).max()) if target.ndim > 1 else math.nan
+        self.seen[row] = (hashlib.blake2b(image.numpy().tobytes(), digest_size=16).digest() if varies else b"", share)
         return None
 
 

@@ -30,6 +30,7 @@ class Geometry:
         spacing: millimetres along both axes; None where the file does not say.
         affine: (4, 4) from voxels of the slice as it is stored to RAS; None where there is none.
         shape: of the slice's array as it is stored.
+        placed: whether the file says itself where its pixels lie; NIfTI has an affine in any case.
     """
 
     height: int
@@ -38,6 +39,7 @@ class Geometry:
     spacing: tuple[float, float] | None = None
     affine: np.ndarray | None = None
     shape: tuple[int, ...] = ()
+    placed: bool = True
 
 
 def suffix_of(path: Path) -> str:
@@ -107,7 +109,8 @@ def _nifti(path: Path, k: int) -> Geometry:
     affine = np.array(found.image.affine)
     affine[:, 3] += k * affine[:, 2]
     spacing = float(zooms[0]), float(zooms[1])
-    return Geometry(found.height, found.width, found.channels, spacing, affine, shape)
+    placed = any(found.image.header[f"{kind}_code"] > 0 for kind in ("sform", "qform"))
+    return Geometry(found.height, found.width, found.channels, spacing, affine, shape, placed)
 
 
 def _dicom(path: Path, k: int) -> Geometry:

@@ -26,6 +26,10 @@ POINTS = 201
 """Quantiles that are kept of an image that was looked at."""
 
 
+ALIKE, HALF = 0.01, 0.5
+"""Millimetres by which edges of an image's and its mask's pixels may differ, and pixels by which their places may."""
+
+
 @dataclass(frozen=True)
 class Reader:
     """Turns a datalist's item into what a network and its loss take, before any random transform.
@@ -67,6 +71,9 @@ class Reader:
         if mask.shape != found.pixels.shape[1:]:
             image_shape, mask_shape = ("x".join(map(str, shape)) for shape in (found.pixels.shape[1:], mask.shape))
             raise DataError("shape", f"{_named(item.image)}: {image_shape} pixels, its mask has {mask_shape}")
+        if _lies_elsewhere(item.image, _mask_of(item.image, item.label)):
+            text = "expected a mask on its image's pixels, by their headers it is turned, of other spacing or elsewhere"
+            raise DataError("shape", f"{_named(item.image)}: {text}")
         return image, self._mask(mask, _named(item.label))
 
     def image(self, source: Source) -> Tensor:
@@ -207,6 +214,18 @@ def _picture_of(path: Path, mask: bool) -> Stored:
 def _natural(pixels: np.ndarray) -> Stored:
     """Of 8 bits a value is what it is; of 16 it may be anything."""
     return Stored(pixels, natural=bool(pixels.max() <= 255))
+
+
+def _lies_elsewhere(image: Source, mask: Source) -> bool:
+    """Whether both headers say where pixels lie, and in the slice's plane not in the same place: such a mask is read
+    without an error, mirrored or beside what it shows."""
+    found = [None if isinstance(one, np.ndarray) else geometry_of(one) for one in (image, mask)]
+    a, b = (None if one is None or not one.placed else one.affine for one in found)
+    if a is None or b is None or not np.abs(a[:3, :2]).max(0).all():
+        return False
+    edges, moved = (a - b)[:3, :2], np.linalg.pinv(a[:3, :2]) @ (a - b)[:3, 3]
+    alone = isinstance(image, Frame) and not isinstance(mask, Frame)  # cut from a volume: its place may be the volume's
+    return bool(np.abs(edges).max() > ALIKE or (np.abs(moved).max() > HALF and not alone))
 
 
 def _mask_of(image: Source, label: Path | np.ndarray) -> Source:

@@ -96,14 +96,15 @@ def stacked(features: Sequence[Feature], arrays: Arrays, n: int) -> np.ndarray:
 
 
 def parsed(file: str, columns: Columns, features: Sequence[Feature], gaps: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """The columns that ``features`` are made of; DataError on a cell that is no number where one is needed."""
+    """The columns that ``features`` are made of, without ``gaps`` ("NA", and "sex=9" of a column); raises DataError."""
     text = {one.column for one in features if one.is_text}
     words = {one.column: {*one.values, *one.no} for one in features if one.no}
     levels = {one.column: set(one.values) for one in features if one.other}
     dates = {name for one in features if one.since for name in one.columns}
     found = {}
     for name in dict.fromkeys(name for one in features for name in one.columns):
-        cells = columns[name]
+        codes = {one.removeprefix(f"{name}=") for one in gaps} - {*gaps}
+        cells = ["" if codes and plain(cell) in codes else cell for cell in columns[name]]
         if name in words:
             found[name] = as_words(file, name, ["" if cell in gaps else cell.lower() for cell in cells], words[name])
         elif name in levels:

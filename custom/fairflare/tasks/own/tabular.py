@@ -24,6 +24,7 @@ from fairflare.data.table_columns import (
     TableFingerprint,
     as_scaling,
     as_text,
+    coded,
     features_of,
     names_of,
     open_levels,
@@ -60,7 +61,8 @@ class Tabular(OwnData):
             after the outcome.
         columns: JSON: column -> how it is read, for features that are no plain numbers: {"kind": "category", "levels":
             [...]}, {"kind": "yes_no", "yes": [...], "no": [...]}, {"kind": "days", "since": "date column"} or {"kind":
-            "number"}, each with "missing": true for a feature that says that the cell is empty. A run fills in levels.
+            "number"}, each with "missing": true for a feature that says that the cell is empty, and "codes": ["999"],
+            cells that count as empty. A run fills in levels.
         scaling: JSON of three lists, "fill", "mean" and "std" of the numbers, in the order of ``features``; "site":
             each site fills gaps with its own training median and scales by its own training mean and spread. Empty:
             what the sites have agreed on; where a task is made without a plan, as "site".
@@ -196,7 +198,7 @@ class Tabular(OwnData):
             numbers=numbers,
             plain=plain,
             known={**attributes, **levels, **both},
-            gaps=GAPS,
+            gaps=(*GAPS, *coded(columns)),
             attributes=lambda columns: {name: list(columns[name]) for name in attributes if name in columns},
             fixed=read_scaling(self.scaling, len(numbers)),
         )
