@@ -38,7 +38,7 @@ def table(name: str) -> dict[str, Any]:
 
 def notes() -> dict[str, Any]:
     """Texts that documents share."""
-    return table("items.yaml")["notes"]
+    return table("evidence_items.yaml")["notes"]
 
 
 @dataclass(frozen=True)
