@@ -14,7 +14,7 @@ from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.files import BEST, MODEL, is_file
 from fairflare.engine.state import save_json, save_text
 from fairflare.report import EVALUATION, EVALUATION_PAGE
-from fairflare.report.benefit import over_methods
+from fairflare.report.after import over_methods
 from fairflare.report.clinical import discrimination, evaluation, render
 from fairflare.report.compare import drawn_words, table
 from fairflare.report.deployed_model import remark
@@ -165,7 +165,7 @@ def _number(value: float | None) -> str:
 
 def editions(found: Mapping[str, Any], folder: Path) -> None:
     """Where the pages of hospitals are, with the first sentence of each."""
-    from fairflare.report.site_report import opening
+    from fairflare.report.page import opening
 
     for site, one in found.items():
         say(f"{site}: {opening(one)[0][0]}")

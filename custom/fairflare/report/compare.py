@@ -9,7 +9,7 @@ from typing import Any
 from fairflare.core.errors import UserError
 from fairflare.report import fairness as statistics
 from fairflare.report import quantities
-from fairflare.report.benefit import VERDICTS
+from fairflare.report.after import VERDICTS
 from fairflare.report.deployed_model import COUNTED, SHOWN, USED, as_used
 from fairflare.report.deployed_model import QUANTITIES as PERSONAL
 from fairflare.report.fairness import mean, mean_ci, std, variance

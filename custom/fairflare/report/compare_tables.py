@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from fairflare.report import table_files
-from fairflare.report.benefit import VERDICTS
+from fairflare.report.after import VERDICTS
 from fairflare.report.compare import drawn_words, objective_words, same_objective
 from fairflare.report.deployed_model import remark, shared_only
 from fairflare.report.fairness import LEVEL

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.engine.evaluation import LEVEL
-from fairflare.report.benefit import GAINS, LOSES
+from fairflare.report.after import GAINS, LOSES
 from fairflare.report.deployed_model import as_used
 from fairflare.report.values import listing, number, plural, size, stop, text
 

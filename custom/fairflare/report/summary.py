@@ -9,9 +9,8 @@ from typing import Any
 from fairflare.core.findings import CODES, LEVELS
 from fairflare.core.settings import flat
 from fairflare.report import deployed_model
-from fairflare.report.after import after_sections, risk_section
+from fairflare.report.after import after_sections, benefit_section, risk_section
 from fairflare.report.audit_reader import PERSONAL, Trail, read_trail, timing, traffic
-from fairflare.report.benefit import benefit_section
 from fairflare.report.deployed_model import CAVEAT as PERSONAL_CAVEAT
 from fairflare.report.deployed_model import CHOSEN_CAVEAT as BEST_CAVEAT
 from fairflare.report.fairness import describe, mean

@@ -21,7 +21,7 @@ from fairflare.functional.decision import Array, Benefit, Design, brier_benefit,
 from fairflare.functional.exchange import MIX_KEYS, answered_alone
 from fairflare.functional.survival import concordant_pairs
 from fairflare.report.join import MIX, OutOfFold, sentence, sheet, sheet_page
-from fairflare.studies import combine as combining
+from fairflare.studies import candidates as combining
 from fairflare.studies import display
 from fairflare.studies.describe import leaving
 from fairflare.studies.folders import JOIN, JOIN_PAGE, SHEETS
