@@ -222,8 +222,8 @@ def test_another_table_brings_its_own_files_alone():
 def test_a_simulated_task_brings_no_table():
     found = datasets("ich-phantom")
     assert not [name for name in found if name.startswith(("data/", "readers/"))]
-    assert {"ich_phantom.py", "kinds/anatomy.py"} <= found
-    assert not {"brain_seg.py", "fundus_phantom.py", "digits.py"} & found
+    assert {"ich_phantom.py", "kinds/phantoms.py"} <= found
+    assert not {"brain_seg.py", "fundus.py", "digits.py"} & found
 
 
 @pytest.mark.parametrize("task", ["ich-phantom", "brain-seg", "digits"])
@@ -325,13 +325,13 @@ def test_every_method_s_parts_are_built_from_what_its_sites_are_sent(tmp_path):
 
 def test_own_files_bring_what_they_import(tmp_path, monkeypatch):
     code, plugin = tmp_path / "mine.py", tmp_path / "my_probe.py"
-    code.write_text("def f():\n    from fairflare.datasets.kinds import anatomy\n")
+    code.write_text("def f():\n    from fairflare.datasets.kinds import phantoms\n")
     plugin.write_text("import fairflare.datasets.kinds.partition\n")
     monkeypatch.setenv(user_code.VARIABLE, str(code))
     monkeypatch.setenv(registry.PLUGINS, str(plugin))
     for app in staged(tmp_path / "out", "fedavg", "segmentation", **OWN["segmentation"]):
         package = app / "custom" / "fairflare"
-        assert (package / "datasets" / "kinds" / "anatomy.py").is_file()
+        assert (package / "datasets" / "kinds" / "phantoms.py").is_file()
         assert (package / "datasets" / "kinds" / "partition.py").is_file()
         assert not (package / "datasets" / "support2.py").exists()
         assert (package / "aggregators" / "my_probe.py").is_file() and (app / "custom" / "mine.py").is_file()

@@ -16,8 +16,16 @@ import torch
 from torch import Tensor
 
 from fairflare.core.seeds import derive
-from fairflare.datasets.kinds.anatomy import FIELD_OF_VIEW, SOURCE, patient, signal, smooth_field, soft
-from fairflare.datasets.kinds.device_shift import Device, DeviceShift
+from fairflare.datasets.kinds.phantoms import (
+    FIELD_OF_VIEW,
+    SOURCE,
+    Device,
+    DeviceShift,
+    patient,
+    signal,
+    smooth_field,
+    soft,
+)
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.masks import PAPER, SMALL
 

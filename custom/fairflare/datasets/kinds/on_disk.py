@@ -38,7 +38,10 @@ class OnDisk(Task):
     """A task whose files lie below one folder: a site's ``data_root``, or the one that ``FAIRFLARE_DATA`` names.
 
     The module of a concrete task shows, indented in its docstring, the tree that it reads; so do its error messages.
+    Where a module has several, ``layout`` is the tree.
     """
+
+    layout: ClassVar[str] = ""
 
     def root(self, own: SiteConfig | None = None) -> Path:
         """The folder below which the tree lies; UserError when none is named."""
@@ -51,7 +54,7 @@ class OnDisk(Task):
 
     @classmethod
     def tree(cls) -> str:
-        lines = (sys.modules[cls.__module__].__doc__ or "").splitlines()
+        lines = (cls.layout or sys.modules[cls.__module__].__doc__ or "").splitlines()
         return "\n".join(line for line in lines if line.startswith("    "))
 
     def needed(self, path: Path) -> Path:
