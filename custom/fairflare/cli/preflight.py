@@ -41,7 +41,7 @@ from fairflare.core.types import Need
 from fairflare.data.readers.datalist import SPLITS, Item
 from fairflare.data.site_config import SiteConfig, read_site_config
 from fairflare.data.tensors import TensorData
-from fairflare.datasets.kinds.on_disk import ImagesOnDisk
+from fairflare.datasets.on_disk import ImagesOnDisk
 from fairflare.datasets.quality import NOISE_SEED, SEVERITIES, QualityShift
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import default_parts

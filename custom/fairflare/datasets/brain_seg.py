@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fairflare.core.seeds import derive
-from fairflare.datasets.kinds.phantoms import (
+from fairflare.datasets.phantoms import (
     FIELD_OF_VIEW,
     SOURCE,
     Device,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where are grey matter, white matter and ventricles in a whole head? ``brain_seg`` in three dimensions.
 
-Heads have the shape of the MNI ICBM152 brain, each warped into another "patient"; see ``kinds.phantoms``.
+Heads have the shape of the MNI ICBM152 brain, each warped into another "patient"; see ``phantoms``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.volumes import VolumeData, VolumeReader
 from fairflare.data.tensors import TensorData
 from fairflare.datasets.brain_seg import BrainSeg, weighted
-from fairflare.datasets.kinds.phantoms import DEEP, FIELD_OF_VIEW, bumps, soft, template, ventricle_region
+from fairflare.datasets.phantoms import DEEP, FIELD_OF_VIEW, bumps, soft, template, ventricle_region
 from fairflare.networks import volumes
 from fairflare.tasks.base import MOST_PIXELS, Preset, expect
 from fairflare.tasks.kinds.masks import VOLUME_MASKS, of_volumes

@@ -19,9 +19,9 @@ import numpy as np
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets.kinds import on_disk
-from fairflare.datasets.kinds.on_disk import OnDisk
-from fairflare.datasets.kinds.patients import Table, TableTask, as_in_fedufo
+from fairflare.datasets import on_disk
+from fairflare.datasets.on_disk import OnDisk
+from fairflare.datasets.patients import Table, TableTask, as_in_fedufo
 from fairflare.tasks.base import Preset
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from fairflare.core.validation import Images
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.geometry import NATURAL
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.kinds.on_disk import MasksOnDisk, complete, dealt
-from fairflare.datasets.kinds.phantoms import Device, DeviceShift, smooth_field
+from fairflare.datasets.on_disk import MasksOnDisk, complete, dealt
+from fairflare.datasets.phantoms import Device, DeviceShift, smooth_field
 from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.masks import PAPER, SMALL
 from fairflare.tasks.own.segmentation import Segmentation

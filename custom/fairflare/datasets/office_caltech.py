@@ -22,9 +22,9 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.seeds import derive
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.kinds.domains import IMAGENET, PAPER, SMALL, FlippedData, OverDomains, images_in
-from fairflare.datasets.kinds.on_disk import ImagesOnDisk
-from fairflare.datasets.kinds.partition import ATTEMPTS
+from fairflare.datasets.domains import IMAGENET, PAPER, SMALL, FlippedData, OverDomains, images_in
+from fairflare.datasets.on_disk import ImagesOnDisk
+from fairflare.datasets.partition import ATTEMPTS
 from fairflare.tasks.base import Preset, expect, site_index
 
 FOLDER = "office_caltech_10"

@@ -24,8 +24,8 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import Training
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.kinds.on_disk import Arrays, ImagesOnDisk
-from fairflare.datasets.kinds.partition import MOTION_ANGLES, SMALLEST_SITE, PoorSites, gaussian_noise, motion_blur
+from fairflare.datasets.on_disk import Arrays, ImagesOnDisk
+from fairflare.datasets.partition import MOTION_ANGLES, SMALLEST_SITE, PoorSites, gaussian_noise, motion_blur
 from fairflare.tasks.base import SPLIT, Preset, expect, site_index
 
 

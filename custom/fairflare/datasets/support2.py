@@ -22,9 +22,9 @@ from fairflare.core.types import Training
 from fairflare.data.inputs import TableInputs
 from fairflare.data.readers.table_features import Feature, parsed, stacked
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets.kinds import on_disk
-from fairflare.datasets.kinds.on_disk import OnDisk
-from fairflare.datasets.kinds.patients import Table, TableTask, as_in_fedufo, packed
+from fairflare.datasets import on_disk
+from fairflare.datasets.on_disk import OnDisk
+from fairflare.datasets.patients import Table, TableTask, as_in_fedufo, packed
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.classes import TWO_CLASSES
 

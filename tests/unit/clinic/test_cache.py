@@ -21,9 +21,8 @@ import fairflare
 from cases import each
 from fairflare.cli.main import main
 from fairflare.core.imports import imports, module_files
-from fairflare.datasets import brain_seg, digits, ich_phantom
+from fairflare.datasets import brain_seg, cache, digits, fundus, ich_phantom
 from fairflare.datasets.ich_phantom import IchPhantom
-from fairflare.datasets.kinds import cache
 from fairflare.engine import audit
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
@@ -135,10 +134,7 @@ def test_each_file_that_renders_counts_and_no_other(monkeypatch):
     plain = code()
     for name in ("ich_phantom.py", "phantoms.py", "partition.py", "seeds.py", "base.py", "cache.py"):
         assert code(name) != plain, name
-    assert (
-        code("brain_seg.py", "fundus.py", "digits.py", "support2.py", "loop.py", "cli.py", "networks.py")
-        == plain
-    )
+    assert code("brain_seg.py", "fundus.py", "digits.py", "support2.py", "loop.py", "cli.py", "networks.py") == plain
     cache._code.cache_clear()
 
 
@@ -169,9 +165,9 @@ def test_a_hospitals_own_data_are_never_kept():
     users = {
         name.removeprefix("fairflare.")
         for name, path in module_files(package).items()
-        if any(used.startswith("fairflare.datasets.kinds.cache") for used in imports(path))
+        if any(used.startswith("fairflare.datasets.cache") for used in imports(path))
     }
-    assert users == {"datasets.digits", "datasets.ich_phantom", "datasets.kinds.phantoms", "flare.simulate"}
+    assert users == {"datasets.digits", "datasets.ich_phantom", "datasets.phantoms", "flare.simulate"}
 
 
 def headed(change):

@@ -8,7 +8,7 @@ import pytest
 from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import MissingData
-from fairflare.datasets.kinds.on_disk import OnDisk
+from fairflare.datasets.on_disk import OnDisk
 from fairflare.engine.setup.tasks import every, load
 from fairflare.tasks.base import DATA_FOLDER
 

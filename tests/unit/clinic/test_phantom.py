@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fairflare.core.errors import UserError
-from fairflare.datasets import ich_phantom
-from fairflare.datasets.kinds import phantoms
+from fairflare.datasets import ich_phantom, phantoms
 
 needs_nilearn = pytest.mark.skipif(find_spec("nilearn") is None, reason="needs the demo extra (nilearn)")
 N = 30

@@ -17,7 +17,7 @@ from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
 from fairflare.datasets import quality
-from fairflare.datasets.kinds.on_disk import ImagesOnDisk
+from fairflare.datasets.on_disk import ImagesOnDisk
 from fairflare.datasets.quality import METADATA, Isic2019, RsnaIch
 from fairflare.engine.setup.tasks import load
 from fairflare.tasks.base import DATA_FOLDER

@@ -14,8 +14,7 @@ from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.findings import CODES
-from fairflare.datasets import quality
-from fairflare.datasets.kinds import partition
+from fairflare.datasets import partition, quality
 from fairflare.datasets.quality import RsnaIch, read_partition
 from fairflare.engine.setup.tasks import load
 from fairflare.tasks.base import DATA_FOLDER

@@ -25,8 +25,8 @@ from fairflare.core.validation import Images
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
-from fairflare.datasets.kinds import partition
-from fairflare.datasets.kinds.cache import kept_splits
+from fairflare.datasets import partition
+from fairflare.datasets.cache import kept_splits
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import RENDERING, SPLIT, Task, expect, expect_choices, expect_pixels, site_index
 from fairflare.tasks.kinds.masks import MASKS

@@ -22,7 +22,7 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, Training
 from fairflare.data.readers.geometry import NATURAL
 from fairflare.data.tensors import TensorData, normalised
-from fairflare.datasets.kinds.partition import SMALLEST_SITE, dirichlet_by_label, redrawn
+from fairflare.datasets.partition import SMALLEST_SITE, dirichlet_by_label, redrawn
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import PARTITION, SPLIT, Task, expect, expect_choices, site_index
 
