@@ -389,7 +389,7 @@ class Isic2019(QualityShift):
     simulated = "the hospitals, a label-skewed split of the images, and the motion blur of the last ones"
     classes = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
     attributes = {"sex": SEXES, "age": AGES}
-    layout = """
+    shown_tree = """
     ISIC2019_20/
         train.csv                       id,class (of 20,262 images)
         test.csv                        id,class (of 5,069 images)
@@ -449,7 +449,7 @@ class RsnaIch(QualityShift):
     real = "the CT slices and their labels (RSNA 2019), files that you bring"
     simulated = "the hospitals, a label-skewed split of the slices, and the noise of the last ones"
     classes = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
-    layout = """
+    shown_tree = """
     ICH_20/
         train.csv                       id,class (of 19,998 slices)
         test.csv                        id,class (of 5,002 slices)

@@ -22,8 +22,8 @@ from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.privacy.counts import released
 from fairflare.tasks.base import Task
-from fairflare.tasks.images import image_data
 from fairflare.tasks.kinds.own import OwnData
+from fairflare.tasks.kinds.own_images import image_data
 from fairflare.tasks.preflight import finding_of, without_events
 
 PATIENTS = ("patient_id", "patient")

@@ -19,8 +19,7 @@ from fairflare.functional.intervals import resamples
 from fairflare.tasks.base import Task
 from fairflare.tasks.kind import Cases, interval_of, resampled, value_of
 from fairflare.tasks.kinds.amounts import Counts
-from fairflare.tasks.kinds.classes import CLASSES
-from fairflare.tasks.kinds.grades import GRADES
+from fairflare.tasks.kinds.classes import CLASSES, GRADES
 from fairflare.tasks.kinds.labels import Labels
 from fairflare.tasks.kinds.masks import MASKS, VOLUME_MASKS
 from fairflare.tasks.kinds.survival import Hazards
