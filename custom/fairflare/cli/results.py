@@ -17,8 +17,8 @@ from fairflare.report import EVALUATION, EVALUATION_PAGE
 from fairflare.report.after import over_methods
 from fairflare.report.clinical import discrimination, evaluation, render
 from fairflare.report.compare import drawn_words, table
-from fairflare.report.deployed_model import remark
 from fairflare.report.quantities import NAMES
+from fairflare.report.rows import remark
 from fairflare.report.sanity_checks import sentences, verdict
 from fairflare.report.sentences import differences, group_metric_words
 from fairflare.report.values import ends, label, plural, signed, text, with_half_width
@@ -231,7 +231,7 @@ def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str
     """
     from fairflare.engine.setup.config import evaluation_of
     from fairflare.engine.setup.parts import named
-    from fairflare.inference.hospitals import hospitals, refuse_trained
+    from fairflare.inference.loaded_run import hospitals, refuse_trained
     from fairflare.tasks.kinds.own import OwnData, folder_of_lists
 
     if opened.parts.personal:

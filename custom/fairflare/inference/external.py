@@ -44,8 +44,7 @@ from fairflare.functional.calibration import UNCHANGED
 from fairflare.functional.intervals import Array
 from fairflare.functional.recalibration import recalibrated, temperature
 from fairflare.functional.survival import baseline
-from fairflare.inference.hospitals import hospitals
-from fairflare.inference.loaded_run import Opened
+from fairflare.inference.loaded_run import Opened, hospitals
 from fairflare.inference.predict import about as about_model
 from fairflare.inference.predict import of_table
 from fairflare.report.clinical import evaluation, paired, views

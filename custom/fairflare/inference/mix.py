@@ -25,8 +25,7 @@ from fairflare.engine.setup.at_site import event_of
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_tensors
-from fairflare.inference.hospitals import hospitals
-from fairflare.inference.loaded_run import Opened, fit_network, open_run
+from fairflare.inference.loaded_run import Opened, fit_network, hospitals, open_run
 from fairflare.inference.monitor import Patient
 from fairflare.tasks.external import labelled
 from fairflare.trainers.base import Trainer

@@ -10,9 +10,9 @@ from fairflare.core.errors import UserError
 from fairflare.report import fairness as statistics
 from fairflare.report import quantities
 from fairflare.report.after import VERDICTS
-from fairflare.report.deployed_model import COUNTED, SHOWN, USED, as_used
-from fairflare.report.deployed_model import QUANTITIES as PERSONAL
 from fairflare.report.fairness import mean, mean_ci, std, variance
+from fairflare.report.rows import COUNTED, SHOWN, USED, as_used
+from fairflare.report.rows import QUANTITIES as PERSONAL
 from fairflare.report.summary import LABELS_CAVEAT, other_labels
 from fairflare.report.values import MISSING, higher_is_better, listing, number, plural, signed, stop, with_half_width
 

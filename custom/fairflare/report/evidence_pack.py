@@ -12,7 +12,7 @@ from typing import Any
 
 from fairflare.engine.evaluation import LEVEL
 from fairflare.report.after import GAINS, LOSES
-from fairflare.report.deployed_model import as_used
+from fairflare.report.rows import as_used
 from fairflare.report.values import listing, number, plural, size, stop, text
 
 Json = dict[str, Any]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.report import svg
 from fairflare.report.after import GAINS, LOSES, UNCLEAR
-from fairflare.report.deployed_model import SHOWN
+from fairflare.report.rows import SHOWN
 from fairflare.report.values import capital, in_order, label, number, plural, rendered, signed, text
 
 if TYPE_CHECKING:

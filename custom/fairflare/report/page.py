@@ -15,9 +15,9 @@ from fairflare.report.after import GAINS, LOSES
 from fairflare.report.audit_reader import PERSONAL, Trail
 from fairflare.report.compare import objective_words
 from fairflare.report.compare_tables import comparison_tables
-from fairflare.report.deployed_model import USED, as_used, remark
 from fairflare.report.fairness import finite, mean
 from fairflare.report.groups import known_cells
+from fairflare.report.rows import USED, as_used, remark
 from fairflare.report.sanity_checks import trivial_of
 from fairflare.report.table_files import csv_text, shown
 from fairflare.report.values import (

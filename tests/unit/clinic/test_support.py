@@ -14,7 +14,7 @@ from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets import support2
-from fairflare.datasets.support2 import CATEGORIES, NUMBERS, PAPER_NUMBERS, Support
+from fairflare.datasets.support import CATEGORIES, NUMBERS, PAPER_NUMBERS, Support
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.tasks import load
 
