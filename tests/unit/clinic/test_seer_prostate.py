@@ -12,7 +12,7 @@ from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets.seer_prostate import CATEGORIES, LABEL, NUMBERS, RACE, SEX, SeerProstate, _ranks
+from fairflare.datasets.fedufo_tables import CATEGORIES, LABEL, NUMBERS, RACE, SEX, SeerProstate, _ranks
 from fairflare.engine.setup.tasks import load
 
 YEARS = ("2018", "2019")
