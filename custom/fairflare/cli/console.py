@@ -53,7 +53,6 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 def dump(content: Any) -> None:
-    """JSON on stdout."""
     click.echo(json.dumps(content, indent=2, allow_nan=False))
 
 

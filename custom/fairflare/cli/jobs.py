@@ -295,7 +295,6 @@ def _other_than_installed(here: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _reads(config: RunConfig | None) -> Iterator[str]:
-    """What the executor opens at a site."""
     yield f"local/{SITE_FILES[0]}: where the data are and what the site allows"
     yield f"local/{POLICY_FILES[0]}: the site's rules for jobs, if it has the SitePolicy"
     if config is None or tasks.known(config.task).__module__.startswith("fairflare.tasks."):

@@ -40,7 +40,6 @@ LABELS = {
 
 
 def run_result(report: Mapping[str, Any], folder: Path) -> None:
-    """What came out of one run, and where it is."""
     summary = report["detail"]
     fairness, columns = summary["fairness"], ["final model", label(summary["headline"], summary)]
     rows = [

@@ -334,7 +334,6 @@ class DeviceShift(Task):
         return self.made(**splits, n_classes=0, mean=self.mean, std=self.std, augment=self.augment)
 
     def made(self, **splits: Any) -> TensorData:
-        """A site's data of its splits."""
         return TensorData(**splits)
 
     def rows(self, site: str) -> dict[str, np.ndarray]:

@@ -112,7 +112,6 @@ def says_patient(name: str) -> bool:
 
 
 def mostly(found: Collection[bool]) -> bool:
-    """Whether at least half are true."""
     return bool(found) and 2 * sum(found) >= len(found)
 
 

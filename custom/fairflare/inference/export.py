@@ -362,7 +362,6 @@ def _check_plain(content: Any, *, targets: bool = False) -> None:
 
 
 def _metadata(opened: Opened, whole: WholeModel) -> dict[str, Any]:
-    """In MONAI's form, as far as it is about images."""
     known, about = versions(), opened.about
     images, kind = opened.task.image_inputs(), opened.task.kind
     shape = list(whole.example.shape[1:])

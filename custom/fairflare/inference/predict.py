@@ -513,7 +513,6 @@ def at_home(reader: VolumeReader, path: Path, probabilities: Tensor) -> Masked:
 
 
 def volume_ending(path: Path) -> str:
-    """What the name of a volume's mask ends in."""
     suffix = suffix_of(path)
     return suffix if suffix in NIFTI else ".nii.gz"
 

@@ -164,7 +164,6 @@ def _ref(ref: str) -> Json:
 
 
 def page(document: str, entries: Sequence[Entry], run: Run) -> str:
-    """A document as HTML."""
     seen = document == "protection"
     where = notes()["where"].get(run.detail["env"]) if seen else None
     more: Json = {"arrivals": arrivals(run) if seen else [], "leaves": run.leaves, "where": where, "documents": []}

@@ -37,7 +37,6 @@ def table(name: str) -> dict[str, Any]:
 
 
 def notes() -> dict[str, Any]:
-    """Texts that documents share."""
     return table("evidence_items.yaml")["notes"]
 
 
@@ -67,7 +66,6 @@ class Run:
         return found
 
     def value(self, token: str) -> Said:
-        """What a token of the table of items stands for."""
         if token.startswith("@"):
             return SENTENCES[token[1:]](self)
         where, colon, path = token.rpartition(":")
@@ -86,7 +84,6 @@ class Run:
         return None if found in (None, "", [], {}) else (_words(found), [f"{base}/{path}"])
 
     def rounds(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Line and content of the rounds' entries."""
         return ((i, entry) for i, entry in enumerate(self.entries, 1) if entry["event"] == "round")
 
 

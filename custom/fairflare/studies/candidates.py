@@ -383,7 +383,6 @@ def keep_own(folder: Path, client: str, fitted: tuple[Any, str], x: Array, y: Ar
 
 
 def read_own(folder: Path, client: str, x: Array, y: Array) -> mix.Regression | mix.Trees | None:
-    """The own model that a join has kept of just these patients."""
     place = folder / OWN_MODELS / f"{client}.safetensors"
     kept = read_tensors(place) if is_there(place) else {}
     if kept.get("patients") != _patients(x, y):

@@ -188,7 +188,6 @@ def write_sheets(found: Mapping[str, Any], folder: Path, sites: Sequence[str] = 
 
 
 def _leaves(labels: Sequence[str]) -> list[dict[str, str]]:
-    """What leaves a hospital in training with any of the methods."""
     found = {}
     for label in labels:
         secure = "secure_sum=" in label and "secure_sum=none" not in label

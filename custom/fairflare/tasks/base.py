@@ -316,7 +316,6 @@ class Task(ABC):
 
     @property
     def default_grouping(self) -> str:
-        """What examples are grouped by unless the user says otherwise."""
         return LABEL if self.kind.has_classes else NONE
 
     def grouping(self, by: str) -> Grouping:

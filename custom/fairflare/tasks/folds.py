@@ -129,7 +129,6 @@ class _Folded:
 
 
 def part(whole: Split, chosen: npt.NDArray[np.bool_]) -> Split:
-    """The chosen patients, in the same order."""
     rows = np.flatnonzero(chosen)
     attributes = {name: [values[i] for i in rows.tolist()] for name, values in whole.attributes.items()}
     return Split(whole.inputs[rows], whole.targets[rows], attributes)

@@ -112,14 +112,12 @@ def the_network_stays(case: Case) -> None:
 
 
 def what_was_received_stays(case: Case) -> None:
-    """The received model, tensors and numbers are left alone."""
     for found in case.rounds():
         fresh = kit.work_of_round(found.work.round.number, orders=case.orders, receives=case.probe.receives)
         kit.arguments_stay(case.id, found.work, fresh, received=case.probe.when != "anchored")
 
 
 def measuring_repeats(case: Case) -> None:
-    """The same round twice gives the same numbers."""
     first, second = ([found.numbers for found in case.rounds()] for _ in range(2))
     assert first == second, f"{case.id}: {first}, then {second}"
 

@@ -71,11 +71,9 @@ class OwnVolumes(OwnData):
         return three("shape", self.shape, int, FEWEST, MOST)
 
     def reader(self) -> VolumeReader:
-        """How an item becomes tensors."""
         return VolumeReader(self.edges, self.voxels, window=self.window)
 
     def made(self, **splits: Any) -> TensorData:
-        """A site's data of its splits."""
         return VolumeData(**splits)
 
     def read(self, own: SiteConfig) -> TensorData:
