@@ -201,13 +201,9 @@ def _signature(folder: Path, root: Path | None) -> dict[str, Any] | None:
 
 
 def inspected(folder: Path, root: Path | None = None) -> dict[str, Any]:
-    """What there is to say of the job in ``folder``, as JSON values.
+    """What there is to say of the job in ``folder``, as JSON values; UserError of none that ``fairflare export`` wrote.
 
-    Args:
-        root: rootCA.pem of the reader's own startup kit, which must vouch for who signed the job.
-
-    Raises:
-        UserError: it is no job that ``fairflare export`` wrote, in one line.
+    ``root``: rootCA.pem of the reader's own startup kit, which must vouch for who signed the job.
     """
     if not (folder / "meta.json").is_file():
         raise UserError(f"{folder}: expected a job's folder, with meta.json in it")

@@ -85,7 +85,6 @@ def cross_fitted(outputs: Array, targets: Ints, patients: Sequence[str], kind: s
 
     Args:
         outputs: float64 (N, C), finite logits.
-        targets: (N,).
         patients: (N,) whose cases they are; empty, or "" for one: each such case is a patient of its own.
         kind: "intercept" or "slope".
         seed: of the halves.

@@ -144,12 +144,8 @@ HELD_OUT = 5
 def own_network(parts: Parts, config: RunConfig, data: TensorData) -> StateDict:
     """The task's network, trained on the site's training patients alone for at most the epochs of the run.
 
-    A fifth of the patients chooses the learning rate and the epoch by the least loss, so that the network
-    stops early; it is then trained on all of them.
-
-    Args:
-        parts, config: of a run of the task; its seed, settings and network count.
-        data: examples in memory, as a fold has them.
+    A fifth of the patients chooses the learning rate and the epoch by the least loss, so that the network stops early;
+    it is then trained on all of them. Of the run its seed, settings and network count.
     """
     whole = data.splits["train"]
     assert isinstance(whole, Split)
@@ -232,16 +228,12 @@ Json = dict[str, Any]
 
 
 def combine(folder: Path, out: Path, *, force: bool = False, workers: Workers | None = 1) -> Json:
-    """Train what a join in ``folder`` would deploy, and write each hospital's mix to a folder below ``out``.
+    """Train what a join would deploy, write each hospital's mix below ``out`` and return site -> member -> weight.
 
     Args:
         folder: of a finished ``join``; gets the runs on all patients, which are reused.
-        out: gets a folder for each hospital that was answered.
         force: replaces earlier mixes in ``out``.
         workers: see ``parallel.budget``.
-
-    Returns:
-        site -> member -> weight.
 
     Raises:
         UserError: the folder holds no finished join, or a model cannot be stored.

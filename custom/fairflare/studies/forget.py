@@ -145,10 +145,7 @@ def _state_before(
 
 
 def forget(chosen: Plan, out: Path, *, force: bool = False) -> Json:
-    """Train without the site into ``out``, and write the statement for it; what was cut short goes on.
-
-    Returns:
-        The statement's content.
+    """Train without the site into ``out``; write and return the statement for it. What was cut short goes on.
 
     Raises:
         UserError: the folder holds something else.

@@ -211,14 +211,8 @@ def by_group(
 ) -> dict[str, Any]:
     """Group, as "sex=female" -> n, and candidate -> benefit with its interval, from these patients alone.
 
-    An attribute is told where each of its values, "" for unknown, has 30 patients and 5 of each class: the benefit of a
-    smaller one would follow from that of all patients and of the others.
-
-    Args:
-        tested: the hospital's patients.
-        attributes: attribute -> (n,) each patient's value, "" where it is not known.
-        candidates: names, in the order of the risks.
-        design: how patients were tested.
+    An attribute (-> (n,) values, "" where unknown) is told where each of its values, "" too, has 30 patients and 5 of
+    each class: the benefit of a smaller one would follow from that of all patients and of the others.
     """
     found: dict[str, Any] = {}
     for name, values in attributes.items():
@@ -280,13 +274,10 @@ def _told(one: Benefit, design: Design) -> dict[str, float]:
 
 
 def auc_benefit(labels: Array, own: Array, candidate: Array, folds: Array) -> Benefit:
-    """Of the areas under the ROC curves, candidate less own, over pairs of patients of one fold.
+    """Of the areas under the ROC curves, candidate less own, over pairs of patients of one fold; as ``brier_benefit``.
 
     Patients' shares are the influence function (DeLong et al., Biometrics 44, 1988), whose mean is the difference.
-
-    Args:
-        labels, own, candidate: as of ``brier_benefit``.
-        folds: (R, n) whole numbers; a fold of one class alone has no pairs, but some fold of each repetition has.
+    ``folds``: (R, n); a fold of one class alone has no pairs, but some fold of each repetition has.
     """
     shares = _auc_shares(labels, candidate, folds) - _auc_shares(labels, own, folds)
     return of_differences(shares, candidate - own)

@@ -74,13 +74,9 @@ def auc_ovr(wins: np.ndarray, sizes: np.ndarray) -> float | None:
 def wins(probabilities: np.ndarray, y: np.ndarray) -> np.ndarray:
     """How often an example of one class is ranked above one of another: what all AUCs are made of, from one sort each.
 
-    Args:
-        probabilities: (N, C) float, finite.
-        y: (N,) classes.
-
-    Returns:
-        (C, C): in row c and column b the pairs of an example of c and one of b in which the first has the larger
-        probability of c, ties counted half; exact, as every number is a half of a whole one. The diagonal is 0.
+    ``probabilities``: (N, C), finite; ``y``: (N,) classes. Returns (C, C): in row c and column b the pairs of an
+    example of c and one of b in which the first has the larger probability of c, ties counted half; exact, as every
+    number is a half of a whole one. The diagonal is 0.
     """
     n_classes = probabilities.shape[1]
     found = np.zeros((n_classes, n_classes))

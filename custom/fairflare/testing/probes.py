@@ -65,15 +65,10 @@ class Case:
 
 
 def check_probe(id: str, *, orders: Mapping[str, float] | None = None, **settings: Any) -> None:
-    """Run every check on probe ``id``.
+    """Run every check on probe ``id``; AssertionError where one fails.
 
-    Args:
-        orders: name -> number that its rule sends to every site; none by default.
-        settings: parameters of the probe that differ from their defaults.
-
-    Raises:
-        AssertionError: a check fails.
-        UserError: there is no such probe.
+    ``orders``: name -> number that its rule sends to every site; ``settings``: parameters that differ from their
+    defaults.
     """
     case = Case(id, registry.get_probe(id)(**settings), orders or {})
     for check in CHECKS:
