@@ -68,21 +68,16 @@ class Joined:
     @property
     def weights(self) -> pandas.DataFrame:
         """A row per hospital: the weight of each member of its mix; they sum to 1."""
-        import pandas
-
         found: dict[str, dict[str, float]] = {}
         for site, row in self._sites.items():
             share = row["mix"]["share"]
             found[site] = {"own": 1 - share, **{k: share * w for k, w in self.content["weights"].items()}}
-        return pandas.DataFrame.from_dict(found, orient="index").rename_axis("hospital")
+        return _indexed(found, "hospital")
 
     @property
     def mixes(self) -> pandas.DataFrame:
         """A row per hospital: ``share`` of its mix that is not the own model, its benefit with interval, ``p_harm``."""
-        import pandas
-
-        found = {site: row["mix"] for site, row in self._sites.items()}
-        return pandas.DataFrame.from_dict(found, orient="index").rename_axis("hospital")
+        return _indexed({site: row["mix"] for site, row in self._sites.items()}, "hospital")
 
     @property
     def federation(self) -> pandas.DataFrame:
@@ -91,13 +86,11 @@ class Joined:
         Columns: ``mean``, ``low``, ``high``, ``between_sd``, and with ``new_`` before them ``n``, ``benefit``, ``low``,
         ``high`` and ``p_gain``; NaN below four hospitals.
         """
-        import pandas
-
         found = {}
         for name, one in self.content["candidates"].items():
             new = {f"new_{key}": value for key, value in (one.get("new_hospital") or {}).items()}
             found[name] = {**(one.get("average") or {}), "between_sd": one.get("between_sd"), **new}
-        return pandas.DataFrame.from_dict(found, orient="index").rename_axis("candidate")
+        return _indexed(found, "candidate")
 
     @property
     def groups(self) -> pandas.DataFrame:
@@ -133,11 +126,9 @@ class Joined:
             force: replaces earlier mixes.
             progress: shows how far it is on stderr.
         """
-        import pandas
-
         with as_before({}), contextlib.nullcontext() if progress else display.silent():
             found = combining.combine(self.folder, Path(out), force=force, workers=workers)
-        return pandas.DataFrame.from_dict(found, orient="index").fillna(0.0).rename_axis("hospital")
+        return _indexed(found, "hospital").fillna(0.0)
 
     @property
     def _sites(self) -> Mapping[str, Any]:
@@ -152,6 +143,12 @@ class Joined:
 
     def __repr__(self) -> str:
         return f"<Joined: {len(self._sites)} hospitals, {', '.join(self.content['candidates'])}; {self.folder}>"
+
+
+def _indexed(found: Mapping[str, Mapping[str, Any]], name: str) -> pandas.DataFrame:
+    import pandas
+
+    return pandas.DataFrame.from_dict(found, orient="index").rename_axis(name)
 
 
 def sheets_of(folder: Path, sites: Sequence[str] = (), language: str = "en") -> list[Path]:
