@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sites dealt over domains (kinds of images): each domain in turn at as many sites; and how FedHEAL moves and flips
-their training images."""
+their training images. Its Office-Caltech: ten classes from a shop, the web, a webcam and a camera."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 """Head slices with the real shape of the MNI ICBM152 brain, each warped into another "patient".
 
 The tissue maps (Fonov et al., NeuroImage 54, 2011) come with the nilearn package and are read without importing it.
-They are the average of 152 people: every patient here is a warp of that one brain.
+They are the average of 152 people: every patient here is a warp of that one brain. And what simulated
+sites with a scanner or camera each have in common.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's folder opened for use: which model, how inputs are prepared, what is done with its outputs."""
+"""A run's folder opened for use: which model, how inputs are prepared, what is done with its outputs;
+and what a user names as hospitals' labelled data for it: lists, sites' configurations or a table."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``fairflare predict``: new images or patients, prepared as the training's were; and what of them is unlike it."""
+"""``fairflare predict``: new images or patients, prepared as the training's were; and what of them is unlike it.
+
+Volumes are predicted on the run's grid, and their masks written where the files' own voxels lie.
+"""
 
 from __future__ import annotations
 

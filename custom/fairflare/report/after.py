@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What followed the last round: recalibration, thresholds, and whether records can be told from the model."""
+"""What followed the last round: recalibration, thresholds, whether records can be told from the model, and the benefit
+of joining for each site, which is the federation's model less the site's own."""
 
 from __future__ import annotations
 

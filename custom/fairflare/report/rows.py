@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of sites and rounds, and what sites measured, from the records of a run."""
+"""Rows of sites and rounds, and what sites measured, from the records of a run: of the shared model, of the sites' own
+and of the one that validation chose, as the sites use them."""
 
 from __future__ import annotations
 

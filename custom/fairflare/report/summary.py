@@ -76,7 +76,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         status, reason, headline, metrics (in words), higher_is_better, method, task, training, seed, fairness (final
         model, each site's test split), sites (one row each), rounds (weights and headline metric of the received model,
         per site), contributions, test_sets, preflight, learned and personal (see there), after
-        (``after.after_sections``), benefit (``benefit.benefit_section``, None where the run did not ask), clinical
+        (``after.after_sections``), benefit (``after.benefit_section``, None where the run did not ask), clinical
         (``clinical.clinical_section``) and
         groups (None where the run has none), numbers of the sites (``rows.number_sections``), notes of the rule
         (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
