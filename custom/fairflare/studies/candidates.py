@@ -2,7 +2,7 @@
 """The models that a METHOD's run offers a hospital: shared, so with an intercept or class shares of its own, or own;
 and what it has alone beside ``own_model``: the best network that it trains, and Cox's regression of times.
 
-``combine`` makes a deployable model for each hospital of a join by the weights that it found: the candidates are trained
+``combine`` makes a deployable model for each hospital of a join by the weights that it found: candidates are trained
 once more on all patients, and each own model too; ``inference.mix`` writes and reads the mix.
 """
 
