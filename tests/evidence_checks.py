@@ -9,7 +9,7 @@ import yaml
 from bs4 import BeautifulSoup
 
 from cases import later
-from fairflare.report.evidence.writers import DOCUMENTS
+from fairflare.report.evidence_files import DOCUMENTS
 from fairflare.studies.after import init_evidence
 
 xmlschema = later("xmlschema")

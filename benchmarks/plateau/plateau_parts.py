@@ -29,7 +29,7 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, Info, Paper, Reply, StateDict, Training, Weights
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets import digits
-from fairflare.datasets.kinds.partition import MOTION_ANGLES, dirichlet_with_corrupted, motion_blur, redrawn
+from fairflare.datasets.partition import MOTION_ANGLES, dirichlet_with_corrupted, motion_blur, redrawn
 from fairflare.engine.setup import tasks
 from fairflare.functional.consistency import least_count
 from fairflare.networks import builtin as networks

@@ -514,7 +514,7 @@ class Federation:
 
         from fairflare.import_data.write import by_column
         from fairflare.inference import external
-        from fairflare.inference.hospitals import hospitals, refuse_trained
+        from fairflare.inference.loaded_run import hospitals, refuse_trained
 
         with self._opened("", which, True) as (opened, scratch):
             place = data

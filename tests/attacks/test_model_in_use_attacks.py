@@ -17,11 +17,10 @@ from fairflare.core.validation import as_cell
 from fairflare.engine.files import read_tensors
 from fairflare.engine.pickled import read_pickled
 from fairflare.engine.state import save_tensors
-from fairflare.inference.adjustment import site_file
 from fairflare.inference.apply import RESULTS, _write, write_rows
 from fairflare.inference.atomic_output import check
 from fairflare.inference.export import _check_plain
-from fairflare.inference.loaded_run import open_run
+from fairflare.inference.loaded_run import open_run, site_file
 from run_folders import call, edit_json, run
 
 

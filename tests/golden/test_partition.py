@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from fairflare.datasets.kinds.partition import dirichlet_with_corrupted
+from fairflare.datasets.partition import dirichlet_with_corrupted
 from golden import folder
 
 GOLDEN = np.load(folder() / "partition.npz")

@@ -27,7 +27,7 @@ from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.site import Site
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.functional.intervals import percentile_interval, resamples, weighted_auc, weighted_mean
-from fairflare.report.benefit import VERDICTS, over_methods, sentence
+from fairflare.report.after import VERDICTS, over_methods, sentence
 from fairflare.report.compare import compare
 from fairflare.report.compare_tables import comparison_tables
 from fairflare.tasks.kind import resampled

@@ -24,9 +24,8 @@ from fairflare.functional.decision import Design
 from fairflare.functional.own_model import own_model
 from fairflare.inference.mix import MIX, NUMBERS, Member, Mix, Trees, monitored, open_mix, open_model
 from fairflare.report.join import OutOfFold
-from fairflare.studies import combine
-from fairflare.studies.candidates import federation_odds
-from fairflare.studies.combine import as_module
+from fairflare.studies import candidates
+from fairflare.studies.candidates import as_module, federation_odds
 from fairflare.studies.join import OneSplit, Question, fewer, within
 from fairflare.studies.joined import by_group
 
@@ -46,9 +45,9 @@ def joined(tmp_path_factory):
     save_json(folder / "join" / "join.json", content)
     with (
         pytest.MonkeyPatch.context() as patch,
-        mock.patch.object(combine, "federation_odds", wraps=federation_odds) as odds,
+        mock.patch.object(candidates, "federation_odds", wraps=federation_odds) as odds,
     ):
-        patch.delattr(combine, "own_model")  # of just these patients the join has kept its own models
+        patch.delattr(candidates, "own_model")  # of just these patients the join has kept its own models
         weights = Joined.open(folder / "join").combine(folder / "mixes", progress=False)
     assert odds.call_count == 1  # not once for each hospital
     return found, weights, folder

@@ -148,7 +148,7 @@ READ_PICKLES = {
     "core/channel.py": "messages between processes of one command",
     "core/workers.py": "messages between processes of one command",
     "datasets/digits5.py": "a published data set, array constructors alone",
-    "datasets/kinds/on_disk.py": "the same: it names these constructors",
+    "datasets/on_disk.py": "the same: it names these constructors",
 }
 
 

@@ -16,7 +16,7 @@ from fairflare.functional.decision import Design
 from fairflare.functional.survival import concordance, concordance_error
 from fairflare.report.join import LANGUAGES, OutOfFold, page, texts
 from fairflare.studies import candidates
-from fairflare.studies.combine import read_join
+from fairflare.studies.candidates import read_join
 from fairflare.studies.join import Question, measure_join
 from fairflare.studies.joined import c_index_benefit, differences, sheets_of
 

@@ -22,7 +22,7 @@ from fairflare.core.execution import Execution
 from fairflare.core.types import LocalWork, Round, Training
 from fairflare.data import tensors
 from fairflare.data.tensors import Grouping, Split, TensorData
-from fairflare.datasets.kinds.domains import CroppedData, FlippedData
+from fairflare.datasets.domains import CroppedData, FlippedData
 from fairflare.trainers import base
 from fairflare.trainers.base import PlainTrainer
 

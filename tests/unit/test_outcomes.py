@@ -21,7 +21,7 @@ from fairflare.functional.intervals import resamples
 from fairflare.networks import builtin
 from fairflare.tasks.fingerprint import Fingerprint, fingerprint
 from fairflare.tasks.kind import interval_of, resampled, value_of
-from fairflare.tasks.kinds import amounts, grades, labels
+from fairflare.tasks.kinds import amounts, classes, labels
 from fairflare.tasks.planning import plan
 from fairflare.testing import check_metric, check_task
 from outcome_tables import FEATURES, GRADES, LABELS, OUTCOMES, SITES
@@ -67,7 +67,7 @@ def made_up(kind, seed, n=60):
         targets[torch.rand(n, 3, generator=draw) < 0.2] = math.nan
         return labels.Labels(), logits, targets, LABELS
     logits = torch.randn(n, 4, generator=draw).round(decimals=1)
-    return grades.GRADES, logits, torch.randint(4, (n,), generator=draw), GRADES
+    return classes.GRADES, logits, torch.randint(4, (n,), generator=draw), GRADES
 
 
 def expected(kind, cases, weights):
@@ -163,7 +163,13 @@ def test_a_label_that_is_not_said_moves_nothing():
             ("a", "b"),
             {"auc_b", "auprc_b"},
         ),
-        "one class": (grades.GRADES, torch.tensor([[9.0, 0, 0]] * 4), torch.zeros(4).long(), "abc", {"weighted_kappa"}),
+        "one class": (
+            classes.GRADES,
+            torch.tensor([[9.0, 0, 0]] * 4),
+            torch.zeros(4).long(),
+            "abc",
+            {"weighted_kappa"},
+        ),
     },
 )
 def test_what_is_not_defined_is_left_out_with_a_reason(kind, outputs, targets, classes, missing):

@@ -131,7 +131,7 @@ main(["run", "fedavg", "--task", "support2", "--out", {str(tmp_path / "run")!r}]
     assert lines, done.stdout + done.stderr
     found = lines[0].split()[1:]
     assert len(found) <= MOST_MODULES, f"{len(found)}: {found}"
-    own = {"aggregators": {"fedavg"}, "trainers": {"base"}, "datasets": {"support2", "kinds"}}
+    own = {"aggregators": {"fedavg"}, "trainers": {"base"}, "datasets": {"support2", "partition", "patients"}}
     for room, names in own.items():
         there = {name.split(".")[1] for name in found if name.startswith(f"{room}.")}
         others = {path.stem for path in (plugins.PACKAGE / room).glob("*.py")} - {"base", "bounded", "bounds", "own"}

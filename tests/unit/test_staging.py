@@ -136,7 +136,7 @@ def test_a_site_is_sent_no_server():
 
 def test_a_job_carries_its_own_kind_of_task_and_no_other():
     """A run on classes is sent no line of what other outcomes need."""
-    kinds = {"tabular": (), "regression": ("amounts",), "multilabel": ("labels",), "ordinal": ("grades",)}
+    kinds = {"tabular": (), "regression": ("amounts",), "multilabel": ("labels",), "ordinal": ()}
     every = {f"tasks/kinds/{name}.py" for own in kinds.values() for name in own}
     for task, own in kinds.items():
         names = {path.as_posix() for path in at_site("fedavg", task)}
@@ -214,9 +214,8 @@ def test_a_table_brings_itself_alone():
         "support2.py",
         "data/README.md",
         "data/support2.csv.gz",
-        "kinds/__init__.py",
-        "kinds/partition.py",
-        "kinds/patients.py",
+        "partition.py",
+        "patients.py",
     }
 
 
@@ -225,15 +224,15 @@ def test_another_table_brings_its_own_files_alone():
     hospitals = ("cleveland", "hungarian", "switzerland", "va")
     brought = {name for name in found if name.startswith("data/")}
     assert brought == {"data/README.md", *(f"data/processed.{name}.data" for name in hospitals)}
-    assert {"heart.py", "kinds/patients.py"} <= found and "support2.py" not in found
+    assert {"heart.py", "patients.py"} <= found and "support2.py" not in found
     assert {name for name in datasets("ist") if name.startswith("data/")} == {"data/README.md", "data/ist.csv.gz"}
 
 
 def test_a_simulated_task_brings_no_table():
     found = datasets("ich-phantom")
     assert not [name for name in found if name.startswith(("data/", "readers/"))]
-    assert {"ich_phantom.py", "kinds/anatomy.py"} <= found
-    assert not {"brain_seg.py", "fundus_phantom.py", "digits.py"} & found
+    assert {"ich_phantom.py", "phantoms.py"} <= found
+    assert not {"brain_seg.py", "fundus.py", "digits.py"} & found
 
 
 @pytest.mark.parametrize("task", ["ich-phantom", "brain-seg", "digits"])
@@ -242,7 +241,7 @@ def test_a_job_keeps_rendered_data_under_the_same_name(task, tmp_path):
     copy_package(tmp_path / "fairflare", at_site("fedavg", task))
     code = f"""if True:
         from fairflare.engine.setup.tasks import load
-        from fairflare.datasets.kinds import cache
+        from fairflare.datasets import cache
         print(cache.__file__)
         print(cache._key(load({task!r}), "site-1"))"""
     found = [
@@ -335,14 +334,14 @@ def test_every_method_s_parts_are_built_from_what_its_sites_are_sent(tmp_path):
 
 def test_own_files_bring_what_they_import(tmp_path, monkeypatch):
     code, plugin = tmp_path / "mine.py", tmp_path / "my_probe.py"
-    code.write_text("def f():\n    from fairflare.datasets.kinds import anatomy\n")
-    plugin.write_text("import fairflare.datasets.kinds.partition\n")
+    code.write_text("def f():\n    from fairflare.datasets import phantoms\n")
+    plugin.write_text("import fairflare.datasets.partition\n")
     monkeypatch.setenv(user_code.VARIABLE, str(code))
     monkeypatch.setenv(registry.PLUGINS, str(plugin))
     for app in staged(tmp_path / "out", "fedavg", "segmentation", **OWN["segmentation"]):
         package = app / "custom" / "fairflare"
-        assert (package / "datasets" / "kinds" / "anatomy.py").is_file()
-        assert (package / "datasets" / "kinds" / "partition.py").is_file()
+        assert (package / "datasets" / "phantoms.py").is_file()
+        assert (package / "datasets" / "partition.py").is_file()
         assert not (package / "datasets" / "support2.py").exists()
         assert (package / "aggregators" / "my_probe.py").is_file() and (app / "custom" / "mine.py").is_file()
         assert {"mine.py", "fairflare/aggregators/my_probe.py"} <= set(manifest.read_manifest(app)["files"])

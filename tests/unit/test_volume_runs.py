@@ -128,13 +128,13 @@ def test_masks_lie_at_the_files_own_voxels(segmented, hospitals, tmp_path, capsy
 def test_a_models_mask_is_where_its_outputs_are(segmented, hospitals, tmp_path):
     """Whatever the orientation, what is predicted on the grid is what is written."""
     from fairflare.inference.loaded_run import open_run
-    from fairflare.inference.volumes import at_home, write_mask
+    from fairflare.inference.predict import at_home, write_volume_mask
 
     reader = open_run(segmented).task.image_inputs().reader
     for site in SITES:
         file, truth = (hospitals / site / f"p01{end}.nii.gz" for end in ("", "_mask"))
         masked = at_home(reader, file, reader.mask(truth).float())
-        write_mask(tmp_path / f"{site}.nii.gz", masked, [0.5], reader)
+        write_volume_mask(tmp_path / f"{site}.nii.gz", masked, [0.5], reader)
         ours, its = (np.asarray(nibabel.load(path).dataobj) > 0 for path in (tmp_path / f"{site}.nii.gz", truth))
         assert 2 * (ours & its).sum() / (ours.sum() + its.sum()) > 0.9, site  # by way of a coarser grid
 

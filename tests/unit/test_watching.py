@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from cases import each
-from fairflare.cli.live_view import MOST_SITES, Watched, bars, headlines, picture, watch
+from fairflare.cli.console import MOST_SITES, Watched, bars, headlines, picture, watch
 from fairflare.cli.main import cli
 from fairflare.core.errors import UserError
 
@@ -115,7 +115,7 @@ def test_a_log_that_is_none_is_said_in_one_line(line, tmp_path):
 
 
 def test_the_page_shows_the_same_to_whoever_knows_the_token(tmp_path):
-    from fairflare.cli.live_view import page_of
+    from fairflare.cli.console import page_of
 
     with pytest.raises(UserError, match="expected the folder of a run"):
         page_of(tmp_path, "secret", 2)

@@ -194,7 +194,7 @@ def combine(folder: Path, out: Path | None, **how: Any) -> Told:
     The candidates and the own models are trained once more, on all patients. DIR/HOSPITAL is a model that `predict`,
     `evaluate`, `export-model` and `monitor` take. docs/join.md
     """
-    from fairflare.studies.combine import combine
+    from fairflare.studies.candidates import combine
 
     place = out or Path(f"{folder.resolve().name}-mixes")
     weights = combine(folder, place, **how)

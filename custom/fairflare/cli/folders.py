@@ -132,9 +132,7 @@ def watch(folder: Path, once: bool, every: float, web: bool, port: int) -> None:
 
     Reads the audit log and changes nothing; Ctrl-C ends the display, not the run.
     """
-    from fairflare.cli import live_view
-
-    live_view.serve(folder, port=port, every=every) if web else live_view.watch(folder, once=once, every=every)
+    console.serve(folder, port=port, every=every) if web else console.watch(folder, once=once, every=every)
 
 
 @click.command()

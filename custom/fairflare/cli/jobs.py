@@ -201,13 +201,9 @@ def _signature(folder: Path, root: Path | None) -> dict[str, Any] | None:
 
 
 def inspected(folder: Path, root: Path | None = None) -> dict[str, Any]:
-    """What there is to say of the job in ``folder``, as JSON values.
+    """What there is to say of the job in ``folder``, as JSON values; UserError of none that ``fairflare export`` wrote.
 
-    Args:
-        root: rootCA.pem of the reader's own startup kit, which must vouch for who signed the job.
-
-    Raises:
-        UserError: it is no job that ``fairflare export`` wrote, in one line.
+    ``root``: rootCA.pem of the reader's own startup kit, which must vouch for who signed the job.
     """
     if not (folder / "meta.json").is_file():
         raise UserError(f"{folder}: expected a job's folder, with meta.json in it")
@@ -295,7 +291,6 @@ def _other_than_installed(here: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _reads(config: RunConfig | None) -> Iterator[str]:
-    """What the executor opens at a site."""
     yield f"local/{SITE_FILES[0]}: where the data are and what the site allows"
     yield f"local/{POLICY_FILES[0]}: the site's rules for jobs, if it has the SitePolicy"
     if config is None or tasks.known(config.task).__module__.startswith("fairflare.tasks."):

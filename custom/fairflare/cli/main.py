@@ -107,7 +107,6 @@ def cli() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of the console script."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
         for word in given:

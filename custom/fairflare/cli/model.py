@@ -151,7 +151,7 @@ def evaluate(
     from fairflare.inference.atomic_output import whole_folder
     from fairflare.inference.external import ALL, Asked, with_baseline
     from fairflare.inference.external import evaluate as evaluated
-    from fairflare.inference.hospitals import hospitals, refuse_trained
+    from fairflare.inference.loaded_run import hospitals, refuse_trained
     from fairflare.inference.mix import MIXED, open_model
     from fairflare.studies import display
     from fairflare.studies.folders import EVALUATION

@@ -41,8 +41,8 @@ from fairflare.core.types import Need
 from fairflare.data.readers.datalist import SPLITS, Item
 from fairflare.data.site_config import SiteConfig, read_site_config
 from fairflare.data.tensors import TensorData
-from fairflare.datasets.kinds.on_disk import ImagesOnDisk
-from fairflare.datasets.kinds.quality import NOISE_SEED, SEVERITIES, QualityShift
+from fairflare.datasets.on_disk import ImagesOnDisk
+from fairflare.datasets.quality import NOISE_SEED, SEVERITIES, QualityShift
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import default_parts
 from fairflare.engine.setup.plans import FORMAT, Plan, plan_for, plan_of, read_fingerprint

@@ -14,11 +14,11 @@ from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.files import BEST, MODEL, is_file
 from fairflare.engine.state import save_json, save_text
 from fairflare.report import EVALUATION, EVALUATION_PAGE
-from fairflare.report.benefit import over_methods
+from fairflare.report.after import over_methods
 from fairflare.report.clinical import discrimination, evaluation, render
 from fairflare.report.compare import drawn_words, table
-from fairflare.report.deployed_model import remark
 from fairflare.report.quantities import NAMES
+from fairflare.report.rows import remark
 from fairflare.report.sanity_checks import sentences, verdict
 from fairflare.report.sentences import differences, group_metric_words
 from fairflare.report.values import ends, label, plural, signed, text, with_half_width
@@ -40,7 +40,6 @@ LABELS = {
 
 
 def run_result(report: Mapping[str, Any], folder: Path) -> None:
-    """What came out of one run, and where it is."""
     summary = report["detail"]
     fairness, columns = summary["fairness"], ["final model", label(summary["headline"], summary)]
     rows = [
@@ -165,7 +164,7 @@ def _number(value: float | None) -> str:
 
 def editions(found: Mapping[str, Any], folder: Path) -> None:
     """Where the pages of hospitals are, with the first sentence of each."""
-    from fairflare.report.site_report import opening
+    from fairflare.report.page import opening
 
     for site, one in found.items():
         say(f"{site}: {opening(one)[0][0]}")
@@ -231,7 +230,7 @@ def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str
     """
     from fairflare.engine.setup.config import evaluation_of
     from fairflare.engine.setup.parts import named
-    from fairflare.inference.hospitals import hospitals, refuse_trained
+    from fairflare.inference.loaded_run import hospitals, refuse_trained
     from fairflare.tasks.kinds.own import OwnData, folder_of_lists
 
     if opened.parts.personal:

@@ -16,8 +16,16 @@ import torch
 from torch import Tensor
 
 from fairflare.core.seeds import derive
-from fairflare.datasets.kinds.anatomy import FIELD_OF_VIEW, SOURCE, patient, signal, smooth_field, soft
-from fairflare.datasets.kinds.device_shift import Device, DeviceShift
+from fairflare.datasets.phantoms import (
+    FIELD_OF_VIEW,
+    SOURCE,
+    Device,
+    DeviceShift,
+    patient,
+    signal,
+    smooth_field,
+    soft,
+)
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.masks import PAPER, SMALL
 
@@ -108,7 +116,7 @@ def scanned(image: np.ndarray, scanner: Scanner, seed: int) -> np.ndarray:
 
 
 def weighted(depth: np.ndarray, shares: np.ndarray, proton: float, rng: np.random.Generator) -> np.ndarray:
-    """What tissues look like by the weighting of the scanner's sequence; arguments as of ``anatomy.signal``."""
+    """What tissues look like by the weighting of the scanner's sequence; arguments as of ``phantoms.signal``."""
     plain = {name: (1 - proton) * t1 + proton * density for name, (t1, density) in LEVELS.items()}
     levels = {name: level * (1 + 0.04 * rng.standard_normal()) for name, level in plain.items()}
     ordered = [levels[name] for name in ("grey", "white", "fluid", "bone", "scalp")]

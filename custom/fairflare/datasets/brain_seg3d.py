@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where are grey matter, white matter and ventricles in a whole head? ``brain_seg`` in three dimensions.
 
-Heads have the shape of the MNI ICBM152 brain, each warped into another "patient"; see ``kinds.anatomy``.
+Heads have the shape of the MNI ICBM152 brain, each warped into another "patient"; see ``phantoms``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.volumes import VolumeData, VolumeReader
 from fairflare.data.tensors import TensorData
 from fairflare.datasets.brain_seg import BrainSeg, weighted
-from fairflare.datasets.kinds.anatomy import DEEP, FIELD_OF_VIEW, bumps, soft, template, ventricle_region
+from fairflare.datasets.phantoms import DEEP, FIELD_OF_VIEW, bumps, soft, template, ventricle_region
 from fairflare.networks import volumes
 from fairflare.tasks.base import MOST_PIXELS, Preset, expect
 from fairflare.tasks.kinds.masks import VOLUME_MASKS, of_volumes
-from fairflare.tasks.own.volume_segmentation import LARGE, SMALL
+from fairflare.tasks.own.volumes import LARGE, SMALL
 
 EDGE = 2
 """Millimetres of a voxel of the atlas as it is kept, whose template has 1 mm."""

@@ -24,9 +24,9 @@ from fairflare.core.seeds import derive
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
-from fairflare.datasets.kinds import partition
-from fairflare.datasets.kinds.cache import kept_splits, rendered
-from fairflare.datasets.kinds.domains import IMAGENET, PAPER, SMALL, CroppedData, OverDomains
+from fairflare.datasets import partition
+from fairflare.datasets.cache import kept_splits, rendered
+from fairflare.datasets.domains import IMAGENET, PAPER, SMALL, CroppedData, OverDomains
 from fairflare.tasks.base import RENDERING, Preset, TestSet, expect, site_index
 
 SOURCE = (

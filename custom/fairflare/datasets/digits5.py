@@ -38,9 +38,9 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.seeds import derive
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.kinds.domains import IMAGENET, PAPER, SMALL, CroppedData, OverDomains, images_in
-from fairflare.datasets.kinds.on_disk import Arrays, ImagesOnDisk
-from fairflare.datasets.kinds.partition import SMALLEST_SITE
+from fairflare.datasets.domains import IMAGENET, PAPER, SMALL, CroppedData, OverDomains, images_in
+from fairflare.datasets.on_disk import Arrays, ImagesOnDisk
+from fairflare.datasets.partition import SMALLEST_SITE
 from fairflare.tasks.base import Preset, expect, site_index
 
 Images = tuple[np.ndarray, np.ndarray]

@@ -19,7 +19,7 @@ from fairflare.core.types import Training
 from fairflare.data.inputs import Scaling, TableInputs
 from fairflare.data.readers.table_features import Columns, Feature, as_numbers
 from fairflare.data.tensors import Grouping, Split, TensorData
-from fairflare.datasets.kinds.patients import Centres, CentreTask, fixed_split
+from fairflare.datasets.patients import Centres, CentreTask, fixed_split
 from fairflare.tasks.base import Preset, expect
 
 FILES = {

@@ -22,10 +22,10 @@ from fairflare.core.validation import Images
 from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
-from fairflare.datasets.kinds import partition
-from fairflare.datasets.kinds.anatomy import GAP, SOURCE, Head, atlas, patient, signal, smooth_field, soft
-from fairflare.datasets.kinds.cache import kept_splits, rendered
-from fairflare.datasets.kinds.partition import MOTION_ANGLES, gaussian_noise, motion_blur
+from fairflare.datasets import partition
+from fairflare.datasets.cache import kept_splits, rendered
+from fairflare.datasets.partition import MOTION_ANGLES, gaussian_noise, motion_blur
+from fairflare.datasets.phantoms import GAP, SOURCE, Head, atlas, patient, signal, smooth_field, soft
 from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, TestSet, expect, expect_pixels, site_index
 
 CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")

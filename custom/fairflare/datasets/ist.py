@@ -20,7 +20,7 @@ from fairflare.core.types import Training
 from fairflare.core.validation import Range, shown
 from fairflare.data.inputs import Scaling, TableInputs
 from fairflare.data.readers.table_features import Columns, Feature, as_numbers, parsed, stacked
-from fairflare.datasets.kinds.patients import Centres, CentreTask, fixed_split, packed
+from fairflare.datasets.patients import Centres, CentreTask, fixed_split, packed
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.survival import Cox, Hazards, Survival

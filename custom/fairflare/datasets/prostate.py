@@ -34,7 +34,7 @@ from fairflare.core.errors import DataError
 from fairflare.core.seeds import derive
 from fairflare.data.readers.datalist import Item, read_datalist
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.kinds.on_disk import MasksOnDisk, complete, dealt
+from fairflare.datasets.on_disk import MasksOnDisk, complete, dealt
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.masks import PAPER, SMALL
 

@@ -18,10 +18,9 @@ import numpy as np
 
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets import support2
-from fairflare.datasets.kinds import on_disk
-from fairflare.datasets.kinds.on_disk import OnDisk
-from fairflare.datasets.kinds.patients import Table, TableTask, as_in_fedufo
+from fairflare.datasets import on_disk, support2
+from fairflare.datasets.on_disk import OnDisk
+from fairflare.datasets.patients import Table, TableTask, as_in_fedufo
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.classes import TWO_CLASSES
 

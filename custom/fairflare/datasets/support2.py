@@ -16,7 +16,7 @@ from fairflare.core.types import Training
 from fairflare.data.inputs import TableInputs
 from fairflare.data.readers.table_features import Feature, parsed, stacked
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets.kinds.patients import Table, TableTask, packed
+from fairflare.datasets.patients import Table, TableTask, packed
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.classes import TWO_CLASSES
 

@@ -14,7 +14,7 @@ import numpy as np
 from torch import nn
 
 from fairflare.data.inputs import TableInputs
-from fairflare.datasets.kinds.patients import Centres, CentreTask, fixed_split, packed
+from fairflare.datasets.patients import Centres, CentreTask, fixed_split, packed
 from fairflare.datasets.support2 import DISEASE_CLASSES, N_FEATURES, TRAINING, Support2, table_of
 from fairflare.datasets.support2 import outcomes as died
 from fairflare.networks import builtin as networks

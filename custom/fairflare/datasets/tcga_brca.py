@@ -27,8 +27,8 @@ from fairflare.data.readers.table_features import Feature, as_numbers
 from fairflare.data.readers.tables import read_columns
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
-from fairflare.datasets.kinds.on_disk import OnDisk
-from fairflare.datasets.kinds.patients import Centres, CentreTask
+from fairflare.datasets.on_disk import OnDisk
+from fairflare.datasets.patients import Centres, CentreTask
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import Preset, TestSet
 from fairflare.tasks.kinds.survival import Cox

@@ -25,7 +25,7 @@ from fairflare.core.errors import RunFailed
 from fairflare.core.processes import COMMAND, OWNER, RUN_FOLDER, SCRATCH, end_with_command, stop, this_command
 from fairflare.core.validation import expected
 from fairflare.data.site_config import VARIABLE as SITE_CONFIG
-from fairflare.datasets.kinds import cache
+from fairflare.datasets import cache
 from fairflare.engine.files import AUDIT, LOCAL_FINDINGS
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.state import remove_files

@@ -344,10 +344,7 @@ class Outcome:
 
 
 def outcome_of(name: str, cells: Sequence[str], chosen: Choices, *, table: bool) -> Outcome:
-    """What the labels ``cells`` of the column ``name`` are, none of them missing.
-
-    Args:
-        table: whether an example is the row of a table, and no image.
+    """What the labels ``cells`` of the column ``name`` are, none of them missing; ``table``: of a table, no images.
 
     Raises:
         UserError: they are none of what is known, may be several things and nobody can be asked, or do not fit --kind.
@@ -444,8 +441,7 @@ def columns_of_labels(chosen: Choices, columns: Sequence[str]) -> list[str]:
 def asked_columns(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, labelled: bool) -> tuple[str, str]:
     """The columns of the time and of the event; ("", "") where the table is about classes.
 
-    Args:
-        labelled: whether a label is named, or found by its name.
+    ``labelled``: whether a label is named, or found by its name.
 
     Raises:
         UserError: one of the two is named, is not there or the horizons are not named; or columns may be times and

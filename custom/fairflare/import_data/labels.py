@@ -112,7 +112,6 @@ def says_patient(name: str) -> bool:
 
 
 def mostly(found: Collection[bool]) -> bool:
-    """Whether at least half are true."""
     return bool(found) and 2 * sum(found) >= len(found)
 
 
@@ -174,13 +173,9 @@ BETWEEN = ("|", ";", "+", "&", "/", ",")
 
 
 def check_outcome(name: str, cells: Iterable[str], chosen: Choices, form: str = "") -> str:
-    """Look at the labels of a table's column ``name``.
+    """Kind of the labels of a table's column ``name``: "classes", or as somebody asked said "regression", "multilabel".
 
-    Args:
-        form: what stands before the names of kinds of the data's form.
-
-    Returns:
-        "classes", or "regression" or "multilabel" where somebody was asked and said so.
+    ``form``: what stands before the names of kinds of the data's form.
 
     Raises:
         UserError: they are dates, or several findings in one cell or numbers, and nobody can be asked.

@@ -295,10 +295,7 @@ class Files:
 
 
 def walk(root: Path, tell: Tell = nothing) -> Files:
-    """Look at every file below ``root``, through links to folders too; hidden ones are passed over.
-
-    Args:
-        root: the folder, or a table.
+    """Every file below ``root`` (a folder, or a table), through links to folders too; hidden ones are passed over.
 
     Raises:
         UserError: ``root`` is no folder, cannot be read, or holds more files than anyone means.

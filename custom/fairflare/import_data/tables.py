@@ -188,7 +188,6 @@ def _role(role: str, table: pd.DataFrame, columns: Sequence[str], chosen: Choice
 
 
 def is_patient_column(name: str) -> bool:
-    """Whether a column's name says that it holds the patient's."""
     plain = bare(name)
     return plain in WORDS["column_identifier"] or (bool(PERSON.search(plain)) and not plain.endswith(NOT_PERSON))
 

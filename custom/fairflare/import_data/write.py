@@ -118,15 +118,10 @@ SHORT = dict(zip(SPLITS, ("train", "val", "test")))
 
 
 def contents(root: Path, found: Found, links: bool) -> dict[str, str]:
-    """Path below ``root``/fairflare -> text.
+    """Path below ``root``/fairflare -> text, of what was ``found`` with every example in a split.
 
-    Args:
-        root: the folder of the data, or of the one table that they are.
-        found: what it holds, every example in a split.
-        links: whether symbolic links may lead out of it.
-
-    Raises:
-        UserError: two sites have names that a file system may take for one.
+    ``links``: whether symbolic links may lead out of ``root``. UserError where two sites have names that a file system
+    may take for one.
     """
     check_sites(found.sites)
     check_texts(found)

@@ -72,13 +72,8 @@ def _settle(scratch: Path, out: Path) -> None:
 def whole_folder(out: Path, kind: str, *, force: bool) -> Iterator[Path]:
     """Within: an empty folder beside ``out``, which becomes ``out`` if nothing is raised; see ``replaced``.
 
-    Args:
-        out: must not exist, or with ``force`` be a folder of the same kind that holds nothing else.
-        kind: "predictions", "model" or "evaluation".
-        force: replaces it.
-
-    Raises:
-        UserError: it exists, or cannot be written.
+    ``out`` must not exist, or with ``force`` be a folder of the same ``kind`` ("predictions", "model" or "evaluation")
+    that holds nothing else; UserError otherwise, or where it cannot be written.
     """
     with replaced(out, lambda: check(out, kind, force)) as made:
         yield made

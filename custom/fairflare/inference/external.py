@@ -27,7 +27,6 @@ from fairflare.core.metric import finite
 from fairflare.core.schema import IN_USE, Instruction
 from fairflare.core.seeds import derive
 from fairflare.core.types import INTERVALS, Round, Training
-from fairflare.data.readers.tables import read_table
 from fairflare.data.site_config import SiteConfig, stricter
 from fairflare.data.tensors import Grouping, TensorData
 from fairflare.engine.after.base import Cases, plain
@@ -44,8 +43,7 @@ from fairflare.functional.calibration import UNCHANGED
 from fairflare.functional.intervals import Array
 from fairflare.functional.recalibration import recalibrated, temperature
 from fairflare.functional.survival import baseline
-from fairflare.inference.hospitals import hospitals
-from fairflare.inference.loaded_run import Opened
+from fairflare.inference.loaded_run import Opened, hospitals
 from fairflare.inference.predict import about as about_model
 from fairflare.inference.predict import of_table
 from fairflare.report.clinical import evaluation, paired, views
@@ -87,7 +85,6 @@ def cross_fitted(outputs: Array, targets: Ints, patients: Sequence[str], kind: s
 
     Args:
         outputs: float64 (N, C), finite logits.
-        targets: (N,).
         patients: (N,) whose cases they are; empty, or "" for one: each such case is a patient of its own.
         kind: "intercept" or "slope".
         seed: of the halves.
@@ -242,18 +239,10 @@ class _Hospital:
         several, n = len(set(patients) - {""}), len(patients)
         text = f"{n} cases of {several} patients: intervals take every case for a patient and are too narrow"
         narrow = [text] if 0 < several < n and "" not in patients else []
-        return [*(one.text for one in self._findings), *narrow, *self._unlike()]
-
-    def _unlike(self) -> list[str]:
-        """What of its labelled rows is unlike the training's."""
-        task, scaling, path = self._opened.task, self._opened.scaling, Path(self._own.data_root, self._own.datalist)
-        table = task.table_inputs()
-        if table is None or scaling is None or self._asked.split != ALL or not path.is_file():
-            return []
-        cells = read_table(path)
-        outcome = (self._asked.label or task.outcome_columns[0], *task.outcome_columns[1:])
-        columns = {name: list(own) for name, own in cells[task.kind.known(cells, outcome)].items()}
-        return of_table(table, columns, table.features(path.name, columns)[0], scaling)
+        inputs, scaling = self._opened.task.table_inputs(), self._opened.scaling
+        rows = self._data.table if isinstance(self._data, Labelled) else None
+        unlike = of_table(inputs, *rows, scaling) if inputs and rows and scaling else []
+        return [*(one.text for one in self._findings), *narrow, *unlike]
 
     def _site(self) -> Site:
         config, parts, least = self._config, self._parts, self._least

@@ -25,8 +25,7 @@ from fairflare.engine.setup.at_site import event_of
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.state import save_json, save_tensors
-from fairflare.inference.hospitals import hospitals
-from fairflare.inference.loaded_run import Opened, fit_network, open_run
+from fairflare.inference.loaded_run import Opened, fit_network, hospitals, open_run
 from fairflare.inference.monitor import Patient
 from fairflare.tasks.external import labelled
 from fairflare.trainers.base import Trainer
@@ -266,14 +265,10 @@ def _filled(network: Mix, path: Path, members: Sequence[Member], features: int) 
 
 
 def monitored(folder: Path, data: Path, label: str = "") -> list[Patient]:
-    """Outcome, own risk and mixed risk of everyone in a hospital's labelled ``data``, in their order.
+    """Outcome, own risk and mixed risk of everyone in one hospital's labelled ``data``, in their order.
 
-    Patient by patient, so that a risk does not depend, in its last bit, on who else is in the file.
-
-    Args:
-        folder: of a mix.
-        data: see ``hospitals.hospitals``; one hospital's.
-        label: the column with the outcome in a table; empty: the task's.
+    Patient by patient, so that a risk does not depend, in its last bit, on who else is in the file. ``label``: the
+    column with the outcome in a table; empty: the task's.
     """
     opened = open_mix(folder)
     found = hospitals(opened, data)

@@ -175,12 +175,8 @@ def watch(table: Path, state: Path, margin: float | None, columns: Sequence[str]
 def counted(patients: Sequence[Patient], state: Path, margin: float | None) -> tuple[Monitor, int]:
     """Count the new ones of all ``patients`` so far, keep the state, and return it with their number.
 
-    Args:
-        state: JSON file; begun where there is none.
-        margin: None: that of the state, or 0.01.
-
-    Raises:
-        UserError: something in a file is not as expected.
+    ``state``: JSON file, begun where there is none; ``margin``: None: that of the state, or 0.01. UserError where a
+    file is not as expected.
     """
     known = Monitor.from_json(read_json(state)) if is_there(state) else Monitor(0.01 if margin is None else margin)
     if margin is not None and margin != known.margin:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``fairflare predict``: new images or patients, prepared as the training's were; and what of them is unlike it."""
+"""``fairflare predict``: new images or patients, prepared as the training's were; and what of them is unlike it.
+
+Volumes are predicted on the run's grid, and their masks written where the files' own voxels lie.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +25,27 @@ from fairflare.core.types import Batch
 from fairflare.core.validation import shown
 from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
 from fairflare.data.readers.datalist import Frame, file_of
-from fairflare.data.readers.geometry import IMAGES, Geometry, geometry_of, looks_like_image, pairs, slices_of, suffix_of
+from fairflare.data.readers.dicom import series_of
+from fairflare.data.readers.geometry import (
+    IMAGES,
+    NIFTI,
+    Geometry,
+    form_of,
+    geometry_of,
+    looks_like_image,
+    pairs,
+    slices_of,
+    suffix_of,
+)
 from fairflare.data.readers.table_features import plain
 from fairflare.data.readers.tables import read_columns
-from fairflare.data.readers.volumes import VolumeReader
+from fairflare.data.readers.volumes import Volume, VolumeReader, placed_as
 from fairflare.data.tensors import as_float, normalised
 from fairflare.engine.evaluation import predict as predicted
 from fairflare.engine.state import save_json, save_text
-from fairflare.inference import volumes
-from fairflare.inference.adjustment import HALF, members_of
 from fairflare.inference.apply import RESULTS, ending, mask_stem, pixel_values, restored, write_mask, write_rows
 from fairflare.inference.atomic_output import MARK
-from fairflare.inference.loaded_run import Opened
-from fairflare.inference.volumes import at_home, batches_of, whole
+from fairflare.inference.loaded_run import HALF, Opened, members_of
 from fairflare.tasks.kinds.classes import named_classes
 from fairflare.tasks.planning import other_units
 
@@ -258,9 +269,9 @@ def _of_volumes(opened: Opened, files: Mapping[str, Path | Frame], folder: Path)
     taken: set[str] = set()
     for name, path, batch in zip(names, paths, opened.parts.trainer.shared_batches(batches), strict=True):
         masked = at_home(inputs.reader, path, _network(opened, batch.inputs).sigmoid()[0])
-        mask = f"{MASKS}/{_mask_name(name, volumes.ending(path), taken)}"
+        mask = f"{MASKS}/{_mask_name(name, volume_ending(path), taken)}"
         (folder / mask).parent.mkdir(parents=True, exist_ok=True)
-        volumes.write_mask(folder / mask, masked, thresholds, inputs.reader)
+        write_volume_mask(folder / mask, masked, thresholds, inputs.reader)
         shares = [float(_flagged(p, t).double().mean()) for p, t in zip(masked[1], thresholds)]
         table.append([name, mask, *shares])
     header = ["file", "mask", *(f"share_{name}" for name in opened.task.classes)]
@@ -462,3 +473,64 @@ def _proper(found: Any) -> bool:
 
 def _count(n: int, word: str) -> str:
     return f"{n} {word}" if n == 1 else f"{n} {word}s"
+
+
+Masked = tuple[Path, Tensor, Volume]
+"""A file, its structures' probabilities float32 (C, X, Y, Z) at its own voxels, and the volume as it is stored."""
+
+
+def whole(files: Mapping[str, Path]) -> dict[str, Path]:
+    """``files`` with one for each series of DICOM, its first."""
+    found: dict[tuple[str, str], str] = {}
+    for name, path in files.items():
+        uid = series_of(path) if form_of(path) == "dicom" else None
+        found.setdefault((str(path.parent), uid) if uid else ("", str(path)), name)
+    return {name: files[name] for name in found.values()}
+
+
+def batches_of(opened: Opened, files: Sequence[Path]) -> Callable[[], Iterator[Batch]]:
+    """Volumes as the network takes them, one at a time."""
+    inputs = opened.task.image_inputs()
+    assert inputs is not None and isinstance(inputs.reader, VolumeReader)  # the caller has looked
+    reader, mean, std = inputs.reader, inputs.mean, inputs.std
+
+    def batches() -> Iterator[Batch]:
+        for path in files:
+            ready = normalised(as_float(reader.image(path)[None]), mean, std)
+            yield Batch(ready, torch.zeros(1, dtype=torch.int64), torch.full((1,), -1))
+
+    return batches
+
+
+def at_home(reader: VolumeReader, path: Path, probabilities: Tensor) -> Masked:
+    """Probabilities (C, *grid) at the file's own voxels, linearly between the grid's; 0 beyond it."""
+    from monai.transforms import SpatialResample
+
+    grid, found = reader.placed(path)
+    affine = torch.from_numpy(found.affine)
+    back = SpatialResample(mode="bilinear", padding_mode="zeros", dtype=np.float32)
+    moved = back(
+        placed_as(probabilities, grid.affine.numpy()), dst_affine=affine, spatial_size=found.stored.pixels.shape
+    )
+    return path, torch.as_tensor(moved).clamp(0, 1), found
+
+
+def volume_ending(path: Path) -> str:
+    suffix = suffix_of(path)
+    return suffix if suffix in NIFTI else ".nii.gz"
+
+
+def write_volume_mask(target: Path, masked: Masked, thresholds: Sequence[float], reader: VolumeReader) -> None:
+    """Write a mask with the shape, affine and codes of the file that it is of; of DICOM in the series' own order."""
+    import nibabel
+
+    path, probabilities, found = masked
+    values = pixel_values(probabilities, thresholds, reader.values or {}, reader.background, largest=False)
+    made = nibabel.Nifti1Image(values, found.affine)
+    if suffix_of(path) in NIFTI:
+        source: Any = nibabel.load(path)
+        made = nibabel.Nifti1Image(values.reshape(source.shape), source.affine)
+        made.header.set_xyzt_units(*source.header.get_xyzt_units())
+        for kind in ("sform", "qform"):
+            getattr(made, f"set_{kind}")(source.affine, int(source.header[f"{kind}_code"]))
+    nibabel.save(made, target)

@@ -305,7 +305,6 @@ def named(name: str) -> Exhibit:
 
 
 def current(name: str) -> str:
-    """The name that an earlier one stands for."""
     paper, _, number = name.partition("-")
     return f"{paper}-table-{number}" if number.isdigit() else name
 

@@ -108,7 +108,6 @@ def sites(run: Run, beside: Beside, metric: str = "") -> dict[str, float | None]
 
 @measure("over-sites")
 def over_sites(run: Run, beside: Beside, which: str, metric: str = "", ddof: int = 0) -> float | None:
-    """Mean, worst or std."""
     values = at_sites(run, metric)
     if which == "worst":
         return fairness.worst(values, bool(run.detail["higher_is_better"]))[1]

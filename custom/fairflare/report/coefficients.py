@@ -28,17 +28,15 @@ def coefficient_section(model: Mapping[str, Any], config: Mapping[str, Any], sit
 
     Args:
         model: state dict of the run's model, see ``networks.builtin.Regression``.
-        config: the run's config.json.
         sites: rows of ``rows.site_rows``; only ``n_examples`` is read.
 
     Returns:
-        intercept ("baseline": each site has its own hazard), family, ratio ("odds", "rate" or "hazard"; "" of
-        amounts), ridge, patients, sites,
-        log_likelihood, between_sd (None unless intercepts are random), dispersion (None unless it was estimated) and
-        rows: name,
-        note ("" or why there is no estimate), estimate, error, low, high, p (Wald), odds, odds_low, odds_high,
-        robust_error (sandwich clustered by site, with K / (K - 1)), and of sites' own fits: fits, q, q_p, i2, tau,
-        next_low and next_high (prediction interval of another site's coefficient, t with fits - 2 degrees).
+        intercept ("baseline": each site has its own hazard), family, ratio ("odds", "rate" or "hazard"; "" of amounts),
+        ridge, patients, sites, log_likelihood, between_sd (None unless intercepts are random), dispersion (None unless
+        estimated) and rows: name, note ("" or why there is no estimate), estimate, error, low, high, p (Wald), odds,
+        odds_low, odds_high, robust_error (sandwich clustered by site, with K / (K - 1)), and of sites' own fits: fits,
+        q, q_p, i2, tau, next_low, next_high (prediction interval of another site's coefficient, t with fits - 2
+        degrees).
     """
     names = (config.get("about") or {}).get("features")
     if not names or "information" not in model:

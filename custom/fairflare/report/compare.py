@@ -9,10 +9,10 @@ from typing import Any
 from fairflare.core.errors import UserError
 from fairflare.report import fairness as statistics
 from fairflare.report import quantities
-from fairflare.report.benefit import VERDICTS
-from fairflare.report.deployed_model import COUNTED, SHOWN, USED, as_used
-from fairflare.report.deployed_model import QUANTITIES as PERSONAL
+from fairflare.report.after import VERDICTS
 from fairflare.report.fairness import mean, mean_ci, std, variance
+from fairflare.report.rows import COUNTED, SHOWN, USED, as_used
+from fairflare.report.rows import QUANTITIES as PERSONAL
 from fairflare.report.summary import LABELS_CAVEAT, other_labels
 from fairflare.report.values import MISSING, higher_is_better, listing, number, plural, signed, stop, with_half_width
 
@@ -29,7 +29,7 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
 
     A method is what the runs' method, settings, trainer and training settings say: runs that differ in one of them are
     shown apart, and the label names the difference. Runs without a final evaluation are left out and noted. The results
-    are those of the models that the sites use, see ``deployed_model.as_used``.
+    are those of the models that the sites use, see ``rows.as_used``.
 
     Args:
         runs: run summaries (``summarise``); the first one's method is the reference.
@@ -41,7 +41,7 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
         seeds, seeds_draw, reference (a label), methods, pareto (``front``), notes and caveats.
         ``seeds_draw`` says what differs from seed to seed, see ``_seeds_draw``. A method has label, method, training,
         objective (the training settings in which not all methods agree; differences from methods that have others
-        name no winner), used and shown (only where sites use models of their own, see ``deployed_model.remark``) and,
+        name no winner), used and shown (only where sites use models of their own, see ``rows.remark``) and,
         for each of ``QUANTITIES``, {"mean", "low", "high", "n"} (Student t over seeds); ``runs`` holds the
         values per seed, ``detail`` what ``details`` says of sites, metrics, domains, last rounds and
         cost, ``versus_first`` the paired differences (None for the first method): what ``fairness.paired`` says, wins,

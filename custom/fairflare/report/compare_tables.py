@@ -9,11 +9,11 @@ from itertools import product
 from typing import Any
 
 from fairflare.report import table_files
-from fairflare.report.benefit import VERDICTS
+from fairflare.report.after import VERDICTS
 from fairflare.report.compare import drawn_words, objective_words, same_objective
-from fairflare.report.deployed_model import remark, shared_only
 from fairflare.report.fairness import LEVEL
 from fairflare.report.quantities import COSTS, NAMES, QUANTITIES, better_higher
+from fairflare.report.rows import remark, shared_only
 from fairflare.report.sentences import differences
 from fairflare.report.table_files import Cell, Column, Form, Row, Table, markdown, with_best
 from fairflare.report.values import MISSING, capital, higher_is_better, label, plural, size, text

@@ -179,13 +179,10 @@ def agreements(a: Shares, b: Shares) -> dict[str, float | None]:
 
 
 def clipped_shares(values: Shares) -> dict[str, float]:
-    """Values over their sum with negative ones as 0, so that the shares sum to 1; uniform when none is positive.
+    """Values over their sum with negative ones as 0; uniform when none is positive; ValueError of one not finite.
 
     Of the drops of the score when a model is trained without each site these are FedCE's leave-one-out shares; where a
     task has several scores, a site's drop is their sum.
-
-    Raises:
-        ValueError: a value is not finite.
     """
     for site, value in values.items():
         if number(value) is None:
@@ -199,13 +196,8 @@ def shapley(utilities: Mapping[Coalition, float]) -> dict[str, float]:
     """Exact Shapley values phi_i = sum over S without i of |S|! (K - |S| - 1)! / K! (U(S + i) - U(S)).
 
     They sum to U(all) - U(none) and may be negative; ``clipped_shares`` makes weights of them. Shapley, "A value for
-    n-person games", 1953.
-
-    Args:
-        utilities: coalition of sites -> its utility, for all 2^K coalitions, the empty one included.
-
-    Raises:
-        ValueError: a coalition is missing.
+    n-person games", 1953. ``utilities``: of all 2^K coalitions, the empty one included; ValueError where one is
+    missing.
     """
     sites = sorted(set().union(*utilities)) if utilities else []
     _require([frozenset(), *functional.coalitions(sites)] if sites else [], utilities)
@@ -215,16 +207,11 @@ def shapley(utilities: Mapping[Coalition, float]) -> dict[str, float]:
 def sampled_shapley(
     orders: Sequence[Sequence[str]], utilities: Mapping[Coalition, float]
 ) -> dict[str, dict[str, float | None]]:
-    """Shapley values from some orders in which the sites may join, with the standard error of the sampling.
+    """Site -> value, and se (of the sampling; None for a single order), from some orders in which the sites may join.
 
     The mean over the orders of what a site adds to those before it (Castro et al., Computers & Operations Research 36,
     2009): its expectation is ``shapley``. Every order's additions sum to U(all) - U(none), so the means do, too.
-
-    Returns:
-        site -> {"value", "se"}; se is None for a single order.
-
-    Raises:
-        ValueError: a coalition is missing.
+    ValueError where a coalition is missing.
     """
     _require([frozenset(), *functional.prefixes(orders)] if orders else [], utilities)
     added = functional.additions(orders, utilities)

@@ -66,11 +66,7 @@ def client_std(clean: float, corrupted: float, n_clean: int = 16, n_corrupted: i
     """Standard deviation (ddof 0) over sites at two values: sqrt(n_clean n_corrupted) / (n_clean + n_corrupted) |gap|.
 
     FedISM+'s Table IV (Wu et al.): 16 clean clients at the metric on the clean test set and 4 corrupted ones at that on
-    the corrupted test set, hence 0.4 times the distance of the two.
-
-    Args:
-        n_clean: >= 0 clients.
-        n_corrupted: >= 0 clients, with ``n_clean`` at least 1.
+    the corrupted test set, hence 0.4 times the distance of the two. Either number may be 0, not both.
     """
     if min(n_clean, n_corrupted) < 0 or n_clean + n_corrupted < 1:
         raise ValueError(f"expected at least one client, got {n_clean} clean and {n_corrupted} corrupted")

@@ -12,8 +12,8 @@ from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from fairflare.report import svg
-from fairflare.report.benefit import GAINS, LOSES, UNCLEAR
-from fairflare.report.deployed_model import SHOWN
+from fairflare.report.after import GAINS, LOSES, UNCLEAR
+from fairflare.report.rows import SHOWN
 from fairflare.report.values import capital, in_order, label, number, plural, rendered, signed, text
 
 if TYPE_CHECKING:

@@ -69,12 +69,8 @@ def harmonic_printed(a: float, b: float) -> float | None:
 def split_name(name: str, keys: Sequence[str], classes: Sequence[str]) -> tuple[str, str] | None:
     """The class and the attributes' values in a joint group's name: "died, female" -> ("died", "female").
 
-    Args:
-        keys: what the grouping goes by, "label" among them, e.g. ("label", "sex").
-        classes: the classes' names, which may hold commas.
-
-    Returns:
-        None where the grouping is not one of label and attribute, or the name does not fit.
+    ``keys``: what the grouping goes by, "label" among them; ``classes``: names, which may hold commas. None where the
+    grouping is not one of label and attribute, or the name does not fit.
     """
     if LABEL not in keys or len(keys) < 2:
         return None
@@ -100,15 +96,11 @@ def true_positive_rates(values: Values, keys: Sequence[str], classes: Sequence[s
 def equal_opportunity(rates: Values) -> dict[str, Any]:
     """How differently one class is recognised over the values of an attribute.
 
-    Hardt et al., NeurIPS 2016, https://arxiv.org/abs/1610.02413, as FedUFO's code computes it: the rates are of the
-    positive class, index 1 of two.
-
-    Args:
-        rates: value of the attribute -> true-positive rate in [0, 1].
+    Hardt et al., NeurIPS 2016, https://arxiv.org/abs/1610.02413, as FedUFO's code computes it: ``rates`` (value of the
+    attribute -> true-positive rate in [0, 1]) are of the positive class, index 1 of two.
 
     Returns:
-        gap: largest minus smallest rate, |TPR_0 - TPR_1| for two values; None below two known ones;
-        worst: {"attribute", "value"}, the smallest rate.
+        gap: largest minus smallest rate, None below two known ones; worst: attribute and value of the smallest rate.
     """
     name, value = worst(rates)
     return {"gap": gap(rates) if len(finite(rates)) > 1 else None, "worst": {"attribute": name, "value": value}}
@@ -117,15 +109,13 @@ def equal_opportunity(rates: Values) -> dict[str, Any]:
 def demographic_parity(rates: Rates, sizes: Mapping[str, Values], classes: Sequence[str]) -> float | None:
     """Largest minus smallest P(predicted class 1 | attribute) over the values of an attribute, in [0, 1].
 
-    With two classes this follows from what sites send: the rate is (n_1 TPR + n_0 (1 - TNR)) / (n_1 + n_0).
+    With two classes this follows from what sites send: the rate is (n_1 TPR + n_0 (1 - TNR)) / (n_1 + n_0). None for
+    other numbers of classes, and where fewer than two values of the attribute have both.
 
     Args:
         rates: class -> value of the attribute -> share of the class that is recognised.
         sizes: the same -> number of patients.
-        classes: the two classes' names, the positive one last; None for any other number of classes.
-
-    Returns:
-        None where fewer than two values of the attribute have both classes.
+        classes: their names, the positive one last.
     """
     if len(classes) != 2:
         return None

@@ -239,19 +239,16 @@ def _privacy(found: Mapping[str, Any], words: Mapping[str, Any]) -> list[str]:
 
 
 def model(name: str, words: Mapping[str, Any]) -> str:
-    """A candidate in words."""
     if name == OWN:
         return str(words["own"])
     return name.removesuffix(INTERCEPT) + (f" + {words['intercept']}" if name.endswith(INTERCEPT) else "")
 
 
 def local(figure: str, words: Mapping[str, Any]) -> str:
-    """A number with the language's decimal mark."""
     return figure.replace(".", words["decimal"])
 
 
 def figures(value: float, low: float, high: float, words: Mapping[str, Any]) -> str:
-    """A benefit with its interval."""
     found = words["interval"].format(value=signed(value, 4), low=signed(low, 4), high=signed(high, 4))
     return local(found, words)
 
@@ -267,7 +264,6 @@ def together(one: Mapping[str, Any], words: Mapping[str, Any]) -> str:
 
 
 def sheet_page(found: Json) -> str:
-    """The sheet as HTML that prints on one page."""
     words, names = texts(found["language"]), found["sites"]
     more = words["and_more"].format(count=len(names) - MOST_NAMES) if len(names) > MOST_NAMES else ""
     names = [*names[:MOST_NAMES], *([more] if more else [])]

@@ -11,10 +11,10 @@ from typing import Any
 from fairflare.core.errors import UserError
 from fairflare.core.metric import named
 from fairflare.report.audit_reader import SUMMARISED
-from fairflare.report.deployed_model import QUANTITIES as PERSONAL
-from fairflare.report.deployed_model import personal_quantities
 from fairflare.report.fairness import bottom_decile, gini, mean, std, variance, worst
 from fairflare.report.groups import demographic_parity, split_name, true_positive_rates
+from fairflare.report.rows import QUANTITIES as PERSONAL
+from fairflare.report.rows import personal_quantities
 from fairflare.report.sanity_checks import QUANTITIES as LEARNED
 from fairflare.report.sanity_checks import learned_quantities
 from fairflare.report.summary import FORMAT, POOL

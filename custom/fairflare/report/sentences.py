@@ -8,8 +8,8 @@ from typing import Any
 
 from fairflare.report import sanity_checks as learned
 from fairflare.report.compare import drawn_words, objective_words, same_objective
-from fairflare.report.deployed_model import remark
 from fairflare.report.fairness import EXACT_TO, LEVEL, seeds_needed, sentence
+from fairflare.report.rows import remark
 from fairflare.report.values import capital, chance, ends, label, listing, meaning, plural, text
 
 Json = Mapping[str, Any]

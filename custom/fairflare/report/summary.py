@@ -8,16 +8,26 @@ from typing import Any
 
 from fairflare.core.findings import CODES, LEVELS
 from fairflare.core.settings import flat
-from fairflare.report import deployed_model
-from fairflare.report.after import after_sections, risk_section
+from fairflare.report.after import after_sections, benefit_section, risk_section
 from fairflare.report.audit_reader import PERSONAL, Trail, read_trail, timing, traffic
-from fairflare.report.benefit import benefit_section
-from fairflare.report.deployed_model import CAVEAT as PERSONAL_CAVEAT
-from fairflare.report.deployed_model import CHOSEN_CAVEAT as BEST_CAVEAT
 from fairflare.report.fairness import describe, mean
 from fairflare.report.groups import group_section
 from fairflare.report.notes import note_sections
-from fairflare.report.rows import contributions, number_sections, round_row, site_rows, unlike
+from fairflare.report.rows import CAVEAT as PERSONAL_CAVEAT
+from fairflare.report.rows import CHOSEN_CAVEAT as BEST_CAVEAT
+from fairflare.report.rows import (
+    OWN_CAVEAT,
+    chosen_section,
+    contributions,
+    number_sections,
+    own_rows,
+    personal_of,
+    personal_section,
+    round_row,
+    site_rows,
+    unlike,
+    used_models,
+)
 from fairflare.report.sanity_checks import learned_section, trivial_of
 from fairflare.report.values import higher_is_better, in_order, json_value, number, stop
 
@@ -66,7 +76,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         status, reason, headline, metrics (in words), higher_is_better, method, task, training, seed, fairness (final
         model, each site's test split), sites (one row each), rounds (weights and headline metric of the received model,
         per site), contributions, test_sets, preflight, learned and personal (see there), after
-        (``after.after_sections``), benefit (``benefit.benefit_section``, None where the run did not ask), clinical
+        (``after.after_sections``), benefit (``after.benefit_section``, None where the run did not ask), clinical
         (``clinical.clinical_section``) and
         groups (None where the run has none), numbers of the sites (``rows.number_sections``), notes of the rule
         (``notes.note_sections``), timing, traffic, provenance and caveats; counted: "personal" where the results are
@@ -74,7 +84,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         too; curves: only of a run about times (``clinical.curves_section``); risk: only
         where membership was attacked (``membership.risk_section``); unlike: only where a site's numbers do not fit
         (``rows.unlike``); chosen: only of a run that chooses its best
-        model (``deployed_model.chosen_section``).
+        model (``chosen_section``).
     """
     from fairflare.report.clinical import (
         clinical_section,  # what lists methods imports no NumPy
@@ -92,9 +102,9 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     counted = trail.of_own_models() if counts_own else trail
     rows = site_rows(counted, sites, described, headline)
     values = {row["site"]: row["value"] for row in rows}
-    personal = deployed_model.personal_section(trail, sites, headline, higher)
-    used = deployed_model.used_models(config, personal)
-    in_use = deployed_model.own_rows(rows, personal) if personal and used else rows
+    personal = personal_section(trail, sites, headline, higher)
+    used = used_models(config, personal)
+    in_use = own_rows(rows, personal) if personal and used else rows
     summary = {
         "format": FORMAT,
         "status": trail.status,
@@ -144,7 +154,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         summary["used"] = PERSONAL
         summary["personal"]["groups"] = group_section(trail.of_own_models(), config, about)
     summary |= {"unlike": apart} if (apart := unlike(trail)) else {}
-    if chosen := deployed_model.chosen_section(whole, config, sites, headline, higher):
+    if chosen := chosen_section(whole, config, sites, headline, higher):
         summary["chosen"] = chosen
     return json_value({**summary, "caveats": _caveats(summary)})
 
@@ -218,7 +228,7 @@ def _caveats(summary: Json) -> list[str]:
         (len(summary["sites"]) <= 10, "With ten sites or fewer the bottom decile is the worst site."),
         ((summary.get("chosen") or {}).get("headline") == "best", BEST_CAVEAT),
         (summary["personal"] is not None and "counted" not in summary, PERSONAL_CAVEAT),
-        ("counted" in summary, deployed_model.OWN_CAVEAT),
+        ("counted" in summary, OWN_CAVEAT),
         (method.get("selector") == POOL, POOLED_CAVEAT),
         (method.get("trainer") == PRIVATE, PRIVATE_CAVEAT),
         (method.get("trainer") == PRIVATE and (method["settings"] or {}).get("trainer.draws") == "seed", SEEDED_CAVEAT),
@@ -312,7 +322,7 @@ def _sites_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "n_val": (sizes.get(row["site"], {}).get("n") or {}).get("val"),
             "val_metrics": row["val"],
             "trivial": trivial_of(summary, row["site"]),
-            **deployed_model.personal_of(summary, row["site"]),
+            **personal_of(summary, row["site"]),
             "weight": [record["weights"].get(row["site"]) for record in summary["rounds"]],
         }
         for row in summary["sites"]

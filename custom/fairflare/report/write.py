@@ -68,7 +68,7 @@ def write_editions(folder: Path, sites: Sequence[str], out: Path) -> dict[str, d
     Raises:
         UserError: the folder holds no run, its audit chain is broken, a file does not fit to it, it has no such site.
     """
-    from fairflare.report.site_report import edition, require_site
+    from fairflare.report.page import edition, require_site
 
     config, entries = read_run(folder)
     with _made_of_the_log("edition"):

@@ -42,9 +42,9 @@ from fairflare.engine.setup.method_parts import method_parts
 from fairflare.engine.setup.parts import Parts, build_parts, find
 from fairflare.engine.state import json_text, save_text
 from fairflare.report import EVIDENCE, PAGE, REPORT
-from fairflare.report.evidence import writers
-from fairflare.report.evidence.run import Run
-from fairflare.report.evidence.writers import documents, fill, questions, score, shares
+from fairflare.report import evidence_files as written
+from fairflare.report.evidence_files import documents, fill, questions, score, shares
+from fairflare.report.evidence_pack import Run
 from fairflare.report.write import absent, read_run, verified_run, write_report
 from fairflare.studies.describe import leaving
 from fairflare.studies.folders import opened, require_run
@@ -205,12 +205,12 @@ def write_evidence(folder: Path, out: Path | None = None, human: Path | None = N
     answers = _answers(human or folder / HUMAN, needed=human is not None)
     run = _read(folder)
     filled = {name: fill(name, run, answers) for name in documents()}
-    made = writers.bom(filled["bom"], run)
-    files = {name: one["file"] for name, one in writers.DOCUMENTS.items()}
-    texts = {file: writers.page(name, filled[name], run) for name, file in files.items() if file.endswith(".html")}
-    texts |= {"index.html": writers.index(filled, run, made), "evidence.json": json_text(writers.ledger(filled))}
-    texts |= {files["chai"]: writers.chai_xml(filled["chai"]), files["bom"]: json_text(made)}
-    texts[files["crate"]] = json_text(writers.crate(filled["crate"], run, list(texts)))
+    made = written.bom(filled["bom"], run)
+    files = {name: one["file"] for name, one in written.DOCUMENTS.items()}
+    texts = {file: written.page(name, filled[name], run) for name, file in files.items() if file.endswith(".html")}
+    texts |= {"index.html": written.index(filled, run, made), "evidence.json": json_text(written.ledger(filled))}
+    texts |= {files["chai"]: written.chai_xml(filled["chai"]), files["bom"]: json_text(made)}
+    texts[files["crate"]] = json_text(written.crate(filled["crate"], run, list(texts)))
     place = out or folder / EVIDENCE
     place.mkdir(parents=True, exist_ok=True)
     for name in run.files:
@@ -218,7 +218,7 @@ def write_evidence(folder: Path, out: Path | None = None, human: Path | None = N
     for name, text in texts.items():
         save_text(place / name, text)
     points, lacks = score(made)
-    rows = {one["title"]: {"file": one["file"], **shares(filled[name])} for name, one in writers.DOCUMENTS.items()}
+    rows = {one["title"]: {"file": one["file"], **shares(filled[name])} for name, one in written.DOCUMENTS.items()}
     return {"folder": str(place), "documents": rows, "score": points, "lacks": lacks}
 
 

@@ -35,10 +35,10 @@ from fairflare.report.compare import PARETO, compare
 from fairflare.report.compare_tables import WHOLE, comparison_tables, main_table
 from fairflare.report.compare_tables import comparison_csv as as_csv
 from fairflare.report.compare_tables import comparison_markdown as as_markdown
-from fairflare.report.deployed_model import SHOWN
 from fairflare.report.fairness import gap, hierarchical, mean, mean_ci, std, worst
 from fairflare.report.groups import harmonic, harmonic_printed
 from fairflare.report.page import render_compare
+from fairflare.report.rows import SHOWN
 from fairflare.report.table_files import as_csv as tables_as_csv
 from fairflare.report.table_files import as_latex
 from fairflare.studies.folders import COMPARISON, COMPARISON_PAGE, check_path, content

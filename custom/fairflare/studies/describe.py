@@ -64,16 +64,13 @@ def leaving_rows() -> list[dict[str, str]]:
 
 
 def leaving(method: str, *, secure: bool, after: bool, solo: bool) -> list[dict[str, str]]:
-    """What leaves a site in a run: fields of its answers, and the numbers that the method's parts declare.
+    """What leaves a site: name, meaning and exchanges of its answers' fields and of the numbers that parts declare.
 
     Args:
         method: its id; none is known of another.
         secure: whether the run has secure sums.
         after: whether a step follows the last round.
         solo: whether the run tells the benefit of joining.
-
-    Returns:
-        Rows with name, meaning and exchanges.
     """
     asked = {"preflight", "train", "compare", "evaluate"} | ({"sum", "weigh", "reveal"} if secure else set())
     asked |= ({"calibrate", "adjust"} if after else set()) | ({"solo", "benefit"} if solo else set())

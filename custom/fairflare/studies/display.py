@@ -66,7 +66,6 @@ err = Terminal(stderr=True, highlight=False)
 
 
 def note(text: str) -> None:
-    """A remark on stderr."""
     started()
     if _told:
         _told[-1]("note", text)
@@ -83,7 +82,6 @@ def busy(text: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def progress(title: str, rounds: int, sites: int, starting: bool = False, headline: str = "") -> Observer:
-    """What shows a run of this process."""
     return Observer(_told[-1], starting, headline) if _told else Progress(title, rounds, sites, starting, headline)
 
 
@@ -129,25 +127,20 @@ class Observer:
         pass
 
     def note(self, text: str) -> None:
-        """A remark, one line."""
         self._say("note", text)
 
     def doing(self, text: str) -> None:
-        """What is done until something else is."""
         self._say("doing", text)
 
     def began(self, entry: Mapping[str, Any], first: int) -> None:
-        """Rounds begin after round ``first``."""
         self._say("reached", first, True, "")
 
     def reached(self, entry: Mapping[str, Any], words: str) -> None:
-        """A round has ended, with scores in words."""
         self._say("reached", entry["round"], False, words)
         if entry["rejected"]:
             self.note(line(entry))
 
     def preparing(self, site: str) -> None:
-        """A site's data are about to be built."""
         self.doing(f"data of {site}")
 
     def found(self, site: str, finding: Finding) -> None:
@@ -160,7 +153,6 @@ class Observer:
         self.note(text)
 
     def saw(self, entry: Mapping[str, Any]) -> None:
-        """An audit entry was written."""
         if entry["event"] in ("start", "resume"):
             self.began(entry, entry.get("from_round", 0))
         elif entry["event"] == "round":
@@ -329,7 +321,6 @@ class Board:
         self._bar.stop()
 
     def began(self, name: str) -> None:
-        """A run is about to be made, for the first time or again."""
         with self._lock:
             if name not in self._rows and name not in self._ended:
                 self._rows[name] = self._bar.add_task(escape(name), total=None, state="")
@@ -350,7 +341,6 @@ class Board:
                 self._reached(name, *content)
 
     def ended(self, name: str, how: str) -> None:
-        """A run is over, however it ended."""
         with self._lock:
             self._left[name] = 0.0
             self._ended.add(name)

@@ -74,11 +74,9 @@ class Plan:
 
     @property
     def first(self) -> int:
-        """The first round that is trained again."""
         return 1 + (self.state.round if self.state else 0)
 
     def cost(self) -> str:
-        """What is run, before it is."""
         rounds, again = self.rounds - self.first + 1, f"rounds {self.first} to {self.rounds}"
         what = f"{rounds} rounds ({again}) at {len(self.stay)} sites ({', '.join(self.stay)})"
         return f"forgetting {self.site} takes {what}; {self.why}"
@@ -147,10 +145,7 @@ def _state_before(
 
 
 def forget(chosen: Plan, out: Path, *, force: bool = False) -> Json:
-    """Train without the site into ``out``, and write the statement for it; what was cut short goes on.
-
-    Returns:
-        The statement's content.
+    """Train without the site into ``out``; write and return the statement for it. What was cut short goes on.
 
     Raises:
         UserError: the folder holds something else.

@@ -287,9 +287,6 @@ def marked(run: Mapping[str, Any], seen: Sequence[Mapping[str, Any]]) -> dict[st
 def rates(runs: Sequence[Mapping[str, Any]]) -> Json:
     """Detector -> how often it found the rider and accused others, over the runs of one method and one kind.
 
-    Args:
-        runs: sites (names), rider (one of them, or None) and marked (see there).
-
     Returns:
         detector -> found, accused: {"count", "of", "rate", "low", "high"}, the interval Wilson's with 95 %; None rates
         where there was nothing to find.

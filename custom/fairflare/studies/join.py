@@ -36,7 +36,7 @@ from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.report.sentences import study
 from fairflare.studies import candidates as offered
 from fairflare.studies import display
-from fairflare.studies.combine import keep_own
+from fairflare.studies.candidates import keep_own
 from fairflare.studies.folders import JOIN, JOIN_PAGE
 from fairflare.studies.joined import SCORES, by_group, by_score, differences, write_sheets
 from fairflare.studies.labels import folder_name, split_method

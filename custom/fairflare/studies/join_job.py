@@ -42,10 +42,7 @@ LAST = {"best_by": "none", "headline": "final"}
 
 
 def job_of(question: Question, *, secure: bool = False) -> RunConfig:
-    """The configuration of the job.
-
-    Args:
-        secure: whether sites send sums in secret alone.
+    """The configuration of the job; ``secure``: sites send sums in secret alone.
 
     Raises:
         UserError: no table of two classes, candidates that cannot be asked, or too few hospitals for secret sums.

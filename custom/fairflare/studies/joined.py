@@ -21,7 +21,7 @@ from fairflare.functional.decision import Array, Benefit, Design, brier_benefit,
 from fairflare.functional.exchange import MIX_KEYS, answered_alone
 from fairflare.functional.survival import concordant_pairs
 from fairflare.report.join import MIX, OutOfFold, sentence, sheet, sheet_page
-from fairflare.studies import combine as combining
+from fairflare.studies import candidates as combining
 from fairflare.studies import display
 from fairflare.studies.describe import leaving
 from fairflare.studies.folders import JOIN, JOIN_PAGE, SHEETS
@@ -68,21 +68,16 @@ class Joined:
     @property
     def weights(self) -> pandas.DataFrame:
         """A row per hospital: the weight of each member of its mix; they sum to 1."""
-        import pandas
-
         found: dict[str, dict[str, float]] = {}
         for site, row in self._sites.items():
             share = row["mix"]["share"]
             found[site] = {"own": 1 - share, **{k: share * w for k, w in self.content["weights"].items()}}
-        return pandas.DataFrame.from_dict(found, orient="index").rename_axis("hospital")
+        return _indexed(found, "hospital")
 
     @property
     def mixes(self) -> pandas.DataFrame:
         """A row per hospital: ``share`` of its mix that is not the own model, its benefit with interval, ``p_harm``."""
-        import pandas
-
-        found = {site: row["mix"] for site, row in self._sites.items()}
-        return pandas.DataFrame.from_dict(found, orient="index").rename_axis("hospital")
+        return _indexed({site: row["mix"] for site, row in self._sites.items()}, "hospital")
 
     @property
     def federation(self) -> pandas.DataFrame:
@@ -91,13 +86,11 @@ class Joined:
         Columns: ``mean``, ``low``, ``high``, ``between_sd``, and with ``new_`` before them ``n``, ``benefit``, ``low``,
         ``high`` and ``p_gain``; NaN below four hospitals.
         """
-        import pandas
-
         found = {}
         for name, one in self.content["candidates"].items():
             new = {f"new_{key}": value for key, value in (one.get("new_hospital") or {}).items()}
             found[name] = {**(one.get("average") or {}), "between_sd": one.get("between_sd"), **new}
-        return pandas.DataFrame.from_dict(found, orient="index").rename_axis("candidate")
+        return _indexed(found, "candidate")
 
     @property
     def groups(self) -> pandas.DataFrame:
@@ -133,11 +126,9 @@ class Joined:
             force: replaces earlier mixes.
             progress: shows how far it is on stderr.
         """
-        import pandas
-
         with as_before({}), contextlib.nullcontext() if progress else display.silent():
             found = combining.combine(self.folder, Path(out), force=force, workers=workers)
-        return pandas.DataFrame.from_dict(found, orient="index").fillna(0.0).rename_axis("hospital")
+        return _indexed(found, "hospital").fillna(0.0)
 
     @property
     def _sites(self) -> Mapping[str, Any]:
@@ -152,6 +143,12 @@ class Joined:
 
     def __repr__(self) -> str:
         return f"<Joined: {len(self._sites)} hospitals, {', '.join(self.content['candidates'])}; {self.folder}>"
+
+
+def _indexed(found: Mapping[str, Mapping[str, Any]], name: str) -> pandas.DataFrame:
+    import pandas
+
+    return pandas.DataFrame.from_dict(found, orient="index").rename_axis(name)
 
 
 def sheets_of(folder: Path, sites: Sequence[str] = (), language: str = "en") -> list[Path]:
@@ -188,7 +185,6 @@ def write_sheets(found: Mapping[str, Any], folder: Path, sites: Sequence[str] = 
 
 
 def _leaves(labels: Sequence[str]) -> list[dict[str, str]]:
-    """What leaves a hospital in training with any of the methods."""
     found = {}
     for label in labels:
         secure = "secure_sum=" in label and "secure_sum=none" not in label
@@ -212,14 +208,8 @@ def by_group(
 ) -> dict[str, Any]:
     """Group, as "sex=female" -> n, and candidate -> benefit with its interval, from these patients alone.
 
-    An attribute is told where each of its values, "" for unknown, has 30 patients and 5 of each class: the benefit of a
-    smaller one would follow from that of all patients and of the others.
-
-    Args:
-        tested: the hospital's patients.
-        attributes: attribute -> (n,) each patient's value, "" where it is not known.
-        candidates: names, in the order of the risks.
-        design: how patients were tested.
+    An attribute (-> (n,) values, "" where unknown) is told where each of its values, "" too, has 30 patients and 5 of
+    each class: the benefit of a smaller one would follow from that of all patients and of the others.
     """
     found: dict[str, Any] = {}
     for name, values in attributes.items():
@@ -281,13 +271,10 @@ def _told(one: Benefit, design: Design) -> dict[str, float]:
 
 
 def auc_benefit(labels: Array, own: Array, candidate: Array, folds: Array) -> Benefit:
-    """Of the areas under the ROC curves, candidate less own, over pairs of patients of one fold.
+    """Of the areas under the ROC curves, candidate less own, over pairs of patients of one fold; as ``brier_benefit``.
 
     Patients' shares are the influence function (DeLong et al., Biometrics 44, 1988), whose mean is the difference.
-
-    Args:
-        labels, own, candidate: as of ``brier_benefit``.
-        folds: (R, n) whole numbers; a fold of one class alone has no pairs, but some fold of each repetition has.
+    ``folds``: (R, n); a fold of one class alone has no pairs, but some fold of each repetition has.
     """
     shares = _auc_shares(labels, candidate, folds) - _auc_shares(labels, own, folds)
     return of_differences(shares, candidate - own)

@@ -18,7 +18,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.validation import expected, shown
 
 CACHE = "FAIRFLARE_CACHE"
-"""As ``datasets.kinds.cache`` has it, which takes its time to import."""
+"""As ``datasets.cache`` has it, which takes its time to import."""
 LONGEST_NAME = 100
 """Characters of a folder's name that stand for a method's settings."""
 LONGEST_BYTES = 200

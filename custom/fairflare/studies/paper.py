@@ -258,7 +258,6 @@ def _pictured(table: Table, shown: Shown, plan: Plan, places: Sequence[Place], f
 
 
 def _first_runs(table: Table, plan: Plan, places: Sequence[Place], folder: Path) -> Runs:
-    """The runs of each row's first seed."""
     titles = {row.key: row.title for row in table.rows}
     runs = [(titles[key], min(seeds.items())[1]) for place in places for key, seeds in place.runs.items()]
     return [(title, plan.configs[path], folder / path) for title, path in runs]

@@ -255,7 +255,6 @@ Columns = Sequence[Column]
 
 
 def drawn(panel: declaration.Table, table: Table) -> list[str]:
-    """SVG elements of a panel."""
     if not panel.draw:
         return []
     draw = {

@@ -125,7 +125,6 @@ def budget(wanted: Workers | None, env: str, configs: Mapping[str, RunConfig]) -
 
 
 def side_by_side(workers: Workers) -> int:
-    """How many runs are made at a time."""
     return workers.slots() if isinstance(workers, Cluster) else workers
 
 

@@ -326,10 +326,9 @@ def execute_deployed(
     preinstalled: bool = False,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Run ``config`` on a POC or a provisioned federation and return the content of ``report.json``.
+    """Run ``config`` on a POC or a provisioned federation and return the content of ``report.json``; see ``execute``.
 
     Args:
-        folder: created; refused when it exists, unless ``force`` and it holds an earlier run.
         env: "poc" or "prod".
         kit: startup kit of the user who submits; for a POC its project admin's by default.
         timeout: seconds until the job must be over.

@@ -338,7 +338,6 @@ def _batch(study: optuna.Study, search: Search, folder: Path, count: int, worker
 
 
 def _rows(study: optuna.Study, search: Search) -> list[dict[str, Any]]:
-    """A row per trial, in their order."""
     return [
         {"trial": trial.number, "values": {key: trial.params[key] for key in search.space}}
         | {key: trial.user_attrs.get(key) for key in (*TRIAL, "reason")}

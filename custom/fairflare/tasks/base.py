@@ -220,16 +220,10 @@ class Task(ABC):
         return {}
 
     def test_data_as(self, other: Task) -> dict[str, TensorData]:
-        """This task's test examples, dealt to the sites as ``other`` deals them: nobody's training examples.
+        """Site of ``other`` -> this task's test examples, as ``other`` deals them: nobody's training examples.
 
-        Args:
-            other: this task with other options of the partition, e.g. another concentration of a Dirichlet split.
-
-        Returns:
-            Site of ``other`` -> data of which the split "test" counts.
-
-        Raises:
-            UserError: the task cannot do that, as every task that does not say how.
+        ``other``: this task with other options of the partition, e.g. another concentration of a Dirichlet split.
+        UserError where the task does not say how.
         """
         raise UserError(f"task {self.name}: its test examples cannot be dealt to the sites in another way")
 
@@ -316,7 +310,6 @@ class Task(ABC):
 
     @property
     def default_grouping(self) -> str:
-        """What examples are grouped by unless the user says otherwise."""
         return LABEL if self.kind.has_classes else NONE
 
     def grouping(self, by: str) -> Grouping:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +22,8 @@ from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.privacy.counts import released
 from fairflare.tasks.base import Task
-from fairflare.tasks.images import image_data
 from fairflare.tasks.kinds.own import OwnData
+from fairflare.tasks.kinds.own_images import image_data
 from fairflare.tasks.preflight import finding_of, without_events
 
 PATIENTS = ("patient_id", "patient")
@@ -31,10 +31,16 @@ PATIENTS = ("patient_id", "patient")
 
 
 class Labelled(TensorData):
-    """Data of which only the split "test" holds examples; ``patients`` says whose they are, "" where nobody does."""
+    """Data of which only the split "test" holds examples.
+
+    Attributes:
+        patients: whose they are, "" where nobody says so.
+        table: of a table its cells by column, and the numbers of its features before they are scaled.
+    """
 
     least = 0
     patients: Sequence[str] = ()
+    table: tuple[Mapping[str, list[str]], np.ndarray] | None = None
 
 
 def labelled(
@@ -104,7 +110,7 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
     else:
         targets = task.kind.of_cells(path.name, columns, outcome, task.classes)
     made = _for_testing(task, Split(inputs, targets, attributes))
-    made.scaling = scaling
+    made.scaling, made.table = scaling, (columns, numbers)
     made.patients = next((columns[key] for key in PATIENTS if key in columns), ())
     return made
 

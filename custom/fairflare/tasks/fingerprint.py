@@ -43,12 +43,8 @@ GAIN_DIGITS = 3
 def network_gain(train: Split, val: Split) -> float | None:
     """Log loss of logistic regression on ``val`` less that of a network with one hidden layer, of three digits.
 
-    Args:
-        train: rows (N, F) of finite numbers, scaled; at most ``MOST_ROWS`` are used.
-        val: rows of the same kind, which neither model is fitted to.
-
-    Returns:
-        None with fewer rows than ``LEAST_TRAIN`` and ``LEAST_VAL``, or classes in ``val`` that ``train`` lacks.
+    Rows are (N, F) of finite numbers, scaled, of ``train`` at most ``MOST_ROWS``. None with fewer than ``LEAST_TRAIN``
+    and ``LEAST_VAL``, or classes in ``val`` that ``train`` lacks.
     """
     if len(train) < LEAST_TRAIN or len(val) < LEAST_VAL:
         return None

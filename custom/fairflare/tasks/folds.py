@@ -51,15 +51,10 @@ def folded(task: Task, fold: str) -> Task:
 
 
 def dealt(labels: Rows, folds: int, deal: int, site: str) -> Rows:
-    """(N,) fold of each of a site's patients.
+    """(N,) fold of each of the patients of ``site``, by the ``deal``-th way to deal ``folds`` of them.
 
-    Args:
-        labels: (N,) classes, which serve to deal again where a training part has fewer than two of a class.
-        folds, deal: K, and which of the deals.
-        site: whose patients these are.
-
-    Raises:
-        DataError: the site has too few patients of a class for that.
+    ``labels``: (N,) classes, which serve to deal again where a training part has fewer than two of a class; DataError
+    where the site has too few for that.
     """
     rng = np.random.default_rng(derive(deal, "folds", site, folds))
     present = np.unique(labels)
@@ -129,7 +124,6 @@ class _Folded:
 
 
 def part(whole: Split, chosen: npt.NDArray[np.bool_]) -> Split:
-    """The chosen patients, in the same order."""
     rows = np.flatnonzero(chosen)
     attributes = {name: [values[i] for i in rows.tolist()] for name, values in whole.attributes.items()}
     return Split(whole.inputs[rows], whole.targets[rows], attributes)

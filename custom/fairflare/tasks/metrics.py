@@ -14,7 +14,7 @@ import numpy as np
 
 from fairflare.core.metric import LARGEST_LOSS, Metric
 from fairflare.functional import intervals
-from fairflare.functional.intervals import weighted_auc, weighted_recall
+from fairflare.functional.intervals import Array, of_positive_mean, weighted_auc, weighted_mean, weighted_recall
 
 if TYPE_CHECKING:
     from fairflare.tasks.kinds.classes import ClassCases
@@ -74,13 +74,9 @@ def auc_ovr(wins: np.ndarray, sizes: np.ndarray) -> float | None:
 def wins(probabilities: np.ndarray, y: np.ndarray) -> np.ndarray:
     """How often an example of one class is ranked above one of another: what all AUCs are made of, from one sort each.
 
-    Args:
-        probabilities: (N, C) float, finite.
-        y: (N,) classes.
-
-    Returns:
-        (C, C): in row c and column b the pairs of an example of c and one of b in which the first has the larger
-        probability of c, ties counted half; exact, as every number is a half of a whole one. The diagonal is 0.
+    ``probabilities``: (N, C), finite; ``y``: (N,) classes. Returns (C, C): in row c and column b the pairs of an
+    example of c and one of b in which the first has the larger probability of c, ties counted half; exact, as every
+    number is a half of a whole one. The diagonal is 0.
     """
     n_classes = probabilities.shape[1]
     found = np.zeros((n_classes, n_classes))
@@ -208,3 +204,43 @@ HD95 = Metric(
 )
 """As MONAI's ``compute_hausdorff_distance`` with percentile=95."""
 LOSS, TRAIN_LOSS = (Metric(name, high=LARGEST_LOSS, higher_is_better=False, kind="") for name in ("loss", "train_loss"))
+
+
+def distances(cases: ClassCases) -> Array:
+    """(N,) how many classes the likeliest class is away from the true one."""
+    return np.abs(cases.probabilities.numpy().argmax(1) - cases.labels).astype(np.float64)
+
+
+def weighted_kappa(cases: ClassCases, counts: Array) -> Array:
+    """(B,) Cohen's kappa with quadratic weights (Psychological Bulletin 70, 1968); nan where all are of one class."""
+    predicted, true = cases.probabilities.numpy().argmax(1).astype(np.float64), cases.labels.astype(np.float64)
+    mp, mt = weighted_mean(predicted, counts), weighted_mean(true, counts)
+    spread = weighted_mean(predicted**2, counts) - mp**2 + weighted_mean(true**2, counts) - mt**2 + (mp - mt) ** 2
+    found: Array = np.full(len(counts), np.nan)
+    np.divide(weighted_mean((predicted - true) ** 2, counts), spread, out=found, where=spread > 1e-9)
+    return 1 - found
+
+
+grade = partial(Metric, kind="ordinal")
+KAPPA = grade(
+    "weighted_kappa",
+    label="quadratic-weighted kappa",
+    meaning="the agreement beyond chance, in squared steps; 1 is perfect",
+    low=-1.0,
+    chance=lambda n_classes: 0.0,
+    flat=True,
+    needs="true or predicted classes that differ",
+    weighted=weighted_kappa,
+    of_classes=True,
+)
+STEPS = grade(
+    "mean_class_error",
+    label="mean absolute class error",
+    meaning="how many classes the answer is away from the true one; 0 is perfect",
+    high=LARGEST_LOSS,
+    higher_is_better=False,
+    each=distances,
+    interval=lambda cases, level: of_positive_mean(distances(cases), level),
+    benefit=True,
+    groups=True,
+)

@@ -87,7 +87,6 @@ def copied(network: nn.Module) -> StateDict:
 
 
 def outline() -> Outline:
-    """What server and site know alike."""
     return Outline(small_network().state_dict(), GROUPS, classes=2)
 
 

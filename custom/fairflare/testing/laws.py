@@ -287,11 +287,8 @@ def _replies(entry: Method, count: int, seed: int) -> list[types.Reply]:
 def check_rule(id: str, **settings: Any) -> None:
     """Run every law on rule ``id``, fed with the numbers of the registered probes and trainers that report them.
 
-    ``settings``: parameters of the rule that differ from their defaults.
-
-    Raises:
-        AssertionError: a law fails, or no probe and no trainer reports a number that the rule wants.
-        UserError: there is no such rule.
+    ``settings``: parameters that differ from their defaults. AssertionError where a law fails, or nobody reports a
+    number that the rule wants.
     """
     entry = method_around(id, **settings)
     for check in (wanted_scalars_are_reported, *CHECKS):  # first what the other laws cannot do without

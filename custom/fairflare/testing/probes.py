@@ -65,15 +65,10 @@ class Case:
 
 
 def check_probe(id: str, *, orders: Mapping[str, float] | None = None, **settings: Any) -> None:
-    """Run every check on probe ``id``.
+    """Run every check on probe ``id``; AssertionError where one fails.
 
-    Args:
-        orders: name -> number that its rule sends to every site; none by default.
-        settings: parameters of the probe that differ from their defaults.
-
-    Raises:
-        AssertionError: a check fails.
-        UserError: there is no such probe.
+    ``orders``: name -> number that its rule sends to every site; ``settings``: parameters that differ from their
+    defaults.
     """
     case = Case(id, registry.get_probe(id)(**settings), orders or {})
     for check in CHECKS:
@@ -112,14 +107,12 @@ def the_network_stays(case: Case) -> None:
 
 
 def what_was_received_stays(case: Case) -> None:
-    """The received model, tensors and numbers are left alone."""
     for found in case.rounds():
         fresh = kit.work_of_round(found.work.round.number, orders=case.orders, receives=case.probe.receives)
         kit.arguments_stay(case.id, found.work, fresh, received=case.probe.when != "anchored")
 
 
 def measuring_repeats(case: Case) -> None:
-    """The same round twice gives the same numbers."""
     first, second = ([found.numbers for found in case.rounds()] for _ in range(2))
     assert first == second, f"{case.id}: {first}, then {second}"
 

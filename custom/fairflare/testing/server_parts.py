@@ -26,18 +26,11 @@ TRAINABLE = frozenset({"weight", "half"})
 
 
 def check_selector(id: str, among: Sequence[str] = (), **settings: Any) -> None:
-    """Ask selector ``id`` in several rounds who of one, two, five and twenty sites takes part.
+    """Ask selector ``id`` in several rounds who of 1, 2, 5 and 20 sites takes part; raises AssertionError.
 
     It must choose among the sites that are there, each once and in their order, only such as it may ever select, no
-    fewer than the round needs where that many are there, and the same again when it is asked again.
-
-    Args:
-        among: names to choose from in place of made-up ones, for a selector that knows names.
-        settings: parameters that differ from their defaults.
-
-    Raises:
-        AssertionError: it does not hold, and which.
-        UserError: there is no such selector.
+    fewer than the round needs where that many are there, and the same again when it is asked again. ``among``: names to
+    choose from in place of made-up ones; ``settings``: parameters that differ from their defaults.
     """
     cls = registry.get_part("selector", id)
     is_json(id, cls(**settings))
@@ -67,16 +60,11 @@ def _selects(
 
 
 def check_server_optimizer(id: str, **settings: Any) -> None:
-    """Let server optimizer ``id`` step along updates of usual size, of zero and of a large size.
+    """Let server optimizer ``id`` step along updates of usual, zero and large size; raises AssertionError.
 
     It must step trainable entries alone, keep shapes and types, stay finite, leave what it was given as it was, do the
-    same again when it is asked again, and go on from its saved state as from the state itself.
-
-    ``settings``: parameters that differ from their defaults.
-
-    Raises:
-        AssertionError: it does not hold, and which.
-        UserError: there is no such server optimizer.
+    same again when it is asked again, and go on from its saved state as from the state itself. ``settings``: parameters
+    that differ from their defaults.
     """
     cls = registry.get_part("server optimizer", id)
     is_json(id, cls(**settings))

@@ -19,8 +19,7 @@ from fairflare.functional.intervals import resamples
 from fairflare.tasks.base import Task
 from fairflare.tasks.kind import Cases, interval_of, resampled, value_of
 from fairflare.tasks.kinds.amounts import Counts
-from fairflare.tasks.kinds.classes import CLASSES
-from fairflare.tasks.kinds.grades import GRADES
+from fairflare.tasks.kinds.classes import CLASSES, GRADES
 from fairflare.tasks.kinds.labels import Labels
 from fairflare.tasks.kinds.masks import MASKS, VOLUME_MASKS
 from fairflare.tasks.kinds.survival import Hazards
@@ -32,15 +31,9 @@ CLOSE = 1e-9
 
 
 def check_task(name: str, preset: str | None = None, **options: Any) -> None:
-    """Look at a task, its sites' data, its network and its kind's objective, metrics and answer.
+    """Look at a task, its data, its network and its kind's objective, metrics and answer; raises AssertionError.
 
-    Args:
-        preset: of the task; None: the first.
-        options: of the task, e.g. fewer patients.
-
-    Raises:
-        AssertionError: something does not hold, and which.
-        UserError: there is no such task, or no such metric.
+    ``preset``: None: the first; ``options``: of the task, e.g. fewer patients.
     """
     task = tasks.load(name, preset, **options)
     is_json(name, task)
@@ -108,14 +101,9 @@ def _check_scores(task: Task, data: TensorData, network: torch.nn.Module, where:
 
 
 def check_metric(name: str, cases: Cases | None = None) -> None:
-    """Compute a metric of made-up cases, of resamples and with another order, and its interval.
+    """Compute a metric of made-up cases, of resamples and in another order, and its interval; raises AssertionError.
 
-    Args:
-        cases: in place of made-up ones; a metric of a kind that is not the package's needs them.
-
-    Raises:
-        AssertionError: something does not hold, and which.
-        UserError: there is no such metric.
+    ``cases``: in place of made-up ones; a metric of a kind that is not the package's needs them.
     """
     registry.methods()
     one = metric.get(name)

@@ -55,16 +55,10 @@ class Case:
 def check_trainer(
     id: str, *, orders: Mapping[str, float] | None = None, training: Training = kit.TRAINING, **settings: Any
 ) -> None:
-    """Run every check on trainer ``id``.
+    """Run every check on trainer ``id``; AssertionError where one fails.
 
-    Args:
-        orders: name -> number that its rule sends to every site; none by default.
-        training: local training settings, for a trainer that only some of them suit.
-        settings: parameters of the trainer that differ from their defaults.
-
-    Raises:
-        AssertionError: a check fails.
-        UserError: there is no such trainer.
+    ``orders``: name -> number that its rule sends to every site; ``training``: local settings, for a trainer that only
+    some of them suit; ``settings``: parameters that differ from their defaults.
     """
     case = Case(id, registry.get_trainer(id)(**settings), orders or {}, training)
     for check in CHECKS:

@@ -27,7 +27,7 @@ import run as study  # noqa: E402
 from fairflare.core.seeds import derive  # noqa: E402
 from fairflare.datasets.heart import Heart  # noqa: E402
 from fairflare.datasets.ist import Ist  # noqa: E402
-from fairflare.datasets.kinds.patients import TEST_SHARE, VAL_SHARE, CentreTask  # noqa: E402
+from fairflare.datasets.patients import TEST_SHARE, VAL_SHARE, CentreTask  # noqa: E402
 from fairflare.engine.setup import tasks  # noqa: E402
 from fairflare.studies.study import arms  # noqa: E402
 from fairflare.tasks.base import SPLIT, expect  # noqa: E402

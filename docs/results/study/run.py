@@ -23,7 +23,7 @@ import tables
 import torch
 
 from fairflare.core.types import StateDict
-from fairflare.datasets.kinds.patients import TableTask
+from fairflare.datasets.patients import TableTask
 from fairflare.engine.after.recalibrate import FAR
 from fairflare.engine.evaluation import predict
 from fairflare.engine.files import CHECKPOINT, MODEL, SUFFIX, read_model

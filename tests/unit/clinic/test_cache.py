@@ -21,9 +21,8 @@ import fairflare
 from cases import each
 from fairflare.cli.main import main
 from fairflare.core.imports import imports, module_files
-from fairflare.datasets import brain_seg, digits, fundus_phantom, ich_phantom
+from fairflare.datasets import brain_seg, cache, digits, fundus, ich_phantom
 from fairflare.datasets.ich_phantom import IchPhantom
-from fairflare.datasets.kinds import cache
 from fairflare.engine import audit
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
@@ -36,7 +35,7 @@ TASKS = {
     "fundus-phantom": {"images": 60, "n_sites": 2, "size": 32, "site_test_images": 6},
     "digits": {"images_per_site": 24, "test_images": 20, "site_test_images": 8},
 }
-DRAWERS = ((ich_phantom, "render"), (brain_seg.BrainSeg, "subject"), (fundus_phantom, "eye"), (digits, "drawn_digit"))
+DRAWERS = ((ich_phantom, "render"), (brain_seg.BrainSeg, "subject"), (fundus, "eye"), (digits, "drawn_digit"))
 ICH = "ich-phantom"
 
 
@@ -116,7 +115,7 @@ def test_the_code_is_that_of_all_that_renders(monkeypatch):
     original = cache.Path.read_bytes
     monkeypatch.setattr(cache.Path, "read_bytes", lambda path: read.append(path.name) or original(path) + b"#")
     assert cache._code(type(_task())) != before
-    assert {"anatomy.py", "partition.py", "seeds.py", "ich_phantom.py"} <= set(read)
+    assert {"phantoms.py", "partition.py", "seeds.py", "ich_phantom.py"} <= set(read)
     cache._code.cache_clear()
 
 
@@ -133,12 +132,9 @@ def test_each_file_that_renders_counts_and_no_other(monkeypatch):
         return cache._code(type(_task()))
 
     plain = code()
-    for name in ("ich_phantom.py", "anatomy.py", "partition.py", "seeds.py", "base.py", "cache.py"):
+    for name in ("ich_phantom.py", "phantoms.py", "partition.py", "seeds.py", "base.py", "cache.py"):
         assert code(name) != plain, name
-    assert (
-        code("brain_seg.py", "fundus_phantom.py", "digits.py", "support2.py", "loop.py", "cli.py", "networks.py")
-        == plain
-    )
+    assert code("brain_seg.py", "fundus.py", "digits.py", "support2.py", "loop.py", "cli.py", "networks.py") == plain
     cache._code.cache_clear()
 
 
@@ -169,9 +165,9 @@ def test_a_hospitals_own_data_are_never_kept():
     users = {
         name.removeprefix("fairflare.")
         for name, path in module_files(package).items()
-        if any(used.startswith("fairflare.datasets.kinds.cache") for used in imports(path))
+        if any(used.startswith("fairflare.datasets.cache") for used in imports(path))
     }
-    assert users == {"datasets.digits", "datasets.ich_phantom", "datasets.kinds.device_shift", "flare.simulate"}
+    assert users == {"datasets.digits", "datasets.ich_phantom", "datasets.phantoms", "flare.simulate"}
 
 
 def headed(change):

@@ -15,21 +15,21 @@ import torch
 from cases import each
 from fairflare.core.errors import MissingData, UserError
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets import covid_brazil
-from fairflare.datasets.covid_brazil import CovidBrazil
+from fairflare.datasets import fedufo_tables
+from fairflare.datasets.fedufo_tables import CovidBrazil
 from fairflare.engine.setup.tasks import load
 
 PER_REGION = 80
-N = PER_REGION * len(covid_brazil.REGIONS)
+N = PER_REGION * len(fedufo_tables.REGIONS)
 PRESETS = list(CovidBrazil.presets)
-CELLS = dict(zip(covid_brazil.COLUMNS, range(len(covid_brazil.COLUMNS))))
+CELLS = dict(zip(fedufo_tables.COLUMNS, range(len(fedufo_tables.COLUMNS))))
 UNKNOWN_RACE, UNKNOWN_SEX = 7, 8
 """Rows whose ethnicity is none of the codes, and whose sex is missing."""
 
 
 def patients():
     """The table that the environment names."""
-    return covid_brazil.read_patients(Path(os.environ["FAIRFLARE_DATA"], covid_brazil.FILE).resolve())
+    return fedufo_tables.read_patients(Path(os.environ["FAIRFLARE_DATA"], fedufo_tables.FILE).resolve())
 
 
 def made_up():
@@ -39,8 +39,8 @@ def made_up():
     for i in range(N):
         age = int(rng.integers(0, 100))
         died = int(rng.random() < age / 100)
-        race, flags = i // len(covid_brazil.REGIONS) % len(covid_brazil.RACES), rng.integers(0, 2, 17)
-        rows.append([died, 30 if died else 2, age, i % 2, race, i % len(covid_brazil.REGIONS), *flags])
+        race, flags = i // len(fedufo_tables.REGIONS) % len(fedufo_tables.RACES), rng.integers(0, 2, 17)
+        rows.append([died, 30 if died else 2, age, i % 2, race, i % len(fedufo_tables.REGIONS), *flags])
     rows = [[str(cell) for cell in row] for row in rows]
     rows[UNKNOWN_RACE][CELLS["Ethnicity"]] = "9"
     rows[UNKNOWN_SEX][CELLS["Sex"]] = ""
@@ -48,8 +48,8 @@ def made_up():
     return rows
 
 
-def write(folder, rows, columns=covid_brazil.COLUMNS):
-    with (folder / covid_brazil.FILE).open("w", newline="") as file:
+def write(folder, rows, columns=fedufo_tables.COLUMNS):
+    with (folder / fedufo_tables.FILE).open("w", newline="") as file:
         csv.writer(file).writerows([columns, *rows])
 
 
@@ -151,9 +151,9 @@ def test_clean_features_hold_no_days(folder, monkeypatch):
     before, _ = columns_of(CovidBrazil())
     rows = made_up()
     for row in rows:
-        row[CELLS[covid_brazil.DAYS]] = "5"
-        if row[CELLS[covid_brazil.REGION]] == "0":
-            row[CELLS[covid_brazil.AGE]] = "50"
+        row[CELLS[fedufo_tables.DAYS]] = "5"
+        if row[CELLS[fedufo_tables.REGION]] == "0":
+            row[CELLS[fedufo_tables.AGE]] = "50"
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     write(elsewhere, rows)
@@ -194,9 +194,9 @@ def test_attributes_follow_their_patients(folder):
             attributes = data.attributes(split)
             assert set(attributes) == set(task.attributes)
             for j, i in enumerate(rows[split]):
-                race, age = cells[i][CELLS[covid_brazil.RACE]], int(cells[i][CELLS[covid_brazil.AGE]])
+                race, age = cells[i][CELLS[fedufo_tables.RACE]], int(cells[i][CELLS[fedufo_tables.AGE]])
                 if i != UNKNOWN_RACE:
-                    assert attributes["race"][j] == covid_brazil.RACES[int(race)]
+                    assert attributes["race"][j] == fedufo_tables.RACES[int(race)]
                     assert attributes["white"][j] == ("white" if race == "1" else "not white")
                 if i != UNKNOWN_SEX:
                     assert attributes["sex"][j] == ("female", "male")[i % 2]
@@ -216,7 +216,7 @@ def test_an_unknown_value_belongs_to_no_group(folder):
 
 
 def test_an_unknown_ethnicity_is_a_row_of_zeros(folder):
-    flags = covid_brazil.clean_flags(patients())[:, -5:]
+    flags = fedufo_tables.clean_flags(patients())[:, -5:]
     assert (flags[UNKNOWN_RACE] == 0).all() and flags.sum() == N - 1
 
 
@@ -245,8 +245,8 @@ def test_a_site_may_have_its_own_copy(folder, tmp_path, monkeypatch):
 
 
 def test_a_missing_column_is_named(folder):
-    keep = [j for j, name in enumerate(covid_brazil.COLUMNS) if name not in ("Ethnicity", "Renal")]
-    write(folder, [[row[j] for j in keep] for row in made_up()], [covid_brazil.COLUMNS[j] for j in keep])
+    keep = [j for j, name in enumerate(fedufo_tables.COLUMNS) if name not in ("Ethnicity", "Renal")]
+    write(folder, [[row[j] for j in keep] for row in made_up()], [fedufo_tables.COLUMNS[j] for j in keep])
     with pytest.raises(UserError, match="covid_brazil.csv: expected 23 columns, got none named Ethnicity, Renal"):
         CovidBrazil().site_data("site-1")
 
@@ -255,7 +255,7 @@ def test_more_columns_in_another_order_do_not_matter(folder):
     before = CovidBrazil().site_data("site-3").splits["test"].inputs
     other = folder / "other"
     other.mkdir()
-    write(other, [["x", *reversed(row)] for row in made_up()], ["note", *reversed(covid_brazil.COLUMNS)])
+    write(other, [["x", *reversed(row)] for row in made_up()], ["note", *reversed(fedufo_tables.COLUMNS)])
     after = CovidBrazil().local_data("site-3", SiteConfig(data_root=str(other))).splits["test"].inputs
     assert torch.equal(before, after)
 

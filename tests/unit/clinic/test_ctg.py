@@ -17,7 +17,7 @@ from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets.ctg import CLASSES, MEASURED, ONE_HOT, Ctg
+from fairflare.datasets.fedufo_tables import CLASSES, MEASURED, ONE_HOT, Ctg
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.tasks import load
 

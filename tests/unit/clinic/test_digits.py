@@ -11,9 +11,8 @@ import torch
 from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
-from fairflare.datasets import digits
+from fairflare.datasets import digits, domains
 from fairflare.datasets.digits import DOMAINS, MNIST, OPTDIGITS, PHOTO, RENDERED, Digits, plan
-from fairflare.datasets.kinds import domains
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
 

@@ -11,8 +11,8 @@ import torch
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import CODES
-from fairflare.datasets.isic2019 import METADATA, Isic2019
-from fairflare.datasets.kinds import partition, quality
+from fairflare.datasets import partition, quality
+from fairflare.datasets.quality import METADATA, Isic2019
 from fairflare.engine.setup.tasks import load
 from fairflare.tasks.base import DATA_FOLDER
 from golden import folder as golden_folder

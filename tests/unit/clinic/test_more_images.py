@@ -9,7 +9,7 @@ import torch
 
 from cases import each
 from fairflare.core.errors import UserError
-from fairflare.datasets.kinds import partition
+from fairflare.datasets import partition
 from fairflare.engine.setup.tasks import load
 
 SMALL = {

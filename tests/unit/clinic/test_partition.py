@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fairflare.core.errors import UserError
-from fairflare.datasets.kinds.partition import dirichlet_by_label, dirichlet_with_corrupted, redrawn
+from fairflare.datasets.partition import dirichlet_by_label, dirichlet_with_corrupted, redrawn
 
 LABELS = np.random.default_rng(0).integers(0, 5, size=600)
 

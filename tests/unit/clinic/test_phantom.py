@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fairflare.core.errors import UserError
-from fairflare.datasets import ich_phantom
-from fairflare.datasets.kinds import anatomy
+from fairflare.datasets import ich_phantom, phantoms
 
 needs_nilearn = pytest.mark.skipif(find_spec("nilearn") is None, reason="needs the demo extra (nilearn)")
 N = 30
@@ -19,21 +18,21 @@ def bleeds(name, seeds=range(N)):
     """Per seed: the head and the pixels that are mostly blood."""
     for seed in seeds:
         rng = np.random.default_rng(seed)
-        head = anatomy.patient(96, rng)
+        head = phantoms.patient(96, rng)
         ventricle = head.ventricle + rng.uniform(0, 2.5)
         blood, _ = ich_phantom.BLEEDS[ich_phantom.CLASSES.index(name)](head, ventricle, rng)
         yield head, ventricle, blood > 0.5
 
 
 def area(mask):
-    return mask.sum() * (anatomy.FIELD_OF_VIEW / mask.shape[0]) ** 2
+    return mask.sum() * (phantoms.FIELD_OF_VIEW / mask.shape[0]) ** 2
 
 
 @needs_nilearn
 @pytest.mark.parametrize("name", ["epidural", "subdural"])
 def test_blood_under_the_skull_stays_there(name):
     for head, _, blood in bleeds(name):
-        assert blood.any() and head.depth[blood].min() > -anatomy.GAP - 2
+        assert blood.any() and head.depth[blood].min() > -phantoms.GAP - 2
         assert head.depth[blood].max() < (24 if name == "epidural" else 12)
         assert len(set(np.sign(head.x[blood]))) == 1  # on one side of the midline
 
@@ -92,9 +91,9 @@ def test_without_nilearn_the_user_is_told_what_to_install(monkeypatch):
     def absent(name):
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(anatomy.metadata, "distribution", absent)
+    monkeypatch.setattr(phantoms.metadata, "distribution", absent)
     with pytest.raises(UserError, match=r"pip install 'fairflare\[demo\]'"):
-        anatomy.nilearn_file("any.nii.gz")
+        phantoms.nilearn_file("any.nii.gz")
 
 
 def test_class_shares():

@@ -16,10 +16,9 @@ from fairflare.cli.preflight import prepare
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.isic2019 import METADATA, Isic2019
-from fairflare.datasets.kinds import quality
-from fairflare.datasets.kinds.on_disk import ImagesOnDisk
-from fairflare.datasets.rsna_ich import RsnaIch
+from fairflare.datasets import quality
+from fairflare.datasets.on_disk import ImagesOnDisk
+from fairflare.datasets.quality import METADATA, Isic2019, RsnaIch
 from fairflare.engine.setup.tasks import load
 from fairflare.tasks.base import DATA_FOLDER
 from fairflare.tasks.kinds.masks import MASKS

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from fairflare.cli.main import main
-from fairflare.datasets import covid_brazil
-from fairflare.datasets.covid_brazil import CovidBrazil
-from fairflare.datasets.ctg import Ctg
+from fairflare.datasets import fedufo_tables
+from fairflare.datasets.fedufo_tables import CovidBrazil, Ctg
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.tasks import load
 from fairflare.tasks.metrics import auc
@@ -30,7 +29,7 @@ def folder_with(file, monkeypatch):
 
 @pytest.fixture
 def covid_table(monkeypatch):
-    return covid_brazil.read_patients(folder_with(covid_brazil.FILE, monkeypatch).resolve() / covid_brazil.FILE)
+    return fedufo_tables.read_patients(folder_with(fedufo_tables.FILE, monkeypatch).resolve() / fedufo_tables.FILE)
 
 
 @pytest.fixture
@@ -48,8 +47,8 @@ def test_the_covid_table(covid_table):
 
 def test_codes_stand_for_what_they_are_called(covid_table):
     """Most patients of the South are white and most of the North are not, as the census has it."""
-    white = covid_table.race == covid_brazil.RACES.index("white")
-    share = {name: white[covid_table.region == k].mean() for k, name in enumerate(covid_brazil.REGIONS)}
+    white = covid_table.race == fedufo_tables.RACES.index("white")
+    share = {name: white[covid_table.region == k].mean() for k, name in enumerate(fedufo_tables.REGIONS)}
     assert share["South"] > 0.9 and share["North"] < 0.15
 
 
@@ -70,7 +69,7 @@ def test_regions_and_shares_are_whole(preset, covid_table):
 
 def test_no_clean_feature_alone_predicts_the_outcome(covid_table):
     died = covid_table.died == 1
-    for column in (covid_table.age, *covid_brazil.clean_flags(covid_table).T):
+    for column in (covid_table.age, *fedufo_tables.clean_flags(covid_table).T):
         assert 0.4 < auc(column, died) < 0.75
 
 
@@ -84,7 +83,7 @@ def test_what_the_covid_table_lets_one_predict(covid_table):
         model = LogisticRegression(max_iter=1000).fit(x, covid_table.died)
         return model.score(x, covid_table.died), auc(model.decision_function(x), covid_table.died == 1)
 
-    clean = np.column_stack((covid_table.age, covid_brazil.clean_flags(covid_table)))
+    clean = np.column_stack((covid_table.age, fedufo_tables.clean_flags(covid_table)))
     accuracy, area = fit(clean)
     assert 0.72 < accuracy < 0.75 and 0.79 < area < 0.82
     assert abs(fit(np.column_stack((clean, covid_table.days)))[1] - area) < 0.01

@@ -14,9 +14,8 @@ from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.findings import CODES
-from fairflare.datasets.kinds import partition, quality
-from fairflare.datasets.kinds.quality import read_partition
-from fairflare.datasets.rsna_ich import RsnaIch
+from fairflare.datasets import partition, quality
+from fairflare.datasets.quality import RsnaIch, read_partition
 from fairflare.engine.setup.tasks import load
 from fairflare.tasks.base import DATA_FOLDER
 from golden import folder as golden_folder

@@ -12,7 +12,7 @@ from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets.seer_prostate import CATEGORIES, LABEL, NUMBERS, RACE, SEX, SeerProstate, _ranks
+from fairflare.datasets.fedufo_tables import CATEGORIES, LABEL, NUMBERS, SEER_RACE, SEER_SEX, SeerProstate, _ranks
 from fairflare.engine.setup.tasks import load
 
 YEARS = ("2018", "2019")
@@ -37,7 +37,7 @@ def made_up(year):
     for name in CATEGORIES:
         table[name] = rng.choice(["a value", "another", "a third"], N)
     table[CATEGORIES[0]] = np.where(cancer < 5, "65-69 years", rng.choice(["70-74 years", "85+ years"], N))
-    table[RACE], table[SEX] = rng.choice(RACES, N), rng.choice(["Female", "Male"], N)
+    table[SEER_RACE], table[SEER_SEX] = rng.choice(RACES, N), rng.choice(["Female", "Male"], N)
     frame = pd.DataFrame(table).astype({"Primary Site": object, CATEGORIES[0]: object})
     frame.loc[7, "Diagnostic Confirmation"] = None
     frame.loc[8, "Primary Site"] = "Blank(s)"
@@ -161,10 +161,10 @@ def test_attributes_follow_their_rows(folder):
     data, rows = task.site_data("site-2"), task.rows("site-2")
     for split in ("train", "val", "test"):
         found = data.attributes(split)
-        assert list(found["race"]) == [words[frame[RACE][i]] for i in rows[split]]
-        assert list(found["sex"]) == [frame[SEX][i].lower() for i in rows[split]]
+        assert list(found["race"]) == [words[frame[SEER_RACE][i]] for i in rows[split]]
+        assert list(found["sex"]) == [frame[SEER_SEX][i].lower() for i in rows[split]]
     groups = next(data.grouped(task.grouping("race")).fixed("test", 10_000)).groups
-    assert [g < 0 for g in groups] == [frame[RACE][i] == "Unknown" for i in rows["test"]]
+    assert [g < 0 for g in groups] == [frame[SEER_RACE][i] == "Unknown" for i in rows["test"]]
     assert set(SeerProstate(race="", sex="").table().attributes["race"]) == {""}
 
 
@@ -192,7 +192,7 @@ def test_a_limit(folder):
 
 
 def test_columns_by_other_names(tmp_path, monkeypatch):
-    names = {LABEL: "Site", RACE: "Race", CATEGORIES[0]: "Age; years"}
+    names = {LABEL: "Site", SEER_RACE: "Race", CATEGORIES[0]: "Age; years"}
     write(tmp_path, frame=made_up("2018").rename(columns=names | {CATEGORIES[0]: "Age"}))
     monkeypatch.setenv("FAIRFLARE_DATA", str(tmp_path))
     message = f"2018.xlsx: expected columns '{LABEL}', '{CATEGORIES[0]}', .*; it has: Site, Patient ID, Primary Site, "

@@ -15,8 +15,8 @@ from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
-from fairflare.report.evidence.run import table
-from fairflare.report.evidence.writers import questions
+from fairflare.report.evidence_files import questions
+from fairflare.report.evidence_pack import table
 from fairflare.report.write import write_report
 from fairflare.studies.after import init_evidence, write_evidence
 from fairflare.studies.folders import strangers
@@ -105,7 +105,7 @@ def test_own_tables_name_the_outcome_and_no_patient(tmp_path):
 
 def test_every_question_is_asked_for_a_document_and_every_document_asks_one_that_is_there():
     asked = set()
-    for name, rows in table("items.yaml").items():
+    for name, rows in table("evidence_items.yaml").items():
         if isinstance(rows, list):
             assert len({row["item"] for row in rows}) == len(rows), name
             for row in rows:

@@ -11,10 +11,9 @@ import pytest
 
 from cases import each
 from fairflare.core.errors import UserError
-from fairflare.report.page import render_edition
+from fairflare.report.page import LEAST, edition, opening, over_rounds, render_edition, require_site, standing
+from fairflare.report.page import standing_sentence as sentence
 from fairflare.report.sentences import class_words
-from fairflare.report.site_report import LEAST, edition, opening, over_rounds, require_site, standing
-from fairflare.report.site_report import standing_sentence as sentence
 from fairflare.report.summary import counted_trail, summarise
 
 OWN = "site-2"

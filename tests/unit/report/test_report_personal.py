@@ -14,8 +14,8 @@ from fairflare.report import compare_tables as tables
 from fairflare.report import figures
 from fairflare.report import sentences as words
 from fairflare.report.compare import compare
-from fairflare.report.deployed_model import as_used, used_models
 from fairflare.report.page import render_compare, render_run
+from fairflare.report.rows import as_used, used_models
 from fairflare.report.summary import report_json, summarise
 
 OWN = {"site-1": 0.7, "site-2": 0.9, "site-10": 0.8}

@@ -31,6 +31,11 @@ def _in(module: ModuleType) -> Iterator[type[Task]]:
     return (cls for cls in own if issubclass(cls, Task) and not inspect.isabstract(cls))
 
 
+def _named(module: ModuleType) -> dict[str, type[Task]]:
+    """A base class that stands beside its tasks has no name."""
+    return {cls.name: cls for cls in _in(module) if hasattr(cls, "name")}
+
+
 @cache
 def _modules() -> tuple[ModuleType, ...]:
     """A job for a hospital's own data carries no published or simulated data sets."""
@@ -48,7 +53,7 @@ def every() -> dict[str, type[Task]]:
         UserError: a plugin's task has a name that is no text, or another task's.
     """
     registry.methods()
-    found = {cls.name: cls for module in _modules() for cls in _in(module)} | ADDED
+    found = {name: cls for module in _modules() for name, cls in _named(module).items()} | ADDED
     for module in plugins.modules():
         for cls in _in(module):
             name = getattr(cls, "name", None)
@@ -95,7 +100,7 @@ def known(name: str) -> type[Task]:
     if name in ADDED:
         return ADDED[name]
     if home := plugins.declared_in(plugins.TASK, ROOMS, "name", name):
-        found = {cls.name: cls for cls in _in(importlib.import_module(home))}
+        found = _named(importlib.import_module(home))
         if name in found:
             return found[name]
     return _known("task", name, every())

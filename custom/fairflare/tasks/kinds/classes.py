@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classification: every case has one class, and the network gives a logit for each."""
+"""Classification: every case has one class, and the network gives a logit for each; classes may have an order."""
 
 from __future__ import annotations
 
@@ -168,3 +168,22 @@ def _regression(task: Task, data: SiteData) -> Answers | None:
         return found
 
     return answers
+
+
+@dataclass(frozen=True)
+class Grades(Classes):
+    """Classes in an order, by a cumulative link, whose likelihood is their cross-entropy.
+
+    The network gives one number; K - 1 rising cut points, which are trained with it, make logits of K classes of it
+    (proportional odds: McCullagh, Journal of the Royal Statistical Society B 42, 1980). What takes classes takes these.
+    """
+
+    name: str = "ordinal"
+    metrics: tuple[str, ...] = ("weighted_kappa", "mean_class_error", "accuracy", "balanced_accuracy")
+    headline: str = "weighted_kappa"
+
+    def head(self, classes: Sequence[str]) -> tuple[int, dict[str, Any]]:
+        return 1, {"cuts": len(classes) - 1}
+
+
+GRADES = Grades()

@@ -9,6 +9,7 @@ import inspect
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,10 +19,12 @@ from torch import Tensor
 
 from fairflare.core.errors import DataError, FairFlareError, UserError
 from fairflare.core.user_code import check_name, load_object
+from fairflare.core.validation import Names
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
 from fairflare.tasks.base import Task, expect, expect_choices
+from fairflare.tasks.kinds.classes import GRADES
 
 PREFIX = "client_"
 """Datalists are often called client_<SITE>.json."""
@@ -150,6 +153,21 @@ class OwnData(Task):
         expect("labels", len(self.classes) >= fewest, f"at least {fewest} classes", self.labels)
         expect("labels", len(set(self.classes)) == len(self.classes), "different names", self.labels)
         dict(self.attributes)  # raises where they cannot be read
+
+
+@dataclass(frozen=True)
+class OwnGrades(OwnData):
+    """What own tables and own images with classes in an order share.
+
+    Args:
+        labels: the classes' names from the lowest to the highest, at least three; or their number.
+    """
+
+    kind = GRADES
+    headline = GRADES.headline
+    fewest: ClassVar[int] = 3
+
+    labels: Names = "3"
 
 
 def root_of(folder: Path) -> tuple[Path, bool]:

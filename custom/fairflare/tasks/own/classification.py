@@ -12,6 +12,7 @@ from fairflare.core.types import Training
 from fairflare.data.readers.pictures import Reader
 from fairflare.networks import own as own_network
 from fairflare.tasks.base import Preset, expect
+from fairflare.tasks.kinds.own import OwnGrades
 from fairflare.tasks.kinds.own_images import OwnImages
 
 
@@ -62,3 +63,11 @@ class Classification(OwnImages):
 
     def reader(self) -> Reader:
         return Reader(self.size, self.channels, window=self.window)
+
+
+@dataclass(frozen=True)
+class ImageOrdinal(OwnGrades, Classification):
+    """2D images, as ``Classification`` describes them, whose classes have an order."""
+
+    name = "image-ordinal"
+    title = "Classes in an order on your own images"

@@ -111,13 +111,10 @@ class Script(OwnData):
 
 
 def script_file(module: str) -> Path:
-    """The file of a declared module that is a script of a federation.
+    """The file of a declared module that is a script of a federation; DataError where it is none.
 
     A job names a module. What lies in a site's ``local/custom`` runs only if it is meant to: it imports
     ``fairflare.client``.
-
-    Raises:
-        DataError: the module is not declared, is no single file, or is no such script.
     """
     path = declared_file(module)
     if path is None or path.suffix != ".py":

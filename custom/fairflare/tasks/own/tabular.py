@@ -35,7 +35,7 @@ from fairflare.data.table_columns import (
 from fairflare.data.tensors import Split, TensorData
 from fairflare.networks import own as own_network
 from fairflare.tasks.base import OPEN_SPLIT, Preset, expect
-from fairflare.tasks.kinds.own import OwnData
+from fairflare.tasks.kinds.own import OwnData, OwnGrades
 
 SPLIT = "split"
 SPLITS = ("train", "val", "test")
@@ -262,3 +262,11 @@ def scaled_by(train: np.ndarray) -> Scaling:
     medians[known] = np.nanmedian(train[:, known], axis=0)
     filled = np.where(np.isnan(train), medians, train)
     return Scaling(*(torch.from_numpy(part) for part in (medians, filled.mean(axis=0), filled.std(axis=0))))
+
+
+@dataclass(frozen=True)
+class Ordinal(OwnGrades, Tabular):
+    """One table per site, as ``Tabular`` describes it, whose classes have an order."""
+
+    name = "ordinal"
+    title = "Classes in an order on your own table"

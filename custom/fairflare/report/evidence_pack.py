@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.engine.evaluation import LEVEL
-from fairflare.report.benefit import GAINS, LOSES
-from fairflare.report.deployed_model import as_used
+from fairflare.report.after import GAINS, LOSES
+from fairflare.report.rows import as_used
 from fairflare.report.values import listing, number, plural, size, stop, text
 
 Json = dict[str, Any]
@@ -37,8 +37,7 @@ def table(name: str) -> dict[str, Any]:
 
 
 def notes() -> dict[str, Any]:
-    """Texts that documents share."""
-    return table("items.yaml")["notes"]
+    return table("evidence_items.yaml")["notes"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,6 @@ class Run:
         return found
 
     def value(self, token: str) -> Said:
-        """What a token of the table of items stands for."""
         if token.startswith("@"):
             return SENTENCES[token[1:]](self)
         where, colon, path = token.rpartition(":")
@@ -86,7 +84,6 @@ class Run:
         return None if found in (None, "", [], {}) else (_words(found), [f"{base}/{path}"])
 
     def rounds(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Line and content of the rounds' entries."""
         return ((i, entry) for i, entry in enumerate(self.entries, 1) if entry["event"] == "round")
 
 

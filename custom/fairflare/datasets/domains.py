@@ -1,31 +1,173 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which object? Ten classes of Office-Caltech from a shop, the web, a webcam and a camera, as FedHEAL divides them.
-
-Where the files are, for CLASS in back_pack, bike, calculator, headphones, keyboard, laptop_computer, monitor, mouse,
-mug, projector:
-
-    office_caltech_10/caltech/CLASS/*.jpg
-    office_caltech_10/amazon/CLASS/*.jpg
-    office_caltech_10/webcam/CLASS/*.jpg
-    office_caltech_10/dslr/CLASS/*.jpg
-"""
+"""Sites dealt over domains (kinds of images): each domain in turn at as many sites; and how FedHEAL moves and flips
+their training images. Its Office-Caltech: ten classes from a shop, the web, a webcam and a camera."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fairflare.core.errors import DataError, UserError
+from fairflare.core.execution import moved
 from fairflare.core.seeds import derive
+from fairflare.core.types import Batch, Training
 from fairflare.data.readers.datalist import Item
+from fairflare.data.readers.geometry import NATURAL
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets.kinds.domains import IMAGENET, PAPER, SMALL, FlippedData, OverDomains, images_in
-from fairflare.datasets.kinds.on_disk import ImagesOnDisk
-from fairflare.datasets.kinds.partition import ATTEMPTS
-from fairflare.tasks.base import Preset, expect, site_index
+from fairflare.data.tensors import TensorData, normalised
+from fairflare.datasets.on_disk import ImagesOnDisk
+from fairflare.datasets.partition import ATTEMPTS, SMALLEST_SITE, dirichlet_by_label, redrawn
+from fairflare.networks import builtin as networks
+from fairflare.tasks.base import PARTITION, SPLIT, Preset, Task, expect, expect_choices, site_index
+
+SMALL = Training(rounds=20, epochs=2, batch_size=32, optimizer="sgd", lr=0.02, momentum=0.9, weight_decay=1e-5)
+"""FedHEAL's rate of 0.001 is for 2,000 local epochs; this is its optimizer at 40 of them."""
+PAPER = Training(rounds=200, epochs=10, batch_size=64, optimizer="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5)
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and standard deviation per channel on [0, 1], which FedHEAL takes, too."""
+
+
+@dataclass(frozen=True)
+class OverDomains(Task):
+    """What a task's sites hold, for a frozen dataclass whose ``n_sites`` is a multiple of its domains.
+
+    Attributes:
+        domain_names: in the order of the sites.
+        most_sites: that there may be.
+        n_sites: in all.
+        alpha: concentration of a Dirichlet label skew between the sites of a domain; 0: none.
+    """
+
+    headline = "accuracy"
+    domain_names: ClassVar[Sequence[str]]
+    most_sites: ClassVar[int] = 40
+    alpha = 0.0  # no field: a task that has the option declares it
+
+    n_sites: int = 20
+    model: Literal["small-cnn", "small-cnn-bn", "resnet10", "resnet18"] = "small-cnn"
+    data_seed: int = 2024
+
+    def __post_init__(self) -> None:
+        expect_choices(self)
+        fits = len(self.domain_names) <= self.n_sites <= self.most_sites and self.n_sites % len(self.domain_names) == 0
+        multiple = f"a multiple of {len(self.domain_names)} in {len(self.domain_names)}..{self.most_sites}"
+        expect("n_sites", fits, multiple, self.n_sites)
+        expect("alpha", 0 <= self.alpha < math.inf, "a number above 0, or 0 for no label skew", self.alpha)
+        limit = getattr(self, "limit", None)
+        expect("limit", limit is None or limit >= 2, "at least 2, or none", limit)
+        expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
+
+    def network(self) -> nn.Module:
+        return networks.build(self.model, len(IMAGENET[0]), len(self.classes))
+
+    def drawn(self) -> tuple[str, ...]:
+        return PARTITION, SPLIT
+
+    @property
+    def _per_domain(self) -> int:
+        return self.n_sites // len(self.domain_names)
+
+    def sites(self) -> dict[str, str]:
+        skew = f"; label skew, alpha {self.alpha:g}" if self.alpha else ""
+        kinds = [domain + skew for domain in self.domain_names for _ in range(self._per_domain)]
+        return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
+
+    def domains(self) -> dict[str, str]:
+        return {site: self.domain(site) for site in self.sites()}
+
+    def domain(self, site: str) -> str:
+        return self.domain_names[site_index(site, self.sites()) // self._per_domain]
+
+    def dealt(self, domain: str, labels: np.ndarray) -> np.ndarray:
+        """int64 (N,): which of its sites, from 0, has each image of a domain with such ``labels``, by a label skew."""
+        seed = derive(self.data_seed, self.name, "skew", domain) % 2**32
+        n_sites = self._per_domain
+        draw = partial(dirichlet_by_label, labels, n_sites, self.alpha)
+        return redrawn(draw, labels, n_sites, seed, minimum=SMALLEST_SITE)
+
+    def parts(self, site: str, members: np.ndarray) -> dict[str, np.ndarray]:
+        """Split -> those of ``members``, what the site has of its domain, in random order: 10, 30 and 60 per cent."""
+        seed = derive(self.data_seed, self.name, "split", site_index(site, self.sites()))
+        n_val, n_test = round(0.1 * len(members)), round(0.3 * len(members))
+        shuffled = np.split(np.random.default_rng(seed).permutation(members), (n_val, n_val + n_test))
+        return dict(zip(("val", "test", "train"), shuffled))
+
+
+def images_in(folders: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
+    """The PNG and JPEG files of ``folders``, in each of them by name.
+
+    Args:
+        folders: class k is the k-th.
+
+    Returns:
+        Paths (N,) of dtype object, and int64 (N,) classes.
+
+    Raises:
+        DataError: "missing_file": a folder without an image.
+    """
+    found = [sorted(p for p in folder.iterdir() if p.suffix.lower() in NATURAL) for folder in folders]
+    for folder, paths in zip(folders, found):
+        if not paths:
+            raise DataError("missing_file", f"{folder}: expected {', '.join(NATURAL)} images, found none")
+    labels = np.repeat(np.arange(len(folders)), [len(paths) for paths in found])
+    return np.array([path for paths in found for path in paths], dtype=object), labels
+
+
+PAD = 4
+"""Black pixels around an image before a piece of its own size is cut out."""
+
+
+class CroppedData(TensorData):
+    """``TensorData`` of colour images, each of which is moved by -4..4 pixels along either axis in training."""
+
+    def training(self, batch_size: int, seed: int) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(derive(seed, "crop"))
+        black = normalised(torch.zeros(1, 3, 1, 1, device=self.device), self.mean, self.std)
+        for batch in super().training(batch_size, seed):
+            yield batch._replace(inputs=cropped(batch.inputs, black, generator))
+
+
+def cropped(images: Tensor, fill: Tensor, generator: torch.Generator) -> Tensor:
+    """Each image of (N, C, H, W) moved at random by up to ``PAD`` pixels along either axis.
+
+    Args:
+        images: float32.
+        fill: (1, C, 1, 1), the colour beyond an image's border.
+        generator: of the 2 N offsets.
+    """
+    (n, _, height, width), device = images.shape, images.device
+    # Where nothing is padded the images keep their bits: adding and taking away ``fill`` would not see to that.
+    inside = F.pad(torch.ones(1, 1, height, width, device=device), (PAD,) * 4).bool()
+    canvas = torch.where(inside, F.pad(images, (PAD,) * 4), fill)
+    y, x = moved(torch.randint(2 * PAD + 1, (2, n, 1), generator=generator), device)
+    rows, columns = y + torch.arange(height, device=device), x + torch.arange(width, device=device)
+    which = torch.arange(n, device=device)[:, None, None]
+    return canvas[which, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+class FlippedData(TensorData):
+    """``TensorData`` of images with a class each, half of which are mirrored left to right in training."""
+
+    def training(self, batch_size: int, seed: int) -> Iterator[Batch]:
+        generator = torch.Generator().manual_seed(derive(seed, "flip"))
+        for batch in super().training(batch_size, seed):
+            yield batch._replace(inputs=flipped(batch.inputs, generator))
+
+
+def flipped(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Each image of (N, C, H, W) mirrored left to right with probability 1/2."""
+    chosen = moved(torch.rand(len(images), generator=generator) < 0.5, images.device)
+    return torch.where(chosen.view(-1, 1, 1, 1), images.flip(-1), images)
+
 
 FOLDER = "office_caltech_10"
 CLASSES = "back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug projector"
@@ -59,6 +201,12 @@ class OfficeCaltech(OverDomains, ImagesOnDisk):
     """
 
     name = "office-caltech"
+    shown_tree = """
+    office_caltech_10/caltech/CLASS/*.jpg
+    office_caltech_10/amazon/CLASS/*.jpg
+    office_caltech_10/webcam/CLASS/*.jpg
+    office_caltech_10/dslr/CLASS/*.jpg
+"""
     title = "Objects of four domains"
     real = "everything: your copy of Office-Caltech"
     simulated = "the sites"

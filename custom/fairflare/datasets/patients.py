@@ -27,7 +27,7 @@ from fairflare.core.types import Training
 from fairflare.data.inputs import Scaling
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Split, TensorData
-from fairflare.datasets.kinds.partition import dirichlet_by_label, redrawn
+from fairflare.datasets.partition import dirichlet_by_label, redrawn
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import PARTITION, SPLIT, Preset, Task, expect, expect_choices, site_index
 from fairflare.tasks.kinds.classes import RISKS

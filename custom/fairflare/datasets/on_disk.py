@@ -27,8 +27,8 @@ from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
 from fairflare.networks import own as own_network
 from fairflare.tasks.base import DATA_FOLDER, OPEN_SPLIT, Task, TestSet, expect, expect_choices
-from fairflare.tasks.images import image_data, resolved, test_set
 from fairflare.tasks.kinds.masks import MASKS
+from fairflare.tasks.kinds.own_images import image_data, resolved, test_set
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +38,10 @@ class OnDisk(Task):
     """A task whose files lie below one folder: a site's ``data_root``, or the one that ``FAIRFLARE_DATA`` names.
 
     The module of a concrete task shows, indented in its docstring, the tree that it reads; so do its error messages.
+    Where a module has several, ``shown_tree`` is it.
     """
+
+    shown_tree: ClassVar[str] = ""
 
     def root(self, own: SiteConfig | None = None) -> Path:
         """The folder below which the tree lies; UserError when none is named."""
@@ -51,7 +54,7 @@ class OnDisk(Task):
 
     @classmethod
     def tree(cls) -> str:
-        lines = (sys.modules[cls.__module__].__doc__ or "").splitlines()
+        lines = (cls.shown_tree or sys.modules[cls.__module__].__doc__ or "").splitlines()
         return "\n".join(line for line in lines if line.startswith("    "))
 
     def needed(self, path: Path) -> Path:

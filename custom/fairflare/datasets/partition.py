@@ -182,7 +182,6 @@ class PoorSites(Task):
         return redrawn(draw, labels, self.n_sites, seed, minimum=SMALLEST_SITE)
 
     def built(self, channels: int) -> nn.Module:
-        """The network for images of so many channels."""
         options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
         return networks.build(self.model, channels, len(self.classes), **options)
 
