@@ -70,7 +70,7 @@ def imports(path):
 def test_every_module_has_a_rule():
     rooms = {room(path) for path in FILES}
     assert rooms == set(BELOW) | set(TOP), sorted(rooms ^ (set(BELOW) | set(TOP)))
-    assert len(list(PACKAGE.glob("*.py"))) <= 4
+    assert len(list(PACKAGE.glob("*.py"))) <= 6
 
 
 def test_the_rooms_have_an_order():

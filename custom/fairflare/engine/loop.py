@@ -45,8 +45,8 @@ from fairflare.engine.scoring import LAST, Backlog, Beside, Score, Scored
 from fairflare.engine.state import Checkpoint, save_checkpoint, save_tensors
 from fairflare.engine.straggler_policy import EarlyEnd, Participation
 from fairflare.engine.traffic import Spooled, Traffic
-from fairflare.participation.base import All, Selector
-from fairflare.server_optimizers.base import Add, ServerOptimizer
+from fairflare.participation import All, Selector
+from fairflare.server_optimizers import Add, ServerOptimizer
 from fairflare.trainers.base import PlainTrainer, ServerState, Trainer
 
 T = TypeVar("T")

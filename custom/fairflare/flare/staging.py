@@ -23,7 +23,7 @@ from fairflare.core import manifest, metric, plugins, registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.core.imports import imports, module_files, reached
 from fairflare.core.manifest import package_files, sha256_of
-from fairflare.core.plugins import ROOMS, installed_modules
+from fairflare.core.plugins import installed_modules
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import AFTER, CURVES, EXTERNAL, SITE_NOISE
 from fairflare.engine.setup.method_parts import NO_STEP, STEP_CLASSES
@@ -124,7 +124,7 @@ def modules_of_run(config: RunConfig) -> list[str]:
         return [JOIN, *(name for run in runs for name in modules_of_run(run))]
     entry = registry.get_method(config.method)
     classes = [*registry.owners(entry, **config.parts).values(), tasks.known(config.task)]
-    homes = [f"{PACKAGE}.{room}" for room in ROOMS] + [f"{PACKAGE}.{room}.base" for room, _ in registry.BASES.values()]
+    homes = [f"{PACKAGE}.{module}" for module, _ in registry.BASES.values()]
     wanted = {SCRIPT: config.task == Script.name, EXTERNAL: config.evaluation, FOLDS: bool(config.fold)}
     wanted |= {SITE_NOISE: bool(config.site_epsilon), AFTER: config.after != NO_STEP}
     wanted[CHECKED] = config.secure_sum == "ckks"

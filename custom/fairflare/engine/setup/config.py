@@ -34,7 +34,7 @@ from fairflare.engine.setup.parts import named
 from fairflare.engine.setup.run_config import RUN_KEYS, RunConfig, site_of_client
 from fairflare.engine.setup.site_parts import without_weights
 from fairflare.engine.setup.tasks import known
-from fairflare.participation.base import Selector
+from fairflare.participation import Selector
 from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sum.schemes import NONE
 from fairflare.tasks.base import Preset, Task

@@ -21,7 +21,7 @@ from fairflare.engine.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import NO_STEP, MethodParts, method_parts, part, step_class
 from fairflare.engine.setup.site_parts import shape
-from fairflare.participation.base import Selector
+from fairflare.participation import Selector
 from fairflare.privacy.secure_sum.pairwise import WIDTHS
 from fairflare.privacy.secure_sum.protocol import AUTO, LEAST, graph_of
 from fairflare.privacy.secure_sum.schemes import MOST_CKKS_Q, NONE, check_scheme

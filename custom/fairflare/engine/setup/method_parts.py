@@ -14,9 +14,9 @@ from fairflare.core.errors import UserError
 from fairflare.core.registry import Method
 from fairflare.core.settings import PROBE, Given, Owners, bare, owned
 from fairflare.core.types import Training
-from fairflare.participation.base import Selector
+from fairflare.participation import Selector
 from fairflare.probes.base import Probe
-from fairflare.server_optimizers.base import ServerOptimizer
+from fairflare.server_optimizers import ServerOptimizer
 from fairflare.trainers.base import Trainer
 
 if TYPE_CHECKING:

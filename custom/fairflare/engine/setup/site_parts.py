@@ -22,9 +22,9 @@ from fairflare.data.tensors import Grouping
 from fairflare.engine.after.base import AfterStep, Shape
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import method_parts, part, step_class
-from fairflare.participation.base import All, Selector
+from fairflare.participation import All, Selector
 from fairflare.probes.base import Probe
-from fairflare.server_optimizers.base import Add, ServerOptimizer
+from fairflare.server_optimizers import Add, ServerOptimizer
 from fairflare.tasks.base import Task
 from fairflare.trainers.base import Trainer
 
