@@ -20,7 +20,7 @@ from fairflare.cli.jobs import is_job
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.engine import audit, loop, memory, state
-from fairflare.engine.lock import LOCK, SERVER_LOCK, locked
+from fairflare.engine.files import LOCK, SERVER_LOCK, locked
 from fairflare.engine.memory import SiteMemory
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.site import Site

@@ -17,9 +17,21 @@ from pathlib import Path
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.processes import end_what_is_left
 from fairflare.engine import audit, files
-from fairflare.engine.files import AUDIT, BEST_MODELS, CONFIG, EARLIER, SUFFIX, UNSCORED, is_file, is_there
+from fairflare.engine.files import (
+    AUDIT,
+    BEST_MODELS,
+    CONFIG,
+    EARLIER,
+    LOCK,
+    SERVER_LOCK,
+    SUFFIX,
+    UNSCORED,
+    Busy,
+    is_file,
+    is_there,
+    locked,
+)
 from fairflare.engine.history import events
-from fairflare.engine.lock import LOCK, SERVER_LOCK, Busy, locked
 from fairflare.engine.pickled import read_pickled
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.state import HALF_WRITTEN, clear_half_written, remove_files, save_tensors
