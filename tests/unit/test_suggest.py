@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from cases import each
-from fairflare.core.suggest import MOST, close, unlisted
+from fairflare.core.validation import MOST, close, unlisted
 
 KEYS = ("train.batch_size", "train.lr", "train.rounds", "rule.q", "probe.sharpness.rho_max")
 

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from fairflare.core.findings import Finding, merged
-from fairflare.core.suggest import some
+from fairflare.core.validation import some
 from fairflare.studies.display import clean, out
 
 SPLITS = ("train", "val", "test")

@@ -36,8 +36,8 @@ from torch import Tensor
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Execution, default_device, memory_findings
 from fairflare.core.findings import Finding, packed, unpacked
-from fairflare.core.suggest import in_order
 from fairflare.core.types import Need
+from fairflare.core.validation import in_order
 from fairflare.data.readers.datalist import SPLITS, Item
 from fairflare.data.site_config import SiteConfig, read_site_config
 from fairflare.data.tensors import TensorData

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fairflare.core import plugins, validation
 from fairflare.core.errors import UserError
 from fairflare.core.settings import Owners
-from fairflare.core.suggest import unlisted
 from fairflare.core.types import Paper, Training, refuse_training
+from fairflare.core.validation import unlisted
 
 if TYPE_CHECKING:
     from fairflare.aggregators.base import Rule

@@ -152,6 +152,7 @@ def _refuse_constant(text: str) -> None:
 def _words(error: BaseException) -> str:
     return getattr(error, "strerror", None) or type(error).__name__
 
+
 LOCK = ".fairflare.lock"
 """The lock of the command that works in a folder. A file of this name that nobody holds says nothing."""
 SERVER_LOCK = ".server.lock"

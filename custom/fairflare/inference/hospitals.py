@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import in_order
-from fairflare.core.validation import SITE, expected, shown
+from fairflare.core.validation import SITE, expected, in_order, shown
 from fairflare.data.readers.datalist import read_lists
 from fairflare.data.site_config import SiteConfig, read_site_config
 from fairflare.inference.loaded_run import Opened

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import default_device
-from fairflare.core.suggest import natural
 from fairflare.core.types import Batch
-from fairflare.core.validation import shown
+from fairflare.core.validation import natural, shown
 from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
 from fairflare.data.readers.datalist import Frame, file_of
 from fairflare.data.readers.geometry import IMAGES, Geometry, geometry_of, looks_like_image, pairs, slices_of, suffix_of

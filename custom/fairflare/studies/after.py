@@ -16,7 +16,7 @@ from typing import Any
 
 from fairflare.core import registry
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import unlisted
+from fairflare.core.validation import unlisted
 from fairflare.data.site_config import find_site_config
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.files import (
