@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fairflare.aggregators.fedheal import FedHEAL
-from fairflare.core.lazy_tensors import Entries
+from fairflare.core.tensor_files import Entries
 from fairflare.core.types import Info, Reply, Round
 from fairflare.engine.hashes import model_hash, state_hash
 from fairflare.engine.state import Checkpoint, load_checkpoint, save_checkpoint

@@ -355,7 +355,7 @@ def wrong_tensors(tensors: Any, slots: Mapping[str, Slot]) -> Wrong | None:
 def _wrong(name: str, value: Any, slot: Slot) -> Wrong | None:
     import torch  # nothing that lists or describes looks at tensors
 
-    from fairflare.core.lazy_tensors import Stored
+    from fairflare.core.tensor_files import Stored
 
     if isinstance(value, Stored):
         if value.shape != slot.shape:

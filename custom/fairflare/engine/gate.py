@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from fairflare.core.lazy_tensors import gathered, held
 from fairflare.core.schema import SPLITS, Answer, Slot, answer_fields
+from fairflare.core.tensor_files import gathered, held
 from fairflare.core.types import MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, Reply, StateDict
 from fairflare.engine import norms
 from fairflare.engine.checks import (

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 
 from fairflare.aggregators.base import added_whole
-from fairflare.core.lazy_tensors import Stored, gathered
 from fairflare.core.schema import Answer, Declared, Instruction, SiteModels, Spec, TaskName, Transport, answer_fields
+from fairflare.core.tensor_files import Stored, gathered
 from fairflare.core.types import Reply, Round, StateDict
 from fairflare.engine.aggregation import CheckSums, Combined, Total, Trained
 from fairflare.engine.checks import (

@@ -28,11 +28,10 @@ from safetensors import SafetensorError, safe_open
 
 from fairflare.core.errors import RunFailed
 from fairflare.core.execution import give_back_freed_memory
-from fairflare.core.lazy_tensors import Stored
 from fairflare.core.manifest import PACKAGE, all_versions
 from fairflare.core.processes import end_with_command
 from fairflare.core.schema import Answer, Instruction, answer_fields, instruction_fields
-from fairflare.core.tensor_files import DTYPES
+from fairflare.core.tensor_files import DTYPES, Stored
 from fairflare.core.validation import expected
 from fairflare.engine.files import AUDIT
 from fairflare.engine.loop import Observer

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairflare.core.lazy_tensors import Entries
+from fairflare.core.tensor_files import Entries
 from fairflare.core.types import Reply
 
 BLOCK = 1 << 16
