@@ -16,8 +16,8 @@ from fairflare.aggregators.robust import Median, MultiKrum, TrimmedMean
 from fairflare.aggregators.shapfed import ShapFed
 from fairflare.core import registry
 from fairflare.core.errors import RunFailed
-from fairflare.core.layers import head_of
 from fairflare.core.types import Info, Reply, Round
+from fairflare.functional.blocks import head_of
 from fairflare.testing.laws import CHECKS
 
 VARIANTS = [

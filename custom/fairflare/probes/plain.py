@@ -15,8 +15,8 @@ import torch
 
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Execution, no_grad
-from fairflare.core.layers import Group
 from fairflare.core.types import Batch, LocalWork, Objective, Round, SplitName, StateDict, Training
+from fairflare.functional.blocks import Group
 from fairflare.probes.cka import LayerSimilarity, _features
 from fairflare.probes.groups import GroupLoss
 from fairflare.probes.sharpness import Sharpness

@@ -21,10 +21,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 
 from fairflare.core.execution import no_grad
-from fairflare.core.layers import parameters
 from fairflare.core.registry import method
 from fairflare.core.types import Info, LocalWork, Paper, Reply, StateDict, TensorSpec
 from fairflare.core.validation import Range, within
+from fairflare.functional.blocks import parameters
 from fairflare.trainers.base import PlainTrainer, ServerState
 
 DRIFT = "drift"

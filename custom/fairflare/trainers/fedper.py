@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar
 
 from fairflare.core.errors import UserError
 from fairflare.core.execution import ahead
-from fairflare.core.layers import layers_of
 from fairflare.core.registry import method
 from fairflare.core.types import Cost, LocalWork, Paper, StateDict
 from fairflare.core.validation import Names, Range
+from fairflare.functional.blocks import layers_of
 from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, local_batches, optimizer_beside
 
 

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fairflare.core.layers import parameters
 from fairflare.core.registry import method
 from fairflare.core.types import Info, LocalWork, Paper, Reply, StateDict, TensorSpec, Training
+from fairflare.functional.blocks import parameters
 from fairflare.trainers.base import PlainTrainer, ServerState
 
 CONTROL = TensorSpec("control", parameters, "the server's control variate c")
