@@ -28,8 +28,7 @@ from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts
 from fairflare.functional.calibration import fitted
-from fairflare.functional.decision import Array
-from fairflare.functional.own_model import INNER
+from fairflare.functional.decision import INNER, Array
 from fairflare.inference.loaded_run import open_run
 from fairflare.tasks.folds import part as rows_of
 from fairflare.tasks.kinds.survival import efron_loss

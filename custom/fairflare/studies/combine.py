@@ -26,8 +26,7 @@ from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts, build_parts, without_folders
 from fairflare.engine.state import save_json, save_tensors
-from fairflare.functional.decision import Array
-from fairflare.functional.own_model import own_model
+from fairflare.functional.decision import Array, own_model
 from fairflare.inference import mix
 from fairflare.inference.atomic_output import MARK, check, whole_folder
 from fairflare.studies import display

@@ -27,9 +27,8 @@ from fairflare.engine.setup.parts import build_parts, without_folders
 from fairflare.engine.state import save_json
 from fairflare.functional import slopes
 from fairflare.functional.calibration import fitted
-from fairflare.functional.decision import UNCLEAR, Array, verdict
+from fairflare.functional.decision import UNCLEAR, Array, own_risks, verdict
 from fairflare.functional.exchange import LEAST_SITES, rounded
-from fairflare.functional.own_model import own_risks
 from fairflare.inference.mix import event_index
 from fairflare.studies.candidates import INTERCEPT
 from fairflare.studies.folders import JOIN

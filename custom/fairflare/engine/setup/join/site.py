@@ -32,7 +32,7 @@ from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
 from fairflare.engine.state import save_json, save_tensors
-from fairflare.functional import own_model
+from fairflare.functional import decision
 from fairflare.functional.calibration import fitted
 from fairflare.functional.decision import Array
 from fairflare.functional.exchange import (
@@ -179,7 +179,7 @@ class Phases:
         found: dict[str, Any] = {}
         for index in range(self.plan.tested, self.plan.folds):
             found |= read_tensors(self._risks(index))
-        if found.get("kind") != own_model.REGRESSION or found["x"].shape[1] != self.plan.features:
+        if found.get("kind") != decision.REGRESSION or found["x"].shape[1] != self.plan.features:
             return None
         x = found["x"].numpy()
         risks = np.stack([found[name].numpy() for name in ("own", *self.plan.names)])
@@ -261,7 +261,7 @@ class FoldSite(Site):
         """The own model's risks of ``new`` and its kind; of a site that tests nobody neither."""
         if not len(new) or (self.split == "train" and untestable(y.astype(np.int64))):
             return np.zeros(len(new)), ""
-        return own_model.own_risks(x, y, new)
+        return decision.own_risks(x, y, new)
 
 
 class SumSite(Site):
