@@ -146,7 +146,6 @@ READ_PICKLES = {
     "inference/apply.py": "an exported bundle's own weights",
     "inference/export.py": "nothing: the line is for an export's model card",
     "core/workers.py": "messages between processes of one command",
-    "core/workers.py": "messages between processes of one command",
     "datasets/digits5.py": "a published data set, array constructors alone",
     "datasets/kinds/on_disk.py": "the same: it names these constructors",
 }

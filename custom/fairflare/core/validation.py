@@ -3,8 +3,9 @@
 
 A dataclass declares what its fields take: ``rounds: Annotated[int, Range(1, 10**6)]``. What declares nothing has the
 bounds below, so that no number is without a smallest and a largest value and no text without a length. Nothing is
-allocated, imported or opened here, and what is refused is refused before anything is built from it. At the end: names in
-messages, in their order ("site-2" before "site-10"), the first few of many, and what a wrong one may mean.
+allocated, imported or opened here, and what is refused is refused before anything is built from it.
+At the end: names in messages, in their order ("site-2" before "site-10"), the first few of many, and what a wrong one
+may mean.
 """
 
 from __future__ import annotations
@@ -335,7 +336,7 @@ def unlisted(what: str, name: Any, known: Iterable[str], instead: str = "") -> s
 
 
 def close(name: Any, known: Iterable[str]) -> list[str]:
-    """At most ``MOST_OFFERED`` of the ``known`` names that ``name`` may stand for, the closest first; [] where none is."""
+    """Those of the ``known`` names that ``name`` may stand for, at most ``MOST_OFFERED``, the closest first."""
     if not isinstance(name, str) or not 2 <= len(name) <= 100:
         return []
     names = list(known)

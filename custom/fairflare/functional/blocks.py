@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of a model, read from the names and shapes of its state dict, so that server and site agree on them."""
+"""The sites' updates side by side, in pieces that stay in cache, and their directions compared by inner products.
+
+A model's layers are read from the names and shapes of its state dict, so that server and site agree on them.
+"""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def layer_features(model: torch.nn.Module, loader: Loader, group: Group = "leaf"
     Args:
         model: any network.
         loader: small: everything is kept.
-        group: what a layer is, see ``core.layers``.
+        group: what a layer is, see ``functional.blocks``.
     """
     work, probe = _work(model, loader, torch.nn.functional.cross_entropy), LayerSimilarity(group=group)
     points, found = probe._points(model.eval()), dict[str, list[torch.Tensor]]()
