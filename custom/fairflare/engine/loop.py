@@ -21,7 +21,7 @@ from fairflare.core.types import PERSONAL, Info, Reply, Round, StateDict
 from fairflare.engine.after.server import After, Benefit
 from fairflare.engine.aggregation import Aggregation, Plain, Trained
 from fairflare.engine.audit import AuditLog, Countersigned, Signer
-from fairflare.engine.best import Best, Choice, check_files
+from fairflare.engine.best import LAST, Backlog, Beside, Best, Choice, Score, Scored, check_files
 from fairflare.engine.checks import Rejection, silent
 from fairflare.engine.clinical import CLINICAL
 from fairflare.engine.entries import by_site, round_entry, too_few, usable
@@ -41,7 +41,6 @@ from fairflare.engine.history import (
 )
 from fairflare.engine.norms import remembered
 from fairflare.engine.preflight import Statement, inspect_preflight, refusal, turned_away
-from fairflare.engine.scoring import LAST, Backlog, Beside, Score, Scored
 from fairflare.engine.state import Checkpoint, save_checkpoint, save_tensors
 from fairflare.engine.straggler_policy import EarlyEnd, Participation
 from fairflare.engine.traffic import Spooled, Traffic

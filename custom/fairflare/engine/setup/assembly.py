@@ -23,13 +23,12 @@ from fairflare.core.types import PERSONAL, Batch, StateDict
 from fairflare.engine.after.server import After, Benefit
 from fairflare.engine.aggregation import Aggregation, Plain
 from fairflare.engine.audit import AuditLog
-from fairflare.engine.best import Choice
+from fairflare.engine.best import LAST, Beside, Choice, Score
 from fairflare.engine.clinical import View
 from fairflare.engine.evaluation import predict
 from fairflare.engine.files import AUDIT, CONFIG, MOST_JSON, read_bytes
 from fairflare.engine.gate import Gate, SumsCheck
 from fairflare.engine.loop import Federation, Observer
-from fairflare.engine.scoring import LAST, Beside, Score
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import PLAIN, benefit_reports, build_site, leaves, shape_of, summed, view_of
 from fairflare.engine.setup.config import RunConfig, composed_title, site_of_client
