@@ -19,7 +19,7 @@ from cases import each
 from fairflare.cli.jobs import is_job
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, RunFailed, UserError
-from fairflare.engine import audit, loop, memory, state
+from fairflare.engine import audit, files, loop, memory
 from fairflare.engine.files import LOCK, SERVER_LOCK, locked
 from fairflare.engine.memory import SiteMemory
 from fairflare.engine.setup.config import make_config
@@ -429,7 +429,7 @@ def emptied_log(text):
 
 def while_replacing(name):
     """``name`` is whole under its temporary name."""
-    return at(state.os, "replace", lambda source, target: Path(target).name == name)
+    return at(files.os, "replace", lambda source, target: Path(target).name == name)
 
 
 BEGIN = "found no config.json of one; `fairflare run` begins"

@@ -93,7 +93,7 @@ def write_part(kind: str, name: str, folder: Path) -> list[Path]:
     Raises:
         UserError: the name cannot be an id and a module, is taken, or a file of that name is there; nothing is written.
     """
-    from fairflare.engine.state import save_text
+    from fairflare.engine.files import save_text
 
     module = _checked(kind, name)
     texts = _texts(kind, name, module)

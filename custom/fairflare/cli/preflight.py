@@ -43,10 +43,10 @@ from fairflare.data.site_config import SiteConfig, read_site_config
 from fairflare.data.tensors import TensorData
 from fairflare.datasets.kinds.on_disk import ImagesOnDisk
 from fairflare.datasets.kinds.quality import NOISE_SEED, SEVERITIES, QualityShift
+from fairflare.engine.files import save_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import default_parts
 from fairflare.engine.setup.plans import FORMAT, Plan, plan_for, plan_of, read_fingerprint
-from fairflare.engine.state import save_json
 from fairflare.tasks.base import Task, expect
 from fairflare.tasks.fingerprint import Fingerprint, file_name, fingerprint
 from fairflare.tasks.kinds.own import DESCRIPTION, OwnData, folder_of_lists, read_description

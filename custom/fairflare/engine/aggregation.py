@@ -35,8 +35,8 @@ from fairflare.privacy.secure_sum.pairwise import MaskedSums, Ring, Scale, mask_
 from fairflare.privacy.secure_sum.protocol import NumberScheme, Rosters, Sealed, SumOrder, SumRefused, fingerprint
 
 if TYPE_CHECKING:  # a site has no gate
+    from fairflare.engine.files import Checkpoint
     from fairflare.engine.gate import Gate, Verdict
-    from fairflare.engine.state import Checkpoint
 
 
 CheckSums = Callable[[Answer], list[float]]

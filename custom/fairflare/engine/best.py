@@ -24,10 +24,20 @@ from typing import Any
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import PERSONAL, StateDict
 from fairflare.engine.checks import NO_CHOICE
-from fairflare.engine.files import AUDIT, BEST, BEST_MODELS, SUFFIX, UNSCORED, is_there, read_model
+from fairflare.engine.files import (
+    AUDIT,
+    BEST,
+    BEST_MODELS,
+    HALF_WRITTEN,
+    SUFFIX,
+    UNSCORED,
+    clear_half_written,
+    is_there,
+    read_model,
+    save_tensors,
+)
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import RunHistory
-from fairflare.engine.state import HALF_WRITTEN, clear_half_written, save_tensors
 
 
 class ModelFiles:

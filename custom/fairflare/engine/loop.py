@@ -25,7 +25,20 @@ from fairflare.engine.best import LAST, Backlog, Beside, Best, Choice, Score, Sc
 from fairflare.engine.checks import Rejection, silent
 from fairflare.engine.clinical import CLINICAL
 from fairflare.engine.entries import by_site, round_entry, too_few, usable
-from fairflare.engine.files import AUDIT, BEST, BEST_MODELS, CHECKPOINT, JOINED, MODEL, SUFFIX, UNSCORED, is_there
+from fairflare.engine.files import (
+    AUDIT,
+    BEST,
+    BEST_MODELS,
+    CHECKPOINT,
+    JOINED,
+    MODEL,
+    SUFFIX,
+    UNSCORED,
+    Checkpoint,
+    is_there,
+    save_checkpoint,
+    save_tensors,
+)
 from fairflare.engine.gate import Gate, Verdict, inspect_evaluation, steps_of
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import (
@@ -41,7 +54,6 @@ from fairflare.engine.history import (
 )
 from fairflare.engine.norms import remembered
 from fairflare.engine.preflight import Statement, inspect_preflight, refusal, turned_away
-from fairflare.engine.state import Checkpoint, save_checkpoint, save_tensors
 from fairflare.engine.straggler_policy import EarlyEnd, Participation
 from fairflare.engine.traffic import Spooled, Traffic
 from fairflare.participation import All, Selector

@@ -23,8 +23,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.manifest import versions
 from fairflare.core.validation import expected
 from fairflare.data.readers.pictures import Reader
-from fairflare.engine.files import CONFIG, is_file, read_json
-from fairflare.engine.state import save_json, save_text, write_atomically
+from fairflare.engine.files import CONFIG, is_file, read_json, save_json, save_text, write_atomically
 from fairflare.inference.atomic_output import MARK
 from fairflare.inference.deployable_model import WholeModel, threshold_of, whole_model
 from fairflare.inference.loaded_run import Opened

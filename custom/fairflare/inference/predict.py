@@ -27,7 +27,7 @@ from fairflare.data.readers.tables import read_columns
 from fairflare.data.readers.volumes import VolumeReader
 from fairflare.data.tensors import as_float, normalised
 from fairflare.engine.evaluation import predict as predicted
-from fairflare.engine.state import save_json, save_text
+from fairflare.engine.files import save_json, save_text
 from fairflare.inference import volumes
 from fairflare.inference.adjustment import HALF, members_of
 from fairflare.inference.apply import RESULTS, ending, mask_stem, pixel_values, restored, write_mask, write_rows

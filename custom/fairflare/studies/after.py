@@ -26,10 +26,12 @@ from fairflare.engine.files import (
     MODEL,
     MOST_JSON,
     is_file,
+    json_text,
     read_bytes,
     read_json,
     read_model,
     read_tensors,
+    save_text,
 )
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import read_final, read_standing
@@ -40,7 +42,6 @@ from fairflare.engine.setup.local import Ended, benefit_after, step_after
 from fairflare.engine.setup.membership import LEVEL, Attack
 from fairflare.engine.setup.method_parts import method_parts
 from fairflare.engine.setup.parts import Parts, build_parts, find
-from fairflare.engine.state import json_text, save_text
 from fairflare.report import EVIDENCE, PAGE, REPORT
 from fairflare.report.evidence import writers
 from fairflare.report.evidence.run import Run

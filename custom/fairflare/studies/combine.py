@@ -19,13 +19,12 @@ from torch import nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import SITE, expected
-from fairflare.engine.files import CONFIG, is_there, read_json, read_tensors
+from fairflare.engine.files import CONFIG, is_there, read_json, read_tensors, save_json, save_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import inputs_file
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts, build_parts, without_folders
-from fairflare.engine.state import save_json, save_tensors
 from fairflare.functional.decision import Array, own_model
 from fairflare.inference import mix
 from fairflare.inference.atomic_output import MARK, check, whole_folder

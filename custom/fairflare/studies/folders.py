@@ -22,19 +22,22 @@ from fairflare.engine.files import (
     BEST_MODELS,
     CONFIG,
     EARLIER,
+    HALF_WRITTEN,
     LOCK,
     SERVER_LOCK,
     SUFFIX,
     UNSCORED,
     Busy,
+    clear_half_written,
     is_file,
     is_there,
     locked,
+    remove_files,
+    save_tensors,
 )
 from fairflare.engine.history import events
 from fairflare.engine.pickled import read_pickled
 from fairflare.engine.setup.local import SITES
-from fairflare.engine.state import HALF_WRITTEN, clear_half_written, remove_files, save_tensors
 from fairflare.report import EDITIONS, EVALUATION_PAGE, EVIDENCE, PAGE, REPORT
 from fairflare.report import EVALUATION as EVALUATION_RESULT
 from fairflare.report.audit_reader import EVENTS, LOG

@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.audit import AuditLog, first_entry
-from fairflare.engine.files import AUDIT, SUFFIX, is_there, read_json
+from fairflare.engine.files import AUDIT, SUFFIX, is_there, read_json, save_json, save_text
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.at_site import new_credentials
@@ -26,7 +26,6 @@ from fairflare.engine.setup.join.server import Join
 from fairflare.engine.setup.join.site import Phases
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import build_parts
-from fairflare.engine.state import save_json, save_text
 from fairflare.report.join import SEPARATELY, page, sentence
 from fairflare.studies import display
 from fairflare.studies.display import err

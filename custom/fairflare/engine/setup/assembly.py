@@ -26,7 +26,7 @@ from fairflare.engine.audit import AuditLog
 from fairflare.engine.best import LAST, Beside, Choice, Score
 from fairflare.engine.clinical import View
 from fairflare.engine.evaluation import predict
-from fairflare.engine.files import AUDIT, CONFIG, MOST_JSON, read_bytes
+from fairflare.engine.files import AUDIT, CONFIG, MOST_JSON, read_bytes, save_json
 from fairflare.engine.gate import Gate, SumsCheck
 from fairflare.engine.loop import Federation, Observer
 from fairflare.engine.setup import tasks
@@ -35,7 +35,6 @@ from fairflare.engine.setup.config import RunConfig, composed_title, site_of_cli
 from fairflare.engine.setup.config_checks import refuse_pooling
 from fairflare.engine.setup.parts import Parts, keep
 from fairflare.engine.setup.site_parts import step_of
-from fairflare.engine.state import save_json
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.networks.builtin import normalisation
 from fairflare.privacy.secure_sum.protocol import LEAST

@@ -21,14 +21,13 @@ from fairflare.core.schema import Answer, Instruction, Transport
 from fairflare.core.types import Round
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.checks import Refused, first_good, left_out, silent
-from fairflare.engine.files import AUDIT
+from fairflare.engine.files import AUDIT, save_json
 from fairflare.engine.preflight import inspect_preflight, refusal
 from fairflare.engine.setup.assembly import build_federation, server_part
 from fairflare.engine.setup.join.plan import LEAST_SECRET, ON_ALL, Plan, plan_of
 from fairflare.engine.setup.join.site import checked, told_of
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.run_config import RunConfig
-from fairflare.engine.state import save_json
 from fairflare.functional.exchange import FIRST, PLACES, SECOND, Known, Row, Told, added
 from fairflare.privacy.secure_sum.pairwise import combine
 from fairflare.privacy.secure_sum.schemes import Credentials

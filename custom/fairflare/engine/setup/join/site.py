@@ -23,7 +23,7 @@ from fairflare.core.findings import Finding
 from fairflare.core.schema import Answer, Instruction
 from fairflare.data.site_config import SiteConfig, find_site_config
 from fairflare.engine.evaluation import predict
-from fairflare.engine.files import SUFFIX, is_there, read_json, read_tensors
+from fairflare.engine.files import SUFFIX, is_there, read_json, read_tensors, save_json, save_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import AskedAgain, check_last, claimed
 from fairflare.engine.setup.at_site import build_site, event_of, leaves
@@ -31,7 +31,6 @@ from fairflare.engine.setup.join.plan import INTERCEPT, ON_ALL, Plan, plan_of
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
-from fairflare.engine.state import save_json, save_tensors
 from fairflare.functional import decision
 from fairflare.functional.calibration import fitted
 from fairflare.functional.decision import Array
