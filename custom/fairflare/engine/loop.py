@@ -24,7 +24,6 @@ from fairflare.engine.audit import AuditLog, Countersigned, Signer
 from fairflare.engine.best import LAST, Backlog, Beside, Best, Choice, Score, Scored, check_files
 from fairflare.engine.checks import Rejection, silent
 from fairflare.engine.clinical import CLINICAL
-from fairflare.engine.entries import by_site, round_entry, too_few, usable
 from fairflare.engine.files import (
     AUDIT,
     BEST,
@@ -39,7 +38,7 @@ from fairflare.engine.files import (
     save_checkpoint,
     save_tensors,
 )
-from fairflare.engine.gate import Gate, Verdict, inspect_evaluation, steps_of
+from fairflare.engine.gate import Gate, Verdict, by_site, inspect_evaluation, round_entry, steps_of, too_few, usable
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import (
     COMPLETED,

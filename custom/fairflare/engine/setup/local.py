@@ -25,8 +25,8 @@ from fairflare.data.readers.files import FileSplit
 from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.engine.aggregation import Aggregation
 from fairflare.engine.checks import NO_CHOICE
-from fairflare.engine.entries import by_site
 from fairflare.engine.files import SUFFIX
+from fairflare.engine.gate import by_site
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess, InWorkers
 from fairflare.engine.loop import Observer
