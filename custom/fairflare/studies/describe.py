@@ -135,7 +135,7 @@ def _listed_row(entry: Method) -> dict[str, Any]:
 
 
 def _method_row(entry: Method) -> dict[str, Any]:
-    from fairflare.engine.setup.requirements import effort, needs_of, received_by
+    from fairflare.engine.setup.method_parts import effort, needs_of, received_by
 
     listed = _listed_row(entry)
     parameters = listed.pop("parameters")
