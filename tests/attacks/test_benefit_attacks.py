@@ -10,7 +10,7 @@ from fairflare.engine.memory import AskedAgain
 from fairflare.engine.setup.assembly import build_site, leaves
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.flare.policy_file import Policy
+from fairflare.flare.site_policy import Policy
 from fairflare.privacy.egress import EgressRefused
 
 ROUNDS = 2

@@ -24,7 +24,7 @@ from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import LocalSites, run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.flare import script, script_side, site_policy
-from fairflare.flare.policy_file import Policy
+from fairflare.flare.site_policy import Policy
 from fairflare.flare.wire import answer_from_model, instruction_to_model
 from fairflare.privacy.egress import EgressRefused
 from fairflare.probes.cka import LayerSimilarity

@@ -24,7 +24,7 @@ from fairflare.engine.setup.join import server, site
 from fairflare.engine.setup.join.plan import plan_of
 from fairflare.engine.setup.join.server import Join
 from fairflare.engine.setup.site_parts import site_parts
-from fairflare.flare.policy_file import Policy
+from fairflare.flare.site_policy import Policy
 from fairflare.flare.staging import modules_of_run, needed
 from fairflare.functional import decision, exchange
 from fairflare.functional.decision import Design

@@ -30,9 +30,8 @@ from fairflare.engine.setup.join.plan import plan_of
 from fairflare.engine.setup.method_parts import NO_STEP
 from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.paths import SITES, STATE, unescaped
-from fairflare.flare.policy_file import FILES as POLICY_FILES
-from fairflare.flare.policy_file import Policy
-from fairflare.flare.site_policy import EXECUTOR, check_app
+from fairflare.flare.site_policy import EXECUTOR, Policy, check_app
+from fairflare.flare.site_policy import FILES as POLICY_FILES
 from fairflare.flare.staging import APPS, SIDES
 from fairflare.functional.exchange import LEAST_PATIENTS, many, many_by_regression
 from fairflare.inference.atomic_output import replaced
