@@ -13,7 +13,7 @@ from fairflare.core.registry import probe
 from fairflare.core.types import MOST_EXAMPLES, Batch, Cost, LocalWork, Offer, Outline, TensorSpec
 from fairflare.core.validation import Few
 from fairflare.functional.features import class_means
-from fairflare.privacy.counts import released
+from fairflare.privacy.egress import released
 from fairflare.probes.base import Probe
 
 MEANS = TensorSpec(

@@ -15,7 +15,7 @@ from fairflare.core.registry import method
 from fairflare.core.types import Batch, Cost, Info, LocalWork, Objective, Offer, Paper, Reply, StateDict, TensorSpec
 from fairflare.core.validation import Range
 from fairflare.functional.features import class_distance, class_means, features_of, lacks_features
-from fairflare.privacy.counts import released
+from fairflare.privacy.egress import released
 from fairflare.trainers.base import PlainTrainer, ServerState
 
 MEANS = TensorSpec(
