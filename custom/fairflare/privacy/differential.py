@@ -8,10 +8,11 @@ whose trainer is private carry this module.
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +20,9 @@ import numpy as np
 import torch
 
 from fairflare.core.errors import UserError
+from fairflare.core.types import Ledger, StateDict
+from fairflare.privacy.egress import EgressRefused
+from fairflare.privacy.secure_sum.protocol import SumRefused
 
 ORDERS = (*range(2, 65), 80, 96, 128, 256, 512, 1024)
 """Of the Renyi divergence. Whole ones alone: their sums are finite, where the series of others may not converge, and
@@ -99,3 +103,78 @@ class Draws:
 
         drawn = ndtri(self.uniform(4 * like.numel())).reshape(4, -1).sum(0) / 2
         return torch.from_numpy(drawn).reshape(like.shape).to(like)
+
+
+SPENT = "privacy budget of the hospital spent: it takes no further part"
+
+
+def bounded(update: Mapping[str, Any], most: float, deviation: float, draws: Draws) -> StateDict:
+    """``update`` (tensors or arrays) in float64, of norm ``most`` at most over all entries, plus Gaussian noise."""
+    entries = {key: torch.as_tensor(value).detach().cpu().double() for key, value in update.items()}
+    norm = math.sqrt(sum(float(value.square().sum()) for value in entries.values()))
+    factor = min(1.0, most / norm) if norm else 1.0
+    return {key: value * factor + deviation * draws.normal(value) for key, value in entries.items()}
+
+
+def share(clip: float, noise: float, sites: int, colluders: int) -> tuple[float, float]:
+    """The largest norm of a site's part of a sum over ``sites``, and the deviation of the noise that it adds.
+
+    Raises:
+        SumRefused: no more sites than may tell their noise.
+    """
+    if sites <= colluders:
+        raise SumRefused(f"a sum of {sites} sites, of which {colluders} may tell their noise")
+    return clip / sites, noise * clip / sites / math.sqrt(sites - colluders)
+
+
+@dataclass
+class SiteNoise:
+    """What a site does to its weighted update before it is masked, and the budget that it keeps.
+
+    Attributes:
+        clip: C, the largest norm that an update has as if all weights were alike.
+        epsilon: of the hospital over the run.
+        delta: the chance that goes with it.
+        colluders: c, sites that may tell their noise or drop out once they have been asked for a sum.
+        rounds: T. A sum that is asked for again counts as one more.
+        ledger: what the site has spent, which survives a restart; None: kept here alone.
+    """
+
+    clip: float
+    epsilon: float
+    delta: float
+    colluders: int
+    rounds: int
+    ledger: Ledger | None = None
+    draws: Draws = field(default_factory=lambda: Draws(None))
+
+    def __post_init__(self) -> None:
+        self._sums = 0
+
+    @property
+    def noise(self) -> float:
+        """sigma, the least with which all rounds keep to the budget."""
+        return noise_for(self.epsilon, self.delta, 1.0, self.rounds)
+
+    def check(self) -> None:
+        """Raise EgressRefused unless one more sum keeps to the budget."""
+        if self._after(1) > self.epsilon:
+            raise EgressRefused(SPENT)
+
+    def charge(self) -> None:
+        """Count a sum before anything of it leaves; raises EgressRefused as ``check``."""
+        self.check()
+        now, self._sums = self._after(1), self._spent() + 1
+        if self.ledger is not None:
+            self.ledger.write({"epsilon": now, "delta": self.delta, "spent": [[self.noise, 1.0, self._sums]]})
+
+    def applied(self, update: Mapping[str, Any], sites: int) -> StateDict:
+        """p_k D_k, bounded and with this site's share of the noise, for a sum over ``sites``; raises SumRefused."""
+        return bounded(update, *share(self.clip, self.noise, sites, self.colluders), self.draws)
+
+    def _spent(self) -> int:
+        rows = self.ledger.read().get("spent", ()) if self.ledger is not None else ()
+        return max([self._sums, *(int(steps) for _, _, steps in rows)])
+
+    def _after(self, more: int) -> float:
+        return epsilon_of([Mechanism(self.noise, 1.0, self._spent() + more)], self.delta)
