@@ -24,7 +24,7 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from fairflare.privacy.differential import Draws, bounded, noise_for, share
+from fairflare.privacy.differential_privacy import Draws, bounded, noise_for, share
 from fairflare.privacy.secure_sum.keys import PairwiseKeys
 from fairflare.privacy.secure_sum.pairwise import STEP, mask_update
 from fairflare.privacy.secure_sum.protocol import SumOrder

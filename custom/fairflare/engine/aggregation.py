@@ -222,7 +222,7 @@ KEPT = "secure_sum"
 
 
 class Noise(Protocol):
-    """``privacy.site_noise.SiteNoise``, which only jobs that ask for it carry."""
+    """``privacy.differential_privacy.SiteNoise``, which only jobs that ask for it carry."""
 
     def check(self) -> None:
         """Raise EgressRefused unless one more sum keeps to the budget."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The update gate: every answer is accepted whole or rejected with a code before any arithmetic sees it.
 
+What is accepted leaves a line in the audit log, and an outcome that may become the federation's next model.
 ``SumsCheck`` is what an exact regression's sums cannot be, whoever the patients are: refused before Newton's step.
 """
 

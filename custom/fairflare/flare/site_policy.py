@@ -1,5 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A site's own rules for jobs, ``local/fairflare_policy.yaml``: what it takes part in. No job can read or change it."""
+"""A site's veto: FLARE asks it about every job before anything of the job is built or run.
+
+In the site's ``local/resources.json``:
+
+    "app_validator": {"path": "fairflare.flare.site_policy.SitePolicy", "args": {}}
+
+It runs in the client's long-lived process, which has this package installed or in ``local/custom``, and only reads: no
+file of the job is imported. What cannot be read is refused. FLARE sends the reason to whoever submitted the job. The
+site's own rules are ``local/fairflare_policy.yaml``, which no job can read or change.
+"""
 
 from __future__ import annotations
 
@@ -184,7 +193,7 @@ class SitePolicy(AppValidator):
 
     Checked are that the code is what ``MANIFEST.json`` lists, the whole configuration, the classes, networks and
     functions that it names, that everything leaves through ``EgressFilter``, and what the site's own
-    ``fairflare_policy.yaml`` says, see ``policy_file``.
+    ``fairflare_policy.yaml`` says, see ``Policy``.
     """
 
     def __init__(self, policy: str = "") -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The allow-list of what a site may send: everything has a name that was agreed on, a kind and a range."""
+"""The allow-list of what a site may send: everything has a name that was agreed on, a kind and a range.
+
+``released`` says which group counts may leave: none below the site's minimum, and none from which one below it follows.
+"""
 
 from __future__ import annotations
 

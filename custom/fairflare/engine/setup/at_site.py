@@ -46,7 +46,7 @@ BINARY = 2
 EXTERNAL = "fairflare.tasks.external"
 """What reads the data of a site that only evaluates: by a name that no reader of imports follows, as is the next."""
 CURVES, AFTER = "fairflare.engine.curves", "fairflare.engine.after.site"
-SITE_NOISE = "fairflare.privacy.differential"
+SITE_NOISE = "fairflare.privacy.differential_privacy"
 PLAIN = "sgd"
 """The trainer of a site alone where the run's own exchanges more than models."""
 

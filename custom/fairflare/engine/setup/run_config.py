@@ -70,7 +70,7 @@ class RunConfig:
             ``privacy.secure_sum.protocol``.
         mask_bits: of each entry of a masked update: 64, or 32, which rounds parameters; see
             ``privacy.secure_sum.pairwise``.
-        site_epsilon: budget of a hospital's updates over the run; 0: none, see ``privacy.site_noise``.
+        site_epsilon: budget of a hospital's updates over the run; 0: none, see ``privacy.differential_privacy``.
         site_delta: the chance that goes with it.
         site_clip: the largest norm of a site's update, as if all weights were alike.
         site_colluders: sites that may tell their share of the noise, or drop out of a sum.

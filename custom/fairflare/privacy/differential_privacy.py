@@ -2,8 +2,16 @@
 """What a site's training has told of a record, in epsilon and delta, and where its noise comes from.
 
 Two data sets are neighbours if one has one record more. The accountant is Opacus's for Renyi differential privacy of
-the subsampled Gaussian mechanism (Mironov, Talwar and Zhang 2019, arXiv:1908.10530). Only jobs
-whose trainer is private carry this module.
+the subsampled Gaussian mechanism (Mironov, Talwar and Zhang 2019, arXiv:1908.10530). Only jobs whose trainer is
+private, or that bound a hospital's part of each round's sum, carry this module. For the latter:
+
+    each round   q_k = p_k D_k min(1, (C / K) / |p_k D_k|)             K sites in the sum, p_k the weight, C the clip
+                 sent q_k + N(0, sigma^2 (C / K)^2 / (K - c))          behind masks; c may tell their noise, or drop out
+
+The sum has noise of sigma C / K beside what c sites know of their own or never sent, and a hospital moves it by at most
+C / K. So with T rounds it is T Gaussian mechanisms of multiplier sigma (McMahan et al., ICLR 2018, arXiv:1710.06963, at
+the level of clients; the shares are those of Kairouz et al., ICML 2021, arXiv:2102.06387, with continuous noise). Two
+runs are neighbours if in one of them a hospital's updates are zero. No server and no c sites add all of the noise.
 """
 
 from __future__ import annotations
