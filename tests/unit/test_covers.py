@@ -8,21 +8,21 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.privacy.secure_sum.cover import (
+from fairflare.privacy.secure_sum.pairwise import combine_updates, mask_update
+from fairflare.privacy.secure_sum.protocol import SumOrder, SumRefused
+from fairflare.privacy.sum_keys import (
     NONE,
     PRIME,
     SEALED,
     SHARE,
     Covers,
+    PairwiseKeys,
     recover,
     split,
     stream_of,
     threshold,
     uncovered,
 )
-from fairflare.privacy.secure_sum.keys import PairwiseKeys
-from fairflare.privacy.secure_sum.pairwise import combine_updates, mask_update
-from fairflare.privacy.secure_sum.protocol import SumOrder, SumRefused
 
 NAMES = [f"site-{k}" for k in range(1, 7)]
 VICTIM = "site-2"

@@ -20,8 +20,7 @@ from fairflare.core.manifest import NAMES, TEXT
 from fairflare.core.metric import named
 from fairflare.core.schema import MASKED, PHASES, SPLITS, Answer, Slot, Spec, answer_fields, wrong_tensors
 from fairflare.core.types import INTERVALS, MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, StateDict
-from fairflare.privacy.secure_sum.cover import COVERS, SHARES
-from fairflare.privacy.secure_sum.keys import KEY, PROOF, is_certificates
+from fairflare.privacy.sum_keys import COVERS, KEY, PROOF, SHARES, is_certificates
 
 SIGNATURE = re.compile(r"[A-Za-z0-9+/=]{1,1024}")
 WHOLE = (torch.int64, torch.int32)

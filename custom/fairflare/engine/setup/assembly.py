@@ -169,8 +169,8 @@ def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregatio
     if config.secure_sum == NONE:
         return Plain()
     from fairflare.engine.server_sums import ServerSums
-    from fairflare.privacy.secure_sum.keys import verified
     from fairflare.privacy.secure_sum.pairwise import Ring
+    from fairflare.privacy.sum_keys import verified
 
     context = config.sha256()
     return ServerSums(

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from fairflare.core.types import StateDict
-from fairflare.privacy.secure_sum.keys import BLOCK, TAG, PairwiseKeys, Stream, new_buffer
 from fairflare.privacy.secure_sum.protocol import Sealed, SumOrder, SumRefused
+from fairflare.privacy.sum_keys import BLOCK, TAG, PairwiseKeys, Stream, new_buffer
 
 WIDTHS = (64, 32)
 """What the run key ``mask_bits`` may be."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
-from fairflare.privacy.secure_sum.keys import TAG, PairwiseKeys
 from fairflare.privacy.secure_sum.protocol import LEAST, MOST, Identity, NoIdentity, NumberScheme
+from fairflare.privacy.sum_keys import TAG, PairwiseKeys
 
 NONE = "none"
 SCHEMES = (NONE, "masks", "ckks")
