@@ -660,7 +660,7 @@ def test_force_keeps_and_names_a_strangers_file(name, capsys, copy):
 
 def test_force_knows_everything_that_a_run_writes(copy, capsys):
     from fairflare.flare.simulate import LOG
-    from fairflare.privacy.secure_sum.schemes import HE, SERVER_CONTEXT, SITE_CONTEXT
+    from fairflare.privacy.secure_sums import HE, SERVER_CONTEXT, SITE_CONTEXT
 
     (copy / LOG).write_text("")
     (copy / "preflight_site-1.txt").write_text("")

@@ -20,9 +20,8 @@ from fairflare.engine.memory import SiteMemory
 from fairflare.engine.server_sums import ServerSums
 from fairflare.engine.site import Site
 from fairflare.privacy.secure_sum.checked import EXPONENTS, new_contexts
-from fairflare.privacy.secure_sum.pairwise import BITS, SIZE, Ring
 from fairflare.privacy.secure_sum.protocol import SumRefused
-from fairflare.privacy.secure_sum.schemes import Credentials, combiner, number_scheme, sealed_sizes
+from fairflare.privacy.secure_sums import BITS, SIZE, Credentials, Ring, combiner, number_scheme, sealed_sizes
 from fairflare.privacy.sum_keys import PairwiseKeys
 from fairflare.trainers.gsam import GSAM
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.privacy.secure_sum.pairwise import combine_updates, mask_update
 from fairflare.privacy.secure_sum.protocol import SumOrder, SumRefused
+from fairflare.privacy.secure_sums import combine_updates, mask_update
 from fairflare.privacy.sum_keys import (
     NONE,
     PRIME,

@@ -4,10 +4,10 @@
 import pytest
 
 from fairflare.core.errors import UserError
+from fairflare.privacy import secure_sums as masks
 from fairflare.privacy.secure_sum import checked
-from fairflare.privacy.secure_sum import pairwise as masks
-from fairflare.privacy.secure_sum.pairwise import MaskedSums
 from fairflare.privacy.secure_sum.protocol import SumOrder, SumRefused
+from fairflare.privacy.secure_sums import MaskedSums
 from fairflare.privacy.sum_keys import PairwiseKeys
 
 ts = pytest.importorskip("tenseal", reason="the extra he is not installed")

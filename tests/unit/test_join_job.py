@@ -29,7 +29,7 @@ from fairflare.flare.staging import modules_of_run, needed
 from fairflare.functional import decision, exchange
 from fairflare.functional.decision import Design
 from fairflare.privacy.egress import EgressRefused
-from fairflare.privacy.secure_sum.schemes import Credentials
+from fairflare.privacy.secure_sums import Credentials
 from fairflare.report.join import OutOfFold, answers, in_place
 from fairflare.studies import join_job
 from fairflare.studies.join import Question

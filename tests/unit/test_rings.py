@@ -11,7 +11,8 @@ from fairflare.core.errors import UserError
 from fairflare.core.schema import MASKED, Answer
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.privacy.egress import Egress, EgressRefused
-from fairflare.privacy.secure_sum.pairwise import (
+from fairflare.privacy.secure_sum.protocol import SumOrder, SumRefused
+from fairflare.privacy.secure_sums import (
     LARGEST,
     RANGE,
     STEP,
@@ -22,7 +23,6 @@ from fairflare.privacy.secure_sum.pairwise import (
     combine_updates,
     mask_update,
 )
-from fairflare.privacy.secure_sum.protocol import SumOrder, SumRefused
 from fairflare.privacy.sum_keys import PairwiseKeys
 
 NAMES = [f"site-{k}" for k in range(7)]

@@ -29,9 +29,8 @@ from fairflare.engine.checks import (
 )
 from fairflare.engine.gate import Verdict, reply_of
 from fairflare.engine.norms import SUM, norms_of
-from fairflare.privacy.secure_sum.pairwise import Ring, Scale, combine_updates, passed_on
 from fairflare.privacy.secure_sum.protocol import ATTEMPTS, Sealed, SumRefused
-from fairflare.privacy.secure_sum.schemes import masked_sizes
+from fairflare.privacy.secure_sums import Ring, Scale, combine_updates, masked_sizes, passed_on
 from fairflare.privacy.sum_keys import NONE, PROOF, SEALED, SHARE, recover, stream_of, threshold, uncovered
 
 T = TypeVar("T")

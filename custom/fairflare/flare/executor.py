@@ -51,7 +51,7 @@ from fairflare.flare.wire import (
     validation_answer,
     validation_from_shareable,
 )
-from fairflare.privacy.secure_sum.schemes import NONE
+from fairflare.privacy.secure_sums import NONE
 from fairflare.privacy.statements import LAST, SIGNED, answer_bytes, head_bytes, numbers_hash
 
 if TYPE_CHECKING:

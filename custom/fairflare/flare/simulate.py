@@ -28,7 +28,7 @@ from fairflare.data.site_config import VARIABLE as SITE_CONFIG
 from fairflare.datasets.kinds import cache
 from fairflare.engine.files import AUDIT, LOCAL_FINDINGS, remove_files
 from fairflare.engine.setup.config import RunConfig
-from fairflare.privacy.secure_sum.schemes import HE, SERVER_CONTEXT, SITE_CONTEXT, make_contexts
+from fairflare.privacy.secure_sums import HE, SERVER_CONTEXT, SITE_CONTEXT, make_contexts
 from fairflare.tasks.base import DATA_FOLDER
 
 if TYPE_CHECKING:

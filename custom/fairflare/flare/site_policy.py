@@ -39,7 +39,7 @@ from fairflare.engine.setup.method_parts import NO_STEP
 from fairflare.flare.paths import STATE, unescaped
 from fairflare.networks import monai_networks
 from fairflare.networks.own import class_path
-from fairflare.privacy.secure_sum.schemes import NONE
+from fairflare.privacy.secure_sums import NONE
 
 FILES = ("fairflare_policy.yaml", "fairflare_policy.yml", "fairflare_policy.json")
 SOLO, JOIN = "solo", "join"

@@ -32,7 +32,7 @@ from fairflare.flare.egress import JOIN
 from fairflare.flare.executor import SCRIPT
 from fairflare.functional.likelihood import COX_SUMS
 from fairflare.networks.own import MONAI, is_own
-from fairflare.privacy.secure_sum.schemes import CHECKED
+from fairflare.privacy.secure_sums import CHECKED
 from fairflare.tasks.own.script import Script
 
 PACKAGE = "fairflare"

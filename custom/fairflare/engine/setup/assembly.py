@@ -38,7 +38,7 @@ from fairflare.engine.setup.site_parts import step_of
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.networks.builtin import normalisation
 from fairflare.privacy.secure_sum.protocol import LEAST
-from fairflare.privacy.secure_sum.schemes import NONE, Credentials, combiner, sealed_sizes
+from fairflare.privacy.secure_sums import NONE, Credentials, combiner, sealed_sizes
 from fairflare.tasks.base import Task, TestSet
 
 __all__ = ["CONFIG", "Credentials", "build_federation", "build_site", "leaves", "save_config", "site_names"]
@@ -169,7 +169,7 @@ def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregatio
     if config.secure_sum == NONE:
         return Plain()
     from fairflare.engine.server_sums import ServerSums
-    from fairflare.privacy.secure_sum.pairwise import Ring
+    from fairflare.privacy.secure_sums import Ring
     from fairflare.privacy.sum_keys import verified
 
     context = config.sha256()

@@ -33,7 +33,7 @@ from fairflare.engine.setup.run_config import RunConfig, site_of_client
 from fairflare.engine.setup.site_parts import Parts, shape, step_of
 from fairflare.engine.site import Site
 from fairflare.privacy.egress import Egress
-from fairflare.privacy.secure_sum.schemes import CHECKED, NONE, Credentials, masked_sizes, number_scheme, sealed_sizes
+from fairflare.privacy.secure_sums import CHECKED, NONE, Credentials, masked_sizes, number_scheme, sealed_sizes
 from fairflare.tasks.base import Task
 from fairflare.tasks.kind import trivial_results
 from fairflare.tasks.preflight import preflight
@@ -292,8 +292,8 @@ def site_part(
     if config.secure_sum == NONE:
         return PlainAtSite()
     from fairflare.engine.aggregation import SiteSums
-    from fairflare.privacy.secure_sum.pairwise import Ring
     from fairflare.privacy.secure_sum.protocol import graph_of
+    from fairflare.privacy.secure_sums import Ring
     from fairflare.privacy.sum_keys import PairwiseKeys
 
     graph = graph_of(config.mask_neighbours, len(parts.task.sites()) - bool(config.leave_out))

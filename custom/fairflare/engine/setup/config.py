@@ -36,7 +36,7 @@ from fairflare.engine.setup.site_parts import without_weights
 from fairflare.engine.setup.tasks import known
 from fairflare.participation import Selector
 from fairflare.privacy.secure_sum.protocol import LEAST
-from fairflare.privacy.secure_sum.schemes import NONE
+from fairflare.privacy.secure_sums import NONE
 from fairflare.tasks.base import Preset, Task
 from fairflare.tasks.kinds.own import OwnData
 

@@ -37,7 +37,7 @@ from fairflare.engine.setup.at_site import build_site, new_credentials, view_of
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.site import Site
-from fairflare.privacy.secure_sum.schemes import NONE, Credentials
+from fairflare.privacy.secure_sums import NONE, Credentials
 from fairflare.probes.base import Probe
 from fairflare.tasks.base import Task
 from fairflare.trainers.base import Trainer

@@ -29,8 +29,7 @@ from fairflare.engine.setup.join.site import checked, told_of
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.functional.exchange import FIRST, PLACES, SECOND, Known, Row, Told, added
-from fairflare.privacy.secure_sum.pairwise import combine
-from fairflare.privacy.secure_sum.schemes import Credentials
+from fairflare.privacy.secure_sums import Credentials, combine
 
 RESULT = "join.json"
 ATTEMPTS = 2

@@ -50,7 +50,7 @@ from fairflare.functional.exchange import (
 )
 from fairflare.functional.slopes import sigmoid
 from fairflare.privacy.egress import Egress, EgressRefused
-from fairflare.privacy.secure_sum.schemes import Credentials, masked_sizes
+from fairflare.privacy.secure_sums import Credentials, masked_sizes
 from fairflare.tasks.folds import untestable
 
 LEAST_OF_CLASS = 5
