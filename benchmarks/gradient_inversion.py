@@ -25,9 +25,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from fairflare.privacy.differential_privacy import Draws, bounded, noise_for, share
-from fairflare.privacy.secure_sum.protocol import SumOrder
 from fairflare.privacy.secure_sums import STEP, mask_update
 from fairflare.privacy.sum_keys import PairwiseKeys
+from fairflare.privacy.sum_protocol import SumOrder
 
 SITES, ROUNDS, DELTA, SMOOTH = 8, 10, 1e-5, 1e-3
 Update = dict[str, Tensor]

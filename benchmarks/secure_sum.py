@@ -31,10 +31,9 @@ from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.networks import builtin as networks
 from fairflare.privacy import secure_sums as masks
-from fairflare.privacy.secure_sum import checked
-from fairflare.privacy.secure_sum.protocol import SumOrder, graph_of
 from fairflare.privacy.secure_sums import Credentials, Ring, Scale, number_scheme
 from fairflare.privacy.sum_keys import SEALED, SHARE, Covers, PairwiseKeys, recover, stream_of, threshold
+from fairflare.privacy.sum_protocol import SumOrder, checked, graph_of
 
 VALUES = [3e-7, 0.05, 0.0, 1.0]
 

@@ -22,9 +22,9 @@ from fairflare.engine.setup.assembly import Credentials, build_federation, build
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
-from fairflare.privacy.secure_sum.protocol import SumRefused
 from fairflare.privacy.secure_sums import BITS, SIZE, combine
 from fairflare.privacy.sum_keys import SEALED, TAG, PairwiseKeys, threshold, uncovered
+from fairflare.privacy.sum_protocol import SumRefused
 from fairflare.probes.sharpness import Sharpness
 from fairflare.report.write import write_report
 from helpers import sites_of

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.privacy.secure_sum.protocol import SumOrder, SumRefused
 from fairflare.privacy.secure_sums import combine_updates, mask_update
 from fairflare.privacy.sum_keys import (
     NONE,
@@ -23,6 +22,7 @@ from fairflare.privacy.sum_keys import (
     threshold,
     uncovered,
 )
+from fairflare.privacy.sum_protocol import SumOrder, SumRefused
 
 NAMES = [f"site-{k}" for k in range(1, 7)]
 VICTIM = "site-2"

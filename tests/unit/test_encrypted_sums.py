@@ -5,20 +5,20 @@ import pytest
 
 from fairflare.core.errors import UserError
 from fairflare.privacy import secure_sums as masks
-from fairflare.privacy.secure_sum import checked
-from fairflare.privacy.secure_sum.protocol import SumOrder, SumRefused
 from fairflare.privacy.secure_sums import MaskedSums
 from fairflare.privacy.sum_keys import PairwiseKeys
+from fairflare.privacy.sum_protocol import SumOrder, SumRefused, checked
 
 ts = pytest.importorskip("tenseal", reason="the extra he is not installed")
 
-from cases import each  # noqa: E402
-from fairflare.privacy.secure_sum.checked import (  # noqa: E402
+from fairflare.privacy.sum_protocol.checked import (  # noqa: E402
     CheckedSums,  # noqa: E402
     EncryptedSums,
     added,
     new_contexts,
 )
+
+from cases import each  # noqa: E402
 
 NAMES = "abc"
 ORDER = SumOrder(1, 0, {name: {} for name in NAMES})

@@ -18,7 +18,7 @@ from fairflare.engine.setup.parts import build_parts
 from fairflare.privacy import differential_privacy
 from fairflare.privacy.differential_privacy import Draws, Mechanism, SiteNoise, bounded, epsilon_of, share
 from fairflare.privacy.egress import EgressRefused
-from fairflare.privacy.secure_sum.protocol import SumRefused
+from fairflare.privacy.sum_protocol import SumRefused
 from fairflare.report.write import write_report
 from helpers import least_epsilon
 

@@ -29,9 +29,9 @@ from fairflare.engine.checks import Rejection, first_good, left_out, silent
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import SiteMemory
 from fairflare.privacy.egress import check_scalars
-from fairflare.privacy.secure_sum.protocol import NumberScheme, Rosters, Sealed, SumOrder, SumRefused, fingerprint
 from fairflare.privacy.secure_sums import MaskedSums, Ring, Scale, mask_update
 from fairflare.privacy.sum_keys import Covers, PairwiseKeys, stream_of, uncovered
+from fairflare.privacy.sum_protocol import NumberScheme, Rosters, Sealed, SumOrder, SumRefused, fingerprint
 
 if TYPE_CHECKING:  # a site has no gate
     from fairflare.engine.files import Checkpoint

@@ -29,9 +29,9 @@ from fairflare.engine.checks import (
 )
 from fairflare.engine.gate import Verdict, reply_of
 from fairflare.engine.norms import SUM, norms_of
-from fairflare.privacy.secure_sum.protocol import ATTEMPTS, Sealed, SumRefused
 from fairflare.privacy.secure_sums import Ring, Scale, combine_updates, masked_sizes, passed_on
 from fairflare.privacy.sum_keys import NONE, PROOF, SEALED, SHARE, recover, stream_of, threshold, uncovered
+from fairflare.privacy.sum_protocol import ATTEMPTS, Sealed, SumRefused
 
 T = TypeVar("T")
 

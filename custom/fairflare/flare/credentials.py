@@ -22,8 +22,8 @@ from nvflare.private.fed.utils.identity_utils import get_cn_from_cert
 
 from fairflare.core.errors import UserError
 from fairflare.flare.paths import RUN_FOLDER
-from fairflare.privacy.secure_sum.protocol import Identity, NoIdentity, Sealed
 from fairflare.privacy.secure_sums import HE, SERVER_CONTEXT, SITE_CONTEXT, Credentials
+from fairflare.privacy.sum_protocol import Identity, NoIdentity, Sealed
 
 ROOT = "rootCA.pem"
 OF_CLIENT, OF_SERVER = ("client.crt", "client.key"), ("server.crt", "server.key")

@@ -30,7 +30,7 @@ import torch
 from fairflare.core.errors import UserError
 from fairflare.core.types import Ledger, StateDict
 from fairflare.privacy.egress import EgressRefused
-from fairflare.privacy.secure_sum.protocol import SumRefused
+from fairflare.privacy.sum_protocol import SumRefused
 
 ORDERS = (*range(2, 65), 80, 96, 128, 256, 512, 1024)
 """Of the Renyi divergence. Whole ones alone: their sums are finite, where the series of others may not converge, and

@@ -34,7 +34,8 @@ from torch import Tensor
 
 from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
-from fairflare.privacy.secure_sum.protocol import (
+from fairflare.privacy.sum_keys import BLOCK, TAG, PairwiseKeys, Stream, new_buffer
+from fairflare.privacy.sum_protocol import (
     LEAST,
     MOST,
     Identity,
@@ -44,7 +45,6 @@ from fairflare.privacy.secure_sum.protocol import (
     SumOrder,
     SumRefused,
 )
-from fairflare.privacy.sum_keys import BLOCK, TAG, PairwiseKeys, Stream, new_buffer
 
 WIDTHS = (64, 32)
 """What the run key ``mask_bits`` may be."""
@@ -299,7 +299,7 @@ def _number(total: int) -> float:
 
 NONE = "none"
 SCHEMES = (NONE, "masks", "ckks")
-CHECKED = "fairflare.privacy.secure_sum.checked"
+CHECKED = "fairflare.privacy.sum_protocol.checked"
 """Of "ckks", by a name that no reader of imports follows: other jobs do not carry it."""
 MOST_CKKS_Q = 4
 """(1e-10)^4 and (1e6)^4 times 1e12 examples are numbers that CKKS can sum."""

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fairflare.privacy.secure_sum.protocol import (
+from fairflare.privacy.sum_protocol import (
     LEAST,
     MOST,
     Identity,
@@ -33,7 +33,7 @@ from fairflare.privacy.secure_sum.protocol import (
     SumRefused,
     fingerprint,
 )
-from fairflare.privacy.secure_sum.protocol import SHARE as SHARE_OF_SITES
+from fairflare.privacy.sum_protocol import SHARE as SHARE_OF_SITES
 
 KEY = re.compile(r"[0-9a-f]{64}")
 TAG = 16

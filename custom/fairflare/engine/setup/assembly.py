@@ -37,8 +37,8 @@ from fairflare.engine.setup.parts import Parts, keep
 from fairflare.engine.setup.site_parts import step_of
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.networks.builtin import normalisation
-from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sums import NONE, Credentials, combiner, sealed_sizes
+from fairflare.privacy.sum_protocol import LEAST
 from fairflare.tasks.base import Task, TestSet
 
 __all__ = ["CONFIG", "Credentials", "build_federation", "build_site", "leaves", "save_config", "site_names"]

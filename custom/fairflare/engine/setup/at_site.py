@@ -292,9 +292,9 @@ def site_part(
     if config.secure_sum == NONE:
         return PlainAtSite()
     from fairflare.engine.aggregation import SiteSums
-    from fairflare.privacy.secure_sum.protocol import graph_of
     from fairflare.privacy.secure_sums import Ring
     from fairflare.privacy.sum_keys import PairwiseKeys
+    from fairflare.privacy.sum_protocol import graph_of
 
     graph = graph_of(config.mask_neighbours, len(parts.task.sites()) - bool(config.leave_out))
     keys = PairwiseKeys(name, config.sha256(), own.identity, graph)

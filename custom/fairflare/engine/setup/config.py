@@ -35,8 +35,8 @@ from fairflare.engine.setup.run_config import RUN_KEYS, RunConfig, site_of_clien
 from fairflare.engine.setup.site_parts import without_weights
 from fairflare.engine.setup.tasks import known
 from fairflare.participation import Selector
-from fairflare.privacy.secure_sum.protocol import LEAST
 from fairflare.privacy.secure_sums import NONE
+from fairflare.privacy.sum_protocol import LEAST
 from fairflare.tasks.base import Preset, Task
 from fairflare.tasks.kinds.own import OwnData
 

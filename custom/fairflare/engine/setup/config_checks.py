@@ -22,8 +22,8 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import NO_STEP, MethodParts, method_parts, part, step_class
 from fairflare.engine.setup.site_parts import shape
 from fairflare.participation import Selector
-from fairflare.privacy.secure_sum.protocol import AUTO, LEAST, graph_of
 from fairflare.privacy.secure_sums import MOST_CKKS_Q, NONE, WIDTHS, check_scheme
+from fairflare.privacy.sum_protocol import AUTO, LEAST, graph_of
 from fairflare.probes.base import Probe
 from fairflare.tasks.base import Task
 from fairflare.tasks.kind import TaskKind

@@ -18,8 +18,8 @@ from fairflare.core.validation import CLIENT, FEDERATION, SHA256, Entries, Range
 from fairflare.engine.checks import BY, NO_CHOICE, RATIO
 from fairflare.engine.setup.config_checks import checked_config
 from fairflare.engine.setup.method_parts import NO_STEP, PART_KEYS, STEPS
-from fairflare.privacy.secure_sum.protocol import AUTO, NEIGHBOURS
 from fairflare.privacy.secure_sums import SCHEMES
+from fairflare.privacy.sum_protocol import AUTO, NEIGHBOURS
 from fairflare.tasks.base import Task
 
 FORMAT = 2
