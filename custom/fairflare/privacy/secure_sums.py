@@ -14,6 +14,8 @@ that follow from the received model, which all sites of a sum have alike: 2^-24 
 most 1, else as much coarser as the next power of two above it. Statistics keep 64 bits: their size says nothing of how
 they change. Rounding is to the nearest step, ties to even. A sum over K sites is off by at most K / 2 steps, and by
 sqrt(K / 12) in root mean square where the entries' remainders are independent.
+
+At the end: the schemes for sums of numbers by name, and what each needs to be handed.
 """
 
 from __future__ import annotations
@@ -46,6 +48,18 @@ from fairflare.privacy.sum_protocol import (
     SumRefused,
 )
 
+NONE = "none"
+SCHEMES = (NONE, "masks", "ckks")
+CHECKED = "fairflare.privacy.encrypted_sums"
+"""Of "ckks", by a name that no reader of imports follows: other jobs do not carry it."""
+MOST_CKKS_Q = 4
+"""(1e-10)^4 and (1e6)^4 times 1e12 examples are numbers that CKKS can sum."""
+CIPHERTEXT = 2**19
+"""Bytes of a ciphertext at most; a real one has about 235,000."""
+SITE_CONTEXT, SERVER_CONTEXT = "client_context.tenseal", "server_context.tenseal"
+"""Where FLARE's ``HEBuilder`` puts them."""
+HE = "he"
+"""Folder of a simulated run with contexts of its own."""
 WIDTHS = (64, 32)
 """What the run key ``mask_bits`` may be."""
 STEP = 2.0**-40
@@ -297,20 +311,6 @@ def _number(total: int) -> float:
         raise SumRefused("the masks do not cancel") from None
 
 
-NONE = "none"
-SCHEMES = (NONE, "masks", "ckks")
-CHECKED = "fairflare.privacy.sum_protocol.checked"
-"""Of "ckks", by a name that no reader of imports follows: other jobs do not carry it."""
-MOST_CKKS_Q = 4
-"""(1e-10)^4 and (1e6)^4 times 1e12 examples are numbers that CKKS can sum."""
-CIPHERTEXT = 2**19
-"""Bytes of a ciphertext at most; a real one has about 235,000."""
-SITE_CONTEXT, SERVER_CONTEXT = "client_context.tenseal", "server_context.tenseal"
-"""Where FLARE's ``HEBuilder`` puts them."""
-HE = "he"
-"""Folder of a simulated run with contexts of its own."""
-
-
 @dataclass(frozen=True)
 class Credentials:
     """What a server or a site has been given; ``ckks`` reads TenSEAL's context, the sites' with the secret key."""
@@ -338,17 +338,13 @@ def sealed_sizes(name: str, terms: int) -> range:
 
 def masked_sizes(terms: int) -> range:
     """How many bytes ``terms`` numbers may have that masks hide."""
-    from fairflare.privacy.secure_sums import SIZE
-
     numbers = terms * SIZE
     return range(numbers + TAG * (LEAST - 1), numbers + TAG * MOST, TAG)
 
 
 def number_scheme(name: str, keys: PairwiseKeys, credentials: Credentials) -> NumberScheme:
-    from fairflare.privacy import secure_sums as masks
-
     check_scheme(name)
-    masked = masks.MaskedSums(keys)
+    masked = MaskedSums(keys)
     if name != "ckks":
         return masked
     scheme: NumberScheme = import_module(CHECKED).sums_of(masked, credentials.ckks())
@@ -357,11 +353,9 @@ def number_scheme(name: str, keys: PairwiseKeys, credentials: Credentials) -> Nu
 
 def combiner(name: str, credentials: Credentials) -> Callable[[Mapping[str, bytes]], Any]:
     """What the server makes of {site: its sealed numbers} and tells every site."""
-    from fairflare.privacy import secure_sums as masks
-
     check_scheme(name)
     if name != "ckks":
-        return masks.passed_on
+        return passed_on
     context = credentials.ckks()
     return partial(import_module(CHECKED).combine, context=context)
 

@@ -3,6 +3,16 @@
 
 X25519 for the shared secret, HKDF-SHA256 for a key per round, attempt, purpose and pair, AES-128 in counter mode for as
 many bytes as are asked for: the fastest of OpenSSL's streams where the processor has instructions for it.
+
+Self-masks: what a site has sealed can be read only once enough sites agree that this sum, and no other, came about. A
+mask of the site's own lies over its sealed numbers and its masked update. Its seed is shared out to all sites of the
+sum, so that any ``threshold`` of them recover it and fewer know nothing (Shamir, CACM 1979,
+https://doi.org/10.1145/359168.359176). A site hands out its shares of one sum per round. Two sums of a round that
+differ by one site would both be read only if ``threshold`` sites handed out shares of each, and there are not so many
+honest ones: a server that lies about silence, or receives an answer late, reads one of them at most.
+
+Bonawitz et al. (CCS 2017, https://doi.org/10.1145/3133956.3133982) recover the masks of silent sites too, and have
+sites sign who is left. Here the rest is asked again, under new masks and self-masks; what was sent before stays masked.
 """
 
 from __future__ import annotations

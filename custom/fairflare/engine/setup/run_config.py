@@ -65,11 +65,11 @@ class RunConfig:
         min_responses: answers after which a round's training exchange ends over FLARE; None: those of all asked sites.
         grace: seconds after them in which further answers still count.
         secure_sum: how sites sum the numbers that the weights are made of: "none" (they say them), "masks" or "ckks",
-            see ``privacy.secure_sum``.
+            see ``privacy.secure_sums``.
         mask_neighbours: how many sites each shares masks of updates with: "auto", "all", or the fewest as a number, see
-            ``privacy.secure_sum.protocol``.
+            ``privacy.sum_protocol``.
         mask_bits: of each entry of a masked update: 64, or 32, which rounds parameters; see
-            ``privacy.secure_sum.pairwise``.
+            ``privacy.secure_sums``.
         site_epsilon: budget of a hospital's updates over the run; 0: none, see ``privacy.differential_privacy``.
         site_delta: the chance that goes with it.
         site_clip: the largest norm of a site's update, as if all weights were alike.
