@@ -26,7 +26,7 @@ from fairflare.engine.audit import CANONICAL
 from fairflare.engine.files import LOCAL_FINDINGS, LOCAL_LOG, read_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.join.plan import plan_of
+from fairflare.engine.setup.join_plan import plan_of
 from fairflare.engine.setup.method_parts import NO_STEP
 from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.paths import SITES, STATE, unescaped

@@ -331,7 +331,7 @@ def check_config(content: Mapping[str, Any], policy: Policy, homes: list[Path]) 
         _check_home(key, name, policy, homes)
     policy.check(config)
     if config.join:
-        from fairflare.engine.setup.join.plan import plan_of  # never from the job: this process imports nothing of it
+        from fairflare.engine.setup.join_plan import plan_of  # never from the job: this process imports nothing of it
 
         for run in plan_of(config).runs.values():
             policy.check(run)

@@ -23,7 +23,7 @@ from fairflare.engine.evaluation import predict
 from fairflare.engine.files import MODEL, read_model
 from fairflare.engine.memory import personal_file
 from fairflare.engine.setup.config import RunConfig, site_of_client
-from fairflare.engine.setup.join.plan import INTERCEPT
+from fairflare.engine.setup.join_plan import INTERCEPT
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts

@@ -21,9 +21,9 @@ from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.at_site import new_credentials
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.join.plan import BOUNDS, plan_of, with_join
-from fairflare.engine.setup.join.server import Join
-from fairflare.engine.setup.join.site import Phases
+from fairflare.engine.setup.join_plan import BOUNDS, plan_of, with_join
+from fairflare.engine.setup.join_plan.server import Join
+from fairflare.engine.setup.join_plan.site import Phases
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import build_parts
 from fairflare.report.join import SEPARATELY, page, sentence

@@ -27,7 +27,7 @@ from fairflare.engine.files import SUFFIX, is_there, read_json, read_tensors, sa
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import AskedAgain, check_last, claimed
 from fairflare.engine.setup.at_site import build_site, event_of, leaves
-from fairflare.engine.setup.join.plan import INTERCEPT, ON_ALL, Plan, plan_of
+from fairflare.engine.setup.join_plan import INTERCEPT, ON_ALL, Plan, plan_of
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
