@@ -408,11 +408,11 @@ def test_a_hospital_is_sent_no_more_than_in_another_job_and_inspect_says_what_le
     said = {(one["name"], one["exchanges"]) for one in found["leaves"]}
     assert ("sums", "calibrate") in said and not {name for name, where in said if where == "evaluate"} & {"metrics"}
     home = tmp_path / "job" / "app_sites" / "custom" / "fairflare"
-    assert (home / "engine/setup/join/site.py").is_file() and (home / "functional/decision.py").is_file()
+    assert (home / "engine/setup/join_site.py").is_file() and (home / "functional/decision.py").is_file()
     assert not (home / "engine/setup/join_server.py").exists()
     begins = ["fairflare.flare.executor.FairExecutor", "fairflare.flare.egress.EgressFilter"]
     plain = {path.as_posix() for path in needed([*begins, *modules_of_run(plan_of(config).first)])}
-    assert not {"engine/setup/join/site.py", "functional/exchange.py", "functional/decision.py"} & plain
+    assert not {"engine/setup/join_site.py", "functional/exchange.py", "functional/decision.py"} & plain
 
 
 @each(
