@@ -8,7 +8,6 @@ import types
 
 import pytest
 import torch
-from fairflare.privacy.sum_protocol.checked import EXPONENTS, new_contexts
 from tests.helpers import PROBES, TRAINING, Accuracy, Blobs, initial_model, small_network
 
 from cases import each
@@ -20,6 +19,7 @@ from fairflare.engine.in_process import InProcess
 from fairflare.engine.memory import SiteMemory
 from fairflare.engine.server_sums import ServerSums
 from fairflare.engine.site import Site
+from fairflare.privacy.encrypted_sums import EXPONENTS, new_contexts
 from fairflare.privacy.secure_sums import BITS, SIZE, Credentials, Ring, combiner, number_scheme, sealed_sizes
 from fairflare.privacy.sum_keys import PairwiseKeys
 from fairflare.privacy.sum_protocol import SumRefused

@@ -11,14 +11,13 @@ from fairflare.privacy.sum_protocol import SumOrder, SumRefused, checked
 
 ts = pytest.importorskip("tenseal", reason="the extra he is not installed")
 
-from fairflare.privacy.sum_protocol.checked import (  # noqa: E402
+from cases import each  # noqa: E402
+from fairflare.privacy.encrypted_sums import (  # noqa: E402
     CheckedSums,  # noqa: E402
     EncryptedSums,
     added,
     new_contexts,
 )
-
-from cases import each  # noqa: E402
 
 NAMES = "abc"
 ORDER = SumOrder(1, 0, {name: {} for name in NAMES})

@@ -9,7 +9,6 @@ import signal
 
 import numpy as np
 import pytest
-from fairflare.engine.setup.join_plan.server import Join
 from scipy.special import expit
 
 from cases import each
@@ -22,6 +21,7 @@ from fairflare.engine.in_process import InProcess
 from fairflare.engine.loop import Federation
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.join_plan import plan_of, server, site
+from fairflare.engine.setup.join_server import Join
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.flare.site_policy import Policy
 from fairflare.flare.staging import modules_of_run, needed

@@ -6,8 +6,8 @@ t + 1's line of the log, those of the last round in the final evaluation. So not
 before, and a run that goes on after a kill makes the same choice from the same lines. Two models are compared over the
 sites that scored both, at least as many as a round needs: another set of sites would compare hospitals, not models.
 
-``Backlog`` finds scores of the last rounds on the shared test sets, off the rounds' path: where the sites compute on other
-machines, one thread scores while the server waits for answers; what is left is scored after the last round. One
+``Backlog`` scores the models of the last rounds on the shared test sets, off the rounds' path: where sites compute on
+other machines, one thread scores while the server waits for answers; what is left is scored after the last round. One
 model is in memory at a time, and no round waits for a score. ``ModelFiles`` are models of single rounds in a folder of
 the run, a file each, which goes when it is needed no more.
 """

@@ -37,7 +37,7 @@ from fairflare.engine.files import AUDIT
 from fairflare.engine.loop import Observer
 from fairflare.engine.setup.assembly import Credentials, build_federation, site_names
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.join_plan.server import Join
+from fairflare.engine.setup.join_server import Join
 from fairflare.engine.setup.parts import build_parts, find
 from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare import paths

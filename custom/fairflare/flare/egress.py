@@ -33,7 +33,7 @@ OF_FILTERS = frozenset({MetaKey.FILTER_HISTORY, "svt_privacy_budget", "svt_priva
 """What FLARE's own filters, a site's ``privacy.json``, note in the meta before this one: it stays behind."""
 MASK = "fairflare_mask"
 """Property of a task's context: from an answer to the one that may leave, in a run with secure sums."""
-JOIN = "fairflare.engine.setup.join_plan.site"
+JOIN = "fairflare.engine.setup.join_site"
 """What takes the site's place in a join: imported by name, for only a join's job carries it."""
 SIGN = "fairflare_sign"
 """From an answer as it leaves to its signature, at a site with a certificate."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A join as one job: sites keep their risks and send means or sums, see ``engine.setup.join``."""
+"""A join as one job: sites keep their risks and send means or sums, see ``engine.setup.join_site``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.at_site import new_credentials
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.join_plan import BOUNDS, plan_of, with_join
-from fairflare.engine.setup.join_plan.server import Join
-from fairflare.engine.setup.join_plan.site import Phases
+from fairflare.engine.setup.join_server import Join
+from fairflare.engine.setup.join_site import Phases
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import build_parts
 from fairflare.report.join import SEPARATELY, page, sentence

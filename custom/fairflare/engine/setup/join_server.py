@@ -25,7 +25,7 @@ from fairflare.engine.files import AUDIT, save_json
 from fairflare.engine.preflight import inspect_preflight, refusal
 from fairflare.engine.setup.assembly import build_federation, server_part
 from fairflare.engine.setup.join_plan import LEAST_SECRET, ON_ALL, Plan, plan_of
-from fairflare.engine.setup.join_plan.site import checked, told_of
+from fairflare.engine.setup.join_site import checked, told_of
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.functional.exchange import FIRST, PLACES, SECOND, Known, Row, Told, added

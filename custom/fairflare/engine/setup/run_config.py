@@ -98,7 +98,7 @@ class RunConfig:
         evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
         fold: "F/K/D": every site tests its patients of fold F of K and trains on the others, by the D-th deal, see
             ``tasks.folds``; "all": it trains on all of them and tests none; "": the task's own splits.
-        join: candidates and folds of a join, see ``engine.setup.join.plan``; {}: one federation.
+        join: candidates and folds of a join, see ``engine.setup.join_plan``; {}: one federation.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
         format: of ``config.json``; a run that was begun in an old format keeps it, and with it its hash.
     """
