@@ -19,8 +19,10 @@ from fairflare.data.site_config import SiteConfig
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.loop import Federation
+from fairflare.engine.setup import join_server as server
+from fairflare.engine.setup import join_site as site
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.join_plan import plan_of, server, site
+from fairflare.engine.setup.join_plan import plan_of
 from fairflare.engine.setup.join_server import Join
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.flare.site_policy import Policy
