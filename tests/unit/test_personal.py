@@ -23,9 +23,8 @@ from fairflare.engine.setup.config_checks import _check_sites
 from fairflare.privacy.egress import Egress, EgressRefused
 from fairflare.trainers.apfl import APFL
 from fairflare.trainers.base import PlainTrainer
-from fairflare.trainers.ditto import Ditto
 from fairflare.trainers.fedper import STATISTICS, FedBN, FedPer, FedRep, SiloBN
-from fairflare.trainers.fedprox import FedProx
+from fairflare.trainers.proximal import Ditto, FedProx
 from helpers import initial_model, make_federation, make_sites, small_network
 
 NORM = frozenset(key for key in initial_model() if key.startswith("1."))
