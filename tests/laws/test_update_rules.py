@@ -9,8 +9,7 @@ import torch
 from cases import each
 from fairflare.aggregators.base import add_weighted, uniform
 from fairflare.aggregators.bounded import Bounded, Bounds
-from fairflare.aggregators.cffl import CFFL
-from fairflare.aggregators.cgsv import CGSV
+from fairflare.aggregators.collaborative_fairness import CFFL, CGSV
 from fairflare.aggregators.fedfv import FedFV
 from fairflare.aggregators.robust import Median, MultiKrum, TrimmedMean
 from fairflare.aggregators.shapfed import ShapFed
