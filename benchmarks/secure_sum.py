@@ -30,10 +30,11 @@ from torch import nn
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.networks import builtin as networks
+from fairflare.privacy import encrypted_sums
 from fairflare.privacy import secure_sums as masks
 from fairflare.privacy.secure_sums import Credentials, Ring, Scale, number_scheme
 from fairflare.privacy.sum_keys import SEALED, SHARE, Covers, PairwiseKeys, recover, stream_of, threshold
-from fairflare.privacy.sum_protocol import SumOrder, checked, graph_of
+from fairflare.privacy.sum_protocol import SumOrder, graph_of
 
 VALUES = [3e-7, 0.05, 0.0, 1.0]
 
@@ -47,9 +48,11 @@ def main() -> None:
     order = SumOrder(1, 0, {name: own.statement() for name, own in keys.items()})
     numbers("masks", [masks.MaskedSums(own) for own in keys.values()], order, masks.combine)
     if find_spec("tenseal"):
-        own, public = checked.new_contexts()
+        own, public = encrypted_sums.new_contexts()
         members = [number_scheme("ckks", one, Credentials(ckks=lambda: own)) for one in keys.values()]
-        numbers("ckks", members, order, lambda sealed: checked.combine(dict(zip(keys, sealed, strict=True)), public))
+        numbers(
+            "ckks", members, order, lambda sealed: encrypted_sums.combine(dict(zip(keys, sealed, strict=True)), public)
+        )
     updates(options)
     for count in (options.sites,) if options.toy else (20, 100):
         covers(count)

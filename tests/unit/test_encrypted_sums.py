@@ -4,10 +4,11 @@
 import pytest
 
 from fairflare.core.errors import UserError
+from fairflare.privacy import encrypted_sums as checked
 from fairflare.privacy import secure_sums as masks
 from fairflare.privacy.secure_sums import MaskedSums
 from fairflare.privacy.sum_keys import PairwiseKeys
-from fairflare.privacy.sum_protocol import SumOrder, SumRefused, checked
+from fairflare.privacy.sum_protocol import SumOrder, SumRefused
 
 ts = pytest.importorskip("tenseal", reason="the extra he is not installed")
 

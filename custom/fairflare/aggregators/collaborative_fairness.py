@@ -1,5 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The largest entries of an update: all other positions are set to zero."""
+"""Collaborative fairness: who contributes more downloads more of the aggregate (CFFL, CGSV).
+
+CFFL: sites whose models do well at home earn reputation, and download as much of the aggregate as they have earned.
+
+c_k <- 0.8 c_k + 0.2 a_k / sum_j a_j       a_k: score of site k's trained model, sums over the sites R that still count
+c_k <- sinh(alpha_t c_k), normalised       alpha_t = alpha (1 + (t - 1) / T)
+c_k is at least threshold / |R|, normalised again;  with remove=true R loses who has less, for good
+u    = sum_k p_k h_k                       h_k: the top theta of D_k, entries clipped;  p = n_k / n over R
+v_k <- v_k + D_k + top f_k of u - p_k h_k  f_k = c_k / max c  n_k / max n;  v_k: site k's own model
+
+CGSV: reputations from cosines with the aggregate, and for each site the part of the aggregate that it has earned.
+
+  u_k = Gamma D_k / ||D_k||        u = sum_k r_k u_k            r = n_k / n in the first round
+  r_k <- alpha r_k + (1 - alpha) cos(u_k, u), at least 0.001, normalised
+  q_k = tanh(beta r_k) / max_j tanh(beta r_j)
+  v_k <- v_k + top q_k of each layer of u      v_k: site k's own model, which its own update does not move
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FairFed: sites whose local fairness is close to the federation's weigh more.
+"""Weights by fairness to patient groups (FairFed, FairFedAvg).
+
+FairFed: sites whose local fairness is close to the federation's weigh more.
 
 M    = rate of group A - rate of group B, of the received model: of a site from its counts, of all from summed counts
 d_k  = |M - M_k|, or |Acc - Acc_k| where M_k is undefined
 w~_k <- w~_k - beta (d_k - mean d),   w~ starts at n_k / n;   p_k = w~_k / sum_j w~_j
+
+FairFedAvg: sites that the model treats more evenly get a larger part, in every round anew.
+
+p_k ~ n_k / n + beta (max_j m_j - m_k)        m_k how uneven the received model's decisions are among the site's groups
 """
 
 from __future__ import annotations

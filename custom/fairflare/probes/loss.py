@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's mean loss on a site's own data, one number: F_k(w^t) of the received one, F_k(w_k) of the trained one."""
+"""Losses and errors of a model on a site's own data, a number each: of the received model, the trained one, or another.
+
+What the federation's model loses at a site when that site's own last model is taken out of it:
+
+    w^{-i} = (w^t - p_i w_i^{t-1}) / (1 - p_i)        p_i the weight that w_i^{t-1} has in w^t, sent to this site alone
+
+Jiang et al. (FedCE), CVPR 2023, arXiv:2303.16520, Eq. 4. The site remembers its own model of the round before.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact regression: sites send sums of the log-likelihood's derivatives, the server makes Newton's step on them."""
+"""Exact regression: sites send sums of the log-likelihood's derivatives, the server makes Newton's step on them.
+
+Negative binomial regression of counts has its own trainer: coefficients and dispersion from one step per round.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Class prototypes, the mean features of each class: FedProto shares them in place of models or beside them, FedProc beside.
+"""Class prototypes, the mean features of each class: FedProto shares them in place of models or beside them.
 
 In FedProto local features stay near their class's global prototype. In FedProc they are drawn to it by a contrastive
 loss, less and less over the rounds. A prototype leaves a site only for a class whose count may.
@@ -144,7 +144,16 @@ def _bounded(sent: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch
     ]
 
 
-PROTOTYPES, COUNTS = "prototypes", "prototype_counts"
+SENT_MEANS = TensorSpec(
+    "prototypes", lambda o: {str(c): (o.features,) for c in range(o.classes)}, "mean features of the site's classes"
+)
+COUNTS = TensorSpec(
+    "prototype_counts",
+    lambda o: {str(c): () for c in range(o.classes)},
+    "training examples of these classes",
+    bound=float(MOST_EXAMPLES),
+    compared=False,
+)
 GLOBAL = TensorSpec(
     "global_prototypes",
     lambda o: {str(c): (o.features,) for c in range(o.classes)},
@@ -214,11 +223,11 @@ class FedProc(PlainTrainer):
     def collect(self, model: StateDict, replies: Sequence[Reply], state: ServerState, info: Info) -> ServerState:
         """The next prototypes; those of classes that no reply tells of stay."""
         after = dict(state.get(GLOBAL.name, {}))
-        for label in sorted({label for reply in replies for label in reply.tensors.get(PROTOTYPES, {})}):
-            said = [(self._weight(r, label), r) for r in replies if label in r.tensors.get(PROTOTYPES, {})]
+        for label in sorted({label for reply in replies for label in reply.tensors.get(SENT_MEANS.name, {})}):
+            said = [(self._weight(r, label), r) for r in replies if label in r.tensors.get(SENT_MEANS.name, {})]
             total, zero = sum(weight for weight, _ in said), torch.zeros((), dtype=torch.float64)
             if total > 0:
-                parts = (reply.tensors[PROTOTYPES][label].double() * (weight / total) for weight, reply in said)
+                parts = (reply.tensors[SENT_MEANS.name][label].double() * (weight / total) for weight, reply in said)
                 after[label] = sum(parts, zero).float()
         return {GLOBAL.name: after}
 
@@ -229,20 +238,8 @@ class FedProc(PlainTrainer):
         """How many examples a site's prototype stands for, never more than it has; 1 for MarsFL's plain mean."""
         if self.variant == "marsfl":
             return 1.0
-        stated = float(reply.tensors.get(COUNTS, {}).get(label, torch.zeros(())))
+        stated = float(reply.tensors.get(COUNTS.name, {}).get(label, torch.zeros(())))
         return min(max(stated, 0.0), float(reply.n_examples))
-
-
-SENT_MEANS = TensorSpec(
-    "prototypes", lambda o: {str(c): (o.features,) for c in range(o.classes)}, "mean features of the site's classes"
-)
-COUNTS = TensorSpec(
-    "prototype_counts",
-    lambda o: {str(c): () for c in range(o.classes)},
-    "training examples of these classes",
-    bound=float(MOST_EXAMPLES),
-    compared=False,
-)
 
 
 @probe("prototypes")

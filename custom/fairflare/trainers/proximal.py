@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainers with a proximal term: FedProx near the received model; Ditto and pFedMe, personal models near the shared one.
+"""Trainers with a proximal term: FedProx near the received model; Ditto, pFedMe with own models near the shared one.
 
-FedProx adds the term to local training. In Ditto each site trains, beside the shared model, one of its own that the term
-ties to the shared one. In pFedMe the shared model descends the Moreau envelopes of the losses, whose minimisers are
-personal models.
+FedProx adds the term to local training. In Ditto each site trains, beside the shared model, one of its own that the
+term ties to the shared one. In pFedMe the shared model descends the Moreau envelopes of the losses, whose minimisers
+are personal models.
 """
 
 from __future__ import annotations

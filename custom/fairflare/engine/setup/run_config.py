@@ -61,7 +61,7 @@ class RunConfig:
         task_timeout: seconds that FLARE's sites have for one task; who takes longer is left out of that round and not
             waited for until it answers again.
         stacked: True computes the local steps of all sites in batched calls, in process only; the model is then equal
-            within rounding, not bit for bit. See ``trainers.together``.
+            within rounding, not bit for bit. See ``trainers.vmap_training``.
         min_responses: answers after which a round's training exchange ends over FLARE; None: those of all asked sites.
         grace: seconds after them in which further answers still count.
         secure_sum: how sites sum the numbers that the weights are made of: "none" (they say them), "masks" or "ckks",
