@@ -211,7 +211,7 @@ def mask_update(
     order: SumOrder,
     scales: Mapping[str, Scale] | None = None,
     weight: float = 0.0,
-    cover: Stream | None = None,
+    self_mask: Stream | None = None,
 ) -> StateDict:
     """``update`` (floating-point, tensors or arrays) as whole numbers of the same shapes that say nothing alone.
 
@@ -221,13 +221,13 @@ def mask_update(
         update: p_k D_k.
         scales: how entries are written, see ``Ring.scales``; by default all with 64 bits.
         weight: p_k.
-        cover: the site's own mask, see ``cover``.
+        self_mask: the site's, see ``sum_keys``.
 
     Raises:
         SumRefused: an entry is not finite or so large that a sum could overflow.
     """
     streams = list(keys.streams(order, "update", keys.neighbours(order)))
-    streams += [] if cover is None else [(1, cover)]
+    streams += [] if self_mask is None else [(1, self_mask)]
     masked = {}
     for key in sorted(update):
         scale = WIDE if scales is None else scales[key]
@@ -259,20 +259,20 @@ def combine_updates(
     masked: Sequence[Mapping[str, Tensor]],
     model: StateDict,
     scales: Mapping[str, Scale] | None = None,
-    covers: Sequence[Stream] = (),
+    self_masks: Sequence[Stream] = (),
 ) -> StateDict:
-    """The sum of updates to ``model``, with its types; ``scales`` as the sites had them, ``covers`` all of theirs.
+    """The sum of updates to ``model``, with its types; ``scales`` as the sites had them, ``self_masks`` all of theirs.
 
     Raises:
         SumRefused: the masks do not cancel, or the sum makes a variance negative.
     """
-    total, streams = {}, [(-1, stream) for stream in covers]
+    total, streams = {}, [(-1, stream) for stream in self_masks]
     for key in sorted(masked[0]):
         scale = WIDE if scales is None else scales[key]
         steps = masked[0][key].clone()
         for one in masked[1:]:
             steps += one[key]
-        _uncover(steps, scale, streams)
+        _unmask(steps, scale, streams)
         entries = steps.double() * scale.step
         if bool((entries.abs() > scale.reach).any()):
             raise SumRefused("the masks do not cancel")
@@ -282,8 +282,8 @@ def combine_updates(
     return {key: total[key] for key in masked[0]}
 
 
-def _uncover(steps: Tensor, scale: Scale, streams: Sequence[tuple[int, Stream]]) -> None:
-    """Takes every site's cover off a sum, in place, in the blocks in which they were put on."""
+def _unmask(steps: Tensor, scale: Scale, streams: Sequence[tuple[int, Stream]]) -> None:
+    """Takes every site's self-mask off a sum, in place, in the blocks in which they were put on."""
     if streams:
         whole, buffer, length = steps.reshape(-1).numpy(), new_buffer(), 8 * BLOCK // scale.bits
         for start in range(0, len(whole), length):

@@ -189,10 +189,10 @@ SEED, SHARE = 31, 32
 """Bytes of a seed and of a share of it."""
 SEALED = SHARE + 16
 """Bytes of a share that only its holder can read."""
-COVERS = range(SEALED * (LEAST - 1), SEALED * MOST, SEALED)
-"""How many bytes the shares of a site's cover may have."""
+SELF_MASK = range(SEALED * (LEAST - 1), SEALED * MOST, SEALED)
+"""How many bytes the shares of a site's self-mask may have."""
 SHARES = range(SHARE * LEAST, SHARE * MOST + 1, SHARE)
-"""How many bytes a site's shares of everyone's covers may have."""
+"""How many bytes a site's shares of everyone's self-masks may have."""
 NONE = b"\xff" * SHARE
 """In place of a share that could not be read."""
 _NONCE = bytes(12)
@@ -232,7 +232,7 @@ def recover(shares: Sequence[Mapping[int, bytes]], needed: int) -> list[bytes]:
     for one in shares:
         points = tuple(sorted(one))[:needed]
         if len(points) < needed:
-            raise SumRefused(f"{len(points)} shares of a cover were handed out, {needed} needed")
+            raise SumRefused(f"{len(points)} shares of a self-mask were handed out, {needed} needed")
         if points not in factors:
             factors[points] = [_at_zero(point, points) for point in points]
         value = sum(factor * int.from_bytes(one[point], "big") for factor, point in zip(factors[points], points))
@@ -252,16 +252,16 @@ def _at_zero(point: int, points: Sequence[int]) -> int:
 
 
 def stream_of(seed: bytes) -> Stream:
-    """The bytes that cover what was sealed."""
+    """The bytes that mask what was sealed."""
     return Stream(hashlib.sha256(b"fairflare cover\0" + seed).digest())
 
 
-def uncovered(message: bytes, seed: bytes) -> bytes:
-    """Covers ``message``, or takes its cover off."""
+def self_masked(message: bytes, seed: bytes) -> bytes:
+    """Masks ``message``, or takes the mask off."""
     return stream_of(seed).over(message)
 
 
-class Covers:
+class SelfMasks:
     """A site's half, for one of a round's sums, "numbers" or "update": shares of the one are none of the other."""
 
     def __init__(self, keys: PairwiseKeys, purpose: str) -> None:
@@ -269,8 +269,8 @@ class Covers:
         self._seed: tuple[SumOrder, bytes, list[bytes]] | None = None
         self._handed_out: SumOrder | None = None
 
-    def cover(self, order: SumOrder, first: int) -> tuple[bytes, bytes]:
-        """The seed of this site's cover in a sum, and its shares for the roster's other sites, one after the other.
+    def draw(self, order: SumOrder, first: int) -> tuple[bytes, bytes]:
+        """The seed of this site's self-mask in a sum, and its shares for the roster's other sites, one after the other.
 
         ``first``: sites that were asked first in this round.
 
@@ -290,7 +290,7 @@ class Covers:
         return seed, b"".join(self._cipher(site, order, author).encrypt(_NONCE, one, None) for site, one in holders)
 
     def hand_out(self, order: SumOrder, sealed: Mapping[str, bytes]) -> bytes:
-        """This site's share of every cover of a sum, in the roster's order, ``NONE`` where it could not read one.
+        """This site's share of every self-mask of a sum, in the roster's order, ``NONE`` where it could not read one.
 
         Raises:
             SumRefused: this site did not take part, or handed out shares of another sum of this round.
