@@ -199,7 +199,7 @@ class ServerSums:
     ) -> tuple[dict[str, T], list[str], list[Rejection], list[Answer]]:
         """What ``check`` made of the answers of all sites of a roster; without those that fell silent on the way.
 
-        Where the answers are ``masks``, their seeds come with the first attempt that all sites have answered.
+        With ``masks``, their seeds come with the first attempt that all sites have answered.
         """
         rejections: list[Rejection] = []
         answers: list[Answer] = []
