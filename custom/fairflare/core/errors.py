@@ -86,7 +86,6 @@ def advice(error: BaseException | None, folder: Path, begun: bool) -> str:
 
     Args:
         error: one of which ``is_full`` holds; None: another process had it.
-        folder: the run's.
         begun: whether its log has a line, so that it can go on.
     """
     named = error.filename if isinstance(error, OSError) else None

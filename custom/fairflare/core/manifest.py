@@ -187,7 +187,6 @@ def check_code(app: Path, *, fresh: bool = False) -> None:
     """Raise DataError "code" unless the code in an app's folder, if there is any, is what its manifest lists.
 
     Args:
-        app: the folder.
         fresh: whether nothing of it has run yet, so that Python has compiled nothing there.
     """
     if not (app / CUSTOM).is_dir():
@@ -226,7 +225,6 @@ def sha256_of(package: Path, left_out: Mapping[str, str] | None = None) -> str:
     """Hash of the names and hashes of all files of a package, also of those that a job's copy lacks.
 
     Args:
-        package: its folder.
         left_out: name -> SHA-256 of those; None: as the manifest of the job says whose copy this is, if it is one.
     """
     hashes = dict(_left_out(package) if left_out is None else left_out)

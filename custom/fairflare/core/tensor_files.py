@@ -54,7 +54,6 @@ class Stored:
         file: its path, or the open file where it has no name.
         offset: bytes before the tensor's first one.
         dtype: of its entries, in this machine's byte order.
-        shape: its shape.
         owner: what deletes the file once nobody holds it.
     """
 
@@ -328,7 +327,6 @@ class _Reading:
     def __init__(self, file: Any, most: int) -> None:
         """
         Args:
-            file: an open one.
             most: bytes that all tensors of the content may have together.
         """
         self.file, self.left, self.count = file, most, 0

@@ -51,7 +51,6 @@ class Packed:
     """A message ready to be sent, as often as one likes.
 
     Attributes:
-        header: see ``HEADER``.
         block: the message and its tensors; a map that other processes can share, or bytes for the socket.
         descriptor: of the shared memory, -1 without; closed with this object.
     """
@@ -250,11 +249,7 @@ def check_possible() -> None:
 
 
 class Worker:
-    """A process that runs ``target(channel, *arguments)`` and ends with this one, however that ends.
-
-    Attributes:
-        channel: to the process.
-    """
+    """A process that runs ``target(channel, *arguments)`` and ends with this one, however that ends."""
 
     def __init__(
         self,
@@ -267,10 +262,7 @@ class Worker:
         """
         Args:
             target: called with the process's own channel and ``arguments``; "spawn" pickles them all.
-            arguments: see ``target``.
-            method: see ``start_method``.
             siblings: the workers that were started before; a forked process closes its copies of their channels.
-            name: of the process, for people.
         """
         own, its = connected()
         self._end: socket.socket = own
@@ -316,7 +308,6 @@ def ready(workers: Iterable[Worker], each: Callable[[], None] = lambda: None) ->
     """Those that have said something or have ended, as soon as there is one.
 
     Args:
-        workers: that are waited for.
         each: is called every second until then; what it raises ends the waiting.
     """
     of = {worker.channel.fileno(): worker for worker in workers}

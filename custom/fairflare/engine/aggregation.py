@@ -240,7 +240,6 @@ class SiteSums:
         rule: computes terms and weight from the site's own numbers.
         memory: the site's; the rule's number is kept in it from round to round.
         scalars: the probes' numbers with their ranges, which nobody else can check.
-        federation: its id, the same at all sites of a run.
         noise: what is done to the weighted update before it is masked; None: nothing.
     """
 

@@ -60,7 +60,6 @@ class SumsCheck:
         """Why no patients have these sums, in one line; "" where some can.
 
         Args:
-            model: what the site was sent.
             update: what it sent back, less that; or what all sites sent, weighed and added.
             examples: patients of the site; None of all sites' sums.
         """

@@ -44,7 +44,6 @@ class Summed:
         total: sum_k p_k D_k; None where no sum came about, and the rejections say why.
         replies: of the sites in it, without their updates.
         rejections: of all others that were asked.
-        answers: to the last exchange.
     """
 
     total: StateDict | None

@@ -58,8 +58,6 @@ def head_of(model: Mapping[str, torch.Tensor], trainable: Collection[str], layer
     """Keys of the layer that gives each class an output: its matrix (C, ...), and its bias (C,) if it has one.
 
     Args:
-        model: a state dict, in its order.
-        trainable: names of the trainable parameters.
         layer: the layer's name; empty: the one of the last trainable matrix, which is the last layer where a network
             registers its layers in the order of their use.
 
@@ -178,7 +176,6 @@ def novelty(replies: Sequence[Reply], prior: Mapping[str, float], of_nothing: fl
     brings nothing new. Where the others' sum is zero, what a site brings is all new: 1.
 
     Args:
-        replies: K of them.
         prior: site -> p_j >= 0; its scale does not matter.
         of_nothing: what a zero update counts as (1 in FLARE's code).
     """

@@ -312,7 +312,6 @@ def negative_binomial(logarithm: torch.Tensor, outcome: torch.Tensor, log_alpha:
     Args:
         logarithm: (N,) linear predictor and offset.
         outcome: (N,) counts.
-        log_alpha: logarithm of the dispersion.
     """
     mean, r = logarithm.clamp(max=LARGEST_LOG).exp(), torch.tensor(min(-log_alpha, SMALLEST), dtype=torch.float64).exp()
     both, size = r + mean, outcome + r

@@ -158,11 +158,6 @@ NEW = "the method's parts did not use these cases; whether anyone chose settings
 def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregation:
     """How the server combines answers: as they are, or sealed where the run has secure sums.
 
-    Args:
-        config: the run.
-        parts: its objects.
-        own: what the server was given for secure sums.
-
     Raises:
         UserError: the rule weighs by more than sums over the sites, and the run has secure sums.
     """
@@ -215,10 +210,6 @@ SHARED = "shared"
 def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
     """The key "about" of ``config.json``, as JSON values.
 
-    Args:
-        config: the run.
-        parts: the objects that it names.
-
     Returns:
         counted: "personal" where the results are those of the sites' own models, else absent; used: where sites are
         shown models of their own, "personal" if these are the ones that they use, else "shared"; title, real,
@@ -268,8 +259,6 @@ def scorer(parts: Parts, batch_size: int, at_once: int = 1) -> Score:
     A model that is not the final one only on those of the papers' tables, which are of the last rounds' mean.
 
     Args:
-        parts: of the run.
-        batch_size: of the test sets' batches.
         at_once: on so many test sets at once, each in a thread with a network of its own; the scores are the same bits.
     """
     # Without the initial model, which nobody needs once the run has begun.

@@ -52,14 +52,7 @@ PLAIN = "sgd"
 
 
 def leaves(config: RunConfig, parts: Parts, min_count: int | None, own: SiteConfig | None = None) -> Egress:
-    """What may leave a site in this run, in its rounds and after them.
-
-    Args:
-        config: the run.
-        parts: its objects.
-        min_count: the fewest patients whose numbers leave; None: none do.
-        own: the site's own configuration, if it has one.
-    """
+    """What may leave a site in this run, in its rounds and after them."""
     secret, step, view = config.secure_sum != NONE, step_of(config), view_of(config, parts)
     told = (own is None or own.clinical) and view is not NOTHING and min_count is not None
 
@@ -101,12 +94,8 @@ def build_site(
     """One site's side, whose data are read when they are first needed; raises DataError for a site the task lacks.
 
     Args:
-        config: the run.
-        parts: its objects.
-        name: the site, as FLARE calls it.
         memory: the file in which it keeps its memory; None keeps it in the process.
         local: the folder where the site's own configuration may lie, see ``site_config``.
-        tell: called with what preflight finds at the site.
         credentials: what the site has been given for secure sums; nothing by default.
         ledger: beside it lies what private trainers have spent, run by run; None: beside the memory, if there is one.
     """
@@ -183,8 +172,6 @@ def _execution(own: SiteConfig | None, training: Training, place: int) -> Execut
     """How a site computes.
 
     Args:
-        own: its configuration.
-        training: of the job.
         place: the site's number among those that one machine simulates; they take its GPUs in turn.
     """
     keep_freed_memory()  # in a process that trains; a server gives back what it held of a round

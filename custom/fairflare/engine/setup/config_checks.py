@@ -293,8 +293,6 @@ def misfit(ids: Mapping[str, str], rule: Rule, trainer: Trainer) -> str:
 
     Args:
         ids: "method", "rule", "trainer" and "server_optimizer" -> their ids.
-        rule: the object of that id.
-        trainer: the object of that id.
     """
     method, steps = ids["method"], ids["server_optimizer"] != NO_SERVER_STEP
     by, under = f"trainer {ids['trainer']}", f"rule {ids['rule']}"

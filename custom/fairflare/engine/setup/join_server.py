@@ -59,12 +59,7 @@ class OfPhase:
 
 @dataclasses.dataclass
 class Join:
-    """A join that runs or goes on in ``folder``.
-
-    Attributes:
-        env: as of ``build_federation``.
-        credentials: the server's for secure sums.
-    """
+    """A join that runs or goes on in ``folder``."""
 
     config: RunConfig
     transport: Transport

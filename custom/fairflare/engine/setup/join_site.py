@@ -65,12 +65,7 @@ class Phases:
     """Stands for the site in every phase of a join, as ``Site`` does in a run.
 
     Args:
-        config: of the job, with ``join``.
-        name: the site.
         memory: names the files beside which everything is kept.
-        local: folder of the site's own configuration.
-        tell: called with what preflight finds.
-        credentials: for secure sums.
         ledger: beside it lies what this site has told of its patients before; None: nothing is kept of that.
     """
 
@@ -278,7 +273,6 @@ class Exchange:
     Attributes:
         place: which of the sums, from 0.
         min_count: the fewest patients whose numbers leave; None: none do.
-        tested: the site's patients.
         path: where totals, and what was said, are kept from one sum to the next.
         answer: gets the site's own answer after the last total.
         clean: called then: what it was made of goes.

@@ -78,7 +78,6 @@ class LocalSites:
     """The sites of a run on this machine, in this process or in worker processes; as a context it ends these.
 
     Attributes:
-        transport: reaches the sites.
         at_server: the server's credentials, which go with the sites'.
         on_site: called with each site before its data are read.
         tell: called with what preflight finds at each site.
@@ -197,7 +196,6 @@ class Ended:
     """What a run that has ended left.
 
     Attributes:
-        model: its final model.
         models: site -> a model of its own, if the rule gave it one.
         declared: site -> training examples that it declared.
         first: hash of the model that it began with.

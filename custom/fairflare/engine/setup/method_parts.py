@@ -51,7 +51,6 @@ def default_parts(method: str | Method, values: Mapping[str, Any] | None = None)
     """A method's parts with its own defaults.
 
     Args:
-        method: its id or declaration.
         values: settings that differ, by any name that works, see ``core.settings``.
 
     Raises:

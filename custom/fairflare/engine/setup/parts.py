@@ -154,8 +154,6 @@ def start_from(sha256: str, network: nn.Module, local: Collection[str]) -> Origi
     """Load what fits of the named tensors into ``network``.
 
     Args:
-        sha256: of the tensors.
-        network: the run's, at its random start.
         local: entries that stay at the sites, which start them as they always do: no job brings them any.
 
     Raises:

@@ -103,10 +103,6 @@ READ_BY = "window"
 def plan_for(name: str, options: Mapping[str, Any]) -> Plan:
     """The plan for a task without a named preset, from the training data of all sites where this machine has them.
 
-    Args:
-        name: of the task.
-        options: those that the user has set, checked.
-
     Returns:
         A plan without choices for every other task, for data that a function builds, and where no site's data can be
         read, which preflight then says.

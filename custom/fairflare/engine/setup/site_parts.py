@@ -128,7 +128,6 @@ def site_parts(config: RunConfig, begin: Begin | None = None) -> Parts:
     """Task, rule, the probes that the rule wants, and the network.
 
     Args:
-        config: the run.
         begin: called with the fresh network and the trainer before the initial model is taken from it, at the server
             and on one machine; None: the network only ever holds received models, and given weights, which are a file
             of the server's machine, are not looked for.
