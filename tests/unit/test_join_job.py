@@ -13,7 +13,7 @@ from scipy.special import expit
 
 from cases import each
 from fairflare.cli.jobs import export_job, inspected
-from fairflare.core.errors import RunFailed, UserError
+from fairflare.core.errors import EgressRefused, RunFailed, UserError
 from fairflare.core.schema import Answer, answer_fields
 from fairflare.data.site_config import SiteConfig
 from fairflare.engine.audit import verify
@@ -29,7 +29,6 @@ from fairflare.flare.site_policy import Policy
 from fairflare.flare.staging import modules_of_run, needed
 from fairflare.functional import decision, exchange
 from fairflare.functional.decision import Design
-from fairflare.privacy.egress import EgressRefused
 from fairflare.privacy.secure_sums import Credentials
 from fairflare.report.join import OutOfFold, answers, in_place
 from fairflare.studies import join_job

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.core.errors import UserError
+from fairflare.core.errors import EgressRefused, UserError
 from fairflare.core.schema import MASKED, Answer
 from fairflare.engine.setup.config import RunConfig, make_config
-from fairflare.privacy.egress import Egress, EgressRefused
+from fairflare.privacy.egress import Egress
 from fairflare.privacy.secure_sums import (
     LARGEST,
     RANGE,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.core.errors import UserError
+from fairflare.core.errors import EgressRefused, UserError
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_model
 from fairflare.engine.memory import SpentFile
@@ -17,7 +17,6 @@ from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.privacy import differential_privacy
 from fairflare.privacy.differential_privacy import Draws, Mechanism, SiteNoise, bounded, epsilon_of, share
-from fairflare.privacy.egress import EgressRefused
 from fairflare.privacy.sum_protocol import SumRefused
 from fairflare.report.write import write_report
 from helpers import least_epsilon

@@ -146,7 +146,7 @@ def _texts(kind: str, name: str, module: str) -> dict[str, str]:
     return {file: made.get_template(template).render(values).rstrip("\n") + "\n" for file, template in files.items()}
 
 
-OWN = ("fairflare.core.tensor_files", "fairflare.networks.builtin", "fairflare.networks.volumes")
+OWN = ("fairflare.networks.builtin", "fairflare.networks.volumes")
 """Modules that use PyTorch as soon as they are imported, where the tasks are read."""
 HEAVY = ("torch", "torch.nn", "torch.nn.functional", "numpy", *OWN)
 """A package stands before its modules."""

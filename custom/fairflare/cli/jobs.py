@@ -55,8 +55,8 @@ JOB_FILES = (
 CHECKS = {
     "flare/site_policy.py": "before anything is built: code against MANIFEST.json, configuration, classes, policy file",
     "engine/checks.py": "what the server sends, before the site works with it",
-    "privacy/egress.py": "the allow-list: every field of an answer has a name, a kind and a range, or nothing leaves;"
-    " groups below min_count: their numbers stay",
+    "privacy/egress.py": "the allow-list: every field of an answer has a name, a kind and a range, or nothing leaves",
+    "privacy/counts.py": "groups below min_count: their numbers stay",
     "flare/egress.py": "the same list as the job's last filter, after the site's own filters",
     "engine/gate.py": "at the server: every answer again, before it is added to anything",
 }

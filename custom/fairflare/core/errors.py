@@ -56,6 +56,10 @@ class RunFailed(FairFlareError):
     exit_code = 1
 
 
+class EgressRefused(Exception):
+    """Something was about to leave the site that is not on the list; the text holds names only, never values."""
+
+
 NO_SPACE = "no space left on the disk"
 """The reason that a log gives for the end of such a run."""
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))

@@ -42,7 +42,6 @@ MOVED = {
     "fairflare.functional.proximal": "fairflare.trainers.base",
     "fairflare.functional.resampling": "fairflare.functional.intervals",
     "fairflare.core.layers": "fairflare.functional.blocks",
-    "fairflare.privacy.counts": "fairflare.privacy.egress",
 }
 """What plugins written for 0.1 and 0.2 import -> where it is now; for one version."""
 Tables = Sequence[dict[str, Any]]

@@ -16,6 +16,7 @@ import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -157,11 +158,6 @@ def gathered(
 SUFFIX = ".safetensors"
 CONTENT = "fairflare"
 """Key of the JSON in the header."""
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LONGEST_HEADER = 100_000_000
 """Bytes; no reader of the format takes a longer one."""
 MOST_VALUES = 1_000_000
@@ -172,6 +168,19 @@ OPEN_FILES = "/dev/fd"
 SHARED = 64
 """How often the tensors of a file may be used in its content, in sizes of the file."""
 PLAIN = (str, int, float, bool, type(None))
+
+
+@cache
+def file_types() -> dict[str, torch.dtype]:
+    """safetensors' name -> type; a function, for what is imported to list methods uses no torch."""
+    names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "U8": "uint8", "BOOL": "bool"}
+    names |= {f"I{size}": f"int{size}" for size in (8, 16, 32, 64)}
+    return {name: getattr(torch, dtype) for name, dtype in names.items()}
+
+
+@cache
+def _names() -> dict[torch.dtype, str]:
+    return {dtype: name for name, dtype in file_types().items()}
 
 
 @dataclass(frozen=True)
@@ -207,7 +216,7 @@ def write(file: BinaryIO, content: Any, **about: str) -> None:
     place = 0
     for name, entry in order:
         end = place + entry.nbytes
-        header[name] = {"dtype": NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": [place, end]}
+        header[name] = {"dtype": _names()[entry.dtype], "shape": list(entry.shape), "data_offsets": [place, end]}
         place = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -295,7 +304,7 @@ class _Writing:
         return self._tensor(value, path) if isinstance(value, Tensor) else _plain(value)
 
     def _tensor(self, value: Tensor, path: tuple[Any, ...]) -> Any:
-        if value.dtype not in NAMES or value.layout is not torch.strided:
+        if value.dtype not in _names() or value.layout is not torch.strided:
             raise TypeError(f"a file of tensors cannot hold a tensor of {value.dtype}, {value.layout}")
         lies = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
         # The same model of several sites is there once; a state dict has every entry, whoever reads it.
@@ -372,7 +381,7 @@ class _Reading:
         return (self._value(item, (*path, k)) for k, item in enumerate(forms))
 
     def _tensor(self, name: str) -> Tensor:
-        if self.file.get_slice(name).get_dtype() not in DTYPES:
+        if self.file.get_slice(name).get_dtype() not in file_types():
             raise _Refused("expected tensors of torch's usual types")
         # A copy: the file goes back to the system, and entries lie where torch's own do, whatever precedes them there.
         self.tensors[name] = self.file.get_tensor(name).clone()

@@ -15,7 +15,7 @@ from fairflare.core.types import MOST_EXAMPLES, MOST_STEPS, Number
 from fairflare.engine.evaluation import Predictions, Scoring
 from fairflare.engine.hashes import model_hash
 from fairflare.functional.intervals import Array, percentile_interval, resamples
-from fairflare.privacy.egress import released
+from fairflare.privacy.counts import released
 
 DRAWS = 2000
 """Resamples of the patients."""

@@ -21,7 +21,7 @@ from fairflare.engine.after.base import Cases, Chosen
 from fairflare.engine.checks import Refused, checked_numbers
 from fairflare.functional import calibration as maths
 from fairflare.functional.calibration import CELLS, Array, Bins, Ints
-from fairflare.privacy.egress import released, released_unions
+from fairflare.privacy.counts import released, released_unions
 
 FAR = 1e3
 """Largest end of an interval of intercept or slope."""

@@ -20,7 +20,7 @@ from fairflare.engine.checks import Refused
 from fairflare.engine.clinical import DIGITS, ClinicalAtSite, Numbers, View
 from fairflare.functional import survival as maths
 from fairflare.functional.intervals import Array
-from fairflare.privacy.egress import released
+from fairflare.privacy.counts import released
 
 LEFT, OBSERVED, EXPECTED = "left", "observed", "expected"
 """Before the number of a step: patients that remain, Kaplan and Meier's survival, and the mean predicted one."""

@@ -14,7 +14,7 @@ from fairflare.core.metric import finite
 from fairflare.core.types import INTERVALS, Batch, SiteData, SplitName
 from fairflare.engine.checks import Ranges, is_number
 from fairflare.functional.intervals import Array
-from fairflare.privacy.egress import released
+from fairflare.privacy.counts import released
 
 Predictions = tuple[Tensor, Tensor, Tensor]
 """Condensed outputs and targets, and the groups (N,)."""

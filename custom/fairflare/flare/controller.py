@@ -31,7 +31,7 @@ from fairflare.core.execution import give_back_freed_memory
 from fairflare.core.manifest import PACKAGE, all_versions
 from fairflare.core.processes import end_with_command
 from fairflare.core.schema import Answer, Instruction, answer_fields, instruction_fields
-from fairflare.core.tensor_files import DTYPES, Stored
+from fairflare.core.tensor_files import Stored, file_types
 from fairflare.core.validation import expected
 from fairflare.engine.files import AUDIT
 from fairflare.engine.loop import Observer
@@ -350,6 +350,6 @@ def _described(ref: LazyRef, root: Path) -> Stored:
         if list(file.keys()) != [ref.key]:
             raise ValueError("not one tensor")
         about = file.get_slice(ref.key)
-        dtype, shape = DTYPES[about.get_dtype()], tuple(about.get_shape())
+        dtype, shape = file_types()[about.get_dtype()], tuple(about.get_shape())
     stored = Stored(path, 0, dtype, shape, owner=ref)
     return dataclasses.replace(stored, offset=path.stat().st_size - stored.nbytes)

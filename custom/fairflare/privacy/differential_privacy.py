@@ -27,9 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairflare.core.errors import UserError
+from fairflare.core.errors import EgressRefused, UserError
 from fairflare.core.types import Ledger, StateDict
-from fairflare.privacy.egress import EgressRefused
 from fairflare.privacy.sum_protocol import SumRefused
 
 ORDERS = (*range(2, 65), 80, 96, 128, 256, 512, 1024)

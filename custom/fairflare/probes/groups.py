@@ -34,7 +34,7 @@ from fairflare.core.types import (
 )
 from fairflare.core.validation import Few, Range
 from fairflare.functional.group_rates import CORRECT, FAMILIES, SEEN
-from fairflare.privacy.egress import released
+from fairflare.privacy.counts import released
 from fairflare.probes.base import Probe
 
 

@@ -20,7 +20,7 @@ from fairflare.data.readers.files import FileSplit
 from fairflare.data.readers.tables import read_table
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Grouping, Split, TensorData
-from fairflare.privacy.egress import released
+from fairflare.privacy.counts import released
 from fairflare.tasks.base import Task
 from fairflare.tasks.images import image_data
 from fairflare.tasks.kinds.own import OwnData

@@ -21,7 +21,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.metric import Metric, finite
 from fairflare.core.types import Objective, SiteData, SplitName
 from fairflare.functional.intervals import Array, of_mean, weighted_mean
-from fairflare.privacy.egress import released
+from fairflare.privacy.counts import released
 
 if TYPE_CHECKING:
     from fairflare.tasks.base import Task

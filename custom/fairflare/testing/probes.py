@@ -128,7 +128,7 @@ def small_groups_stay(case: Case) -> None:
     """Where no group's numbers may leave the site (``min_count`` is None), none does."""
     for found in case.rounds(min_count=None):
         groups = [name for name in found.numbers if name.rpartition("/")[2] in kit.GROUPS]
-        assert not groups, f"{case.id}: sends {groups} of groups too small to leave; see privacy.egress.released"
+        assert not groups, f"{case.id}: sends {groups} of groups too small to leave; see privacy.counts.released"
 
 
 def memory_survives_a_restart(case: Case) -> None:

@@ -2,39 +2,36 @@
 """Class prototypes, the mean features of each class: FedProto shares them in place of models or beside them.
 
 In FedProto local features stay near their class's global prototype. In FedProc they are drawn to it by a contrastive
-loss, less and less over the rounds. A prototype leaves a site only for a class whose count may.
+loss, less and less over the rounds.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
 
-from fairflare.core.registry import method, probe
+from fairflare.core.registry import method
 from fairflare.core.types import (
-    MOST_EXAMPLES,
     Batch,
     Cost,
     Info,
     LocalWork,
     Objective,
     Offer,
-    Outline,
     Paper,
     Reply,
     Round,
     StateDict,
     TensorSpec,
 )
-from fairflare.core.validation import Few, Range
+from fairflare.core.validation import Range
 from fairflare.functional.features import class_distance, class_means, features_of, lacks_features, prototype_contrast
-from fairflare.privacy.egress import released
-from fairflare.probes.base import Probe
+from fairflare.privacy.counts import released
 from fairflare.trainers.base import PlainTrainer, ServerState
 
 MEANS = TensorSpec(
@@ -144,16 +141,7 @@ def _bounded(sent: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, torch
     ]
 
 
-SENT_MEANS = TensorSpec(
-    "prototypes", lambda o: {str(c): (o.features,) for c in range(o.classes)}, "mean features of the site's classes"
-)
-COUNTS = TensorSpec(
-    "prototype_counts",
-    lambda o: {str(c): () for c in range(o.classes)},
-    "training examples of these classes",
-    bound=float(MOST_EXAMPLES),
-    compared=False,
-)
+PROTOTYPES, COUNTS = "prototypes", "prototype_counts"
 GLOBAL = TensorSpec(
     "global_prototypes",
     lambda o: {str(c): (o.features,) for c in range(o.classes)},
@@ -223,11 +211,11 @@ class FedProc(PlainTrainer):
     def collect(self, model: StateDict, replies: Sequence[Reply], state: ServerState, info: Info) -> ServerState:
         """The next prototypes; those of classes that no reply tells of stay."""
         after = dict(state.get(GLOBAL.name, {}))
-        for label in sorted({label for reply in replies for label in reply.tensors.get(SENT_MEANS.name, {})}):
-            said = [(self._weight(r, label), r) for r in replies if label in r.tensors.get(SENT_MEANS.name, {})]
+        for label in sorted({label for reply in replies for label in reply.tensors.get(PROTOTYPES, {})}):
+            said = [(self._weight(r, label), r) for r in replies if label in r.tensors.get(PROTOTYPES, {})]
             total, zero = sum(weight for weight, _ in said), torch.zeros((), dtype=torch.float64)
             if total > 0:
-                parts = (reply.tensors[SENT_MEANS.name][label].double() * (weight / total) for weight, reply in said)
+                parts = (reply.tensors[PROTOTYPES][label].double() * (weight / total) for weight, reply in said)
                 after[label] = sum(parts, zero).float()
         return {GLOBAL.name: after}
 
@@ -238,39 +226,5 @@ class FedProc(PlainTrainer):
         """How many examples a site's prototype stands for, never more than it has; 1 for MarsFL's plain mean."""
         if self.variant == "marsfl":
             return 1.0
-        stated = float(reply.tensors.get(COUNTS.name, {}).get(label, torch.zeros(())))
+        stated = float(reply.tensors.get(COUNTS, {}).get(label, torch.zeros(())))
         return min(max(stated, 0.0), float(reply.n_examples))
-
-
-@probe("prototypes")
-@dataclass(frozen=True)
-class Prototypes(Probe):
-    """Sends mean and number of the features in front of the last layer, for every class whose count may leave the site.
-
-    Over the whole training split in evaluation mode and with evaluation transforms.
-    """
-
-    cost: ClassVar[Cost] = Cost(forward=1)
-    sends: ClassVar[tuple[TensorSpec, ...]] = (SENT_MEANS, COUNTS)
-    when = "trained"
-    probe_batch: Few = 64
-
-    def scalars(self, outline: Outline) -> tuple[()]:
-        return ()
-
-    def missing(self, offer: Offer) -> str:
-        return "" if offer.has_classes else "class prototypes need one class label per example"
-
-    def measure(self, work: LocalWork) -> dict[str, float]:
-        counts = work.data.class_counts.tolist()
-        free = released(counts, work.min_count)
-        means = class_means(work.network, self._batches(work), counts, work.device)
-        if known := {str(c): mean for c, mean in means.items() if free[c]}:
-            work.send_tensors[SENT_MEANS.name] = known
-            work.send_tensors[COUNTS.name] = {c: torch.tensor(float(counts[int(c)])) for c in known}
-        return {}
-
-    def _batches(self, work: LocalWork) -> Iterator[Batch]:
-        for batch in work.data.fixed("train", self.probe_batch):
-            work.stop_if_aborted()
-            yield batch

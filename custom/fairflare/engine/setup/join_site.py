@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from fairflare.core.errors import DataError
+from fairflare.core.errors import DataError, EgressRefused
 from fairflare.core.findings import Finding
 from fairflare.core.schema import Answer, Instruction
 from fairflare.data.site_config import SiteConfig, find_site_config
@@ -49,7 +49,7 @@ from fairflare.functional.exchange import (
     rounded,
 )
 from fairflare.functional.slopes import sigmoid
-from fairflare.privacy.egress import Egress, EgressRefused
+from fairflare.privacy.egress import Egress
 from fairflare.privacy.secure_sums import Credentials, masked_sizes
 from fairflare.tasks.folds import untestable
 

@@ -29,7 +29,7 @@ from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.engine.evaluation import predict
 from fairflare.engine.site import Site
 from fairflare.functional.intervals import of_auc, of_share
-from fairflare.privacy.egress import released
+from fairflare.privacy.counts import released
 from fairflare.trainers.base import Trainer
 
 LEVEL = 0.95
