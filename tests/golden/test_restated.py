@@ -7,7 +7,7 @@ import restated
 import torch
 from torch import nn
 
-from fairflare.aggregators.maxfl import MaxFL
+from fairflare.aggregators.loss_weights import MaxFL
 from fairflare.core.types import PERSONAL, Batch, Info, LocalWork, Reply, Round, Training
 from fairflare.probes.loss import Appeal, slope
 from fairflare.trainers.apfl import ALPHA, APFL, LOCAL
