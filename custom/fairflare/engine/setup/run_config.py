@@ -39,14 +39,9 @@ class RunConfig:
     """One federation, as JSON values.
 
     Attributes:
-        method: id of the method.
         trainer: id of the trainer, the method's own unless the user combined it with another.
-        selector: id of the selector.
-        server_optimizer: id of the server optimizer.
         settings: every parameter of these, of the rule and the probes by full name ("rule.q"), see ``core.settings``.
-        task: name of the task.
         preset: the preset that options and training settings started from.
-        options: every option of the task.
         training: every local training setting, T among them.
         seed: seeds the initial model and every site's work; the data have a seed of their own among the options.
         min_sites: accepted sites that a round needs. Where it is not set: half of the run's sites, rounded up, and at
@@ -66,10 +61,8 @@ class RunConfig:
         grace: seconds after them in which further answers still count.
         secure_sum: how sites sum the numbers that the weights are made of: "none" (they say them), "masks" or "ckks",
             see ``privacy.secure_sums``.
-        mask_neighbours: how many sites each shares masks of updates with: "auto", "all", or the fewest as a number, see
-            ``privacy.sum_protocol``.
-        mask_bits: of each entry of a masked update: 64, or 32, which rounds parameters; see
-            ``privacy.secure_sums``.
+        mask_neighbours: how many sites each shares masks of updates with: "auto", "all", or the fewest as a number.
+        mask_bits: of each entry of a masked update: 64, or 32, which rounds parameters.
         site_epsilon: budget of a hospital's updates over the run; 0: none, see ``privacy.differential_privacy``.
         site_delta: the chance that goes with it.
         site_clip: the largest norm of a site's update, as if all weights were alike.
@@ -84,7 +77,6 @@ class RunConfig:
         liars: share of the sites that mixing holds against.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
         after: what is done with the final model: "none", "recalibrate", "shares" or "conformal", see ``engine.after``.
-        after_settings: every parameter of it.
         best_by: how the best model among those of the rounds is chosen by validation: "none", "mean", "worst" or
             "trade-off", see ``engine.best``.
         best_weight: w of the trade-off, mean - w (mean - worst).
