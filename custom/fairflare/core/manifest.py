@@ -86,11 +86,7 @@ KEYS = frozenset({"format", "read_by", "entry_point", "components", "package", "
 
 
 def code_of(app: Path) -> Iterator[tuple[str, Path]]:
-    """The files of code in an app's folder by path below ``custom/``, sorted.
-
-    Raises:
-        DataError: a link lies there.
-    """
+    """The files of code in an app's folder by path below ``custom/``, sorted. Raises DataError: a link lies there."""
     custom = app / CUSTOM
     for path in sorted(custom.rglob("*")):
         name = path.relative_to(custom).as_posix()

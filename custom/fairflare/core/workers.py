@@ -92,11 +92,7 @@ class Channel:
             self._socket.sendall(packed.header + bytes(packed.block))
 
     def receive(self) -> Any:
-        """The next message.
-
-        Raises:
-            EOFError: the other end is closed.
-        """
+        """The next message. Raises EOFError: the other end is closed."""
         size, length, shared = HEADER.unpack(self._read_header())
         if not shared:
             return _unpacked(bytearray(self._read(size)), length)

@@ -40,11 +40,7 @@ class FedPer(PlainTrainer):
     head: Names = ""
 
     def personal_entries(self, model: StateDict) -> frozenset[str]:
-        """The entries of the last layers, or of the named ones.
-
-        Raises:
-            UserError: there are none, or nothing else.
-        """
+        """The entries of the last layers, or of the named ones. Raises UserError: there are none, or nothing else."""
         if names := [name.strip() for name in self.head.split(",") if name.strip()]:
             own = frozenset(key for key in model if any(key.startswith(f"{name}.") for name in names))
         else:
