@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Python file imports, read from its source: nothing is run."""
+"""``MANIFEST.json`` of a job's app, and the versions and hashes of the software that a run's numbers depend on.
+
+The manifest lists every file of code that the app brings, with hash and lines, and where running begins. The app's
+folder holds it beside ``custom/`` and ``config/``. ``flare/staging.py`` writes it last, so that a job without one is
+not whole; sites check it before anything of the job is built, and ``fairflare inspect`` shows it.
+
+What a Python file imports is read from its source: nothing is run.
+"""
 
 from __future__ import annotations
 

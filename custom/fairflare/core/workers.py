@@ -1,10 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between two processes of one run, whose tensors lie in memory that both of them map.
+"""Worker processes of one command: how many, how they start, and that none of them outlives it.
 
-A message is one block of memory: the pickled message, then its tensors, each on a boundary of 64 bytes as torch's own.
-A small block goes through the socket. A larger one is written once, into memory without a name, and its descriptor goes
-through the socket; the receiver's tensors are views of it, and it is gone with the last of them. So nothing is left
-behind however the processes end, and a container's small /dev/shm does not limit a model's size.
+A fork starts in milliseconds and has everything that the command has imported and built. It copies one thread only: a
+lock that another one holds stays locked for ever, OpenMP waits for threads that are not there, and CUDA refuses to
+work. So a process is forked where none of this can be, on Linux, before a progress display or TensorBoard has started
+its thread, without a GPU, with one torch thread and without TenSEAL, whose objects crash when a fork collects them;
+NumPy's OpenBLAS, whose threads start with the import, ends them before a fork by itself. Anywhere else a process is
+spawned, which imports everything anew: two to three seconds of CPU time, and on a GPU a CUDA context of its own.
+
+A message between two of these processes is one block of memory that both map: the pickled message, then its tensors,
+each on a boundary of 64 bytes as torch's own. A small block goes through the socket. A larger one is written once, into
+memory without a name, and its descriptor goes through the socket; the receiver's tensors are views of it, and it is
+gone with the last of them. So nothing is left behind however the processes end, and a container's small /dev/shm does
+not limit a model's size.
 
 Both ends belong to one command and one user: what is unpickled here comes from nobody else.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a run by name, from their settings: those of a method, and the step after the last round."""
+"""The parts of a run by name, from their settings: those of a method, what they need, and the step after the rounds."""
 
 from __future__ import annotations
 
