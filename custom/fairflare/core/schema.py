@@ -205,7 +205,7 @@ class Answer:
         low=0, high=LONGEST_WORK,
     )  # fmt: skip
     sealed: Any = _field(
-        "sealed", "the site's key; its sealed numbers; shares of what covers them", default={},
+        "sealed", "the site's key; its sealed numbers; shares of what masks them", default={},
         exchanges=("preflight", "calibrate", "sum", "weigh", "reveal"), only_secure=True,
     )  # fmt: skip
     sums: Any = _field(
