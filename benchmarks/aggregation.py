@@ -35,9 +35,9 @@ from typing import Any
 import torch
 
 from fairflare.aggregators.base import Rule
-from fairflare.core.lazy_tensors import Stored
 from fairflare.core.manifest import all_versions
 from fairflare.core.schema import Answer, Instruction
+from fairflare.core.tensor_files import Stored
 from fairflare.core.types import Number, Outline, StateDict
 from fairflare.engine.gate import Gate
 from fairflare.engine.loop import Federation

@@ -22,8 +22,8 @@ import torch
 from aggregation import peak, reset_peak
 
 from fairflare.core.execution import Execution
-from fairflare.core.layers import layers_of
 from fairflare.core.types import Batch, LocalWork, Round, Training
+from fairflare.functional.blocks import layers_of
 from fairflare.networks import builtin as networks
 from fairflare.probes.cka import LayerSimilarity
 

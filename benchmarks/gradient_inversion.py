@@ -24,11 +24,10 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from fairflare.privacy.budget import Draws, noise_for
-from fairflare.privacy.secure_sum.keys import PairwiseKeys
-from fairflare.privacy.secure_sum.pairwise import STEP, mask_update
-from fairflare.privacy.secure_sum.protocol import SumOrder
-from fairflare.privacy.site_noise import bounded, share
+from fairflare.privacy.differential_privacy import Draws, bounded, noise_for, share
+from fairflare.privacy.secure_sums import STEP, mask_update
+from fairflare.privacy.sum_keys import PairwiseKeys
+from fairflare.privacy.sum_protocol import SumOrder
 
 SITES, ROUNDS, DELTA, SMOOTH = 8, 10, 1e-5, 1e-3
 Update = dict[str, Tensor]

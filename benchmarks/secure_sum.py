@@ -30,13 +30,11 @@ from torch import nn
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.networks import builtin as networks
-from fairflare.privacy.secure_sum import checked
-from fairflare.privacy.secure_sum import pairwise as masks
-from fairflare.privacy.secure_sum.cover import SEALED, SHARE, Covers, recover, stream_of, threshold
-from fairflare.privacy.secure_sum.keys import PairwiseKeys
-from fairflare.privacy.secure_sum.pairwise import Ring, Scale
-from fairflare.privacy.secure_sum.protocol import SumOrder, graph_of
-from fairflare.privacy.secure_sum.schemes import Credentials, number_scheme
+from fairflare.privacy import encrypted_sums
+from fairflare.privacy import secure_sums as masks
+from fairflare.privacy.secure_sums import Credentials, Ring, Scale, number_scheme
+from fairflare.privacy.sum_keys import SEALED, SHARE, PairwiseKeys, SelfMasks, recover, stream_of, threshold
+from fairflare.privacy.sum_protocol import SumOrder, graph_of
 
 VALUES = [3e-7, 0.05, 0.0, 1.0]
 
@@ -50,12 +48,14 @@ def main() -> None:
     order = SumOrder(1, 0, {name: own.statement() for name, own in keys.items()})
     numbers("masks", [masks.MaskedSums(own) for own in keys.values()], order, masks.combine)
     if find_spec("tenseal"):
-        own, public = checked.new_contexts()
+        own, public = encrypted_sums.new_contexts()
         members = [number_scheme("ckks", one, Credentials(ckks=lambda: own)) for one in keys.values()]
-        numbers("ckks", members, order, lambda sealed: checked.combine(dict(zip(keys, sealed, strict=True)), public))
+        numbers(
+            "ckks", members, order, lambda sealed: encrypted_sums.combine(dict(zip(keys, sealed, strict=True)), public)
+        )
     updates(options)
     for count in (options.sites,) if options.toy else (20, 100):
-        covers(count)
+        self_masks(count)
     rounds(options)
     models(options)
 
@@ -87,7 +87,7 @@ def updates(options: argparse.Namespace) -> None:
             order = SumOrder(1, 0, {name: own.statement() for name, own in members.items()})
             for bits in (64, 32):
                 name = f"{how} ({len(members['0'].neighbours(order))} neighbours), {bits} bits"
-                ways[name] = partial(covered, members["0"], update, order, scales[bits], 1 / count)
+                ways[name] = partial(self_masked, members["0"], update, order, scales[bits], 1 / count)
                 sizes[name] = sum(v.nbytes for v in ways[name]().values()) / sum(v.nbytes for v in update.values())
         ways["step"] = lambda: nn.functional.cross_entropy(network(images), labels).backward()
         seconds = medians(ways, 1 if options.toy else 3)
@@ -101,24 +101,24 @@ def updates(options: argparse.Namespace) -> None:
         alone = PairwiseKeys("alone", "run")
         nothing = {key: torch.zeros_like(value) for key, value in like.items()}
         order = SumOrder(1, 0, {"alone": alone.statement()})
-        masked = [covered(alone, nothing, order, scales[bits], 1 / options.sites)] * options.sites
+        masked = [self_masked(alone, nothing, order, scales[bits], 1 / options.sites)] * options.sites
         both = {"sum": partial(added, masked, like, scales[bits]), "mean": partial(mean, [update] * options.sites)}
         found = medians(both, 1 if options.toy else 3)
         print(f"  at the server, {bits} bits: sum / plain mean {found['sum'] / found['mean']:.2f}")
 
 
-def covered(*content: Any) -> dict:
+def self_masked(*content: Any) -> dict:
     """What a site does with its update."""
-    return masks.mask_update(*content, cover=stream_of(bytes(31)))
+    return masks.mask_update(*content, self_mask=stream_of(bytes(31)))
 
 
-def covers(count: int) -> None:
-    """Sharing out the seed of a cover, handing out the shares of everyone's, and recovering all seeds."""
+def self_masks(count: int) -> None:
+    """Sharing out the seed of a self-mask, handing out the shares of everyone's, and recovering all seeds."""
     names = [f"{k:04}" for k in range(count)]
     keys = {name: PairwiseKeys(name, "run") for name in names}
     order = SumOrder(1, 0, {name: own.statement() for name, own in keys.items()})
-    halves = {name: Covers(own, "update") for name, own in keys.items()}
-    share, sealed = timed(lambda: [half.cover(order, count)[1] for half in halves.values()])
+    halves = {name: SelfMasks(own, "update") for name, own in keys.items()}
+    share, sealed = timed(lambda: [half.draw(order, count)[1] for half in halves.values()])
 
     def hand_out(holder: int) -> bytes:
         at = {author: holder - (holder > author) for author in range(count) if author != holder}
@@ -128,7 +128,7 @@ def covers(count: int) -> None:
     give, given = timed(lambda: [hand_out(holder) for holder in range(count)])
     shares = [{h + 1: given[h][k * SHARE : (k + 1) * SHARE] for h in range(count)} for k in range(count)]
     server, _ = timed(lambda: recover(shares, threshold(count)))
-    print(f"covers, {count} sites: {1e3 * (share + give) / count:.1f} ms per site and sum, ", end="")
+    print(f"self-masks, {count} sites: {1e3 * (share + give) / count:.1f} ms per site and sum, ", end="")
     print(f"{1e3 * server:.1f} ms at the server, {len(sealed[0]) + len(given[0])} bytes per site")
 
 

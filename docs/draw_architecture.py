@@ -15,12 +15,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "custom"))
 
-from fairflare.core.imports import imports, module_files, module_of  # noqa: E402  (the package of this checkout)
+from fairflare.core.manifest import imports, module_files, module_of  # noqa: E402  (the package of this checkout)
 
 PACKAGE = ROOT / "custom" / "fairflare"
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- rooms: begin (python docs/draw_architecture.py) -->", "<!-- rooms: end -->"
 
+SINGLE = ("participation", "server_optimizers")
+"""Rooms of one file."""
 Graph = dict[str, set[str]]
 
 
@@ -52,7 +54,9 @@ def drawing(package: Path) -> str:
     arrows = reduced(graph)
     lines = ["```mermaid", "flowchart TD"]
     for name in ordered(graph):
-        node = f'{name}["<b>{name}/</b><br/>{words(package / name)}"]'
+        file = package / f"{name}.py"
+        title, file = (file.name, file) if file.is_file() else (f"{name}/", package / name / "__init__.py")
+        node = f'{name}["<b>{title}</b><br/>{words(file)}"]'
         below = " & ".join(other for other in ordered(graph) if other in arrows[name])
         lines.append(f"    {node} --> {below}" if below else f"    {node}")
     return "\n".join([*lines, "```", ""])
@@ -62,6 +66,7 @@ def rooms(package: Path) -> Graph:
     """Room -> the rooms that its modules import at run time."""
     modules = module_files(package)
     graph: Graph = {path.name: set() for path in package.iterdir() if (path / "__init__.py").is_file()}
+    graph |= {name: set() for name in SINGLE}
     for name, path in modules.items():
         here = room(name)
         if here in graph:
@@ -104,9 +109,9 @@ def ordered(graph: Graph) -> list[str]:
     return sorted(graph, key=lambda name: (-depth(name), name))
 
 
-def words(folder: Path) -> str:
+def words(file: Path) -> str:
     """The first sentence of a room's description, as Mermaid takes it."""
-    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
     sentence = " ".join(text.split("\n\n")[0].split()).rstrip(".")
     return sentence.replace("``", "").replace('"', "'")
 

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from fairflare.engine import aggregation, loop, state
+from fairflare.engine import aggregation, files, loop
 from fairflare.engine.loop import Federation
 from fairflare.engine.site import Site
 from fairflare.trainers.base import Trainer
@@ -36,7 +36,7 @@ def in_round_two(kind, name, act, after=False):
 
 def while_writing_state():
     """Half of the second checkpoint is on disk."""
-    original, seen = state.write_atomically, []
+    original, seen = files.write_atomically, []
 
     def patched(path, write):
         def half(file):
@@ -49,7 +49,7 @@ def while_writing_state():
         second = path.name == loop.CHECKPOINT and seen.count(path.name) == 2
         return original(path, half if second else write)
 
-    state.write_atomically = patched
+    files.write_atomically = patched
 
 
 def while_training():

@@ -8,9 +8,8 @@ from pathlib import Path
 from fairflare.cli.main import main
 from fairflare.engine import loop
 from fairflare.engine.audit import GENESIS, entry_hash
-from fairflare.engine.files import read_tensors
+from fairflare.engine.files import read_tensors, save_tensors
 from fairflare.engine.site import Site
-from fairflare.engine.state import save_tensors
 
 SMALL = ["--task", "support2", "--rounds", "3", "--no-solo", "--set", "model=linear", "--set", "batch_size=512"]
 FINISHED = {"fedavg": "done", "fedism-plus": "plus", "fedheal": "heal"}

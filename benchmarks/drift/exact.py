@@ -51,8 +51,8 @@ from fairflare.data.tensors import batches_of
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import site_of_client
 from fairflare.engine.setup.parts import build_parts
+from fairflare.functional.decision import INNER, PENALTIES, SCORE, own_risks
 from fairflare.functional.likelihood import aliased, bernoulli, newton_step, own_intercept, profiled, sums
-from fairflare.functional.own_model import INNER, PENALTIES, SCORE, own_risks
 from fairflare.trainers.base import eager
 
 HERE = Path(__file__).resolve().parent

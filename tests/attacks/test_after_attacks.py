@@ -10,9 +10,8 @@ from fairflare.engine.memory import Asked, AskedAgain
 from fairflare.engine.setup.assembly import build_site, server_part, site_names
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.privacy.secure_sum.pairwise import combine
-from fairflare.privacy.secure_sum.protocol import SumOrder, SumRefused
-from fairflare.privacy.secure_sum.schemes import Credentials
+from fairflare.privacy.secure_sums import Credentials, combine
+from fairflare.privacy.sum_protocol import SumOrder, SumRefused
 
 ROUNDS = 4
 LAST = Round(ROUNDS, ROUNDS)

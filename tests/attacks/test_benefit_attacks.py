@@ -3,15 +3,14 @@
 
 import pytest
 
-from fairflare.core.errors import UserError
+from fairflare.core.errors import EgressRefused, UserError
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
 from fairflare.engine.memory import AskedAgain
 from fairflare.engine.setup.assembly import build_site, leaves
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.flare.policy_file import Policy
-from fairflare.privacy.egress import EgressRefused
+from fairflare.flare.site_policy import Policy
 
 ROUNDS = 2
 LAST = Round(ROUNDS, ROUNDS)

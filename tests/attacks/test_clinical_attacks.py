@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cases import each
+from fairflare.core.errors import EgressRefused
 from fairflare.core.schema import IN_USE, Answer, Instruction
 from fairflare.core.types import Round
 from fairflare.engine.after.base import Cases
@@ -15,7 +16,6 @@ from fairflare.engine.gate import inspect_evaluation
 from fairflare.engine.setup.assembly import build_site, leaves
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.privacy.egress import EgressRefused
 
 ROUNDS = 3
 LAST = Round(ROUNDS, ROUNDS)

@@ -18,8 +18,7 @@ from fairflare.core.manifest import all_versions
 from fairflare.core.metric import LARGEST_LOSS, named
 from fairflare.core.schema import Answer, Slot
 from fairflare.core.types import MOST_EXAMPLES, Info, Outline, Round
-from fairflare.engine.entries import site_seconds
-from fairflare.engine.gate import Gate, inspect_evaluation
+from fairflare.engine.gate import Gate, inspect_evaluation, site_seconds
 from fairflare.engine.norms import remembered
 from fairflare.engine.preflight import inspect_preflight, refusal, turned_away
 from fairflare.engine.setup.method_parts import default_parts

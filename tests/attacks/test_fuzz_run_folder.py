@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairflare.core.errors import UserError
-from fairflare.engine import state
+from fairflare.engine import files
 from fairflare.engine.audit import GENESIS, entry_hash
 from fairflare.engine.files import read_tensors
 from fairflare.engine.hashes import state_hash
@@ -142,7 +142,7 @@ def test_tensors(root, scratch, base, name, data):
     path = data.draw(st.sampled_from(sorted(places(content), key=str)))
     like = st.sampled_from([torch.zeros(0), torch.ones(3, 2), torch.tensor(1), torch.zeros(2, dtype=torch.bool)])
     put(content, path, data.draw(st.one_of(ODD, like)))
-    state.save_tensors(folder / name, content)
+    files.save_tensors(folder / name, content)
     assert is_noticed(folder) or meaning(folder / name) == meaning(root / base / name)
 
 
@@ -171,6 +171,6 @@ def test_no_log_breaks_a_report(root, scratch, data):
         entry["hash"] = head = entry_hash(entry)
     (folder / "audit.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     content = read_tensors(folder / "checkpoint.safetensors")
-    state.save_tensors(folder / "checkpoint.safetensors", {**content, "entry": head})
-    assert state.load_checkpoint(folder / "checkpoint.safetensors").entry == head
+    files.save_tensors(folder / "checkpoint.safetensors", {**content, "entry": head})
+    assert files.load_checkpoint(folder / "checkpoint.safetensors").entry == head
     assert call("report", folder) in (0, 2)

@@ -9,7 +9,7 @@ import torch
 
 from cases import each
 from fairflare.aggregators.fedavg import FedAvg
-from fairflare.core.errors import RunFailed
+from fairflare.core.errors import EgressRefused, RunFailed
 from fairflare.core.manifest import all_versions
 from fairflare.core.schema import Answer
 from fairflare.core.types import Reply
@@ -20,7 +20,7 @@ from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.preflight import inspect_preflight, refusal
 from fairflare.engine.server_sums import ServerSums, Summed
-from fairflare.privacy.egress import Egress, EgressRefused
+from fairflare.privacy.egress import Egress
 from helpers import initial_model, make_federation, make_sites
 
 MODEL = {

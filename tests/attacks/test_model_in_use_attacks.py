@@ -14,9 +14,8 @@ import torch
 from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.validation import as_cell
-from fairflare.engine.files import read_tensors
+from fairflare.engine.files import read_tensors, save_tensors
 from fairflare.engine.pickled import read_pickled
-from fairflare.engine.state import save_tensors
 from fairflare.inference.apply import RESULTS, _write, write_rows
 from fairflare.inference.atomic_output import check
 from fairflare.inference.export import _check_plain

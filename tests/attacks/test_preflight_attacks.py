@@ -8,13 +8,14 @@ import pytest
 from PIL import Image
 
 from fairflare.cli.main import main
+from fairflare.core.errors import EgressRefused
 from fairflare.core.manifest import all_versions
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
 from fairflare.engine.setup.assembly import build_site
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.privacy.egress import Egress, EgressRefused
+from fairflare.privacy.egress import Egress
 
 OF_CLASS = (30, 20, 24, 4)
 """Training images of the four classes: four patients have the last."""

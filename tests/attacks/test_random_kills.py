@@ -17,7 +17,7 @@ import pytest
 from cases import each
 from fairflare.cli.main import main
 from fairflare.core.registry import methods
-from fairflare.engine import state
+from fairflare.engine import files
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.site import Site
 from fairflare.report import write
@@ -64,7 +64,7 @@ def _is_of_a_mechanism(method, task, seed):
 
 FORK = multiprocessing.get_context("fork")
 POINTS = [
-    (state.os, "replace"), (state.os, "fsync"), (state.os, "open"), (state.tempfile, "mkstemp"), (AuditLog, "append"),
+    (files.os, "replace"), (files.os, "fsync"), (files.os, "open"), (files.tempfile, "mkstemp"), (AuditLog, "append"),
     (Site, "handle"), (Trainer, "train"), (write, "render_run"), (os, "unlink"), (os, "mkdir"), (os, "rmdir"),
 ]  # fmt: skip
 """Calls before and after which a process can be killed."""

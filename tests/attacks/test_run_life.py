@@ -19,8 +19,8 @@ from cases import each
 from fairflare.cli.jobs import is_job
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, RunFailed, UserError
-from fairflare.engine import audit, loop, memory, state
-from fairflare.engine.lock import LOCK, SERVER_LOCK, locked
+from fairflare.engine import audit, files, loop, memory
+from fairflare.engine.files import LOCK, SERVER_LOCK, locked
 from fairflare.engine.memory import SiteMemory
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.site import Site
@@ -429,7 +429,7 @@ def emptied_log(text):
 
 def while_replacing(name):
     """``name`` is whole under its temporary name."""
-    return at(state.os, "replace", lambda source, target: Path(target).name == name)
+    return at(files.os, "replace", lambda source, target: Path(target).name == name)
 
 
 BEGIN = "found no config.json of one; `fairflare run` begins"
@@ -660,7 +660,7 @@ def test_force_keeps_and_names_a_strangers_file(name, capsys, copy):
 
 def test_force_knows_everything_that_a_run_writes(copy, capsys):
     from fairflare.flare.simulate import LOG
-    from fairflare.privacy.secure_sum.schemes import HE, SERVER_CONTEXT, SITE_CONTEXT
+    from fairflare.privacy.secure_sums import HE, SERVER_CONTEXT, SITE_CONTEXT
 
     (copy / LOG).write_text("")
     (copy / "preflight_site-1.txt").write_text("")

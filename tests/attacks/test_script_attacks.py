@@ -4,9 +4,8 @@
 import pytest
 
 from fairflare.core import user_code
-from fairflare.core.errors import DataError
+from fairflare.core.errors import DataError, EgressRefused
 from fairflare.flare.script import refuse_small_groups
-from fairflare.privacy.egress import EgressRefused
 from fairflare.tasks.own.script import Script
 
 HARM = """

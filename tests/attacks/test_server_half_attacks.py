@@ -11,13 +11,12 @@ from fairflare.core.errors import UserError
 from fairflare.core.schema import Answer, Slot, flat, wrong_tensors
 from fairflare.core.types import Info, Reply, Round
 from fairflare.engine.audit import verify
+from fairflare.engine.files import load_checkpoint
 from fairflare.engine.gate import Gate
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.norms import TENSORS
 from fairflare.engine.setup.config import make_config
-from fairflare.engine.state import load_checkpoint
-from fairflare.trainers.feddyn import HISTORY
-from fairflare.trainers.scaffold import CONTROL, Scaffold
+from fairflare.trainers.drift_correction import CONTROL, HISTORY, Scaffold
 from runs import TASK, bits, interrupted, run
 
 VALUES = {"n_sites": 3, "batch_size": 64, "lr": 0.01, "optimizer": "sgd"}

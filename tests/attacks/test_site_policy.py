@@ -12,9 +12,8 @@ from cases import each
 from fairflare.core import manifest
 from fairflare.core.errors import UserError
 from fairflare.engine.setup.config import make_config
-from fairflare.flare.policy_file import Policy, read_policy
 from fairflare.flare.recipe import FairRecipe
-from fairflare.flare.site_policy import EGRESS, EXECUTOR, SitePolicy
+from fairflare.flare.site_policy import EGRESS, EXECUTOR, Policy, SitePolicy, read_policy
 
 NETS = "monai.networks.nets"
 REFUSED = "refused by this site's policy: "

@@ -13,9 +13,8 @@ from cases import each
 from fairflare.core.errors import UserError
 from fairflare.engine import loop
 from fairflare.engine.audit import AuditLog, verify
-from fairflare.engine.files import read_tensors
+from fairflare.engine.files import read_tensors, save_tensors
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.state import save_tensors
 from fairflare.report import write
 from run_folders import (
     call,

@@ -13,9 +13,7 @@ import time
 import pytest
 
 from fairflare.cli.main import main
-from fairflare.engine.files import read_tensors
-from fairflare.engine.lock import LOCK, at_work, locked
-from fairflare.engine.state import save_tensors
+from fairflare.engine.files import LOCK, at_work, locked, read_tensors, save_tensors
 
 RUN = ["run", "fedavg", "--task", "support2:dirichlet", "--sites", "3", "--no-solo", "--set", "epochs=1"]
 IN_PROGRESS = 3

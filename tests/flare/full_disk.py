@@ -5,10 +5,10 @@ import errno
 import os
 from pathlib import Path
 
-from fairflare.engine import loop, state
+from fairflare.engine import files, loop
 
 MARKER = "FULL_DISK_MARKER"
-_original, _seen = state.write_atomically, []
+_original, _seen = files.write_atomically, []
 
 
 def _write(path, write):
@@ -21,4 +21,4 @@ def _write(path, write):
 
 
 if os.environ.get(MARKER):
-    state.write_atomically = _write
+    files.write_atomically = _write

@@ -15,7 +15,7 @@ from federation_processes import ROOT, check_run, composed, federation, here, in
 from fairflare.data.site_config import read_site_config
 from fairflare.engine.audit import verify
 from fairflare.flare import simulate
-from fairflare.flare.policy_file import FILES, Policy, read_policy
+from fairflare.flare.site_policy import FILES, Policy, read_policy
 from fairflare.privacy import log_verifier
 from fairflare.studies.join_job import run_join
 from own_folder import write_tables

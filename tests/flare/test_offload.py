@@ -12,8 +12,8 @@ from nvflare.fuel.utils.fobs import FOBSContextKey
 from safetensors.torch import save
 
 from cases import each
-from fairflare.core.lazy_tensors import Entries, Stored
 from fairflare.core.schema import Answer
+from fairflare.core.tensor_files import Entries, Stored
 from fairflare.engine.gate import Gate
 from fairflare.flare.controller import in_files, offloaded
 

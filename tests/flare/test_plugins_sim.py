@@ -13,7 +13,7 @@ from killed_runs import kill_one_process
 from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import NO_SPACE
-from fairflare.engine import state
+from fairflare.engine import files
 from fairflare.engine.audit import verify
 from fairflare.report.write import verify_run
 from plugin_files import loaded, paths
@@ -86,7 +86,7 @@ def test_killed_and_continued(method, tmp_path, capsys):
     with loaded(*PLUGINS), pytest.MonkeyPatch.context() as monkeypatch:
         expected = in_process(method, tmp_path)
         kill_one_process(run, "sending", (paths(*PLUGINS), str(KILLING)), tmp_path, monkeypatch)
-        monkeypatch.setattr(state, "write_atomically", state.write_atomically)  # the plugin's goes with this test
+        monkeypatch.setattr(files, "write_atomically", files.write_atomically)  # the plugin's goes with this test
         plugins = os.pathsep.join((paths(*PLUGINS), str(HERE / "full_disk.py")))
         monkeypatch.setenv("FAIRFLARE_PLUGINS", plugins)
         monkeypatch.setenv("FULL_DISK_MARKER", str(tmp_path / "was_full"))

@@ -25,7 +25,8 @@ from fairflare.engine.setup.config import make_config
 from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare import controller
 from fairflare.flare.controller import FairController
-from fairflare.flare.executor import Aborted, FairExecutor, TaskWatch
+from fairflare.flare.executor import Aborted, FairExecutor
+from fairflare.flare.wire import TaskWatch
 from fairflare.trainers.base import PlainTrainer
 from helpers import TRAINING, initial_model, make_sites
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.aggregators.afl import AFL
+from fairflare.aggregators.loss_weights import AFL
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.simplex import projected, projected_reference
 from golden import folder

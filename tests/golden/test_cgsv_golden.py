@@ -4,7 +4,7 @@
 import numpy as np
 import torch
 
-from fairflare.aggregators.cgsv import CGSV
+from fairflare.aggregators.collaborative_fairness import CGSV
 from fairflare.core.types import Info, Reply, Round
 from golden import folder
 

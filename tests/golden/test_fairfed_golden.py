@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.aggregators.fairfed import FairFed
-from fairflare.aggregators.fairfedavg import FairFedAvg
+from fairflare.aggregators.group_fairness import FairFed, FairFedAvg
 from fairflare.core.types import Info, Reply, Round
 from golden import folder
 

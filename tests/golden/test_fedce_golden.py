@@ -8,7 +8,7 @@ from torch import nn
 from cases import each
 from fairflare.aggregators.fedce import FedCE
 from fairflare.core.types import Info, Reply, Round
-from fairflare.probes.errors import without
+from fairflare.probes.loss import without
 from golden import folder
 
 GOLDEN = np.load(folder() / "fedce.npz")

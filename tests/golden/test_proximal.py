@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from fairflare.core.types import PERSONAL, Batch, LocalWork, Round, Training
 from fairflare.trainers.base import PlainTrainer, add_proximal
-from fairflare.trainers.ditto import Ditto
-from fairflare.trainers.fedprox import FedProx
+from fairflare.trainers.proximal import Ditto, FedProx
 from golden import folder
 
 GOLDEN = np.load(folder() / "local_terms.npz")

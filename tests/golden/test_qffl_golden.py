@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.aggregators.qfedavg import QFFL, QFedAvg
+from fairflare.aggregators.loss_weights import QFFL, QFedAvg
 from fairflare.core.types import Info, Reply, Round
 from golden import folder
 

@@ -6,7 +6,7 @@ import pytest
 from recovery import disconnected, neighbours_and_threshold
 
 from cases import each
-from fairflare.privacy.secure_sum.protocol import AUTO, COMPLETE, SHARE, cut_off, graph_of
+from fairflare.privacy.sum_protocol import AUTO, COMPLETE, SHARE, cut_off, graph_of
 from golden import folder
 
 TABLE = np.load(folder() / "robust.npz")["secagg/table"]

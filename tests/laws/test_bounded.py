@@ -15,7 +15,7 @@ from fairflare.aggregators.fedce import FedCE
 from fairflare.aggregators.fedheal import FedHEAL
 from fairflare.aggregators.fedism import FedISM
 from fairflare.aggregators.fedlwr import FedLWR
-from fairflare.aggregators.qfedavg import QFedAvg
+from fairflare.aggregators.loss_weights import QFedAvg
 from fairflare.aggregators.robust import Median
 from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round

@@ -17,15 +17,14 @@ from fairflare.core.types import Round
 from fairflare.engine.aggregation import SiteSums
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.server_sums import Covered
+from fairflare.engine.server_sums import SelfMasked
 from fairflare.engine.setup.assembly import Credentials, build_federation, build_site
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
-from fairflare.privacy.secure_sum.cover import SEALED, threshold, uncovered
-from fairflare.privacy.secure_sum.keys import TAG, PairwiseKeys
-from fairflare.privacy.secure_sum.pairwise import BITS, SIZE, combine
-from fairflare.privacy.secure_sum.protocol import SumRefused
+from fairflare.privacy.secure_sums import BITS, SIZE, combine
+from fairflare.privacy.sum_keys import SEALED, TAG, PairwiseKeys, self_masked, threshold
+from fairflare.privacy.sum_protocol import SumRefused
 from fairflare.probes.sharpness import Sharpness
 from fairflare.report.write import write_report
 from helpers import sites_of
@@ -320,7 +319,7 @@ def test_sites_that_are_lost_before_they_hand_out_shares_count_while_enough_are_
         assert all(torch.equal(whole[key], found[key]) for key in whole)
         assert [len(e["accepted"]) for e in entries if e["event"] == "round"] == [4, 4]
     else:
-        with pytest.raises(RunFailed, match="2 shares of a cover were handed out, 3 needed"):
+        with pytest.raises(RunFailed, match="2 shares of a self-mask were handed out, 3 needed"):
             federate(config, tmp_path / "run", fault=fault)
 
 
@@ -343,7 +342,7 @@ def test_masks_that_do_not_cancel_end_the_run_with_its_last_good_model(tmp_path)
     text, entries = run_to_its_end(
         tmp_path, wrong("site-2", sealed={"sum": b"\x7f" * (4 * SIZE + 3 * TAG), "cover": bytes(3 * SEALED)})
     )
-    assert "1 shares of a cover were handed out, 3 needed" in text and entries[-1]["status"] == "failed"
+    assert "1 shares of a self-mask were handed out, 3 needed" in text and entries[-1]["status"] == "failed"
     assert (tmp_path / "run" / "model.safetensors").is_file()
 
 
@@ -396,15 +395,15 @@ def asked(tmp_path):
 
 
 def sums_of(ask, order):
-    """Everyone's sealed numbers, once enough sites have handed out their shares of the covers."""
+    """Everyone's sealed numbers, once enough sites have handed out their shares of the self-masks."""
     roster = sorted(order["statements"])
-    covered = Covered("numbers", threshold(len(roster)))
-    sealed = {site: covered.read(ask(site, "sum", **order), _numbers, len(roster)) for site in roster}
+    masks = SelfMasked("numbers", threshold(len(roster)))
+    sealed = {site: masks.read(ask(site, "sum", **order), _numbers, len(roster)) for site in roster}
     holders = types.SimpleNamespace(
         exchange=lambda asked: [ask(site, "reveal", **asked[site].sealed) for site in asked]
     )
-    assert not covered.reveal(holders, roster, order["attempt"], Round(1, 5))
-    return {site: uncovered(sealed[site], covered.seeds[site]) for site in roster}
+    assert not masks.reveal(holders, roster, order["attempt"], Round(1, 5))
+    return {site: self_masked(sealed[site], masks.seeds[site]) for site in roster}
 
 
 def _numbers(answer):

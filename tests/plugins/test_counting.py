@@ -29,7 +29,7 @@ from fairflare.engine.gate import Gate
 from fairflare.core.schema import Instruction
 from fairflare.flare.egress import META
 from fairflare.flare.wire import answer_from_model, answer_to_shareable
-from fairflare.privacy.egress import EgressRefused
+from fairflare.core.errors import EgressRefused
 
 folder = Path(sys.argv[1])
 config = make_config("counting", "support2", rounds=1)

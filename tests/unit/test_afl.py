@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from fairflare.aggregators.afl import AFL
+from fairflare.aggregators.loss_weights import AFL
 from fairflare.cli.main import main
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.simplex import projected, with_newcomers

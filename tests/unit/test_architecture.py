@@ -12,8 +12,8 @@ import pytest
 
 import mutations
 from cases import each
-from fairflare.core.imports import imports as read_imports
-from fairflare.core.imports import module_files, module_of
+from fairflare.core.manifest import imports as read_imports
+from fairflare.core.manifest import module_files, module_of
 
 PACKAGE = Path(__file__).parents[2] / "custom" / "fairflare"
 PARTS = {"participation", "trainers", "probes", "aggregators", "server_optimizers"}
@@ -71,7 +71,7 @@ def imports(path):
 def test_every_module_has_a_rule():
     rooms = {room(path) for path in FILES}
     assert rooms == set(BELOW) | set(TOP), sorted(rooms ^ (set(BELOW) | set(TOP)))
-    assert len(list(PACKAGE.glob("*.py"))) <= 4
+    assert len(list(PACKAGE.glob("*.py"))) <= 6
 
 
 def test_the_rooms_have_an_order():

@@ -12,13 +12,12 @@ from fairflare.core.errors import UserError
 from fairflare.engine import best, loop
 from fairflare.engine.audit import AuditLog, verify
 from fairflare.engine.best import Candidate, Choice, ModelFiles
-from fairflare.engine.files import BEST, BEST_MODELS, MODEL, read_json, read_model
+from fairflare.engine.files import BEST, BEST_MODELS, MODEL, read_json, read_model, save_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.memory import SiteMemory
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.local import run_local
-from fairflare.engine.state import save_tensors
 from fairflare.inference.loaded_run import open_run
 from fairflare.report.write import verify_run, write_report
 from helpers import Accuracy, initial_model, make_federation, make_sites

@@ -8,10 +8,9 @@ import socket
 import pytest
 import torch
 
-from fairflare.core.channel import INLINE, Channel, connected, pack
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.schema import Answer
-from fairflare.core.workers import portable
+from fairflare.core.workers import INLINE, Channel, connected, pack, portable
 
 LARGE = INLINE // 2
 

@@ -11,8 +11,7 @@ import torch
 from cases import each
 from fairflare.cli import main as cli
 from fairflare.cli.main import main
-from fairflare.engine.files import read_tensors
-from fairflare.engine.state import save_tensors
+from fairflare.engine.files import read_tensors, save_tensors
 
 RUN = ["run", "fedavg", "--task", "support2", "--rounds", "1"]
 

@@ -17,16 +17,15 @@ from fairflare import client
 from fairflare.cli.main import main
 from fairflare.cli.options import own_script
 from fairflare.core import user_code
-from fairflare.core.errors import DataError, RunFailed, UserError
+from fairflare.core.errors import DataError, EgressRefused, RunFailed, UserError
 from fairflare.core.types import Batch, LocalWork, Round, Training
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import LocalSites, run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.flare import script, script_side, site_policy
-from fairflare.flare.policy_file import Policy
+from fairflare.flare.site_policy import Policy
 from fairflare.flare.wire import answer_from_model, instruction_to_model
-from fairflare.privacy.egress import EgressRefused
 from fairflare.probes.cka import LayerSimilarity
 from fairflare.probes.groups import GroupLoss
 from fairflare.probes.sharpness import Sharpness

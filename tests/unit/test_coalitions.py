@@ -15,7 +15,7 @@ from fairflare.engine.gate import Gate
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.loop import Federation
-from fairflare.probes.errors import CoalitionError, LocalError
+from fairflare.probes.loss import CoalitionError, LocalError
 from fairflare.trainers.base import PlainTrainer
 from helpers import initial_model, make_sites, small_network
 

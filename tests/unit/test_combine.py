@@ -17,11 +17,9 @@ from cases import each
 from fairflare import Joined, join
 from fairflare.cli.main import main
 from fairflare.core.errors import UserError
-from fairflare.engine.files import read_tensors
+from fairflare.engine.files import read_tensors, save_json, save_tensors
 from fairflare.engine.setup import tasks
-from fairflare.engine.state import save_json, save_tensors
-from fairflare.functional.decision import Design
-from fairflare.functional.own_model import own_model
+from fairflare.functional.decision import Design, own_model
 from fairflare.inference.mix import MIX, NUMBERS, Member, Mix, Trees, monitored, open_mix, open_model
 from fairflare.report.join import OutOfFold
 from fairflare.studies import candidates

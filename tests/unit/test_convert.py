@@ -145,7 +145,6 @@ READ_PICKLES = {
     "networks/builtin.py": "a user's pretrained_weights",
     "inference/apply.py": "an exported bundle's own weights",
     "inference/export.py": "nothing: the line is for an export's model card",
-    "core/channel.py": "messages between processes of one command",
     "core/workers.py": "messages between processes of one command",
     "datasets/digits5.py": "a published data set, array constructors alone",
     "datasets/on_disk.py": "the same: it names these constructors",

@@ -17,14 +17,12 @@ from fairflare.core.errors import DataError
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
 from fairflare.engine.audit import GENESIS, UNSIGNED, entry_hash, verify
-from fairflare.engine.files import read_tensors
+from fairflare.engine.files import read_tensors, save_tensors
 from fairflare.engine.setup.assembly import build_federation
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import LocalSites
 from fairflare.engine.setup.parts import build_parts
-from fairflare.engine.state import save_tensors
-from fairflare.flare.credentials import OF_CLIENT, OF_SERVER, Certificate
-from fairflare.flare.executor import Heads
+from fairflare.flare.credentials import OF_CLIENT, OF_SERVER, Certificate, Heads
 from fairflare.privacy import log_verifier
 from fairflare.privacy.statements import LAST, answer_bytes, head_bytes
 from fairflare.report.write import verify_run, write_report

@@ -153,7 +153,7 @@ def test_a_site_is_told_its_own_orders_only(tmp_path):
 
 
 def test_a_failing_write_leaves_the_old_file(tmp_path):
-    from fairflare.engine.state import write_atomically
+    from fairflare.engine.files import write_atomically
 
     path = tmp_path / "x"
     path.write_text("old")

@@ -15,7 +15,7 @@ from fairflare.probes.prototypes import Prototypes
 from fairflare.testing import check_trainer
 from fairflare.testing.example import SmallData, copied, work_of_round
 from fairflare.trainers.base import PlainTrainer
-from fairflare.trainers.fedproc import GLOBAL, FedProc
+from fairflare.trainers.prototypes import GLOBAL, FedProc
 
 INFO = Info(Round(1, 4))
 

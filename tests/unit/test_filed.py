@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from fairflare.aggregators.fedheal import FedHEAL
-from fairflare.core.lazy_tensors import Entries
+from fairflare.core.tensor_files import Entries
 from fairflare.core.types import Info, Reply, Round
+from fairflare.engine.files import Checkpoint, load_checkpoint, save_checkpoint
 from fairflare.engine.hashes import model_hash, state_hash
-from fairflare.engine.state import Checkpoint, load_checkpoint, save_checkpoint
 from fairflare.functional import consistency
 from fairflare.functional.consistency import Filed, Room
 

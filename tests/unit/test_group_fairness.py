@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from cases import each
-from fairflare.aggregators.fairfed import FairFed
-from fairflare.aggregators.fairfedavg import FairFedAvg
+from fairflare.aggregators.group_fairness import FairFed, FairFedAvg
 from fairflare.core.errors import UserError
 from fairflare.core.types import Batch, Info, LocalWork, Offer, Outline, Reply, Round
 from fairflare.functional.group_rates import Counts, counts_of, rates, summed

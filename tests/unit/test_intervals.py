@@ -14,13 +14,14 @@ from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
 
 from cases import each
+from fairflare.core.errors import EgressRefused
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import INTERVALS, Round
 from fairflare.engine.evaluation import checked_intervals, over_patients
 from fairflare.engine.gate import inspect_evaluation
 from fairflare.engine.setup import tasks
 from fairflare.functional.intervals import MANY, of_auc, of_mean, of_recalls, of_share
-from fairflare.privacy.egress import Egress, EgressRefused
+from fairflare.privacy.egress import Egress
 from fairflare.report.audit_reader import read_trail
 from fairflare.report.rows import intervals_of, personal_section, site_rows
 from helpers import initial_model, make_sites

@@ -17,9 +17,8 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.functional import slopes
-from fairflare.functional.decision import Design
+from fairflare.functional.decision import Design, own_risks
 from fairflare.functional.exchange import Direction
-from fairflare.functional.own_model import own_risks
 from fairflare.report.join import Deployed, OutOfFold, answers, page
 from fairflare.studies.candidates import SHARES, federation_odds, log_odds, moved, on_fold
 from fairflare.studies.forecast import Together

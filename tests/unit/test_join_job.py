@@ -13,23 +13,23 @@ from scipy.special import expit
 
 from cases import each
 from fairflare.cli.jobs import export_job, inspected
-from fairflare.core.errors import RunFailed, UserError
+from fairflare.core.errors import EgressRefused, RunFailed, UserError
 from fairflare.core.schema import Answer, answer_fields
 from fairflare.data.site_config import SiteConfig
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.loop import Federation
+from fairflare.engine.setup import join_server as server
+from fairflare.engine.setup import join_site as site
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.join import server, site
-from fairflare.engine.setup.join.plan import plan_of
-from fairflare.engine.setup.join.server import Join
+from fairflare.engine.setup.join_plan import plan_of
+from fairflare.engine.setup.join_server import Join
 from fairflare.engine.setup.site_parts import site_parts
-from fairflare.flare.policy_file import Policy
+from fairflare.flare.site_policy import Policy
 from fairflare.flare.staging import modules_of_run, needed
-from fairflare.functional import exchange, own_model
+from fairflare.functional import decision, exchange
 from fairflare.functional.decision import Design
-from fairflare.privacy.egress import EgressRefused
-from fairflare.privacy.secure_sum.schemes import Credentials
+from fairflare.privacy.secure_sums import Credentials
 from fairflare.report.join import OutOfFold, answers, in_place
 from fairflare.studies import join_job
 from fairflare.studies.join import Question
@@ -107,7 +107,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """An own model that takes no time: what it is has tests of its own."""
-    monkeypatch.setattr(own_model, "own_risks", lambda x, y, new: (expit(new[:, 0] + 0.3), "regression"))
+    monkeypatch.setattr(decision, "own_risks", lambda x, y, new: (expit(new[:, 0] + 0.3), "regression"))
 
 
 def job(folder, *, secure=False, methods=("fedavg", "ditto"), sites=SITES, regressed=False):
@@ -142,7 +142,7 @@ def join(config, folder, monkeypatch, lost=lambda name, instruction: False):
 
 def undisturbed(config, place):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(own_model, "own_risks", lambda x, y, new: (expit(new[:, 0] + 0.3), "regression"))
+        patch.setattr(decision, "own_risks", lambda x, y, new: (expit(new[:, 0] + 0.3), "regression"))
         tested, original = {}, site.Phases._tested
         patch.setattr(site.Phases, "_tested", lambda self: tested.setdefault(self.name, original(self)))
         return (config, place, *join(config, place, patch), tested)
@@ -409,11 +409,11 @@ def test_a_hospital_is_sent_no_more_than_in_another_job_and_inspect_says_what_le
     said = {(one["name"], one["exchanges"]) for one in found["leaves"]}
     assert ("sums", "calibrate") in said and not {name for name, where in said if where == "evaluate"} & {"metrics"}
     home = tmp_path / "job" / "app_sites" / "custom" / "fairflare"
-    assert (home / "engine/setup/join/site.py").is_file() and (home / "functional/own_model.py").is_file()
-    assert not (home / "engine/setup/join/server.py").exists()
+    assert (home / "engine/setup/join_site.py").is_file() and (home / "functional/decision.py").is_file()
+    assert not (home / "engine/setup/join_server.py").exists()
     begins = ["fairflare.flare.executor.FairExecutor", "fairflare.flare.egress.EgressFilter"]
     plain = {path.as_posix() for path in needed([*begins, *modules_of_run(plan_of(config).first)])}
-    assert not {"engine/setup/join/site.py", "functional/exchange.py", "functional/decision.py"} & plain
+    assert not {"engine/setup/join_site.py", "functional/exchange.py", "functional/decision.py"} & plain
 
 
 @each(

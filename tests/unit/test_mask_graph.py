@@ -8,7 +8,7 @@ import pytest
 
 from cases import each
 from fairflare.core.errors import UserError
-from fairflare.privacy.secure_sum.protocol import BITS, COMPLETE, MaskGraph, SumOrder, cut_off, graph_of
+from fairflare.privacy.sum_protocol import BITS, COMPLETE, MaskGraph, SumOrder, cut_off, graph_of
 
 
 def names_of(n):

@@ -6,10 +6,10 @@ import dataclasses
 import pytest
 import torch
 
+from fairflare.core.errors import EgressRefused
 from fairflare.core.schema import Instruction
 from fairflare.core.types import Round
 from fairflare.engine.memory import SiteMemory, is_finite
-from fairflare.privacy.egress import EgressRefused
 from fairflare.trainers.base import PlainTrainer
 from helpers import TRAINING, initial_model, make_sites
 

@@ -9,13 +9,12 @@ from fairflare.core import registry
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Round
 from fairflare.engine.audit import verify
-from fairflare.engine.files import read_tensors
+from fairflare.engine.files import load_checkpoint, read_tensors, save_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import memory_hash
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.state import load_checkpoint, save_tensors
-from fairflare.participation.partial import Named, Share
-from fairflare.server_optimizers.adaptive import Adam, Momentum
+from fairflare.participation import Named, Share
+from fairflare.server_optimizers import Adam, Momentum
 from helpers import initial_model, make_federation, make_sites
 
 SITES = [f"site-{k}" for k in range(1, 11)]

@@ -9,7 +9,7 @@ from torch import nn
 
 from cases import each
 from fairflare.aggregators.fedavg import FedAvg
-from fairflare.core.errors import UserError
+from fairflare.core.errors import EgressRefused, UserError
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
 from fairflare.core.validation import parsed
@@ -20,12 +20,11 @@ from fairflare.engine.in_process import InProcess
 from fairflare.engine.memory import SiteMemory, claimed, forget, personal_file
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.config_checks import _check_sites
-from fairflare.privacy.egress import Egress, EgressRefused
+from fairflare.privacy.egress import Egress
 from fairflare.trainers.apfl import APFL
 from fairflare.trainers.base import PlainTrainer
-from fairflare.trainers.ditto import Ditto
 from fairflare.trainers.fedper import STATISTICS, FedBN, FedPer, FedRep, SiloBN
-from fairflare.trainers.fedprox import FedProx
+from fairflare.trainers.proximal import Ditto, FedProx
 from helpers import initial_model, make_federation, make_sites, small_network
 
 NORM = frozenset(key for key in initial_model() if key.startswith("1."))

@@ -22,8 +22,8 @@ from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
 from fairflare.networks.builtin import mlp, small_cnn
-from fairflare.privacy import budget
-from fairflare.privacy.budget import ORDERS, Draws, Mechanism, epsilon_of, noise_for
+from fairflare.privacy import differential_privacy
+from fairflare.privacy.differential_privacy import ORDERS, Draws, Mechanism, epsilon_of, noise_for
 from golden import folder
 from helpers import least_epsilon
 from runs import bits, interrupted, run
@@ -96,7 +96,7 @@ def test_an_audit_with_canaries_finds_no_violation_and_finds_planted_ones(monkey
     with monkeypatch.context() as broken:
         unclipped(broken)
         assert audited(data, noise=2.0) > promised
-    monkeypatch.setattr(budget.Draws, "normal", lambda self, like: torch.zeros_like(like))
+    monkeypatch.setattr(differential_privacy.Draws, "normal", lambda self, like: torch.zeros_like(like))
     assert audited(data, noise=2.0) > promised
 
 

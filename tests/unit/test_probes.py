@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from cases import each
-from fairflare.core.layers import layers_of
 from fairflare.core.types import Batch, LocalWork, Outline, Round
+from fairflare.functional.blocks import layers_of
 from fairflare.networks import builtin as networks
 from fairflare.probes.cka import LayerSimilarity, last_encoder
-from fairflare.probes.errors import LeaveOneOut, LocalError, without
 from fairflare.probes.groups import GroupLoss
+from fairflare.probes.loss import LeaveOneOut, LocalError, without
 from fairflare.trainers.weighted import WeightedTrainer
 from helpers import TRAINING, Blobs, small_network
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.aggregators.qfedavg import LONGEST, QFFL, QFedAvg
+from fairflare.aggregators.loss_weights import LONGEST, QFFL, QFedAvg
 from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round, Training
 

@@ -76,9 +76,11 @@ def test_an_installed_package_is_found_through_its_entry_point(monkeypatch, tmp_
     sys.modules.pop("a_package_of_mine")
 
 
-def test_a_plugin_may_import_names_of_0_1():
+def test_a_plugin_may_import_names_of_before():
     code = "import fairflare.core.plugins, fairflare.rules.base as old, fairflare.aggregators.base as new; "
     code += "from fairflare.selectors.base import Selector; from fairflare.clinic.base import Task; "
+    code += "from fairflare.participation.base import All; assert issubclass(All, Selector); "
+    code += "from fairflare.server_optimizers.base import Add; assert Add.__module__ == 'fairflare.server_optimizers'; "
     code += "assert old is new and Task.__module__ == 'fairflare.tasks.base'"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

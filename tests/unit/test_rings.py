@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.core.errors import UserError
+from fairflare.core.errors import EgressRefused, UserError
 from fairflare.core.schema import MASKED, Answer
 from fairflare.engine.setup.config import RunConfig, make_config
-from fairflare.privacy.egress import Egress, EgressRefused
-from fairflare.privacy.secure_sum.keys import PairwiseKeys
-from fairflare.privacy.secure_sum.pairwise import (
+from fairflare.privacy.egress import Egress
+from fairflare.privacy.secure_sums import (
     LARGEST,
     RANGE,
     STEP,
@@ -23,7 +22,8 @@ from fairflare.privacy.secure_sum.pairwise import (
     combine_updates,
     mask_update,
 )
-from fairflare.privacy.secure_sum.protocol import SumOrder, SumRefused
+from fairflare.privacy.sum_keys import PairwiseKeys
+from fairflare.privacy.sum_protocol import SumOrder, SumRefused
 
 NAMES = [f"site-{k}" for k in range(7)]
 MODEL = {"weight": torch.tensor([0.5, -0.9, 0.1, 0.0]), "norm.running_var": torch.ones(3), "steps": torch.tensor(3)}

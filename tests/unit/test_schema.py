@@ -9,7 +9,7 @@ import torch
 from nvflare.fuel.utils import fobs
 
 from cases import each
-from fairflare.core.errors import UserError
+from fairflare.core.errors import EgressRefused, UserError
 from fairflare.core.schema import (
     Answer,
     Instruction,
@@ -36,7 +36,7 @@ from fairflare.flare.wire import (
     instruction_to_model,
 )
 from fairflare.privacy import egress as egress_module
-from fairflare.privacy.egress import Egress, EgressRefused
+from fairflare.privacy.egress import Egress
 
 MODEL = {"weight": torch.zeros(2, 3), "count": torch.tensor(1)}
 SLOTS = {"proto/a": Slot((3,), required=True, bound=10.0), "proto/b": Slot((3,), bound=10.0)}

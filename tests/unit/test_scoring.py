@@ -13,16 +13,14 @@ from cases import each
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine import best, loop
 from fairflare.engine.audit import AuditLog, verify
-from fairflare.engine.best import UNSCORED, Unscored
-from fairflare.engine.files import read_tensors
+from fairflare.engine.best import UNSCORED, Backlog, Beside, Unscored
+from fairflare.engine.files import read_tensors, save_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import read_history
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.scoring import Backlog, Beside
 from fairflare.engine.setup.assembly import build_federation, build_site, scorer
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.engine.state import save_tensors
 from fairflare.report.audit_reader import read_trail
 from helpers import initial_model, make_federation, make_sites
 

@@ -10,8 +10,8 @@ import torch
 from cases import each
 from fairflare.core import registry
 from fairflare.core.errors import UserError
-from fairflare.participation.base import All
-from fairflare.server_optimizers.base import ServerOptimizer
+from fairflare.participation import All
+from fairflare.server_optimizers import ServerOptimizer
 from fairflare.testing import check_selector, check_server_optimizer
 
 

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.core.errors import UserError
+from fairflare.core.errors import EgressRefused, UserError
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_model
 from fairflare.engine.memory import SpentFile
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
-from fairflare.privacy import site_noise
-from fairflare.privacy.budget import Draws, Mechanism, epsilon_of
-from fairflare.privacy.egress import EgressRefused
-from fairflare.privacy.secure_sum.protocol import SumRefused
-from fairflare.privacy.site_noise import SiteNoise, bounded, share
+from fairflare.privacy import differential_privacy
+from fairflare.privacy.differential_privacy import Draws, Mechanism, SiteNoise, bounded, epsilon_of, share
+from fairflare.privacy.sum_protocol import SumRefused
 from fairflare.report.write import write_report
 from helpers import least_epsilon
 
@@ -69,14 +67,14 @@ def test_who_sees_the_sum_cannot_tell_a_hospital_better_than_epsilon_allows(monk
         "no noise": lambda *plan: (share(*plan)[0], 0.0),
         "no clip": lambda *plan: (1e9, share(*plan)[1]),
     }.items():
-        monkeypatch.setattr(site_noise, "share", broken)
+        monkeypatch.setattr(differential_privacy, "share", broken)
         assert told(300) > 1.0, name
 
 
 @pytest.mark.long
 def test_who_sees_the_sums_of_ten_rounds_cannot_either(monkeypatch):
     assert 0 < told(3000, rounds=10) <= 1.0
-    monkeypatch.setattr(site_noise, "share", lambda *plan: (share(*plan)[0], share(*plan)[1] / 8))
+    monkeypatch.setattr(differential_privacy, "share", lambda *plan: (share(*plan)[0], share(*plan)[1] / 8))
     assert told(300, rounds=10) > 1.0
 
 

@@ -9,8 +9,8 @@ import os
 import pytest
 import torch
 
-from fairflare.core.lazy_tensors import Entries, Stored
 from fairflare.core.schema import Answer, Instruction
+from fairflare.core.tensor_files import Entries, Stored
 from fairflare.core.types import Info, Reply, Round
 from fairflare.engine import loop
 from fairflare.engine.audit import verify

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from cases import each
-from fairflare.core.suggest import MOST, close, unlisted
+from fairflare.core.validation import MOST_OFFERED, close, unlisted
 
 KEYS = ("train.batch_size", "train.lr", "train.rounds", "rule.q", "probe.sharpness.rho_max")
 
@@ -29,7 +29,7 @@ def test_the_closest_name_is_offered(name: object, known: list[str], expected: l
 
 
 def test_few_names_are_offered() -> None:
-    assert len(close("site10", [f"site{n}" for n in range(100)])) <= MOST
+    assert len(close("site10", [f"site{n}" for n in range(100)])) <= MOST_OFFERED
 
 
 def test_a_name_like_no_other_is_answered_with_all_of_them() -> None:

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 
 from fairflare.core import tensor_files
 from fairflare.core.errors import UserError
-from fairflare.core.tensor_files import DTYPES, read, read_with_header, write
+from fairflare.core.tensor_files import file_types, read, read_with_header, write
 from fairflare.engine.hashes import state_hash
 
 PLAIN = st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=5))
 TENSOR = st.builds(
     lambda dtype, shape, seed: torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed)).to(dtype),
-    st.sampled_from(sorted(DTYPES.values(), key=str)),
+    st.sampled_from(sorted(file_types().values(), key=str)),
     st.lists(st.integers(0, 3), max_size=3),
     st.integers(0, 9),
 )

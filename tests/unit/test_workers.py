@@ -18,8 +18,8 @@ from fairflare.cli.main import main
 from fairflare.core import workers
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.schema import Instruction
-from fairflare.core.suggest import some
 from fairflare.core.types import Round
+from fairflare.core.validation import some
 from fairflare.engine.audit import verify
 from fairflare.engine.files import read_tensors
 from fairflare.engine.hashes import model_hash

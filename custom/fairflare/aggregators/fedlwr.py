@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, limited, shares, uniform
-from fairflare.core.layers import LAST_ENCODER, SIMILARITY, Group, layers_of
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
+from fairflare.functional.blocks import LAST_ENCODER, SIMILARITY, Group, layers_of
 
 LOW, HIGH = 1e-4, 0.99
 """Similarities are kept between these, so that no site has weight 0 in a layer (the authors' code)."""

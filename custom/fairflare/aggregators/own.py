@@ -17,7 +17,6 @@ class View(Mapping[str, "torch.Tensor"]):
     def __init__(self, update: Mapping[str, torch.Tensor], change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
         """
         Args:
-            update: of a reply.
             change: key, entry -> another tensor of the same form.
         """
         self._update, self._change = update, change
@@ -48,9 +47,7 @@ def moved(reply: Reply, model: StateDict, info: Info, step: Callable[[str], torc
     """The site's next model: trainable entries are those it was sent plus ``step``, running statistics its own.
 
     Args:
-        reply: of the site.
         model: w^t, which the site was sent unless it has a model of its own.
-        info: of the round.
         step: key -> what is added to the entry that was sent.
     """
     sent = info.models.get(reply.site, model)

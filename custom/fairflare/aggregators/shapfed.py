@@ -30,11 +30,11 @@ from fairflare.aggregators.base import (
 )
 from fairflare.aggregators.own import from_shared
 from fairflare.core.errors import RunFailed
-from fairflare.core.layers import head_of
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import HELD, Info, Offer, Paper, Reply, StateDict, Weights
 from fairflare.core.validation import Range, within
+from fairflare.functional.blocks import head_of
 
 
 @method(

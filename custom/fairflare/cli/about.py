@@ -93,7 +93,7 @@ def write_part(kind: str, name: str, folder: Path) -> list[Path]:
     Raises:
         UserError: the name cannot be an id and a module, is taken, or a file of that name is there; nothing is written.
     """
-    from fairflare.engine.state import save_text
+    from fairflare.engine.files import save_text
 
     module = _checked(kind, name)
     texts = _texts(kind, name, module)
@@ -146,7 +146,7 @@ def _texts(kind: str, name: str, module: str) -> dict[str, str]:
     return {file: made.get_template(template).render(values).rstrip("\n") + "\n" for file, template in files.items()}
 
 
-OWN = ("fairflare.core.tensor_files", "fairflare.networks.builtin", "fairflare.networks.volumes")
+OWN = ("fairflare.networks.builtin", "fairflare.networks.volumes")
 """Modules that use PyTorch as soon as they are imported, where the tasks are read."""
 HEAVY = ("torch", "torch.nn", "torch.nn.functional", "numpy", *OWN)
 """A package stands before its modules."""

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from fairflare.core.errors import UserError
 from fairflare.core.findings import Finding, merged
-from fairflare.core.suggest import some
+from fairflare.core.validation import some
 from fairflare.engine.files import AUDIT, is_file
 from fairflare.report.values import in_order, rendered
 from fairflare.studies.display import Observer, clean, duration, out, score_words, scored, time_left

@@ -132,7 +132,7 @@ def preflight(
     what may leave a site: no counts but the bands they lie in.
     """
     from fairflare.core.findings import accepted_codes
-    from fairflare.core.suggest import some
+    from fairflare.core.validation import some
     from fairflare.studies.display import Counter
 
     if kind and task:

@@ -61,8 +61,8 @@ def verify(folder: Path, head: str, heads: tuple[Path, ...], root: Path | None, 
     log, configuration and checkpoint can be checked. Says who vouches for what of the log by a signature
     (docs/audit-log.md).
     """
+    from fairflare.engine.files import at_work
     from fairflare.engine.history import events
-    from fairflare.engine.lock import at_work
     from fairflare.privacy.log_verifier import check
     from fairflare.report.write import absent, verified_run
     from fairflare.studies.folders import as_converted

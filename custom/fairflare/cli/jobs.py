@@ -26,17 +26,16 @@ from fairflare.engine.audit import CANONICAL
 from fairflare.engine.files import LOCAL_FINDINGS, LOCAL_LOG, read_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.join.plan import plan_of
+from fairflare.engine.setup.join_plan import plan_of
 from fairflare.engine.setup.method_parts import NO_STEP
 from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.paths import SITES, STATE, unescaped
-from fairflare.flare.policy_file import FILES as POLICY_FILES
-from fairflare.flare.policy_file import Policy
-from fairflare.flare.site_policy import EXECUTOR, check_app
+from fairflare.flare.site_policy import EXECUTOR, Policy, check_app
+from fairflare.flare.site_policy import FILES as POLICY_FILES
 from fairflare.flare.staging import APPS, SIDES
 from fairflare.functional.exchange import LEAST_PATIENTS, many, many_by_regression
 from fairflare.inference.atomic_output import replaced
-from fairflare.privacy.secure_sum.schemes import NONE, SITE_CONTEXT
+from fairflare.privacy.secure_sums import NONE, SITE_CONTEXT
 from fairflare.studies import display
 from fairflare.studies.describe import leaving
 from fairflare.studies.folders import check_path, content

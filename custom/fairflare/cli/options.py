@@ -16,8 +16,7 @@ import click
 from fairflare.cli import console
 from fairflare.core import user_code
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import unlisted
-from fairflare.core.validation import SITE, shown
+from fairflare.core.validation import SITE, shown, unlisted
 from fairflare.studies.labels import CACHE, at_most, environment, parse_pairs
 from fairflare.studies.waiting import started
 from fairflare.tasks.forms import FORMS

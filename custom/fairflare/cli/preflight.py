@@ -36,17 +36,17 @@ from torch import Tensor
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Execution, default_device, memory_findings
 from fairflare.core.findings import Finding, packed, unpacked
-from fairflare.core.suggest import in_order
 from fairflare.core.types import Need
+from fairflare.core.validation import in_order
 from fairflare.data.readers.datalist import SPLITS, Item
 from fairflare.data.site_config import SiteConfig, read_site_config
 from fairflare.data.tensors import TensorData
 from fairflare.datasets.on_disk import ImagesOnDisk
 from fairflare.datasets.quality import NOISE_SEED, SEVERITIES, QualityShift
+from fairflare.engine.files import save_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import default_parts
 from fairflare.engine.setup.plans import FORMAT, Plan, plan_for, plan_of, read_fingerprint
-from fairflare.engine.state import save_json
 from fairflare.tasks.base import Task, expect
 from fairflare.tasks.fingerprint import Fingerprint, file_name, fingerprint
 from fairflare.tasks.kinds.own import DESCRIPTION, OwnData, folder_of_lists, read_description

@@ -11,8 +11,7 @@ from rich.markup import escape
 
 from fairflare.cli.console import say, show_table
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.engine.files import BEST, MODEL, is_file
-from fairflare.engine.state import save_json, save_text
+from fairflare.engine.files import BEST, MODEL, is_file, save_json, save_text
 from fairflare.report import EVALUATION, EVALUATION_PAGE
 from fairflare.report.after import over_methods
 from fairflare.report.clinical import discrimination, evaluation, render

@@ -17,8 +17,7 @@ import click
 
 from fairflare.cli import console, options
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import unlisted
-from fairflare.core.validation import check_plain, expected, shown
+from fairflare.core.validation import check_plain, expected, shown, unlisted
 from fairflare.studies.labels import as_text, flat_settings
 
 if TYPE_CHECKING:

@@ -56,6 +56,10 @@ class RunFailed(FairFlareError):
     exit_code = 1
 
 
+class EgressRefused(Exception):
+    """Something was about to leave the site that is not on the list; the text holds names only, never values."""
+
+
 NO_SPACE = "no space left on the disk"
 """The reason that a log gives for the end of such a run."""
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
@@ -86,7 +90,6 @@ def advice(error: BaseException | None, folder: Path, begun: bool) -> str:
 
     Args:
         error: one of which ``is_full`` holds; None: another process had it.
-        folder: the run's.
         begun: whether its log has a line, so that it can go on.
     """
     named = error.filename if isinstance(error, OSError) else None

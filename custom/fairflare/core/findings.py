@@ -180,7 +180,6 @@ def packed(findings: Iterable[Finding], min_count: int | None) -> dict[str, floa
     """What leaves a site: "level/split/code" -> the band of the number of examples in all.
 
     Args:
-        findings: any number of each kind.
         min_count: the fewest examples whose number may leave; None: none.
     """
     counts: dict[str, int] = {}

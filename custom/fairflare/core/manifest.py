@@ -4,15 +4,18 @@
 The manifest lists every file of code that the app brings, with hash and lines, and where running begins. The app's
 folder holds it beside ``custom/`` and ``config/``. ``flare/staging.py`` writes it last, so that a job without one is
 not whole; sites check it before anything of the job is built, and ``fairflare inspect`` shows it.
+
+What a Python file imports is read from its source: nothing is run.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.metadata
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,61 @@ import fairflare
 from fairflare import __version__
 from fairflare.core.errors import DataError
 from fairflare.core.validation import shown
+
+
+def imports(path: Path) -> tuple[str, ...]:
+    """Absolute dotted names that the file imports at run time, function bodies included.
+
+    ``from a import b`` gives "a.b". Imports under ``if TYPE_CHECKING`` and relative ones are left out.
+
+    Raises:
+        SyntaxError: the file is no Python.
+    """
+    return _imports(path.read_bytes())
+
+
+@cache  # an export asks twice for every file of the package, and parsing them takes seconds
+def _imports(source: bytes) -> tuple[str, ...]:
+    return tuple(_imported(ast.parse(source)))
+
+
+def _imported(block: ast.AST) -> Iterator[str]:
+    """Goes from statement to statement, since most of a tree is expressions."""
+    for node in ast.iter_child_nodes(block):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from () if node.level else (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            yield from _imported(ast.Module(node.orelse, []))
+        elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from _imported(node)
+
+
+def module_files(package: Path) -> dict[str, Path]:
+    """Dotted name -> file of every module of the package in the folder ``package``, the package itself included."""
+    found = {path: (package.name, *path.relative_to(package).with_suffix("").parts) for path in package.rglob("*.py")}
+    return {".".join(found[path]).removesuffix(".__init__"): path for path in sorted(found)}
+
+
+def module_of(name: str, modules: Iterable[str]) -> str | None:
+    """The module among ``modules`` that an imported name is or lies in; None for names from elsewhere."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def reached(names: Iterable[str], modules: Mapping[str, Path]) -> set[str]:
+    """The modules among ``modules`` that an import of ``names`` would run, over whatever way, parents included."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        module = module_of(waiting.pop(), modules)
+        if module is not None and module not in found:
+            found.add(module)
+            waiting += [*imports(modules[module]), module.rpartition(".")[0]]
+    return found
+
 
 NAME = "MANIFEST.json"
 CUSTOM = "custom"
@@ -35,11 +93,7 @@ KEYS = frozenset({"format", "read_by", "entry_point", "components", "package", "
 
 
 def code_of(app: Path) -> Iterator[tuple[str, Path]]:
-    """The files of code in an app's folder by path below ``custom/``, sorted.
-
-    Raises:
-        DataError: a link lies there.
-    """
+    """The files of code in an app's folder by path below ``custom/``, sorted. Raises DataError: a link lies there."""
     custom = app / CUSTOM
     for path in sorted(custom.rglob("*")):
         name = path.relative_to(custom).as_posix()
@@ -136,7 +190,6 @@ def check_code(app: Path, *, fresh: bool = False) -> None:
     """Raise DataError "code" unless the code in an app's folder, if there is any, is what its manifest lists.
 
     Args:
-        app: the folder.
         fresh: whether nothing of it has run yet, so that Python has compiled nothing there.
     """
     if not (app / CUSTOM).is_dir():
@@ -175,7 +228,6 @@ def sha256_of(package: Path, left_out: Mapping[str, str] | None = None) -> str:
     """Hash of the names and hashes of all files of a package, also of those that a job's copy lacks.
 
     Args:
-        package: its folder.
         left_out: name -> SHA-256 of those; None: as the manifest of the job says whose copy this is, if it is one.
     """
     hashes = dict(_left_out(package) if left_out is None else left_out)

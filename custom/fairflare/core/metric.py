@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.core import plugins
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import unlisted
+from fairflare.core.validation import unlisted
 
 if TYPE_CHECKING:
     import numpy as np

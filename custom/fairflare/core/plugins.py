@@ -32,13 +32,16 @@ MOVED = {
     "fairflare.rules": "fairflare.aggregators",
     "fairflare.rules.base": "fairflare.aggregators.base",
     "fairflare.selectors": "fairflare.participation",
-    "fairflare.selectors.base": "fairflare.participation.base",
+    "fairflare.selectors.base": "fairflare.participation",
+    "fairflare.participation.base": "fairflare.participation",
+    "fairflare.server_optimizers.base": "fairflare.server_optimizers",
     "fairflare.clinic": "fairflare.tasks",
     "fairflare.clinic.base": "fairflare.tasks.base",
     "fairflare.core.objectives": "fairflare.core.types",
     "fairflare.aggregators.bounds": "fairflare.aggregators.base",
     "fairflare.functional.proximal": "fairflare.trainers.base",
     "fairflare.functional.resampling": "fairflare.functional.intervals",
+    "fairflare.core.layers": "fairflare.functional.blocks",
 }
 """What plugins written for 0.1 and 0.2 import -> where it is now; for one version."""
 Tables = Sequence[dict[str, Any]]
@@ -103,9 +106,9 @@ def _declarations(pattern: re.Pattern[str], rooms: tuple[str, ...]) -> dict[tupl
     """(what, id) -> the module that declares it."""
     found = {}
     for room in rooms:
-        for file in (PACKAGE / room).glob("*.py"):
+        for file in (*PACKAGE.glob(f"{room}.py"), *(PACKAGE / room).glob("*.py")):
             for what, id in pattern.findall(file.read_text(encoding="utf-8")):
-                found[what, id] = f"fairflare.{room.replace('/', '.')}.{file.stem}"
+                found[what, id] = ".".join(("fairflare", *file.relative_to(PACKAGE).with_suffix("").parts))
     return found
 
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fairflare.core import plugins, validation
 from fairflare.core.errors import UserError
 from fairflare.core.settings import Owners
-from fairflare.core.suggest import unlisted
 from fairflare.core.types import Paper, Training, refuse_training
+from fairflare.core.validation import unlisted
 
 if TYPE_CHECKING:
     from fairflare.aggregators.base import Rule
@@ -32,12 +32,12 @@ PLUGINS = plugins.VARIABLE
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 BASES = {
     "selector": ("participation", "Selector"),
-    "trainer": ("trainers", "Trainer"),
-    "probe": ("probes", "Probe"),
-    "rule": ("aggregators", "Rule"),
+    "trainer": ("trainers.base", "Trainer"),
+    "probe": ("probes.base", "Probe"),
+    "rule": ("aggregators.base", "Rule"),
     "server optimizer": ("server_optimizers", "ServerOptimizer"),
 }
-"""Kind of part -> its room and the class that every part of the kind derives from."""
+"""Kind of part -> the class that every part of the kind derives from, and its module."""
 T = TypeVar("T")
 
 _methods: dict[str, Method] = {}
@@ -233,8 +233,8 @@ def _check_id(kind: str, id: str) -> None:
 def _check_part(kind: str, id: str, cls: type) -> None:
     """Raise UserError unless ``cls`` is a part that every command can describe, set and build."""
     _check_id(kind, id)
-    room, name = BASES[kind]
-    base = getattr(importlib.import_module(f"fairflare.{room}.base"), name)
+    module, name = BASES[kind]
+    base = getattr(importlib.import_module(f"fairflare.{module}"), name)
     if not isinstance(cls, type) or not issubclass(cls, base) or inspect.isabstract(cls):
         raise UserError(f"{kind} {id!r}: expected a class derived from {name} with all of its methods")
     if not dataclasses.is_dataclass(cls):

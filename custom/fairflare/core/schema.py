@@ -205,7 +205,7 @@ class Answer:
         low=0, high=LONGEST_WORK,
     )  # fmt: skip
     sealed: Any = _field(
-        "sealed", "the site's key; its sealed numbers; shares of what covers them", default={},
+        "sealed", "the site's key; its sealed numbers; shares of what masks them", default={},
         exchanges=("preflight", "calibrate", "sum", "weigh", "reveal"), only_secure=True,
     )  # fmt: skip
     sums: Any = _field(
@@ -355,7 +355,7 @@ def wrong_tensors(tensors: Any, slots: Mapping[str, Slot]) -> Wrong | None:
 def _wrong(name: str, value: Any, slot: Slot) -> Wrong | None:
     import torch  # nothing that lists or describes looks at tensors
 
-    from fairflare.core.lazy_tensors import Stored
+    from fairflare.core.tensor_files import Stored
 
     if isinstance(value, Stored):
         if value.shape != slot.shape:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fairflare.core import validation
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import unlisted
+from fairflare.core.validation import unlisted
 
 PROBE = "probe"
 """The owner whose settings are divided once more, by probe."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of tensors: safetensors, with what is no tensor, and how all of it is nested, as JSON in the header.
+"""Tensors in files: safetensors, and tensors of this process that lie in a file until somebody asks for them.
 
 A state dict has its entries under their own names, as any reader of safetensors finds them; in other content a tensor's
 name is the path to it. A file whose tensors are not exactly those that the JSON tells of is refused, so that every
@@ -16,24 +16,148 @@ import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from fairflare.core.errors import UserError
-from fairflare.core.lazy_tensors import InFile
+
+MAPPED = 1 << 18
+"""Bytes from which on mapping a file costs less than reading it."""
+
+
+class InFile:
+    """A flat tensor in a file that is read when asked for.
+
+    Attributes:
+        size: its number of entries.
+        dtype: of all entries.
+    """
+
+    size: int
+    dtype: torch.dtype
+
+    def tensor(self) -> torch.Tensor:
+        """(size,): a copy in memory."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A dense tensor as plain bytes in a file, which nothing else writes to.
+
+    Attributes:
+        file: its path, or the open file where it has no name.
+        offset: bytes before the tensor's first one.
+        dtype: of its entries, in this machine's byte order.
+        owner: what deletes the file once nobody holds it.
+    """
+
+    file: Path | BinaryIO
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    owner: Any = None
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel() * self.dtype.itemsize
+
+    def materialize(self) -> torch.Tensor:
+        """The tensor; a large one mapped: its pages are read when they are looked at, and given back with the tensor.
+
+        Raises:
+            OSError, ValueError: the file is gone, or shorter than the tensor.
+        """
+        if self.nbytes < MAPPED:
+            return self.part(slice(None)).view(self.shape)
+        mapped = np.memmap(self.file, np.uint8, "c", self.offset, (self.nbytes,))
+        return torch.from_numpy(mapped).view(self.dtype).view(self.shape)
+
+    def part(self, block: slice) -> torch.Tensor:
+        """(B,): the entries of a block of positions, read from the file.
+
+        Raises:
+            OSError, ValueError: as ``materialize``.
+        """
+        start, stop, _ = block.indices(self.numel())
+        size = max(stop - start, 0) * self.dtype.itemsize
+        found = bytearray(size)
+        place = self.offset + start * self.dtype.itemsize
+        if isinstance(self.file, Path):
+            with self.file.open("rb", buffering=0) as file:
+                read = os.preadv(file.fileno(), [found], place)
+        else:
+            read = os.preadv(self.file.fileno(), [found], place)
+        if read != size:
+            raise ValueError(f"a tensor in a file: expected {size} bytes, found {read}")
+        return torch.frombuffer(found, dtype=self.dtype) if size else torch.empty(0, dtype=self.dtype)
+
+
+class Entries(Mapping[str, "torch.Tensor"]):
+    """An update some of whose entries lie in files: each is read when it is asked for, and kept by nobody here."""
+
+    def __init__(self, held: Mapping[str, torch.Tensor | Stored], dtypes: Mapping[str, torch.dtype]) -> None:
+        """
+        Args:
+            held: key -> entry, wherever it lies; not copied: hundreds of sites have hundreds of entries each.
+            dtypes: key -> the type that it is given.
+        """
+        self._held, self._dtypes = held, dtypes
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        held = self._held[key]
+        return (held.materialize() if isinstance(held, Stored) else held).to(self._dtypes[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._held
+
+    def part(self, key: str, block: slice) -> torch.Tensor:
+        """(B,): the entry's values at a block of its positions."""
+        held = self._held[key]
+        return (held.part(block) if isinstance(held, Stored) else held.reshape(-1)[block]).to(self._dtypes[key])
+
+    @property
+    def held(self) -> dict[str, torch.Tensor | Stored]:
+        """Key -> entry, wherever it lies."""
+        return dict(self._held)
+
+
+def held(update: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor | Stored]:
+    """The entries of an update where they lie: none is read."""
+    return update.held if isinstance(update, Entries) else dict(update)
+
+
+def gathered(
+    held: Mapping[str, torch.Tensor | Stored], dtypes: Mapping[str, torch.dtype]
+) -> Mapping[str, torch.Tensor]:
+    """The entries that ``dtypes`` names, in its order: a plain dictionary unless one lies in a file.
+
+    Args:
+        held: key -> entry, one in memory of its type already.
+        dtypes: key -> the type that the entry has where it is used.
+    """
+    found: dict[str, Any] = {key: held[key] for key in dtypes}
+    return Entries(found, dtypes) if Stored in set(map(type, found.values())) else found
+
 
 SUFFIX = ".safetensors"
 CONTENT = "fairflare"
 """Key of the JSON in the header."""
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 LONGEST_HEADER = 100_000_000
 """Bytes; no reader of the format takes a longer one."""
 MOST_VALUES = 1_000_000
@@ -44,6 +168,19 @@ OPEN_FILES = "/dev/fd"
 SHARED = 64
 """How often the tensors of a file may be used in its content, in sizes of the file."""
 PLAIN = (str, int, float, bool, type(None))
+
+
+@cache
+def file_types() -> dict[str, torch.dtype]:
+    """safetensors' name -> type; a function, for what is imported to list methods uses no torch."""
+    names = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "U8": "uint8", "BOOL": "bool"}
+    names |= {f"I{size}": f"int{size}" for size in (8, 16, 32, 64)}
+    return {name: getattr(torch, dtype) for name, dtype in names.items()}
+
+
+@cache
+def _names() -> dict[torch.dtype, str]:
+    return {dtype: name for name, dtype in file_types().items()}
 
 
 @dataclass(frozen=True)
@@ -79,7 +216,7 @@ def write(file: BinaryIO, content: Any, **about: str) -> None:
     place = 0
     for name, entry in order:
         end = place + entry.nbytes
-        header[name] = {"dtype": NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": [place, end]}
+        header[name] = {"dtype": _names()[entry.dtype], "shape": list(entry.shape), "data_offsets": [place, end]}
         place = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -167,7 +304,7 @@ class _Writing:
         return self._tensor(value, path) if isinstance(value, Tensor) else _plain(value)
 
     def _tensor(self, value: Tensor, path: tuple[Any, ...]) -> Any:
-        if value.dtype not in NAMES or value.layout is not torch.strided:
+        if value.dtype not in _names() or value.layout is not torch.strided:
             raise TypeError(f"a file of tensors cannot hold a tensor of {value.dtype}, {value.layout}")
         lies = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
         # The same model of several sites is there once; a state dict has every entry, whoever reads it.
@@ -199,7 +336,6 @@ class _Reading:
     def __init__(self, file: Any, most: int) -> None:
         """
         Args:
-            file: an open one.
             most: bytes that all tensors of the content may have together.
         """
         self.file, self.left, self.count = file, most, 0
@@ -245,7 +381,7 @@ class _Reading:
         return (self._value(item, (*path, k)) for k, item in enumerate(forms))
 
     def _tensor(self, name: str) -> Tensor:
-        if self.file.get_slice(name).get_dtype() not in DTYPES:
+        if self.file.get_slice(name).get_dtype() not in file_types():
             raise _Refused("expected tensors of torch's usual types")
         # A copy: the file goes back to the system, and entries lie where torch's own do, whatever precedes them there.
         self.tensors[name] = self.file.get_tensor(name).clone()

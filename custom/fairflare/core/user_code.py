@@ -83,8 +83,6 @@ def load_object(dotted: str, key: str, fits: Callable[[Any], bool], expected: st
     """What ``dotted`` ("module.Name") names, which a declared module defines.
 
     Args:
-        dotted: the name, from a configuration.
-        key: the configuration's key, for errors.
         fits: whether an object is of the kind that ``key`` takes.
         expected: that kind in words, e.g. "a function".
 

@@ -20,9 +20,8 @@ import numpy as np
 import torch
 
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import in_order, some, unlisted
 from fairflare.core.types import MOST_EXAMPLES
-from fairflare.core.validation import CONTROL, check_plain, expected, shown
+from fairflare.core.validation import CONTROL, check_plain, expected, in_order, shown, some, unlisted
 from fairflare.data.inputs import Scaling
 from fairflare.data.readers.table_features import LONGEST_VALUE, Columns, Feature, parsed, plain, stacked
 

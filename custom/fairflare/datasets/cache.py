@@ -39,7 +39,7 @@ from torch import Tensor
 
 from fairflare.core import seeds, tensor_files
 from fairflare.core.errors import UserError
-from fairflare.core.imports import module_files, reached
+from fairflare.core.manifest import module_files, reached
 from fairflare.data.tensors import Split
 
 CACHE = "FAIRFLARE_CACHE"
@@ -201,7 +201,9 @@ def keep(path: Path, key: str, tensors: dict[str, Tensor]) -> None:
         OSError: it cannot be written.
     """
     kinds = {value.dtype for value in tensors.values()}
-    if sum(value.nbytes for value in tensors.values()) > LARGEST // 2 or not kinds <= set(tensor_files.NAMES):
+    if sum(value.nbytes for value in tensors.values()) > LARGEST // 2 or not kinds <= set(
+        tensor_files.file_types().values()
+    ):
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=TEMPORARY, dir=path.parent)

@@ -29,14 +29,13 @@ from fairflare.engine.checks import Rejection, first_good, left_out, silent
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import SiteMemory
 from fairflare.privacy.egress import check_scalars
-from fairflare.privacy.secure_sum.cover import Covers, stream_of, uncovered
-from fairflare.privacy.secure_sum.keys import PairwiseKeys
-from fairflare.privacy.secure_sum.pairwise import MaskedSums, Ring, Scale, mask_update
-from fairflare.privacy.secure_sum.protocol import NumberScheme, Rosters, Sealed, SumOrder, SumRefused, fingerprint
+from fairflare.privacy.secure_sums import MaskedSums, Ring, Scale, mask_update
+from fairflare.privacy.sum_keys import PairwiseKeys, SelfMasks, self_masked, stream_of
+from fairflare.privacy.sum_protocol import NumberScheme, Rosters, Sealed, SumOrder, SumRefused, fingerprint
 
 if TYPE_CHECKING:  # a site has no gate
+    from fairflare.engine.files import Checkpoint
     from fairflare.engine.gate import Gate, Verdict
-    from fairflare.engine.state import Checkpoint
 
 
 CheckSums = Callable[[Answer], list[float]]
@@ -222,7 +221,7 @@ KEPT = "secure_sum"
 
 
 class Noise(Protocol):
-    """``privacy.site_noise.SiteNoise``, which only jobs that ask for it carry."""
+    """``privacy.differential_privacy.SiteNoise``, which only jobs that ask for it carry."""
 
     def check(self) -> None:
         """Raise EgressRefused unless one more sum keeps to the budget."""
@@ -241,7 +240,6 @@ class SiteSums:
         rule: computes terms and weight from the site's own numbers.
         memory: the site's; the rule's number is kept in it from round to round.
         scalars: the probes' numbers with their ranges, which nobody else can check.
-        federation: its id, the same at all sites of a run.
         noise: what is done to the weighted update before it is masked; None: nothing.
     """
 
@@ -263,7 +261,7 @@ class SiteSums:
         self._rule, self._scheme, self._keys, self._memory, self._scalars = rule, scheme, keys, memory, scalars
         self._sums, self._updates = Rosters(keys.site, least), Rosters(keys.site, least)
         self._counts, self._counted = MaskedSums(keys), Rosters(keys.site, least)
-        self._covers = {purpose: Covers(keys, purpose) for purpose in ("numbers", "update")}
+        self._self_masks = {purpose: SelfMasks(keys, purpose) for purpose in ("numbers", "update")}
         self._seed, self._first = b"", (0, 0)
         self._federation, self._ring, self._noise = federation, ring or Ring(), noise
         self._scales: dict[str, Scale] = {}
@@ -312,18 +310,18 @@ class SiteSums:
         self._sums.admit(order)
         if self._first[0] != held.round:
             self._first = held.round, len(order.roster)
-        seed, shares = self._covers["numbers"].cover(order, self._first[1])
+        seed, shares = self._self_masks["numbers"].draw(order, self._first[1])
         self._sealed = (held.round, self._terms)
-        sealed = uncovered(self._scheme.seal(self._terms, order)["sum"], seed)
+        sealed = self_masked(self._scheme.seal(self._terms, order)["sum"], seed)
         return Answer(site=held.site, round=held.round, sealed={"sum": sealed, "cover": shares})
 
     def reveal(self, instruction: Instruction) -> Answer:
-        """Shares of what covers the sum that this site took part in last; raises SumRefused for any other."""
+        """Shares of what masks the sum that this site took part in last; raises SumRefused for any other."""
         sealed = instruction.sealed
         order = {"numbers": self._sums, "update": self._updates}[sealed["of"]].last
         if order is None or (order.round, order.attempt) != (instruction.round.number, sealed["attempt"]):
             raise SumRefused("shares of a sum that this site has no part in")
-        shares = self._covers[sealed["of"]].hand_out(order, sealed["covers"])
+        shares = self._self_masks[sealed["of"]].hand_out(order, sealed["covers"])
         return Answer(site=self._keys.site, round=order.round, sealed={"shares": shares})
 
     def weigh(self, instruction: Instruction) -> Answer:
@@ -341,7 +339,7 @@ class SiteSums:
         if self._noise is not None:
             self._noise.charge()
         self._updates.admit(order)
-        self._seed, shares = self._covers["update"].cover(order, self._first[1])
+        self._seed, shares = self._self_masks["update"].draw(order, self._first[1])
         if self._weighted is None:
             self._weighted = self._weigh(held, sealed)
             self._held = dataclasses.replace(held, update={})  # D_k is needed no more
@@ -387,8 +385,8 @@ class SiteSums:
             raise SumRefused("nothing was weighed")
         if self._noise is not None:
             update = self._noise.applied(update, len(self._updates.last.roster))
-        cover = stream_of(self._seed)
-        return mask_update(self._keys, update, self._updates.last, self._scales, self._weight, cover)
+        self_mask = stream_of(self._seed)
+        return mask_update(self._keys, update, self._updates.last, self._scales, self._weight, self_mask)
 
     def _weigh(self, held: Answer, total: Any) -> Answer:
         if self._opened is not None and self._opened[0] == held.round:

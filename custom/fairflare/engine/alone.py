@@ -12,9 +12,8 @@ from typing import Any
 from fairflare.aggregators.base import add_weighted, without_negative_variances
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Reply, Round, StateDict
-from fairflare.engine.files import is_there, read_tensors, refuse_earlier
+from fairflare.engine.files import is_there, read_tensors, refuse_earlier, save_tensors
 from fairflare.engine.memory import SiteMemory, alone_file, alone_work_file
-from fairflare.engine.state import save_tensors
 from fairflare.privacy.egress import all_finite
 from fairflare.trainers.base import Trainer
 

@@ -199,7 +199,6 @@ class Countersigned:
     def __init__(self, transport: Transport, signer: Signer, head: Callable[[], Mapping[str, Any]]) -> None:
         """
         Args:
-            transport: carries the messages.
             signer: the server's key, and whom it takes for a site.
             head: "log", "seq" and "hash" of the log as it is; empty before its first entry.
         """

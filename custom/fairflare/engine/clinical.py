@@ -86,8 +86,6 @@ class View:
         """The numbers of one site as they are accepted.
 
         Args:
-            most: the most patients that the site can have.
-            least: the site's minimum, where that is known.
             as_binned: whether a bin's risks lie between its edges; False once they were changed.
 
         Raises:
@@ -287,8 +285,6 @@ class ClinicalAtSite:
 
         Args:
             before: risks that the bins are of.
-            outcomes: what came true.
-            flags: the decisions after the step.
             moved: patients of one outcome who crossed the threshold one way.
         """
         bins = np.searchsorted(self._starts(before, outcomes), maths.cell_of(before), side="right")

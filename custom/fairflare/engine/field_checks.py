@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairflare.core.lazy_tensors import Stored, gathered
 from fairflare.core.schema import Slot, Spec, nested, wrong_tensors
+from fairflare.core.tensor_files import Stored, gathered
 from fairflare.core.types import GROUP_COUNT, Number, StateDict
 from fairflare.engine.checks import (
     Ranges,

@@ -1,20 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the files of a run's folder: whatever is wrong with one is one line that names it; nothing is executed."""
+"""A run's folder: whatever is wrong with a file is one line that names it, nothing is executed, and one command writes.
+
+The lock is the operating system's and ends with its process however that ends.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import stat
-from collections.abc import Iterator, Mapping
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from fairflare.core.errors import UserError
+from fairflare.core.errors import UserError, naming
 
 if TYPE_CHECKING:
     import torch
+
+    from fairflare.core.types import StateDict
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]  # absent on this system
+try:
+    import msvcrt
+except ImportError:  # not Windows
+    msvcrt = None  # type: ignore[assignment]  # absent on this system
 
 CONFIG = "config.json"
 SUFFIX, EARLIER = ".safetensors", ".pt"
@@ -139,3 +157,268 @@ def _refuse_constant(text: str) -> None:
 
 def _words(error: BaseException) -> str:
     return getattr(error, "strerror", None) or type(error).__name__
+
+
+LOCK = ".fairflare.lock"
+"""The lock of the command that works in a folder. A file of this name that nobody holds says nothing."""
+SERVER_LOCK = ".server.lock"
+"""The lock of the server's process in a federation's folder, which in the simulator is the command's as well."""
+OPENED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""Not through a link, which could stand for a file that is not ours; not waiting for the other end of a pipe."""
+POLL = 0.2
+ENDING = 3.0
+"""Seconds that a killed command's worker processes, which inherit its locks, may take to end."""
+
+
+class Busy(UserError):
+    """Somebody else holds the lock."""
+
+
+@contextlib.contextmanager
+def locked(folder: Path, name: str = LOCK, *, wait: float = 0.0) -> Iterator[None]:
+    """Within: no other process holds the lock ``name`` of ``folder``, which exists. The file goes with the lock.
+
+    Raises:
+        Busy: another holds it, after ``wait`` seconds still.
+        UserError: no lock can be put there.
+    """
+    path, begun = folder / name, time.monotonic()
+    while (file := _try(path)) is None:
+        if time.monotonic() - begun > (max(wait, ENDING) if _holder_is_gone(path) else wait):
+            who = "" if (number := _holder_number(path)) is None else f" (process {number})"
+            raise Busy(f"{folder}: another command is at work there{who}; wait until it has ended")
+        time.sleep(POLL)
+    try:
+        yield
+    finally:
+        # While it is still held, so that it is nobody else's; Windows keeps the file until it is closed.
+        with contextlib.suppress(OSError):
+            path.unlink()
+        file.close()
+        if os.name == "nt":
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def at_work(folder: Path, names: Sequence[str] = (LOCK, SERVER_LOCK)) -> str:
+    """Who holds a lock of ``folder`` now, as "process 4711"; empty: nobody, as after a kill. It changes nothing."""
+    for name in names:
+        path = folder / name
+        try:
+            descriptor = os.open(path, os.O_RDONLY | OPENED)
+        except (OSError, ValueError):
+            continue
+        try:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                _lock(descriptor, shared=True)
+        except (BlockingIOError, PermissionError):
+            number = _holder_number(path)
+            return "another command" if number is None else f"process {number}"
+        finally:
+            os.close(descriptor)  # and with it the lock, if it was free
+    return ""
+
+
+def _try(path: Path) -> BinaryIO | None:
+    """The locked file, or None while somebody else has it."""
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | OPENED, 0o644)  # which child processes do not inherit
+        except OSError as error:
+            raise UserError(f"{path.parent}: cannot be locked ({error.strerror})") from None
+        try:
+            _refuse_other_file(path, descriptor)
+            file = os.fdopen(descriptor, "r+b", buffering=0)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        try:
+            _lock(descriptor)
+        except (BlockingIOError, PermissionError):
+            file.close()
+            return None
+        if _same(path, descriptor):
+            try:
+                _refuse_other_file(path, descriptor)  # it may have got a second name since
+            except UserError:
+                file.close()
+                raise
+            file.truncate()
+            file.write(b" %d" % os.getpid())
+            return file
+        file.close()  # its holder before has removed it: the next attempt makes a new one
+
+
+def _refuse_other_file(path: Path, descriptor: int) -> None:
+    """Raise UserError unless this is a regular file of one name, so that writing to it changes no other file."""
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode):
+        raise UserError(f"{path.parent}: cannot be locked: {path.name} is not a regular file")
+    if about.st_nlink > 1:  # 0: its holder has just removed it
+        raise UserError(f"{path.parent}: cannot be locked: {path.name} is a hard link to another file")
+
+
+def _lock(descriptor: int, *, shared: bool = False) -> None:
+    """Raises BlockingIOError (Windows: PermissionError) while another holds it. Some network disks have no locks.
+
+    ``shared``: beside others who only look whether it is held.
+    """
+    if fcntl is not None:
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return
+    elif msvcrt is not None:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # the first byte: the pid behind it can be read
+
+
+def _same(path: Path, descriptor: int) -> bool:
+    """Whether the file that was locked is still the one in the folder: its holder before may have removed it."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _holder_is_gone(path: Path) -> bool:
+    """Whether the process that took the lock has ended, so that only processes of its own can still hold it."""
+    number = _holder_number(path)
+    if number is None:
+        return False
+    import psutil
+
+    try:
+        return psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except (psutil.Error, ValueError, OverflowError):
+        return False
+
+
+def _holder_number(path: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
+        file.seek(1)
+        return int(file.read(20))
+    return None
+
+
+TEMPORARY = ".tmp"
+"""How the name of a file that is being written ends: ".report.json.x1y2z3_a.tmp"."""
+HALF_WRITTEN = re.compile(rf"\.(?P<name>.+)\.[a-z0-9_]{{8}}{re.escape(TEMPORARY)}")
+"""Such a name, whole: without its ending it may be somebody's copy, as ".report.json.mybackup"."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A federation between two rounds.
+
+    Attributes:
+        round: the last finished round, 0 before the first.
+        declared: site -> n_examples it declared in its first accepted answer.
+        history: site -> kind -> sizes of its last accepted updates, see ``norms.remembered``.
+        entry: hash of the audit log's line of this round.
+        models: site -> the model of its own that it is sent next, where the rule has given it one.
+    """
+
+    round: int
+    model: StateDict
+    state: Mapping[str, Any] = field(default_factory=dict)
+    declared: Mapping[str, int] = field(default_factory=dict)
+    history: Mapping[str, Any] = field(default_factory=dict)
+    entry: str = ""
+    server: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, StateDict] = field(default_factory=dict)
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+
+
+def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """Write the checkpoint; a crash at any moment leaves the old file or the new one, never a mixture."""
+    save_tensors(path, {one.name: getattr(checkpoint, one.name) for one in fields(checkpoint)})
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read what ``save_checkpoint`` wrote, which is data; raises UserError where the file holds anything else."""
+    content = read_tensors(path)
+    # Checkpoints from before there were such states hold none.
+    later = ("server", "models", "trainer")
+    if not isinstance(content, dict) or {*content, *later} != {field.name for field in fields(Checkpoint)}:
+        raise UserError(f"{path.name}: expected a checkpoint as this version writes it")
+    checkpoint = Checkpoint(**content)
+    counts = checkpoint.declared.items() if isinstance(checkpoint.declared, dict) else [(None, None)]
+    proper = (
+        type(checkpoint.round) is int and checkpoint.round > 0,
+        all(isinstance(getattr(checkpoint, name), Mapping) for name in ("state", "history", "server", "trainer")),
+        all(isinstance(site, str) and type(count) is int for site, count in counts),
+        isinstance(checkpoint.entry, str),
+        isinstance(checkpoint.models, dict) and all(isinstance(site, str) for site in checkpoint.models),
+    )
+    if not all(proper):
+        raise UserError(f"{path.name}: expected a checkpoint's round, state and declared numbers of examples")
+    for model in (checkpoint.model, *checkpoint.models.values()):
+        checked_model(model, path.name)
+    return checkpoint
+
+
+def save_tensors(path: Path, content: Any) -> None:
+    """Write what ``read_tensors`` reads, see ``core.tensor_files``; a state dict is one for every reader."""
+    from fairflare.core.tensor_files import write  # only where tensors are written: seconds for a command without
+
+    write_atomically(path, lambda file: write(file, content))
+
+
+def save_json(path: Path, content: Any) -> None:
+    """Write strict JSON (no NaN), indented."""
+    save_text(path, json_text(content))
+
+
+def json_text(content: Any) -> str:
+    """Strict JSON (no NaN), indented, as it stands in a file."""
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
+def save_text(path: Path, text: str) -> None:
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Call ``write`` on a temporary file beside ``path``, flush it to disk and rename it over ``path``."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, path)
+    except BaseException as error:
+        Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            naming(error, path)
+        raise
+
+
+def clear_half_written(folder: Path, is_own: Callable[[str], bool]) -> None:
+    """Delete the files in ``folder`` that a killed process was writing; ``is_own``: the names that it may write."""
+    for item in folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ():
+        found = HALF_WRITTEN.fullmatch(item.name)
+        if found and is_own(found["name"]) and item.is_file() and not item.is_symlink():
+            item.unlink(missing_ok=True)
+
+
+def remove_files(folder: Path, is_own: Callable[[str], bool]) -> None:
+    """Delete the files in ``folder`` of which ``is_own`` holds, whole or half written; the folder too if it is empty.
+
+    A link, a folder and whatever has another name stay, and ``folder`` with them.
+    """
+    if not folder.is_dir() or folder.is_symlink():
+        return
+    for item in folder.iterdir():
+        half = HALF_WRITTEN.fullmatch(item.name)
+        if is_own(half["name"] if half else item.name) and item.is_file() and not item.is_symlink():
+            item.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # something else lies there
+        folder.rmdir()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The update gate: every answer is accepted whole or rejected with a code before any arithmetic sees it.
 
+What is accepted leaves a line in the audit log, and an outcome that may become the federation's next model.
 ``SumsCheck`` is what an exact regression's sums cannot be, whoever the patients are: refused before Newton's step.
 """
 
@@ -13,9 +14,11 @@ from typing import Any
 
 import torch
 
-from fairflare.core.lazy_tensors import gathered, held
-from fairflare.core.schema import SPLITS, Answer, Slot, answer_fields
-from fairflare.core.types import MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, Reply, StateDict
+from fairflare.aggregators.base import Outcome, without_negative_variances
+from fairflare.core.errors import RunFailed
+from fairflare.core.schema import SPLITS, Answer, Slot, answer_fields, audited
+from fairflare.core.tensor_files import gathered, held
+from fairflare.core.types import MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, Reply, Round, StateDict
 from fairflare.engine import norms
 from fairflare.engine.checks import (
     RATIO,
@@ -23,6 +26,7 @@ from fairflare.engine.checks import (
     Refused,
     Rejection,
     checked_metrics,
+    checked_seconds,
     checked_sizes,
     first_good,
     is_number,
@@ -31,6 +35,7 @@ from fairflare.engine.checks import (
 from fairflare.engine.clinical import CLINICAL, NOTHING, View
 from fairflare.engine.evaluation import checked_intervals
 from fairflare.engine.field_checks import CHECKS, Against, Form, Measured, check_counts
+from fairflare.privacy.egress import all_finite
 
 SLACK = 1e-6
 """Of rounding: masks round at 1e-9."""
@@ -55,7 +60,6 @@ class SumsCheck:
         """Why no patients have these sums, in one line; "" where some can.
 
         Args:
-            model: what the site was sent.
             update: what it sent back, less that; or what all sites sent, weighed and added.
             examples: patients of the site; None of all sites' sums.
         """
@@ -335,3 +339,63 @@ def _checked_groups(content: Any, groups: Sequence[str]) -> dict[str, dict[str, 
         if 1 <= cell["n"] <= MOST_EXAMPLES and 0 <= cell["value"] <= 1:
             usable[group] = {"n": float(cell["n"]), "value": float(cell["value"])}
     return usable
+
+
+SAME = 1e-12
+"""Weights that differ by less are noted as uniform."""
+
+
+def round_entry(round: Round, verdict: Verdict, outcome: Outcome, answers: Sequence[Answer]) -> dict[str, Any]:
+    """What the log keeps of a round beside hashes and seconds of the server."""
+    notes = dict(outcome.notes)
+    if len(outcome.weights) > 1 and max(outcome.weights.values()) - min(outcome.weights.values()) < SAME:
+        notes["weights"] = "uniform"
+    return {
+        "round": round.number,
+        "rounds": round.total,
+        "accepted": {r.site: audited({**vars(r), **r.measured}) for r in verdict.replies},
+        "rejected": by_site(verdict.rejections),
+        "flags": verdict.flags,
+        "norms": {site or "sum": sizes for site, sizes in verdict.norms.items()},
+        "weights": dict(outcome.weights),
+        "notes": notes,
+        "site_seconds": site_seconds(answers),
+    }
+
+
+def site_seconds(answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
+    """Site -> phase -> seconds over the round's exchanges."""
+    seconds: dict[str, dict[str, float]] = {}
+    for answer in answers:
+        phases = seconds.setdefault(answer.site, {})
+        for phase, spent in checked_seconds(answer.seconds).items():
+            phases[phase] = phases.get(phase, 0.0) + spent
+    return seconds
+
+
+def by_site(rejections: Sequence[Rejection]) -> dict[str, dict[str, str]]:
+    """Site -> code and detail of its rejection."""
+    return {r.site: {"code": r.code, "detail": r.detail} for r in rejections}
+
+
+def too_few(round: int, accepted: int, needed: int, rejections: Sequence[Rejection]) -> str:
+    """Why a round ends the run, with every rejected site's reason."""
+    reasons = "; ".join(f"{r.site}: {r.code} ({r.detail})" for r in rejections)
+    return f"round {round}: {accepted} accepted sites, {needed} needed; {reasons or 'no other site'}"
+
+
+def usable(outcome: Outcome, model: StateDict, round: Round) -> Outcome:
+    """The outcome without negative variances.
+
+    Raises:
+        RunFailed: a model of it is not finite, or has other entries than ``model``.
+    """
+    shared = without_negative_variances(outcome.model)
+    own = {site: without_negative_variances(outcome.models[site]) for site in sorted(outcome.models)}
+    for site, found in {"": shared, **own}.items():
+        whose = f"round {round.number}: the rule's model" + (f" for site {site}" if site else "")
+        if {key: value.shape for key, value in found.items()} != {key: value.shape for key, value in model.items()}:
+            raise RunFailed(f"{whose} has other entries than the one that was sent; the one before it was kept")
+        if not all(all_finite(value) for value in found.values()):
+            raise RunFailed(f"{whose} is not finite; the one before it was kept")
+    return dataclasses.replace(outcome, model=shared, models=own)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fairflare.core.lazy_tensors import InFile, Stored
+from fairflare.core.tensor_files import InFile, Stored
 
 
 def model_hash(model: Mapping[str, Any]) -> str:

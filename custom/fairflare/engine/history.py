@@ -20,9 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
-from fairflare.engine.files import AUDIT, CHECKPOINT, MODEL, is_there, read_model, refuse_earlier
+from fairflare.engine.files import (
+    AUDIT,
+    CHECKPOINT,
+    MODEL,
+    Checkpoint,
+    is_there,
+    load_checkpoint,
+    read_model,
+    refuse_earlier,
+)
 from fairflare.engine.hashes import model_hash, state_hash
-from fairflare.engine.state import Checkpoint, load_checkpoint
 
 Entry = Mapping[str, Any]
 FORMAT = 3

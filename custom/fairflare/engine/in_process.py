@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fairflare.core.channel import Channel, Packed, pack
 from fairflare.core.errors import RunFailed
 from fairflare.core.findings import Finding
 from fairflare.core.schema import Answer, Instruction
-from fairflare.core.suggest import some
 from fairflare.core.types import LocalWork, StateDict
-from fairflare.core.workers import StartMethod, Worker, portable, raise_here, ready, stop
+from fairflare.core.validation import some
+from fairflare.core.workers import Channel, Packed, StartMethod, Worker, pack, portable, raise_here, ready, stop
 from fairflare.engine.site import Site
 from fairflare.trainers.base import PLACE, PlainTrainer
 

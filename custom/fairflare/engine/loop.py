@@ -21,12 +21,24 @@ from fairflare.core.types import PERSONAL, Info, Reply, Round, StateDict
 from fairflare.engine.after.server import After, Benefit
 from fairflare.engine.aggregation import Aggregation, Plain, Trained
 from fairflare.engine.audit import AuditLog, Countersigned, Signer
-from fairflare.engine.best import Best, Choice, check_files
+from fairflare.engine.best import LAST, Backlog, Beside, Best, Choice, Score, Scored, check_files
 from fairflare.engine.checks import Rejection, silent
 from fairflare.engine.clinical import CLINICAL
-from fairflare.engine.entries import by_site, round_entry, too_few, usable
-from fairflare.engine.files import AUDIT, BEST, BEST_MODELS, CHECKPOINT, JOINED, MODEL, SUFFIX, UNSCORED, is_there
-from fairflare.engine.gate import Gate, Verdict, inspect_evaluation, steps_of
+from fairflare.engine.files import (
+    AUDIT,
+    BEST,
+    BEST_MODELS,
+    CHECKPOINT,
+    JOINED,
+    MODEL,
+    SUFFIX,
+    UNSCORED,
+    Checkpoint,
+    is_there,
+    save_checkpoint,
+    save_tensors,
+)
+from fairflare.engine.gate import Gate, Verdict, by_site, inspect_evaluation, round_entry, steps_of, too_few, usable
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import (
     COMPLETED,
@@ -41,12 +53,10 @@ from fairflare.engine.history import (
 )
 from fairflare.engine.norms import remembered
 from fairflare.engine.preflight import Statement, inspect_preflight, refusal, turned_away
-from fairflare.engine.scoring import LAST, Backlog, Beside, Score, Scored
-from fairflare.engine.state import Checkpoint, save_checkpoint, save_tensors
 from fairflare.engine.straggler_policy import EarlyEnd, Participation
 from fairflare.engine.traffic import Spooled, Traffic
-from fairflare.participation.base import All, Selector
-from fairflare.server_optimizers.base import Add, ServerOptimizer
+from fairflare.participation import All, Selector
+from fairflare.server_optimizers import Add, ServerOptimizer
 from fairflare.trainers.base import PlainTrainer, ServerState, Trainer
 
 T = TypeVar("T")

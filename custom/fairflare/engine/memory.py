@@ -17,9 +17,19 @@ import torch
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import plainly
 from fairflare.core.types import Round, StateDict
-from fairflare.engine.files import SUFFIX, is_there, read_json, read_tensors, refuse_earlier
-from fairflare.engine.lock import Busy, locked
-from fairflare.engine.state import clear_half_written, remove_files, save_json, save_tensors
+from fairflare.engine.files import (
+    SUFFIX,
+    Busy,
+    clear_half_written,
+    is_there,
+    locked,
+    read_json,
+    read_tensors,
+    refuse_earlier,
+    remove_files,
+    save_json,
+    save_tensors,
+)
 from fairflare.privacy.egress import all_finite
 
 PERSONAL_ENDING = ".personal"

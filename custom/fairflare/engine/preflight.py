@@ -11,7 +11,7 @@ from typing import Any
 from fairflare.core.findings import BANDS, CODES, KINDS, SPLIT_NAMES, Finding, accept, unpacked, worst_first
 from fairflare.core.manifest import NAMES, TEXT, differences
 from fairflare.core.schema import Answer
-from fairflare.core.suggest import in_order, some
+from fairflare.core.validation import in_order, some
 from fairflare.engine.checks import Refused, Rejection, checked_count, first_good, is_number, left_out, one_line
 
 MANY, TOO_MANY = 20, 100

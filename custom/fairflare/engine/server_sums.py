@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 
 from fairflare.aggregators.base import added_whole
-from fairflare.core.lazy_tensors import Stored, gathered
 from fairflare.core.schema import Answer, Declared, Instruction, SiteModels, Spec, TaskName, Transport, answer_fields
+from fairflare.core.tensor_files import Stored, gathered
 from fairflare.core.types import Reply, Round, StateDict
 from fairflare.engine.aggregation import CheckSums, Combined, Total, Trained
 from fairflare.engine.checks import (
@@ -29,11 +29,9 @@ from fairflare.engine.checks import (
 )
 from fairflare.engine.gate import Verdict, reply_of
 from fairflare.engine.norms import SUM, norms_of
-from fairflare.privacy.secure_sum.cover import NONE, SEALED, SHARE, recover, stream_of, threshold, uncovered
-from fairflare.privacy.secure_sum.keys import PROOF
-from fairflare.privacy.secure_sum.pairwise import Ring, Scale, combine_updates, passed_on
-from fairflare.privacy.secure_sum.protocol import ATTEMPTS, Sealed, SumRefused
-from fairflare.privacy.secure_sum.schemes import masked_sizes
+from fairflare.privacy.secure_sums import Ring, Scale, combine_updates, masked_sizes, passed_on
+from fairflare.privacy.sum_keys import NONE, PROOF, SEALED, SHARE, recover, self_masked, stream_of, threshold
+from fairflare.privacy.sum_protocol import ATTEMPTS, Sealed, SumRefused
 
 T = TypeVar("T")
 
@@ -46,7 +44,6 @@ class Summed:
         total: sum_k p_k D_k; None where no sum came about, and the rejections say why.
         replies: of the sites in it, without their updates.
         rejections: of all others that were asked.
-        answers: to the last exchange.
     """
 
     total: StateDict | None
@@ -56,13 +53,13 @@ class Summed:
 
 
 @dataclass
-class Covered:
-    """The covers of the answers to one sum, which sites take off by handing out shares, of one sum per round.
+class SelfMasked:
+    """The self-masks of the answers to one sum, which sites take off by handing out shares, of one sum per round.
 
     Attributes:
         of: "numbers" or "update".
         needed: shares that recover a seed.
-        seeds: site -> what covers its answer, once enough shares are here.
+        seeds: site -> what masks its answer, once enough shares are here.
     """
 
     of: str
@@ -71,7 +68,7 @@ class Covered:
     _shares: dict[str, bytes] = field(default_factory=dict)
 
     def read(self, answer: Answer, check: Callable[[Answer], T], sites: int) -> T:
-        """What ``check`` makes of an answer that has a share of its cover for each other of ``sites`` sites."""
+        """What ``check`` makes of an answer that has a share of its self-mask for each other of ``sites`` sites."""
         found = check(answer)
         self._shares[answer.site] = _bytes_of(answer, "cover", [(sites - 1) * SEALED])
         return found
@@ -110,7 +107,7 @@ class ServerSums:
         vouched: (site, statement) -> whether the statement is the site's own.
         sizes: how many bytes a site's sealed numbers may have.
         statements: site -> what it stated in preflight.
-        sites: of the run, as the sites know them; see ``cover.threshold``.
+        sites: of the run, as the sites know them; see ``sum_keys.threshold``.
     """
 
     pass_on: Callable[[Mapping[str, bytes]], Any]
@@ -151,11 +148,11 @@ class ServerSums:
         ready, refused, _ = first_good(answers, lambda answer: self._check_ready(answer, declared), round.number)
         rejections = left_out(refused, ready)
         first, read = sorted(ready), partial(_bytes_of, name="sum", sizes=self.sizes)
-        covered = Covered("numbers", threshold(len(first), self.sites))
-        sealed, roster, lost, _ = self._ask(transport, "sum", first, round, read, {}, covered=covered)
+        masks = SelfMasked("numbers", threshold(len(first), self.sites))
+        sealed, roster, lost, _ = self._ask(transport, "sum", first, round, read, {}, masks=masks)
         rejections += lost
         total = _added(
-            lambda: self.pass_on({s: uncovered(sealed[s], covered.seeds[s]) for s in roster}), roster, rejections
+            lambda: self.pass_on({s: self_masked(sealed[s], masks.seeds[s]) for s in roster}), roster, rejections
         )
         if total is None:
             return Summed(None, [], rejections, [])
@@ -165,13 +162,11 @@ class ServerSums:
         def check(answer: Answer) -> tuple[Reply, Mapping[str, torch.Tensor]]:
             return _masked(answer, model, scales, declared.get(answer.site))
 
-        covered = Covered("update", covered.needed)
-        weighed, roster, lost, last = self._ask(
-            transport, "weigh", roster, round, check, {"sums": total}, covered=covered
-        )
+        masks = SelfMasked("update", masks.needed)
+        weighed, roster, lost, last = self._ask(transport, "weigh", roster, round, check, {"sums": total}, masks=masks)
         rejections += lost
-        updates, covers = [weighed[site][1] for site in roster], [stream_of(covered.seeds[site]) for site in roster]
-        added = _added(lambda: combine_updates(updates, model, scales, covers), roster, rejections)
+        updates, self_masks = [weighed[site][1] for site in roster], [stream_of(masks.seeds[site]) for site in roster]
+        added = _added(lambda: combine_updates(updates, model, scales, self_masks), roster, rejections)
         if added is None:
             return Summed(None, [], rejections, last)
         return Summed(added, [weighed[site][0] for site in roster], rejections, last)
@@ -199,28 +194,28 @@ class ServerSums:
         content: Mapping[str, Any],
         model: StateDict | None = None,
         attempts: int = ATTEMPTS,
-        covered: Covered | None = None,
+        masks: SelfMasked | None = None,
     ) -> tuple[dict[str, T], list[str], list[Rejection], list[Answer]]:
         """What ``check`` made of the answers of all sites of a roster; without those that fell silent on the way.
 
-        Where the answers are ``covered``, their seeds come with the first attempt that all sites have answered.
+        With ``masks``, their seeds come with the first attempt that all sites have answered.
         """
         rejections: list[Rejection] = []
         answers: list[Answer] = []
-        least = max(self.least, covered.needed if covered else 0)
+        least = max(self.least, masks.needed if masks else 0)
         for attempt in range(attempts):
             if len(roster) < least:
                 break
             sealed = {**content, "attempt": attempt, "statements": {site: self.statements[site] for site in roster}}
             asked = {site: Instruction(task, round, model or NOTHING, sealed=sealed) for site in roster}
             answers = list(transport.exchange(asked))
-            reading = check if covered is None else partial(covered.read, check=check, sites=len(roster))
+            reading = check if masks is None else partial(masks.read, check=check, sites=len(roster))
             found, refused, _ = first_good(answers, reading, round.number)
             rejections += left_out(refused, found) + silent(asked, answers)
             if len(found) < len(roster):
                 roster = sorted(found)
                 continue
-            if covered is not None and (reason := covered.reveal(transport, roster, attempt, round)):
+            if masks is not None and (reason := masks.reveal(transport, roster, attempt, round)):
                 return {}, [], rejections + [Rejection(site, "sum", reason) for site in roster], answers
             return found, roster, rejections, answers
         few = f"{len(roster)} sites are left for a secure sum, {least} needed"

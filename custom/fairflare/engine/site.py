@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from fairflare.core.errors import EgressRefused
 from fairflare.core.execution import Execution, memory_findings, plainly
 from fairflare.core.findings import Finding, merged, packed
 from fairflare.core.manifest import all_versions
@@ -39,7 +40,7 @@ from fairflare.engine.clinical import ClinicalAtSite
 from fairflare.engine.evaluation import Both, Condense, Predictions, Scoring, answered, over_patients, predict, results
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import Asked, AskedAgain, SiteMemory, check_last, is_finite
-from fairflare.privacy.egress import Egress, EgressRefused
+from fairflare.privacy.egress import Egress
 from fairflare.probes.base import Probe
 from fairflare.trainers.base import Trainer
 

@@ -13,8 +13,8 @@ import psutil
 import torch
 from torch import Tensor
 
-from fairflare.core.lazy_tensors import Stored
 from fairflare.core.schema import Answer, Instruction, Transport, answer_fields, instruction_fields
+from fairflare.core.tensor_files import Stored
 
 NUMBER = 8
 """Bytes of a number."""

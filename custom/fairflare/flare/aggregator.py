@@ -21,8 +21,8 @@ from fairflare.aggregators.base import Rule, example_shares
 from fairflare.core import registry
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.schema import Answer, answer_fields
-from fairflare.core.suggest import unlisted
 from fairflare.core.types import Info, Outline, Reply, Round, StateDict, Weights, tensors_of
+from fairflare.core.validation import unlisted
 from fairflare.engine.checks import materialized
 from fairflare.engine.gate import Gate, steps_of
 from fairflare.engine.norms import remembered

@@ -28,24 +28,23 @@ from safetensors import SafetensorError, safe_open
 
 from fairflare.core.errors import RunFailed
 from fairflare.core.execution import give_back_freed_memory
-from fairflare.core.lazy_tensors import Stored
 from fairflare.core.manifest import PACKAGE, all_versions
 from fairflare.core.processes import end_with_command
 from fairflare.core.schema import Answer, Instruction, answer_fields, instruction_fields
-from fairflare.core.tensor_files import DTYPES
+from fairflare.core.tensor_files import Stored, file_types
 from fairflare.core.validation import expected
 from fairflare.engine.files import AUDIT
 from fairflare.engine.loop import Observer
 from fairflare.engine.setup.assembly import Credentials, build_federation, site_names
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.join.server import Join
+from fairflare.engine.setup.join_server import Join
 from fairflare.engine.setup.parts import build_parts, find
 from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare import paths
 from fairflare.flare.credentials import OF_SERVER, log_signer, server_credentials
 from fairflare.flare.tracking import Tracking
 from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to_model
-from fairflare.privacy.secure_sum.schemes import NONE
+from fairflare.privacy.secure_sums import NONE
 from fairflare.report.audit_reader import RunLog, TensorBoard
 from fairflare.report.write import write_report
 
@@ -351,6 +350,6 @@ def _described(ref: LazyRef, root: Path) -> Stored:
         if list(file.keys()) != [ref.key]:
             raise ValueError("not one tensor")
         about = file.get_slice(ref.key)
-        dtype, shape = DTYPES[about.get_dtype()], tuple(about.get_shape())
+        dtype, shape = file_types()[about.get_dtype()], tuple(about.get_shape())
     stored = Stored(path, 0, dtype, shape, owner=ref)
     return dataclasses.replace(stored, offset=path.stat().st_size - stored.nbytes)

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a startup kit gives a server or a site: its certificate and key, and for secure sums TenSEAL's context."""
+"""What a startup kit gives a server or a site: its certificate and key, and for secure sums TenSEAL's context.
+
+``Heads`` keeps what a site knows of the audit log: the signed heads that it saw, and what it signed itself.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from cryptography.x509.oid import NameOID
 from nvflare.apis.fl_context import FLContext
 from nvflare.lighter.utils import (
@@ -20,15 +25,20 @@ from nvflare.lighter.utils import (
 )
 from nvflare.private.fed.utils.identity_utils import get_cn_from_cert
 
-from fairflare.core.errors import UserError
+from fairflare.core.errors import DataError, UserError
+from fairflare.core.schema import Answer, Instruction, audited
+from fairflare.engine.hashes import model_hash
 from fairflare.flare.paths import RUN_FOLDER
-from fairflare.privacy.secure_sum.protocol import Identity, NoIdentity, Sealed
-from fairflare.privacy.secure_sum.schemes import HE, SERVER_CONTEXT, SITE_CONTEXT, Credentials
+from fairflare.privacy.secure_sums import HE, SERVER_CONTEXT, SITE_CONTEXT, Credentials
+from fairflare.privacy.statements import LAST, SIGNED, answer_bytes, head_bytes, numbers_hash
+from fairflare.privacy.sum_protocol import Identity, NoIdentity, Sealed
 
 ROOT = "rootCA.pem"
 OF_CLIENT, OF_SERVER = ("client.crt", "client.key"), ("server.crt", "server.key")
 """A kit's own certificate and private key."""
 CLIENT, SERVER = "fed_client.json", "fed_server.json"
+HEADS = ".heads.jsonl"
+"""Ending of a site's file of ``Heads``."""
 
 
 def site_credentials(fl_ctx: FLContext) -> Credentials:
@@ -92,6 +102,64 @@ class Certificate:
         """Whose key signed ``content``; None for nobody's of this federation, and for an administrator's."""
         found = signer_of(content, proof, self._root)
         return None if found is None or found[1] else found[0]
+
+
+class Heads:
+    """One site's file of one federation, made with the first head; nothing is ever taken out of it.
+
+    ``identity``: the site's own certificate and key, and the root.
+    """
+
+    def __init__(self, path: Path, site: str, identity: Certificate) -> None:
+        self._path, self._site, self._identity = path, site, identity
+        self._asked: tuple[str, int, str] | None = None
+
+    def receive(self, instruction: Instruction) -> None:
+        """Keep the head that came with a question.
+
+        Raises:
+            DataError: "head"; the federation's server has not signed it.
+        """
+        head: Mapping[str, Any] = instruction.log
+        self._asked = None
+        if not head:
+            return
+        try:
+            plain = {name: str(head[name]) for name in ("log", "hash", "certificate", "signature")}
+            kept = {**plain, "seq": int(head["seq"])}
+            signed = self._identity.is_server(head_bytes(kept), plain)
+        except (KeyError, TypeError, ValueError):
+            signed = False
+        if not signed:
+            raise DataError("head", "the head of the log is not signed by this federation's server")
+        task = LAST if head.get(LAST) else instruction.task
+        self._append({"head": kept, "task": task, "round": instruction.round.number})
+        if task in (*SIGNED, LAST):
+            self._asked = task, instruction.round.number, plain["hash"]
+
+    def sign(self, answer: Answer) -> dict[str, str]:
+        """What goes with the answer, as it leaves, to the question received last; nothing where that had no head."""
+        if self._asked is None:
+            return {}
+        told = json.loads(json.dumps(audited(vars(answer)), default=_plain))
+        update = "" if answer.update is None else model_hash(answer.update)
+        numbers = numbers_hash(told)
+        proof = self._identity.sign(answer_bytes(self._site, *self._asked, update, numbers))
+        task, round, head = self._asked
+        said = {"site": self._site, "task": task, "round": round, "head": head, "update": update, "numbers": numbers}
+        self._append({"signed": {**said, **proof}, "told": told})
+        return {"numbers": numbers, **proof}
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else float(value)
 
 
 def signer_of(content: bytes, proof: Sealed, root: Any) -> tuple[str, str] | None:

@@ -18,6 +18,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fairflare.core.errors import EgressRefused
 from fairflare.data.site_config import SiteConfig, find_site_config, stricter
 from fairflare.engine.setup.at_site import leaves
 from fairflare.engine.setup.site_parts import site_parts
@@ -25,7 +26,7 @@ from fairflare.flare import wire
 from fairflare.flare.paths import job_config, vouch_for_code
 from fairflare.flare.tracking import tell_receivers_here
 from fairflare.flare.wire import ANSWERED, ERROR_HEADER, VALIDATE, VERSION, answer_from_model, by_split
-from fairflare.privacy.egress import Egress, EgressRefused
+from fairflare.privacy.egress import Egress
 
 META = wire.META | {"fairflare", MetaKey.INITIAL_METRICS}
 """What an answer's meta may hold; FLARE adds what it needs on its own way."""
@@ -33,7 +34,7 @@ OF_FILTERS = frozenset({MetaKey.FILTER_HISTORY, "svt_privacy_budget", "svt_priva
 """What FLARE's own filters, a site's ``privacy.json``, note in the meta before this one: it stays behind."""
 MASK = "fairflare_mask"
 """Property of a task's context: from an answer to the one that may leave, in a run with secure sums."""
-JOIN = "fairflare.engine.setup.join.site"
+JOIN = "fairflare.engine.setup.join_site"
 """What takes the site's place in a join: imported by name, for only a join's job carries it."""
 SIGN = "fairflare_sign"
 """From an answer as it leaves to its signature, at a site with a certificate."""

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A site's side of a FLARE job: hands each task to a ``Site`` and turns every error into a return code.
-
-``Heads`` keeps what a site knows of the audit log: the signed heads that it saw, and what it signed itself.
-"""
+"""A site's side of a FLARE job: hands each task to a ``Site`` and turns every error into a return code."""
 
 from __future__ import annotations
 
@@ -10,113 +7,47 @@ import contextlib
 import dataclasses
 import importlib
 import json
-import os
-import threading
-import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-import numpy as np
 import torch
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReservedTopic, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
-from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
 from fairflare.core.errors import DataError
 from fairflare.core.manifest import PACKAGE, all_versions
 from fairflare.core.processes import end_with_command
-from fairflare.core.schema import Answer, Instruction, TaskName, audited
+from fairflare.core.schema import Answer, Instruction, TaskName
 from fairflare.core.seeds import forget_seeds
 from fairflare.engine.files import LOCAL_FINDINGS, LOCAL_LOG
-from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import claimed
 from fairflare.engine.setup.at_site import build_site
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
-from fairflare.flare.credentials import OF_CLIENT, Certificate, log_signer, site_credentials
+from fairflare.flare.credentials import HEADS, OF_CLIENT, Heads, log_signer, site_credentials
 from fairflare.flare.egress import JOIN, MASK, PHASE, SIGN, EgressFilter
 from fairflare.flare.paths import federation_id, is_named, job_config, memory_file, vouch_for_code
 from fairflare.flare.wire import (
     ERROR_HEADER,
     VALIDATE,
+    TaskWatch,
     answer_to_shareable,
     instruction_from_shareable,
     validation_answer,
     validation_from_shareable,
 )
-from fairflare.privacy.secure_sum.schemes import NONE
-from fairflare.privacy.statements import LAST, SIGNED, answer_bytes, head_bytes, numbers_hash
+from fairflare.privacy.secure_sums import NONE
+from fairflare.privacy.statements import LAST
 
 if TYPE_CHECKING:
     from fairflare.flare.script import ScriptRunner
-
-
-ENDING = ".heads.jsonl"
-
-
-class Heads:
-    """One site's file of one federation, made with the first head; nothing is ever taken out of it.
-
-    ``identity``: the site's own certificate and key, and the root.
-    """
-
-    def __init__(self, path: Path, site: str, identity: Certificate) -> None:
-        self._path, self._site, self._identity = path, site, identity
-        self._asked: tuple[str, int, str] | None = None
-
-    def receive(self, instruction: Instruction) -> None:
-        """Keep the head that came with a question.
-
-        Raises:
-            DataError: "head"; the federation's server has not signed it.
-        """
-        head: Mapping[str, Any] = instruction.log
-        self._asked = None
-        if not head:
-            return
-        try:
-            plain = {name: str(head[name]) for name in ("log", "hash", "certificate", "signature")}
-            kept = {**plain, "seq": int(head["seq"])}
-            signed = self._identity.is_server(head_bytes(kept), plain)
-        except (KeyError, TypeError, ValueError):
-            signed = False
-        if not signed:
-            raise DataError("head", "the head of the log is not signed by this federation's server")
-        task = LAST if head.get(LAST) else instruction.task
-        self._append({"head": kept, "task": task, "round": instruction.round.number})
-        if task in (*SIGNED, LAST):
-            self._asked = task, instruction.round.number, plain["hash"]
-
-    def sign(self, answer: Answer) -> dict[str, str]:
-        """What goes with the answer, as it leaves, to the question received last; nothing where that had no head."""
-        if self._asked is None:
-            return {}
-        told = json.loads(json.dumps(audited(vars(answer)), default=_plain))
-        update = "" if answer.update is None else model_hash(answer.update)
-        numbers = numbers_hash(told)
-        proof = self._identity.sign(answer_bytes(self._site, *self._asked, update, numbers))
-        task, round, head = self._asked
-        said = {"site": self._site, "task": task, "round": round, "head": head, "update": update, "numbers": numbers}
-        self._append({"signed": {**said, **proof}, "told": told})
-        return {"numbers": numbers, **proof}
-
-    def _append(self, line: Mapping[str, Any]) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else float(value)
 
 
 TASKS = [*get_args(TaskName), VALIDATE]
@@ -124,13 +55,6 @@ TASKS = [*get_args(TaskName), VALIDATE]
 
 SCRIPT = "fairflare.flare.script"
 """What runs a site's own script: imported by name, for only a job whose task is a script carries it."""
-PERIOD = 1.0
-"""Seconds between two questions at first."""
-SHARE = 60.0
-"""Of the time that a site has worked, one part in so many passes between two questions, where that is longer: 400 sites
-with hours of work ask their server a few times a minute."""
-PATIENCE = 5.0
-"""Seconds that an answer may take; without one the task is taken to stand."""
 
 
 class Aborted(Exception):
@@ -245,7 +169,7 @@ class FairExecutor(Executor):
             own = None if config.secure_sum == NONE else site_credentials(fl_ctx)
             ledger = (memory.parent if is_named() else memory.parents[2]) / name
             if (signer := log_signer(fl_ctx, OF_CLIENT)) is not None:
-                self._heads = Heads(memory.parent / f"{name}{ENDING}", name, signer)
+                self._heads = Heads(memory.parent / f"{name}{HEADS}", name, signer)
             if config.join:
                 phases: Any = importlib.import_module(JOIN).Phases(config, name, memory, local, tell, own, ledger)
                 self._claim.callback(phases.close)
@@ -293,51 +217,3 @@ def _public_name(error: Exception) -> str:
     if isinstance(error, DataError):
         return f"DataError {error.code}"
     return "OutOfMemory" if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
-
-
-class TaskWatch:
-    """Asks FLARE's server, in a thread, whether it still waits for the task: a round may have ended without the site.
-
-    It asks what FLARE's client asks before it sends a result. The site's work looks at ``gone`` and never waits.
-    """
-
-    def __init__(self, fl_ctx: FLContext, clock: Callable[[], float] = time.monotonic) -> None:
-        self.gone = False
-        self._task = fl_ctx.get_prop(ReservedKey.TASK_ID)
-        self._engine: Any = fl_ctx.get_engine()
-        self._clock, self._left = clock, threading.Event()
-
-    def __enter__(self) -> TaskWatch:
-        if self._task:
-            threading.Thread(target=self._watch, name="fairflare-task-watch", daemon=True).start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._left.set()
-
-    def ask(self) -> bool:
-        """Whether the task is gone, asked now; False where the server does not answer."""
-        if self._task and not self.gone:
-            self.gone = self._is_unknown()
-        return self.gone
-
-    def _watch(self) -> None:
-        started = self._clock()
-        while not self._left.wait(max(PERIOD, (self._clock() - started) / SHARE)):
-            if self.ask():
-                return
-
-    def _is_unknown(self) -> bool:
-        request = Shareable()
-        request.set_header(ReservedKey.TASK_ID, self._task)
-        with self._engine.new_context() as fl_ctx:
-            replies = self._engine.send_aux_request(
-                targets=[FQCN.ROOT_SERVER],
-                topic=ReservedTopic.TASK_CHECK,
-                request=request,
-                timeout=PATIENCE,
-                fl_ctx=fl_ctx,
-                optional=True,
-            )
-        reply = (replies or {}).get(FQCN.ROOT_SERVER)
-        return isinstance(reply, Shareable) and reply.get_return_code() == ReturnCode.TASK_UNKNOWN

@@ -22,11 +22,9 @@ from fairflare.core.manifest import check_code
 from fairflare.core.processes import RUN_FOLDER
 from fairflare.core.user_code import vouch
 from fairflare.core.validation import FEDERATION
-from fairflare.engine.files import AUDIT, SUFFIX
-from fairflare.engine.lock import SERVER_LOCK, Busy, locked
+from fairflare.engine.files import AUDIT, SERVER_LOCK, SUFFIX, Busy, clear_half_written, locked, write_atomically
 from fairflare.engine.memory import WAIT
 from fairflare.engine.setup.run_config import RunConfig
-from fairflare.engine.state import clear_half_written, write_atomically
 
 STATE = "fairflare_state"
 """Folder in a server's or a site's workspace with a folder per federation."""

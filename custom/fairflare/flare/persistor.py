@@ -11,8 +11,7 @@ from nvflare.app_common.model_desc import ModelDescriptor
 from nvflare.app_opt.pt.file_model_persistor import PTFileModelPersistor
 
 from fairflare.core.errors import RunFailed
-from fairflare.engine.files import CHECKPOINT, MODEL, read_model, refuse_earlier
-from fairflare.engine.state import load_checkpoint
+from fairflare.engine.files import CHECKPOINT, MODEL, load_checkpoint, read_model, refuse_earlier
 from fairflare.flare.paths import federation_id, refuse_foreign, server_folder
 
 NAME = "fairflare"

@@ -16,6 +16,7 @@ from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor, 
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.client.config import ExchangeFormat
 
+from fairflare.core.errors import EgressRefused
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import GROUP_COUNT, GROUP_LOSS
 from fairflare.data.site_config import find_site_config
@@ -25,7 +26,6 @@ from fairflare.engine.site import Site
 from fairflare.flare import script_side
 from fairflare.flare.wire import answer_from_model, instruction_to_model
 from fairflare.functional.group_rates import FAMILIES, NEGATIVES, POSITIVES, SEEN
-from fairflare.privacy.egress import EgressRefused
 from fairflare.tasks.own.script import Script, script_file
 
 

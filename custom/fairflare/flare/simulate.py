@@ -26,10 +26,9 @@ from fairflare.core.processes import COMMAND, OWNER, RUN_FOLDER, SCRATCH, end_wi
 from fairflare.core.validation import expected
 from fairflare.data.site_config import VARIABLE as SITE_CONFIG
 from fairflare.datasets import cache
-from fairflare.engine.files import AUDIT, LOCAL_FINDINGS
+from fairflare.engine.files import AUDIT, LOCAL_FINDINGS, remove_files
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.state import remove_files
-from fairflare.privacy.secure_sum.schemes import HE, SERVER_CONTEXT, SITE_CONTEXT, make_contexts
+from fairflare.privacy.secure_sums import HE, SERVER_CONTEXT, SITE_CONTEXT, make_contexts
 from fairflare.tasks.base import DATA_FOLDER
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from nvflare.apis.dxo_filter import DXOFilter
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 
-from fairflare.privacy.budget import Draws, Mechanism, epsilon_of
-from fairflare.privacy.site_noise import bounded, share
+from fairflare.privacy.differential_privacy import Draws, Mechanism, bounded, epsilon_of, share
 
 
 class SiteNoiseFilter(DXOFilter):

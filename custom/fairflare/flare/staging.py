@@ -21,9 +21,8 @@ import fairflare
 from fairflare import __version__
 from fairflare.core import manifest, metric, plugins, registry, user_code
 from fairflare.core.errors import UserError
-from fairflare.core.imports import imports, module_files, reached
-from fairflare.core.manifest import package_files, sha256_of
-from fairflare.core.plugins import ROOMS, installed_modules
+from fairflare.core.manifest import imports, module_files, package_files, reached, sha256_of
+from fairflare.core.plugins import installed_modules
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import AFTER, CURVES, EXTERNAL, SITE_NOISE
 from fairflare.engine.setup.method_parts import NO_STEP, STEP_CLASSES
@@ -33,7 +32,7 @@ from fairflare.flare.egress import JOIN
 from fairflare.flare.executor import SCRIPT
 from fairflare.functional.likelihood import COX_SUMS
 from fairflare.networks.own import MONAI, is_own
-from fairflare.privacy.secure_sum.schemes import CHECKED
+from fairflare.privacy.secure_sums import CHECKED
 from fairflare.tasks.own.script import Script
 
 PACKAGE = "fairflare"
@@ -124,7 +123,7 @@ def modules_of_run(config: RunConfig) -> list[str]:
         return [JOIN, *(name for run in runs for name in modules_of_run(run))]
     entry = registry.get_method(config.method)
     classes = [*registry.owners(entry, **config.parts).values(), tasks.known(config.task)]
-    homes = [f"{PACKAGE}.{room}" for room in ROOMS] + [f"{PACKAGE}.{room}.base" for room, _ in registry.BASES.values()]
+    homes = [f"{PACKAGE}.{module}" for module, _ in registry.BASES.values()]
     wanted = {SCRIPT: config.task == Script.name, EXTERNAL: config.evaluation, FOLDS: bool(config.fold)}
     wanted |= {SITE_NOISE: bool(config.site_epsilon), AFTER: config.after != NO_STEP}
     wanted[CHECKED] = config.secure_sum == "ckks"

@@ -85,9 +85,6 @@ def fitted(
     the coefficients stop at ``STEEPEST``.
 
     Args:
-        intercept: whether a is fitted.
-        slope: whether b is.
-        start: where the search begins.
         penalty: (penalty_a, penalty_b), >= 0.
         towards: (a_0, b_0).
     """

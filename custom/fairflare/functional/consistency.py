@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairflare.core.lazy_tensors import Entries, InFile
+from fairflare.core.tensor_files import Entries, InFile
 from fairflare.core.types import Reply
 from fairflare.functional.blocks import BLOCK
 

@@ -280,7 +280,6 @@ class Known:
     """What everyone knows once the sums over hospitals that came so far are told.
 
     Attributes:
-        candidates: how many, C.
         design: how patients were tested.
         coefficients: P of the regression; 0: none is asked.
         sums: place -> the total, as ``signed``.
@@ -471,8 +470,6 @@ class Known:
         """n, by, candidates and mix of one hospital, which it alone can make where sums are secret.
 
         Args:
-            told: with seconds.
-            names: of the candidates.
             margin: see ``safe_mix``.
             regression: see ``Hospital.by_regression``.
         """

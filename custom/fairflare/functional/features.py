@@ -60,7 +60,6 @@ def class_means(
     Args:
         network: on ``device``; it is left in evaluation mode.
         batches: all examples, each once.
-        counts: examples of each class.
     """
     sums: torch.Tensor | None = None
     with features_of(network.eval()) as found:

@@ -39,7 +39,6 @@ def recalibrated(
     Args:
         of_all: the line of all sites together.
         penalty: of both coefficients, in cases' worth of information; 0 draws nothing.
-        slope: whether a slope is wanted.
     """
 
     def own(with_slope: bool) -> Line:

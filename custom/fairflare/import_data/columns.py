@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import in_order, some
-from fairflare.core.validation import shown
+from fairflare.core.validation import in_order, shown, some
 from fairflare.import_data import labels as naming
 from fairflare.import_data.proposal import Choices, Reading, class_names, is_missing
 from fairflare.tasks.forms import FORMS

@@ -21,8 +21,7 @@ import numpy as np
 import pandas as pd
 
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import natural, some, unlisted
-from fairflare.core.validation import shown
+from fairflare.core.validation import natural, shown, some, unlisted
 from fairflare.data.readers.datalist import read_lists
 from fairflare.data.readers.geometry import is_image
 from fairflare.import_data.columns import outcome_of

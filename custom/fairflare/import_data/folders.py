@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import in_order, some, unlisted
+from fairflare.core.validation import in_order, some, unlisted
 from fairflare.data.readers import geometry
 from fairflare.data.readers.dicom import DEFERRED, is_dicom, pydicom_quietly
 from fairflare.data.readers.geometry import stem

@@ -19,8 +19,7 @@ import pandas as pd
 import yaml
 
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import in_order, some
-from fairflare.core.validation import shown
+from fairflare.core.validation import in_order, shown, some
 from fairflare.import_data.proposal import SPLIT_OF, Choices, Example, Reading, is_missing
 
 WORDS: dict[str, tuple[str, ...]] = {

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.suggest import in_order, some, unlisted
+from fairflare.core.validation import in_order, some, unlisted
 from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.dicom import series_of
 from fairflare.data.readers.geometry import form_of, frames

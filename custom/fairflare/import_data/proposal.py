@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import in_order, natural
-from fairflare.core.validation import CONTROL, shown
+from fairflare.core.validation import CONTROL, in_order, natural, shown
 from fairflare.data.readers.geometry import form_of, is_image, looks_like_image
 from fairflare.data.readers.tables import MISSING, SUFFIXES
 from fairflare.tasks.forms import FORMS, DataForm

@@ -17,8 +17,7 @@ from typing import Any
 import pandas as pd
 
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.suggest import in_order, natural, some
-from fairflare.core.validation import shown
+from fairflare.core.validation import in_order, natural, shown, some
 from fairflare.data.readers import geometry
 from fairflare.data.readers.geometry import stem
 from fairflare.data.readers.tables import SUFFIXES, read_table

@@ -30,8 +30,7 @@ import numpy as np
 import pandas as pd
 
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.suggest import in_order, some
-from fairflare.core.validation import shown
+from fairflare.core.validation import in_order, shown, some
 from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.readers.tables import as_cell

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fairflare.core.errors import UserError
-from fairflare.engine.files import read_json
-from fairflare.engine.lock import locked
-from fairflare.engine.state import save_json
+from fairflare.engine.files import locked, read_json, save_json
 
 MARK = "fairflare.json"
 """In the folder: what made it, and every file that it holds."""

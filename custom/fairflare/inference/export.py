@@ -28,8 +28,7 @@ from fairflare.data.readers.pictures import Reader
 from fairflare.data.readers.stored import in_words
 from fairflare.data.readers.volumes import VolumeReader
 from fairflare.engine.after.recalibrate import FAR, GAP, Recalibrate
-from fairflare.engine.files import CONFIG, is_file, read_json
-from fairflare.engine.state import save_json, save_text, write_atomically
+from fairflare.engine.files import CONFIG, is_file, read_json, save_json, save_text, write_atomically
 from fairflare.functional.recalibration import BEYOND
 from fairflare.inference import modules
 from fairflare.inference.atomic_output import MARK

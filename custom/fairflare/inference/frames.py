@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import in_order
-from fairflare.core.validation import expected, shown
+from fairflare.core.validation import expected, in_order, shown
 from fairflare.engine.evaluation import LEVEL
 from fairflare.report.fairness import gap, worst
 from fairflare.tasks.kind import interval_of, value_of

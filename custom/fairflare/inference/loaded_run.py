@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import in_order
 from fairflare.core.types import StateDict
-from fairflare.core.validation import SITE, expected, shown
+from fairflare.core.validation import SITE, expected, in_order, shown
 from fairflare.data.inputs import Scaling
 from fairflare.data.readers.datalist import read_lists
 from fairflare.data.site_config import SiteConfig, read_site_config

@@ -22,8 +22,7 @@ from typing import Any
 from fairflare.core.errors import UserError
 from fairflare.core.validation import exact, expected
 from fairflare.data.readers.tables import MISSING, read_columns
-from fairflare.engine.files import is_there, read_json
-from fairflare.engine.state import save_json
+from fairflare.engine.files import is_there, read_json, save_json
 
 REACHED = 20.0
 PRIOR_CASES, PRIOR_SECOND = 10.0, 0.02

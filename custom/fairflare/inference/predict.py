@@ -20,9 +20,8 @@ from torch import Tensor
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import default_device
-from fairflare.core.suggest import natural
 from fairflare.core.types import Batch
-from fairflare.core.validation import shown
+from fairflare.core.validation import natural, shown
 from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
 from fairflare.data.readers.datalist import Frame, file_of
 from fairflare.data.readers.dicom import series_of
@@ -42,7 +41,7 @@ from fairflare.data.readers.tables import read_columns
 from fairflare.data.readers.volumes import Volume, VolumeReader, placed_as
 from fairflare.data.tensors import as_float, normalised
 from fairflare.engine.evaluation import predict as predicted
-from fairflare.engine.state import save_json, save_text
+from fairflare.engine.files import save_json, save_text
 from fairflare.inference.apply import RESULTS, ending, mask_stem, pixel_values, restored, write_mask, write_rows
 from fairflare.inference.atomic_output import MARK
 from fairflare.inference.loaded_run import HALF, Opened, members_of

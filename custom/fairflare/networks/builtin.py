@@ -188,8 +188,6 @@ class UNet(nn.Module):
     ReLU works in place, so that a forward hook sees every layer once, in the order of the state dict.
 
     Args:
-        in_channels: of the images.
-        out_channels: one per mask.
         widths: channels of each level from the full resolution down; the last one is the bottleneck's.
         norm: "batch", "instance" (with scale and shift) or "group" (8 groups).
         padding: rows and columns of zeros that fill images up to such a multiple; the logits are cut back.
@@ -231,9 +229,7 @@ def unet(in_channels: int, out_channels: int, norm: Norm = "batch", padding: int
 
     Args:
         in_channels: of the images, whose edges are multiples of 16.
-        out_channels: one per mask.
         norm: "batch" is the papers'.
-        padding: see ``UNet``.
     """
     return UNet(in_channels, out_channels, (32, 64, 128, 256, 512), norm, padding)
 
@@ -243,9 +239,7 @@ def small_unet(in_channels: int, out_channels: int, norm: Norm = "instance", pad
 
     Args:
         in_channels: of the images, whose edges are multiples of 8.
-        out_channels: one per mask.
         norm: averaged BatchNorm statistics of sites whose images differ in contrast fit none of them; "batch" shows it.
-        padding: see ``UNet``.
     """
     return UNet(in_channels, out_channels, (8, 16, 32, 64), norm, padding)
 

@@ -23,8 +23,7 @@ from torch.nn.modules.module import (
 )
 
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import unlisted
-from fairflare.core.validation import expected, shown
+from fairflare.core.validation import expected, shown, unlisted
 
 LIBRARY = "monai.networks.nets"
 LARGEST = 150_000_000

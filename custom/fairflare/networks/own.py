@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import unlisted
 from fairflare.core.user_code import check_name, load_object
 from fairflare.core.validation import expected as expect
+from fairflare.core.validation import unlisted
 from fairflare.networks import builtin as networks
 
 SHAPE = '{"class_path": "module.Name", "args": {...}}'

@@ -12,23 +12,19 @@ from typing import Any
 
 import torch
 
+from fairflare.core.errors import EgressRefused
 from fairflare.core.findings import BANDS, KINDS
 from fairflare.core.manifest import NAMES, TEXT
 from fairflare.core.metric import named
 from fairflare.core.schema import MASKED, PHASES, SPLITS, Answer, Slot, Spec, answer_fields, wrong_tensors
 from fairflare.core.types import INTERVALS, MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, StateDict
-from fairflare.privacy.secure_sum.cover import COVERS, SHARES
-from fairflare.privacy.secure_sum.keys import KEY, PROOF, is_certificates
+from fairflare.privacy.sum_keys import KEY, PROOF, SELF_MASK, SHARES, is_certificates
 
 SIGNATURE = re.compile(r"[A-Za-z0-9+/=]{1,1024}")
 WHOLE = (torch.int64, torch.int32)
 """Types of masked entries."""
 LARGEST = float(MOST_EXAMPLES)
 MOST_ROUNDS = 10**6
-
-
-class EgressRefused(Exception):
-    """Something was about to leave the site that is not on the list; the text holds names only, never values."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +84,8 @@ class Egress:
     def _check_sealed(self, sealed: Any, field: _Field) -> None:
         """A key and its proof in answer to "preflight"; sealed numbers and shares in a secure sum; else nothing."""
         sizes = {
-            "sum": {"sum": self.sealed, "cover": COVERS},
-            "weigh": {"cover": COVERS},
+            "sum": {"sum": self.sealed, "cover": SELF_MASK},
+            "weigh": {"cover": SELF_MASK},
             "reveal": {"shares": SHARES},
             "calibrate": {"sum": self.sealed_sums},
         }.get(field.task, {})

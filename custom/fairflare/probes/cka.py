@@ -20,10 +20,10 @@ from typing import ClassVar, Literal, TypeAlias
 import torch
 
 from fairflare.core.execution import no_grad
-from fairflare.core.layers import LAST_ENCODER, SIMILARITY, Group, layers_of, module_of
 from fairflare.core.registry import probe
 from fairflare.core.types import Batch, Cost, LocalWork, Need, Number, Outline
 from fairflare.core.validation import Few
+from fairflare.functional.blocks import LAST_ENCODER, SIMILARITY, Group, layers_of, module_of
 from fairflare.probes.base import Probe
 
 COLUMNS = 1 << 16

@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's mean loss on a site's own data, one number: F_k(w^t) of the received one, F_k(w_k) of the trained one."""
+"""Losses and errors of a model on a site's own data, a number each: of the received model, the trained one, or another.
+
+What the federation's model loses at a site when that site's own last model is taken out of it:
+
+    w^{-i} = (w^t - p_i w_i^{t-1}) / (1 - p_i)        p_i the weight that w_i^{t-1} has in w^t, sent to this site alone
+
+Jiang et al. (FedCE), CVPR 2023, arXiv:2303.16520, Eq. 4. The site remembers its own model of the round before.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -11,7 +20,7 @@ import torch
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import probe
-from fairflare.core.types import LARGEST_LOSS, Cost, LocalWork, Need, Number, SplitName
+from fairflare.core.types import LARGEST_LOSS, Cost, LocalWork, Need, Number, Offer, SplitName
 from fairflare.core.validation import Few, Range
 from fairflare.probes.base import Probe, showing
 
@@ -120,3 +129,110 @@ def mean_loss(work: LocalWork, split: SplitName, batch_size: int) -> float:
         there = batch.to(work.device)
         total += objective(network(there.inputs), there.targets, reduction="none").double().sum()
     return float(total) / work.data.size(split)
+
+
+KEPT = "own model"
+FEWEST = 4
+"""Validation examples from which on an error says something of a site."""
+
+
+@dataclass(frozen=True)
+class ErrorProbe(Probe):
+    """Measures 1 - metric on the site's validation split, of one model or another.
+
+    Args:
+        score_metric: the task's metric, a share of 1, whose complement is the error; "headline" is the task's own.
+    """
+
+    cost: ClassVar[Cost] = Cost()
+    score_metric: str = "headline"
+
+    def missing(self, offer: Offer) -> str:
+        if self.score_metric in ("headline", *offer.metrics):
+            return ""
+        return f"score_metric: the task has no metric {self.score_metric!r}; it has: {', '.join(offer.metrics)}"
+
+    def error_of(self, metrics: Mapping[str, float], work: LocalWork, name: str) -> dict[str, float]:
+        """{name: 1 - metric}, or nothing where the metric is not defined."""
+        score = metrics.get(work.headline if self.score_metric == "headline" else self.score_metric)
+        return {} if score is None else {name: min(max(1.0 - score, 0.0), 1.0)}
+
+
+@probe("leave-one-out")
+@dataclass(frozen=True)
+class LeaveOneOut(ErrorProbe):
+    """Error of the leave-one-out model on the site's validation split: one forward pass over that split.
+
+    Nothing is reported in a site's first round, in a round whose received model holds nothing of the site's, and at a
+    site without a validation split.
+    """
+
+    reports: ClassVar[tuple[Number, ...]] = (
+        Number("minus_error", 0.0, 1.0, "error of the model without this site's part, on its own validation data"),
+    )
+    needs = (Need("val", FEWEST, "the method weighs sites by their errors on it", both_classes=True),)
+
+    def measure(self, work: LocalWork) -> dict[str, float]:
+        own, weight = work.memory.get(KEPT), work.orders.get("coefficient")
+        if own is None or weight is None:
+            return {}
+        with without(work.network, own, weight):
+            return self.error_of(work.evaluate("val"), work, "minus_error")
+
+    def remember(self, work: LocalWork) -> None:
+        work.memory[KEPT] = {name: p for name, p in work.network.named_parameters() if p.requires_grad}
+
+
+@contextmanager
+def without(network: torch.nn.Module, own: Mapping[str, torch.Tensor], weight: float) -> Iterator[None]:
+    """Within: ``network``'s parameters without ``weight`` times ``own``; buffers stay, since a variance taken out of
+    another can be negative. ``network`` holds w^t, ``own`` the site's parameters with a gradient, and p_i is in [0, 1).
+    """
+    if not 0 <= weight < 1:
+        raise ValueError(f"coefficient: expected a number in [0, 1), got {weight}")
+    parameters = {name: p for name, p in network.named_parameters() if name in own}
+    saved = {name: p.detach().clone() for name, p in parameters.items()}
+    try:
+        with torch.no_grad():
+            for name, p in parameters.items():
+                p.sub_(own[name].to(p.device), alpha=weight).div_(1 - weight)
+        yield
+    finally:
+        with torch.no_grad():
+            for name, p in parameters.items():
+                p.copy_(saved[name])
+
+
+@probe("local-error")
+@dataclass(frozen=True)
+class LocalError(ErrorProbe):
+    """Errors of the received and of the trained model on the validation split: one more forward pass over it.
+
+    Free riders move it little or oddly (Jiang et al., FedCE, Section 4.3).
+    """
+
+    reports: ClassVar[tuple[Number, ...]] = (
+        Number("received_error", 0.0, 1.0, "error of the received model on the site's own validation data"),
+        Number("trained_error", 0.0, 1.0, "error of the site's trained model on its own validation data"),
+    )
+    when = "trained"
+
+    def measure(self, work: LocalWork) -> dict[str, float]:
+        before = self.error_of(work.received_metrics, work, "received_error")
+        return before | self.error_of(work.evaluate("val"), work, "trained_error")
+
+
+@probe("coalition-error")
+@dataclass(frozen=True)
+class CoalitionError(ErrorProbe):
+    """Error of a coalition's model (FedCI), which the server shows in a further exchange: one forward pass for each."""
+
+    reports: ClassVar[tuple[Number, ...]] = (
+        Number("coalition_error", 0.0, 1.0, "error of a coalition's model on the site's own validation data"),
+    )
+    when = "anchored"
+    needs = (Need("val", FEWEST, "the method weighs sites by errors on it", both_classes=True),)
+
+    def measure(self, work: LocalWork) -> dict[str, float]:
+        with showing(work):
+            return self.error_of(work.evaluate("val"), work, "coalition_error")

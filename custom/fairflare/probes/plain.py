@@ -15,8 +15,8 @@ import torch
 
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Execution, no_grad
-from fairflare.core.layers import Group
 from fairflare.core.types import Batch, LocalWork, Objective, Round, SplitName, StateDict, Training
+from fairflare.functional.blocks import Group
 from fairflare.probes.cka import LayerSimilarity, _features
 from fairflare.probes.groups import GroupLoss
 from fairflare.probes.sharpness import Sharpness
@@ -70,7 +70,7 @@ def layer_features(model: torch.nn.Module, loader: Loader, group: Group = "leaf"
     Args:
         model: any network.
         loader: small: everything is kept.
-        group: what a layer is, see ``core.layers``.
+        group: what a layer is, see ``functional.blocks``.
     """
     work, probe = _work(model, loader, torch.nn.functional.cross_entropy), LayerSimilarity(group=group)
     points, found = probe._points(model.eval()), dict[str, list[torch.Tensor]]()

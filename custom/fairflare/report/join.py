@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.engine.setup.join.plan import INTERCEPT
+from fairflare.engine.setup.join_plan import INTERCEPT
 from fairflare.functional import decision
 from fairflare.functional.decision import Array, Design
 from fairflare.functional.exchange import LEAST_SITES, PLACES, Deployed, Hospital, Known, added

@@ -21,7 +21,7 @@ from itertools import chain, groupby, product
 from pathlib import Path
 from typing import Any, Literal
 
-from fairflare.engine.state import save_json, save_text
+from fairflare.engine.files import save_json, save_text
 from fairflare.report.values import MISSING, drawn, json_value, number, rendered, signed, text
 
 FORMAT = 1

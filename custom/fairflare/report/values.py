@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.metric import named
-from fairflare.core.suggest import in_order as in_order
-from fairflare.core.suggest import natural as natural
+from fairflare.core.validation import in_order as in_order
+from fairflare.core.validation import natural as natural
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -14,11 +14,22 @@ from fairflare.core.types import StateDict
 from fairflare.engine import audit, files
 from fairflare.engine.best import Choice, Unscored, check_files, check_line, of_line
 from fairflare.engine.checks import BY, NO_CHOICE
-from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, MODEL, is_file, is_there, read_bytes, read_json
+from fairflare.engine.files import (
+    AUDIT,
+    CHECKPOINT,
+    CONFIG,
+    MODEL,
+    is_file,
+    is_there,
+    json_text,
+    load_checkpoint,
+    read_bytes,
+    read_json,
+    save_text,
+)
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import REPORT as RECORD
 from fairflare.engine.history import RunHistory, alike, events, left_behind, read_final, read_history, read_standing
-from fairflare.engine.state import json_text, load_checkpoint, save_text
 from fairflare.report import PAGE, REPORT
 from fairflare.report.coefficients import coefficient_section
 from fairflare.report.page import render_edition, render_run

@@ -16,7 +16,7 @@ from typing import Any
 
 from fairflare.core import registry
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import unlisted
+from fairflare.core.validation import unlisted
 from fairflare.data.site_config import find_site_config
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.files import (
@@ -26,10 +26,12 @@ from fairflare.engine.files import (
     MODEL,
     MOST_JSON,
     is_file,
+    json_text,
     read_bytes,
     read_json,
     read_model,
     read_tensors,
+    save_text,
 )
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import read_final, read_standing
@@ -40,7 +42,6 @@ from fairflare.engine.setup.local import Ended, benefit_after, step_after
 from fairflare.engine.setup.membership import LEVEL, Attack
 from fairflare.engine.setup.method_parts import method_parts
 from fairflare.engine.setup.parts import Parts, build_parts, find
-from fairflare.engine.state import json_text, save_text
 from fairflare.report import EVIDENCE, PAGE, REPORT
 from fairflare.report import evidence_files as written
 from fairflare.report.evidence_files import documents, fill, questions, score, shares

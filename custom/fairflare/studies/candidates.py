@@ -29,18 +29,16 @@ from fairflare.core.types import LocalWork, Round, StateDict, Training
 from fairflare.core.validation import SITE, expected
 from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.engine.evaluation import predict
-from fairflare.engine.files import CONFIG, MODEL, is_there, read_json, read_model, read_tensors
+from fairflare.engine.files import CONFIG, MODEL, is_there, read_json, read_model, read_tensors, save_json, save_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import inputs_file, personal_file
 from fairflare.engine.setup.config import RunConfig, site_of_client
-from fairflare.engine.setup.join.plan import INTERCEPT
+from fairflare.engine.setup.join_plan import INTERCEPT
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts, build_parts, without_folders
-from fairflare.engine.state import save_json, save_tensors
 from fairflare.functional.calibration import fitted
-from fairflare.functional.decision import Array
-from fairflare.functional.own_model import INNER, own_model
+from fairflare.functional.decision import INNER, Array, own_model
 from fairflare.inference import mix
 from fairflare.inference.atomic_output import MARK, check, whole_folder
 from fairflare.inference.loaded_run import open_run

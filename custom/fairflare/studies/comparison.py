@@ -26,11 +26,10 @@ from fairflare.core.seeds import derive
 from fairflare.core.validation import expected
 from fairflare.data.tensors import TensorData
 from fairflare.engine.evaluation import predict
-from fairflare.engine.files import CHECKPOINT, MODEL, read_model
+from fairflare.engine.files import CHECKPOINT, MODEL, load_checkpoint, read_model, save_json, save_text
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
-from fairflare.engine.state import load_checkpoint, save_json, save_text
 from fairflare.report.compare import PARETO, compare
 from fairflare.report.compare_tables import WHOLE, comparison_tables, main_table
 from fairflare.report.compare_tables import comparison_csv as as_csv

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
+from fairflare.engine.files import save_json
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.state import save_json
 from fairflare.functional.shapley import Coalition
 from fairflare.report import contribution as measures
 from fairflare.report.contribution import contribution_tables

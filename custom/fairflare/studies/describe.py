@@ -18,9 +18,8 @@ from fairflare.core.errors import UserError
 from fairflare.core.registry import Method
 from fairflare.core.schema import answer_fields
 from fairflare.core.settings import Owners
-from fairflare.core.suggest import unlisted
 from fairflare.core.types import Cost, Number, Outline, TensorSpec, Training, numbers_of, tensors_of
-from fairflare.core.validation import Entries, Range, Text
+from fairflare.core.validation import Entries, Range, Text, unlisted
 from fairflare.engine.setup.method_parts import STEPS, default_parts, defaults_of, step_class
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ def _listed_row(entry: Method) -> dict[str, Any]:
 
 
 def _method_row(entry: Method) -> dict[str, Any]:
-    from fairflare.engine.setup.requirements import effort, needs_of, received_by
+    from fairflare.engine.setup.method_parts import effort, needs_of, received_by
 
     listed = _listed_row(entry)
     parameters = listed.pop("parameters")

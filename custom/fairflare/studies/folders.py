@@ -17,12 +17,27 @@ from pathlib import Path
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.processes import end_what_is_left
 from fairflare.engine import audit, files
-from fairflare.engine.files import AUDIT, BEST_MODELS, CONFIG, EARLIER, SUFFIX, UNSCORED, is_file, is_there
+from fairflare.engine.files import (
+    AUDIT,
+    BEST_MODELS,
+    CONFIG,
+    EARLIER,
+    HALF_WRITTEN,
+    LOCK,
+    SERVER_LOCK,
+    SUFFIX,
+    UNSCORED,
+    Busy,
+    clear_half_written,
+    is_file,
+    is_there,
+    locked,
+    remove_files,
+    save_tensors,
+)
 from fairflare.engine.history import events
-from fairflare.engine.lock import LOCK, SERVER_LOCK, Busy, locked
 from fairflare.engine.pickled import read_pickled
 from fairflare.engine.setup.local import SITES
-from fairflare.engine.state import HALF_WRITTEN, clear_half_written, remove_files, save_tensors
 from fairflare.report import EDITIONS, EVALUATION_PAGE, EVIDENCE, PAGE, REPORT
 from fairflare.report import EVALUATION as EVALUATION_RESULT
 from fairflare.report.audit_reader import EVENTS, LOG

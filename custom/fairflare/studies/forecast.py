@@ -21,15 +21,13 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.seeds import derive
 from fairflare.core.validation import expected
 from fairflare.data.site_config import SiteConfig
-from fairflare.engine.files import CONFIG, is_there, read_json
+from fairflare.engine.files import CONFIG, is_there, read_json, save_json
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import build_parts, without_folders
-from fairflare.engine.state import save_json
 from fairflare.functional import slopes
 from fairflare.functional.calibration import fitted
-from fairflare.functional.decision import UNCLEAR, Array, verdict
+from fairflare.functional.decision import UNCLEAR, Array, own_risks, verdict
 from fairflare.functional.exchange import LEAST_SITES, rounded
-from fairflare.functional.own_model import own_risks
 from fairflare.inference.mix import event_index
 from fairflare.studies.candidates import INTERCEPT
 from fairflare.studies.folders import JOIN

@@ -19,13 +19,25 @@ from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.engine.audit import AuditLog, verify
-from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, JOINED, SUFFIX, is_there, read_json
+from fairflare.engine.files import (
+    AUDIT,
+    CHECKPOINT,
+    CONFIG,
+    JOINED,
+    SUFFIX,
+    Checkpoint,
+    is_there,
+    json_text,
+    load_checkpoint,
+    read_json,
+    save_checkpoint,
+    save_text,
+)
 from fairflare.engine.history import alike, last_counted, left_behind
 from fairflare.engine.setup.assembly import header, save_config, site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.local import LocalSites, run_local, starts_anew
 from fairflare.engine.setup.parts import Parts, build_parts, find
-from fairflare.engine.state import Checkpoint, json_text, load_checkpoint, save_checkpoint, save_text
 from fairflare.report import REPORT
 from fairflare.report.write import verified_run, write_report
 from fairflare.studies import display

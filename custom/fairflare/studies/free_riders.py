@@ -28,12 +28,11 @@ from fairflare.core.errors import UserError
 from fairflare.core.schema import Answer, Instruction, Transport
 from fairflare.core.seeds import derive
 from fairflare.core.types import StateDict
-from fairflare.engine.files import is_file, read_json
+from fairflare.engine.files import is_file, read_json, save_json
 from fairflare.engine.setup.assembly import save_config, site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.local import LocalSites, run_local
 from fairflare.engine.setup.parts import build_parts
-from fairflare.engine.state import save_json
 from fairflare.report.fairness import mean_ci
 from fairflare.report.table_files import Cell, Column, Row, Table, write_tables
 from fairflare.report.write import verify_run, write_report

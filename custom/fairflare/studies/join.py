@@ -21,14 +21,12 @@ from fairflare.core.errors import UserError
 from fairflare.core.validation import expected, shown
 from fairflare.data.tensors import TensorData
 from fairflare.engine import audit
-from fairflare.engine.files import AUDIT
+from fairflare.engine.files import AUDIT, save_json, save_text
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.method_parts import method_parts
 from fairflare.engine.setup.parts import Parts, build_parts
-from fairflare.engine.state import save_json, save_text
-from fairflare.functional.decision import Array, Design
+from fairflare.functional.decision import TREES, Array, Design, own_model, own_risks
 from fairflare.functional.exchange import Deployed
-from fairflare.functional.own_model import TREES, own_model, own_risks
 from fairflare.functional.reasons import Models, explained
 from fairflare.functional.slopes import sigmoid
 from fairflare.inference.mix import event_index

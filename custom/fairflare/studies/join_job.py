@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A join as one job: sites keep their risks and send means or sums, see ``engine.setup.join``."""
+"""A join as one job: sites keep their risks and send means or sums, see ``engine.setup.join_site``."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from rich.markup import escape
 
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.engine.audit import AuditLog, first_entry
-from fairflare.engine.files import AUDIT, SUFFIX, is_there, read_json
+from fairflare.engine.files import AUDIT, SUFFIX, is_there, read_json, save_json, save_text
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.at_site import new_credentials
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.setup.join.plan import BOUNDS, plan_of, with_join
-from fairflare.engine.setup.join.server import Join
-from fairflare.engine.setup.join.site import Phases
+from fairflare.engine.setup.join_plan import BOUNDS, plan_of, with_join
+from fairflare.engine.setup.join_server import Join
+from fairflare.engine.setup.join_site import Phases
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import build_parts
-from fairflare.engine.state import save_json, save_text
 from fairflare.report.join import SEPARATELY, page, sentence
 from fairflare.studies import display
 from fairflare.studies.display import err

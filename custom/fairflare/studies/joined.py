@@ -15,8 +15,7 @@ import numpy as np
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import SITE, shown
-from fairflare.engine.files import read_json
-from fairflare.engine.state import save_json, save_text
+from fairflare.engine.files import read_json, save_json, save_text
 from fairflare.functional.decision import Array, Benefit, Design, brier_benefit, of_differences
 from fairflare.functional.exchange import MIX_KEYS, answered_alone
 from fairflare.functional.survival import concordant_pairs

@@ -15,11 +15,10 @@ from typing import Any
 from fairflare.core.errors import UserError
 from fairflare.core.validation import shown
 from fairflare.engine import audit
-from fairflare.engine.files import AUDIT, read_json
+from fairflare.engine.files import AUDIT, read_json, save_text
 from fairflare.engine.history import events
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
-from fairflare.engine.state import save_text
 from fairflare.papers.declaration import Data, Exhibit, Row, Table
 from fairflare.papers.measures import CURVES, Beside, Run
 from fairflare.papers.tabulate import Used, differences, file_name, published_numbers, tabulated, with_published

@@ -48,7 +48,7 @@ def known_times(folder: Path) -> Known:
 
 def remember(folder: Path, reports: Iterable[tuple[str, str, Mapping[str, Any]]]) -> None:
     """Keep what runs took: (task, METHOD label, report) each."""
-    from fairflare.engine.state import save_json
+    from fairflare.engine.files import save_json
 
     known = known_times(folder)
     for task, label, report in reports:

@@ -20,12 +20,11 @@ from fairflare.core.execution import default_device
 from fairflare.core.schema import Instruction
 from fairflare.core.seeds import derive
 from fairflare.core.types import Round
-from fairflare.engine.files import CHECKPOINT, MODEL, read_model
+from fairflare.engine.files import CHECKPOINT, MODEL, load_checkpoint, read_model
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.local import LocalSites
 from fairflare.engine.setup.parts import build_parts
-from fairflare.engine.state import load_checkpoint
 from fairflare.functional.perturbation import filter_normalised, loss_grid
 from fairflare.papers import declaration
 from fairflare.report.svg import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, legend, rendered, short

@@ -30,11 +30,10 @@ import torch
 from joblib import Parallel, delayed
 
 from fairflare.core import plugins, user_code
-from fairflare.core.channel import Channel
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.manifest import all_versions, differences
 from fairflare.core.processes import GRACE
-from fairflare.core.workers import Worker, check_possible, portable, ready, start_method, stop, usable_cores
+from fairflare.core.workers import Channel, Worker, check_possible, portable, ready, start_method, stop, usable_cores
 from fairflare.engine.setup.config import RunConfig
 from fairflare.studies import display
 from fairflare.studies.display import Board

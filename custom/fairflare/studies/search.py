@@ -25,14 +25,13 @@ from fairflare.core.types import Batch, SiteData, SplitName
 from fairflare.core.validation import expected, shown
 from fairflare.engine import audit
 from fairflare.engine.best import Choice
-from fairflare.engine.files import AUDIT
+from fairflare.engine.files import AUDIT, save_json, save_text
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.memory import forget
 from fairflare.engine.setup.assembly import build_federation, save_config
 from fairflare.engine.setup.config import RunConfig, make_config, site_of_client
 from fairflare.engine.setup.local import SITES, LocalSites
 from fairflare.engine.setup.parts import build_parts
-from fairflare.engine.state import save_json, save_text
 from fairflare.report.page import render_search, trials_csv
 from fairflare.studies import display
 from fairflare.studies.folders import created, fresh_folder, opened

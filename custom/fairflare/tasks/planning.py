@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.core.suggest import in_order, some
-from fairflare.core.validation import shown
+from fairflare.core.validation import in_order, shown, some
 from fairflare.data.table_columns import TableFingerprint, agreed, features_of, inputs
 from fairflare.tasks.fingerprint import Fingerprint
 from fairflare.tasks.forms import FORMS

@@ -161,8 +161,6 @@ class Trainer(ABC):
 
         Args:
             state: what ``collect`` made of the last round; empty before the first one.
-            site: who is sent it.
-            info: of the round that begins.
         """
         return {}
 
@@ -177,7 +175,6 @@ class Trainer(ABC):
             model: w^t.
             replies: of the round, accepted and sorted by site.
             state: of the round before; empty in the first one.
-            info: of the round.
         """
         return state
 
@@ -188,7 +185,6 @@ class Trainer(ABC):
             model: w^t.
             combined: what the rule has made of the updates.
             state: what ``collect`` has just returned.
-            info: of the round.
         """
         return combined
 
@@ -268,9 +264,6 @@ class Trainer(ABC):
         """Add the gradient of the batch's mean loss to the network's gradients; returns that loss.
 
         Args:
-            work: the round's.
-            objective: see ``objective``.
-            batch: on the device.
             network: another one than ``work.network``, e.g. the site's personal model.
         """
 

@@ -25,7 +25,7 @@ from fairflare.core.registry import trainer
 from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, Cost, LocalWork, Number, Offer, SplitName, Training
 from fairflare.core.validation import Range
-from fairflare.privacy.budget import Draws, Mechanism, epsilon_of, noise_for
+from fairflare.privacy.differential_privacy import Draws, Mechanism, epsilon_of, noise_for
 from fairflare.trainers.base import Trainer, make_optimizer
 
 SPENT = "privacy budget spent: this site takes no further part"

@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar
 
 from fairflare.core.errors import UserError
 from fairflare.core.execution import ahead
-from fairflare.core.layers import layers_of
 from fairflare.core.registry import method
 from fairflare.core.types import Cost, LocalWork, Paper, StateDict
 from fairflare.core.validation import Names, Range
+from fairflare.functional.blocks import layers_of
 from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, local_batches, optimizer_beside
 
 
@@ -40,11 +40,7 @@ class FedPer(PlainTrainer):
     head: Names = ""
 
     def personal_entries(self, model: StateDict) -> frozenset[str]:
-        """The entries of the last layers, or of the named ones.
-
-        Raises:
-            UserError: there are none, or nothing else.
-        """
+        """The entries of the last layers, or of the named ones. Raises UserError: there are none, or nothing else."""
         if names := [name.strip() for name in self.head.split(",") if name.strip()]:
             own = frozenset(key for key in model if any(key.startswith(f"{name}.") for name in names))
         else:

@@ -38,14 +38,7 @@ class Trained:
 
 
 def unstackable(network: torch.nn.Module, trainer: Trainer, training: Training, device: torch.device) -> str:
-    """Why these cannot train several sites at once, in words that end a sentence; empty where they can.
-
-    Args:
-        network: the run's.
-        trainer: the run's; ``PlainTrainer`` alone will do.
-        training: local training settings.
-        device: where the sites compute.
-    """
+    """Why these cannot train several sites at once, in words that end a sentence; empty where they can."""
     size = sum(p.numel() for p in network.parameters())
     kind = torch.nn.modules.dropout._DropoutNd
     stochastic = any(isinstance(m, kind) or getattr(m, "dropout", 0) not in (0, None) for m in network.modules())

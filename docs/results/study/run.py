@@ -26,14 +26,13 @@ from fairflare.core.types import StateDict
 from fairflare.datasets.patients import TableTask
 from fairflare.engine.after.recalibrate import FAR
 from fairflare.engine.evaluation import predict
-from fairflare.engine.files import CHECKPOINT, MODEL, SUFFIX, read_model
+from fairflare.engine.files import CHECKPOINT, MODEL, SUFFIX, load_checkpoint, read_model
 from fairflare.engine.history import read_final, read_standing
 from fairflare.engine.memory import personal_file
 from fairflare.engine.setup.assembly import save_config
 from fairflare.engine.setup.config import RunConfig, site_of_client, with_step
 from fairflare.engine.setup.local import SITES, Ended, LocalSites, run_local, step_after
 from fairflare.engine.setup.parts import Parts, build_parts
-from fairflare.engine.state import load_checkpoint
 from fairflare.functional.recalibration import limited
 from fairflare.report.write import verified_run
 from fairflare.studies.folders import fresh_folder

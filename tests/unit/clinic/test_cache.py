@@ -20,7 +20,7 @@ import torch
 import fairflare
 from cases import each
 from fairflare.cli.main import main
-from fairflare.core.imports import imports, module_files
+from fairflare.core.manifest import imports, module_files
 from fairflare.datasets import brain_seg, cache, digits, fundus, ich_phantom
 from fairflare.datasets.ich_phantom import IchPhantom
 from fairflare.engine import audit

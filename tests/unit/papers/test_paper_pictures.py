@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from fairflare.core.errors import UserError
-from fairflare.engine.files import CHECKPOINT
-from fairflare.engine.state import Checkpoint, save_checkpoint
+from fairflare.engine.files import CHECKPOINT, Checkpoint, save_checkpoint
 from fairflare.papers.declaration import Block, Column, Data, Exhibit, Row, Table
 from fairflare.report.table_files import Cell
 from fairflare.report.table_files import Column as ShownColumn

@@ -43,7 +43,6 @@ class Frame:
     """One slice of a file that holds several.
 
     Attributes:
-        path: the file.
         number: of the slice, from 0: a frame of DICOM, a place on the last axis of NIfTI.
     """
 
@@ -69,7 +68,6 @@ class Item:
     """One example.
 
     Attributes:
-        image: where it is.
         label: its class; its mask: a file, or uint8 (H, W) of pixel values; or a number, or several.
         attributes: as text.
     """

@@ -32,7 +32,6 @@ class Feature:
     """One feature that a column makes.
 
     Attributes:
-        column: its name.
         values: 1 where the cell is one of these, else 0; numbers or texts. Empty: the number itself.
         missing: 1 where the cell is missing, else 0.
         zero_is_missing: a number of 0 stands for a missing value.

@@ -12,7 +12,7 @@ import numpy as np
 
 from fairflare.core.types import SplitName
 from fairflare.engine.after.base import AfterStep, Array, Cases, Chosen, Fit, Shape
-from fairflare.engine.state import save_json
+from fairflare.engine.files import save_json
 from fairflare.privacy.counts import released
 
 CasesOf = Callable[[SplitName], Cases]

@@ -23,24 +23,22 @@ from fairflare.core.types import PERSONAL, Batch, StateDict
 from fairflare.engine.after.server import After, Benefit
 from fairflare.engine.aggregation import Aggregation, Plain
 from fairflare.engine.audit import AuditLog
-from fairflare.engine.best import Choice
+from fairflare.engine.best import LAST, Beside, Choice, Score
 from fairflare.engine.clinical import View
 from fairflare.engine.evaluation import predict
-from fairflare.engine.files import AUDIT, CONFIG, MOST_JSON, read_bytes
+from fairflare.engine.files import AUDIT, CONFIG, MOST_JSON, read_bytes, save_json
 from fairflare.engine.gate import Gate, SumsCheck
 from fairflare.engine.loop import Federation, Observer
-from fairflare.engine.scoring import LAST, Beside, Score
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import PLAIN, benefit_reports, build_site, leaves, shape_of, summed, view_of
 from fairflare.engine.setup.config import RunConfig, composed_title, site_of_client
 from fairflare.engine.setup.config_checks import refuse_pooling
 from fairflare.engine.setup.parts import Parts, keep
 from fairflare.engine.setup.site_parts import step_of
-from fairflare.engine.state import save_json
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.networks.builtin import normalisation
-from fairflare.privacy.secure_sum.protocol import LEAST
-from fairflare.privacy.secure_sum.schemes import NONE, Credentials, combiner, sealed_sizes
+from fairflare.privacy.secure_sums import NONE, Credentials, combiner, sealed_sizes
+from fairflare.privacy.sum_protocol import LEAST
 from fairflare.tasks.base import Task, TestSet
 
 __all__ = ["CONFIG", "Credentials", "build_federation", "build_site", "leaves", "save_config", "site_names"]
@@ -160,19 +158,14 @@ NEW = "the method's parts did not use these cases; whether anyone chose settings
 def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregation:
     """How the server combines answers: as they are, or sealed where the run has secure sums.
 
-    Args:
-        config: the run.
-        parts: its objects.
-        own: what the server was given for secure sums.
-
     Raises:
         UserError: the rule weighs by more than sums over the sites, and the run has secure sums.
     """
     if config.secure_sum == NONE:
         return Plain()
     from fairflare.engine.server_sums import ServerSums
-    from fairflare.privacy.secure_sum.keys import verified
-    from fairflare.privacy.secure_sum.pairwise import Ring
+    from fairflare.privacy.secure_sums import Ring
+    from fairflare.privacy.sum_keys import verified
 
     context = config.sha256()
     return ServerSums(
@@ -216,10 +209,6 @@ SHARED = "shared"
 
 def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
     """The key "about" of ``config.json``, as JSON values.
-
-    Args:
-        config: the run.
-        parts: the objects that it names.
 
     Returns:
         counted: "personal" where the results are those of the sites' own models, else absent; used: where sites are
@@ -270,8 +259,6 @@ def scorer(parts: Parts, batch_size: int, at_once: int = 1) -> Score:
     A model that is not the final one only on those of the papers' tables, which are of the last rounds' mean.
 
     Args:
-        parts: of the run.
-        batch_size: of the test sets' batches.
         at_once: on so many test sets at once, each in a thread with a network of its own; the scores are the same bits.
     """
     # Without the initial model, which nobody needs once the run has begun.

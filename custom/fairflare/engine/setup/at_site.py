@@ -33,7 +33,7 @@ from fairflare.engine.setup.run_config import RunConfig, site_of_client
 from fairflare.engine.setup.site_parts import Parts, shape, step_of
 from fairflare.engine.site import Site
 from fairflare.privacy.egress import Egress
-from fairflare.privacy.secure_sum.schemes import CHECKED, NONE, Credentials, masked_sizes, number_scheme, sealed_sizes
+from fairflare.privacy.secure_sums import CHECKED, NONE, Credentials, masked_sizes, number_scheme, sealed_sizes
 from fairflare.tasks.base import Task
 from fairflare.tasks.kind import trivial_results
 from fairflare.tasks.preflight import preflight
@@ -46,20 +46,13 @@ BINARY = 2
 EXTERNAL = "fairflare.tasks.external"
 """What reads the data of a site that only evaluates: by a name that no reader of imports follows, as is the next."""
 CURVES, AFTER = "fairflare.engine.curves", "fairflare.engine.after.site"
-SITE_NOISE = "fairflare.privacy.site_noise"
+SITE_NOISE = "fairflare.privacy.differential_privacy"
 PLAIN = "sgd"
 """The trainer of a site alone where the run's own exchanges more than models."""
 
 
 def leaves(config: RunConfig, parts: Parts, min_count: int | None, own: SiteConfig | None = None) -> Egress:
-    """What may leave a site in this run, in its rounds and after them.
-
-    Args:
-        config: the run.
-        parts: its objects.
-        min_count: the fewest patients whose numbers leave; None: none do.
-        own: the site's own configuration, if it has one.
-    """
+    """What may leave a site in this run, in its rounds and after them."""
     secret, step, view = config.secure_sum != NONE, step_of(config), view_of(config, parts)
     told = (own is None or own.clinical) and view is not NOTHING and min_count is not None
 
@@ -101,12 +94,8 @@ def build_site(
     """One site's side, whose data are read when they are first needed; raises DataError for a site the task lacks.
 
     Args:
-        config: the run.
-        parts: its objects.
-        name: the site, as FLARE calls it.
         memory: the file in which it keeps its memory; None keeps it in the process.
         local: the folder where the site's own configuration may lie, see ``site_config``.
-        tell: called with what preflight finds at the site.
         credentials: what the site has been given for secure sums; nothing by default.
         ledger: beside it lies what private trainers have spent, run by run; None: beside the memory, if there is one.
     """
@@ -183,8 +172,6 @@ def _execution(own: SiteConfig | None, training: Training, place: int) -> Execut
     """How a site computes.
 
     Args:
-        own: its configuration.
-        training: of the job.
         place: the site's number among those that one machine simulates; they take its GPUs in turn.
     """
     keep_freed_memory()  # in a process that trains; a server gives back what it held of a round
@@ -292,9 +279,9 @@ def site_part(
     if config.secure_sum == NONE:
         return PlainAtSite()
     from fairflare.engine.aggregation import SiteSums
-    from fairflare.privacy.secure_sum.keys import PairwiseKeys
-    from fairflare.privacy.secure_sum.pairwise import Ring
-    from fairflare.privacy.secure_sum.protocol import graph_of
+    from fairflare.privacy.secure_sums import Ring
+    from fairflare.privacy.sum_keys import PairwiseKeys
+    from fairflare.privacy.sum_protocol import graph_of
 
     graph = graph_of(config.mask_neighbours, len(parts.task.sites()) - bool(config.leave_out))
     keys = PairwiseKeys(name, config.sha256(), own.identity, graph)

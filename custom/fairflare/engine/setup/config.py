@@ -34,9 +34,9 @@ from fairflare.engine.setup.parts import named
 from fairflare.engine.setup.run_config import RUN_KEYS, RunConfig, site_of_client
 from fairflare.engine.setup.site_parts import without_weights
 from fairflare.engine.setup.tasks import known
-from fairflare.participation.base import Selector
-from fairflare.privacy.secure_sum.protocol import LEAST
-from fairflare.privacy.secure_sum.schemes import NONE
+from fairflare.participation import Selector
+from fairflare.privacy.secure_sums import NONE
+from fairflare.privacy.sum_protocol import LEAST
 from fairflare.tasks.base import Preset, Task
 from fairflare.tasks.kinds.own import OwnData
 
@@ -56,14 +56,10 @@ def make_config(
     """Put defaults, the preset's training, the method's settings, the preset's and the user's together; later ones win.
 
     Args:
-        method: id, e.g. "fedism-plus".
-        task: name or name:preset, e.g. "ich-phantom:small".
         rounds: T, the preset's when None.
         sites: number of sites, the preset's when None.
-        seed: see ``RunConfig``.
         values: ``--set`` pairs by any name that works, see ``core.settings``; the owners are "rule", "trainer",
             "probe.ID", "select", "server", "train", "task" and "run". Whole parts are chosen as ``chosen_parts`` says.
-        over: further pairs, which win over ``values``.
 
     Raises:
         UserError: one line that names the key, what was expected and what came.
@@ -235,7 +231,6 @@ def chosen_parts(method: str, layers: list[dict[str, Any]]) -> Chosen:
     do too: its trainer, with the settings that the method gives it.
 
     Args:
-        method: its id.
         layers: settings by any name; "rule", "trainer", "selector" and "server_optimizer", also with "run.", are ids.
 
     Raises:
@@ -337,8 +332,6 @@ def evaluation_of(
     """What server and sites are told: the run's task and inputs, one exchange, everything labelled for testing.
 
     Args:
-        config: of the run that has made the model.
-        task: of the same.
         sites: names of those that evaluate it; ignored by a task that brings its data, whose sites they are.
         datalists: a folder with the lists of all of them on this machine; empty: each has its own.
         group_by: the groups of patients; empty: by what the run knows of them beside the label.

@@ -21,10 +21,9 @@ from fairflare.engine.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import NO_STEP, MethodParts, method_parts, part, step_class
 from fairflare.engine.setup.site_parts import shape
-from fairflare.participation.base import Selector
-from fairflare.privacy.secure_sum.pairwise import WIDTHS
-from fairflare.privacy.secure_sum.protocol import AUTO, LEAST, graph_of
-from fairflare.privacy.secure_sum.schemes import MOST_CKKS_Q, NONE, check_scheme
+from fairflare.participation import Selector
+from fairflare.privacy.secure_sums import MOST_CKKS_Q, NONE, WIDTHS, check_scheme
+from fairflare.privacy.sum_protocol import AUTO, LEAST, graph_of
 from fairflare.probes.base import Probe
 from fairflare.tasks.base import Task
 from fairflare.tasks.kind import TaskKind
@@ -294,8 +293,6 @@ def misfit(ids: Mapping[str, str], rule: Rule, trainer: Trainer) -> str:
 
     Args:
         ids: "method", "rule", "trainer" and "server_optimizer" -> their ids.
-        rule: the object of that id.
-        trainer: the object of that id.
     """
     method, steps = ids["method"], ids["server_optimizer"] != NO_SERVER_STEP
     by, under = f"trainer {ids['trainer']}", f"rule {ids['rule']}"

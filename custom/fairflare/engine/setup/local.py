@@ -25,8 +25,8 @@ from fairflare.data.readers.files import FileSplit
 from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.engine.aggregation import Aggregation
 from fairflare.engine.checks import NO_CHOICE
-from fairflare.engine.entries import by_site
 from fairflare.engine.files import SUFFIX
+from fairflare.engine.gate import by_site
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess, InWorkers
 from fairflare.engine.loop import Observer
@@ -37,7 +37,7 @@ from fairflare.engine.setup.at_site import build_site, new_credentials, view_of
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.site import Site
-from fairflare.privacy.secure_sum.schemes import NONE, Credentials
+from fairflare.privacy.secure_sums import NONE, Credentials
 from fairflare.probes.base import Probe
 from fairflare.tasks.base import Task
 from fairflare.trainers.base import Trainer
@@ -78,7 +78,6 @@ class LocalSites:
     """The sites of a run on this machine, in this process or in worker processes; as a context it ends these.
 
     Attributes:
-        transport: reaches the sites.
         at_server: the server's credentials, which go with the sites'.
         on_site: called with each site before its data are read.
         tell: called with what preflight finds at each site.
@@ -197,7 +196,6 @@ class Ended:
     """What a run that has ended left.
 
     Attributes:
-        model: its final model.
         models: site -> a model of its own, if the rule gave it one.
         declared: site -> training examples that it declared.
         first: hash of the model that it began with.

@@ -45,10 +45,7 @@ class Attack:
     """The attack on one model of a run.
 
     Attributes:
-        model: the one that is attacked.
         first: the one that shadow models begin with.
-        trainer: theirs.
-        classes: whether targets are classes.
         shadows: how many, an even number; 0: the loss alone is looked at.
     """
 

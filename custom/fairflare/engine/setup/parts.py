@@ -26,13 +26,23 @@ from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device
 from fairflare.core.types import StateDict, Training
 from fairflare.core.validation import SHA256, shown
-from fairflare.engine.files import AUDIT, CONFIG, EARLIER, INITIAL, MODEL, SUFFIX, checked_model, is_file, read_tensors
+from fairflare.engine.files import (
+    AUDIT,
+    CONFIG,
+    EARLIER,
+    INITIAL,
+    MODEL,
+    SUFFIX,
+    checked_model,
+    is_file,
+    read_tensors,
+    save_tensors,
+)
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.pickled import read_pickled
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import Parts, chosen_probes, site_parts, without_weights
-from fairflare.engine.state import save_tensors
 from fairflare.trainers.base import Trainer
 
 __all__ = ["Parts", "build_parts", "chosen_probes", "without_folders", "without_weights"]
@@ -144,8 +154,6 @@ def start_from(sha256: str, network: nn.Module, local: Collection[str]) -> Origi
     """Load what fits of the named tensors into ``network``.
 
     Args:
-        sha256: of the tensors.
-        network: the run's, at its random start.
         local: entries that stay at the sites, which start them as they always do: no job brings them any.
 
     Raises:

@@ -20,9 +20,8 @@ from fairflare.core import validation
 from fairflare.core.errors import UserError
 from fairflare.core.settings import bare, owner_of
 from fairflare.data.table_columns import as_text, filled, names_of, read_columns, without_levels
-from fairflare.engine.files import MOST_JSON, read_bytes
+from fairflare.engine.files import MOST_JSON, read_bytes, save_json
 from fairflare.engine.setup import tasks
-from fairflare.engine.state import save_json
 from fairflare.tasks.base import Task
 from fairflare.tasks.fingerprint import Fingerprint, fingerprint
 from fairflare.tasks.forms import FORMS
@@ -103,10 +102,6 @@ READ_BY = "window"
 
 def plan_for(name: str, options: Mapping[str, Any]) -> Plan:
     """The plan for a task without a named preset, from the training data of all sites where this machine has them.
-
-    Args:
-        name: of the task.
-        options: those that the user has set, checked.
 
     Returns:
         A plan without choices for every other task, for data that a function builds, and where no site's data can be

@@ -18,8 +18,8 @@ from fairflare.core.validation import CLIENT, FEDERATION, SHA256, Entries, Range
 from fairflare.engine.checks import BY, NO_CHOICE, RATIO
 from fairflare.engine.setup.config_checks import checked_config
 from fairflare.engine.setup.method_parts import NO_STEP, PART_KEYS, STEPS
-from fairflare.privacy.secure_sum.protocol import AUTO, NEIGHBOURS
-from fairflare.privacy.secure_sum.schemes import SCHEMES
+from fairflare.privacy.secure_sums import SCHEMES
+from fairflare.privacy.sum_protocol import AUTO, NEIGHBOURS
 from fairflare.tasks.base import Task
 
 FORMAT = 2
@@ -39,14 +39,9 @@ class RunConfig:
     """One federation, as JSON values.
 
     Attributes:
-        method: id of the method.
         trainer: id of the trainer, the method's own unless the user combined it with another.
-        selector: id of the selector.
-        server_optimizer: id of the server optimizer.
         settings: every parameter of these, of the rule and the probes by full name ("rule.q"), see ``core.settings``.
-        task: name of the task.
         preset: the preset that options and training settings started from.
-        options: every option of the task.
         training: every local training setting, T among them.
         seed: seeds the initial model and every site's work; the data have a seed of their own among the options.
         min_sites: accepted sites that a round needs. Where it is not set: half of the run's sites, rounded up, and at
@@ -61,16 +56,14 @@ class RunConfig:
         task_timeout: seconds that FLARE's sites have for one task; who takes longer is left out of that round and not
             waited for until it answers again.
         stacked: True computes the local steps of all sites in batched calls, in process only; the model is then equal
-            within rounding, not bit for bit. See ``trainers.together``.
+            within rounding, not bit for bit. See ``trainers.vmap_training``.
         min_responses: answers after which a round's training exchange ends over FLARE; None: those of all asked sites.
         grace: seconds after them in which further answers still count.
         secure_sum: how sites sum the numbers that the weights are made of: "none" (they say them), "masks" or "ckks",
-            see ``privacy.secure_sum``.
-        mask_neighbours: how many sites each shares masks of updates with: "auto", "all", or the fewest as a number, see
-            ``privacy.secure_sum.protocol``.
-        mask_bits: of each entry of a masked update: 64, or 32, which rounds parameters; see
-            ``privacy.secure_sum.pairwise``.
-        site_epsilon: budget of a hospital's updates over the run; 0: none, see ``privacy.site_noise``.
+            see ``privacy.secure_sums``.
+        mask_neighbours: how many sites each shares masks of updates with: "auto", "all", or the fewest as a number.
+        mask_bits: of each entry of a masked update: 64, or 32, which rounds parameters.
+        site_epsilon: budget of a hospital's updates over the run; 0: none, see ``privacy.differential_privacy``.
         site_delta: the chance that goes with it.
         site_clip: the largest norm of a site's update, as if all weights were alike.
         site_colluders: sites that may tell their share of the noise, or drop out of a sum.
@@ -84,7 +77,6 @@ class RunConfig:
         liars: share of the sites that mixing holds against.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
         after: what is done with the final model: "none", "recalibrate", "shares" or "conformal", see ``engine.after``.
-        after_settings: every parameter of it.
         best_by: how the best model among those of the rounds is chosen by validation: "none", "mean", "worst" or
             "trade-off", see ``engine.best``.
         best_weight: w of the trade-off, mean - w (mean - worst).
@@ -98,7 +90,7 @@ class RunConfig:
         evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
         fold: "F/K/D": every site tests its patients of fold F of K and trains on the others, by the D-th deal, see
             ``tasks.folds``; "all": it trains on all of them and tests none; "": the task's own splits.
-        join: candidates and folds of a join, see ``engine.setup.join.plan``; {}: one federation.
+        join: candidates and folds of a join, see ``engine.setup.join_plan``; {}: one federation.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
         format: of ``config.json``; a run that was begun in an old format keeps it, and with it its hash.
     """

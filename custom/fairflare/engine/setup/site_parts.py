@@ -22,9 +22,9 @@ from fairflare.data.tensors import Grouping
 from fairflare.engine.after.base import AfterStep, Shape
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import method_parts, part, step_class
-from fairflare.participation.base import All, Selector
+from fairflare.participation import All, Selector
 from fairflare.probes.base import Probe
-from fairflare.server_optimizers.base import Add, ServerOptimizer
+from fairflare.server_optimizers import Add, ServerOptimizer
 from fairflare.tasks.base import Task
 from fairflare.trainers.base import Trainer
 
@@ -128,7 +128,6 @@ def site_parts(config: RunConfig, begin: Begin | None = None) -> Parts:
     """Task, rule, the probes that the rule wants, and the network.
 
     Args:
-        config: the run.
         begin: called with the fresh network and the trainer before the initial model is taken from it, at the server
             and on one machine; None: the network only ever holds received models, and given weights, which are a file
             of the server's machine, are not looked for.

@@ -14,8 +14,7 @@ from typing import TypeVar
 
 from fairflare.core import metric, plugins, registry
 from fairflare.core.errors import UserError
-from fairflare.core.suggest import unlisted
-from fairflare.core.validation import parsed, shown
+from fairflare.core.validation import parsed, shown, unlisted
 from fairflare.tasks.base import Task
 
 T = TypeVar("T")

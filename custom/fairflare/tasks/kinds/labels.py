@@ -20,9 +20,8 @@ from torch.nn import functional as F
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.metric import Metric
-from fairflare.core.suggest import some
 from fairflare.core.types import Objective, SiteData
-from fairflare.core.validation import Names, shown
+from fairflare.core.validation import Names, shown, some
 from fairflare.core.validation import expected as expect
 from fairflare.functional.intervals import Array
 from fairflare.tasks import kind, metrics_multilabel

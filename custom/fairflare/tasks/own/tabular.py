@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.seeds import derive
-from fairflare.core.suggest import some
 from fairflare.core.types import Training
-from fairflare.core.validation import Names, Text, shown
+from fairflare.core.validation import Names, Text, shown, some
 from fairflare.data.inputs import Scaling, TableInputs
 from fairflare.data.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.data.site_config import SiteConfig

@@ -18,21 +18,20 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from fairflare.core.errors import DataError
+from fairflare.core.errors import DataError, EgressRefused
 from fairflare.core.findings import Finding
 from fairflare.core.schema import Answer, Instruction
 from fairflare.data.site_config import SiteConfig, find_site_config
 from fairflare.engine.evaluation import predict
-from fairflare.engine.files import SUFFIX, is_there, read_json, read_tensors
+from fairflare.engine.files import SUFFIX, is_there, read_json, read_tensors, save_json, save_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import AskedAgain, check_last, claimed
 from fairflare.engine.setup.at_site import build_site, event_of, leaves
-from fairflare.engine.setup.join.plan import INTERCEPT, ON_ALL, Plan, plan_of
+from fairflare.engine.setup.join_plan import INTERCEPT, ON_ALL, Plan, plan_of
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
-from fairflare.engine.state import save_json, save_tensors
-from fairflare.functional import own_model
+from fairflare.functional import decision
 from fairflare.functional.calibration import fitted
 from fairflare.functional.decision import Array
 from fairflare.functional.exchange import (
@@ -50,8 +49,8 @@ from fairflare.functional.exchange import (
     rounded,
 )
 from fairflare.functional.slopes import sigmoid
-from fairflare.privacy.egress import Egress, EgressRefused
-from fairflare.privacy.secure_sum.schemes import Credentials, masked_sizes
+from fairflare.privacy.egress import Egress
+from fairflare.privacy.secure_sums import Credentials, masked_sizes
 from fairflare.tasks.folds import untestable
 
 LEAST_OF_CLASS = 5
@@ -66,12 +65,7 @@ class Phases:
     """Stands for the site in every phase of a join, as ``Site`` does in a run.
 
     Args:
-        config: of the job, with ``join``.
-        name: the site.
         memory: names the files beside which everything is kept.
-        local: folder of the site's own configuration.
-        tell: called with what preflight finds.
-        credentials: for secure sums.
         ledger: beside it lies what this site has told of its patients before; None: nothing is kept of that.
     """
 
@@ -179,7 +173,7 @@ class Phases:
         found: dict[str, Any] = {}
         for index in range(self.plan.tested, self.plan.folds):
             found |= read_tensors(self._risks(index))
-        if found.get("kind") != own_model.REGRESSION or found["x"].shape[1] != self.plan.features:
+        if found.get("kind") != decision.REGRESSION or found["x"].shape[1] != self.plan.features:
             return None
         x = found["x"].numpy()
         risks = np.stack([found[name].numpy() for name in ("own", *self.plan.names)])
@@ -261,7 +255,7 @@ class FoldSite(Site):
         """The own model's risks of ``new`` and its kind; of a site that tests nobody neither."""
         if not len(new) or (self.split == "train" and untestable(y.astype(np.int64))):
             return np.zeros(len(new)), ""
-        return own_model.own_risks(x, y, new)
+        return decision.own_risks(x, y, new)
 
 
 class SumSite(Site):
@@ -279,7 +273,6 @@ class Exchange:
     Attributes:
         place: which of the sums, from 0.
         min_count: the fewest patients whose numbers leave; None: none do.
-        tested: the site's patients.
         path: where totals, and what was said, are kept from one sum to the next.
         answer: gets the site's own answer after the last total.
         clean: called then: what it was made of goes.

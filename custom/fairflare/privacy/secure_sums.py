@@ -14,24 +14,52 @@ that follow from the received model, which all sites of a sum have alike: 2^-24 
 most 1, else as much coarser as the next power of two above it. Statistics keep 64 bits: their size says nothing of how
 they change. Rounding is to the nearest step, ties to even. A sum over K sites is off by at most K / 2 steps, and by
 sqrt(K / 12) in root mean square where the entries' remainders are independent.
+
+At the end: the schemes for sums of numbers by name, and what each needs to be handed.
 """
 
 from __future__ import annotations
 
 import hmac
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
-from fairflare.privacy.secure_sum.keys import BLOCK, TAG, PairwiseKeys, Stream, new_buffer
-from fairflare.privacy.secure_sum.protocol import Sealed, SumOrder, SumRefused
+from fairflare.privacy.sum_keys import BLOCK, TAG, PairwiseKeys, Stream, new_buffer
+from fairflare.privacy.sum_protocol import (
+    LEAST,
+    MOST,
+    Identity,
+    NoIdentity,
+    NumberScheme,
+    Sealed,
+    SumOrder,
+    SumRefused,
+)
 
+NONE = "none"
+SCHEMES = (NONE, "masks", "ckks")
+CHECKED = "fairflare.privacy.encrypted_sums"
+"""Of "ckks", by a name that no reader of imports follows: other jobs do not carry it."""
+MOST_CKKS_Q = 4
+"""(1e-10)^4 and (1e6)^4 times 1e12 examples are numbers that CKKS can sum."""
+CIPHERTEXT = 2**19
+"""Bytes of a ciphertext at most; a real one has about 235,000."""
+SITE_CONTEXT, SERVER_CONTEXT = "client_context.tenseal", "server_context.tenseal"
+"""Where FLARE's ``HEBuilder`` puts them."""
+HE = "he"
+"""Folder of a simulated run with contexts of its own."""
 WIDTHS = (64, 32)
 """What the run key ``mask_bits`` may be."""
 STEP = 2.0**-40
@@ -183,7 +211,7 @@ def mask_update(
     order: SumOrder,
     scales: Mapping[str, Scale] | None = None,
     weight: float = 0.0,
-    cover: Stream | None = None,
+    self_mask: Stream | None = None,
 ) -> StateDict:
     """``update`` (floating-point, tensors or arrays) as whole numbers of the same shapes that say nothing alone.
 
@@ -193,13 +221,13 @@ def mask_update(
         update: p_k D_k.
         scales: how entries are written, see ``Ring.scales``; by default all with 64 bits.
         weight: p_k.
-        cover: the site's own mask, see ``cover``.
+        self_mask: the site's, see ``sum_keys``.
 
     Raises:
         SumRefused: an entry is not finite or so large that a sum could overflow.
     """
     streams = list(keys.streams(order, "update", keys.neighbours(order)))
-    streams += [] if cover is None else [(1, cover)]
+    streams += [] if self_mask is None else [(1, self_mask)]
     masked = {}
     for key in sorted(update):
         scale = WIDE if scales is None else scales[key]
@@ -231,20 +259,20 @@ def combine_updates(
     masked: Sequence[Mapping[str, Tensor]],
     model: StateDict,
     scales: Mapping[str, Scale] | None = None,
-    covers: Sequence[Stream] = (),
+    self_masks: Sequence[Stream] = (),
 ) -> StateDict:
-    """The sum of updates to ``model``, with its types; ``scales`` as the sites had them, ``covers`` all of theirs.
+    """The sum of updates to ``model``, with its types; ``scales`` as the sites had them, ``self_masks`` all of theirs.
 
     Raises:
         SumRefused: the masks do not cancel, or the sum makes a variance negative.
     """
-    total, streams = {}, [(-1, stream) for stream in covers]
+    total, streams = {}, [(-1, stream) for stream in self_masks]
     for key in sorted(masked[0]):
         scale = WIDE if scales is None else scales[key]
         steps = masked[0][key].clone()
         for one in masked[1:]:
             steps += one[key]
-        _uncover(steps, scale, streams)
+        _unmask(steps, scale, streams)
         entries = steps.double() * scale.step
         if bool((entries.abs() > scale.reach).any()):
             raise SumRefused("the masks do not cancel")
@@ -254,8 +282,8 @@ def combine_updates(
     return {key: total[key] for key in masked[0]}
 
 
-def _uncover(steps: Tensor, scale: Scale, streams: Sequence[tuple[int, Stream]]) -> None:
-    """Takes every site's cover off a sum, in place, in the blocks in which they were put on."""
+def _unmask(steps: Tensor, scale: Scale, streams: Sequence[tuple[int, Stream]]) -> None:
+    """Takes every site's self-mask off a sum, in place, in the blocks in which they were put on."""
     if streams:
         whole, buffer, length = steps.reshape(-1).numpy(), new_buffer(), 8 * BLOCK // scale.bits
         for start in range(0, len(whole), length):
@@ -281,3 +309,59 @@ def _number(total: int) -> float:
         return total / (1 << UNIT)
     except OverflowError:
         raise SumRefused("the masks do not cancel") from None
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a server or a site has been given; ``ckks`` reads TenSEAL's context, the sites' with the secret key."""
+
+    identity: Identity = field(default_factory=NoIdentity)
+    ckks: Callable[[], bytes] = bytes
+
+
+def check_scheme(name: str) -> None:
+    """Raise UserError unless there is a scheme ``name`` and this machine has what it needs."""
+    if name not in SCHEMES:
+        raise UserError(f"secure_sum: expected one of {', '.join(SCHEMES)}, got {name!r}")
+    if name == "ckks" and find_spec("tenseal") is None:
+        raise UserError("secure_sum=ckks needs TenSEAL: pip install 'fairflare[he]'")
+
+
+def sealed_sizes(name: str, terms: int) -> range:
+    """How many bytes ``terms`` sealed numbers may have."""
+    if name == NONE:
+        return range(0)
+    if name == "ckks":
+        return range(1, CIPHERTEXT)
+    return masked_sizes(terms)
+
+
+def masked_sizes(terms: int) -> range:
+    """How many bytes ``terms`` numbers may have that masks hide."""
+    numbers = terms * SIZE
+    return range(numbers + TAG * (LEAST - 1), numbers + TAG * MOST, TAG)
+
+
+def number_scheme(name: str, keys: PairwiseKeys, credentials: Credentials) -> NumberScheme:
+    check_scheme(name)
+    masked = MaskedSums(keys)
+    if name != "ckks":
+        return masked
+    scheme: NumberScheme = import_module(CHECKED).sums_of(masked, credentials.ckks())
+    return scheme
+
+
+def combiner(name: str, credentials: Credentials) -> Callable[[Mapping[str, bytes]], Any]:
+    """What the server makes of {site: its sealed numbers} and tells every site."""
+    check_scheme(name)
+    if name != "ckks":
+        return passed_on
+    context = credentials.ckks()
+    return partial(import_module(CHECKED).combine, context=context)
+
+
+def make_contexts(folder: Path) -> None:
+    """Write new contexts for a simulated run with "ckks" into ``folder``."""
+    (folder / HE).mkdir(exist_ok=True)
+    for name, content in zip((SITE_CONTEXT, SERVER_CONTEXT), import_module(CHECKED).new_contexts(), strict=True):
+        (folder / HE / name).write_bytes(content)

@@ -21,17 +21,15 @@ from fairflare.core.schema import Answer, Instruction, Transport
 from fairflare.core.types import Round
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.checks import Refused, first_good, left_out, silent
-from fairflare.engine.files import AUDIT
+from fairflare.engine.files import AUDIT, save_json
 from fairflare.engine.preflight import inspect_preflight, refusal
 from fairflare.engine.setup.assembly import build_federation, server_part
-from fairflare.engine.setup.join.plan import LEAST_SECRET, ON_ALL, Plan, plan_of
-from fairflare.engine.setup.join.site import checked, told_of
+from fairflare.engine.setup.join_plan import LEAST_SECRET, ON_ALL, Plan, plan_of
+from fairflare.engine.setup.join_site import checked, told_of
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.run_config import RunConfig
-from fairflare.engine.state import save_json
 from fairflare.functional.exchange import FIRST, PLACES, SECOND, Known, Row, Told, added
-from fairflare.privacy.secure_sum.pairwise import combine
-from fairflare.privacy.secure_sum.schemes import Credentials
+from fairflare.privacy.secure_sums import Credentials, combine
 
 RESULT = "join.json"
 ATTEMPTS = 2
@@ -61,12 +59,7 @@ class OfPhase:
 
 @dataclasses.dataclass
 class Join:
-    """A join that runs or goes on in ``folder``.
-
-    Attributes:
-        env: as of ``build_federation``.
-        credentials: the server's for secure sums.
-    """
+    """A join that runs or goes on in ``folder``."""
 
     config: RunConfig
     transport: Transport

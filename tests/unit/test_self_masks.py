@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Covers of sealed sums: Shamir's shares, and that no server reads two sums of a round, whatever it says of silence."""
+"""Self-masks of sums: Shamir's shares, and that no server reads two sums of a round, whatever it says of silence."""
 
 import dataclasses
 import random
@@ -8,21 +8,21 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.privacy.secure_sum.cover import (
+from fairflare.privacy.secure_sums import combine_updates, mask_update
+from fairflare.privacy.sum_keys import (
     NONE,
     PRIME,
     SEALED,
     SHARE,
-    Covers,
+    PairwiseKeys,
+    SelfMasks,
     recover,
+    self_masked,
     split,
     stream_of,
     threshold,
-    uncovered,
 )
-from fairflare.privacy.secure_sum.keys import PairwiseKeys
-from fairflare.privacy.secure_sum.pairwise import combine_updates, mask_update
-from fairflare.privacy.secure_sum.protocol import SumOrder, SumRefused
+from fairflare.privacy.sum_protocol import SumOrder, SumRefused
 
 NAMES = [f"site-{k}" for k in range(1, 7)]
 VICTIM = "site-2"
@@ -44,7 +44,7 @@ def test_any_threshold_of_shares_recovers_the_seed_and_fewer_say_nothing(holders
         chosen = draws.sample(sorted(shares), needed)
         assert recover([{x: shares[x] for x in chosen}], needed) == [seed]
         few = {x: shares[x] for x in chosen[1:]}
-        with pytest.raises(SumRefused, match=f"{needed - 1} shares of a cover were handed out, {needed} needed"):
+        with pytest.raises(SumRefused, match=f"{needed - 1} shares of a self-mask were handed out, {needed} needed"):
             recover([few], needed)
         # Whatever the seed were, one more share would fit it.
         for other in (bytes(31), bytes([9]) * 31):
@@ -79,12 +79,12 @@ class Round:
         sent: (attempt, site) -> its masked update and its shares for the others.
     """
 
-    def __init__(self, covered=True):
+    def __init__(self, masked=True):
         self.keys = {name: PairwiseKeys(name, "a run") for name in NAMES}
-        self.covers = {name: Covers(own, "update") for name, own in self.keys.items()}
+        self.self_masks = {name: SelfMasks(own, "update") for name, own in self.keys.items()}
         self.statements = {name: own.statement() for name, own in self.keys.items()}
         self.updates = {name: {"w": torch.randn(2000)} for name in NAMES}
-        self.covered, self.sent = covered, {}
+        self.masked, self.sent = masked, {}
 
     def order(self, attempt, roster):
         return SumOrder(1, attempt, {name: self.statements[name] for name in roster}, b"model")
@@ -92,9 +92,12 @@ class Round:
     def send(self, attempt, roster):
         order = self.order(attempt, roster)
         for name in roster:
-            seed, shares = self.covers[name].cover(order, len(NAMES)) if self.covered else (None, b"")
-            cover = stream_of(seed) if self.covered else None
-            self.sent[attempt, name] = mask_update(self.keys[name], self.updates[name], order, cover=cover), shares
+            seed, shares = self.self_masks[name].draw(order, len(NAMES)) if self.masked else (None, b"")
+            self_mask = stream_of(seed) if self.masked else None
+            self.sent[attempt, name] = (
+                mask_update(self.keys[name], self.updates[name], order, self_mask=self_mask),
+                shares,
+            )
 
     def shares(self, attempt, roster, holder):
         """What the holder hands out, {author: share}."""
@@ -102,7 +105,7 @@ class Round:
         for author in roster:
             place = [name for name in roster if name != author].index(holder) if author != holder else 0
             sealed[author] = self.sent[attempt, author][1][place * SEALED : (place + 1) * SEALED]
-        given = self.covers[holder].hand_out(order, sealed)
+        given = self.self_masks[holder].hand_out(order, sealed)
         return {author: given[k * SHARE : (k + 1) * SHARE] for k, author in enumerate(roster)}
 
     def sum_of(self, attempt, roster, holders):
@@ -115,19 +118,19 @@ class Round:
                 continue
             for k, author in enumerate(roster):
                 given[k][roster.index(holder) + 1] = own[author]
-        covers = [stream_of(seed) for seed in recover(given, threshold(len(NAMES)))] if self.covered else ()
-        return combine_updates([self.sent[attempt, name][0] for name in roster], MODEL, covers=covers)["w"]
+        self_masks = [stream_of(seed) for seed in recover(given, threshold(len(NAMES)))] if self.masked else ()
+        return combine_updates([self.sent[attempt, name][0] for name in roster], MODEL, self_masks=self_masks)["w"]
 
 
-def attacked(covered, before, victim):
+def attacked(masked, before, victim):
     """The victim's update by what a server reads of two sums, as a cosine; None where it cannot read both.
 
     All six have sent their masked updates. ``before`` of them hand out their shares, as to a server that keeps to the
     protocol; then it says that the victim is silent, and asks everybody for whatever they still hand out.
     """
-    round, rest = Round(covered), [name for name in NAMES if name != victim]
+    round, rest = Round(masked), [name for name in NAMES if name != victim]
     round.send(0, NAMES)
-    held = {name: round.shares(0, NAMES, name) for name in NAMES[:before]} if covered else {}
+    held = {name: round.shares(0, NAMES, name) for name in NAMES[:before]} if masked else {}
     try:
         round.send(1, rest)
         both = [round.sum_of(0, NAMES, held), round.sum_of(1, rest, rest)]
@@ -138,7 +141,7 @@ def attacked(covered, before, victim):
 
 @each("victim", NAMES)
 def test_a_server_that_lies_about_silence_or_gets_an_answer_late_reads_one_sum(victim):
-    assert attacked(False, 0, victim) > 0.99, "without covers the difference of the two sums is the victim's update"
+    assert attacked(False, 0, victim) > 0.99, "without self-masks the difference of the two sums is the victim's update"
     for before in range(len(NAMES) + 1):
         assert attacked(True, before, victim) is None
 
@@ -168,17 +171,20 @@ def test_what_is_covered_looks_like_noise_and_the_same_sum_is_handed_out_once():
     round = Round()
     round.send(0, NAMES)
     total = sum(round.sent[0, name][0]["w"].double() for name in NAMES)
-    assert total.abs().mean() > 2**60, "the masks of pairs cancel, and the covers do not"
+    assert total.abs().mean() > 2**60, "the masks of pairs cancel, and the self-masks do not"
     order = round.order(0, NAMES)
-    first = round.covers["site-1"].hand_out(order, {})
+    first = round.self_masks["site-1"].hand_out(order, {})
     assert first.count(NONE) == 5, "a share that was not sent is none"
-    assert round.shares(0, NAMES, "site-1") and round.covers["site-1"].cover(order, 6)[0]
+    assert round.shares(0, NAMES, "site-1") and round.self_masks["site-1"].draw(order, 6)[0]
     other = dataclasses.replace(order, attempt=1)
-    for refused in (lambda: round.covers["site-1"].cover(other, 6), lambda: round.covers["site-1"].hand_out(other, {})):
+    for refused in (
+        lambda: round.self_masks["site-1"].draw(other, 6),
+        lambda: round.self_masks["site-1"].hand_out(other, {}),
+    ):
         with pytest.raises(SumRefused, match="a second sum of a round"):
             refused()
     with pytest.raises(SumRefused, match="4 sites, 5 of 6 needed"):
-        Covers(round.keys["site-2"], "update").cover(round.order(1, NAMES[:4]), 6)
+        SelfMasks(round.keys["site-2"], "update").draw(round.order(1, NAMES[:4]), 6)
 
 
 def test_a_share_is_read_by_its_holder_for_its_sum_alone():
@@ -186,13 +192,13 @@ def test_a_share_is_read_by_its_holder_for_its_sum_alone():
     round.send(0, NAMES)
     order = round.order(0, NAMES)
     for_third = round.sent[0, "site-1"][1][SEALED : 2 * SEALED]  # for site-2 first, then for site-3
-    assert NONE not in round.covers["site-3"].hand_out(order, {"site-1": for_third})[:SHARE]
-    assert round.covers["site-4"].hand_out(order, {"site-1": for_third})[:SHARE] == NONE
-    numbers = Covers(round.keys["site-3"], "numbers")
-    numbers.cover(order, 6)
+    assert NONE not in round.self_masks["site-3"].hand_out(order, {"site-1": for_third})[:SHARE]
+    assert round.self_masks["site-4"].hand_out(order, {"site-1": for_third})[:SHARE] == NONE
+    numbers = SelfMasks(round.keys["site-3"], "numbers")
+    numbers.draw(order, 6)
     assert numbers.hand_out(order, {"site-1": for_third})[:SHARE] == NONE
 
 
-def test_a_cover_comes_off_as_it_was_put_on():
+def test_a_self_mask_comes_off_as_it_was_put_on():
     message = random.Random(1).randbytes(5001)
-    assert uncovered(uncovered(message, b"s" * 31), b"s" * 31) == message != uncovered(message, b"s" * 31)
+    assert self_masked(self_masked(message, b"s" * 31), b"s" * 31) == message != self_masked(message, b"s" * 31)

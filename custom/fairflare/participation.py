@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partial participation: a share of the sites, drawn anew in every round, or a list; the others are only evaluated.
+"""Which of the training sites take part in a round: all, a share that is drawn anew in every round, or a list.
 
 The share is that of McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, Algorithm 1: S_t = a random set of
 max(C K, 1) sites. In a pool one site trains, on the training data of all.
@@ -8,15 +8,60 @@ max(C K, 1) sites. In a pool one site trains, on the training data of all.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fairflare.core.registry import method, selector
 from fairflare.core.seeds import derive
 from fairflare.core.types import Paper, Round
 from fairflare.core.validation import Names, Range
-from fairflare.participation.base import Selector
+
+__path__: list[str] = []  # plugins of 0.2 import `participation.base`, see `MOVED` in core.plugins
+
+
+class Selector(ABC):
+    """A frozen dataclass of parameters whose ``select`` is a pure function of its arguments.
+
+    A site that is not selected trains nothing in that round and is neither absent nor rejected; the rule sees it as a
+    site that is away. Preflight and the final evaluation ask every site.
+    """
+
+    pools: ClassVar[bool] = False
+    """Whether the sites that it selects train on the training data of all sites; in process, on data that may be."""
+
+    @abstractmethod
+    def select(self, sites: Sequence[str], round: Round, seed: int, least: int) -> tuple[str, ...]:
+        """The sites that take part, in the order of ``sites``.
+
+        Args:
+            sites: the training sites that are there, at least one.
+            round: t and T.
+            seed: the run's.
+            least: fewest accepted sites that the round needs; no fewer are selected where that many are there.
+        """
+
+    def ever(self, sites: Sequence[str]) -> tuple[str, ...]:
+        """Those of the training sites ``sites`` that it may select in some round, in their order.
+
+        What rules and trainers know of the federation, as its number of sites, is of these: a site that never trains
+        is no part of it.
+        """
+        return tuple(sites)
+
+    def missing(self, sites: Sequence[str]) -> str:
+        """What is wrong with this selector on a run's training sites, in one line; empty when nothing is."""
+        return ""
+
+
+@selector("all")
+@dataclass(frozen=True)
+class All(Selector):
+    """Every training site takes part in every round."""
+
+    def select(self, sites: Sequence[str], round: Round, seed: int, least: int) -> tuple[str, ...]:
+        return tuple(sites)
 
 
 @selector("share")

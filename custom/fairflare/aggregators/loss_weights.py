@@ -1,10 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""q-FedAvg: sites with a larger loss weigh more, and the step is as long as the losses' curvature allows.
+"""Weights by losses: sites on which the model does worse, or which it can still win, count more (AFL, q-FedAvg, MaxFL).
+
+AFL: the sites' weights climb towards those with larger losses, and stay on the simplex by projection.
+
+w^{t+1}  = w^t + sum_k lambda_k D_k
+lambda  <- Projection(lambda + step F_k(w^t)),   lambda starts at 1 / K
+The guarantees are those of the mean of w^1 ... w^T, which a run shows beside w^T.
+
+q-FedAvg: sites with a larger loss weigh more, and the step is as long as the losses' curvature allows.
 
 Delta_k = F_k^q L_k (w - w_k),   h_k = q F_k^{q-1} ||L_k (w - w_k)||^2 + L_k F_k^q,   w -= sum_k Delta_k / sum_k h_k
 
 q-FFL as weights: p_k = n_k F_k^q / sum_j n_j F_j^q, the weights of the gradient of the same objective
 sum_k (n_k / n) F_k^{q+1} / (q + 1), computed as a softmax of log n_k + q log F_k, so that no power leaves the doubles.
+
+MaxFL: weigh most the sites for which the shared model is about as good as what they require of it.
+
+q_k = s (1 - s),  s = sigmoid(F_k(w^t) - rho_k)      rho_k: the loss that site k requires, see ``probes/loss.py``
+p_k = q_k / sum_j q_j
 """
 
 from __future__ import annotations
@@ -14,14 +27,106 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from fairflare.aggregators.base import Outcome, Rule, State, SummedRule, add_scaled, limited, shares
+from fairflare.aggregators.base import Outcome, Rule, State, SummedRule, add_scaled, add_weighted, limited, shares
 from fairflare.core.errors import UserError
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Paper, Reply, StateDict, Training, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.blocks import blocks_of, square_of
-from fairflare.functional.simplex import of_largest, softmax
+from fairflare.functional.simplex import of_largest, projected, projected_reference, softmax, with_newcomers
+
+
+@method(
+    "afl",
+    title="AFL",
+    summary="Weighs sites for the worst mixture of them: weights climb with the losses, projected on the simplex.",
+    paper=Paper.cited("Mohri et al.: Agnostic Federated Learning. ICML 2019. https://arxiv.org/abs/1902.00146"),
+    probes=("loss",),
+)
+@dataclass(frozen=True)
+class AFL(Rule):
+    """Agnostic federated learning (Mohri et al., ICML 2019, https://arxiv.org/abs/1902.00146, Algorithm 1).
+
+    Local training in place of one stochastic step; the losses are those of the received model.
+
+    Args:
+        step: of lambda, >= 0; 0 is the uniform mean.
+        average: where the mean of w^1 ... w^T goes at the end: "beside" the last model, as every site's own one; in its
+            place ("final"); "none" keeps none.
+        argmax: true gives each round to the sites with the largest loss, without a lambda.
+        variant: "reference" projects as fair_flearn's code does, whose lambda may sum to more than 1.
+    """
+
+    caps: ClassVar[bool] = True
+    notes: ClassVar[tuple[Note, ...]] = (
+        Note("site_lambda", "Next weights of the sites", "fraction", shares=True, meaning="Next round's weights."),
+    )
+    wanted = ("loss",)
+    step: Annotated[float, Range(0, 1e6)] = 0.1
+    average: Literal["beside", "final", "none"] = "beside"
+    argmax: bool = False
+    variant: Literal["paper", "reference"] = "paper"
+
+    @property
+    def own_models(self) -> bool:  # type: ignore[override]  # what is constant of other rules is an option here
+        """Sites are given the average in the last round, which is then evaluated beside the shared model."""
+        return self.average == "beside"
+
+    @property
+    def weighs_sums(self) -> bool:  # type: ignore[override]  # the same
+        """A mean over the rounds' models would average sums."""
+        return self.average == "none"
+
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+        """As above; the weights are lambda of the sites that are here, normalised.
+
+        State: "lambda" (site -> number >= 0, 1 together with variant=paper), and unless average=none the mean "average"
+        of the "averaged" models w^1 ... w^t.
+        """
+        weights, following = self._weighed(replies, state)
+        weights = limited(weights, info.cap)
+        after = add_weighted(model, replies, weights)
+        notes = {"site_lambda": shares(following["lambda"])}
+        if self.average == "none":
+            return Outcome(after, weights, following, notes)
+        if "lambda" in state:
+            following = {**following, "average": _averaged(model, state), "averaged": _models(state) + 1}
+        if info.round.number < info.round.total:
+            return Outcome(after, weights, following, notes)
+        mean = _averaged(after, following)
+        if self.average == "final":
+            return Outcome(mean, weights, following, notes)
+        return Outcome(after, weights, following, notes, dict.fromkeys(sorted(following["lambda"]), mean))
+
+    def _weighed(self, replies: Sequence[Reply], state: State) -> tuple[Weights, State]:
+        """lambda of the sites that are here, normalised; absent sites keep theirs."""
+        losses = {r.site: r.scalars["loss"] for r in replies}
+        current = with_newcomers(state.get("lambda", {}), losses)
+        here = {site: current[site] for site in losses}
+        if self.argmax:
+            return of_largest(losses), {**state, "lambda": current}
+        mass, moved = sum(here.values()), {site: value + self.step * losses[site] for site, value in here.items()}
+        if self.variant == "reference":
+            climbed = projected_reference(moved)
+        else:  # the present sites share what they had
+            climbed = projected(moved, mass) if mass > 0 else here
+        return shares(here), {**state, "lambda": current | climbed}
+
+
+def _models(state: State) -> int:
+    """How many models the state's average is the mean of."""
+    return int(state.get("averaged", 0))
+
+
+def _averaged(model: StateDict, state: State) -> StateDict:
+    """The running mean with one more model; what is no floating-point number is the last model's."""
+    before, count = state.get("average", {}), _models(state) + 1
+    return {
+        key: before[key] + (value - before[key]) / count if count > 1 and value.is_floating_point() else value.clone()
+        for key, value in model.items()
+    }
+
 
 FLOOR = 1e-10
 """What is added to every loss, the authors' number; or the least loss."""
@@ -163,3 +268,37 @@ class QFFL(SummedRule):
 def _square(replies: Sequence[Reply], k: int) -> float:
     """||D_k||^2 over the parameters."""
     return sum(square_of(updates[k]) for key in sorted(replies[k].trainable) for _, updates in blocks_of(replies, key))
+
+
+APPEAL = "appeal"
+
+
+@method(
+    "maxfl",
+    title="MaxFL",
+    summary="Weighs most the sites that the shared model is about to win or to lose against their own; for its appeal.",
+    probes=("appeal",),
+    paper=Paper.cited(
+        "Cho et al.: Maximizing Global Model Appeal in Federated Learning. TMLR 2024. https://arxiv.org/abs/2205.14840"
+    ),
+)
+@dataclass(frozen=True)
+class MaxFL(SummedRule):
+    """The gradient's weights of sum_k sigmoid(F_k(w) - rho_k), a smooth count of the sites that the model fails.
+
+    Cho et al., TMLR 2024, https://arxiv.org/abs/2205.14840, Algorithm 1. Sites count alike, whatever their n_k, and
+    each reports a number in [0, 1/4]. Where all of them are 0 the weights are uniform.
+    """
+
+    n_terms, counted = 2, 1
+    wanted = (APPEAL,)
+
+    def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
+        return shares({r.site: r.scalars[APPEAL] for r in replies}), state
+
+    def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:
+        return scalars[APPEAL], 1.0
+
+    def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
+        total = max(sums[0], terms[0])
+        return terms[0] / total if total > 0 else 1 / max(sums[1], 1.0), 0.0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Secure sums: sites learn the sum of their numbers, the server the sum of their updates, and nobody anyone's own.
 
-``keys`` holds what every two sites share, ``pairwise`` hides numbers and updates behind it, and ``checked`` encrypts
-the numbers instead. What a site agrees to take part in is decided here.
+``sum_keys`` holds what every two sites share, ``secure_sums`` hides numbers and updates behind it, and
+``encrypted_sums`` encrypts the numbers instead. What a site agrees to take part in is decided here.
 
 Which sites of a sum mask each other's updates is a graph that nobody draws alone: all pairs, or a regular one (Bell et
 al., CCS 2020, https://doi.org/10.1145/3372297.3417885, section 3): sites stand on a circle in random order, and each
