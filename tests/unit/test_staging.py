@@ -361,9 +361,9 @@ def test_an_unknown_task_is_refused():
 
 
 def test_a_plugin_with_a_rule_s_name_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "qfedavg.py").write_text("")
-    monkeypatch.setenv(registry.PLUGINS, str(tmp_path / "qfedavg.py"))
-    with pytest.raises(UserError, match="plugin qfedavg.py: the package has a rule file of that name"):
+    (tmp_path / "fedce.py").write_text("")
+    monkeypatch.setenv(registry.PLUGINS, str(tmp_path / "fedce.py"))
+    with pytest.raises(UserError, match="plugin fedce.py: the package has a rule file of that name"):
         copy_package(tmp_path / "fairflare", at_site("fedavg", "tabular"))
 
 
