@@ -21,7 +21,7 @@ PACKAGE = ROOT / "custom" / "fairflare"
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- rooms: begin (python docs/draw_architecture.py) -->", "<!-- rooms: end -->"
 
-SINGLE = ("participation", "server_optimizers")
+SINGLE = ("participation",)
 """Rooms of one file."""
 Graph = dict[str, set[str]]
 

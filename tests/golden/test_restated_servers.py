@@ -6,7 +6,8 @@ import pytest
 import restated
 import torch
 
-from fairflare.aggregators.similar_sites import IFCA, FedAMP
+from fairflare.aggregators.fedamp import FedAMP
+from fairflare.aggregators.ifca import IFCA
 from fairflare.core.types import Info, Reply, Round
 
 K, P, T = 5, 6, 4

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.types import Batch, Info, LocalWork, Reply, Round, Training
 from fairflare.engine.setup.config import make_config
-from fairflare.server_optimizers import Momentum
+from fairflare.server_optimizers.adaptive import Momentum
 from fairflare.testing import check_trainer
 from fairflare.trainers.drift_correction import Scaffold, steps_taken
 from golden import folder

@@ -14,7 +14,7 @@ from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import memory_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.participation import Named, Share
-from fairflare.server_optimizers import Adam, Momentum
+from fairflare.server_optimizers.adaptive import Adam, Momentum
 from helpers import initial_model, make_federation, make_sites
 
 SITES = [f"site-{k}" for k in range(1, 11)]

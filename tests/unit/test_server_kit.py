@@ -11,7 +11,7 @@ from cases import each
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.participation import All
-from fairflare.server_optimizers import ServerOptimizer
+from fairflare.server_optimizers.base import ServerOptimizer
 from fairflare.testing import check_selector, check_server_optimizer
 
 

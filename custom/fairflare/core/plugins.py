@@ -34,7 +34,6 @@ MOVED = {
     "fairflare.selectors": "fairflare.participation",
     "fairflare.selectors.base": "fairflare.participation",
     "fairflare.participation.base": "fairflare.participation",
-    "fairflare.server_optimizers.base": "fairflare.server_optimizers",
     "fairflare.clinic": "fairflare.tasks",
     "fairflare.clinic.base": "fairflare.tasks.base",
     "fairflare.core.objectives": "fairflare.core.types",

@@ -35,7 +35,7 @@ BASES = {
     "trainer": ("trainers.base", "Trainer"),
     "probe": ("probes.base", "Probe"),
     "rule": ("aggregators.base", "Rule"),
-    "server optimizer": ("server_optimizers", "ServerOptimizer"),
+    "server optimizer": ("server_optimizers.base", "ServerOptimizer"),
 }
 """Kind of part -> the class that every part of the kind derives from, and its module."""
 T = TypeVar("T")

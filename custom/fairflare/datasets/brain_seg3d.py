@@ -23,7 +23,7 @@ from fairflare.datasets.phantoms import DEEP, FIELD_OF_VIEW, bumps, soft, templa
 from fairflare.networks import volumes
 from fairflare.tasks.base import MOST_PIXELS, Preset, expect
 from fairflare.tasks.kinds.masks import VOLUME_MASKS, of_volumes
-from fairflare.tasks.own.volumes import LARGE, SMALL
+from fairflare.tasks.own.volume_segmentation import LARGE, SMALL
 
 EDGE = 2
 """Millimetres of a voxel of the atlas as it is kept, whose template has 1 mm."""

@@ -56,7 +56,7 @@ from fairflare.engine.preflight import Statement, inspect_preflight, refusal, tu
 from fairflare.engine.straggler_policy import EarlyEnd, Participation
 from fairflare.engine.traffic import Spooled, Traffic
 from fairflare.participation import All, Selector
-from fairflare.server_optimizers import Add, ServerOptimizer
+from fairflare.server_optimizers.base import Add, ServerOptimizer
 from fairflare.trainers.base import PlainTrainer, ServerState, Trainer
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
 from fairflare.datasets import fundus
-from fairflare.datasets.fundus import FundusPhantom
+from fairflare.datasets.fundus_phantom import FundusPhantom
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
 

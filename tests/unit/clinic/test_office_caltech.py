@@ -19,7 +19,8 @@ from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets import domains
-from fairflare.datasets.domains import DOMAINS, FOLDER, FlippedData, OfficeCaltech, dealt
+from fairflare.datasets.domains import FlippedData
+from fairflare.datasets.office_caltech import DOMAINS, FOLDER, OfficeCaltech, dealt
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
 

@@ -18,7 +18,7 @@ from fairflare.core.settings import PROBE, Given, Owners, bare, owned
 from fairflare.core.types import Offer, Training
 from fairflare.participation import Selector
 from fairflare.probes.base import Probe
-from fairflare.server_optimizers import ServerOptimizer
+from fairflare.server_optimizers.base import ServerOptimizer
 from fairflare.trainers.base import Trainer
 
 if TYPE_CHECKING:

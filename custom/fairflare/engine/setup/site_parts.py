@@ -24,7 +24,7 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import method_parts, part, step_class
 from fairflare.participation import All, Selector
 from fairflare.probes.base import Probe
-from fairflare.server_optimizers import Add, ServerOptimizer
+from fairflare.server_optimizers.base import Add, ServerOptimizer
 from fairflare.tasks.base import Task
 from fairflare.trainers.base import Trainer
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other outcomes on a user's own images: an amount or a count, or several labels at once."""
+"""Regression on a user's own images: an amount, or a count."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from fairflare.tasks.kinds.amounts import OwnAmounts
-from fairflare.tasks.kinds.labels import OwnLabels
 from fairflare.tasks.own.classification import Classification
 
 
@@ -16,14 +15,3 @@ class ImageRegression(OwnAmounts, Classification):  # type: ignore[override]  # 
 
     name = "image-regression"
     title = "Regression on your own images"
-
-
-@dataclass(frozen=True)
-class ImageMultiLabel(OwnLabels, Classification):
-    """2D images with any number of labels each, as the options of ``Classification`` and ``OwnLabels`` say.
-
-    An entry's "label" is "edema|effusion", a list of labels, or label -> 1, 0 or null (nobody says).
-    """
-
-    name = "image-multilabel"
-    title = "Several labels at once on your own images"

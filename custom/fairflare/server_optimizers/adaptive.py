@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the server steps along the combined update: with it, with momentum (FedAvgM), or FedAdagrad, FedAdam, FedYogi.
+"""Server optimizers with memory: FedAvgM's momentum; FedAdagrad, FedAdam and FedYogi.
 
     m <- beta m + Delta          (FedAvgM, "undamped", the paper)      m <- beta m + (1 - beta) Delta     ("damped")
     w <- w + eta m
@@ -19,72 +19,16 @@ https://arxiv.org/abs/2003.00295, Algorithm 2. Delta is the update that the rule
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 
 from fairflare.core.registry import method, server_optimizer
 from fairflare.core.types import Paper, StateDict
 from fairflare.core.validation import Range
-
-__path__: list[str] = []  # plugins of 0.2 import `server_optimizers.base`, see `MOVED` in core.plugins
-State = Mapping[str, Any]
-"""Its memory: tensors by name and entry, saved with the model after every round."""
-
-
-class ServerOptimizer(ABC):
-    """A frozen dataclass of parameters whose methods are pure functions of their arguments.
-
-    The combined update is Delta = w' - w^t, where w' is the rule's model. Only trainable floating-point entries are
-    stepped: buffers (running statistics, counters) are as the rule made them.
-    """
-
-    @abstractmethod
-    def change(self, update: StateDict, state: State) -> tuple[StateDict, State]:
-        """w^{t+1} - w^t entry by entry, and the next state.
-
-        Args:
-            update: Delta of every trainable entry, in float32 or wider.
-            state: what the last call returned; empty before the first round.
-        """
-
-    def step(
-        self, model: StateDict, combined: StateDict, state: State, trainable: Collection[str]
-    ) -> tuple[StateDict, State]:
-        """w^{t+1} and the next state.
-
-        Args:
-            model: w^t.
-            combined: w', what the rule made of this round.
-            state: what the last step returned; empty before the first.
-            trainable: names of the trainable entries.
-        """
-        moved = [key for key in model if key in trainable and key in combined and model[key].is_floating_point()]
-        change, after = self.change({key: _wide(combined[key]) - _wide(model[key]) for key in moved}, state)
-        return combined | {key: (_wide(model[key]) + change[key]).to(model[key].dtype) for key in moved}, after
-
-
-@server_optimizer("none")
-@dataclass(frozen=True)
-class Add(ServerOptimizer):
-    """w^{t+1} = w', bit for bit the rule's model."""
-
-    def change(self, update: StateDict, state: State) -> tuple[StateDict, State]:
-        return update, {}
-
-    def step(
-        self, model: StateDict, combined: StateDict, state: State, trainable: Collection[str]
-    ) -> tuple[StateDict, State]:
-        """``combined`` itself: w^t + (w' - w^t) would round."""
-        return combined, {}
-
-
-def _wide(value: torch.Tensor) -> torch.Tensor:
-    """``value`` in float32 or its own wider type."""
-    return value.to(torch.promote_types(value.dtype, torch.float32))
+from fairflare.server_optimizers.base import ServerOptimizer, State
 
 
 @server_optimizer("momentum")

@@ -1,15 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that sites share with those that are like them: in clusters (IFCA), or each with its own mixture (FedAMP).
-
-IFCA: as many models as there are clusters of sites; each site works on the one with the least loss on its data.
+"""IFCA: as many models as there are clusters of sites; each site works on the one with the least loss on its data.
 
 theta_j   <- mean of w_k over the sites of cluster j             w_k: what site k made of the theta_j that it was sent
 cluster_k <- argmin_j F_k(theta_j)                               measured by the site in a further exchange
-
-FedAMP: each site is sent a mixture of all models in which those that are like its own count most.
-
-u_i  = (1 - sum_j xi_ij) w_i + sum_j xi_ij w_j        over j != i;   w_j: site j's model
-xi_ij = share / (K - 1) exp(-||w_i - w_j||^2 / (sigma m))            m: their lower median over pairs
 """
 
 from __future__ import annotations
@@ -99,59 +92,3 @@ class IFCA(Rule):
 
     def _shares(self, replies: Sequence[Reply]) -> Weights:
         return uniform([r.site for r in replies]) if self.weighting == "uniform" else example_shares(replies)
-
-
-@method(
-    "fedamp",
-    title="FedAMP",
-    summary="Sends each site a mixture of the models that are like its own, near which it trains; own models.",
-    trainer="fedprox",
-    paper=Paper.cited(
-        "Huang et al.: Personalized Cross-Silo Federated Learning on Non-IID Data. AAAI 2021. "
-        "https://arxiv.org/abs/2007.03797"
-    ),
-)
-@dataclass(frozen=True)
-class FedAMP(Rule):
-    """Attentive message passing (Huang et al., AAAI 2021, https://arxiv.org/abs/2007.03797, Algorithm 1).
-
-    Attention is A(x) = 1 - exp(-x / sigma), whose slope weighs the others. Sites train from u_i with a proximal term to
-    it (trainer fedprox). In the last round each is given its own w_i, the method's result.
-
-    Args:
-        sigma: > 0, of the attention, in lower medians of the squared distance between two sites' models, which one far
-            site of four or more does not change.
-        share: alpha A'(0) (K - 1), the most that the others make of u_i, in [0, 1]; 0 leaves every site alone.
-    """
-
-    notes = (Note("kept", "Own part of the site's mixture", "fraction", meaning="1 - sum_j xi_ij."),)
-    own_models = counts_own = True
-    sigma: Annotated[float, Range(0, 1e6)] = 1.0
-    share: Annotated[float, Range(0, 1)] = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.sigma > 0:
-            raise ValueError(f"sigma must be > 0, got {self.sigma}")
-
-    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        local = [from_shared(r, model, info) for r in replies]
-        mixture = self.mixtures(distances(local))
-        last = info.round.number == info.round.total
-        rows = np.eye(len(local)) if last else mixture
-        sites, weights = [r.site for r in replies], example_shares(replies)
-        parts = [dict(zip(sites, row, strict=True)) for row in rows.tolist()]
-        own = {site: add_weighted(model, local, part) for site, part in zip(sites, parts, strict=True)}
-        notes = {"kept": dict(zip(sites, np.diag(mixture).tolist(), strict=True))}
-        return Outcome(add_weighted(model, local, weights), weights, state, notes, own)
-
-    def mixtures(self, apart: np.ndarray) -> np.ndarray:
-        """float64 (K, K), rows sum to 1: what of every w_j is in u_i, from squared distances ``apart`` (K, K)."""
-        k = len(apart)
-        if k == 1:
-            return np.ones((1, 1))
-        scale = self.sigma * float(np.quantile(apart[np.triu_indices(k, 1)], 0.5, method="lower"))
-        near = np.exp(-apart / scale) if scale > 0 else (apart == 0).astype(float)
-        found: np.ndarray = self.share / (k - 1) * near
-        np.fill_diagonal(found, 0)
-        np.fill_diagonal(found, 1 - found.sum(1))
-        return found

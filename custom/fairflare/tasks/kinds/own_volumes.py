@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tasks on a user's own volumes share: one grid for all sites, datalists, and how values are scaled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairflare.core.errors import UserError
+from fairflare.core.validation import Names
+from fairflare.data.inputs import ImageInputs
+from fairflare.data.readers.datalist import Source, read_datalist
+from fairflare.data.readers.stored import FILE, ends_of
+from fairflare.data.readers.volumes import LONGEST, SHORTEST, VolumeData, VolumeReader, looked_at
+from fairflare.data.site_config import SiteConfig
+from fairflare.data.tensors import TensorData
+from fairflare.tasks.base import expect
+from fairflare.tasks.kinds.own import OwnData
+from fairflare.tasks.kinds.own_images import image_data, resolved, scaling_of
+
+FEWEST, MOST = 16, 512
+"""Voxels along an edge."""
+MOST_VOXELS = 2**25
+"""Of a volume as the network's inputs are kept, a byte each."""
+
+
+@dataclass(frozen=True)
+class OwnVolumes(OwnData):
+    """A task on volumes (NIfTI, or a file of a DICOM series), which are turned and resampled to one grid.
+
+    Args:
+        datalists: folder with one datalist per site on this machine; paths in them are relative to it.
+        spacing: edges of a voxel in millimetres to the right, the front and above, separated by commas.
+        shape: voxels along these axes, 16..512 each; volumes are cut or filled up around their centre.
+        mean: of the voxels on [0, 1]; 0.5 when empty.
+        std: of the voxels; 0.25 when empty.
+        window: what values are scaled by: "CENTRE,WIDTH" in the files' own units (Hounsfield units for CT), or
+            "percentiles" (of each volume); empty: -1000 to 1000 for Hounsfield units, else percentiles.
+    """
+
+    datalists: str = ""
+    site_names: Names = ""
+    labels: Names = "2"
+    attribute_values: str = ""
+    spacing: str = "2,2,2"
+    shape: str = "64,64,64"
+    mean: str = ""
+    std: str = ""
+    window: str = ""
+    build_data: str = ""
+    model: str = ""
+    norm: str = ""
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        """Millimetres of a voxel."""
+        return three("spacing", self.spacing, float, SHORTEST, LONGEST)
+
+    @property
+    def voxels(self) -> tuple[int, ...]:
+        """Of a volume along each axis."""
+        return three("shape", self.shape, int, FEWEST, MOST)
+
+    def reader(self) -> VolumeReader:
+        """How an item becomes tensors."""
+        return VolumeReader(self.edges, self.voxels, window=self.window)
+
+    def made(self, **splits: Any) -> TensorData:
+        """A site's data of its splits."""
+        return VolumeData(**splits)
+
+    def read(self, own: SiteConfig) -> TensorData:
+        root = Path(own.data_root)
+        found = read_datalist(root / own.datalist, root, **self.kind.lists(self.classes), links=own.links)
+        mean, std = scaling_of(self.mean, self.std, 1)
+        return image_data(found, self, self.reader(), own=own, mean=mean, std=std, kind=self.made)
+
+    def look(self, source: Source) -> Any:
+        return looked_at(source, self.window)
+
+    def image_inputs(self) -> ImageInputs | None:
+        if self.build_data:
+            return None
+        reader = self.reader()
+        return ImageInputs(reader, *resolved(reader, *scaling_of(self.mean, self.std, 1)), volumes=True)
+
+    def _check_volumes(self, fewest: int) -> None:
+        self._check_own(fewest)
+        n = math.prod(self.voxels)
+        expect("shape", n <= MOST_VOXELS, f"at most {MOST_VOXELS} voxels", f"{self.shape}, {n}")
+        expect("spacing", bool(self.edges), "three numbers", self.spacing)
+        expect("window", self.window != FILE, "CENTRE,WIDTH or percentiles for volumes", self.window)
+        ends_of(self.window)  # raises where it cannot be read
+        scaling_of(self.mean, self.std, 1)
+
+
+def three(key: str, text: str, kind: Callable[[str], Any], low: float, high: float) -> tuple[Any, ...]:
+    """Three numbers separated by commas; UserError where they are none of ``kind`` or out of range."""
+    try:
+        found = tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    fits = len(found) == 3 and all(low <= one <= high for one in found)
+    if not fits:
+        what = "whole numbers" if kind is int else "numbers"
+        raise UserError(f"{key}: expected three {what} of {low:g} to {high:g}, as in 2,2,2; got {text[:60]!r}")
+    return found
