@@ -70,7 +70,7 @@ def test_a_signal_leaves_no_process_and_a_folder_that_goes_on(simulated):
     child.send_signal(signal.SIGTERM)
     _, err = child.communicate(timeout=60)
     lines = [line for line in err.splitlines() if line.strip()]
-    assert child.returncode == 143 and lines[-1].startswith("fairflare: terminated")
+    assert child.returncode == 143 and lines[-1].startswith("fairflare: terminated; `fairflare resume ")
     assert [line for line in lines[:-1] if not line.startswith(("start: ", "round ", "starting FLARE ..."))] == []
     assert_nothing_is_left(folder, scratches)
 

@@ -73,3 +73,18 @@ def test_another_refusal_of_the_system_is_not_called_a_full_disk(tmp_path, capsy
     code, said = call(capsys, *RUN, "--out", tmp_path / "run")
     assert code == 1 and NO_SPACE not in said and os.strerror(errno.EIO) in said
     assert not is_full(OSError(errno.EIO, "x")) and is_full(OSError(errno.ENOSPC, "x"))
+
+
+@each(("first", "begun"), [(0, False), (8, True)])
+def test_ctrl_c_says_how_a_run_that_has_begun_goes_on(first, begun, tmp_path, capsys, monkeypatch):
+    original, flushed = os.fsync, []
+
+    def fsync(descriptor):
+        if len(flushed) == first:
+            raise KeyboardInterrupt
+        flushed.append(descriptor)
+        return original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    code, said = call(capsys, *RUN, "--out", tmp_path / "run")
+    assert code == 130 and (f"interrupted; `fairflare resume {tmp_path / 'run'}` goes on" in said) == begun

@@ -179,7 +179,7 @@ def run(
     With --pooled DIR holds a folder for this run and one for the pooled one, with their comparison, site by site; the
     same command goes on with what is missing.
     """
-    from fairflare.studies.runs import default_folder, execute, execute_deployed
+    from fairflare.studies.runs import default_folder, execute, execute_deployed, resumable
 
     folder = out or default_folder(config)
     config = with_solo(config, solo, env)
@@ -196,7 +196,8 @@ def run(
     if deployment:
         summary = execute_deployed(config, folder, force=how["force"], **deployment)
     else:
-        summary = execute(config, folder, env=env, **how)
+        with resumable(folder):
+            summary = execute(config, folder, env=env, **how)
     from fairflare.cli import results  # and with it the report's modules, which no run waits for
 
     return {"folder": str(folder), "report": summary}, partial(results.run_result, summary, folder)
@@ -225,9 +226,11 @@ def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
 def resume(folder: Path, **how: Any) -> options.Told:
     """Continue the interrupted or failed run in FOLDER after its last finished round."""
     from fairflare.cli import results
+    from fairflare.studies.runs import resumable
     from fairflare.studies.runs import resume as resume_run
 
-    summary = resume_run(folder, **how)
+    with resumable(folder):
+        summary = resume_run(folder, **how)
     return {"folder": str(folder), "report": summary}, partial(results.run_result, summary, folder)
 
 

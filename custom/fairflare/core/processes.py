@@ -72,8 +72,9 @@ def ends_by_signal() -> Iterator[None]:
 
 def how_it_ended(error: BaseException) -> tuple[str, int]:
     """The line and the exit code for a command that Ctrl-C or a signal ended; click puts its own error around it."""
-    found = error if isinstance(error, Terminated) else error.__cause__
-    return ("terminated", found.code) if isinstance(found, Terminated) else ("interrupted", 130)
+    found = error if isinstance(error, KeyboardInterrupt) else error.__cause__
+    what, code = ("terminated", found.code) if isinstance(found, Terminated) else ("interrupted", 130)
+    return "; ".join([what, *map(str, getattr(found, "args", ()))]), code
 
 
 def this_command() -> str:

@@ -209,6 +209,17 @@ def workers_for(wanted: int | None, config: RunConfig, parts: Parts) -> int:
 
 
 @contextlib.contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Within: Ctrl-C's line says how the run in ``folder`` goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if has_begun(folder):
+            error.args = (f"`fairflare resume {folder}` goes on after the last finished round",)
+        raise
+
+
+@contextlib.contextmanager
 def _with_room(folder: Path) -> Iterator[None]:
     """Within: a full disk ends the run with a line that says where, and how the run goes on."""
     try:
