@@ -201,7 +201,7 @@ def test_a_task_is_gone_when_the_server_says_so(code, gone):
 
 
 def test_the_thread_asks_until_the_task_is_gone_or_done(monkeypatch):
-    monkeypatch.setattr("fairflare.flare.executor.PERIOD", 0.01)
+    monkeypatch.setattr("fairflare.flare.wire.PERIOD", 0.01)
     engine, before = Engine(), threading.active_count()
     with TaskWatch(Context(engine)) as watch:
         waited_for(lambda: len(engine.asked) > 2)
@@ -264,7 +264,7 @@ def held(site):
 
 
 def test_a_site_whose_task_is_gone_stops_and_stands_as_before_the_round(tmp_path, monkeypatch):
-    monkeypatch.setattr("fairflare.flare.executor.PERIOD", 0.01)
+    monkeypatch.setattr("fairflare.flare.wire.PERIOD", 0.01)
     engine, steps = Engine(), []
 
     def hook(work):
