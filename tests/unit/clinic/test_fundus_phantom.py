@@ -10,13 +10,13 @@ import torch
 from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
-from fairflare.datasets import fundus
+from fairflare.datasets import fundus_phantom
 from fairflare.datasets.fundus_phantom import FundusPhantom
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
 
 TINY = dict(images=320, size=32, site_test_images=0)
-PLAIN = fundus.Camera("")
+PLAIN = fundus_phantom.Camera("")
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +31,11 @@ def data(task):
 
 @pytest.fixture(scope="module")
 def eyes():
-    return [fundus.eye(64, np.random.default_rng(i)) for i in range(60)]
+    return [fundus_phantom.eye(64, np.random.default_rng(i)) for i in range(60)]
 
 
 def test_six_cameras(task):
-    assert list(task.sites().values()) == [camera.words for camera in fundus.CAMERAS]
+    assert list(task.sites().values()) == [camera.words for camera in fundus_phantom.CAMERAS]
     assert len(set(task.sites().values())) == 6 and list(FundusPhantom(n_sites=2).sites()) == ["site-1", "site-2"]
 
 
@@ -76,13 +76,13 @@ def test_the_disc_is_brighter_than_the_retina_and_the_cup_brighter_still(eyes):
 
 
 def test_masks_do_not_depend_on_resolution():
-    small, large = (fundus.eye(size, np.random.default_rng(4))[1].mean((1, 2)) for size in (64, 128))
+    small, large = (fundus_phantom.eye(size, np.random.default_rng(4))[1].mean((1, 2)) for size in (64, 128))
     assert small == pytest.approx(large, rel=0.1)
 
 
 def test_cameras_differ_on_the_same_eye(eyes):
     image, masks = eyes[0]
-    shown = [fundus.photographed(image, camera, seed=1).astype(float) for camera in fundus.CAMERAS]
+    shown = [fundus_phantom.photographed(image, camera, seed=1).astype(float) for camera in fundus_phantom.CAMERAS]
     warm, green, hazy, dark, held, plain = shown
     middle = np.hypot(*(np.indices((64, 64)) - 31.5)) < 28
     assert all(abs(other - plain)[:, middle].mean() > 8 for other in shown[:-1])
@@ -98,11 +98,13 @@ def test_cameras_differ_on_the_same_eye(eyes):
 
 
 def test_shift_scales_the_distance_between_cameras(eyes):
-    for camera in fundus.CAMERAS:
+    for camera in fundus_phantom.CAMERAS:
         assert dataclasses.replace(camera.at(0), words="") == PLAIN and camera.at(1) == camera
-    assert dataclasses.replace(fundus.CAMERAS[-1], words="") == PLAIN
-    for camera in fundus.CAMERAS[:-1]:
-        shown = [fundus.photographed(eyes[0][0], camera.at(shift), seed=1).astype(float) for shift in (0, 0.5, 1)]
+    assert dataclasses.replace(fundus_phantom.CAMERAS[-1], words="") == PLAIN
+    for camera in fundus_phantom.CAMERAS[:-1]:
+        shown = [
+            fundus_phantom.photographed(eyes[0][0], camera.at(shift), seed=1).astype(float) for shift in (0, 0.5, 1)
+        ]
         assert 1 < abs(shown[1] - shown[0]).mean() < abs(shown[2] - shown[0]).mean()
 
 
