@@ -100,7 +100,7 @@ class Federation:
     ) -> None:
         """
         Args:
-            method: id; see ``fairflare list``.
+            method: id, e.g. "fedism-plus"; see ``fairflare list``.
             task: name or name:preset; see ``fairflare tasks``. None: the data are in ``datalists`` or given to ``fit``.
             settings: by any name that ``--set`` takes, flat or by owner: {"rule.q": 2} is {"rule": {"q": 2}}.
             rounds: communication rounds, >= 1; the preset's by default, as all that is None.
@@ -440,7 +440,9 @@ class Federation:
 
         Args:
             data: the rows, with the columns of ``fit``.
-            site, which, plain: as of ``predict``.
+            site: as of ``predict``, with ``which`` and ``plain``.
+            which: "final" or "best".
+            plain: neither recalibration nor thresholds.
 
         Raises:
             UserError: the model is not one of classes.
@@ -544,7 +546,8 @@ class Federation:
         Args:
             out: the new folder.
             form: "bundle", "torchscript", "onnx" or "state-dict".
-            site, which: as of ``predict``.
+            site: whose model, scaling and thresholds are used; empty: the shared model alone.
+            which: "final" or "best".
             force: replaces an earlier export.
 
         Raises:
@@ -583,7 +586,9 @@ class Federation:
             new_size: patients of a hospital that is not in yet.
             class_shares: whether a shared model counts with a hospital's own class shares, too.
             out: the folder, whose finished runs are reused; by default one below ``runs``.
-            workers, force, progress: as of ``fit``, of all runs.
+            workers: processes that compute side by side.
+            force: makes all runs again.
+            progress: shows how far they are on stderr.
 
         Raises:
             UserError: methods of one name, or of different data; a task that cannot be asked.
@@ -767,7 +772,9 @@ def compare(
         seeds: different numbers >= 0; each draws the data anew where a task draws them.
         solo: sites also report the benefit of joining.
         out: the folder, which gets ``compare.html`` and ``compare.json`` too; by default that of the command line.
-        workers, force, progress: as of ``Federation.fit``, of all runs.
+        workers: processes that compute side by side.
+        force: makes all runs again.
+        progress: shows how far they are on stderr.
         options: those of ``Federation`` for all methods, and those of ``Federation.fit`` that say how a table is read.
 
     Returns:

@@ -21,7 +21,7 @@ import fairflare
 from cases import each
 from fairflare.cli.main import main
 from fairflare.core.manifest import imports, module_files
-from fairflare.datasets import brain_seg, cache, digits, fundus, ich_phantom
+from fairflare.datasets import brain_seg, cache, digits, fundus_phantom, ich_phantom
 from fairflare.datasets.ich_phantom import IchPhantom
 from fairflare.engine import audit
 from fairflare.engine.setup.config import make_config
@@ -35,7 +35,7 @@ TASKS = {
     "fundus-phantom": {"images": 60, "n_sites": 2, "size": 32, "site_test_images": 6},
     "digits": {"images_per_site": 24, "test_images": 20, "site_test_images": 8},
 }
-DRAWERS = ((ich_phantom, "render"), (brain_seg.BrainSeg, "subject"), (fundus, "eye"), (digits, "drawn_digit"))
+DRAWERS = ((ich_phantom, "render"), (brain_seg.BrainSeg, "subject"), (fundus_phantom, "eye"), (digits, "drawn_digit"))
 ICH = "ich-phantom"
 
 
@@ -134,7 +134,10 @@ def test_each_file_that_renders_counts_and_no_other(monkeypatch):
     plain = code()
     for name in ("ich_phantom.py", "phantoms.py", "partition.py", "seeds.py", "base.py", "cache.py"):
         assert code(name) != plain, name
-    assert code("brain_seg.py", "fundus.py", "digits.py", "support2.py", "loop.py", "cli.py", "networks.py") == plain
+    assert (
+        code("brain_seg.py", "fundus_phantom.py", "digits.py", "support2.py", "loop.py", "cli.py", "networks.py")
+        == plain
+    )
     cache._code.cache_clear()
 
 
