@@ -765,7 +765,8 @@ def test_a_signal_ends_a_run_in_one_line(number, code, capsys, tmp_path):
     assert in_child(*RUN, "--out", folder, patch=signalled, said=said) == code
     *progress, last = said.read_text().strip().splitlines()
     assert all(line.startswith(("start: ", "round ")) for line in progress if line), progress
-    assert last == f"fairflare: {'interrupted' if number == signal.SIGINT else 'terminated'}"
+    word = "interrupted" if number == signal.SIGINT else "terminated"
+    assert last == f"fairflare: {word}; `fairflare resume {folder}` goes on after the last finished round"
     assert not litter(folder) and call(capsys, "resume", folder)[0] == 0
 
 

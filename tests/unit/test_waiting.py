@@ -50,7 +50,7 @@ def test_a_pipe_gets_lines_while_somebody_waits_and_none_afterwards(monkeypatch,
         assert spoken(stream, "looking ...\nlooking ...\n")
     said = stream.getvalue()
     time.sleep(0.05)
-    assert stream.getvalue() == said and threading.active_count() == before
+    assert stream.getvalue() == said and threading.active_count() <= before  # another test's may end meanwhile
 
 
 def test_a_terminals_line_is_taken_off_again(monkeypatch, soon):

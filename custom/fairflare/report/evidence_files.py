@@ -23,7 +23,7 @@ CHAI = "https://mc.chai.org/v0.2/schema.xsd"
 KINDS = {"html": "text/html", "json": "application/json", "xml": "application/xml", "jsonl": "application/jsonl"}
 NAMED = ("properties", "externalReferences")
 """Lists of a BOM whose entries are found by name or type."""
-DOCUMENTS = table("evidence_items.yaml")["documents"]
+DOCUMENTS = table("items.yaml")["documents"]
 """Document -> file, title and, where it is a page, intro."""
 
 
@@ -238,16 +238,16 @@ class Entry:
 
 def questions() -> Mapping[str, Mapping[str, str]]:
     """Section -> key of the human's YAML -> question."""
-    return table("evidence_human.yaml")
+    return table("human.yaml")
 
 
 def documents() -> list[str]:
-    return [name for name in table("evidence_items.yaml") if name not in OTHER]
+    return [name for name in table("items.yaml") if name not in OTHER]
 
 
 def fill(document: str, run: Run, human: Mapping[str, str]) -> list[Entry]:
     """The items of a document; ``human``: key -> text, blank where it is missing."""
-    return [_entry(row, run, human) for row in table("evidence_items.yaml")[document]]
+    return [_entry(row, run, human) for row in table("items.yaml")[document]]
 
 
 def _entry(row: Mapping[str, Any], run: Run, human: Mapping[str, str]) -> Entry:
@@ -284,7 +284,7 @@ def shares(entries: Sequence[Entry]) -> dict[str, int]:
 def score(bom: Any) -> tuple[float, list[str]]:
     """Completeness of a BOM in 0 to 100, and the fields that it lacks: see the end of ``items.yaml``."""
     total, lacks = 0.0, []
-    for category in table("evidence_items.yaml")[SCORE].values():
+    for category in table("items.yaml")[SCORE].values():
         missing = [name for name, path in category["fields"].items() if not _holds(bom, path.split("/"))]
         total += category["weight"] * (1 - len(missing) / len(category["fields"]))
         lacks += missing

@@ -24,12 +24,12 @@ SPLITS = {"val": "validation"}
 SPREAD = {"mean": "mean over hospitals", "std": "standard deviation over hospitals (ddof 0)"}
 SPREAD |= {"gap": "best minus worst hospital"}
 SIZES = ("n_examples", "n_val", "n_test")
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "evidence"
 
 
 @cache
 def table(name: str) -> dict[str, Any]:
-    """A file of this folder."""
+    """A file of the folder ``evidence``."""
     import yaml
 
     found: dict[str, Any] = yaml.safe_load((HERE / name).read_text(encoding="utf-8"))
@@ -37,7 +37,7 @@ def table(name: str) -> dict[str, Any]:
 
 
 def notes() -> dict[str, Any]:
-    return table("evidence_items.yaml")["notes"]
+    return table("items.yaml")["notes"]
 
 
 @dataclass(frozen=True)

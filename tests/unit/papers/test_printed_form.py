@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from cases import each
-from fairflare.datasets import digits5, domains
+from fairflare.datasets import digits5, office_caltech
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
 from fairflare.papers import measures, tabulate
@@ -51,7 +51,7 @@ IN_PAPER = {
     "fedce": {"Std": "Std.", **{f"site-{k}": str(k) for k in range(1, 7)}},
     "fedheal": {
         **{"Std": "STD", "FedAvg": "FedAvg", "FedAvg + FPHL + FAEL": "FPHL and FAEL", "0": "0.0", "1": "1.0"},
-        **{name: name.capitalize().replace("Dslr", "DSLR") for name in domains.DOMAINS},
+        **{name: name.capitalize().replace("Dslr", "DSLR") for name in office_caltech.DOMAINS},
     },
 }
 IN_EXHIBIT = {
@@ -123,7 +123,7 @@ class Shown:
         left = next((k for table in self.tables for k in table.left_sites), 1)
         names = {
             "sites": sites,
-            "domains": {"office": domains.DOMAINS}.get(run.key, digits5.DOMAINS),
+            "domains": {"office": office_caltech.DOMAINS}.get(run.key, digits5.DOMAINS),
             "without": sites if given.get("change") else [*sites, "No"],
             **{"shares": sites, "examples": sites, "relative-weights": sites[: left - 1] + sites[left:]},
             **{"rounds": ["1", "2"], "condition-rounds": ["1", "2"], "domain-rounds": ["1", "2"]},

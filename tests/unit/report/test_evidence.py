@@ -105,7 +105,7 @@ def test_own_tables_name_the_outcome_and_no_patient(tmp_path):
 
 def test_every_question_is_asked_for_a_document_and_every_document_asks_one_that_is_there():
     asked = set()
-    for name, rows in table("evidence_items.yaml").items():
+    for name, rows in table("items.yaml").items():
         if isinstance(rows, list):
             assert len({row["item"] for row in rows}) == len(rows), name
             for row in rows:
