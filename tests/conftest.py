@@ -8,6 +8,7 @@ SIGTERM ends the session, and whatever its tests have started, at once.
 """
 
 import contextlib
+import gc
 import os
 
 os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # read at import
@@ -201,6 +202,17 @@ def pytest_xdist_make_scheduler(config, log):
 
     config.option.loadscopereorder = False
     return Files(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What collecting makes stays to the end: no search for garbage goes through it, then or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items):
