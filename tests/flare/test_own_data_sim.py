@@ -3,10 +3,10 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
+from stock_simulator import simulate
 from test_heartbeat import ENDED
 
 from cases import each
@@ -111,10 +111,9 @@ def test_own_network_and_data_from_a_job_folder(tmp_path, monkeypatch):
     for file in (net, data):
         file.unlink()
     folder, environment = tmp_path / "ws", {k: v for k, v in os.environ.items() if k != user_code.VARIABLE}
-    command = [sys.executable, "-m", "nvflare.cli", "simulator", str(tmp_path / "job"), "-w", str(folder)]
-    done = subprocess.run([*command, "-n", "2", "-t", "2"], env=environment, capture_output=True, timeout=300)
+    said = simulate(tmp_path / "job", folder, 2, environment)
     found = list(folder.glob("**/fairflare/audit.jsonl"))
-    assert found, done.stdout.decode()[-3000:]
+    assert found, said[-3000:]
     hashes = [verify(path)[-1]["model_sha256"] for path in (tmp_path / "local" / "audit.jsonl", found[0])]
     assert hashes[0] == hashes[1]
     for name in ("my_net", "my_data"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from slow_trainer import SECRET
+from stock_simulator import simulate
 
 from evidence_checks import answers, check_pack
 from fairflare.cli.main import main
@@ -155,7 +156,6 @@ def test_an_update_does_not_leave_where_the_job_masks_none(tmp_path):
     call("export", "fedism-plus", *TASK, "--set", "secure_sum=masks", "--rounds", 1, "--out", tmp_path / "j")
     file = tmp_path / "j" / "app_sites" / "config" / "config_fed_client.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "task_result_filters": []}))
-    command = [sys.executable, "-m", "nvflare.cli", "simulator", str(tmp_path / "j"), "-w", str(tmp_path / "w")]
-    subprocess.run([*command, "-n", "3", "-t", "3"], capture_output=True, timeout=300)
+    simulate(tmp_path / "j", tmp_path / "w", 3)
     (log,) = (tmp_path / "w" / "server").rglob("fairflare/audit.jsonl")
     assert "DataError secure_sum" in log.read_text() and '"event": "round"' not in log.read_text()
