@@ -23,7 +23,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.types import MOST_EXAMPLES
 from fairflare.core.validation import CONTROL, check_plain, expected, in_order, shown, some, unlisted
 from fairflare.data.inputs import Scaling
-from fairflare.data.readers.table_features import LONGEST_VALUE, Columns, Feature, parsed, plain, stacked
+from fairflare.data.readers.table_features import LONGEST_VALUE, Columns, Feature, gaps_of, parsed, plain, stacked
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "number": (),
@@ -295,7 +295,8 @@ def table_fingerprint(
     levels = {}
     for name in features:
         if kinds.get(name, Column()).kind == "category":
-            counts = Counter(c for c in map(plain, cells[name]) if c and {c, f"{name}={c}"}.isdisjoint(gaps))
+            own = gaps_of(name, gaps)
+            counts = Counter(cell for cell in map(plain, cells[name]) if cell and cell not in own)
             often = [level for level, count in counts.most_common(MOST_LEVELS) if count >= min_count]
             short = (level for level in often if len(level) <= LONGEST_VALUE and not CONTROL.search(level))
             levels[name] = tuple(in_order(short))

@@ -36,7 +36,7 @@ from fairflare.data.readers.geometry import (
     slices_of,
     suffix_of,
 )
-from fairflare.data.readers.table_features import plain
+from fairflare.data.readers.table_features import gaps_of, plain
 from fairflare.data.readers.tables import read_columns
 from fairflare.data.readers.volumes import Volume, VolumeReader, placed_as
 from fairflare.data.tensors import as_float, normalised
@@ -385,7 +385,7 @@ def of_table(
     """Values that no training table can have, numbers far from the training mean, other units, a code for missing."""
     found = []
     for name, known in inputs.known.items():
-        gaps = {"", *inputs.gaps, *(one.removeprefix(f"{name}=") for one in inputs.gaps)}
+        gaps = {"", *gaps_of(name, inputs.gaps)}
         strange = [cell for cell in map(plain, columns.get(name, ())) if cell not in gaps and cell not in known]
         if strange:
             found.append(

@@ -102,7 +102,7 @@ def parsed(file: str, columns: Columns, features: Sequence[Feature], gaps: Seque
     dates = {name for one in features if one.since for name in one.columns}
     found = {}
     for name in dict.fromkeys(name for one in features for name in one.columns):
-        codes = {one.removeprefix(f"{name}=") for one in gaps} - {*gaps}
+        codes = gaps_of(name, gaps) - {*gaps}
         cells = ["" if codes and plain(cell) in codes else cell for cell in columns[name]]
         if name in words:
             found[name] = as_words(file, name, ["" if cell in gaps else cell.lower() for cell in cells], words[name])
@@ -116,6 +116,11 @@ def parsed(file: str, columns: Columns, features: Sequence[Feature], gaps: Seque
             else:
                 found[name] = (as_days if name in dates else as_numbers)(file, name, cells)
     return found
+
+
+def gaps_of(name: str, gaps: Collection[str]) -> set[str]:
+    """What stands for a missing value in the column ``name``: of ``gaps`` "NA", and "9" of "sex=9" in sex."""
+    return {*gaps, *(one.removeprefix(f"{name}=") for one in gaps)}
 
 
 def plain(cell: str) -> str:
