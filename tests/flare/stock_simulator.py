@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FLARE's own simulator command on an exported job."""
+"""Runs in FLARE's own simulator, which looks for ports as FLARE does."""
 
 import shutil
 import subprocess
@@ -16,15 +16,25 @@ the run waits for that site for ever."""
 
 
 def simulate(job, folder, sites, environment=None):
-    """What FLARE said; another attempt where a site's port was taken meanwhile."""
+    """What FLARE's simulator command said on an exported job."""
     command = [sys.executable, "-m", "nvflare.cli", "simulator", str(job), "-w", str(folder)]
+    return attempt([*command, "-n", str(sites), "-t", str(sites)], folder, env=environment)[1]
+
+
+def attempt(command, folder, **options):
+    """The exit status and what was said; another attempt where a site's port was taken meanwhile.
+
+    Args:
+        command: what starts the simulator, with its workspace in ``folder``.
+        folder: the workspace, emptied before each attempt.
+        options: further ones of ``Popen``.
+    """
     for _ in range(3):
         shutil.rmtree(folder, ignore_errors=True)
         said, log = folder.with_suffix(".said"), folder / "server" / "log.txt"
+        said.parent.mkdir(parents=True, exist_ok=True)
         with said.open("w") as out:
-            child = subprocess.Popen(
-                [*command, "-n", str(sites), "-t", str(sites)], env=environment, stdout=out, stderr=out
-            )
+            child = subprocess.Popen([*map(str, command)], stdout=out, stderr=out, **options)
         until, taken = time.monotonic() + LIMIT, False
         while child.poll() is None and time.monotonic() < until and not taken:
             time.sleep(0.2)
@@ -34,5 +44,5 @@ def simulate(job, folder, sites, environment=None):
                 process.kill()
             child.wait()
         if not taken:
-            return said.read_text()
+            return child.returncode, said.read_text()
     raise AssertionError(f"three times: {TAKEN}")

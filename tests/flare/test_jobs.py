@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nvflare
 import pytest
+from stock_simulator import attempt
 
 from cases import each
 from fairflare.core import registry
@@ -125,9 +126,10 @@ def test_a_research_folder_has_what_flare_asks_for(name, research):
 def test_a_research_folder_runs_from_itself_alone(research, tmp_path):
     """In FLARE's simulator, as the script of jobs/ that it is a copy of."""
     folder = shutil.copytree(research / "fedufo", tmp_path / "fedufo")
-    done = subprocess.run([sys.executable, "job.py", "--rounds", "1"], cwd=folder, capture_output=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-2000:]
-    run = folder / "runs" / "fedufo_support2" / "fedufo_support2" / "server" / "simulate_job"
+    workspace = folder / "runs" / "fedufo_support2" / "fedufo_support2"
+    status, said = attempt([sys.executable, "job.py", "--rounds", "1"], workspace, cwd=folder)
+    assert status == 0, said[-2000:]
+    run = workspace / "server" / "simulate_job"
     assert json.loads((run / "fairflare" / "report.json").read_text())["status"] == "completed"
     summary = json.loads((run / "metrics" / "metrics_summary.json").read_text())
     told = (folder / "README.md").read_text()

@@ -2,7 +2,6 @@
 """FLARE's own helpers on a FairRecipe: what they add to the job, and what then arrives in a run of the simulator."""
 
 import json
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +27,7 @@ from nvflare.recipe.utils import (
     set_per_site_config,
 )
 from nvflare.widgets.fed_event import ServerFedEventRunner
+from stock_simulator import attempt
 
 from fairflare.core.errors import UserError
 from fairflare.core.metric import named
@@ -295,9 +295,8 @@ def run(tmp_path_factory):
     """The workspace of a run with all helpers at once."""
     folder = tmp_path_factory.mktemp("helpers")
     (folder / "job.py").write_text(JOB)
-    command = [sys.executable, "job.py", str(folder / "ws")]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    status, said = attempt([sys.executable, "job.py", folder / "ws"], folder / "ws" / "helpers", cwd=folder)
+    assert status == 0, said[-2000:]
     return folder / "ws" / "helpers"
 
 

@@ -5,7 +5,6 @@ import importlib.util
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from stock_simulator import attempt
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fairflare.core.errors import UserError
@@ -51,11 +51,10 @@ def test_stock_recipe_weighs_by_sharpness(tmp_path):
     for name in ("client_api_script.py", "tiny_net.py"):
         (tmp_path / name).write_text((HERE / name).read_text())
     (tmp_path / "job.py").write_text(JOB)
-    done = subprocess.run(
-        [sys.executable, "job.py", str(tmp_path / "ws")], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    server = tmp_path / "ws" / "stock" / "server" / "simulate_job"
+    workspace = tmp_path / "ws" / "stock"
+    status, said = attempt([sys.executable, "job.py", tmp_path / "ws"], workspace, cwd=tmp_path)
+    assert status == 0, said[-2000:]
+    server = workspace / "server" / "simulate_job"
     saved = torch.load(next(server.glob("**/FL_global_model.pt")), weights_only=True)["model"]
     log = (tmp_path / "ws" / "stock" / "server" / "log.txt").read_text()
     weights = json.loads(re.search(r"round 2 weights: (\{.*\})", log).group(1).replace("'", '"'))
@@ -113,10 +112,11 @@ ROUNDS = 2
 def test_the_printed_call_runs_with_flare_s_defaults(tmp_path):
     """jobs/stock_recipe: NumPy arrays, BatchNorm, and a script that sends whole weights; FLARE makes the DIFF."""
     folder = shutil.copytree(STOCK, tmp_path / "job")
-    command = [sys.executable, "job.py", "--rounds", str(ROUNDS), "--workspace", str(tmp_path / "ws")]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    server = tmp_path / "ws" / "stock_recipe" / "server"
+    workspace = tmp_path / "ws" / "stock_recipe"
+    command = [sys.executable, "job.py", "--rounds", ROUNDS, "--workspace", tmp_path / "ws"]
+    status, said = attempt(command, workspace, cwd=folder)
+    assert status == 0, said[-2000:]
+    server = workspace / "server"
     log = (server / "log.txt").read_text()
     assert "left out" not in log
     told = [json.loads(w.replace("'", '"')) for w in re.findall(r"round \d weights: (\{.*\})", log)]

@@ -296,6 +296,9 @@ def _check_once(id: str, *names: str) -> None:
         _check_method(_methods[id])
     except UserError as error:
         del _methods[id]
+        for kind in ("rule", "trainer"):  # the class below the declaration
+            if id in _parts[kind] and _parts[kind][id].__module__ == _homes[id]:
+                del _parts[kind][id]
         raise UserError(": ".join((*names, f"method {id!r}", str(error)))) from None
     _whole.add(id)
 
