@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models that must not change: the SHA-256 of the final model of sixteen forms of the methods, on two tasks.
 
-They are those of version 0.1, which laid no network out for a CPU: its sites computed in ``contiguous`` memory. FedCE's
-cosines are sums over the sites since, so that its models (``REDONE``) differ from 0.1's by rounding.
+They are those of version 0.1, which laid no network out for a CPU: its sites computed in ``contiguous`` memory.
 
 ``python tests/golden/bits.py`` adds this machine's hashes to ``bits.json`` beside this file; ``test_bits.py`` makes the
 models again. A hash holds on a machine that computes as the one that wrote it, which ``arithmetic`` (torch) and
@@ -49,8 +48,6 @@ FORMS = {
 }
 OF_PRODUCTS = ("fedheal", "fedheal-fael", "fedce-sum", "fedce-multi", "fedce-cosine")
 """Forms whose weights come from NumPy's products of the updates."""
-REDONE = ("fedce-sum", "fedce-multi", "fedce-cosine")
-"""Forms of which machines that wrote before have no hash."""
 
 
 def arithmetic() -> str:

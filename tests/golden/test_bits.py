@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every method makes the very model that it made before, at equal settings, where a machine computes alike.
 
-``bits.json`` holds hashes of final models, by machine: those of version 0.1, before the package was rearranged, and of
-FedCE as it rounds now.
+``bits.json`` holds hashes of final models, by machine: those of version 0.1, before the package was rearranged.
 """
 
 import bits
@@ -25,5 +24,4 @@ def test_the_model_is_the_one_it_was(case, tmp_path, capsys):
 
 def test_every_machine_has_every_hash():
     machines = bits.json.loads(bits.FILE.read_text())
-    old = {case for case in CASES if case.split(" on ")[0] not in bits.REDONE}
-    assert machines and all(old <= set(one["models"]) <= set(CASES) for one in machines)
+    assert machines and all(set(one["models"]) == set(CASES) for one in machines)

@@ -119,13 +119,8 @@ def blocks_of(replies: Sequence[Reply], key: str, size: int = BLOCK) -> Iterator
 
 def square_of(block: np.ndarray) -> float:
     """The sum of squares; in float64 where float32 overflows."""
-    return inner(block, block)
-
-
-def inner(one: np.ndarray, other: np.ndarray) -> float:
-    """The inner product; in float64 where float32 overflows."""
-    found = float(np.vdot(one, other))
-    return found if math.isfinite(found) else float(np.dot(one.astype(np.float64), other.astype(np.float64)))
+    square = float(np.vdot(block, block))
+    return square if math.isfinite(square) else float(np.dot(block.astype(np.float64), block.astype(np.float64)))
 
 
 def _array(update: torch.Tensor) -> np.ndarray:
@@ -135,10 +130,6 @@ def _array(update: torch.Tensor) -> np.ndarray:
 COMPARED = 1 << 13
 """Positions compared at once by up to ``SOME`` sites; of more sites, fewer."""
 SOME = 64
-LONG = 1 << 18
-"""Positions added up at once."""
-CANCELLED = 1e-2
-"""Share of a squared norm below which a difference from it is mostly rounding."""
 NOISE = 1e-6
 """Cosines within this of 1 are 1: what is left is rounding of float32 updates."""
 
@@ -179,38 +170,20 @@ def novelty(replies: Sequence[Reply], prior: Mapping[str, float], of_nothing: fl
         prior: site -> p_j >= 0; its scale does not matter.
         of_nothing: what a zero update counts as (1 in FLARE's code).
     """
-    p = np.array([prior[r.site] for r in replies], dtype=np.float64)
-    p /= p.max() or 1.0
-    own, along, square = _along(replies, p)
+    products = gram(replies)
+    p = np.array([prior[r.site] for r in replies])
     found = {}
     for i, reply in enumerate(replies):
-        if own[i] <= 0:
+        others = p.copy()
+        others[i] = 0.0
+        own, rest = float(products[i, i]), float(others @ products @ others)
+        if own <= 0:
             found[reply.site] = of_nothing
             continue
-        part = p[i] * own[i]
-        shared, rest = along[i] - part, square - p[i] * (2 * along[i] - part)
-        if rest < CANCELLED * max(square, p[i] * part):  # at most one site is so large: the others' sum by itself
-            _, apart, rest = _along(replies, np.where(np.arange(len(p)) == i, 0.0, p))
-            shared = apart[i]
-        cosine = shared / math.sqrt(own[i] * rest) if rest > 0 else 0.0
+        cosine = float(products[i] @ others) / (own * rest) ** 0.5 if rest > 0 else 0.0
         distance = 1.0 - min(max(cosine, -1.0), 1.0)
         found[reply.site] = distance if distance > NOISE else 0.0
     return found
-
-
-def _along(replies: Sequence[Reply], p: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Of S = sum_j p_j u_j, over trainable entries: (K,) ||u_i||^2, (K,) <u_i, S>, and ||S||^2."""
-    own, along, square = np.zeros(len(p)), np.zeros(len(p)), 0.0
-    for key in sorted(replies[0].trainable & set(replies[0].update)):
-        for _, updates in blocks_of(replies, key, LONG):
-            total = torch.zeros(len(updates[0]), dtype=torch.float64)  # in any order of the sites the same
-            for weight, update in zip(p, updates):
-                total.add_(torch.from_numpy(update), alpha=float(weight))
-            for i, update in enumerate(updates):
-                own[i] += inner(update, update)
-                along[i] += inner(update, total.numpy())
-            square += inner(total.numpy(), total.numpy())
-    return own, along, square
 
 
 def equalised(products: np.ndarray) -> np.ndarray:
