@@ -26,6 +26,8 @@ import pytest
 import torch
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 
+from fairflare.core import plugins, registry
+
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it for what it starts with "&"
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it to what they start
@@ -161,10 +163,19 @@ def forks(monkeypatch):
 def process_of_a_file(tmp_path_factory):
     """What a file's tests leave in their process is gone for the next file's.
 
-    That is: variables, as a command sets with ``--code``; modules that the tests wrote; the folder; torch's threads.
+    That is: variables, as a command sets with ``--code``; modules that the tests wrote; plugins' methods and parts; the
+    folder; torch's threads.
     """
     before, modules, here = dict(os.environ), set(sys.modules), os.getcwd()
+    tables = (registry._methods, *registry._parts.values())
+    registered = [dict(table) for table in tables]
     yield
+    for table, old in zip(tables, registered):
+        for id in table.keys() - old.keys():
+            if not registry._homes.get(id, getattr(table[id], "__module__", "")).startswith("fairflare."):
+                del table[id]
+                registry._whole.discard(id)
+    plugins.forget()
     os.chdir(here)
     torch.set_num_threads(1)
     written = str(tmp_path_factory.getbasetemp())
