@@ -11,9 +11,8 @@ from typing import Any
 import click
 
 from fairflare.cli import console
-from fairflare.cli.options import PATH, Told, as_json, force_option, json_option, out_option, set_option
+from fairflare.cli.options import PATH, Told, Values, as_json, force_option, json_option, option, out_option, set_option
 from fairflare.core.errors import UserError
-from fairflare.studies.labels import parse_pairs
 
 IN_PROGRESS = 3
 """Exit code of ``verify`` while a run goes on."""
@@ -122,9 +121,7 @@ def _in_progress(folder: Path, head: str, worker: str, as_json: bool) -> None:
 @click.command()
 @click.argument("folder", type=PATH)
 @click.option("--once", is_flag=True, help="Print how far it is and end, as where the output is redirected.")
-@click.option(
-    "--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, help="Seconds between looks."
-)
+@option("--every", type=click.FloatRange(0.2, 3600), default=2.0, help="Seconds between looks.")
 @click.option("--web", is_flag=True, help="As a page for a browser on this machine; its address holds a token.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the page; by default one that is free.")
 def watch(folder: Path, once: bool, every: float, web: bool, port: int) -> None:
@@ -142,7 +139,7 @@ def watch(folder: Path, once: bool, every: float, web: bool, port: int) -> None:
 )
 @set_option
 @as_json
-def after(folder: Path, step: str, pairs: tuple[str, ...]) -> Told:
+def after(folder: Path, step: str, values: Values) -> Told:
     """Recalibrate the model of the finished run in FOLDER, or set thresholds, for each site or group.
 
     With --step solo each site trains alone and reports its benefit of joining.
@@ -154,7 +151,7 @@ def after(folder: Path, step: str, pairs: tuple[str, ...]) -> Told:
     from fairflare.cli import results
     from fairflare.studies.after import take_step
 
-    found = take_step(folder, step, parse_pairs(pairs))
+    found = take_step(folder, step, values)
     return {"folder": str(folder), "report": found}, partial(results.run_result, found, folder)
 
 
@@ -193,7 +190,7 @@ def forget(folder: Path, site: str, yes: bool, out: Path | None, force: bool, as
 
 @click.command()
 @click.argument("folder", type=PATH, metavar="RUN")
-@click.option("--shadows", type=int, default=8, show_default=True, metavar="N", help="Shadow models per site; 0: none.")
+@option("--shadows", type=int, default=8, metavar="N", help="Shadow models per site; 0: none.")
 @click.option("--site", metavar="NAME", help="At this hospital alone, by itself; RUN stays as it is.")
 @click.option("--site-data", type=PATH, metavar="DIR", help="With --site: where its fairflare_site.yaml lies.")
 @as_json

@@ -121,9 +121,8 @@ def _check_lists(folder: Path, asked: Question, tell: Tell) -> dict[str, list[Fi
     described = read_description(folder_of_lists(folder))
     if not asked.task and not described:
         raise UserError(f"preflight: nothing says what {folder} holds; `fairflare init {folder}` finds out, or --kind")
-    kind, pairs = own_data(None, folder, asked.task or None, asked.classes or ",".join(described.get("classes", ())))
-    given = dict(pair.split("=", 1) for pair in without_sites(pairs, asked.without))
-    built, preset = _task(asked, {"kind": kind, "options": given})
+    kind, values = own_data(None, folder, asked.task or None, asked.classes or ",".join(described.get("classes", ())))
+    built, preset = _task(asked, {"kind": kind, "options": without_sites(values, asked.without)})
     return {site: _findings(built, preset, site, None, asked, tell) for site in in_order(built.sites())}
 
 

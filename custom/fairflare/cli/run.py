@@ -46,7 +46,7 @@ class RunCommand(click.Command):
         given, _, _ = self.make_parser(ctx).parse_args(list(args))
         named = given.get(METHOD)
         if isinstance(named, str) and named.endswith(SUFFIXES):
-            args = with_file(self, Path(named), args, given.get("pairs") or ())
+            args = with_file(self, Path(named), args, given.get("values") or ())
         return super().parse_args(ctx, args)
 
 
@@ -211,7 +211,7 @@ def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
     from fairflare.engine.setup.config import asks_by_itself, with_benefit
 
     if solo is None:
-        given = {pair.partition("=")[0].strip() for pair in click.get_current_context().params["pairs"]}
+        given = click.get_current_context().params["values"].keys()
         by_itself = env in ("local", "sim") and asks_by_itself(config)
         solo = config.solo if given & {"solo", "run.solo"} else by_itself
     return with_benefit(config, solo)

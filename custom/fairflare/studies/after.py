@@ -18,21 +18,9 @@ from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.validation import unlisted
 from fairflare.data.site_config import find_site_config
+from fairflare.engine import files
 from fairflare.engine.audit import AuditLog
-from fairflare.engine.files import (
-    AUDIT,
-    BEST,
-    CONFIG,
-    MODEL,
-    MOST_JSON,
-    is_file,
-    json_text,
-    read_bytes,
-    read_json,
-    read_model,
-    read_tensors,
-    save_text,
-)
+from fairflare.engine.files import AUDIT, BEST, CONFIG, MODEL, read_json
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import read_final, read_standing
 from fairflare.engine.setup.assembly import site_names
@@ -82,7 +70,7 @@ def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, A
             raise UserError(f"{folder}: the run is not complete; `fairflare resume {folder}` goes on")
         made = method_parts(registry.get_method(config.method), config.settings, **config.parts)
         if config.headline == "best" and made.trainer.is_shared:
-            model = read_model(folder / BEST)
+            model = files.read_model(folder / BEST)
         ended = Ended(model, standing.models, standing.declared, run_history.start["model_sha256"])
         event, taken = ("benefit", benefit_after) if step == SOLO else ("after", step_after)
         found = taken(config, folder, ended)
@@ -176,7 +164,7 @@ def _prepared(folder: Path, shadows: int) -> tuple[RunConfig, Parts, Attack, str
     if parts.task.kind.family == COX:
         raise UserError("risk: the loss of one patient depends on the others at risk (choose model hazards)")
     if config.headline == "best":
-        model = read_model(folder / BEST)
+        model = files.read_model(folder / BEST)
     first = {key: value.clone() for key, value in parts.model.items()}
     alone = benefit_at_site(dataclasses.replace(config, solo=True), parts, None)
     assert alone is not None  # the configuration asks
@@ -207,17 +195,17 @@ def write_evidence(folder: Path, out: Path | None = None, human: Path | None = N
     run = _read(folder)
     filled = {name: fill(name, run, answers) for name in documents()}
     made = written.bom(filled["bom"], run)
-    files = {name: one["file"] for name, one in written.DOCUMENTS.items()}
-    texts = {file: written.page(name, filled[name], run) for name, file in files.items() if file.endswith(".html")}
-    texts |= {"index.html": written.index(filled, run, made), "evidence.json": json_text(written.ledger(filled))}
-    texts |= {files["chai"]: written.chai_xml(filled["chai"]), files["bom"]: json_text(made)}
-    texts[files["crate"]] = json_text(written.crate(filled["crate"], run, list(texts)))
+    names = {name: one["file"] for name, one in written.DOCUMENTS.items()}
+    texts = {file: written.page(name, filled[name], run) for name, file in names.items() if file.endswith(".html")}
+    texts |= {"index.html": written.index(filled, run, made), "evidence.json": files.json_text(written.ledger(filled))}
+    texts |= {names["chai"]: written.chai_xml(filled["chai"]), names["bom"]: files.json_text(made)}
+    texts[names["crate"]] = files.json_text(written.crate(filled["crate"], run, list(texts)))
     place = out or folder / EVIDENCE
     place.mkdir(parents=True, exist_ok=True)
     for name in run.files:
-        save_text(place / name, read_bytes(folder / name, MOST_JSON).decode())
+        files.save_text(place / name, files.read_bytes(folder / name, files.MOST_JSON).decode())
     for name, text in texts.items():
-        save_text(place / name, text)
+        files.save_text(place / name, text)
     points, lacks = score(made)
     rows = {one["title"]: {"file": one["file"], **shares(filled[name])} for name, one in written.DOCUMENTS.items()}
     return {"folder": str(place), "documents": rows, "score": points, "lacks": lacks}
@@ -238,7 +226,7 @@ def init_evidence(folder: Path) -> Path:
         for key, question in asked.items():
             lines += textwrap.wrap(question, 100, initial_indent="# ", subsequent_indent="# ") + [f'{key}: ""\n']
     folder.mkdir(parents=True, exist_ok=True)
-    save_text(path, "\n".join(line.rstrip("\n") for line in lines) + "\n")
+    files.save_text(path, "\n".join(line.rstrip("\n") for line in lines) + "\n")
     return path
 
 
@@ -248,15 +236,15 @@ def _read(folder: Path) -> Run:
         raise UserError(f"{folder}: expected a finished run with its report, got {', '.join(lacks)}")
     config, events = read_run(folder)
     report = read_json(folder / REPORT)
-    files = {name: _hashed(read_bytes(folder / name, MOST_JSON)) for name in (REPORT, PAGE, AUDIT)}
-    evaluated, model = report["detail"]["provenance"]["evaluated_model_sha256"], None
-    for name in (MODEL, BEST):
-        if model is None and is_file(folder / name) and model_hash(read_tensors(folder / name)) == evaluated:
-            model = (name, *_hashed((folder / name).read_bytes()))
+    hashes = {name: _hashed(files.read_bytes(folder / name, files.MOST_JSON)) for name in (REPORT, PAGE, AUDIT)}
+    evaluated = report["detail"]["provenance"]["evaluated_model_sha256"]
+    there = [folder / name for name in (MODEL, BEST) if files.is_file(folder / name)]
+    path = next((path for path in there if model_hash(files.read_tensors(path)) == evaluated), None)
+    model = (path.name, *_hashed(path.read_bytes())) if path else None
     known = config["method"] in registry.methods()
     how = {"secure": config.get("secure_sum", "none") != "none", "solo": bool(report["detail"].get("benefit"))}
     leaves = leaving(config["method"], after=bool(report["detail"].get("after")), **how) if known else []
-    return Run(report, entries, config, leaves, files, model)
+    return Run(report, entries, config, leaves, hashes, model)
 
 
 def _hashed(content: bytes) -> tuple[str, int]:

@@ -18,21 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
+from fairflare.engine import files
 from fairflare.engine.audit import AuditLog, verify
-from fairflare.engine.files import (
-    AUDIT,
-    CHECKPOINT,
-    CONFIG,
-    JOINED,
-    SUFFIX,
-    Checkpoint,
-    is_there,
-    json_text,
-    load_checkpoint,
-    read_json,
-    save_checkpoint,
-    save_text,
-)
+from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, JOINED, SUFFIX, is_there, read_json
 from fairflare.engine.history import alike, last_counted, left_behind
 from fairflare.engine.setup.assembly import header, save_config, site_names
 from fairflare.engine.setup.config import RunConfig
@@ -75,7 +63,7 @@ class Plan:
     folder: Path
     site: str
     config: RunConfig
-    state: Checkpoint | None
+    state: files.Checkpoint | None
     why: str
     rounds: int
     stay: tuple[str, ...]
@@ -136,7 +124,7 @@ def plan(folder: Path, site: str) -> Plan:
 
 def _state_before(
     folder: Path, site: str, config: RunConfig, parts: Parts, entries: list[Json]
-) -> tuple[Checkpoint | None, str]:
+) -> tuple[files.Checkpoint | None, str]:
     """The state from which training without ``site`` goes on, and why it is that one."""
     if site in entries[0]["declared"]:
         return None, "it was there from the start"
@@ -149,7 +137,7 @@ def _state_before(
     path = folder / JOINED / f"{joined - 1}{SUFFIX}"
     if not is_there(path):
         return None, f"no state of round {joined - 1}, before it joined, has been kept"
-    state = load_checkpoint(path)
+    state = files.load_checkpoint(path)
     left = {key: lines.get(joined - 1, {}).get(key) for key in left_behind(state)}
     if state.round != joined - 1 or not alike(left, left_behind(state)):
         raise UserError(f"{JOINED}/{path.name}: is not what {AUDIT} says of round {joined - 1}")
@@ -183,12 +171,12 @@ def forget(chosen: Plan, out: Path, *, force: bool = False) -> Json:
                     run_local(config, out, [shown], shown.preparing, parts, shown.found, sites)
         after = write_report(out)
         said = _statement(chosen, read_json(chosen.folder / REPORT), after, out)
-        save_text(out / f"{STATEMENT}.json", json_text(said))
-        save_text(out / f"{STATEMENT}.md", _in_words(said))
+        files.save_text(out / f"{STATEMENT}.json", files.json_text(said))
+        files.save_text(out / f"{STATEMENT}.md", _in_words(said))
     return said
 
 
-def _begin_at(chosen: Plan, state: Checkpoint, out: Path) -> None:
+def _begin_at(chosen: Plan, state: files.Checkpoint, out: Path) -> None:
     """A log with the rounds before the site joined, as the run's own says them, and their checkpoint."""
     _, entries = verified_run(chosen.folder)
     rounds = {entry["round"]: entry for entry in entries if entry["event"] == "round"}
@@ -202,7 +190,7 @@ def _begin_at(chosen: Plan, state: Checkpoint, out: Path) -> None:
         line = _append(log, chosen.site, rounds[number])
         if number in scores:
             _append(log, chosen.site, scores[number])
-    save_checkpoint(out / CHECKPOINT, dataclasses.replace(state, entry=line["hash"]))
+    files.save_checkpoint(out / CHECKPOINT, dataclasses.replace(state, entry=line["hash"]))
 
 
 def _append(log: AuditLog, site: str, line: Mapping[str, Any]) -> Json:

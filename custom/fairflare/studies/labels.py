@@ -29,9 +29,9 @@ OWNERS = frozenset({"rule", "trainer", "probe", "select", "server", "train", "ta
 """Owners of settings, whose values may stand below them, as in ``config.json``."""
 
 
-def parse_pairs(pairs: Sequence[str], init_from: str | None = None) -> dict[str, Any]:
-    """("q=2", "beta=.5") -> {"q": "2", "beta": ".5"}, plus the weights' path; raises UserError on anything else."""
-    values: dict[str, Any] = {"init_from": init_from} if init_from else {}
+def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
+    """("q=2", "beta=.5") -> {"q": "2", "beta": ".5"}; raises UserError on anything else."""
+    values: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or not key:
@@ -67,7 +67,7 @@ def as_text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, (Mapping, list, tuple)) else str(value)
 
 
-def split_method(label: str) -> tuple[str, dict[str, Any]]:
+def split_method(label: str) -> tuple[str, dict[str, str]]:
     """ "fedism-plus:state=L,q=1" -> ("fedism-plus", {"state": "L", "q": "1"})."""
     name, _, settings = label.partition(":")
     return name, parse_pairs([s for s in settings.split(",") if s])
