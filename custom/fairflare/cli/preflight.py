@@ -104,8 +104,7 @@ def check(path: Path, asked: Question, tell: Tell = lambda part, done, total: No
 def check_site(path: Path, asked: Question, tell: Tell = lambda part, done, total: None) -> list[Finding]:
     """Findings on the data of the site whose configuration is ``path``, and whether its GPU holds a batch.
 
-    Raises:
-        UserError: the configuration or an option cannot be read; whatever is wrong with the data is a finding.
+    Raises UserError: the configuration or an option cannot be read; whatever is wrong with the data is a finding.
     """
     own = read_site_config(path)
     described = read_description(Path(own.data_root, own.datalist).parent) if own.data_root and own.datalist else {}
@@ -274,9 +273,8 @@ def prepare(task: ImagesOnDisk, root: Path, dest: Path, progress: Progress | Non
         (a command line), task, task_options, table_sets, source (in words), sites and shared (what each
         is, and its sizes).
 
-    Raises:
-        UserError: files of the data set are missing or wrong, ``dest`` is not empty or cannot be written, or no run
-            could use the result.
+    Raises UserError: files of the data set are missing or wrong, ``dest`` is not empty or cannot be written, or no run
+    could use the result.
     """
     dest = dest.resolve()
     if dest.exists() and not (dest.is_dir() and not any(dest.iterdir())):

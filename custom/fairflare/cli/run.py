@@ -110,9 +110,8 @@ def _option(option: click.Option, value: Any, where: str, home: Path) -> list[st
 def read_run_file(path: Path) -> dict[str, Any]:
     """The keys and values of a YAML file, read as plain data.
 
-    Raises:
-        UserError: no such file, no mapping, a key twice, too large, or other values than text, numbers, lists and
-            mappings.
+    Raises UserError: no such file, no mapping, a key twice, too large, or other values than text, numbers, lists and
+    mappings.
     """
     import yaml
 

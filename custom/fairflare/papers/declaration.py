@@ -294,8 +294,7 @@ def exhibits() -> dict[str, Exhibit]:
 def named(name: str) -> Exhibit:
     """The exhibit of this name; "fedheal-2", as version 0.2 named it, is "fedheal-table-2".
 
-    Raises:
-        UserError: there is none.
+    Raises UserError: there is none.
     """
     found = exhibits()
     now = current(name)

@@ -45,12 +45,9 @@ SOLO = "solo"
 def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Take the step, add what came of it to the log, and write the report anew; returns report.json's content.
 
-    ``step`` is "recalibrate", "shares", "conformal", or "solo" for the benefit of joining; ``values`` are its
-    settings by name.
-
-    Raises:
-        UserError: there is no such run, it is not complete or of other machines, or the step does not fit its task.
-        RunFailed: a site's data have errors.
+    ``step`` is "recalibrate", "shares", "conformal", or "solo" for the benefit of joining; ``values`` are its settings
+    by name. Raises UserError: there is no such run, it is not complete or of other machines, or the step does not fit
+    its task; RunFailed: a site's data have errors.
     """
     require_run(folder)
     with opened(folder):
@@ -85,9 +82,8 @@ FEW = "too few patients to tell their numbers"
 def measure_risk(folder: Path, shadows: int) -> dict[str, Any]:
     """Attack the model at every site that trained, log what may leave, and write the report anew; its content.
 
-    Raises:
-        UserError: no complete run with one model for all sites, an odd number of shadows, a loss that mixes patients,
-            or sites' data that are not on this machine.
+    Raises UserError: no complete run with one model for all sites, an odd number of shadows, a loss that mixes
+    patients, or sites' data that are not on this machine.
     """
     _checked(folder, shadows)
     with opened(folder):
@@ -125,8 +121,7 @@ def risk_at(folder: Path, shadows: int, name: str, local: Path) -> dict[str, flo
     Returns:
         As ``Attack.at``.
 
-    Raises:
-        UserError: as ``measure_risk``; no such site or configuration, data with errors, or too few patients.
+    Raises UserError: as ``measure_risk``; no such site or configuration, data with errors, or too few patients.
     """
     _checked(folder, shadows)
     if find_site_config(local, name) is None:
@@ -187,9 +182,8 @@ def write_evidence(folder: Path, out: Path | None = None, human: Path | None = N
         folder; documents: title -> file, evidence, human and blank (numbers of parts); score of the BOM, 0 to 100, and
         lacks, the fields that it has not.
 
-    Raises:
-        UserError: the folder holds no finished run with its report, a file does not fit to its log, or the YAML has
-            an unknown key or something that is no text.
+    Raises UserError: the folder holds no finished run with its report, a file does not fit to its log, or the YAML has
+    an unknown key or something that is no text.
     """
     answers = _answers(human or folder / HUMAN, needed=human is not None)
     run = _read(folder)
@@ -214,8 +208,7 @@ def write_evidence(folder: Path, out: Path | None = None, human: Path | None = N
 def init_evidence(folder: Path) -> Path:
     """Write the YAML with every question, blank, into ``folder`` and return its path.
 
-    Raises:
-        UserError: it is there already.
+    Raises UserError: it is there already.
     """
     path = folder / HUMAN
     if path.exists():

@@ -274,8 +274,7 @@ def combine(folder: Path, out: Path, *, force: bool = False, workers: Workers | 
         force: replaces earlier mixes in ``out``.
         workers: see ``parallel.budget``.
 
-    Raises:
-        UserError: the folder holds no finished join, or a model cannot be stored.
+    Raises UserError: the folder holds no finished join, or a model cannot be stored.
     """
     found = read_join(folder)
     if found.get("event"):
@@ -373,8 +372,7 @@ def mix_of(client: str, found: Mapping[str, Any], trained: Mapping[str, Trained]
 def as_module(model: Any, kind: str, x: Array) -> mix.Regression | mix.Trees:
     """The own model as plain numbers, which need no pickle; compared with the model on the rows ``x`` (N, F).
 
-    Raises:
-        UserError: scikit-learn keeps its trees in another way than is known here.
+    Raises UserError: scikit-learn keeps its trees in another way than is known here.
     """
     made = _regression(model) if kind == mix.REGRESSION else _trees(model)
     rows = torch.from_numpy(x).float()

@@ -200,8 +200,7 @@ ONE_OF_KIND = {"rule": "rule", "trainer": "trainer", "selector": "select", "serv
 def about(name: str) -> dict[str, Any]:
     """What ``fairflare describe NAME`` shows: name, title, lines, settings and how one is given.
 
-    Raises:
-        UserError: nothing has the name; the message says what was meant.
+    Raises UserError: nothing has the name; the message says what was meant.
     """
     if name in registry.methods():
         return _method(registry.get_method(name))
@@ -265,8 +264,7 @@ def method_settings(entry: Method) -> list[Row]:
 def key_settings(key: str) -> list[Row]:
     """Every setting whose name, bare or full, is ``key``.
 
-    Raises:
-        UserError: there is none; the message says what was meant.
+    Raises UserError: there is none; the message says what was meant.
     """
     from fairflare.engine.setup import tasks
 

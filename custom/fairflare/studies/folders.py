@@ -293,10 +293,8 @@ def earlier_files(folder: Path) -> list[Path]:
 def convert(folder: Path) -> list[str]:
     """Make this version's files of the earlier ones in ``folder``, which go once all are there; returns their names.
 
-    After a kill the same again goes on. Contents, and with them the hashes in the log, stay what they are.
-
-    Raises:
-        UserError: a file holds something else than an earlier version wrote, or another command is at work there.
+    After a kill the same again goes on. Contents, and with them the hashes in the log, stay what they are. Raises
+    UserError: a file holds something else than an earlier version wrote, or another command is at work there.
     """
     if not folder.is_dir():
         raise UserError(f"{str(folder)!r}: expected a folder")

@@ -181,8 +181,7 @@ def calibrated(hospitals: Mapping[str, Patients], federation: Together, deals: i
 def ask(folder: Path) -> Json:
     """The question of the join in ``folder``, which is written to ``forecast.json`` there.
 
-    Raises:
-        UserError: no finished join on this machine, exact regression is none of its methods, or too few hospitals.
+    Raises UserError: no finished join on this machine, exact regression is none of its methods, or too few hospitals.
     """
     expected(f"{folder}", is_there(folder / JOIN), "the folder of a finished join", "another one")
     found = read_json(folder / JOIN)
@@ -219,8 +218,7 @@ def ask(folder: Path) -> Json:
 def answer(question: Json, table: Path) -> tuple[Json, Path]:
     """What a hospital with this table answers, and the file beside it that says so.
 
-    Raises:
-        UserError: the table lacks what the federation's models take, or has too few patients.
+    Raises UserError: the table lacks what the federation's models take, or has too few patients.
     """
     parts = build_parts(RunConfig.from_json(question["run"]), at_site=True)
     try:

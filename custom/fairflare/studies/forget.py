@@ -85,8 +85,7 @@ class Plan:
 def plan(folder: Path, site: str) -> Plan:
     """Read what the run's folder says; nothing is written.
 
-    Raises:
-        UserError: no complete run, no such site, too few sites stay, or the sites' data are not on this machine.
+    Raises UserError: no complete run, no such site, too few sites stay, or the sites' data are not on this machine.
     """
     require_run(folder)
     with opened(folder):
@@ -147,9 +146,7 @@ def _state_before(
 def forget(chosen: Plan, out: Path, *, force: bool = False) -> Json:
     """Train without the site into ``out``; write and return the statement for it. What was cut short goes on.
 
-    Raises:
-        UserError: the folder holds something else.
-        RunFailed: the federation stopped.
+    Raises UserError: the folder holds something else; RunFailed: the federation stopped.
     """
     site, config = chosen.site, chosen.config
     with created(out), opened(out):

@@ -57,31 +57,27 @@ class OneSplit(Design):
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What is asked.
+    """What is asked of methods, "name:key=value" as in ``compare``, on a task of classes, times or masks in memory.
 
-    Args:
-        methods: candidates, "name:key=value" as in ``compare``; a shared model counts with an own intercept, too.
-        task: of classes, times or masks, whose examples are in memory.
-        design: folds and repetitions.
-        margin: a loss (Brier score) that does not matter; 0: strict.
-        new_size: patients of a hospital that is not in yet.
-        seed: of the runs.
-        choices: rounds, sites and values of ``make_config``.
-        made: method -> its run, where that is made already.
-        event: the class whose risk is asked for, against all others; "": the task's own of two classes.
-        shares: whether a shared model counts with the hospital's own class shares, too.
+    A shared model counts with an own intercept, too.
     """
 
     methods: tuple[str, ...]
     task: str
     design: Design = dataclasses.field(default_factory=Design)
     margin: float = 0.002
+    """A loss (Brier score) that does not matter; 0: strict."""
     new_size: int = 100
+    """Patients of a hospital that is not in yet."""
     seed: int = 0
     choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Rounds, sites and values of ``make_config``."""
     made: Mapping[str, RunConfig] = dataclasses.field(default_factory=dict)
+    """Method -> its run, where that is made already."""
     event: str = ""
+    """The class whose risk is asked for, against all others; "": the task's own of two classes."""
     shares: bool = False
+    """Whether a shared model counts with the hospital's own class shares, too."""
 
     def runs(self) -> dict[str, RunConfig]:
         """Folder name -> run, for every method, deal and fold."""
@@ -152,17 +148,10 @@ def measure_join(
 ) -> dict[str, Any]:
     """Make the runs that are missing, and report the benefit of joining for each hospital.
 
-    Args:
-        folder: gets a folder per run, join.json, join.html and the folder ``sheets``.
-        workers: see ``parallel.budget``.
-
-    Returns:
-        As ``report.join.answers``, with title, task, methods, privacy (see ``Question.privacy``), refused (site -> why)
-        and own_models (site -> kind -> folds in which it was the better one).
-
-    Raises:
-        UserError: the task has no class to ask for, or examples in files, a method's models cannot be asked one by one,
-            or the folder holds something else.
+    ``folder`` gets a folder per run, join.json, join.html and the folder ``sheets``. Returns as ``report.join.answers``
+    with title, task, methods, privacy (see ``Question.privacy``), refused (site -> why) and own_models (site -> kind ->
+    folds in which it was the better one). Raises UserError: the task has no class to ask for, or examples in files, a
+    method's models cannot be asked one by one, or the folder holds something else.
     """
     runs = question.runs()
     first = build_parts(next(iter(runs.values())), at_site=True)
@@ -331,17 +320,8 @@ def within(
     """The question with as many repetitions and folds as its trainings have time for.
 
     Each method is first trained once on all patients, which ``combine`` needs anyhow; how long that took is in the
-    run's log, so that the same command makes the same of it again. Own models are not counted.
-
-    Args:
-        question: with the most repetitions and folds.
-        folder: of the join.
-        minutes: for all trainings.
-        force: makes the runs on all patients again.
-        workers: see ``parallel.budget``.
-
-    Raises:
-        UserError: there is no time for one repetition of two folds.
+    run's log, so that the same command makes the same of it again. Own models are not counted. Raises UserError: there
+    is no time for one repetition of two folds.
     """
     runs = {f"{folder_name(label)}-{ALL}": offered.on_fold(config, ALL) for label, config in question.each().items()}
     with Study(runs).finished(folder, partial(run_once, force=force), workers=workers):

@@ -153,8 +153,7 @@ def _indexed(found: Mapping[str, Mapping[str, Any]], name: str) -> pandas.DataFr
 def sheets_of(folder: Path, sites: Sequence[str] = (), language: str = "en") -> list[Path]:
     """Write the sheets of ``sites``, or of all, of the join in ``folder``, and return the pages.
 
-    Raises:
-        UserError: the folder holds no join of this version, or not this hospital.
+    Raises UserError: the folder holds no join of this version, or not this hospital.
     """
     found = read_json(folder / JOIN)
     known = found.get("sites")

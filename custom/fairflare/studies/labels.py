@@ -45,8 +45,7 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
 def flat_settings(settings: Any, where: str) -> Iterator[tuple[str, str]]:
     """Name and text of every setting, as ``--set`` takes them: "rule.q" and "2" of {"rule": {"q": 2}}.
 
-    Raises:
-        UserError: no mapping.
+    Raises UserError: no mapping.
     """
     expected(f"{where}: set", isinstance(settings, Mapping), "names and values", settings)
     for key, value in settings.items():

@@ -230,11 +230,8 @@ def run_search(search: Search, folder: Path, *, workers: Workers | None = 1) -> 
     """Run trials up to ``search.trials``, then the best settings once with tests; returns ``search.json``'s content.
 
     The study and the trials that ``folder`` holds go on. ``workers``: trials side by side, see ``parallel.budget``.
-
-    Raises:
-        UserError: Optuna is not installed, a setting or its range is wrong, there are no validation examples, or the
-            folder holds another search.
-        RunFailed: no trial ended.
+    Raises UserError: Optuna is not installed, a setting or its range is wrong, there are no validation examples, or the
+    folder holds another search; RunFailed: no trial ended.
     """
     first = checked(search)
     with created(folder), opened(folder):
