@@ -100,7 +100,7 @@ def _option(option: click.Option, value: Any, where: str, home: Path) -> list[st
     if option.is_flag:
         expected(where, isinstance(value, bool), "true or false", value)
         return [name] if value else []
-    values = value if option.multiple and isinstance(value, list) else [value]
+    values = value if option.multiple and isinstance(value, (list, tuple)) else [value]
     for one in values:
         expected(where, not isinstance(one, Mapping), "a value or a list of values", one)
     is_path = isinstance(option.type, click.Path)

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from fairflare.cli import console, options
 from fairflare.studies.labels import comparison_name, folder_name, on_grid
-
-if TYPE_CHECKING:
-    from fairflare.studies.parallel import Workers
 
 
 @click.command()
@@ -122,13 +119,7 @@ def compare(
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
 @options.grid_options
 def contribution(
-    methods: tuple[str, ...],
-    task: str,
-    seeds: str,
-    out: Path | None,
-    force: bool,
-    workers: Workers | None,
-    **asked: Any,
+    methods: tuple[str, ...], task: str, seeds: str, out: Path | None, force: bool, workers: Any, **asked: Any
 ) -> options.Told:
     """Measure each site's contribution: METHOD once with all sites and once without each of them.
 
@@ -142,8 +133,7 @@ def contribution(
     chosen, others = tuple(options.parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
     question = Question(methods[0], task, chosen, others, **asked)
     which = f"seed{chosen[0]}" if len(chosen) == 1 else "seeds"
-    name = f"contribution-{folder_name(methods[0])}-{task.replace(':', '-')}-{which}"
-    folder = out or Path("runs") / name
+    folder = out or Path("runs") / f"contribution-{folder_name(methods[0])}-{task.replace(':', '-')}-{which}"
     found = measure_contribution(question, folder, force=force, workers=workers)
     return found, partial(results.contribution, found, folder)
 
@@ -161,9 +151,9 @@ def riders(
     seeds: str,
     kinds: str,
     out: Path | None,
-    choices: Any,
-    fixed_data: bool,
-    **how: Any,
+    force: bool,
+    workers: Any,
+    **asked: Any,
 ) -> options.Told:
     """Simulate free riders under each METHOD: who finds them, and who is accused instead.
 
@@ -175,10 +165,11 @@ def riders(
     from fairflare.studies.free_riders import measure_riders
 
     chosen, others = tuple(options.parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
-    question = Question(methods[0], task, chosen, others, fixed_data=fixed_data, choices=choices)
-    folder = out or Path("runs") / comparison_name(task, {**choices, "fixed_data": fixed_data}, "riders")
+    question = Question(methods[0], task, chosen, others, **asked)
+    shared = {**question.choices, "fixed_data": question.fixed_data}
+    folder = out or Path("runs") / comparison_name(task, shared, "riders")
     wanted = [kind.strip() for kind in kinds.split(",")]
-    found = measure_riders(question, wanted, folder, **how)
+    found = measure_riders(question, wanted, folder, force=force, workers=workers)
     return found, partial(results.riders, found, folder)
 
 
@@ -200,7 +191,7 @@ def riders(
 @options.out_option
 @options.as_json
 def search(
-    task: str, choices: Any, over: tuple[str, ...], seed: int, workers: Workers | None, out: Path | None, **asked: Any
+    task: str, choices: Any, over: tuple[str, ...], seed: int, workers: Any, out: Path | None, **asked: Any
 ) -> options.Told:
     """Search METHOD's settings with Optuna: trials see no test example, the best is tested once at the end.
 
@@ -241,13 +232,7 @@ page:       {folder / "search.html"}"""
 @options.as_json
 @click.pass_obj
 def paper(
-    command: str | None,
-    name: str | None,
-    seeds: str | None,
-    presets: tuple[str, ...],
-    workers: Workers | None,
-    out: Path,
-    **choices: Any,
+    command: str | None, name: str | None, seeds: str | None, presets: Any, workers: Any, out: Path, **choices: Any
 ) -> options.Told:
     """Make table or figure NAME of a paper, e.g. fedheal-table-5; without NAME, list them all with time and data.
 

@@ -93,35 +93,25 @@ def measure_risk(folder: Path, shadows: int) -> dict[str, Any]:
             raise UserError(f"{folder}: its sites' data are elsewhere; {alone}")
         parts.task.check_data()
         sites, rejected = dict[str, Any](), dict[str, Any]()
-        for name in site_names(config):
-            if name == config.leave_out:
-                continue
+        for name in (name for name in site_names(config) if name != config.leave_out):
             site = build_site(config, parts, name)
             _, site.data = site.look()
-            found = attack.at(site) if site.data is not None else {}
-            if found:
+            if site.data is None:
+                rejected[name] = {"code": "data", "detail": "its data have errors"}
+            elif found := attack.at(site):
                 sites[name] = found
             else:
-                detail = "its data have errors" if site.data is None else FEW
-                rejected[name] = {"code": "few_cases" if site.data is not None else "data", "detail": detail}
+                rejected[name] = {"code": "few_cases", "detail": FEW}
         about = {"shadows": shadows, "level": LEVEL, "sites": sites, "rejected": rejected}
         AuditLog(folder / AUDIT).append("risk", **about, model_sha256=model)
         return write_report(folder)
 
 
 def risk_at(folder: Path, shadows: int, name: str, local: Path) -> dict[str, float]:
-    """Attack the model at one hospital, by itself, on its own machine; the folder stays as it is.
+    """``Attack.at`` one hospital, by itself, on its own machine; the folder, a copy, stays as it is.
 
-    Args:
-        folder: of the run, a copy from whoever leads it.
-        shadows: see ``Attack``.
-        name: the hospital's, as the run knows it.
-        local: where its ``fairflare_site.yaml`` lies.
-
-    Returns:
-        As ``Attack.at``.
-
-    Raises UserError: as ``measure_risk``; no such site or configuration, data with errors, or too few patients.
+    ``name`` is the hospital's, as the run knows it, and ``local`` where its ``fairflare_site.yaml`` lies. Raises
+    UserError: as ``measure_risk``; no such site or configuration, data with errors, or too few patients.
     """
     _checked(folder, shadows)
     if find_site_config(local, name) is None:
@@ -174,13 +164,9 @@ HEAD = "# What only a human can say. Text after a key goes into the documents as
 def write_evidence(folder: Path, out: Path | None = None, human: Path | None = None) -> dict[str, Any]:
     """Write the pack of the run in ``folder`` into ``out``; the same run and answers give the same bytes.
 
-    Args:
-        out: RUN/evidence when None.
-        human: the filled YAML; RUN/evidence.yaml, if there is one, when None.
-
-    Returns:
-        folder; documents: title -> file, evidence, human and blank (numbers of parts); score of the BOM, 0 to 100, and
-        lacks, the fields that it has not.
+    ``out``: RUN/evidence when None; ``human``: the filled YAML; RUN/evidence.yaml, if there is one, when None. Returns
+    folder; documents: title -> file, evidence, human and blank (numbers of parts); score of the BOM, 0 to 100, and
+    lacks, the fields that it has not.
 
     Raises UserError: the folder holds no finished run with its report, a file does not fit to its log, or the YAML has
     an unknown key or something that is no text.

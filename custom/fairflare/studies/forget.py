@@ -45,31 +45,25 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """What it takes to forget a site.
-
-    Attributes:
-        folder: of the run that had the site.
-        config: of the run without it.
-        state: where training goes on, of a round before the site joined; None: at the initial model.
-        why: the reason, in words.
-        rounds: of the run.
-        stay: the sites that are trained on again.
-        exact: whether the method's result depends on nothing but the patients: exact regression.
-        took_part: rounds in which the site's update was accepted.
-        model: hash of the run's final model.
-        head: hash of the log's last line.
-    """
+    """What it takes to forget a site."""
 
     folder: Path
+    """Of the run that had the site."""
     site: str
     config: RunConfig
+    """Of the run without it."""
     state: files.Checkpoint | None
+    """Where training goes on, of a round before the site joined; None: at the initial model."""
     why: str
     rounds: int
     stay: tuple[str, ...]
+    """The sites that are trained on again."""
     exact: bool
+    """Whether the method's result depends on nothing but the patients: exact regression."""
     took_part: tuple[int, ...]
+    """Rounds in which the site's update was accepted."""
     model: str
+    """Hash of the run's final model; ``head``: of the log's last line."""
     head: str
 
     @property

@@ -10,6 +10,7 @@ import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -340,15 +341,15 @@ def execute_deployed(
 
 
 @contextlib.contextmanager
-def as_before(named: Mapping[str, str | None]) -> Iterator[None]:
+def as_before(named: Mapping[str, str | None] = MappingProxyType({}), progress: bool = True) -> Iterator[None]:
     """Within: these environment variables, which name the user's own files and where rendered data are kept. After it
-    torch's threads, the random generators and the environment are as they were: a run seeds and sets them."""
+    torch's threads, the random generators and the environment are as they were: a run seeds and sets them. Without
+    ``progress`` nobody sees it."""
     threads = torch.get_num_threads()
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    variables = {name: os.environ.get(name) for name in (user_code.VARIABLE, CACHE)}
     try:
-        with environment(
-            {user_code.VARIABLE: os.environ.get(user_code.VARIABLE), CACHE: os.environ.get(CACHE), **named}
-        ):
+        with environment({**variables, **named}), contextlib.nullcontext() if progress else display.silent():
             yield
     finally:
         torch.set_num_threads(threads)

@@ -179,7 +179,7 @@ class Study:
             FairFlareError: of the first run that failed, after the others have ended.
         """
         finished = self.finished(Path(out), partial(run_once, force=force), workers=workers)
-        with as_before({}), contextlib.nullcontext() if progress else display.silent(), finished:
+        with as_before(progress=progress), finished:
             return self
 
     @property
