@@ -15,13 +15,11 @@ from fairflare.studies.labels import comparison_name
 if TYPE_CHECKING:
     from fairflare.studies.parallel import Workers
 
-STRICT = "strict"
-
 
 def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
     """0 for "strict", or a loss in [0, 0.1]."""
     try:
-        found = 0.0 if value == STRICT else float(value)
+        found = 0.0 if value == "strict" else float(value)
     except ValueError:
         found = -1.0
     if not 0 <= found <= 0.1:

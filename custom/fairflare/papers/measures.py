@@ -25,18 +25,13 @@ SITE_CLEAN = "clean"
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run.
-
-    Attributes:
-        scores: round -> shared test set -> metric -> value, of the rounds that were scored.
-        elsewhere: options of the task ("alpha=1") -> mean, std_sample and more of the final model on test patients that
-            are dealt to the sites as these options say, and of its accuracies "sites" and "groups" (disparities),
-            "harmonic-printed" and "harmonic-worst" as in "over-groups".
-    """
+    """A finished run."""
 
     report: Json
     scores: Mapping[int, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    """Round -> shared test set -> metric -> value, of the rounds that were scored."""
     elsewhere: Mapping[str, Json] = field(default_factory=dict)
+    """Options of the task ("alpha=1") -> what ``comparison.on_mixture`` says of the final model."""
 
     @property
     def detail(self) -> Json:
@@ -50,16 +45,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Beside:
-    """Other runs of the same seed and data that a column compares with.
-
-    Attributes:
-        references: METHOD label -> its run.
-        without: site -> the run of the row that ``left_out`` names, trained without that site.
-        full: that row's run with every site.
-    """
+    """Other runs of the same seed and data that a column compares with."""
 
     references: Mapping[str, Run] = field(default_factory=dict)
+    """METHOD label -> its run."""
     without: Mapping[str, Run] = field(default_factory=dict)
+    """Site -> the run of the row that ``left_out`` names without it; ``full``: with every site."""
     full: Run | None = None
 
 
@@ -140,11 +131,8 @@ def over_domains(run: Run, beside: Beside, which: str, metric: str = "", ddof: i
 
 @measure
 def condition(run: Run, beside: Beside, which: str, metric: str, than: str = "") -> list[float | None]:
-    """A metric on the task's "clean" or "corrupted" test set or their "average", one value per scored round.
-
-    Args:
-        than: METHOD label of a reference: the difference from its value of the same round and seed.
-    """
+    """A metric on the task's "clean" or "corrupted" test set or their "average", one value per scored round; the
+    difference from that of the reference ``than``."""
     values = _of_condition(run, which, metric)
     first = _of_condition(beside.references[than], which, metric) if than else {}
     return [_minus(value, first.get(t)) if than else value for t, value in values.items()]
@@ -253,11 +241,8 @@ def _agreement(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, floa
 
 @measure
 def without(run: Run, beside: Beside, metric: str = "", change: bool = False) -> dict[str, float | None]:
-    """Site -> the mean over all sites' scores when it is left out of training; "No": nobody is.
-
-    Args:
-        change: minus that with all sites: below 0 where it falls, as FedCE prints it.
-    """
+    """Site -> the mean over all sites' scores when it is left out of training; "No": nobody is. ``change``: minus that
+    with all sites, below 0 where it falls, as FedCE prints it."""
     found = {site: fairness.mean(at_sites(one, metric)) for site, one in beside.without.items()}
     full = fairness.mean(at_sites(beside.full, metric)) if beside.full else None
     return {site: _minus(value, full) for site, value in found.items()} if change else {**found, "No": full}
@@ -279,11 +264,8 @@ def examples(run: Run, beside: Beside, share: bool = False) -> dict[str, float |
 
 @measure
 def relative_weights(run: Run, beside: Beside, whole: bool) -> dict[str, float | None]:
-    """Site -> its weight in the last round among the sites but the one that is left out, made to sum to 1.
-
-    Args:
-        whole: of the run with all sites; else of the one in which the site has left.
-    """
+    """Site -> its weight in the last round among the sites but the one that is left out, made to sum to 1: of the
+    ``whole`` run with all sites, else of the one in which the site has left."""
     if beside.full is None or not beside.without:
         return {}
     (gone, left), *_ = beside.without.items()
@@ -302,12 +284,10 @@ def rounds(run: Run, beside: Beside, which: str = "mean") -> dict[str, float | N
 
 @measure
 def note_rounds(run: Run, beside: Beside, name: str, site: int = 0, of_one: bool = False) -> dict[str, float | None]:
-    """What the method's rule noted under ``name`` over the rounds.
+    """What the method's rule noted under ``name`` over the rounds, or 1 minus it (``of_one``).
 
-    Args:
-        site: which site's, the first one's number being 1: {round: value}; 0: all sites', in six rounds, of which the
-            tenth is one: {"round 10, site": value}.
-        of_one: 1 minus the value.
+    ``site``: which site's, the first one's number being 1: {round: value}; 0: all sites', in six rounds, of which the
+    tenth is one: {"round 10, site": value}.
     """
     names, rows = list(run.report["sites"]), run.detail["rounds"]
     last = len(rows)
@@ -337,6 +317,5 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def _drops(beside: Beside) -> dict[str, float]:
     if beside.full is None:
         return {}
-    full = fairness.mean(at_sites(beside.full))
-    found = {site: fairness.mean(at_sites(run)) for site, run in beside.without.items()}
-    return {site: full - value for site, value in found.items() if full is not None and value is not None}
+    changes = without(beside.full, beside, change=True)
+    return {site: -value for site, value in changes.items() if value is not None}

@@ -56,37 +56,25 @@ class Choices:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """One block of columns and where its runs are.
-
-    Attributes:
-        data: as declared.
-        task: "name:preset" that runs; ``stands_in``: it is not the paper's data.
-        runs: row's key -> its runs.
-        references: row's key -> METHOD label -> the same.
-        without: row's key -> site -> the same.
-    """
+    """One block of columns and where its runs are."""
 
     data: Data
     task: str
+    """ "name:preset" that runs; ``stands_in``: it is not the paper's data."""
     stands_in: bool
     runs: dict[str, Paths] = dataclasses.field(default_factory=dict)
+    """Of each row's key; ``references`` also of each METHOD label, ``without`` of each site."""
     references: dict[str, dict[str, Paths]] = dataclasses.field(default_factory=dict)
     without: dict[str, dict[str, Paths]] = dataclasses.field(default_factory=dict)
 
 
 class Plan:
-    """Every run of an exhibit, once.
-
-    Attributes:
-        configs: path below the folder -> run.
-        labels: path -> METHOD label.
-        tables: as declared, but for data sets that cannot be measured.
-        places: one list per table, one place per block.
-    """
+    """Every run of an exhibit, once, by its path below the folder; a list of places per table, a place per block."""
 
     def __init__(self, exhibit: Exhibit, choices: Choices) -> None:
         self.configs: dict[str, RunConfig] = {}
         self.labels: dict[str, str] = {}
+        """Path -> METHOD label."""
         self._choices = choices
         known = list(dict.fromkeys(data.key for table in exhibit.tables for data in table.data))
         if strange := [key for key in choices.data if key not in known]:

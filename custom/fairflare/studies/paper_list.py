@@ -38,10 +38,7 @@ def known_times(folder: Path) -> Known:
     """Task -> METHOD label -> [seconds per round, seconds beside the rounds]; {} where nothing readable is kept."""
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, IndexError):
         found = json.loads((folder / FOLDER / KEPT).read_text(encoding="utf-8"))
-        return {
-            str(task): {str(label): [float(pair[0]), float(pair[1])] for label, pair in labels.items()}
-            for task, labels in found.items()
-        }
+        return {t: {m: [float(pair[0]), float(pair[1])] for m, pair in each.items()} for t, each in found.items()}
     return {}
 
 
@@ -162,12 +159,7 @@ SIDE, TIMES = 384, 8
 
 @dataclass(frozen=True)
 class Speed:
-    """What is known of this machine.
-
-    Attributes:
-        factor: how many times longer than the reference machine it takes.
-        known: task -> METHOD label -> [seconds per round, seconds beside the rounds] of runs that it has finished.
-    """
+    """What is known of this machine: ``machine_factor`` and ``known_times``."""
 
     factor: float = 1.0
     known: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
