@@ -207,7 +207,7 @@ def answer(question: Json, table: Path) -> tuple[Json, Path]:
         raise UserError(f"{table.name}: {why}")
     known = patients(whole, event_index(parts))
     width, pulls = known[0].shape[1], len(slopes.PULLS)
-    cov = np.linalg.inv(_numbers(question, "total", (width, width)))
+    cov = np.linalg.inv(_numbers(question, "total", (width, width))).astype(np.float64)
     others = slopes.Others(_numbers(question, "centre", (width,)), cov, question["sites"])
     each = forecasts(known, others, _numbers(question, "weights", (pulls,)))
     told = {name: {key: float(rounded(np.array(one[key]))) for key in sorted(KEYS)} for name, one in each.items()}
