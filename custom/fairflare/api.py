@@ -25,7 +25,7 @@ from fairflare.cli.run import METHOD, SUFFIXES, RunCommand, as_arguments
 from fairflare.core import registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.core.validation import expected, shown
-from fairflare.engine.files import CONFIG, MODEL, read_json, read_tensors
+from fairflare.engine.files import CONFIG, MODEL, read_json, read_model
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig
 from fairflare.report import PAGE, REPORT
@@ -154,7 +154,7 @@ class Federation:
 
     def _take(self, arguments: list[str]) -> None:
         kept: list[dict[str, Any]] = []
-        with as_before({}):
+        with as_before():
             try:
                 _command(kept).main(arguments, prog_name="fairflare run", standalone_mode=False)
             except click.ClickException as error:
@@ -291,7 +291,7 @@ class Federation:
             raise UserError("fit: the run was opened, and has ended; a new Federation begins another")
         deployment, chosen = self._options["deployment"], env or self._options["env"]
         folder = Path(out) if out is not None else self._options["out"] or default_folder(self.config)
-        with as_before(self._named), contextlib.nullcontext() if progress else display.silent():
+        with as_before(self._named, progress):
             if deployment and env is None:
                 execute_deployed(self.config, folder, force=force, **deployment)
             else:
@@ -598,14 +598,13 @@ class Federation:
 
         question = asked([one.config for one in (self, *others)], folds, repeats, no_harm, new_size, class_shares)
         folder = Path(out) if out is not None else Path(f"{default_folder(self.config)}-join")
-        with as_before(self._named), contextlib.nullcontext() if progress else display.silent():
+        with as_before(self._named, progress):
             found = measure_join(question, folder, force=force, workers=workers)
         return Joined(folder, found)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The final model's entries, on the CPU."""
-        found: dict[str, torch.Tensor] = read_tensors(self._finished / MODEL)
-        return found
+        return read_model(self._finished / MODEL)
 
     @property
     def model_sha256(self) -> str:
@@ -789,7 +788,7 @@ def compare(
 
     names = [methods] if isinstance(methods, str) else list(methods)
     kept: list[dict[str, Any]] = []
-    with as_before({}), contextlib.nullcontext() if progress else display.silent():
+    with as_before(progress=progress):
         given, private = _for_all(data, options)
         told = Federation._bare(**given)._arguments({})
         _command(kept, several=True).main(told, standalone_mode=False)
@@ -859,13 +858,5 @@ def _command(kept: list[dict[str, Any]], *, several: bool = False) -> click.Comm
 
 def _arguments(given: Mapping[str, Any]) -> list[str]:
     """What was given at all, as the command line has it."""
-    found = {key: _plain(value) for key, value in given.items()}
-    told = {key: value for key, value in found.items() if value is not None and value != []}
+    told = {key: value for key, value in given.items() if value is not None and value != []}
     return as_arguments(_command([]), told, "Federation", Path())
-
-
-def _plain(value: Any) -> Any:
-    """``value`` with paths as text."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    return os.fspath(value) if isinstance(value, os.PathLike) else value

@@ -92,8 +92,7 @@ class Scripted:
 def scripted(tmp_path, monkeypatch, method, text=None, **values):
     path, data = write_script(tmp_path / "code", text)
     user_code.use([path])
-    task, pairs = own_script(path, data, None)
-    given = dict(pair.split("=", 1) for pair in pairs)
+    task, given = own_script(path, data, None)
     config = make_config(method, task, rounds=2, values={**given, "train.lr": 0.1, **values})
     return Scripted(config, path, monkeypatch)
 

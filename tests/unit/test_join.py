@@ -170,9 +170,10 @@ def test_a_hospitals_regression_tells_more_than_its_outcomes():
 def test_what_the_regression_says_is_that_of_slopes():
     tested = regressed_hospitals(6)
     found = answers(tested, ["fedavg"], DESIGN, 0.002)["sites"]
-    regressions = Together.of([(t.deployed.x, t.labels) for t in tested.values()]).each
+    together = Together.of([(t.deployed.x, t.labels) for t in tested.values()])
     parts, known, sums = [], [], np.zeros(2)
-    for t, of in zip(tested.values(), regressions):
+    for t, others in zip(tested.values(), together.others):
+        of = slopes.Slopes.of(slopes.fitted(t.deployed.x, t.labels, others), together.weights)
         row = t.at_hand().row
         parts.append(Direction.along(row, np.ones(1), row.seconds[0]).part_right(DESIGN))
         known.append(slopes.Regressed.of_models(of, t.deployed.x, *t.deployed.risks, parts[-1].q))

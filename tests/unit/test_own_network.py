@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,11 +22,11 @@ SMALL = {"n_sites": 4, "images_per_site": 120, "test_images": 20, "site_test_ima
 
 @pytest.fixture(scope="module")
 def site():
-    """Parts, configuration and one site's data."""
+    """A run and one site's data."""
     config = make_config("fedavg", "digits:small", rounds=3, values=SMALL)
     config = dataclasses.replace(config, fold="0/3/0", accept=["empty_split"])
     parts = build_parts(config, at_site=True)
-    return parts, config, parts.task.site_data("site-1")
+    return candidates.Trained(parts, config, Path()), parts.task.site_data("site-1")
 
 
 def same(a, b):
@@ -34,7 +35,7 @@ def same(a, b):
 
 def test_it_learns_and_is_the_same_each_time(site):
     model = candidates.own_network(*site)
-    assert not same(model, site[0].model) and same(model, candidates.own_network(*site))
+    assert not same(model, site[0].parts.model) and same(model, candidates.own_network(*site))
 
 
 @each("losses, epochs", [([1, 2, 3, 4] * 2, 0), ([4, 3, 2, 1] * 2, 3), ([4, 3, 3, 4, 4, 1, 3, 4], 1)])

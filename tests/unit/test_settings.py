@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cases import each
-from fairflare.cli.options import own_names, own_pairs
+from fairflare.cli.options import beneath, own_names
 from fairflare.core import plugins, registry
 from fairflare.core.errors import UserError
 from fairflare.core.settings import Owners, flat, nested, owned
@@ -284,7 +284,7 @@ def test_grids_take_full_names_and_those_of_chosen_parts():
 
 
 def test_a_folders_pairs_give_way_to_full_names():
-    assert own_pairs(("labels=a,b", "size=3"), ("task.labels=c,d",)) == ("size=3", "task.labels=c,d")
+    assert beneath({"labels": "a,b", "size": "3"}, {"task.labels": "c,d"}) == {"size": "3", "task.labels": "c,d"}
 
 
 def test_rows_name_parts_and_short_keys(alpha):

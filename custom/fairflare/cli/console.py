@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +31,7 @@ from fairflare.core.validation import some
 from fairflare.engine.files import AUDIT, is_file
 from fairflare.report.values import in_order, rendered
 from fairflare.studies.display import Observer, clean, duration, out, score_words, scored, time_left
+from fairflare.studies.labels import as_text
 
 if TYPE_CHECKING:
     from flask import Flask, Response
@@ -148,13 +150,9 @@ def settings(found: Mapping[str, Any]) -> None:
 
 def _value(value: Any) -> str:
     """As ``--set`` takes it."""
-    if value is None or value == "" or value == [] or value == ():
-        return "none" if value is None else "empty"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if value in ("", [], ()):
+        return "empty"
+    return f"{value:g}" if isinstance(value, float) else as_text(value)
 
 
 def papers(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -240,11 +238,7 @@ class Watched(Observer):
             return "in"
         if site not in last["rejected"]:
             return "not asked"
-        away = 0
-        for entry in reversed(self.rounds):
-            if site not in entry["rejected"]:
-                break
-            away += 1
+        away = sum(1 for _ in takewhile(lambda entry: site in entry["rejected"], reversed(self.rounds)))
         since = f" for {away} rounds" if away > 1 else ""
         return f"away{since}: {last['rejected'][site].get('code', '')}"
 
@@ -255,14 +249,14 @@ def watch(folder: Path, *, once: bool, every: float) -> None:
     Where nobody looks at a terminal, the state is printed. Raises UserError where no run is there.
     """
     watched = watched_in(folder)
-    first = _look(watched, folder)
+    first = looked(watched, folder, picture)
     if once or not out.is_terminal:
         out.print(first)
         return
     with Live(first, console=out, auto_refresh=False) as live:
         while not watched.finish:
             time.sleep(every)
-            live.update(_look(watched, folder), refresh=True)
+            live.update(looked(watched, folder, picture), refresh=True)
 
 
 def watched_in(folder: Path) -> Watched:
@@ -275,10 +269,6 @@ def watched_in(folder: Path) -> Watched:
         raise UserError(f"{str(folder)!r}: expected the folder of a run, found no {CONFIG} and no {AUDIT}")
     task = str((read_json(folder / CONFIG) if is_file(folder / CONFIG) else {}).get("task"))
     return Watched(tasks.known(task).headline if task in tasks.every() else "")
-
-
-def _look(watched: Watched, folder: Path) -> RenderableType:
-    return looked(watched, folder, picture)
 
 
 def looked(watched: Watched, folder: Path, show: Callable[[Watched, Path], T]) -> T:
@@ -300,8 +290,7 @@ def picture(watched: Watched, folder: Path) -> RenderableType:
     shown.add_column("site", max_width=20)
     for name in ("score", f"last {WIDTH} rounds", "weight", "", "state"):
         shown.add_column(name, justify="right" if name in ("score", "weight") else "left", no_wrap=True)
-    rows = site_rows(watched)
-    for row in rows:
+    for row in (rows := site_rows(watched)):
         shown.add_row(*map(escape, row))
     left_out = len(watched.start["sites"]) - len(rows)
     return Group(*lines, shown, *([Text(f"and {left_out} more sites")] if left_out else []))
@@ -323,11 +312,8 @@ def headlines(watched: Watched, folder: Path) -> list[str]:
     done, total = (watched.rounds[-1]["round"] if watched.rounds else 0), watched.start["rounds"]
     found = [f"{watched.start['method']} on {watched.start['task']}, seed {watched.start['seed']}"]
     words = score_words(watched.rounds[-1], watched.headline) if watched.rounds else ""
-    if watched.finish:
-        reason = watched.finish.get("reason")
-        state = f"{watched.finish['status']}{f': {reason}' if reason else ''}"
-    else:
-        state = _still(watched, done, total)
+    ended = ": ".join(filter(None, (watched.finish.get("status"), watched.finish.get("reason"))))
+    state = ended if watched.finish else _still(watched, done, total)
     return [*found, ", ".join(filter(None, (f"round {done} of {total}", words))), state]
 
 

@@ -14,7 +14,6 @@ import click
 
 from fairflare.cli import console, options
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.studies.labels import parse_pairs
 from fairflare.tasks.forms import FORMS
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ def _ask(counter: Counter, what: str, readings: Sequence[Reading]) -> int:
 @options.set_option
 @options.json_option
 def preflight(
-    path: Path, kind: str | None, task: str | None, accept: tuple[str, ...], as_json: bool, pairs: Any, **asked: Any
+    path: Path, kind: str | None, task: str | None, accept: tuple[str, ...], as_json: bool, values: Any, **asked: Any
 ) -> None:
     """Look for what is wrong with the data at PATH; exit code 1 when a run would be refused.
 
@@ -138,7 +137,7 @@ def preflight(
     if kind and task:
         raise UserError("preflight: expected either --kind or --task")
     asked |= {"task": kind or task or "", "accepted": accepted_codes(list(accept))}
-    asked["values"] = options.own_names(parse_pairs(pairs), "task", "run")
+    asked["values"] = options.own_names(values, "task", "run")
     with Counter("looking at the data") as counter:
         from fairflare.cli.preflight import Question, check, leaving
 
@@ -162,7 +161,7 @@ def preflight(
 @click.argument("dest", type=options.PATH)
 @options.set_option
 @options.as_json
-def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...]) -> options.Told:
+def prepare(dataset: str, source: Path, dest: Path, values: options.Values) -> options.Told:
     """Write DATASET, which lies below SOURCE, to DEST as images of one size with a datalist per site.
 
     DATASET is a task that reads images from disk, e.g. rsna-ich or prostate:paper; --set changes its options. Corrupted
@@ -172,7 +171,7 @@ def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...]) -> o
     from fairflare.studies.display import Counter
 
     with Counter(f"preparing {dataset}") as counter:
-        found = prepare_dataset(dataset, source, dest, options.own_names(parse_pairs(pairs), "task"), counter.saw)
+        found = prepare_dataset(dataset, source, dest, options.own_names(values, "task"), counter.saw)
     return found, partial(console.prepared, found, dest)
 
 
@@ -183,7 +182,7 @@ def prepare(dataset: str, source: Path, dest: Path, pairs: tuple[str, ...]) -> o
 @click.option("--site", metavar="NAME", help="The site's name in the federation; the file's by default.")
 @click.option("--out", type=options.PATH, metavar="FILE", help="Where it goes; <SITE>.fingerprint.json by default.")
 @options.set_option
-def fingerprint(site_config: Path, pairs: tuple[str, ...], **asked: Any) -> None:
+def fingerprint(site_config: Path, values: options.Values, **asked: Any) -> None:
     """Write what a site's training data look like, to be passed on to whoever makes the federation's plan.
 
     Run it at the hospital and read the file before it leaves: it holds the number of training examples and, from
@@ -192,7 +191,7 @@ def fingerprint(site_config: Path, pairs: tuple[str, ...], **asked: Any) -> None
     """
     from fairflare.cli.preflight import write_fingerprint
 
-    path = write_fingerprint(site_config, values=options.own_names(parse_pairs(pairs), "task"), **asked)
+    path = write_fingerprint(site_config, values=options.own_names(values, "task"), **asked)
     console.say(f"fingerprint: {path}")
 
 
@@ -206,7 +205,7 @@ def fingerprint(site_config: Path, pairs: tuple[str, ...], **asked: Any) -> None
 @options.set_option
 @options.as_json
 def plan(
-    sources: tuple[Path, ...], kind: str | None, classes: str | None, out: Path | None, pairs: tuple[str, ...]
+    sources: tuple[Path, ...], kind: str | None, classes: str | None, out: Path | None, values: options.Values
 ) -> options.Told:
     """Which defaults the data ask for, each with its reason: of DIR with every site's list, or of fingerprints.
 
@@ -217,7 +216,7 @@ def plan(
 
     if sources[0].is_dir():
         task, own = options.own_data(None, sources[0], kind, classes)
-        found = plan_of_folder(sources, task, options.own_names(parse_pairs(options.own_pairs(own, pairs)), "task"))
+        found = plan_of_folder(sources, task, options.own_names(options.beneath(own, values), "task"))
     else:
         found = plan_of_files(sources)
     if out:

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairflare.cli import console
-from fairflare.cli.options import PATH, Told, as_json, choices_options, grid_options, run_options
+from fairflare.cli.options import PATH, Told, as_json, choices_options, grid_options, option, run_options
 from fairflare.studies.labels import comparison_name
 
 if TYPE_CHECKING:
     from fairflare.studies.parallel import Workers
 
-STRICT = "strict"
-
 
 def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
     """0 for "strict", or a loss in [0, 0.1]."""
     try:
-        found = 0.0 if value == STRICT else float(value)
+        found = 0.0 if value == "strict" else float(value)
     except ValueError:
         found = -1.0
     if not 0 <= found <= 0.1:
@@ -35,10 +33,8 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @run_options
 @click.option("--secure", is_flag=True, help="Sites send sums in secret alone; each hospital makes its own answer.")
 @click.option("--export", type=PATH, metavar="DIR", help="Write the FLARE job to DIR, and run nothing.")
-@click.option("--folds", type=click.IntRange(2, 20), default=5, show_default=True, metavar="K", help="Folds.")
-@click.option(
-    "--repeats", type=click.IntRange(1, 20), default=3, show_default=True, metavar="R", help="Deals of folds."
-)
+@option("--folds", type=click.IntRange(2, 20), default=5, metavar="K", help="Folds.")
+@option("--repeats", type=click.IntRange(1, 20), default=3, metavar="R", help="Deals of folds.")
 @click.option("--one-split", is_flag=True, help="Test one fold of K alone, for large images: wide intervals.")
 @click.option(
     "--budget",
@@ -46,20 +42,18 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
     metavar="MINUTES",
     help="For the trainings: fewer repetitions, then fewer folds.",
 )
-@click.option(
+@option(
     "--no-harm",
     "margin",
     default="0.002",
-    show_default=True,
     metavar="strict|LOSS",
     callback=as_margin,
     help="What a mix of models may lose, with probability .05 at most.",
 )
-@click.option(
+@option(
     "--new-size",
     type=click.IntRange(30, 100_000),
     default=100,
-    show_default=True,
     metavar="N",
     help="Patients of a hospital that is not in yet, for which a forecast is given.",
 )
@@ -67,7 +61,7 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
     "--event", default="", metavar="CLASS", help="The class whose risk is asked for, of a task with more than two."
 )
 @click.option("--class-shares", "shares", is_flag=True, help="A shared model counts with own class shares, too.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the initial models and all local work.")
+@option("--seed", type=int, default=0, help="Of the initial models and all local work.")
 @grid_options
 def join(
     methods: tuple[str, ...],
@@ -169,9 +163,7 @@ def join_forecast(source: Path, file: Path | None) -> Told:
 @click.command()
 @click.argument("folder", type=PATH)
 @click.option("--site", "sites", multiple=True, metavar="NAME", help="A hospital; repeat for more. All by default.")
-@click.option(
-    "--language", type=click.Choice(["en", "de", "fr"]), default="en", show_default=True, help="Of the sheet's texts."
-)
+@option("--language", type=click.Choice(["en", "de", "fr"]), default="en", help="Of the sheet's texts.")
 @as_json
 def sheet(folder: Path, sites: tuple[str, ...], language: str) -> Told:
     """Write the decision sheets of the join in FOLDER: a page for each hospital, to print, and the same as JSON.

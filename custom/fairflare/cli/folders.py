@@ -11,9 +11,8 @@ from typing import Any
 import click
 
 from fairflare.cli import console
-from fairflare.cli.options import PATH, Told, as_json, force_option, json_option, out_option, set_option
+from fairflare.cli.options import PATH, Told, Values, as_json, force_option, json_option, option, out_option, set_option
 from fairflare.core.errors import UserError
-from fairflare.studies.labels import parse_pairs
 
 IN_PROGRESS = 3
 """Exit code of ``verify`` while a run goes on."""
@@ -103,17 +102,18 @@ def _in_progress(folder: Path, head: str, worker: str, as_json: bool) -> None:
     from fairflare.engine.history import events
     from fairflare.report.write import absent, verified_so_far
 
-    found: dict[str, Any] = {"entries": 0, "head": "", "verified": False, "in_progress": True}
-    words, ended, status, lacks = "no line of its log is written yet", False, None, ["not ended", "no report"]
+    found: dict[str, Any] = {"entries": 0, "head": "", "verified": False, "in_progress": True, "ended": False}
+    found |= {"status": None, "absent": ["not ended", "no report"]}
+    words = "no line of its log is written yet"
     if so_far := verified_so_far(folder, head):
         run_history, entries = so_far
-        happened, ended, status = events(entries), bool(run_history.finish), run_history.finish.get("status")
-        found |= {"entries": len(happened), "head": happened[-1]["hash"]}
-        lacks = absent(folder, run_history)
+        happened, finish = events(entries), run_history.finish
+        found |= {"entries": len(happened), "head": happened[-1]["hash"], "ended": bool(finish)}
+        found |= {"status": finish.get("status"), "absent": absent(folder, run_history)}
         done, total = run_history.standing.round, run_history.start["rounds"]
         words = f"round {done} of {total}, {len(happened)} entries fit together so far, chain head {found['head']}"
     if as_json:
-        console.dump({**found, "ended": ended, "status": status, "absent": lacks})
+        console.dump(found)
     else:
         console.say(f"in progress ({worker}), not verified yet: {words}; verify again once it has ended")
     click.get_current_context().exit(IN_PROGRESS)
@@ -122,9 +122,7 @@ def _in_progress(folder: Path, head: str, worker: str, as_json: bool) -> None:
 @click.command()
 @click.argument("folder", type=PATH)
 @click.option("--once", is_flag=True, help="Print how far it is and end, as where the output is redirected.")
-@click.option(
-    "--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, help="Seconds between looks."
-)
+@option("--every", type=click.FloatRange(0.2, 3600), default=2.0, help="Seconds between looks.")
 @click.option("--web", is_flag=True, help="As a page for a browser on this machine; its address holds a token.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the page; by default one that is free.")
 def watch(folder: Path, once: bool, every: float, web: bool, port: int) -> None:
@@ -142,7 +140,7 @@ def watch(folder: Path, once: bool, every: float, web: bool, port: int) -> None:
 )
 @set_option
 @as_json
-def after(folder: Path, step: str, pairs: tuple[str, ...]) -> Told:
+def after(folder: Path, step: str, values: Values) -> Told:
     """Recalibrate the model of the finished run in FOLDER, or set thresholds, for each site or group.
 
     With --step solo each site trains alone and reports its benefit of joining.
@@ -154,7 +152,7 @@ def after(folder: Path, step: str, pairs: tuple[str, ...]) -> Told:
     from fairflare.cli import results
     from fairflare.studies.after import take_step
 
-    found = take_step(folder, step, parse_pairs(pairs))
+    found = take_step(folder, step, values)
     return {"folder": str(folder), "report": found}, partial(results.run_result, found, folder)
 
 
@@ -193,7 +191,7 @@ def forget(folder: Path, site: str, yes: bool, out: Path | None, force: bool, as
 
 @click.command()
 @click.argument("folder", type=PATH, metavar="RUN")
-@click.option("--shadows", type=int, default=8, show_default=True, metavar="N", help="Shadow models per site; 0: none.")
+@option("--shadows", type=int, default=8, metavar="N", help="Shadow models per site; 0: none.")
 @click.option("--site", metavar="NAME", help="At this hospital alone, by itself; RUN stays as it is.")
 @click.option("--site-data", type=PATH, metavar="DIR", help="With --site: where its fairflare_site.yaml lies.")
 @as_json
@@ -208,14 +206,10 @@ def risk(folder: Path, shadows: int, site: str | None, site_data: Path | None) -
     if (site is None) != (site_data is None):
         raise click.UsageError("expected --site and --site-data together, or neither")
     if site is not None and site_data is not None:
-        told = risk_at(folder, shadows, site, site_data)
-        groups = [key.removeprefix("auc") for key in told if key.startswith("auc")]
-        said = [
-            f"{site}{group}: AUC {told[f'auc{group}']:.3f} ({told[f'low{group}']:.3f} to {told[f'high{group}']:.3f}); "
-            "0.5 is guessing"
-            for group in groups
-            if f"low{group}" in told
-        ]
+        told, said = risk_at(folder, shadows, site, site_data), []
+        for group in (key.removeprefix("low") for key in told if key.startswith("low")):
+            auc, low, high = (told[f"{name}{group}"] for name in ("auc", "low", "high"))
+            said.append(f"{site}{group}: AUC {auc:.3f} ({low:.3f} to {high:.3f}); 0.5 is guessing")
         return {"folder": str(folder), "site": site, "risk": told}, "\n".join(said)
     found = measure_risk(folder, shadows)["detail"]["risk"]
     return {"folder": str(folder), "risk": found}, found["sentence"]
@@ -264,9 +258,6 @@ def inspect(context: click.Context, job: Path, kit: Path | None, root: Path | No
         context.exit(1)
 
 
-INIT = "init"
-
-
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="[init] RUN")
 @click.option("--out", type=PATH, metavar="DIR", help="Where the documents go; RUN/evidence by default.")
@@ -281,9 +272,9 @@ def evidence(words: tuple[str, ...], out: Path | None, human: Path | None) -> To
     """
     from fairflare.studies.after import init_evidence, write_evidence
 
-    if len(words) != 1 + (words[0] == INIT):
+    if len(words) != 1 + (words[0] == "init"):
         raise click.UsageError("expected one folder of a run, after `init` or alone")
-    if words[0] == INIT:
+    if words[0] == "init":
         if out or human:
             raise click.UsageError("init: takes neither --out nor --human")
         path = init_evidence(Path(words[1]))

@@ -215,7 +215,10 @@ def inspected(folder: Path, root: Path | None = None) -> dict[str, Any]:
     about = {"job": str(meta.get("name", "")), **{key: str(content.get(key, "")) for key in ("method", "task")}}
     code = {side: _code(apps[side]) for side in ("site", "server")}
     told = {"signed": _signature(folder, root), "policy": refusal or "accepted", "reads": list(_reads(config))}
-    return {**about, "sites": _sites(meta), **code, **told, "leaves": _leaves(config), "checked": dict(CHECKS)}
+    deployed = meta.get("deploy_map")
+    names = deployed.get(APPS["site"]) if isinstance(deployed, dict) else None
+    sites = [str(name) for name in names] if isinstance(names, list) else []
+    return {**about, "sites": sites, **code, **told, "leaves": _leaves(config), "checked": dict(CHECKS)}
 
 
 def _run_of(app: Path) -> dict[str, Any]:
@@ -244,12 +247,6 @@ def _config(content: Mapping[str, Any], app: Path) -> tuple[RunConfig | None, st
         return None, refusal
 
 
-def _sites(meta: Mapping[str, Any]) -> list[str]:
-    deployed = meta.get("deploy_map")
-    names = deployed.get(APPS["site"]) if isinstance(deployed, dict) else None
-    return [str(name) for name in names] if isinstance(names, list) else []
-
-
 def _code(app: Path) -> dict[str, Any]:
     """What one side is sent: where running begins, files and lines by package, and whether they are as listed."""
     if not (app / manifest.CUSTOM).is_dir():
@@ -271,13 +268,12 @@ def _code(app: Path) -> dict[str, Any]:
 
 def _by_package(lines: Mapping[str, int]) -> dict[str, dict[str, int]]:
     """Package of fairflare -> its files and lines, the largest first."""
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, list[int]] = {}
     for name, count in lines.items():
         top, *rest = name.split("/")
         if top == "fairflare":
-            entry = found.setdefault(rest[0] if len(rest) > 1 else "fairflare", {"files": 0, "lines": 0})
-            entry["files"] += 1
-            entry["lines"] += count
+            counts.setdefault(rest[0] if len(rest) > 1 else top, []).append(count)
+    found = {package: {"files": len(each), "lines": sum(each)} for package, each in counts.items()}
     return dict(sorted(found.items(), key=lambda item: -item[1]["lines"]))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fairflare.cli import console
-from fairflare.cli.options import PATH, Told, as_json, run_options
+from fairflare.cli.options import PATH, Told, as_json, option, run_options
 from fairflare.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -87,11 +87,10 @@ def predict(
 @click.argument("run", type=PATH)
 @click.argument("data", type=PATH, required=False)
 @click.option("--name", default="", metavar="NAME", help="What the hospital is called, or which of several is meant.")
-@click.option(
+@option(
     "--split",
     type=click.Choice(SPLITS),
     default="all",
-    show_default=True,
     help="Which labelled cases; test is what a hospital that trained may be asked for.",
 )
 @click.option("--label", default="", metavar="COLUMN", help="A table's column with the label; the run's by default.")

@@ -24,10 +24,12 @@ from fairflare.tasks.forms import FORMS
 if TYPE_CHECKING:
     from fairflare.engine.setup.config import RunConfig
 
+Values = Mapping[str, str]
+"""Setting -> its text."""
 DAY = 86400.0
 LONGEST_WAIT = 30 * DAY
 MOST_WORKERS = 1024
-ROBUST = {"clip_updates": 1.0, "cap_weights": "auto", "mix_updates": "krum-neighbours"}
+ROBUST = {"clip_updates": "1.0", "cap_weights": "auto", "mix_updates": "krum-neighbours"}
 """The run's settings that ``--robust`` stands for."""
 
 
@@ -48,13 +50,21 @@ class AnyPath(click.Path):
 
 
 PATH = AnyPath(path_type=Path)
+option = functools.partial(click.option, show_default=True)
 Told = tuple[Any, str | Callable[[], None]]
 """A command's result as JSON values, and what people read of it, or a function that shows it."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program to read.")
 rounds_option = click.option("--rounds", type=int, metavar="N", help="Communication rounds; the preset's by default.")
 sites_option = click.option("--sites", type=int, metavar="K", help="Number of sites; the preset's by default.")
-set_option = click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A parameter; repeat for more.")
+set_option = click.option(
+    "--set",
+    "values",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=lambda ctx, param, pairs: parse_pairs(pairs),
+    help="A parameter; repeat for more.",
+)
 accept_option = click.option(
     "--accept", multiple=True, metavar="CODE", help="Preflight's errors of this code are warnings; repeat for more."
 )
@@ -69,9 +79,7 @@ weights_option = click.option(
     metavar="RUN|FILE|BUNDLE",
     help="Weights to start from: an earlier run's, a state dict or a MONAI bundle's; a line says what fits.",
 )
-env_option = click.option(
-    "--env", type=click.Choice(["local", "sim"]), default="local", show_default=True, help="Where the federation runs."
-)
+env_option = option("--env", type=click.Choice(["local", "sim"]), default="local", help="Where the federation runs.")
 threads_option = click.option(
     "--sim-threads", type=int, metavar="N", help="Simulator threads; one per site by default."
 )
@@ -105,11 +113,10 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     """Where a command's runs take place: ``workers`` is a number, None or a ``parallel.Cluster``."""
 
     @workers_option
-    @click.option(
+    @option(
         "--backend",
         type=click.Choice(["processes", "dask"]),
         default="processes",
-        show_default=True,
         help="Where runs are made: in processes of this machine, or on the machines of a Dask cluster.",
     )
     @click.option("--scheduler", metavar="ADDRESS", help="Of --backend dask, e.g. tls://10.0.0.5:8786.")
@@ -186,9 +193,8 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--plan", type=PATH, metavar="FILE", help="Defaults that `fairflare plan` made of fingerprints.")
     @functools.wraps(command)
     def with_task(
-        *, script: Path | None, plan: Path | None, without: tuple[str, ...], pairs: tuple[str, ...], **others: Any
+        *, script: Path | None, plan: Path | None, without: tuple[str, ...], values: Values, code: Any, **others: Any
     ) -> None:
-        code: tuple[Path, ...] = others.pop("code")
         user_code.use((*code, *([script] if script else [])))
         told = {key: others.pop(key) for key in ("task", "datalists", "kind", "classes")}
         if script:
@@ -197,8 +203,8 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
             chosen, own = own_script(script, told["datalists"], told["classes"])
         else:
             chosen, own = own_data(**told)
-            own = (*own, *plan_pairs(plan, chosen, pairs))
-        command(task=chosen, pairs=without_sites(own_pairs(own, pairs), without), **others)
+        settled = united(beneath(own, values), plan_values(plan, chosen, values))
+        command(task=chosen, values=without_sites(settled, without), **others)
 
     return with_task
 
@@ -215,12 +221,10 @@ def parts_option(command: Callable[..., None]) -> Callable[..., None]:
         "--after", metavar="STEP", help="After the last round: recalibrate, shares or conformal; see docs/after.md."
     )
     @functools.wraps(command)
-    def with_parts(*, pairs: tuple[str, ...], robust: bool, **others: Any) -> None:
-        if robust:
-            given = {pair.partition("=")[0].strip().removeprefix("run.") for pair in pairs}
-            pairs = (*(f"{key}={value}" for key, value in ROBUST.items() if key not in given), *pairs)
+    def with_parts(*, values: Values, robust: bool, **others: Any) -> None:
+        values = beneath(ROBUST, values, "run.") if robust else values
         named = {kind: others.pop(kind) for kind in ("trainer", "rule", "selector", "server_optimizer", "after")}
-        command(pairs=(*pairs, *(f"{kind}={id}" for kind, id in named.items() if id is not None)), **others)
+        command(values=united(values, {kind: id for kind, id in named.items() if id is not None}), **others)
 
     return with_parts
 
@@ -228,11 +232,10 @@ def parts_option(command: Callable[..., None]) -> Callable[..., None]:
 def run_options(command: Callable[..., None]) -> Callable[..., None]:
     """Where one run takes place; the command gets ``env``, and ``deployment`` where that is a running federation."""
 
-    @click.option(
+    @option(
         "--env",
         type=click.Choice(["local", "sim", "poc", "prod"]),
         default="local",
-        show_default=True,
         help="Where the federation runs; poc and prod are one that is up.",
     )
     @click.option("--kit", type=PATH, metavar="DIR", help="Who submits: a user's startup kit.")
@@ -285,10 +288,10 @@ def choices_options(command: Callable[..., None]) -> Callable[..., None]:
     @accept_option
     @weights_option
     @functools.wraps(command)
-    def with_choices(*, pairs: tuple[str, ...], accept: tuple[str, ...], init_from: str | None, **others: Any) -> None:
-        pairs = (*pairs, f"accept={','.join(accept)}") if accept else pairs
+    def with_choices(*, values: Values, accept: tuple[str, ...], init_from: str | None, **others: Any) -> None:
+        given = {"init_from": init_from, "accept": ",".join(accept)}
         choices = {key: others.pop(key) for key in ("rounds", "sites")}
-        command(choices={**choices, "values": parse_pairs(pairs, init_from)}, **others)
+        command(choices={**choices, "values": united(values, {k: v for k, v in given.items() if v})}, **others)
 
     return with_choices
 
@@ -298,11 +301,10 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.argument("method")
     @choices_options
-    @click.option(
+    @option(
         "--seed",
         type=int,
         default=0,
-        show_default=True,
         help="Seeds the initial model and all local work; the data have --set data_seed=N.",
     )
     @functools.wraps(command)
@@ -317,9 +319,7 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
     return with_config
 
 
-def own_data(
-    task: str | None, datalists: Path | None, kind: str | None, classes: str | None
-) -> tuple[str, tuple[str, ...]]:
+def own_data(task: str | None, datalists: Path | None, kind: str | None, classes: str | None) -> tuple[str, Values]:
     """The task and the settings that ``--task`` or ``--datalists DIR --kind K --classes N`` stand for.
 
     A folder that ``fairflare prepare`` wrote says itself what kind of data it holds. Raises UserError where neither is
@@ -330,12 +330,12 @@ def own_data(
 
     if datalists is None:
         if task is None and kind is not None and classes is not None:
-            return kind, (f"labels={classes}",)  # every site has its own configuration
+            return kind, {"labels": classes}  # every site has its own configuration
         if task is None:
             raise UserError("--task: expected a task, or your own data: --data DIR")
         if kind or classes:
             raise UserError("--kind and --classes: go with --datalists DIR")
-        return task, ()
+        return task, {}
     shown_as, datalists = datalists, folder_of_lists(datalists)
     if not datalists.is_dir():
         raise UserError(f"--data {shown_as}: expected a folder, with a list or table per site in it")
@@ -352,64 +352,70 @@ def own_data(
     if not names:
         lists = f"expected a folder with a <SITE>{suffixes[0]} per site"
         raise UserError(f"--datalists {shown_as}: {lists}; `fairflare init {shown_as}` writes them")
-    pairs: tuple[str, ...] = (f"datalists={datalists.resolve()}", f"site_names={','.join(names)}")
-    pairs += tuple(f"{key}={value}" for key, value in described.get("options", {}).items())
-    return chosen, pairs + ((f"labels={classes}",) if classes else ())
+    values = {"datalists": str(datalists.resolve()), "site_names": ",".join(names)}
+    values |= {key: str(value) for key, value in described.get("options", {}).items()}
+    return chosen, values | ({"labels": classes} if classes else {})
 
 
-def own_script(script: Path, data: Path | None, classes: str | None) -> tuple[str, tuple[str, ...]]:
+def own_script(script: Path, data: Path | None, classes: str | None) -> tuple[str, Values]:
     """The task and the settings that ``--script FILE --data DIR --classes N`` stand for: a site per folder in DIR.
 
     Without ``--data`` the sites are named with ``--set site_names``, and each has its own site file. Raises UserError
     where no folder is in DIR.
     """
-    pairs: tuple[str, ...] = (f"script={script.stem}.network",)
+    values = {"script": f"{script.stem}.network"}
     if data is not None:
         names = sorted(path.name for path in data.iterdir() if path.is_dir()) if data.is_dir() else []
         names = [name for name in names if SITE.fullmatch(name)]
         if not names:
             raise UserError(f"--data {data}: expected a folder with a folder per site")
-        pairs += (f"datalists={data.resolve()}", f"site_names={','.join(names)}")
-    return "script", pairs + ((f"labels={classes}",) if classes else ())
+        values |= {"datalists": str(data.resolve()), "site_names": ",".join(names)}
+    return "script", values | ({"labels": classes} if classes else {})
 
 
-def own_pairs(pairs: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:
-    """``pairs`` of a folder of datalists and on top of them those that the user has ``given``, which win."""
-    keys = {pair.partition("=")[0].strip().removeprefix("task.") for pair in given}
-    return tuple(pair for pair in pairs if pair.partition("=")[0] not in keys) + given
+def beneath(own: Values, given: Values, owner: str = "task.") -> Values:
+    """The settings ``own``, of a folder of datalists, and on top of them those that the user has ``given``."""
+    keys = {key.removeprefix(owner) for key in given}
+    return {key: value for key, value in own.items() if key not in keys} | dict(given)
 
 
-def without_sites(pairs: tuple[str, ...], left_out: Sequence[str]) -> tuple[str, ...]:
-    """``pairs`` whose ``site_names`` lack those that are left out; UserError where one is unknown or none is left."""
+def united(some: Values, others: Values) -> Values:
+    """Both; UserError where one is in both."""
+    for key in some.keys() & others.keys():
+        raise UserError(f"--set: {key[:80]} is given twice")
+    return {**some, **others}
+
+
+def without_sites(values: Values, left_out: Sequence[str]) -> Values:
+    """``values`` whose ``site_names`` lack those that are left out; UserError where one is unknown or none is left."""
     if not left_out:
-        return pairs
-    given = {pair.partition("=")[0].strip().removeprefix("task."): pair for pair in pairs}
-    if "site_names" not in given:
+        return values
+    key = "task.site_names" if "task.site_names" in values else "site_names"
+    if key not in values:
         raise UserError("--without: goes with your own data, --data DIR, or with --set site_names=A,B")
-    pair = given["site_names"]
-    names = [name.strip() for name in pair.partition("=")[2].split(",")]
+    names = [name.strip() for name in values[key].split(",")]
     for one in left_out:
         if one not in names:
             raise UserError(f"--without: {unlisted('site', one, names)}")
     rest = ",".join(name for name in names if name not in left_out)
     if not rest:
         raise UserError("--without: no site would be left")
-    return tuple(f"{one.partition('=')[0]}={rest}" if one is pair else one for one in pairs)
+    return {**values, key: rest}
 
 
-def plan_pairs(plan: Path | None, task: str, given: tuple[str, ...]) -> tuple[str, ...]:
+def plan_values(plan: Path | None, task: str, given: Values) -> Values:
     """The settings of a plan's file, but for those that the user has ``given`` or that mean nothing beside them."""
     if plan is None:
-        return ()
+        return {}
     from fairflare.engine.setup.plans import BESIDE, read_plan
 
     kind, values = read_plan(plan)
     if task.partition(":")[0] != kind:
         raise UserError(f"--plan {plan.name}: is of {kind} data, expected {task.partition(':')[0]}")
-    keys = {pair.partition("=")[0].strip().rpartition(".")[2] for pair in given}
+    keys = {key.rpartition(".")[2] for key in given}
     off = {name for key in keys for name in (key, *BESIDE.get(key, ()))}
     own = {name.rpartition(".")[2]: value for name, value in values.items()}
-    return tuple(f"{name}={value}" for name, value in own.items() if name not in off)
+    return {name: value for name, value in own.items() if name not in off}
 
 
 def own_names(values: Mapping[str, Any], *owners: str) -> dict[str, Any]:

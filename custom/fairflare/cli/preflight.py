@@ -15,13 +15,10 @@ File names hold a split and a number, nothing of the original names.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 import re
 import shlex
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,6 +44,8 @@ from fairflare.engine.files import save_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import default_parts
 from fairflare.engine.setup.plans import FORMAT, Plan, plan_for, plan_of, read_fingerprint
+from fairflare.inference.atomic_output import replaced
+from fairflare.studies.runs import as_before
 from fairflare.tasks.base import Task, expect
 from fairflare.tasks.fingerprint import Fingerprint, file_name, fingerprint
 from fairflare.tasks.kinds.own import DESCRIPTION, OwnData, folder_of_lists, read_description
@@ -61,35 +60,29 @@ Tell = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Question:
-    """What the data are for.
-
-    Attributes:
-        task: "classification", "segmentation", "tabular" or another task that reads files, as "name" or "name:preset";
-            empty: what the folder of the lists says of itself.
-        classes: number or names of the classes or structures of the first three.
-        values: options of the task, and "group_by".
-        site: the site's name in the task; the file's when None.
-        method: id of the method that the data are for; None: whatever only some methods need is a warning.
-        accepted: codes of errors that stop nothing.
-        without: sites of a folder with all sites' lists that are not looked at.
-    """
+    """What the data are for."""
 
     task: str = ""
+    """A task that reads files, as "name" or "name:preset"; empty: what the folder of the lists says of itself."""
     classes: str | None = None
+    """Number or names of the classes or structures of own data."""
     values: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the task, and "group_by"."""
     site: str | None = None
+    """The site's name in the task; the file's when None."""
     method: str | None = None
+    """Id of the method that the data are for; None: whatever only some methods need is a warning."""
     accepted: Collection[str] = ()
+    """Codes of errors that stop nothing."""
     without: Sequence[str] = ()
+    """Sites of a folder with all sites' lists that are not looked at."""
 
 
 def check(path: Path, asked: Question, tell: Tell = lambda part, done, total: None) -> dict[str, list[Finding]]:
     """Site -> findings on its data, sites in natural order.
 
-    Args:
-        path: a site's configuration, a folder of configurations, or the folder of all sites' data and lists.
-        asked: what the data are for.
-        tell: called now and then with a site, how many of its files have been read, and how many there are.
+    ``path`` is a site's configuration, a folder of configurations, or the folder of all sites' data and lists;
+    ``tell`` is called now and then with a site, how many of its files have been read, and how many there are.
     """
     if not path.is_dir():
         return {asked.site or path.stem: check_site(path, asked, tell)}
@@ -102,11 +95,8 @@ def check(path: Path, asked: Question, tell: Tell = lambda part, done, total: No
 
 
 def check_site(path: Path, asked: Question, tell: Tell = lambda part, done, total: None) -> list[Finding]:
-    """Findings on the data of the site whose configuration is ``path``, and whether its GPU holds a batch.
-
-    Raises:
-        UserError: the configuration or an option cannot be read; whatever is wrong with the data is a finding.
-    """
+    """Findings on the data of the site whose configuration is ``path``, and whether its GPU holds a batch; UserError
+    where the configuration or an option cannot be read."""
     own = read_site_config(path)
     described = read_description(Path(own.data_root, own.datalist).parent) if own.data_root and own.datalist else {}
     built, preset = _task(asked, described)
@@ -121,9 +111,8 @@ def _check_lists(folder: Path, asked: Question, tell: Tell) -> dict[str, list[Fi
     described = read_description(folder_of_lists(folder))
     if not asked.task and not described:
         raise UserError(f"preflight: nothing says what {folder} holds; `fairflare init {folder}` finds out, or --kind")
-    kind, pairs = own_data(None, folder, asked.task or None, asked.classes or ",".join(described.get("classes", ())))
-    given = dict(pair.split("=", 1) for pair in without_sites(pairs, asked.without))
-    built, preset = _task(asked, {"kind": kind, "options": given})
+    kind, values = own_data(None, folder, asked.task or None, asked.classes or ",".join(described.get("classes", ())))
+    built, preset = _task(asked, {"kind": kind, "options": without_sites(values, asked.without)})
     return {site: _findings(built, preset, site, None, asked, tell) for site in in_order(built.sites())}
 
 
@@ -260,32 +249,22 @@ def prepare(task: ImagesOnDisk, root: Path, dest: Path, progress: Progress | Non
     """Write the images of ``task`` at its size to ``dest``, which appears whole or not at all.
 
     ``fairflare run METHOD --datalists DEST`` with the settings of ``dataset.json`` then reads the images (uint8), masks
-    and splits that the task itself would read, and scales them alike. The value of a mask's pixel is the sum of 2^k
-    over the structures k that it belongs to. Attributes that the task declares are kept, patients as numbers. Where a
-    quality-shift task lacks corrupted images they are made from the clean ones (``quality.corrupt``).
+    and splits that the task itself would read below ``root``, and scales them alike. The value of a mask's pixel is the
+    sum of 2^k over the structures k that it belongs to. Attributes that the task declares are kept, patients as
+    numbers. Where a quality-shift task lacks corrupted images they are made from the clean ones (``quality.corrupt``).
 
-    Args:
-        task: says which images are whose, and of what size.
-        root: the folder of its data.
-        dest: a new or empty folder.
-        progress: called after every image.
-
-    Returns:
-        The content of ``dataset.json``: kind, classes, options (of the tasks "classification" and "segmentation"), run
-        (a command line), task, task_options, table_sets, source (in words), sites and shared (what each
-        is, and its sizes).
-
-    Raises:
-        UserError: files of the data set are missing or wrong, ``dest`` is not empty or cannot be written, or no run
-            could use the result.
+    Returns the content of ``dataset.json``: kind, classes, options (of the tasks "classification" and "segmentation"),
+    run (a command line), task, task_options, table_sets, source (in words), sites and shared (what each is, and its
+    sizes). Raises UserError: files of the data set are missing or wrong, ``dest`` is not empty or cannot be written, or
+    no run could use the result.
     """
     dest = dest.resolve()
-    if dest.exists() and not (dest.is_dir() and not any(dest.iterdir())):
-        raise UserError(f"{dest}: expected a new or empty folder")
+    _refuse_full(dest)
     description = _description(task, root, dest)
     sites, shared = _sites(task, root), _shared(task, root)
     writer = _Writer(task, sum(map(len, (*sites, *shared))), progress or (lambda *_: None))
-    with _one_thread(), _appearing(dest) as folder:
+    with as_before(), replaced(dest, partial(_refuse_full, dest), option="") as folder:
+        torch.set_num_threads(1)  # more gain nothing on one image, and take five times as long on a busy machine
         description["sites"] = {part.folder: writer.write(part, folder) for part in sites}
         description[SHARED] = {part.folder: writer.write(part, folder / SHARED) for part in shared}
         _save_json(description, folder / f"{DESCRIPTION}.json")
@@ -414,31 +393,9 @@ def _save_json(content: object, path: Path) -> None:
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-@contextlib.contextmanager
-def _appearing(dest: Path) -> Iterator[Path]:
-    """A folder beside ``dest`` that takes its place at the end; nothing stays of it when something fails."""
-    try:
-        dest.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fairflare_prepare.", dir=dest.parent) as scratch:
-            folder = Path(scratch) / dest.name
-            folder.mkdir()
-            yield folder
-            if dest.exists():
-                dest.rmdir()
-            os.replace(folder, dest)
-    except OSError as error:
-        raise UserError(f"{dest}: cannot be written ({error.strerror or type(error).__name__})") from None
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Resampling one image gains nothing from more threads, and takes five times as long on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _refuse_full(dest: Path) -> None:
+    if dest.exists() and not (dest.is_dir() and not any(dest.iterdir())):
+        raise UserError(f"{dest}: expected a new or empty folder")
 
 
 def prepare_dataset(

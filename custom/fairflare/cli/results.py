@@ -197,9 +197,8 @@ def show(content: dict[str, Any], folder: Path) -> None:
 def _calibration(site: Json) -> list[tuple[str, str, str, str]]:
     found = []
     after = (site["recalibration"] or {}).get("calibration")
-    for stage, view in (("", site["calibration"]), (", recalibrated", after)):
+    for stage, view in (("", site["calibration"] or {}), (", recalibrated", after or {})):
         for key, words in CALIBRATION.items() if view else ():
-            assert view is not None
             one, trivial = view[key], site["trivial_brier"] if key == "brier" else None
             value = signed(one["value"]) if key == "calibration" else text(one["value"])
             found.append((words + stage, value, ends(one), text(trivial)))

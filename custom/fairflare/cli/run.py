@@ -46,7 +46,7 @@ class RunCommand(click.Command):
         given, _, _ = self.make_parser(ctx).parse_args(list(args))
         named = given.get(METHOD)
         if isinstance(named, str) and named.endswith(SUFFIXES):
-            args = with_file(self, Path(named), args, given.get("pairs") or ())
+            args = with_file(self, Path(named), args, given.get("values") or ())
         return super().parse_args(ctx, args)
 
 
@@ -100,7 +100,7 @@ def _option(option: click.Option, value: Any, where: str, home: Path) -> list[st
     if option.is_flag:
         expected(where, isinstance(value, bool), "true or false", value)
         return [name] if value else []
-    values = value if option.multiple and isinstance(value, list) else [value]
+    values = value if option.multiple and isinstance(value, (list, tuple)) else [value]
     for one in values:
         expected(where, not isinstance(one, Mapping), "a value or a list of values", one)
     is_path = isinstance(option.type, click.Path)
@@ -110,9 +110,8 @@ def _option(option: click.Option, value: Any, where: str, home: Path) -> list[st
 def read_run_file(path: Path) -> dict[str, Any]:
     """The keys and values of a YAML file, read as plain data.
 
-    Raises:
-        UserError: no such file, no mapping, a key twice, too large, or other values than text, numbers, lists and
-            mappings.
+    Raises UserError: no such file, no mapping, a key twice, too large, or other values than text, numbers, lists and
+    mappings.
     """
     import yaml
 
@@ -211,7 +210,7 @@ def with_solo(config: RunConfig, solo: bool | None, env: str) -> RunConfig:
     from fairflare.engine.setup.config import asks_by_itself, with_benefit
 
     if solo is None:
-        given = {pair.partition("=")[0].strip() for pair in click.get_current_context().params["pairs"]}
+        given = click.get_current_context().params["values"].keys()
         by_itself = env in ("local", "sim") and asks_by_itself(config)
         solo = config.solo if given & {"solo", "run.solo"} else by_itself
     return with_benefit(config, solo)

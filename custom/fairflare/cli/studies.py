@@ -5,21 +5,18 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from fairflare.cli import console, options
-from fairflare.studies.labels import comparison_name, folder_name, on_grid, parse_pairs
-
-if TYPE_CHECKING:
-    from fairflare.studies.parallel import Workers
+from fairflare.studies.labels import comparison_name, folder_name, on_grid
 
 
 @click.command()
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD METHOD...")
 @options.choices_options
-@click.option("--seeds", default="0", show_default=True, metavar="0,1,2", help="Seeds, matched across methods.")
+@options.option("--seeds", default="0", metavar="0,1,2", help="Seeds, matched across methods.")
 @click.option(
     "--grid", multiple=True, metavar="KEY=A,B,C", help="Every METHOD that has KEY, at each value; repeatable."
 )
@@ -30,13 +27,7 @@ if TYPE_CHECKING:
 @options.cache_option
 @options.out_option
 @click.option("--tables", type=options.PATH, metavar="DIR", help="Also write CSV, Markdown, LaTeX and JSON here.")
-@click.option(
-    "--pareto",
-    default="mean,worst",
-    show_default=True,
-    metavar="X,Y",
-    help="Two quantities; dominated methods are marked.",
-)
+@options.option("--pareto", default="mean,worst", metavar="X,Y", help="Two quantities; dominated methods are marked.")
 @click.option(
     "--resample",
     type=click.IntRange(0, 10_000),
@@ -116,26 +107,19 @@ def compare(
 @click.command()
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
 @options.choices_options
-@click.option("--seeds", "--seed", default="0", show_default=True, metavar="0,1,2", help="Each with data of its own.")
+@options.option("--seeds", "--seed", default="0", metavar="0,1,2", help="Each with data of its own.")
 @click.option("--shapley", is_flag=True, help="Also train coalitions: all up to 6 sites, else those of drawn orders.")
-@click.option(
+@options.option(
     "--permutations",
     type=click.IntRange(2, 1000),
     default=10,
-    show_default=True,
     metavar="N",
     help="Orders in which more than 6 sites join.",
 )
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
 @options.grid_options
 def contribution(
-    methods: tuple[str, ...],
-    task: str,
-    seeds: str,
-    out: Path | None,
-    force: bool,
-    workers: Workers | None,
-    **asked: Any,
+    methods: tuple[str, ...], task: str, seeds: str, out: Path | None, force: bool, workers: Any, **asked: Any
 ) -> options.Told:
     """Measure each site's contribution: METHOD once with all sites and once without each of them.
 
@@ -149,8 +133,7 @@ def contribution(
     chosen, others = tuple(options.parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
     question = Question(methods[0], task, chosen, others, **asked)
     which = f"seed{chosen[0]}" if len(chosen) == 1 else "seeds"
-    name = f"contribution-{folder_name(methods[0])}-{task.replace(':', '-')}-{which}"
-    folder = out or Path("runs") / name
+    folder = out or Path("runs") / f"contribution-{folder_name(methods[0])}-{task.replace(':', '-')}-{which}"
     found = measure_contribution(question, folder, force=force, workers=workers)
     return found, partial(results.contribution, found, folder)
 
@@ -158,8 +141,8 @@ def contribution(
 @click.command()
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
 @options.choices_options
-@click.option("--seeds", default="0", show_default=True, metavar="0,1,2", help="Each with data and a rider of its own.")
-@click.option("--kinds", default="zeros,noise,stale,copied", show_default=True, metavar="A,B", help="Also: repeated.")
+@options.option("--seeds", default="0", metavar="0,1,2", help="Each with data and a rider of its own.")
+@options.option("--kinds", default="zeros,noise,stale,copied", metavar="A,B", help="Also: repeated.")
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
 @options.grid_options
 def riders(
@@ -168,9 +151,9 @@ def riders(
     seeds: str,
     kinds: str,
     out: Path | None,
-    choices: Any,
-    fixed_data: bool,
-    **how: Any,
+    force: bool,
+    workers: Any,
+    **asked: Any,
 ) -> options.Told:
     """Simulate free riders under each METHOD: who finds them, and who is accused instead.
 
@@ -182,10 +165,11 @@ def riders(
     from fairflare.studies.free_riders import measure_riders
 
     chosen, others = tuple(options.parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
-    question = Question(methods[0], task, chosen, others, fixed_data=fixed_data, choices=choices)
-    folder = out or Path("runs") / comparison_name(task, {**choices, "fixed_data": fixed_data}, "riders")
+    question = Question(methods[0], task, chosen, others, **asked)
+    shared = {**question.choices, "fixed_data": question.fixed_data}
+    folder = out or Path("runs") / comparison_name(task, shared, "riders")
     wanted = [kind.strip() for kind in kinds.split(",")]
-    found = measure_riders(question, wanted, folder, **how)
+    found = measure_riders(question, wanted, folder, force=force, workers=workers)
     return found, partial(results.riders, found, folder)
 
 
@@ -193,22 +177,21 @@ def riders(
 @click.argument("method")
 @options.choices_options
 @click.option("--over", multiple=True, metavar="KEY=LOW..HIGH[:log]", help="A setting to search; or KEY=A,B,C. Repeat.")
-@click.option(
+@options.option(
     "--objective",
     type=click.Choice(["mean", "worst", "trade-off"]),
     default="mean",
-    show_default=True,
     help="What is made best, of the headline metric on the sites' validation splits.",
 )
-@click.option("--weight", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Of the trade-off.")
-@click.option("--trials", type=click.IntRange(1, 10_000), default=20, show_default=True, metavar="N", help="In all.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of every trial's run, and of the search.")
+@options.option("--weight", type=click.FloatRange(0, 1), default=0.5, help="Of the trade-off.")
+@options.option("--trials", type=click.IntRange(1, 10_000), default=20, metavar="N", help="In all.")
+@options.option("--seed", type=int, default=0, help="Of every trial's run, and of the search.")
 @options.spread_options
 @options.cache_option
 @options.out_option
 @options.as_json
 def search(
-    task: str, choices: Any, over: tuple[str, ...], seed: int, workers: Workers | None, out: Path | None, **asked: Any
+    task: str, choices: Any, over: tuple[str, ...], seed: int, workers: Any, out: Path | None, **asked: Any
 ) -> options.Told:
     """Search METHOD's settings with Optuna: trials see no test example, the best is tested once at the end.
 
@@ -245,20 +228,11 @@ page:       {folder / "search.html"}"""
 @options.set_option
 @options.spread_options
 @options.cache_option
-@click.option(
-    "--out", type=options.PATH, default=Path("runs"), show_default=True, metavar="DIR", help="Where the runs go."
-)
+@options.option("--out", type=options.PATH, default=Path("runs"), metavar="DIR", help="Where the runs go.")
 @options.as_json
 @click.pass_obj
 def paper(
-    command: str | None,
-    name: str | None,
-    seeds: str | None,
-    presets: tuple[str, ...],
-    pairs: tuple[str, ...],
-    workers: Workers | None,
-    out: Path,
-    **choices: Any,
+    command: str | None, name: str | None, seeds: str | None, presets: Any, workers: Any, out: Path, **choices: Any
 ) -> options.Told:
     """Make table or figure NAME of a paper, e.g. fedheal-table-5; without NAME, list them all with time and data.
 
@@ -278,6 +252,6 @@ def paper(
         click.echo(said, err=True)
 
     asked = None if seeds is None else tuple(options.parse_seeds(seeds))
-    chosen = Choices(seeds=asked, values=parse_pairs(pairs), presets=preset_pairs(presets), **choices)
+    chosen = Choices(seeds=asked, presets=preset_pairs(presets), **choices)
     found = make_exhibit(named(name), out, chosen, command=command or f"fairflare paper {name}", workers=workers)
     return found, partial(console.exhibit, found)

@@ -20,7 +20,7 @@ NEW, OLD = "new", "old"
 
 
 @contextlib.contextmanager
-def replaced(out: Path, refuse: Callable[[], None], inside: str = "") -> Iterator[Path]:
+def replaced(out: Path, refuse: Callable[[], None], inside: str = "", option: str = "--out ") -> Iterator[Path]:
     """Within: an empty folder beside ``out``, which takes its place if nothing is raised.
 
     After a kill the next call puts back what was there.
@@ -29,6 +29,7 @@ def replaced(out: Path, refuse: Callable[[], None], inside: str = "") -> Iterato
         out: free, or what may be replaced.
         refuse: raises UserError unless it may be, before the folder is filled and again before it takes the place.
         inside: what below the folder takes the place; empty: all of it.
+        option: what stands before the folder in messages.
 
     Raises:
         UserError: ``out`` cannot be written, or another command is about to replace it.
@@ -39,7 +40,7 @@ def replaced(out: Path, refuse: Callable[[], None], inside: str = "") -> Iterato
         if scratch.is_symlink():
             raise NotADirectoryError(f"{scratch.name} is a link")
     except OSError as error:
-        raise UserError(f"--out {out}: cannot be written ({error.strerror or error})") from None
+        raise UserError(f"{option}{out}: cannot be written ({error.strerror or error})") from None
     try:
         with locked(scratch):
             _settle(scratch, out)

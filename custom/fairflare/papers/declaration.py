@@ -32,54 +32,45 @@ Settings = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Data:
-    """One data set of a paper: the user's copy, and the embedded task that stands for it.
-
-    Args:
-        key: short name, a folder's too.
-        task: "name:preset" that reads the user's copy.
-        needs: files or folders below the data folder that the task reads.
-        stand_in: "name:preset" of an embedded task; empty: nothing stands for it.
-        words: what the stand-in is, a sentence for the caption.
-        settings: ``--set`` pairs of every run on the user's copy.
-        other: those of every run on the stand-in.
-        own: whether ``task`` on the user's copy is the paper's data, so that published numbers may stand beside.
-    """
+    """One data set of a paper: the user's copy, and the embedded task that stands for it."""
 
     key: str
     title: str
     task: str
+    """ "name:preset" that reads the user's copy."""
     needs: tuple[str, ...] = ()
+    """Files or folders below the data folder that the task reads."""
     stand_in: str = ""
+    """ "name:preset" of an embedded task; empty: nothing stands for it."""
     words: str = ""
+    """What the stand-in is, a sentence for the caption."""
     settings: Settings = field(default_factory=dict)
+    """``--set`` pairs of every run on the user's copy; ``other``: on the stand-in."""
     other: Settings = field(default_factory=dict)
     own: bool = True
+    """Whether ``task`` on the user's copy is the paper's data, so that published numbers may stand beside."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table.
-
-    Args:
-        label: METHOD with settings of its own, as ``fairflare compare`` takes it.
-        group: heading over neighbouring rows.
-        on: data key -> label in place of ``label``, where a paper tuned it for each data set.
-        values: ``--set`` pairs of this row's runs that change the data or the protocol (a corruption ratio).
-        given: arguments of every column's measure for this row.
-        only: "own" or "stand-in" where the row is for one of the two alone.
-        one_of: heading of a row of which the paper prints the best of several settings: rows of the same ``one_of`` are
-            tried, the best one by ``Table.choose`` is shown under that heading, and a second table has all of them.
-    """
+    """One line of a table."""
 
     key: str
     title: str
     label: str
+    """METHOD with settings of its own, as ``fairflare compare`` takes it."""
     group: str = ""
+    """Heading over neighbouring rows."""
     on: Mapping[str, str] = field(default_factory=dict)
+    """Data key -> label in place of ``label``, where a paper tuned it for each data set."""
     values: Settings = field(default_factory=dict)
+    """``--set`` pairs of this row's runs that change the data or the protocol (a corruption ratio)."""
     given: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of every column's measure for this row."""
     only: Only = ""
     one_of: str = ""
+    """Heading of a row of which the paper prints the best of several settings: rows of the same ``one_of`` are tried,
+    the best one by ``Table.choose`` is shown under that heading, and a second table has all of them."""
 
     def label_on(self, data: Data) -> str:
         return self.on.get(data.key, self.label)
@@ -91,24 +82,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """One column, or several that a measure makes of one (each site, each domain, each group).
-
-    Args:
-        measure: name of a function of ``measures``.
-        given: its further arguments.
-        order: of the columns that the measure makes, as printed; "" is the place of all others, in natural order, which
-            else come last.
-        scale: 100 for per cent.
-    """
+    """One column, or several that a measure makes of one (each site, each domain, each group)."""
 
     key: str
     title: str
     measure: str
+    """Name of a function of ``measures``; ``given``: its further arguments."""
     given: Mapping[str, Any] = field(default_factory=dict)
     better: Better = "higher"
     digits: int = 3
     scale: float = 1.0
+    """100 for per cent."""
     order: tuple[str, ...] = ()
+    """Of the columns that the measure makes, as printed; "" is the place of all others, in natural order, which else
+    come last."""
 
 
 @dataclass(frozen=True)
@@ -121,55 +108,45 @@ class Block:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, or a panel of a figure.
-
-    Args:
-        key: short name: "2", or "4a".
-        rows: methods, or points of a sweep.
-        blocks: columns by data set.
-        spread: what stands behind "±": nothing; "seeds": over seeds; "last-rounds": over seeds and the last five
-            rounds together.
-        ddof: of that spread.
-        references: METHOD labels that columns compare with, run with the same seeds ("solo").
-        left_out: METHOD label that is also trained without each site in turn; empty: none.
-        left_sites: which sites are left out in turn, the first being 1; empty: each.
-        structure: what of the printed form is not known: a drawing whose legend or axes are lost; empty: nothing.
-        choose: column by which the best of the rows of one ``one_of`` is shown, on each data set; empty: each column
-            shows its own best.
-        mean: heading of a last column, the mean of all others; empty: none.
-        transposed: methods (or points of a sweep) stand across, and data sets, measures and groups of rows down, as
-            printed; of a single row the columns that a measure makes (clients) stand across.
-        note: a sentence for the caption.
-        stub: heading of the rows' titles.
-        draw: how a figure's panel is drawn: "" (a table), "curve" (rows are points on an axis), "rounds" (a curve per
-            row over rounds), "bars" (a group of bars per row), "heat" (a field of values per row), "pictures"
-            (segmentations), or what ``studies.paper_panels`` makes of models and data: "landscape", "density",
-            "consistency", "layers", "counts".
-        smooth: window of a Savitzky-Golay filter over the rounds of a drawn curve, an odd number; 0: none.
-        values: ``--set`` pairs of all its runs.
-        rounds: in place of the task's.
-    """
+    """A table, or a panel of a figure; its rows are methods, or points of a sweep, its blocks columns by data set."""
 
     key: str
+    """ "2", or "4a"."""
     title: str
     rows: tuple[Row, ...]
     blocks: tuple[Block, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
     spread: Spread = "seeds"
+    """What stands behind "±": nothing, over seeds, or over seeds and the last five rounds together, with ``ddof``."""
     ddof: Literal[0, 1] = 1
     references: tuple[str, ...] = ()
+    """METHOD labels that columns compare with, run with the same seeds ("solo")."""
     left_out: str = ""
+    """METHOD label that is also trained without each site in turn; empty: none."""
     left_sites: tuple[int, ...] = ()
+    """Which sites are left out in turn, the first being 1; empty: each."""
     structure: str = ""
+    """What of the printed form is not known: a drawing whose legend or axes are lost; empty: nothing."""
     choose: str = ""
+    """Column by which the best of the rows of one ``one_of`` is shown, on each data set; empty: each has its own."""
     mean: str = ""
+    """Heading of a last column, the mean of all others; empty: none."""
     transposed: bool = False
+    """Methods (or points of a sweep) stand across, and data sets, measures and groups of rows down, as printed; of a
+    single row the columns that a measure makes (clients) stand across."""
     note: str = ""
+    """A sentence for the caption."""
     stub: str = "Method"
+    """Heading of the rows' titles."""
     draw: Draw = ""
+    """A figure's panel: "curve" (rows are points on an axis), "rounds" (a curve per row over rounds), "bars" (a group
+    of bars per row), "heat" (a field of values per row), "pictures" (segmentations), or what ``studies.paper_panels``
+    makes of models and data."""
     axes: tuple[str, str] = ("", "")
     smooth: int = 0
+    """Window of a Savitzky-Golay filter over the rounds of a drawn curve, an odd number; 0: none."""
     values: Settings = field(default_factory=dict)
+    """``--set`` pairs of all its runs."""
     rounds: int | None = None
 
     @property
@@ -179,18 +156,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """What one command makes: a printed table, or a figure with its panels.
-
-    Args:
-        name: of the command: paper and printed number, "fedheal-table-2" or "fedism-figure-5"; what the paper does not
-            have is named without a number.
-        own: the paper does not have it.
-    """
+    """What one command makes: a printed table, or a figure with its panels."""
 
     name: str
+    """Paper and printed number, "fedheal-table-2" or "fedism-figure-5"; without one where the paper has no such."""
     title: str
     tables: tuple[Table, ...]
     own: bool = False
+    """The paper does not have it."""
 
     @property
     def is_figure(self) -> bool:
@@ -199,17 +172,14 @@ class Exhibit:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper's exhibits.
-
-    Args:
-        words: authors, short title, venue and year.
-        became: a name of version 0.2 -> what it shows now where that is something else: exhibits have printed numbers.
-    """
+    """A paper's exhibits."""
 
     key: str
     words: str
+    """Authors, short title, venue and year."""
     exhibits: tuple[Exhibit, ...]
     became: Mapping[str, str] = field(default_factory=dict)
+    """A name of version 0.2 -> what it shows now where that is something else: exhibits have printed numbers."""
 
 
 FOLDER = Path(__file__).parent / "data"
@@ -292,11 +262,7 @@ def exhibits() -> dict[str, Exhibit]:
 
 
 def named(name: str) -> Exhibit:
-    """The exhibit of this name; "fedheal-2", as version 0.2 named it, is "fedheal-table-2".
-
-    Raises:
-        UserError: there is none.
-    """
+    """The exhibit of this name; "fedheal-2", as version 0.2 named it, is "fedheal-table-2"; UserError of another."""
     found = exhibits()
     now = current(name)
     if now not in found:

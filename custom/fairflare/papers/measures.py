@@ -25,18 +25,13 @@ SITE_CLEAN = "clean"
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run.
-
-    Attributes:
-        scores: round -> shared test set -> metric -> value, of the rounds that were scored.
-        elsewhere: options of the task ("alpha=1") -> mean, std_sample and more of the final model on test patients that
-            are dealt to the sites as these options say, and of its accuracies "sites" and "groups" (disparities),
-            "harmonic-printed" and "harmonic-worst" as in "over-groups".
-    """
+    """A finished run."""
 
     report: Json
     scores: Mapping[int, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    """Round -> shared test set -> metric -> value, of the rounds that were scored."""
     elsewhere: Mapping[str, Json] = field(default_factory=dict)
+    """Options of the task ("alpha=1") -> what ``comparison.on_mixture`` says of the final model."""
 
     @property
     def detail(self) -> Json:
@@ -50,16 +45,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Beside:
-    """Other runs of the same seed and data that a column compares with.
-
-    Attributes:
-        references: METHOD label -> its run.
-        without: site -> the run of the row that ``left_out`` names, trained without that site.
-        full: that row's run with every site.
-    """
+    """Other runs of the same seed and data that a column compares with."""
 
     references: Mapping[str, Run] = field(default_factory=dict)
+    """METHOD label -> its run."""
     without: Mapping[str, Run] = field(default_factory=dict)
+    """Site -> the run of the row that ``left_out`` names without it; ``full``: with every site."""
     full: Run | None = None
 
 
@@ -72,14 +63,10 @@ CURVES = ("condition-rounds", "domain-rounds")
 """Measures of every round's model on shared test sets."""
 
 
-def measure(name: str) -> Callable[[F], F]:
-    """Give a function the name that declarations use."""
-
-    def named(function: F) -> F:
-        MEASURES[name] = function
-        return function
-
-    return named
+def measure(function: F) -> F:
+    """Let declarations name the function, with hyphens."""
+    MEASURES[function.__name__.strip("_").replace("_", "-")] = function
+    return function
 
 
 def evaluated(name: str, run: Run, beside: Beside, given: Mapping[str, Any]) -> Values:
@@ -101,12 +88,12 @@ def final_weights(run: Run) -> dict[str, float]:
     return {site: number((row["weight"] or [None])[-1]) or 0.0 for site, row in run.report["sites"].items()}
 
 
-@measure("sites")
+@measure
 def sites(run: Run, beside: Beside, metric: str = "") -> dict[str, float | None]:
     return at_sites(run, metric)
 
 
-@measure("over-sites")
+@measure
 def over_sites(run: Run, beside: Beside, which: str, metric: str = "", ddof: int = 0) -> float | None:
     values = at_sites(run, metric)
     if which == "worst":
@@ -114,7 +101,7 @@ def over_sites(run: Run, beside: Beside, which: str, metric: str = "", ddof: int
     return {"mean": fairness.mean(values), "std": fairness.std(values, 1 if ddof else 0)}[which]
 
 
-@measure("domains")
+@measure
 def domains(run: Run, beside: Beside, metric: str = "") -> dict[str, float | None]:
     """Shared test set -> mean of its metric over the rounds that were scored.
 
@@ -130,25 +117,22 @@ def domains(run: Run, beside: Beside, metric: str = "") -> dict[str, float | Non
     return {name: _mean(found) for name, found in values.items()}
 
 
-@measure("shared")
+@measure
 def shared(run: Run, beside: Beside, which: str) -> float | None:
     """The final model's headline metric on the shared test set ``which``."""
     return next((number(row["value"]) for row in run.detail["test_sets"]["rows"] if row["name"] == which), None)
 
 
-@measure("over-domains")
+@measure
 def over_domains(run: Run, beside: Beside, which: str, metric: str = "", ddof: int = 1) -> float | None:
     values = domains(run, beside, metric)
     return fairness.mean(values) if which == "mean" else fairness.std(values, 1 if ddof else 0)
 
 
-@measure("condition")
+@measure
 def condition(run: Run, beside: Beside, which: str, metric: str, than: str = "") -> list[float | None]:
-    """A metric on the task's "clean" or "corrupted" test set or their "average", one value per scored round.
-
-    Args:
-        than: METHOD label of a reference: the difference from its value of the same round and seed.
-    """
+    """A metric on the task's "clean" or "corrupted" test set or their "average", one value per scored round; the
+    difference from that of the reference ``than``."""
     values = _of_condition(run, which, metric)
     first = _of_condition(beside.references[than], which, metric) if than else {}
     return [_minus(value, first.get(t)) if than else value for t, value in values.items()]
@@ -169,13 +153,13 @@ def _minus(value: float | None, other: float | None) -> float | None:
     return None if value is None or other is None else value - other
 
 
-@measure("condition-rounds")
+@measure
 def condition_rounds(run: Run, beside: Beside, which: str, metric: str) -> dict[str, float | None]:
     """Round -> "condition" of the model that it left."""
     return {str(t): value for t, value in _of_condition(run, which, metric).items()}
 
 
-@measure("domain-rounds")
+@measure
 def domain_rounds(run: Run, beside: Beside, which: str = "mean") -> dict[str, float | None]:
     """Round -> mean over the shared test sets of the domains; without such the validation splits', see "rounds"."""
     if not run.scores:
@@ -184,7 +168,7 @@ def domain_rounds(run: Run, beside: Beside, which: str = "mean") -> dict[str, fl
     return {str(t): fairness.mean(number(found.get(run.headline)) for found in sets.values()) for t, sets in each}
 
 
-@measure("condition-std")
+@measure
 def condition_std(run: Run, beside: Beside, metric: str) -> list[float | None]:
     """Standard deviation over clients of which each is given the score of its own condition (FedISM+, Table IV).
 
@@ -197,7 +181,7 @@ def condition_std(run: Run, beside: Beside, metric: str) -> list[float | None]:
     return [None if a is None or b is None else fairness.client_std(a, b, *counts) for a, b in pairs]
 
 
-@measure("over-groups")
+@measure
 def over_groups(run: Run, beside: Beside, which: str) -> float | None:
     """Of the groups: overall (weighted by size), uniform, gap, worst, disparity (sample sd), and the levels' two.
 
@@ -215,24 +199,24 @@ def over_groups(run: Run, beside: Beside, which: str) -> float | None:
     return values[which] if which in values else found.get(which)
 
 
-@measure("opportunity")
+@measure
 def opportunity(run: Run, beside: Beside, which: str) -> float | None:
     """Equal opportunity over an attribute: "gap" between true-positive rates, or "worst_tpr"."""
     return ((run.detail["groups"] or {}).get("equal_opportunity") or {}).get(which)
 
 
-@measure("bytes")
-def sent(run: Run, beside: Beside, than: str = "") -> float | None:
+@measure
+def bytes_(run: Run, beside: Beside, than: str = "") -> float | None:
     """Bytes per site and round, up and down together; over those of the reference ``than``."""
     if than:
-        own, other = (sent(one, beside) for one in (run, beside.references[than]))
+        own, other = (bytes_(one, beside) for one in (run, beside.references[than]))
         return own / other if own is not None and other else None
     rounds, count = run.report["rounds"], len(run.report["sites"])
     known = [value for way in ("up", "down") if (value := number(run.detail["traffic"].get(way))) is not None]
     return sum(known) / rounds / count if rounds and len(known) == 2 else None
 
 
-@measure("like-alone")
+@measure
 def like_alone(run: Run, beside: Beside, which: str, than: str = "solo") -> float | None:
     """Agreement (pearson_x100, euclid) of the sites' scores with those of their own models (FedCE, Table 2)."""
     own, alone = fairness.finite(at_sites(run)), fairness.finite(at_sites(beside.references[than]))
@@ -240,7 +224,7 @@ def like_alone(run: Run, beside: Beside, which: str, than: str = "solo") -> floa
     return _agreement(*({site: values[site] for site in both} for values in (own, alone)))[which]
 
 
-@measure("like-left-out")
+@measure
 def like_left_out(run: Run, beside: Beside, which: str) -> float | None:
     """Agreement (pearson_x100, euclid, cosine) of the last weights with the leave-one-out shares (FedCE, Table 3)."""
     return _agreement(final_weights(run), clipped_shares(_drops(beside)))[which]
@@ -255,25 +239,22 @@ def _agreement(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, floa
     return {**found, "p": float(pearsonr(list(a.values()), [b[site] for site in a]).pvalue) if known else None}
 
 
-@measure("without")
+@measure
 def without(run: Run, beside: Beside, metric: str = "", change: bool = False) -> dict[str, float | None]:
-    """Site -> the mean over all sites' scores when it is left out of training; "No": nobody is.
-
-    Args:
-        change: minus that with all sites: below 0 where it falls, as FedCE prints it.
-    """
+    """Site -> the mean over all sites' scores when it is left out of training; "No": nobody is. ``change``: minus that
+    with all sites, below 0 where it falls, as FedCE prints it."""
     found = {site: fairness.mean(at_sites(one, metric)) for site, one in beside.without.items()}
     full = fairness.mean(at_sites(beside.full, metric)) if beside.full else None
     return {site: _minus(value, full) for site, value in found.items()} if change else {**found, "No": full}
 
 
-@measure("shares")
+@measure
 def shares(run: Run, beside: Beside) -> dict[str, float]:
     """Site -> its share of these drops."""
     return clipped_shares(_drops(beside))
 
 
-@measure("examples")
+@measure
 def examples(run: Run, beside: Beside, share: bool = False) -> dict[str, float | None]:
     """Site -> its training examples, or their share of all."""
     counts = {site: number(row["n_train"]) or 0.0 for site, row in run.report["sites"].items()}
@@ -281,13 +262,10 @@ def examples(run: Run, beside: Beside, share: bool = False) -> dict[str, float |
     return {site: count / total if share and total else count for site, count in counts.items()}
 
 
-@measure("relative-weights")
+@measure
 def relative_weights(run: Run, beside: Beside, whole: bool) -> dict[str, float | None]:
-    """Site -> its weight in the last round among the sites but the one that is left out, made to sum to 1.
-
-    Args:
-        whole: of the run with all sites; else of the one in which the site has left.
-    """
+    """Site -> its weight in the last round among the sites but the one that is left out, made to sum to 1: of the
+    ``whole`` run with all sites, else of the one in which the site has left."""
     if beside.full is None or not beside.without:
         return {}
     (gone, left), *_ = beside.without.items()
@@ -296,7 +274,7 @@ def relative_weights(run: Run, beside: Beside, whole: bool) -> dict[str, float |
     return {site: weight / total for site, weight in found.items()} if total else {}
 
 
-@measure("rounds")
+@measure
 def rounds(run: Run, beside: Beside, which: str = "mean") -> dict[str, float | None]:
     """Round -> the received model's metric on the sites' validation splits: "mean", "worst" or "std" (ddof 0)."""
     higher = bool(run.detail["higher_is_better"])
@@ -304,14 +282,12 @@ def rounds(run: Run, beside: Beside, which: str = "mean") -> dict[str, float | N
     return {str(row["round"]): read[which](row["metric"]) for row in run.detail["rounds"]}
 
 
-@measure("note-rounds")
+@measure
 def note_rounds(run: Run, beside: Beside, name: str, site: int = 0, of_one: bool = False) -> dict[str, float | None]:
-    """What the method's rule noted under ``name`` over the rounds.
+    """What the method's rule noted under ``name`` over the rounds, or 1 minus it (``of_one``).
 
-    Args:
-        site: which site's, the first one's number being 1: {round: value}; 0: all sites', in six rounds, of which the
-            tenth is one: {"round 10, site": value}.
-        of_one: 1 minus the value.
+    ``site``: which site's, the first one's number being 1: {round: value}; 0: all sites', in six rounds, of which the
+    tenth is one: {"round 10, site": value}.
     """
     names, rows = list(run.report["sites"]), run.detail["rounds"]
     last = len(rows)
@@ -327,7 +303,7 @@ def note_rounds(run: Run, beside: Beside, name: str, site: int = 0, of_one: bool
     return found
 
 
-@measure("elsewhere")
+@measure
 def elsewhere(run: Run, beside: Beside, options: str, which: str) -> float | None:
     """What ``Run.elsewhere`` says, test patients dealt as ``options`` say."""
     return number((run.elsewhere.get(options) or {}).get(which))
@@ -341,6 +317,5 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def _drops(beside: Beside) -> dict[str, float]:
     if beside.full is None:
         return {}
-    full = fairness.mean(at_sites(beside.full))
-    found = {site: fairness.mean(at_sites(run)) for site, run in beside.without.items()}
-    return {site: full - value for site, value in found.items() if full is not None and value is not None}
+    changes = without(beside.full, beside, change=True)
+    return {site: -value for site, value in changes.items() if value is not None}

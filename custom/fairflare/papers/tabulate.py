@@ -24,28 +24,21 @@ FIRST = "fedavg"
 
 @dataclass(frozen=True)
 class Used:
-    """What a block of columns was measured on.
-
-    Attributes:
-        task: "name:preset" that ran.
-        stands_in: whether that is not the paper's data.
-        runs: row's key -> seed -> run.
-        beside: row's key -> seed -> what its columns compare with.
-    """
+    """What a block of columns was measured on."""
 
     data: Data
     task: str
+    """ "name:preset" that ran; ``stands_in``: it is not the paper's data."""
     stands_in: bool
     runs: Mapping[str, Seeds]
+    """Row's key -> seed -> run; ``beside``: what its columns compare with."""
     beside: Mapping[str, Mapping[int, Beside]] = field(default_factory=dict)
 
 
 def tabulated(table: Table, key: str, used: Sequence[Used], published: Published | None = None) -> list[model.Table]:
     """The table with its numbers, and one of all settings tried where rows show the best of several.
 
-    Args:
-        key: name of the table in files and labels.
-        published: numbers that the paper printed, shown where the data are its own.
+    ``key`` is its name in files and labels; ``published`` numbers are shown where the data are the paper's own.
     """
     found = [_block(table, block, one) for block, one in zip(table.blocks, used, strict=True)]
     columns = [column for columns, _ in found for column in columns]
@@ -137,11 +130,8 @@ def _transposed(table: Table, shown: model.Table) -> model.Table:
 
 
 def differences(table: Table, key: str, used: Sequence[Used], first: str = FIRST) -> model.Table | None:
-    """Each row minus the row ``first``, seed by seed, in the columns over all sites, domains or groups.
-
-    Returns:
-        Means with 95 % t-intervals over seeds; None without that row, other rows or a second seed.
-    """
+    """Each row minus the row ``first``, seed by seed, in the columns over all sites, domains or groups: means with 95 %
+    t-intervals over seeds; None without that row, other rows or a second seed."""
     shared = {seed for one in used for seed in one.runs.get(first, {})}
     others = [row for row in table.rows if row.key != first]
     if len(shared) < 2 or not others or first not in {row.key for row in table.rows}:

@@ -18,21 +18,9 @@ from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.validation import unlisted
 from fairflare.data.site_config import find_site_config
+from fairflare.engine import files
 from fairflare.engine.audit import AuditLog
-from fairflare.engine.files import (
-    AUDIT,
-    BEST,
-    CONFIG,
-    MODEL,
-    MOST_JSON,
-    is_file,
-    json_text,
-    read_bytes,
-    read_json,
-    read_model,
-    read_tensors,
-    save_text,
-)
+from fairflare.engine.files import AUDIT, BEST, CONFIG, MODEL, read_json
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import read_final, read_standing
 from fairflare.engine.setup.assembly import site_names
@@ -57,12 +45,9 @@ SOLO = "solo"
 def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Take the step, add what came of it to the log, and write the report anew; returns report.json's content.
 
-    ``step`` is "recalibrate", "shares", "conformal", or "solo" for the benefit of joining; ``values`` are its
-    settings by name.
-
-    Raises:
-        UserError: there is no such run, it is not complete or of other machines, or the step does not fit its task.
-        RunFailed: a site's data have errors.
+    ``step`` is "recalibrate", "shares", "conformal", or "solo" for the benefit of joining; ``values`` are its settings
+    by name. Raises UserError: there is no such run, it is not complete or of other machines, or the step does not fit
+    its task; RunFailed: a site's data have errors.
     """
     require_run(folder)
     with opened(folder):
@@ -82,7 +67,7 @@ def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, A
             raise UserError(f"{folder}: the run is not complete; `fairflare resume {folder}` goes on")
         made = method_parts(registry.get_method(config.method), config.settings, **config.parts)
         if config.headline == "best" and made.trainer.is_shared:
-            model = read_model(folder / BEST)
+            model = files.read_model(folder / BEST)
         ended = Ended(model, standing.models, standing.declared, run_history.start["model_sha256"])
         event, taken = ("benefit", benefit_after) if step == SOLO else ("after", step_after)
         found = taken(config, folder, ended)
@@ -97,9 +82,8 @@ FEW = "too few patients to tell their numbers"
 def measure_risk(folder: Path, shadows: int) -> dict[str, Any]:
     """Attack the model at every site that trained, log what may leave, and write the report anew; its content.
 
-    Raises:
-        UserError: no complete run with one model for all sites, an odd number of shadows, a loss that mixes patients,
-            or sites' data that are not on this machine.
+    Raises UserError: no complete run with one model for all sites, an odd number of shadows, a loss that mixes
+    patients, or sites' data that are not on this machine.
     """
     _checked(folder, shadows)
     with opened(folder):
@@ -109,36 +93,25 @@ def measure_risk(folder: Path, shadows: int) -> dict[str, Any]:
             raise UserError(f"{folder}: its sites' data are elsewhere; {alone}")
         parts.task.check_data()
         sites, rejected = dict[str, Any](), dict[str, Any]()
-        for name in site_names(config):
-            if name == config.leave_out:
-                continue
+        for name in (name for name in site_names(config) if name != config.leave_out):
             site = build_site(config, parts, name)
             _, site.data = site.look()
-            found = attack.at(site) if site.data is not None else {}
-            if found:
+            if site.data is None:
+                rejected[name] = {"code": "data", "detail": "its data have errors"}
+            elif found := attack.at(site):
                 sites[name] = found
             else:
-                detail = "its data have errors" if site.data is None else FEW
-                rejected[name] = {"code": "few_cases" if site.data is not None else "data", "detail": detail}
+                rejected[name] = {"code": "few_cases", "detail": FEW}
         about = {"shadows": shadows, "level": LEVEL, "sites": sites, "rejected": rejected}
         AuditLog(folder / AUDIT).append("risk", **about, model_sha256=model)
         return write_report(folder)
 
 
 def risk_at(folder: Path, shadows: int, name: str, local: Path) -> dict[str, float]:
-    """Attack the model at one hospital, by itself, on its own machine; the folder stays as it is.
+    """``Attack.at`` one hospital, by itself, on its own machine; the folder, a copy, stays as it is.
 
-    Args:
-        folder: of the run, a copy from whoever leads it.
-        shadows: see ``Attack``.
-        name: the hospital's, as the run knows it.
-        local: where its ``fairflare_site.yaml`` lies.
-
-    Returns:
-        As ``Attack.at``.
-
-    Raises:
-        UserError: as ``measure_risk``; no such site or configuration, data with errors, or too few patients.
+    ``name`` is the hospital's, as the run knows it, and ``local`` where its ``fairflare_site.yaml`` lies. Raises
+    UserError: as ``measure_risk``; no such site or configuration, data with errors, or too few patients.
     """
     _checked(folder, shadows)
     if find_site_config(local, name) is None:
@@ -176,7 +149,7 @@ def _prepared(folder: Path, shadows: int) -> tuple[RunConfig, Parts, Attack, str
     if parts.task.kind.family == COX:
         raise UserError("risk: the loss of one patient depends on the others at risk (choose model hazards)")
     if config.headline == "best":
-        model = read_model(folder / BEST)
+        model = files.read_model(folder / BEST)
     first = {key: value.clone() for key, value in parts.model.items()}
     alone = benefit_at_site(dataclasses.replace(config, solo=True), parts, None)
     assert alone is not None  # the configuration asks
@@ -191,33 +164,28 @@ HEAD = "# What only a human can say. Text after a key goes into the documents as
 def write_evidence(folder: Path, out: Path | None = None, human: Path | None = None) -> dict[str, Any]:
     """Write the pack of the run in ``folder`` into ``out``; the same run and answers give the same bytes.
 
-    Args:
-        out: RUN/evidence when None.
-        human: the filled YAML; RUN/evidence.yaml, if there is one, when None.
+    ``out``: RUN/evidence when None; ``human``: the filled YAML; RUN/evidence.yaml, if there is one, when None. Returns
+    folder; documents: title -> file, evidence, human and blank (numbers of parts); score of the BOM, 0 to 100, and
+    lacks, the fields that it has not.
 
-    Returns:
-        folder; documents: title -> file, evidence, human and blank (numbers of parts); score of the BOM, 0 to 100, and
-        lacks, the fields that it has not.
-
-    Raises:
-        UserError: the folder holds no finished run with its report, a file does not fit to its log, or the YAML has
-            an unknown key or something that is no text.
+    Raises UserError: the folder holds no finished run with its report, a file does not fit to its log, or the YAML has
+    an unknown key or something that is no text.
     """
     answers = _answers(human or folder / HUMAN, needed=human is not None)
     run = _read(folder)
     filled = {name: fill(name, run, answers) for name in documents()}
     made = written.bom(filled["bom"], run)
-    files = {name: one["file"] for name, one in written.DOCUMENTS.items()}
-    texts = {file: written.page(name, filled[name], run) for name, file in files.items() if file.endswith(".html")}
-    texts |= {"index.html": written.index(filled, run, made), "evidence.json": json_text(written.ledger(filled))}
-    texts |= {files["chai"]: written.chai_xml(filled["chai"]), files["bom"]: json_text(made)}
-    texts[files["crate"]] = json_text(written.crate(filled["crate"], run, list(texts)))
+    names = {name: one["file"] for name, one in written.DOCUMENTS.items()}
+    texts = {file: written.page(name, filled[name], run) for name, file in names.items() if file.endswith(".html")}
+    texts |= {"index.html": written.index(filled, run, made), "evidence.json": files.json_text(written.ledger(filled))}
+    texts |= {names["chai"]: written.chai_xml(filled["chai"]), names["bom"]: files.json_text(made)}
+    texts[names["crate"]] = files.json_text(written.crate(filled["crate"], run, list(texts)))
     place = out or folder / EVIDENCE
     place.mkdir(parents=True, exist_ok=True)
     for name in run.files:
-        save_text(place / name, read_bytes(folder / name, MOST_JSON).decode())
+        files.save_text(place / name, files.read_bytes(folder / name, files.MOST_JSON).decode())
     for name, text in texts.items():
-        save_text(place / name, text)
+        files.save_text(place / name, text)
     points, lacks = score(made)
     rows = {one["title"]: {"file": one["file"], **shares(filled[name])} for name, one in written.DOCUMENTS.items()}
     return {"folder": str(place), "documents": rows, "score": points, "lacks": lacks}
@@ -226,8 +194,7 @@ def write_evidence(folder: Path, out: Path | None = None, human: Path | None = N
 def init_evidence(folder: Path) -> Path:
     """Write the YAML with every question, blank, into ``folder`` and return its path.
 
-    Raises:
-        UserError: it is there already.
+    Raises UserError: it is there already.
     """
     path = folder / HUMAN
     if path.exists():
@@ -238,7 +205,7 @@ def init_evidence(folder: Path) -> Path:
         for key, question in asked.items():
             lines += textwrap.wrap(question, 100, initial_indent="# ", subsequent_indent="# ") + [f'{key}: ""\n']
     folder.mkdir(parents=True, exist_ok=True)
-    save_text(path, "\n".join(line.rstrip("\n") for line in lines) + "\n")
+    files.save_text(path, "\n".join(line.rstrip("\n") for line in lines) + "\n")
     return path
 
 
@@ -248,15 +215,15 @@ def _read(folder: Path) -> Run:
         raise UserError(f"{folder}: expected a finished run with its report, got {', '.join(lacks)}")
     config, events = read_run(folder)
     report = read_json(folder / REPORT)
-    files = {name: _hashed(read_bytes(folder / name, MOST_JSON)) for name in (REPORT, PAGE, AUDIT)}
-    evaluated, model = report["detail"]["provenance"]["evaluated_model_sha256"], None
-    for name in (MODEL, BEST):
-        if model is None and is_file(folder / name) and model_hash(read_tensors(folder / name)) == evaluated:
-            model = (name, *_hashed((folder / name).read_bytes()))
+    hashes = {name: _hashed(files.read_bytes(folder / name, files.MOST_JSON)) for name in (REPORT, PAGE, AUDIT)}
+    evaluated = report["detail"]["provenance"]["evaluated_model_sha256"]
+    there = [folder / name for name in (MODEL, BEST) if files.is_file(folder / name)]
+    path = next((path for path in there if model_hash(files.read_tensors(path)) == evaluated), None)
+    model = (path.name, *_hashed(path.read_bytes())) if path else None
     known = config["method"] in registry.methods()
     how = {"secure": config.get("secure_sum", "none") != "none", "solo": bool(report["detail"].get("benefit"))}
     leaves = leaving(config["method"], after=bool(report["detail"].get("after")), **how) if known else []
-    return Run(report, entries, config, leaves, files, model)
+    return Run(report, entries, config, leaves, hashes, model)
 
 
 def _hashed(content: bytes) -> tuple[str, int]:

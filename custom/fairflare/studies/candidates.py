@@ -12,14 +12,14 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairflare.core import registry
 from fairflare.core.errors import UserError
@@ -38,7 +38,8 @@ from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts, build_parts, without_folders
 from fairflare.functional.calibration import fitted
-from fairflare.functional.decision import INNER, Array, own_model
+from fairflare.functional.decision import INNER, Array, own_model, own_risks
+from fairflare.functional.slopes import sigmoid
 from fairflare.inference import mix
 from fairflare.inference.atomic_output import MARK, check, whole_folder
 from fairflare.inference.loaded_run import open_run
@@ -50,6 +51,7 @@ from fairflare.studies.runs import run_once
 from fairflare.studies.study import Study
 from fairflare.tasks.folds import ALL, everyone
 from fairflare.tasks.folds import part as rows_of
+from fairflare.tasks.kinds.masks import soft_loss
 from fairflare.tasks.kinds.survival import efron_loss
 
 SHARES = " + class shares"
@@ -58,15 +60,6 @@ SHARES = " + class shares"
 def on_fold(config: RunConfig, fold: str) -> RunConfig:
     """The run on a fold, or on ``folds.ALL`` patients, where a site that tests none is no error."""
     return dataclasses.replace(config, fold=fold, accept=sorted({*config.accept, "empty_split"}))
-
-
-def model_for(parts: Parts, folder: Path, client: str) -> StateDict:
-    """What the finished run in ``folder`` has for a site: a personal model, one of the rule's, or the shared."""
-    if parts.has_personal:
-        return read_model(personal_file(folder / SITES / f"{client}.safetensors"))
-    if parts.counts_own:
-        return dict(open_run(folder, client, plain=True).network.state_dict())
-    return read_model(folder / MODEL)
 
 
 def log_odds(labels: Array) -> float:
@@ -105,33 +98,77 @@ def moved(
     return found
 
 
-def logits_of(
-    parts: Parts,
-    config: RunConfig,
-    model: Mapping[str, Any],
-    data: TensorData,
-    split: Any,
-    event: int,
-    *,
-    plain: bool = False,
-) -> tuple[Array, Array]:
-    """(N,) logits of the event, against all other classes, in a split, and its labels, 0 or 1."""
-    outputs, targets = outputs_of(parts, config, model, data, split, plain=plain)
-    found = outputs.double()
-    others = found[:, [k for k in range(found.shape[1]) if k != event]].logsumexp(1)
-    return (found[:, event] - others).numpy(), (targets.numpy() == event).astype(np.float64)
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A method's run that has ended, and the index of the class whose risk is asked for; -1: of times or masks."""
 
+    parts: Parts
+    config: RunConfig
+    folder: Path
+    event: int = -1
 
-def outputs_of(
-    parts: Parts, config: RunConfig, model: Mapping[str, Any], data: TensorData, split: Any, *, plain: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Condensed outputs and targets of a split's cases; ``plain``: of data as they are, not as the trainer has them."""
-    parts.network.load_state_dict(dict(model))
-    device = default_device()
-    prepared = data.on(device) if plain else parts.trainer.site_data(data.on(device))
-    batches = prepared.fixed(split, int(config.training["batch_size"]))
-    outputs, targets, _ = predict(placed(parts.network, device), batches, device, parts.task.condense)
-    return outputs, targets
+    @cached_property
+    def odds(self) -> float:
+        """``federation_odds``: the same for every hospital."""
+        return federation_odds(self.parts, self.config, self.event)
+
+    def model_for(self, client: str) -> StateDict:
+        """What the run has for a site: a personal model, one of the rule's, or the shared."""
+        if self.parts.has_personal:
+            return read_model(personal_file(self.folder / SITES / f"{client}.safetensors"))
+        if self.parts.counts_own:
+            return dict(open_run(self.folder, client, plain=True).network.state_dict())
+        return read_model(self.folder / MODEL)
+
+    def outputs(self, model: StateDict, data: TensorData, split: Any, *, plain: bool = False) -> tuple[Tensor, Tensor]:
+        """Condensed outputs and targets of a split; ``plain``: of data as they are, not as the trainer has them."""
+        parts, device = self.parts, default_device()
+        parts.network.load_state_dict(model)
+        prepared = data.on(device) if plain else parts.trainer.site_data(data.on(device))
+        batches = prepared.fixed(split, int(self.config.training["batch_size"]))
+        return predict(placed(parts.network, device), batches, device, parts.task.condense)[:2]
+
+    def logits(self, model: StateDict, data: TensorData, split: Any, *, plain: bool = False) -> tuple[Array, Array]:
+        """(N,) logits of the event, against all other classes, in a split, and its labels, 0 or 1."""
+        outputs, targets = self.outputs(model, data, split, plain=plain)
+        found = outputs.double()
+        others = found[:, [k for k in range(found.shape[1]) if k != self.event]].logsumexp(1)
+        return (found[:, self.event] - others).numpy(), (targets.numpy() == self.event).astype(np.float64)
+
+    def scores(self, model: StateDict, data: TensorData, split: Any, *, plain: bool = False) -> Array:
+        """(N,) log risks of a split's patients, or of masks each image's Dice, the mean over structures."""
+        task = self.parts.task
+        cases: Any = task.kind.cases(*self.outputs(model, data, split, plain=plain), task.classes)
+        # where an output is not finite, so is the loss, but not the Dice
+        found = cases.risks if task.kind.has_times else cases.dice.mean(1) + 0 * soft_loss(cases.outputs, cases.targets)
+        return np.asarray(found, dtype=np.float64)
+
+    def moves(self, label: str, logits: Array, labels: Array, shares: bool) -> dict[str, float]:
+        """``moved``, with class shares among the candidates where they are asked for."""
+        return moved(self.parts, self.config, label, logits, labels, self.odds if shares else None)
+
+    def risks(self, label: str, client: str, data: TensorData, shares: bool, of: Any = "test") -> dict[str, Array]:
+        """Candidate -> its risks of the site's patients in the split ``of``."""
+        model = self.model_for(client)
+        if self.event < 0:
+            return {label: self.scores(model, data, of)}
+        fit, labels = self.logits(model, data, "train")
+        new = fit if of == "train" else self.logits(model, data, of)[0]
+        return {name: sigmoid(new + by) for name, by in self.moves(label, fit, labels, shares).items()}
+
+    def own(self, data: TensorData) -> tuple[Array, str]:
+        """The risks of the test patients by the best model of the site's own training patients, and its kind."""
+        train, test = data.splits["train"], data.splits["test"]
+        assert isinstance(train, Split) and isinstance(test, Split)  # in memory
+        x, new = (np.asarray(part.inputs, dtype=np.float64) for part in (train, test))
+        if self.parts.task.kind.has_times and x.ndim == 2:
+            return own_log_risks(x, np.asarray(train.targets, dtype=np.float64), new), COX
+        if x.ndim == 2:
+            return own_risks(x, (train.labels.numpy() == self.event).astype(np.float64), new)
+        model = own_network(self, data)
+        if self.event < 0:
+            return self.scores(model, data, "test", plain=True), NETWORK
+        return sigmoid(self.logits(model, data, "test", plain=True)[0]), NETWORK
 
 
 COX, NETWORK = "cox", "network"
@@ -143,7 +180,7 @@ HELD_OUT = 5
 """One of so many patients chooses; then all train."""
 
 
-def own_network(parts: Parts, config: RunConfig, data: TensorData) -> StateDict:
+def own_network(run: Trained, data: TensorData) -> StateDict:
     """The task's network, trained on the site's training patients alone for at most the epochs of the run.
 
     A fifth of the patients chooses the learning rate and the epoch by the least loss, so that the network stops early;
@@ -151,22 +188,22 @@ def own_network(parts: Parts, config: RunConfig, data: TensorData) -> StateDict:
     """
     whole = data.splits["train"]
     assert isinstance(whole, Split)
-    held = np.random.default_rng(derive(config.seed, "own network")).permutation(len(whole)) % HELD_OUT == 0
+    held = np.random.default_rng(derive(run.config.seed, "own network")).permutation(len(whole)) % HELD_OUT == 0
     inner = copy.copy(data)
     inner.splits = {**data.splits, "train": rows_of(whole, ~held), "val": rows_of(whole, held)}
     inner = inner.grouped(Grouping())
     best, rate, epochs = np.inf, 1.0, 0
     for tried in RATES:
-        for epoch, model in enumerate(_epochs(parts, config, inner, tried)):
-            loss = _loss(parts, config, inner, model)
+        for epoch, model in enumerate(_epochs(run, inner, tried)):
+            loss = _loss(run, inner, model)
             if loss < best:
                 best, rate, epochs = loss, tried, epoch
-    return next(itertools.islice(_epochs(parts, config, data, rate), epochs, None))
+    return next(itertools.islice(_epochs(run, data, rate), epochs, None))
 
 
-def _epochs(parts: Parts, config: RunConfig, data: TensorData, rate: float) -> Iterator[StateDict]:
+def _epochs(run: Trained, data: TensorData, rate: float) -> Iterator[StateDict]:
     """The model before training, then after each epoch."""
-    training = part(Training, config.training)
+    parts, training = run.parts, part(Training, run.config.training)
     rounds, per_round = training.rounds, dataclasses.replace(training, lr=rate * training.lr, keep_optimizer=True)
     network = copy.deepcopy(parts.network)
     network.load_state_dict(parts.model)
@@ -174,17 +211,17 @@ def _epochs(parts: Parts, config: RunConfig, data: TensorData, rate: float) -> I
     memory: dict[str, object] = {}
     device = default_device()
     for number in range(1, rounds + 1):
-        seed = derive(config.seed, "own network", number)
+        seed = derive(run.config.seed, "own network", number)
         how: dict[str, Any] = {"execution": Execution(device), "memory": memory, "objective": parts.task.objective}
         work = LocalWork(placed(network, device), data.on(device), per_round, Round(number, rounds), seed, **how)
         registry.get_trainer("sgd")().train(work)
         yield {key: value.cpu() for key, value in copy.deepcopy(network.state_dict()).items()}
 
 
-def _loss(parts: Parts, config: RunConfig, data: TensorData, model: StateDict) -> float:
+def _loss(run: Trained, data: TensorData, model: StateDict) -> float:
     """The task's mean loss of the held-out patients: cross-entropy of classes."""
-    cases = parts.task.kind.cases(*outputs_of(parts, config, model, data, "val", plain=True), parts.task.classes)
-    return parts.task.kind.loss(cases)
+    task = run.parts.task
+    return task.kind.loss(task.kind.cases(*run.outputs(model, data, "val", plain=True), task.classes))
 
 
 def own_log_risks(x: Array, y: Array, new: Array) -> Array:
@@ -204,16 +241,16 @@ def own_log_risks(x: Array, y: Array, new: Array) -> Array:
     return np.asarray(new @ _ridge(rows, times, min(PENALTIES, key=lost)).numpy())
 
 
-def _cox_loss(rows: torch.Tensor, times: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+def _cox_loss(rows: Tensor, times: Tensor, at: Tensor) -> Tensor:
     return efron_loss((rows @ at)[:, None], times) * len(rows)
 
 
-def _ridge(rows: torch.Tensor, times: torch.Tensor, penalty: float) -> torch.Tensor:
+def _ridge(rows: Tensor, times: Tensor, penalty: float) -> Tensor:
     """(F,) Cox's coefficients with a ridge penalty."""
     at = torch.zeros(rows.shape[1], dtype=torch.float64, requires_grad=True)
     search = torch.optim.LBFGS([at], max_iter=100, line_search_fn="strong_wolfe")
 
-    def loss() -> torch.Tensor:
+    def loss() -> Tensor:
         search.zero_grad()
         found = _cox_loss(rows, times, at) + penalty * at @ at / 2
         found.backward()
@@ -237,8 +274,7 @@ def combine(folder: Path, out: Path, *, force: bool = False, workers: Workers | 
         force: replaces earlier mixes in ``out``.
         workers: see ``parallel.budget``.
 
-    Raises:
-        UserError: the folder holds no finished join, or a model cannot be stored.
+    Raises UserError: the folder holds no finished join, or a model cannot be stored.
     """
     found = read_join(folder)
     if found.get("event"):
@@ -253,7 +289,10 @@ def combine(folder: Path, out: Path, *, force: bool = False, workers: Workers | 
     study = Study({places[label]: config for label, config in runs.items()})
     weights: dict[str, dict[str, float]] = {}
     with study.finished(folder, partial(run_once), workers=workers), whole_folder(out, KIND, force=force) as scratch:
-        trained = {label: Trained(built[label], config, folder / places[label]) for label, config in runs.items()}
+        trained = {
+            label: Trained(parts, runs[label], folder / places[label], mix.event_index(parts))
+            for label, parts in built.items()
+        }
         for client in found["sites"]:
             made = mix_of(client, found, trained)
             (scratch / client).mkdir()
@@ -301,25 +340,11 @@ def _of(candidate: str, label: str) -> bool:
     return candidate == label or candidate.startswith(f"{label} + ")
 
 
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """A method's run on all patients."""
-
-    parts: Parts
-    config: RunConfig
-    folder: Path
-
-    @cached_property
-    def odds(self) -> float:
-        """``federation_odds``: the same for every hospital."""
-        return federation_odds(self.parts, self.config, mix.event_index(self.parts))
-
-
 def mix_of(client: str, found: Mapping[str, Any], trained: Mapping[str, Trained]) -> mix.Made:
     """A hospital's mix, from its own patients and the models that it was sent."""
     share, weights = found["sites"][client]["mix"]["share"], found["weights"]
     first = next(iter(trained.values()))
-    event = mix.event_index(first.parts)
+    event = first.event
     data = first.parts.task.site_data(site_of_client(first.config, first.parts.task)[client])
     whole = everyone(data)
     if len(whole.inputs.shape) != 2:
@@ -331,34 +356,24 @@ def mix_of(client: str, found: Mapping[str, Any], trained: Mapping[str, Trained]
     for label, one in trained.items():
         described = read_json(one.folder / CONFIG)
         runs[label] = {**described, "fold": "", "options": without_folders(described["options"])}
-        state = model_for(one.parts, one.folder, client)
-        fit, labels = logits_of(one.parts, one.config, state, data, "train", event)
-        odds = one.odds if label + SHARES in weights else None
-        for name, by in moved(one.parts, one.config, label, fit, labels, odds).items():
+        fit, labels = one.logits(one.model_for(client), data, "train")
+        for name, by in one.moves(label, fit, labels, label + SHARES in weights).items():
             if share * weights.get(name, 0.0):
                 members.append(mix.Member(name, label, share * weights[name], by))
                 networks[label] = one.parts.network
     kept = read_json(inputs_file(first.folder / SITES / f"{client}.safetensors"))
     told = {key: found["sites"][client]["mix"][key] for key in ("share", "benefit", "low", "high", "p_harm")}
     told |= {"margin": found["margin"], "patients": len(y)}
-    return mix.Made(client, _needed(runs, members), own.shape, members, mix.Mix(networks, members, event), kept, told)
-
-
-def _needed(runs: Mapping[str, Json], members: Sequence[mix.Member]) -> dict[str, Json]:
-    """The runs of the members' networks; at least one, which says how inputs are prepared."""
-    sources = {member.source for member in members}
-    found = {label: run for label, run in runs.items() if label in sources}
-    return found or dict(list(runs.items())[:1])
+    needed = {label: run for label, run in runs.items() if label in networks}
+    needed = needed or dict(list(runs.items())[:1])  # at least one, which says how inputs are prepared
+    return mix.Made(client, needed, own.shape, members, mix.Mix(networks, members, event), kept, told)
 
 
 def as_module(model: Any, kind: str, x: Array) -> mix.Regression | mix.Trees:
     """The own model as plain numbers, which need no pickle; compared with the model on the rows ``x`` (N, F).
 
-    Raises:
-        UserError: scikit-learn keeps its trees in another way than is known here.
+    Raises UserError: scikit-learn keeps its trees in another way than is known here.
     """
-    import torch
-
     made = _regression(model) if kind == mix.REGRESSION else _trees(model)
     rows = torch.from_numpy(x).float()
     found = torch.sigmoid(made(rows)).numpy()
@@ -387,8 +402,6 @@ def read_own(folder: Path, client: str, x: Array, y: Array) -> mix.Regression | 
 
 
 def _patients(x: Array, y: Array) -> str:
-    import torch
-
     return model_hash({"x": torch.from_numpy(x), "y": torch.from_numpy(y)})
 
 
@@ -417,8 +430,6 @@ def _trees(model: Any) -> mix.Trees:
 
 
 def _fill(made: mix.Regression | mix.Trees, **values: Any) -> None:
-    import torch
-
     for name, value in values.items():
         own = getattr(made, name)
         own.copy_(torch.as_tensor(np.asarray(value)).to(own.dtype))

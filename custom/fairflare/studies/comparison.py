@@ -55,6 +55,8 @@ RESAMPLED = ("mean", "worst", "std", "gap")
 """The quantities that resampled patients give."""
 Arms = Mapping[str, Mapping[int, tuple[RunConfig, Path]]]
 """Label of a method -> seed -> its run's configuration and folder."""
+Runs = Sequence[tuple[RunConfig, Path, Mapping[str, Any]]]
+"""Configuration, folder and summary (the "detail" of report.json) of each run of a comparison."""
 
 
 def compare_all(
@@ -70,8 +72,8 @@ def compare_all(
 ) -> dict[str, Any]:
     """Run every configuration into a folder of its own below ``folder`` and write compare.html and compare.json.
 
-    Runs are made by ``run_once`` with ``how``, by ``workers`` as of ``parallel.budget``. ``again`` adds what it finds
-    in them, see ``look_again``; ``pareto`` and ``shared`` are as ``compare`` takes them.
+    Runs are made by ``run_once`` with ``how``. ``again`` adds what it finds in them, see ``look_again``; ``pareto`` and
+    ``shared`` are as ``compare`` takes them.
     """
     study, one = Study(dict(configs)), partial(run_once, env=env, **how)
     with study.finished(folder, one, workers=workers, env=env) as reports:
@@ -90,10 +92,8 @@ def check_tables(folder: Path) -> None:
 
 
 def write_comparison(comparison: Mapping[str, Any], folder: Path, command: str) -> None:
-    """Write a comparison to ``folder``, with the command that made it.
-
-    compare.json (everything), compare.csv (the quantities), compare.md, compare.tex, and tables.csv (every table's
-    cells: sites, metrics, domains, statistics).
+    """Write a comparison to ``folder``, with the command that made it: compare.json (everything), compare.csv (the
+    quantities), compare.md, compare.tex, and tables.csv (every table's cells: sites, metrics, domains, statistics).
     """
     check_tables(folder)
     folder.mkdir(exist_ok=True)
@@ -106,17 +106,10 @@ def write_comparison(comparison: Mapping[str, Any], folder: Path, command: str) 
 
 
 def look_again(
-    comparison: Json,
-    runs: Sequence[tuple[RunConfig, Path, Mapping[str, Any]]],
-    resamples: int = 0,
-    options: Sequence[Mapping[str, Any]] = (),
-    trees: int = 0,
+    comparison: Json, runs: Runs, resamples: int = 0, options: Sequence[Mapping[str, Any]] = (), trees: int = 0
 ) -> Json:
-    """The comparison with ``resampled`` where ``resamples`` are asked for, and ``elsewhere`` where ``options`` are.
-
-    ``trees``: rounds of federated trees, see ``with_trees``; 0: none.
-    ``runs``: configuration, folder and summary (the "detail" of report.json) of each run of the comparison.
-    """
+    """The comparison with ``resampled`` where ``resamples`` are asked for, ``elsewhere`` where ``options`` are, and
+    ``with_trees`` of so many rounds where ``trees`` are."""
     if trees:
         comparison = with_trees(comparison, runs, trees)
     if not resamples and not options:
@@ -126,7 +119,7 @@ def look_again(
     return elsewhere(comparison, arms, options) if options else comparison
 
 
-def _arms_of(comparison: Mapping[str, Any], runs: Sequence[tuple[RunConfig, Path, Mapping[str, Any]]]) -> Arms:
+def _arms_of(comparison: Mapping[str, Any], runs: Runs) -> Arms:
     found: dict[str, dict[int, tuple[RunConfig, Path]]] = {}
     for method in comparison["methods"]:
         by_seed = {
@@ -152,10 +145,10 @@ def resampled(comparison: Json, arms: Arms, resamples: int) -> Json:
     first = comparison["reference"]
     higher = comparison["higher_is_better"]
     crossed = _same_patients([config for found in arms.values() for config, _ in found.values()])
-    values: dict[str, dict[int, dict[str, list[float]]]] = {}
-    for label, by_seed in arms.items():
-        drawn = {seed: _quantities(*run, resamples, higher, 0 if crossed else seed) for seed, run in by_seed.items()}
-        values[label] = drawn
+    values = {
+        label: {seed: _quantities(*run, resamples, higher, 0 if crossed else seed) for seed, run in by_seed.items()}
+        for label, by_seed in arms.items()
+    }
     for method in comparison["methods"][1:]:
         if first not in values or method["label"] not in values:
             continue
@@ -170,12 +163,10 @@ def resampled(comparison: Json, arms: Arms, resamples: int) -> Json:
 def elsewhere(comparison: Json, arms: Arms, options: Sequence[Mapping[str, Any]]) -> Json:
     """The comparison with ``elsewhere``: the final shared models on other mixtures of the test patients.
 
-    Returns:
-        Beside what the comparison holds, "elsewhere": for each of ``options`` {"options", "methods": label -> mean,
-        worst, std, std_sample, gap (each with its interval over seeds), sites: site -> n and value by seed}.
+    For each of ``options``: options, and methods: label -> mean, worst, std, std_sample, gap (each with its interval
+    over seeds), and the same with sites (site -> n and value) of each seed.
 
-    Raises:
-        UserError: the task cannot give sites other test examples, or not by these options.
+    Raises UserError: the task cannot give sites other test examples, or not by these options.
     """
     rows = [{"options": dict(one), "methods": {}} for one in options]
     for label, found in arms.items():
@@ -205,7 +196,7 @@ def _add(paired: Json, found: Json) -> None:
 
 def check_elsewhere(config: RunConfig, options: Mapping[str, Any]) -> None:
     """Raise UserError, before anything runs, where the task cannot give sites test examples by ``options``."""
-    task = tasks.load(config.task, config.preset, **config.options)
+    task = _task(config)
     task.check_data()
     task.test_data_as(_other(task, config, options))
 
@@ -222,19 +213,18 @@ def initial_scores(config: RunConfig) -> dict[str, float | None]:
 def on_mixture(config: RunConfig, folder: Path, options: Mapping[str, Any], higher: bool) -> Json:
     """One run's final model on the test patients as ``options`` of its task give them to sites, see ``elsewhere``.
 
-    A site that uses a model of its own, as in training alone, has it wherever its patients are from.
-
-    Returns:
-        mean, worst, std, std_sample, gap, and sites: site -> n and value.
+    A site that uses a model of its own, as in training alone, has it wherever its patients are from. Returns mean,
+    worst, std, std_sample, gap, and sites: site -> n and value.
     """
     parts = _loaded(config, folder)
     data = parts.task.test_data_as(_other(parts.task, config, options))
     models = load_checkpoint(folder / CHECKPOINT).models if parts.rule.counts_own else {}
     predicted = {}
-    for site in (name for name, own in data.items() if own.size("test")):
+    for site, own in data.items():
         if site in models:
             parts.network.load_state_dict(models[site])
-        predicted[site] = _predicted(parts, config, data[site])
+        if own.size("test"):
+            predicted[site] = _predicted(parts, config, own)
     values = {site: _score(parts.task, *found) for site, found in predicted.items()}
     sites = {site: {"n": len(found[1]), "value": values[site]} for site, found in predicted.items()}
     levels = _levels(predicted) if parts.task.kind.has_classes else {}
@@ -333,17 +323,12 @@ def check_trees(config: RunConfig) -> None:
         raise UserError("--trees: expected XGBoost, which is not installed: pip install 'fairflare[trees]'")
 
 
-def with_trees(comparison: Json, runs: Sequence[tuple[RunConfig, Path, Mapping[str, Any]]], rounds: int) -> Json:
+def with_trees(comparison: Json, runs: Runs, rounds: int) -> Json:
     """The comparison with ``trees``: both kinds of trees on each seed's data, scored as its methods are.
 
-    Args:
-        comparison: see ``report.compare``.
-        runs: as ``comparison.look_again`` takes them.
-        rounds: of the federation, >= 1; each adds a tree per site. Trees of a site alone have scikit-learn's defaults.
-
-    Returns:
-        Beside what the comparison holds, "trees": {"rounds", "arms": label -> mean, worst, std, gap (each with its
-        interval over seeds), runs: seed and sites (site -> value of the headline metric on its test split)}.
+    Each of the ``rounds`` adds a tree per site; trees of a site alone have scikit-learn's defaults. "trees" has rounds
+    and arms: label -> mean, worst, std, gap (each with its interval over seeds), runs: seed and sites (site -> value of
+    the headline metric on its test split).
     """
     of_seed = {config.seed: config for config, *_ in reversed(runs)}
     arms: dict[str, list[Json]] = {FEDERATED: [], ALONE: []}

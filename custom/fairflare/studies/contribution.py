@@ -37,25 +37,19 @@ Json = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What is measured.
-
-    Args:
-        method: the one that is trained with and without sites, on ``task`` with each of ``seeds``.
-        others: methods that are trained with all sites alone, for their weights; "name:key=value" as in ``compare``.
-        shapley: train coalitions, too.
-        permutations: orders that are drawn where there are more than six sites, at least 2.
-        fixed_data: every seed has the preset's own data; as with one seed.
-        choices: rounds, sites and values of ``make_config``.
-    """
+    """What is measured: ``method`` with and without sites, ``others`` with all sites alone, for their weights."""
 
     method: str
     task: str
     seeds: tuple[int, ...]
     others: tuple[str, ...] = ()
     shapley: bool = False
+    """Whether coalitions are trained, too."""
     permutations: int = 10
+    """Orders that are drawn where there are more than six sites, at least 2."""
     fixed_data: bool = False
     choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Rounds, sites and values of ``make_config``."""
 
     def config(self, label: str, seed: int, over: Mapping[str, Any] | None = None) -> RunConfig:
         """A run of the method ``label`` with one seed; ``over``: settings that win."""
@@ -72,27 +66,19 @@ def measure_contribution(
     over all K sites' own test splits, the left-out site's too, of the task's headline metric. Shares are drops over
     their sum, gains as 0 (Jiang et al., FedCE, arXiv:2303.16520, supplement). Shapley values are exact for up to six
     sites, from drawn orders of joining beyond; nobody's score is that of the initial model. Runs that are found
-    finished in ``folder`` are not run again, and one that was cut short goes on.
+    finished in ``folder`` are not run again, and one that was cut short goes on; the folder gets ``contribution.json``.
 
-    Args:
-        folder: gets a folder per run and ``contribution.json``.
-        workers: see ``parallel.budget``.
+    Returns method, task, metric, seeds, runs (one result per seed, see ``contribution_of``) and what they say together,
+    see ``report.contribution.over_seeds``; for one seed also its own result at the top level.
 
-    Returns:
-        method, task, metric, seeds, runs (one result per seed, see ``contribution_of``) and what they say together, see
-        ``report.contribution.over_seeds``; for one seed also its own result at the top level.
-
-    Raises:
-        UserError: fewer than three sites, a setting that this command varies, or a folder that holds something else.
+    Raises UserError: fewer than three sites, a setting that this command varies, or a folder that holds something else.
     """
     plans = {seed: _Plan(question, seed) for seed in question.seeds}
     runs = {name: config for plan in plans.values() for name, config in plan.runs.items()}
     if (n := len(runs)) > MOST_RUNS:
         raise UserError(f"contribution: expected at most {MOST_RUNS} runs, got {n}: fewer seeds or permutations")
-    one = partial(run_once, force=force)
-    with Study(runs).finished(
-        folder, one, workers=workers, is_part=lambda name: name.startswith((ALL, WITHOUT, ONLY, WEIGHTS))
-    ) as reports:
+    one, kinds = partial(run_once, force=force), (ALL, WITHOUT, ONLY, WEIGHTS)
+    with Study(runs).finished(folder, one, workers=workers, is_part=lambda name: name.startswith(kinds)) as reports:
         found = [plan.result(reports) for plan in plans.values()]
         result = _joined(question, found)
         save_json(folder / RESULT, result)
@@ -170,12 +156,9 @@ class _Plan:
 
 
 def contribution_of(reports: Mapping[str, Any], sites: Sequence[str]) -> dict[str, Any]:
-    """One seed's leave-one-out from the report.json of each run, by the run's name.
-
-    Returns:
-        method, task, seed, metric, score; sites: one row each with score_without, drop, share, weight (of the last
-        round with all sites) and data_share; agreement of "weights" and "examples" with the shares (Pearson x 100,
-        Euclidean distance, cosine, Spearman).
+    """One seed's leave-one-out from the report.json of each run, by the run's name: method, task, seed, metric, score;
+    sites: score_without, drop, share, weight (of the last round with all sites) and data_share of each; agreement of
+    "weights" and "examples" with the shares (Pearson x 100, Euclidean distance, cosine, Spearman).
     """
     full = reports[ALL]
     metric = full["fairness"]["metric"]

@@ -18,7 +18,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.registry import Method
 from fairflare.core.schema import answer_fields
 from fairflare.core.settings import Owners
-from fairflare.core.types import Cost, Number, Outline, TensorSpec, Training, numbers_of, tensors_of
+from fairflare.core.types import Cost, Outline, Training, numbers_of, tensors_of
 from fairflare.core.validation import Entries, Range, Text, unlisted
 from fairflare.engine.setup.method_parts import STEPS, default_parts, defaults_of, step_class
 
@@ -63,14 +63,8 @@ def leaving_rows() -> list[dict[str, str]]:
 
 
 def leaving(method: str, *, secure: bool, after: bool, solo: bool) -> list[dict[str, str]]:
-    """What leaves a site: name, meaning and exchanges of its answers' fields and of the numbers that parts declare.
-
-    Args:
-        method: its id; none is known of another.
-        secure: whether the run has secure sums.
-        after: whether a step follows the last round.
-        solo: whether the run tells the benefit of joining.
-    """
+    """What leaves a site: name, meaning and exchanges of its answers' fields and of the numbers that parts declare, in
+    a run with ``secure`` sums, a step ``after`` the last round, or with the benefit of joining (``solo``)."""
     asked = {"preflight", "train", "compare", "evaluate"} | ({"sum", "weigh", "reveal"} if secure else set())
     asked |= ({"calibrate", "adjust"} if after else set()) | ({"solo", "benefit"} if solo else set())
     found = []
@@ -98,18 +92,13 @@ def _leaving(entry: Method, outline: Outline) -> list[dict[str, str]]:
     for piece in (made.trainer, *chosen_probes(made.rule, made.probes, outline, made.trainer)):
         exchange = "second" if getattr(piece, "when", "") == "anchored" else "first"
         numbers = piece.scalars(outline) if hasattr(piece, "scalars") else numbers_of(piece)
-        found: dict[str, Number | TensorSpec] = {_family(number.name): number for number in numbers}
-        found |= {f"{spec.name}/<entry>": spec for spec in tensors_of(piece)}
-        rows += [_leaving_row(entry.id, name, exchange, spec) for name, spec in found.items()]
+        found = {_family(one.name): (f"{one.low:g} to {one.high:g}", one.meaning) for one in numbers}
+        for spec in tensors_of(piece):
+            found[f"{spec.name}/<entry>"] = (f"{-spec.bound:g} to {spec.bound:g}, a tensor", spec.meaning)
+        for name, (span, words) in found.items():
+            row = {"method": entry.id, "number": name, "exchange": exchange, "range": span}
+            rows.append({**row, "meaning": words.replace("group <group>", "a group")})
     return rows
-
-
-def _leaving_row(method: str, name: str, exchange: str, spec: Number | TensorSpec) -> dict[str, str]:
-    tensor = isinstance(spec, TensorSpec)
-    low, high = (-spec.bound, spec.bound) if isinstance(spec, TensorSpec) else (spec.low, spec.high)
-    found = {"method": method, "number": name, "exchange": exchange}
-    found["range"] = f"{low:g} to {high:g}" + ", a tensor" * tensor
-    return {**found, "meaning": spec.meaning.replace("group <group>", "a group")}
 
 
 def _family(name: str) -> str:
@@ -200,8 +189,7 @@ ONE_OF_KIND = {"rule": "rule", "trainer": "trainer", "selector": "select", "serv
 def about(name: str) -> dict[str, Any]:
     """What ``fairflare describe NAME`` shows: name, title, lines, settings and how one is given.
 
-    Raises:
-        UserError: nothing has the name; the message says what was meant.
+    Raises UserError: nothing has the name; the message says what was meant.
     """
     if name in registry.methods():
         return _method(registry.get_method(name))
@@ -265,8 +253,7 @@ def method_settings(entry: Method) -> list[Row]:
 def key_settings(key: str) -> list[Row]:
     """Every setting whose name, bare or full, is ``key``.
 
-    Raises:
-        UserError: there is none; the message says what was meant.
+    Raises UserError: there is none; the message says what was meant.
     """
     from fairflare.engine.setup import tasks
 

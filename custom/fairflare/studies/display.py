@@ -41,6 +41,8 @@ NEAR_ZERO = 0.05
 """Balanced accuracy of a site below which a line says what that means: chance is 1 over the number of its classes."""
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """What commands a terminal, or turns the direction of what follows, and shows nothing itself; not tab and line feed."""
+Seconds = Mapping[str, float | None]
+"""Name -> what a run will take, where several tasks are side by side; used if known of all."""
 Say = Callable[..., None]
 """Called with what a run says of itself: a kind ("note", "doing", "reached") and its values, which can be pickled."""
 _told: list[Say] = []
@@ -296,8 +298,7 @@ class Board:
     that has ended, which is all that a redirected stream gets. Several threads may tell it something.
     """
 
-    def __init__(self, runs: Mapping[str, RunConfig], seconds: Mapping[str, float | None] | None = None) -> None:
-        """``seconds``: name -> what a run will take, where several tasks are side by side; used if known of all."""
+    def __init__(self, runs: Mapping[str, RunConfig], seconds: Seconds | None = None) -> None:
         from fairflare.core import registry
         from fairflare.studies.describe import relative_cost
 

@@ -17,24 +17,7 @@ from pathlib import Path
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.processes import end_what_is_left
 from fairflare.engine import audit, files
-from fairflare.engine.files import (
-    AUDIT,
-    BEST_MODELS,
-    CONFIG,
-    EARLIER,
-    HALF_WRITTEN,
-    LOCK,
-    SERVER_LOCK,
-    SUFFIX,
-    UNSCORED,
-    Busy,
-    clear_half_written,
-    is_file,
-    is_there,
-    locked,
-    remove_files,
-    save_tensors,
-)
+from fairflare.engine.files import AUDIT, CONFIG, EARLIER, SUFFIX, Busy, is_file, is_there, locked, save_tensors
 from fairflare.engine.history import events
 from fairflare.engine.pickled import read_pickled
 from fairflare.engine.setup.local import SITES
@@ -160,7 +143,7 @@ def content(folder: Path) -> list[Path]:
     """What lies in ``folder``, sorted, but for locks and what a killed command has left."""
     if not folder.is_dir():
         return []
-    return sorted(item for item in folder.iterdir() if item.name not in (LOCK, SERVER_LOCK, BEFORE, MOVING))
+    return sorted(item for item in folder.iterdir() if item.name not in (files.LOCK, files.SERVER_LOCK, BEFORE, MOVING))
 
 
 def strangers(folder: Path) -> list[str]:
@@ -176,7 +159,7 @@ def strangers(folder: Path) -> list[str]:
 
 
 def _is_own_file(path: Path, pattern: re.Pattern[str], *names: str) -> bool:
-    half = HALF_WRITTEN.fullmatch(path.name)
+    half = files.HALF_WRITTEN.fullmatch(path.name)
     name = half["name"] if half else path.name
     return path.is_file() and not path.is_symlink() and (name in names or bool(pattern.fullmatch(name)))
 
@@ -236,7 +219,7 @@ def check_collection(folder: Path, is_part: Callable[[str], bool] = lambda name:
 
 def _is_half_made(folder: Path) -> bool:
     """A run's folder whose command was killed before the configuration was there."""
-    return all(HALF_WRITTEN.fullmatch(item.name) for item in content(folder)) and not strangers(folder)
+    return all(files.HALF_WRITTEN.fullmatch(item.name) for item in content(folder)) and not strangers(folder)
 
 
 def _put_aside(folder: Path) -> None:
@@ -275,7 +258,7 @@ def _remove(folder: Path) -> None:
     for item in content(folder):
         if item.name in RUN_FOLDERS and item.is_dir() and not item.is_symlink():
             own = RUN_FOLDERS[item.name]
-            remove_files(item, lambda name: own.fullmatch(name) is not None)  # noqa: B023 - used at once
+            files.remove_files(item, lambda name: own.fullmatch(name) is not None)  # noqa: B023 - used at once
         elif _is_own_file(item, PREFLIGHT, *RUN_FILES):
             item.unlink()
 
@@ -289,20 +272,20 @@ def _discard(before: Path) -> None:
 
 def _clear_server_lock(folder: Path) -> None:
     """Remove what a killed server of a simulated run has left; raises Busy while a job's server works in ``folder``."""
-    if (folder / SERVER_LOCK).exists():
-        with locked(folder, SERVER_LOCK):
+    if (folder / files.SERVER_LOCK).exists():
+        with locked(folder, files.SERVER_LOCK):
             pass
 
 
 def _clear_half_written(folder: Path) -> None:
     names = (*RUN_FILES, *SUMMARIES)
-    clear_half_written(folder, lambda name: name in names or bool(PREFLIGHT.fullmatch(name)))
-    clear_half_written(folder / SITES, lambda name: bool(RUN_FOLDERS[SITES].fullmatch(name)))
+    files.clear_half_written(folder, lambda name: name in names or bool(PREFLIGHT.fullmatch(name)))
+    files.clear_half_written(folder / SITES, lambda name: bool(RUN_FOLDERS[SITES].fullmatch(name)))
 
 
 def earlier_files(folder: Path) -> list[Path]:
     """The earlier version's files of tensors in a run's ``folder``, or in what a federation has left at a site."""
-    inside = [folder / name for name in (BEST_MODELS, UNSCORED, SITES)]
+    inside = [folder / name for name in (files.BEST_MODELS, files.UNSCORED, SITES)]
     found = [path for place in inside if not place.is_symlink() for path in sorted(place.glob(f"*{EARLIER}"))]
     return [path for path in (*(folder / name for name in EARLIER_WEIGHTS), *found) if is_file(path)]
 
@@ -310,10 +293,8 @@ def earlier_files(folder: Path) -> list[Path]:
 def convert(folder: Path) -> list[str]:
     """Make this version's files of the earlier ones in ``folder``, which go once all are there; returns their names.
 
-    After a kill the same again goes on. Contents, and with them the hashes in the log, stay what they are.
-
-    Raises:
-        UserError: a file holds something else than an earlier version wrote, or another command is at work there.
+    After a kill the same again goes on. Contents, and with them the hashes in the log, stay what they are. Raises
+    UserError: a file holds something else than an earlier version wrote, or another command is at work there.
     """
     if not folder.is_dir():
         raise UserError(f"{str(folder)!r}: expected a folder")
@@ -337,7 +318,7 @@ def as_converted(folder: Path) -> Iterator[Path]:
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
-        places = (folder, folder / BEST_MODELS, folder / UNSCORED)
+        places = (folder, folder / files.BEST_MODELS, folder / files.UNSCORED)
         kept = [path for place in places for path in place.glob(f"*{SUFFIX}")]
         for path in [*kept, *(folder / name for name in (CONFIG, AUDIT, REPORT, PAGE)), *found]:
             copy = Path(scratch) / path.relative_to(folder)

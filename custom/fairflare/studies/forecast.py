@@ -69,20 +69,12 @@ def pull_weights(evidence: Array) -> Array:
 
 
 class Together(NamedTuple):
-    """What hospitals say together.
-
-    Attributes:
-        centre, total: see ``together``.
-        weights: of the pulls, see ``pull_weights``.
-        others: what the others say of each hospital.
-        each: each hospital's regression.
-    """
+    """What hospitals say together: see ``together`` and ``pull_weights``; and what the others say of each hospital."""
 
     centre: Array
     total: Array
     weights: Array
     others: list[slopes.Others]
-    each: list[slopes.Slopes]
 
     @classmethod
     def of(cls, hospitals: Sequence[Patients]) -> Together:
@@ -90,29 +82,24 @@ class Together(NamedTuple):
         centre, total = together(hospitals)
         others = [slopes.Others.of_all(centre, total, len(hospitals), x, y) for x, y in hospitals]
         fits = [slopes.fitted(x, y, them) for (x, y), them in zip(hospitals, others, strict=True)]
-        weights = pull_weights(np.stack([fit.evidence for fit in fits]))
-        return cls(centre, total, weights, others, [slopes.Slopes.of(fit, weights) for fit in fits])
+        return cls(centre, total, pull_weights(np.stack([fit.evidence for fit in fits])), others)
 
 
 class Calibration(NamedTuple):
-    """The line of realised (y) on forecast (x) benefits of hospitals, and what its prediction interval needs.
-
-    Attributes:
-        sites: hospitals, at least ``LEAST_SITES``.
-        intercept, slope, error: of the line, and the slope's standard error.
-        residual: standard deviation about the line, of sites - 2 degrees of freedom.
-        centre, spread: mean and sum of squared deviations of the forecasts.
-        held: share of realised benefits within the intervals before calibration.
-    """
+    """The line of realised (y) on forecast (x) benefits of hospitals, and what its prediction interval needs."""
 
     sites: int
     intercept: float
     slope: float
     error: float
+    """Of the slope, the standard error."""
     residual: float
+    """Standard deviation about the line, of sites - 2 degrees of freedom."""
     centre: float
     spread: float
+    """Mean and sum of squared deviations of the forecasts."""
     held: float
+    """Share of realised benefits within the intervals before calibration."""
 
     @classmethod
     def of(cls, realised: Array, told: Array) -> Calibration:
@@ -138,14 +125,8 @@ class Calibration(NamedTuple):
 
 
 def forecasts(known: Patients, others: slopes.Others, weights: Array, rest: Patients | None = None) -> Json:
-    """Candidate -> benefit, low and high before calibration; with ``rest`` also the benefit realised there.
-
-    Args:
-        known: the hospital's patients.
-        others: see ``slopes.Others``.
-        weights: of the pulls, see ``pull_weights``.
-        rest: others of its patients.
-    """
+    """Candidate -> benefit, low and high before calibration from ``known`` patients of a hospital; with the ``rest`` of
+    them also the benefit realised there. ``weights`` are ``pull_weights``."""
     x, y = known
     new = np.concatenate([x, rest[0]]) if rest else x
     own, logits = own_risks(x[:, 1:], y, new[:, 1:])[0], new @ others.centre
@@ -181,29 +162,24 @@ def calibrated(hospitals: Mapping[str, Patients], federation: Together, deals: i
 def ask(folder: Path) -> Json:
     """The question of the join in ``folder``, which is written to ``forecast.json`` there.
 
-    Raises:
-        UserError: no finished join on this machine, exact regression is none of its methods, or too few hospitals.
+    Raises UserError: no finished join on this machine, exact regression is none of its methods, or too few hospitals.
     """
     expected(f"{folder}", is_there(folder / JOIN), "the folder of a finished join", "another one")
     found = read_json(folder / JOIN)
     methods = list(found.get("methods") or ())
     first = [label for label in methods if split_method(str(label))[0] == METHOD]
     if not first:
-        raise UserError(
-            f"{folder}: a forecast is known for exact regression alone: expected {METHOD} among the join's methods, "
-            f"got {', '.join(map(str, methods))}"
-        )
+        wanted = f"a forecast is known for exact regression alone: expected {METHOD} among the join's methods"
+        raise UserError(f"{folder}: {wanted}, got {', '.join(map(str, methods))}")
     place = folder / f"{folder_name(first[0])}-fold0of{found.get('folds')}-deal0" / CONFIG
     if not is_there(place):
         raise UserError(f"{folder}: expected a join of patients on this machine, got one as a job, which stay at sites")
     described = read_json(place)
     config = dataclasses.replace(RunConfig.from_json(described), fold="")
     parts = build_parts(config, at_site=True)
-    hospitals = {}
-    for client, site in site_of_client(config, parts.task).items():
-        data = everyone(parts.task.site_data(site))
-        if not untestable(data.labels.numpy()):
-            hospitals[client] = patients(data, event_index(parts))
+    everybody = {c: everyone(parts.task.site_data(site)) for c, site in site_of_client(config, parts.task).items()}
+    testable = {client: data for client, data in everybody.items() if not untestable(data.labels.numpy())}
+    hospitals = {client: patients(data, event_index(parts)) for client, data in testable.items()}
     if (n := len(hospitals)) < LEAST_SITES:
         raise UserError(f"{folder}: expected at least {LEAST_SITES} hospitals with patients enough, got {n}")
     federation = Together.of(list(hospitals.values()))
@@ -219,8 +195,7 @@ def ask(folder: Path) -> Json:
 def answer(question: Json, table: Path) -> tuple[Json, Path]:
     """What a hospital with this table answers, and the file beside it that says so.
 
-    Raises:
-        UserError: the table lacks what the federation's models take, or has too few patients.
+    Raises UserError: the table lacks what the federation's models take, or has too few patients.
     """
     parts = build_parts(RunConfig.from_json(question["run"]), at_site=True)
     try:
@@ -232,11 +207,9 @@ def answer(question: Json, table: Path) -> tuple[Json, Path]:
         raise UserError(f"{table.name}: {why}")
     known = patients(whole, event_index(parts))
     width, pulls = known[0].shape[1], len(slopes.PULLS)
-    centre = _numbers(question, "centre", (width,))
-    weights = _numbers(question, "weights", (pulls,))
-    cov: Array = np.asarray(np.linalg.inv(_numbers(question, "total", (width, width))), dtype=np.float64)
-    others = slopes.Others(centre, cov, question["sites"])
-    each = forecasts(known, others, weights)
+    cov = np.linalg.inv(_numbers(question, "total", (width, width))).astype(np.float64)
+    others = slopes.Others(_numbers(question, "centre", (width,)), cov, question["sites"])
+    each = forecasts(known, others, _numbers(question, "weights", (pulls,)))
     told = {name: {key: float(rounded(np.array(one[key]))) for key in sorted(KEYS)} for name, one in each.items()}
     found = {"n": len(known[1]), "candidates": told}
     target = table.with_name(table.stem + ENDING)

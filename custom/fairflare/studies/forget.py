@@ -18,21 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
+from fairflare.engine import files
 from fairflare.engine.audit import AuditLog, verify
-from fairflare.engine.files import (
-    AUDIT,
-    CHECKPOINT,
-    CONFIG,
-    JOINED,
-    SUFFIX,
-    Checkpoint,
-    is_there,
-    json_text,
-    load_checkpoint,
-    read_json,
-    save_checkpoint,
-    save_text,
-)
+from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, JOINED, SUFFIX, is_there, read_json
 from fairflare.engine.history import alike, last_counted, left_behind
 from fairflare.engine.setup.assembly import header, save_config, site_names
 from fairflare.engine.setup.config import RunConfig
@@ -57,31 +45,25 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """What it takes to forget a site.
-
-    Attributes:
-        folder: of the run that had the site.
-        config: of the run without it.
-        state: where training goes on, of a round before the site joined; None: at the initial model.
-        why: the reason, in words.
-        rounds: of the run.
-        stay: the sites that are trained on again.
-        exact: whether the method's result depends on nothing but the patients: exact regression.
-        took_part: rounds in which the site's update was accepted.
-        model: hash of the run's final model.
-        head: hash of the log's last line.
-    """
+    """What it takes to forget a site."""
 
     folder: Path
+    """Of the run that had the site."""
     site: str
     config: RunConfig
-    state: Checkpoint | None
+    """Of the run without it."""
+    state: files.Checkpoint | None
+    """Where training goes on, of a round before the site joined; None: at the initial model."""
     why: str
     rounds: int
     stay: tuple[str, ...]
+    """The sites that are trained on again."""
     exact: bool
+    """Whether the method's result depends on nothing but the patients: exact regression."""
     took_part: tuple[int, ...]
+    """Rounds in which the site's update was accepted."""
     model: str
+    """Hash of the run's final model; ``head``: of the log's last line."""
     head: str
 
     @property
@@ -97,8 +79,7 @@ class Plan:
 def plan(folder: Path, site: str) -> Plan:
     """Read what the run's folder says; nothing is written.
 
-    Raises:
-        UserError: no complete run, no such site, too few sites stay, or the sites' data are not on this machine.
+    Raises UserError: no complete run, no such site, too few sites stay, or the sites' data are not on this machine.
     """
     require_run(folder)
     with opened(folder):
@@ -136,7 +117,7 @@ def plan(folder: Path, site: str) -> Plan:
 
 def _state_before(
     folder: Path, site: str, config: RunConfig, parts: Parts, entries: list[Json]
-) -> tuple[Checkpoint | None, str]:
+) -> tuple[files.Checkpoint | None, str]:
     """The state from which training without ``site`` goes on, and why it is that one."""
     if site in entries[0]["declared"]:
         return None, "it was there from the start"
@@ -149,7 +130,7 @@ def _state_before(
     path = folder / JOINED / f"{joined - 1}{SUFFIX}"
     if not is_there(path):
         return None, f"no state of round {joined - 1}, before it joined, has been kept"
-    state = load_checkpoint(path)
+    state = files.load_checkpoint(path)
     left = {key: lines.get(joined - 1, {}).get(key) for key in left_behind(state)}
     if state.round != joined - 1 or not alike(left, left_behind(state)):
         raise UserError(f"{JOINED}/{path.name}: is not what {AUDIT} says of round {joined - 1}")
@@ -159,9 +140,7 @@ def _state_before(
 def forget(chosen: Plan, out: Path, *, force: bool = False) -> Json:
     """Train without the site into ``out``; write and return the statement for it. What was cut short goes on.
 
-    Raises:
-        UserError: the folder holds something else.
-        RunFailed: the federation stopped.
+    Raises UserError: the folder holds something else; RunFailed: the federation stopped.
     """
     site, config = chosen.site, chosen.config
     with created(out), opened(out):
@@ -183,12 +162,12 @@ def forget(chosen: Plan, out: Path, *, force: bool = False) -> Json:
                     run_local(config, out, [shown], shown.preparing, parts, shown.found, sites)
         after = write_report(out)
         said = _statement(chosen, read_json(chosen.folder / REPORT), after, out)
-        save_text(out / f"{STATEMENT}.json", json_text(said))
-        save_text(out / f"{STATEMENT}.md", _in_words(said))
+        files.save_text(out / f"{STATEMENT}.json", files.json_text(said))
+        files.save_text(out / f"{STATEMENT}.md", _in_words(said))
     return said
 
 
-def _begin_at(chosen: Plan, state: Checkpoint, out: Path) -> None:
+def _begin_at(chosen: Plan, state: files.Checkpoint, out: Path) -> None:
     """A log with the rounds before the site joined, as the run's own says them, and their checkpoint."""
     _, entries = verified_run(chosen.folder)
     rounds = {entry["round"]: entry for entry in entries if entry["event"] == "round"}
@@ -202,7 +181,7 @@ def _begin_at(chosen: Plan, state: Checkpoint, out: Path) -> None:
         line = _append(log, chosen.site, rounds[number])
         if number in scores:
             _append(log, chosen.site, scores[number])
-    save_checkpoint(out / CHECKPOINT, dataclasses.replace(state, entry=line["hash"]))
+    files.save_checkpoint(out / CHECKPOINT, dataclasses.replace(state, entry=line["hash"]))
 
 
 def _append(log: AuditLog, site: str, line: Mapping[str, Any]) -> Json:

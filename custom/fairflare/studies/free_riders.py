@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -51,29 +52,21 @@ Json = dict[str, Any]
 def measure_riders(
     question: Question, kinds: Sequence[str], folder: Path, *, force: bool = False, workers: Workers | None = 1
 ) -> Json:
-    """Run every method with every kind of rider and every seed, and count whom detectors mark.
+    """Run every method with every kind of rider (of ``KINDS``, "none" in any case) and every seed into a folder below
+    ``folder``, and count whom detectors mark.
 
-    Args:
-        question: method and others (each is run), task, seeds and settings; its other fields are for contributions.
-        kinds: of ``KINDS``; "none" is run in any case.
-        folder: gets a folder per run and ``riders.json``.
-        workers: see ``parallel.budget``.
+    Returns task, metric, seeds; methods: label, kinds: kind -> score (mean over sites, over seeds), detectors
+    (``rates``) and runs (seed, rider, marked); ``riders.json`` has the same.
 
-    Returns:
-        task, metric, seeds; methods: label, kinds: kind -> score (mean over sites, over seeds), detectors
-        (``rates``) and runs (seed, rider, marked).
-
-    Raises:
-        UserError: fewer than three sites, an unknown kind, secure sums, or a task that has no rider of the kind.
+    Raises UserError: fewer than three sites, an unknown kind, secure sums, or a task that has no rider of the kind.
     """
     kinds = ["none", *(kind for kind in dict.fromkeys(kinds) if kind != "none")]
     labels = (question.method, *question.others)
     every = product(labels, kinds, question.seeds)
     runs = {_name(label, kind, seed): _config(question, label, kind, seed) for label, kind, seed in every}
     one = partial(ride_once, force=force)
-    with Study(runs).finished(
-        folder, one, workers=workers, is_part=lambda name: name.rpartition("-seed")[2].isdigit()
-    ) as found:
+    own = re.compile(r".*-seed\d+")
+    with Study(runs).finished(folder, one, workers=workers, is_part=lambda name: bool(own.fullmatch(name))) as found:
         methods = [_method(label, kinds, question.seeds, found) for label in labels]
         first = next(iter(found.values()))
         result = {"task": first["task"], "metric": first["metric"], "seeds": list(question.seeds), "methods": methods}
@@ -86,9 +79,7 @@ def measure_riders(
 def ride_once(config: RunConfig, folder: Path, *, force: bool = False, workers: int | None = 1) -> Json:
     """One run; kind and seed are in the folder's name. A finished run of the very same configuration is reused.
 
-    Returns:
-        kind, config_sha256, finished, task, metric, score, sites, rider (None for "none") and marked (see
-        ``marked``).
+    Returns kind, config_sha256, finished, task, metric, score, sites, rider (None for "none") and ``marked``.
     """
     kind = folder.name.split("-")[-2]
     about = {"kind": kind, "config_sha256": config.sha256()}
@@ -122,11 +113,7 @@ def rider_of(seed: int, sites: Sequence[str]) -> str:
 
 
 class Riding:
-    """A transport in which one site's updates are replaced, and which notes what the server sees of all of them.
-
-    Attributes:
-        seen: per round norms, nearest and last_step, see ``marked``.
-    """
+    """A transport in which one site's updates are replaced, and which notes what the server sees of all of them."""
 
     def __init__(self, inner: Transport, rider: str | None, kind: str, seed: int, trainable: frozenset[str]) -> None:
         """``rider``: None where all updates are the sites' own; ``trainable``: what norms and directions are of."""
@@ -134,6 +121,7 @@ class Riding:
         self._trainable = sorted(trainable)
         self._before: StateDict | None = None
         self.seen: list[Json] = []
+        """Per round norms, nearest and last_step, see ``marked``."""
 
     def sites(self) -> list[str]:
         return self._inner.sites()
@@ -146,10 +134,8 @@ class Riding:
             return
         answers = sorted(self._inner.exchange(instructions), key=lambda answer: answer.site)
         step = self._step(told.model)
-        answers = [
-            self._ridden(answer, answers, step, told) if answer.site == self._rider and not answer.error else answer
-            for answer in answers
-        ]
+        rides = [answer.site == self._rider and not answer.error for answer in answers]
+        answers = [self._ridden(a, answers, step, told) if rider else a for a, rider in zip(answers, rides)]
         self.seen.append(self._look({a.site: a.update for a in answers if not a.error}, step))
         yield from answers
 
@@ -162,8 +148,7 @@ class Riding:
         own: Mapping[str, Tensor] = answer.update
         if self._kind == "zeros" or (self._kind == "stale" and step is None):
             update = {key: torch.zeros_like(own[key]) for key in own}
-        elif self._kind == "stale":
-            assert step is not None  # see above
+        elif self._kind == "stale" and step is not None:
             update = {key: step[key].to(own[key].dtype) for key in own}
         elif self._kind == "copied":
             other = next(one for one in answers if one.site != self._rider and not one.error)
@@ -261,21 +246,16 @@ KINDS = {
 def marked(run: Mapping[str, Any], seen: Sequence[Mapping[str, Any]]) -> dict[str, list[str] | None]:
     """Detector -> the sites that it marks in one run; None for "rule" where the method has no such note.
 
-    Args:
-        run: the summary of the run (the "detail" of report.json).
-        seen: per round norms, nearest (largest cosine to another site's update) and last_step (cosine to the last
-            global step), site -> number or None.
+    ``run``: its summary (the "detail" of report.json). ``seen``: per round norms, nearest (largest cosine to another
+    site's update) and last_step (cosine to the last global step), site -> number or None.
     """
     rows = run["sites"]
+    weighed = [row for row in rows if row["weight_mean"] is not None and row["data_share"]]
     notes = [note for note in run.get("notes") or () if note.get("mark_above")]
     named = {row["name"] for note in notes for row in note.get("rows") or () if row.get("marked")}
     return {
         "rule": sorted(named) if notes else None,
-        "weight": [
-            row["site"]
-            for row in rows
-            if row["weight_mean"] is not None and row["data_share"] and row["weight_mean"] < LOWERED * row["data_share"]
-        ],
+        "weight": [row["site"] for row in weighed if row["weight_mean"] < LOWERED * row["data_share"]],
         "norm": _unusual(seen),
         "copy": [site for site, value in _medians(seen, "nearest").items() if value > ALIKE],
         "stale": [site for site, value in _medians(seen, "last_step").items() if value > ALIKE],
@@ -284,16 +264,12 @@ def marked(run: Mapping[str, Any], seen: Sequence[Mapping[str, Any]]) -> dict[st
 
 
 def rates(runs: Sequence[Mapping[str, Any]]) -> Json:
-    """Detector -> how often it found the rider and accused others, over the runs of one method and one kind.
-
-    Returns:
-        detector -> found, accused: {"count", "of", "rate", "low", "high"}, the interval Wilson's with 95 %; None rates
-        where there was nothing to find.
-    """
+    """Detector -> how often it "found" the rider and "accused" others over runs of one method and kind, as ``rate``."""
     return {name: _rates(name, runs) for name in DETECTORS}
 
 
 def rate(count: int, of: int) -> Json:
+    """Count, of, rate, and Wilson's 95 % interval low and high; None where there was nothing to find."""
     from scipy.stats import binomtest
 
     if not of:
@@ -316,11 +292,8 @@ def _rates(detector: str, runs: Sequence[Mapping[str, Any]]) -> Json:
 
 
 def _table(place: int, method: Mapping[str, Any]) -> Table:
-    columns = [
-        Column(f"{name}-{what}", title, group=name, words=True)
-        for name in DETECTORS
-        for what, title in (("found", "Found"), ("accused", "Accused"))
-    ]
+    names = product(DETECTORS, ("found", "accused"))
+    columns = [Column(f"{name}-{what}", what.capitalize(), group=name, words=True) for name, what in names]
     rows = []
     for kind, one in method["kinds"].items():
         cells = {column.key: _share(one["detectors"], column.key) for column in columns}
@@ -356,9 +329,5 @@ def _unusual(seen: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _medians(seen: Sequence[Mapping[str, Any]], key: str) -> dict[str, float]:
     """Site -> median over the rounds in which it has a value."""
-    values: dict[str, list[float]] = {}
-    for one in seen:
-        for site, value in one[key].items():
-            if value is not None:
-                values.setdefault(site, []).append(value)
-    return {site: median(found) for site, found in sorted(values.items())}
+    values = {site: [v for one in seen if (v := one[key].get(site)) is not None] for one in seen for site in one[key]}
+    return {site: median(found) for site, found in sorted(values.items()) if found}

@@ -19,16 +19,14 @@ import numpy as np
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.validation import expected, shown
-from fairflare.data.tensors import TensorData
 from fairflare.engine import audit
 from fairflare.engine.files import AUDIT, save_json, save_text
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.method_parts import method_parts
 from fairflare.engine.setup.parts import Parts, build_parts
-from fairflare.functional.decision import TREES, Array, Design, own_model, own_risks
+from fairflare.functional.decision import TREES, Array, Design, own_model
 from fairflare.functional.exchange import Deployed
 from fairflare.functional.reasons import Models, explained
-from fairflare.functional.slopes import sigmoid
 from fairflare.inference.mix import event_index
 from fairflare.report.join import OWN, OutOfFold, answers, page
 from fairflare.report.sentences import study
@@ -42,7 +40,6 @@ from fairflare.studies.parallel import Workers, budget
 from fairflare.studies.runs import run_once
 from fairflare.studies.study import SHARED, Study, config_of, facts
 from fairflare.tasks.folds import ALL, FEWEST, dealt, everyone, outcomes, untestable
-from fairflare.tasks.kinds.masks import soft_loss
 
 Json = dict[str, Any]
 SEEDED = "seed"
@@ -60,31 +57,27 @@ class OneSplit(Design):
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What is asked.
+    """What is asked of methods, "name:key=value" as in ``compare``, on a task of classes, times or masks in memory.
 
-    Args:
-        methods: candidates, "name:key=value" as in ``compare``; a shared model counts with an own intercept, too.
-        task: of classes, times or masks, whose examples are in memory.
-        design: folds and repetitions.
-        margin: a loss (Brier score) that does not matter; 0: strict.
-        new_size: patients of a hospital that is not in yet.
-        seed: of the runs.
-        choices: rounds, sites and values of ``make_config``.
-        made: method -> its run, where that is made already.
-        event: the class whose risk is asked for, against all others; "": the task's own of two classes.
-        shares: whether a shared model counts with the hospital's own class shares, too.
+    A shared model counts with an own intercept, too.
     """
 
     methods: tuple[str, ...]
     task: str
     design: Design = dataclasses.field(default_factory=Design)
     margin: float = 0.002
+    """A loss (Brier score) that does not matter; 0: strict."""
     new_size: int = 100
+    """Patients of a hospital that is not in yet."""
     seed: int = 0
     choices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Rounds, sites and values of ``make_config``."""
     made: Mapping[str, RunConfig] = dataclasses.field(default_factory=dict)
+    """Method -> its run, where that is made already."""
     event: str = ""
+    """The class whose risk is asked for, against all others; "": the task's own of two classes."""
     shares: bool = False
+    """Whether a shared model counts with the hospital's own class shares, too."""
 
     def runs(self) -> dict[str, RunConfig]:
         """Folder name -> run, for every method, deal and fold."""
@@ -155,17 +148,10 @@ def measure_join(
 ) -> dict[str, Any]:
     """Make the runs that are missing, and report the benefit of joining for each hospital.
 
-    Args:
-        folder: gets a folder per run, join.json, join.html and the folder ``sheets``.
-        workers: see ``parallel.budget``.
-
-    Returns:
-        As ``report.join.answers``, with title, task, methods, privacy (see ``Question.privacy``), refused (site -> why)
-        and own_models (site -> kind -> folds in which it was the better one).
-
-    Raises:
-        UserError: the task has no class to ask for, or examples in files, a method's models cannot be asked one by one,
-            or the folder holds something else.
+    ``folder`` gets a folder per run, join.json, join.html and the folder ``sheets``. Returns as ``report.join.answers``
+    with title, task, methods, privacy (see ``Question.privacy``), refused (site -> why) and own_models (site -> kind ->
+    folds in which it was the better one). Raises UserError: the task has no class to ask for, or examples in files, a
+    method's models cannot be asked one by one, or the folder holds something else.
     """
     runs = question.runs()
     first = build_parts(next(iter(runs.values())), at_site=True)
@@ -246,13 +232,12 @@ def _tested(
     for deal, fold in question._folds():
         for label in question.methods:
             name = question.name(label, deal, fold)
-            parts = build_parts(runs[name], at_site=True)
-            odds = offered.federation_odds(parts, runs[name], event) if question.shares else None
+            one = offered.Trained(build_parts(runs[name], at_site=True), runs[name], folder / name, event)
             for client in risks:
-                data = parts.task.site_data(names[client])
-                found = _risks(parts, runs[name], folder / name, client, data, label, event, odds)
+                data = one.parts.task.site_data(names[client])
+                found = one.risks(label, client, data, question.shares)
                 if label == question.methods[0]:
-                    found[OWN], kind = _own(parts, runs[name], data, event)
+                    found[OWN], kind = one.own(data)
                     kinds[client][kind] = kinds[client].get(kind, 0) + 1
                 for candidate, values in found.items():
                     whole = risks[client].setdefault(candidate, np.full((design.repeats, len(labels[client])), np.nan))
@@ -268,8 +253,8 @@ def _tested(
         folds = np.stack(place[client])[:, rows].astype(np.float64)
         right = everybody[client].targets.numpy()[rows] if event < 0 else labels[client][rows] == event
         tested[client] = OutOfFold(right.astype(np.float64), all_risks, folds=folds)
-    for client, one in tested.items():
-        if not np.isfinite(one.risks).all():
+    for client, out_of_fold in tested.items():
+        if not np.isfinite(out_of_fold.risks).all():
             raise UserError(f"join: {client}: a model's risks are not finite; it has diverged")
     return tested, candidates, kinds, refused
 
@@ -286,11 +271,13 @@ def _with_deployed(
     features = {}
     for label, (name, config) in zip(question.methods, runs.items()):
         parts = build_parts(config, at_site=True)
-        event, sites = _event(parts, question), site_of_client(config, parts.task)
-        odds = offered.federation_odds(parts, config, event) if question.shares else None
+        run, sites = (
+            offered.Trained(parts, config, folder / name, _event(parts, question)),
+            site_of_client(config, parts.task),
+        )
         for client, one in tested.items():
             data = parts.task.site_data(sites[client])
-            found[client] |= _risks(parts, config, folder / name, client, data, label, event, odds, "train")
+            found[client] |= run.risks(label, client, data, question.shares, "train")
             if client not in features:
                 x = np.asarray(data.splits["train"].inputs, dtype=np.float64)  # type: ignore[union-attr]  # examples are in memory
                 model, kind = own_model(x, one.labels)
@@ -327,68 +314,14 @@ def _event(parts: Parts, question: Question) -> int:
     return list(parts.task.classes).index(question.event) if question.event else event_index(parts)
 
 
-def _own(parts: Parts, config: RunConfig, data: TensorData, event: int) -> tuple[Array, str]:
-    """The own model's risks of the test patients, and its kind."""
-    train, test = data.splits["train"], data.splits["test"]
-    x, new = (np.asarray(part.inputs, dtype=np.float64) for part in (train, test))  # type: ignore[union-attr]  # examples are in memory
-    if parts.task.kind.has_times and x.ndim == 2:
-        return offered.own_log_risks(x, np.asarray(train.targets, dtype=np.float64), new), offered.COX  # type: ignore[union-attr]  # the same
-    if x.ndim == 2:
-        return own_risks(x, (train.labels.numpy() == event).astype(np.float64), new)
-    model = offered.own_network(parts, config, data)
-    if event < 0:
-        return _scores(parts, config, model, data, "test", plain=True), offered.NETWORK
-    return sigmoid(offered.logits_of(parts, config, model, data, "test", event, plain=True)[0]), offered.NETWORK
-
-
-def _risks(
-    parts: Parts,
-    config: RunConfig,
-    folder: Path,
-    client: str,
-    data: TensorData,
-    label: str,
-    event: int,
-    odds: float | None = None,
-    of: str = "test",
-) -> dict[str, Array]:
-    """Candidate -> its risks of the site's patients in the split ``of``."""
-    model = offered.model_for(parts, folder, client)
-    if event < 0:
-        return {label: _scores(parts, config, model, data, of)}
-    fit, labels = offered.logits_of(parts, config, model, data, "train", event)
-    new = fit if of == "train" else offered.logits_of(parts, config, model, data, of, event)[0]
-    return {name: sigmoid(new + by) for name, by in offered.moved(parts, config, label, fit, labels, odds).items()}
-
-
-def _scores(
-    parts: Parts, config: RunConfig, model: Mapping[str, Any], data: TensorData, split: Any, *, plain: bool = False
-) -> Array:
-    """(N,) log risks of a split's patients, or of masks each image's Dice, the mean over structures."""
-    kind = parts.task.kind
-    cases: Any = kind.cases(*offered.outputs_of(parts, config, model, data, split, plain=plain), parts.task.classes)
-    # where an output is not finite, so is the loss, but not the Dice
-    found = cases.risks if kind.has_times else cases.dice.mean(1) + 0 * soft_loss(cases.outputs, cases.targets)
-    return np.asarray(found, dtype=np.float64)
-
-
 def within(
     question: Question, folder: Path, minutes: float, *, force: bool = False, workers: Workers | None = 1
 ) -> Question:
     """The question with as many repetitions and folds as its trainings have time for.
 
     Each method is first trained once on all patients, which ``combine`` needs anyhow; how long that took is in the
-    run's log, so that the same command makes the same of it again. Own models are not counted.
-
-    Args:
-        question: with the most repetitions and folds.
-        folder: of the join.
-        minutes: for all trainings.
-        force: makes the runs on all patients again.
-        workers: see ``parallel.budget``.
-
-    Raises:
-        UserError: there is no time for one repetition of two folds.
+    run's log, so that the same command makes the same of it again. Own models are not counted. Raises UserError: there
+    is no time for one repetition of two folds.
     """
     runs = {f"{folder_name(label)}-{ALL}": offered.on_fold(config, ALL) for label, config in question.each().items()}
     with Study(runs).finished(folder, partial(run_once, force=force), workers=workers):

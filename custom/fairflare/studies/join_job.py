@@ -43,8 +43,7 @@ LAST = {"best_by": "none", "headline": "final"}
 def job_of(question: Question, *, secure: bool = False) -> RunConfig:
     """The configuration of the job; ``secure``: sites send sums in secret alone.
 
-    Raises:
-        UserError: no table of two classes, candidates that cannot be asked, or too few hospitals for secret sums.
+    Raises UserError: no table of two classes, candidates that cannot be asked, or too few hospitals for secret sums.
     """
     if question.event or question.shares:
         where = "expected no --env, --secure and --export, which ask of two classes and tell no class shares"
@@ -77,18 +76,11 @@ def join_by_job(
     deployment: Mapping[str, Any] | None = None,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Run the join that ``config`` describes, or go on with it, and write join.json and join.html.
+    """Run the join that ``config`` (see ``job_of``) describes, or go on with it, and write join.json and join.html.
 
-    Args:
-        config: see ``job_of``.
-        folder: new, or that of the same join.
-        env: "local" (this process), "sim" (FLARE's simulator), or "poc" and "prod" with ``deployment``.
-        deployment: arguments of ``run_deployed``.
-        force: begins anew.
-
-    Raises:
-        UserError: the folder holds something else.
-        RunFailed: the join stopped; the same command goes on.
+    ``env`` is "local" (this process), "sim" (FLARE's simulator), or "poc" and "prod" with ``deployment``, the arguments
+    of ``run_deployed``; ``force`` begins anew. Raises UserError: the folder holds something else; RunFailed: the join
+    stopped; the same command goes on.
     """
     check_path(folder)
     plan = plan_of(config)
@@ -155,8 +147,7 @@ def _clear(folder: Path) -> None:
 def sheet(path: Path) -> tuple[str, Path]:
     """A hospital's own answer from the file that its site has kept, ``SITE.join.json``; writes a page beside it.
 
-    Raises:
-        UserError: it is no such file.
+    Raises UserError: it is no such file.
     """
     kept = read_json(path)
     if not {"site", "together", "weights", "hospitals"} <= kept.keys():
@@ -175,8 +166,7 @@ def sheet(path: Path) -> tuple[str, Path]:
 def run_join(config: RunConfig, folder: Path, tell: Any = lambda name, finding: None) -> dict[str, Any]:
     """The join that ``config`` describes, in ``folder``, where it goes on if it was cut short.
 
-    Args:
-        tell: called with a site and what preflight finds there.
+    ``tell`` is called with a site and what preflight finds there.
     """
     at_site, at_server = new_credentials(config)
     home = folder / SITES

@@ -4,9 +4,8 @@ decision sheets, a page and a JSON file per hospital; and what groups of patient
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from fairflare.functional.exchange import MIX_KEYS, answered_alone
 from fairflare.functional.survival import concordant_pairs
 from fairflare.report.join import MIX, OutOfFold, sentence, sheet, sheet_page
 from fairflare.studies import candidates as combining
-from fairflare.studies import display
 from fairflare.studies.describe import leaving
 from fairflare.studies.folders import JOIN, JOIN_PAGE, SHEETS
 from fairflare.studies.runs import as_before
@@ -58,7 +56,7 @@ class Joined:
         alone, ``shrunken`` with ``low`` and ``high`` with the others' help, ``p_harm``, ``verdict``, ``more_patients``
         (NaN: no number helps).
         """
-        return self._table(
+        return _table(
             {"hospital": site, "candidate": name, "n": row["n"], **found}
             for site, row in self._sites.items()
             for name, found in row["candidates"].items()
@@ -94,7 +92,7 @@ class Joined:
     @property
     def groups(self) -> pandas.DataFrame:
         """A row per hospital, group of patients and candidate, where counts allow it: ``n``, benefit, interval."""
-        return self._table(
+        return _table(
             {"hospital": site, "group": group, "n": one["n"], "candidate": name, **found}
             for site, row in self._sites.items()
             for group, one in row.get("groups", {}).items()
@@ -125,7 +123,7 @@ class Joined:
             force: replaces earlier mixes.
             progress: shows how far it is on stderr.
         """
-        with as_before({}), contextlib.nullcontext() if progress else display.silent():
+        with as_before(progress=progress):
             found = combining.combine(self.folder, Path(out), force=force, workers=workers)
         return _indexed(found, "hospital").fillna(0.0)
 
@@ -134,14 +132,14 @@ class Joined:
         sites: Mapping[str, Any] = self.content["sites"]
         return sites
 
-    @staticmethod
-    def _table(rows: Any) -> pandas.DataFrame:
-        import pandas
-
-        return pandas.DataFrame(list(rows))
-
     def __repr__(self) -> str:
         return f"<Joined: {len(self._sites)} hospitals, {', '.join(self.content['candidates'])}; {self.folder}>"
+
+
+def _table(rows: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
+    import pandas
+
+    return pandas.DataFrame(rows)
 
 
 def _indexed(found: Mapping[str, Mapping[str, Any]], name: str) -> pandas.DataFrame:
@@ -153,8 +151,7 @@ def _indexed(found: Mapping[str, Mapping[str, Any]], name: str) -> pandas.DataFr
 def sheets_of(folder: Path, sites: Sequence[str] = (), language: str = "en") -> list[Path]:
     """Write the sheets of ``sites``, or of all, of the join in ``folder``, and return the pages.
 
-    Raises:
-        UserError: the folder holds no join of this version, or not this hospital.
+    Raises UserError: the folder holds no join of this version, or not this hospital.
     """
     found = read_json(folder / JOIN)
     known = found.get("sites")
@@ -227,25 +224,19 @@ def by_score(tested: OutOfFold, candidates: Sequence[str], design: Design) -> di
     """Score -> candidate -> how much better it is than the own model, from this hospital's patients alone.
 
     Plain differences of the models of the folds; nobody has shown how often these intervals hold.
-
-    Args:
-        tested: the hospital's patients, with their folds; the others as of ``by_group``.
     """
     labels, (own, *others) = tested.labels, tested.risks
-    found: dict[str, Any] = {}
     assert (folds := tested.folds) is not None
-    for c, risks in zip(candidates, others, strict=True):
-        for score, one in zip(SCORES, (log_loss_benefit(labels, own, risks), auc_benefit(labels, own, risks, folds))):
-            found.setdefault(score, {})[c] = _told(one, design)
-    return found
+    pairs = list(zip(candidates, others, strict=True))
+    losses = {c: _told(log_loss_benefit(labels, own, risks), design) for c, risks in pairs}
+    areas = {c: _told(auc_benefit(labels, own, risks, folds), design) for c, risks in pairs}
+    return dict(zip(SCORES, (losses, areas), strict=True))
 
 
 def differences(tested: Mapping[str, OutOfFold], candidates: Sequence[str], design: Design) -> dict[str, Any]:
     """As ``report.join.answers``, of times by the C-index and of masks by Dice, from each hospital's patients alone.
 
-    Args:
-        tested: hospital -> its patients: times and events (n, 2) with log risks, or masks with each one's Dice.
-            The others as of ``by_group``.
+    ``tested``: hospital -> its patients: times and events (n, 2) with log risks, or masks with each one's Dice.
     """
     sites: dict[str, Any] = {}
     times = next(iter(tested.values())).labels.ndim == 2
@@ -282,10 +273,7 @@ def auc_benefit(labels: Array, own: Array, candidate: Array, folds: Array) -> Be
 def c_index_benefit(targets: Array, own: Array, candidate: Array, folds: Array) -> Benefit:
     """Of Harrell's C-indices, candidate less own, over comparable pairs of patients of one fold, as ``auc_benefit``.
 
-    Args:
-        targets: (n, 2) times and events.
-        own, candidate: (R, n) log risks out of fold.
-        folds: (R, n) whole numbers.
+    ``targets``: (n, 2) times and events; ``own`` and ``candidate``: (R, n) log risks out of fold.
     """
     return of_differences(_c_shares(targets, candidate, folds) - _c_shares(targets, own, folds), candidate - own)
 

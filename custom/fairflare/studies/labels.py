@@ -29,9 +29,9 @@ OWNERS = frozenset({"rule", "trainer", "probe", "select", "server", "train", "ta
 """Owners of settings, whose values may stand below them, as in ``config.json``."""
 
 
-def parse_pairs(pairs: Sequence[str], init_from: str | None = None) -> dict[str, Any]:
-    """("q=2", "beta=.5") -> {"q": "2", "beta": ".5"}, plus the weights' path; raises UserError on anything else."""
-    values: dict[str, Any] = {"init_from": init_from} if init_from else {}
+def parse_pairs(pairs: Sequence[str]) -> dict[str, str]:
+    """("q=2", "beta=.5") -> {"q": "2", "beta": ".5"}; raises UserError on anything else."""
+    values: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or not key:
@@ -45,8 +45,7 @@ def parse_pairs(pairs: Sequence[str], init_from: str | None = None) -> dict[str,
 def flat_settings(settings: Any, where: str) -> Iterator[tuple[str, str]]:
     """Name and text of every setting, as ``--set`` takes them: "rule.q" and "2" of {"rule": {"q": 2}}.
 
-    Raises:
-        UserError: no mapping.
+    Raises UserError: no mapping.
     """
     expected(f"{where}: set", isinstance(settings, Mapping), "names and values", settings)
     for key, value in settings.items():
@@ -67,7 +66,7 @@ def as_text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, (Mapping, list, tuple)) else str(value)
 
 
-def split_method(label: str) -> tuple[str, dict[str, Any]]:
+def split_method(label: str) -> tuple[str, dict[str, str]]:
     """ "fedism-plus:state=L,q=1" -> ("fedism-plus", {"state": "L", "q": "1"})."""
     name, _, settings = label.partition(":")
     return name, parse_pairs([s for s in settings.split(",") if s])

@@ -22,6 +22,7 @@ from fairflare.engine.setup.config import RunConfig
 from fairflare.papers.declaration import Data, Exhibit, Row, Table
 from fairflare.papers.measures import CURVES, Beside, Run
 from fairflare.papers.tabulate import Used, differences, file_name, published_numbers, tabulated, with_published
+from fairflare.report import REPORT
 from fairflare.report.table_files import Table as Shown
 from fairflare.report.table_files import write_tables
 from fairflare.studies import display, paper_list
@@ -36,6 +37,8 @@ from fairflare.studies.study import Study, arms, facts, leaving_out
 
 Values = Mapping[str, Any]
 Json = dict[str, Any]
+Paths = dict[int, str]
+"""Seed -> path of the run below the folder."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,37 +56,25 @@ class Choices:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """One block of columns and where its runs are.
-
-    Attributes:
-        data: as declared.
-        task: "name:preset" that runs; ``stands_in``: it is not the paper's data.
-        runs: row's key -> seed -> path of the run below the folder.
-        references: the same by (row's key, METHOD label).
-        without: (row's key, site) -> seed -> path.
-    """
+    """One block of columns and where its runs are."""
 
     data: Data
     task: str
+    """ "name:preset" that runs; ``stands_in``: it is not the paper's data."""
     stands_in: bool
-    runs: dict[str, dict[int, str]] = dataclasses.field(default_factory=dict)
-    references: dict[tuple[str, str], dict[int, str]] = dataclasses.field(default_factory=dict)
-    without: dict[tuple[str, str], dict[int, str]] = dataclasses.field(default_factory=dict)
+    runs: dict[str, Paths] = dataclasses.field(default_factory=dict)
+    """Of each row's key; ``references`` also of each METHOD label, ``without`` of each site."""
+    references: dict[str, dict[str, Paths]] = dataclasses.field(default_factory=dict)
+    without: dict[str, dict[str, Paths]] = dataclasses.field(default_factory=dict)
 
 
 class Plan:
-    """Every run of an exhibit, once.
-
-    Attributes:
-        configs: path below the folder -> run.
-        labels: path -> METHOD label.
-        tables: as declared, but for data sets that cannot be measured.
-        places: one list per table, one place per block.
-    """
+    """Every run of an exhibit, once, by its path below the folder; a list of places per table, a place per block."""
 
     def __init__(self, exhibit: Exhibit, choices: Choices) -> None:
         self.configs: dict[str, RunConfig] = {}
         self.labels: dict[str, str] = {}
+        """Path -> METHOD label."""
         self._choices = choices
         known = list(dict.fromkeys(data.key for table in exhibit.tables for data in table.data))
         if strange := [key for key in choices.data if key not in known]:
@@ -120,10 +111,9 @@ class Plan:
             if not row.is_for(stands_in):
                 continue
             place.runs[row.key] = self._arm(table, place, row, row.label_on(data))
-            for label in table.references:
-                place.references[row.key, label] = self._arm(table, place, row, label)
-            if table.left_out:
-                self._left_out(table, place, row)
+            beside = dict.fromkeys((*table.references, *filter(None, [table.left_out])))
+            place.references[row.key] = {label: self._arm(table, place, row, label) for label in beside}
+            place.without[row.key] = self._left_out(table, place.references[row.key]) if table.left_out else {}
         return place
 
     def task_of(self, data: Data) -> tuple[str, bool]:
@@ -133,8 +123,8 @@ class Plan:
             return task, False
         return _preset(data.stand_in, self._choices.presets), True
 
-    def _arm(self, table: Table, place: Place, row: Row, label: str) -> dict[int, str]:
-        """Seed -> path of the runs of one METHOD, which this asks for."""
+    def _arm(self, table: Table, place: Place, row: Row, label: str) -> Paths:
+        """The runs of one METHOD, which this asks for."""
         seeds = self._choices.seeds or table.seeds
         rounds = self._choices.rounds or table.rounds
         own = place.data.other if place.stands_in else place.data.settings
@@ -142,10 +132,8 @@ class Plan:
         values = {**own, **table.values, **curves, **row.values, **self._choices.values}
         folder = comparison_name(place.task, {"rounds": rounds, "values": values})
         found = arms([label], place.task, seeds, rounds=rounds, values=values)
-        paths = {}
-        for seed, (name, config) in zip(seeds, found, strict=True):
-            paths[seed] = self._ask(f"{folder}/{name}", config, label)
-        return paths
+        asked = zip(seeds, found, strict=True)
+        return {seed: self._ask(f"{folder}/{name}", config, label) for seed, (name, config) in asked}
 
     @staticmethod
     def _has_curves(table: Table, task: str) -> bool:
@@ -155,18 +143,18 @@ class Plan:
         name, _, preset = task.partition(":")
         return bool(tasks.load(name, preset or None).table_sets())
 
-    def _left_out(self, table: Table, place: Place, row: Row) -> None:
-        """The runs of the table's METHOD with each site left out of training in turn."""
-        full = self._arm(table, place, row, table.left_out)
-        place.references[row.key, table.left_out] = full
-        for seed, path in full.items():
+    def _left_out(self, table: Table, references: Mapping[str, Paths]) -> dict[str, Paths]:
+        """Site -> the runs of the table's METHOD without it."""
+        found: dict[str, Paths] = {}
+        for seed, path in references[table.left_out].items():
             config = self.configs[path]
             sites = list(tasks.load(config.task, config.preset, **config.options).sites())
             chosen = [site for k, site in enumerate(sites, 1) if k in table.left_sites or not table.left_sites]
             every = leaving_out(config, sites)
-            for site, without in ((site, every[site]) for site in chosen):
+            for site in chosen:
                 own = f"{path.rpartition('-seed')[0]}-without-{folder_name(site)}-seed{seed}"
-                place.without.setdefault((row.key, site), {})[seed] = self._ask(own, without, table.left_out)
+                found.setdefault(site, {})[seed] = self._ask(own, every[site], table.left_out)
+        return found
 
     def task(self, path: str) -> str:
         """ "name:preset" of a run."""
@@ -207,9 +195,11 @@ def make_exhibit(
     study = Study(plan.configs)
     study.check(folder)
     at_once = budget(workers, "local", plan.configs)
-    speed = paper_list.speed_of(folder)
-    _announce(exhibit, plan, speed, side_by_side(at_once))
-    costs = {path: _seconds(plan, path, speed) for path in plan.configs}
+    costs = _seconds(plan, paper_list.speed_of(folder))
+    for place in (place for places in plan.places for place in places if place.stands_in):
+        display.note(f"{place.data.title}: not here, {place.task} stands for it")
+    time = paper_list.in_words(paper_list.total(list(costs.values()), side_by_side(at_once)))
+    display.note(f"{exhibit.name}: {len(costs)} runs, {time} if none is there yet")
     with study.finished(folder, run_once, workers=at_once, seconds=costs) as reports:
         paper_list.remember(folder, [(plan.task(path), plan.labels[path], one) for path, one in reports.items()])
     return written(exhibit, plan, folder, command)
@@ -280,30 +270,22 @@ def _looks(plan: Plan) -> dict[str, list[str]]:
     return found
 
 
-def _announce(exhibit: Exhibit, plan: Plan, speed: paper_list.Speed, at_once: int) -> None:
-    for places in plan.places:
-        for place in places:
-            if place.stands_in:
-                display.note(f"{place.data.title}: not here, {place.task} stands for it")
-    times = [_seconds(plan, path, speed) for path in plan.configs]
-    known = [seconds for seconds in times if seconds is not None]
-    total = None if len(known) < len(times) else sum(known) / at_once
-    display.note(f"{exhibit.name}: {len(plan.configs)} runs, {paper_list.in_words(total)} if none is there yet")
-
-
-def _seconds(plan: Plan, path: str, speed: paper_list.Speed) -> float | None:
-    config, label = plan.configs[path], plan.labels[path]
-    cost = paper_list.relative_cost(label, {row["id"]: row for row in listed_rows()})
-    return speed.seconds(plan.task(path), label, int(config.training["rounds"]), cost)
+def _seconds(plan: Plan, speed: paper_list.Speed) -> dict[str, float | None]:
+    """Path -> what the run will take."""
+    rows = {row["id"]: row for row in listed_rows()}
+    costs = {label: paper_list.relative_cost(label, rows) for label in set(plan.labels.values())}
+    return {
+        path: speed.seconds(plan.task(path), label, int(plan.configs[path].training["rounds"]), costs[label])
+        for path, label in plan.labels.items()
+    }
 
 
 def _used(table: Table, place: Place, runs: Mapping[str, Run]) -> Used:
     found = {row: {seed: runs[path] for seed, path in paths.items()} for row, paths in place.runs.items()}
 
     def beside(row: str, seed: int) -> Beside:
-        others = {label: paths for (name, label), paths in place.references.items() if name == row and seed in paths}
-        references = {label: runs[paths[seed]] for label, paths in others.items()}
-        without = {site: runs[paths[seed]] for (name, site), paths in place.without.items() if name == row}
+        references = {label: runs[paths[seed]] for label, paths in place.references[row].items()}
+        without = {site: runs[paths[seed]] for site, paths in place.without[row].items()}
         return Beside(references, without, references.get(table.left_out))
 
     aside = {row: {seed: beside(row, seed) for seed in seeds} for row, seeds in found.items()}
@@ -311,8 +293,6 @@ def _used(table: Table, place: Place, runs: Mapping[str, Run]) -> Used:
 
 
 def _run(folder: Path, config: RunConfig, options: Sequence[str]) -> Run:
-    from fairflare.report import REPORT
-
     scored = (entry for entry in events(audit.verify(folder / AUDIT)) if entry["event"] == "scores")
     scores = {one["round"]: {name: found["metrics"] for name, found in one["test_sets"].items()} for one in scored}
     report = read_json(folder / REPORT)

@@ -31,18 +31,14 @@ Rows = list[dict[str, Any]]
 
 def speed_of(folder: Path) -> Speed:
     """What finished runs below ``folder`` took, and how fast this machine is."""
-    known = {task: {k: (v[0], v[1]) for k, v in found.items()} for task, found in known_times(folder).items()}
-    return Speed(machine_factor(), known)
+    return Speed(machine_factor(), known_times(folder))
 
 
 def known_times(folder: Path) -> Known:
     """Task -> METHOD label -> [seconds per round, seconds beside the rounds]; {} where nothing readable is kept."""
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, IndexError):
         found = json.loads((folder / FOLDER / KEPT).read_text(encoding="utf-8"))
-        return {
-            str(task): {str(label): [float(pair[0]), float(pair[1])] for label, pair in labels.items()}
-            for task, labels in found.items()
-        }
+        return {t: {m: [float(pair[0]), float(pair[1])] for m, pair in each.items()} for t, each in found.items()}
     return {}
 
 
@@ -88,14 +84,16 @@ def _row(
     cores = int(cpu_count())
     chosen = {data.key: _chosen(data) for data in _data_of(exhibit)}
     runs = set(_runs(exhibit, chosen, presets))
-    each = [_seconds(task, label, rounds, methods, presets, speed) for task, label, _, rounds in runs]
-    known = [seconds for seconds in each if seconds is not None]
+    each: list[float | None] = []
+    for task, label, _, rounds in runs:
+        planned = rounds or int(presets[task]["training"]["rounds"]) if task in presets else 0
+        each.append(speed.seconds(task, label, planned, relative_cost(label, methods)) if planned else None)
     data = [
         {"title": one.title, "task": one.task, "needs": list(one.needs)}
         | {"here": not chosen[one.key][1], "stand_in": one.stand_in}
         for one in _data_of(exhibit)
     ]
-    seconds = sum(known) / cores if len(known) == len(each) else None
+    seconds = total(each, cores)
     about = {"name": exhibit.name, "paper": paper, "title": exhibit.title, "figure": exhibit.is_figure}
     return {**about, "runs": len(runs), "seconds": seconds, "cores": cores, "data": data}
 
@@ -135,13 +133,9 @@ def _runs(
                         yield task, label, f"{seed} {more} {sorted(values.items())}", table.rounds
 
 
-def _seconds(
-    task: str, label: str, rounds: int | None, methods: Mapping[str, Any], presets: Mapping[str, Any], speed: Speed
-) -> float | None:
-    if task not in presets:
-        return None
-    planned = rounds or int(presets[task]["training"]["rounds"])
-    return speed.seconds(task, label, planned, relative_cost(label, methods))
+def total(each: Sequence[float | None], at_once: int) -> float | None:
+    """Seconds of runs side by side; None where one's are not known."""
+    return None if None in each else sum(filter(None, each)) / at_once
 
 
 Json = Mapping[str, Any]
@@ -165,23 +159,13 @@ SIDE, TIMES = 384, 8
 
 @dataclass(frozen=True)
 class Speed:
-    """What is known of this machine.
-
-    Attributes:
-        factor: how many times longer than the reference machine it takes.
-        known: task -> METHOD label -> [seconds per round, seconds beside the rounds] of runs that it has finished.
-    """
+    """What is known of this machine: ``machine_factor`` and ``known_times``."""
 
     factor: float = 1.0
-    known: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
+    known: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
 
     def seconds(self, task: str, label: str, rounds: int, cost: float) -> float | None:
-        """A run's; None where nothing is known of the task.
-
-        Args:
-            rounds: T.
-            cost: of its round relative to FedAvg's.
-        """
+        """A run's, whose round costs so many times FedAvg's; None where nothing is known of the task."""
         known = self.known.get(task, {})
         if label in known:
             return known[label][0] * rounds + known[label][1]

@@ -36,7 +36,7 @@ from fairflare.core.processes import GRACE
 from fairflare.core.workers import Channel, Worker, check_possible, portable, ready, start_method, stop, usable_cores
 from fairflare.engine.setup.config import RunConfig
 from fairflare.studies import display
-from fairflare.studies.display import Board
+from fairflare.studies.display import Board, Seconds
 from fairflare.studies.labels import set_variables
 
 EVERYONES = ["jinja2", "matplotlib.figure", "matplotlib.backends.backend_svg"]
@@ -70,9 +70,8 @@ class Cluster:
         try:
             import distributed
         except ImportError:
-            raise UserError(
-                "--backend dask: needs Dask, which is not installed: pip install 'fairflare[dask]'"
-            ) from None
+            needs = "needs Dask, which is not installed: pip install 'fairflare[dask]'"
+            raise UserError(f"--backend dask: {needs}") from None
         try:
             client = distributed.Client(self.scheduler, set_as_default=False)
         except (OSError, ValueError, TypeError, RuntimeError) as error:
@@ -94,13 +93,10 @@ Workers = int | Cluster
 
 
 def budget(wanted: Workers | None, env: str, configs: Mapping[str, RunConfig]) -> Workers:
-    """How many processes compute side by side for several runs.
+    """How many processes compute side by side for several runs, or the cluster that is ``wanted``.
 
-    Args:
-        wanted: a number; None: as many as there are cores, and one where a GPU would be shared or in the simulator; or
-            a cluster.
-        env: "local" or "sim", whose runs have processes of their own and take turns.
-        configs: the runs.
+    None: as many as there are cores, and one where a GPU would be shared or in the simulator ("sim"), whose runs have
+    processes of their own and take turns.
     """
     if isinstance(wanted, Cluster):
         if env != "local":
@@ -128,16 +124,12 @@ def side_by_side(workers: Workers) -> int:
 
 
 def run_all(
-    runs: Mapping[str, RunConfig],
-    folder: Path,
-    one: One,
-    workers: Workers,
-    seconds: Mapping[str, float | None] | None = None,
+    runs: Mapping[str, RunConfig], folder: Path, one: One, workers: Workers, seconds: Seconds | None = None
 ) -> tuple[dict[str, Report], dict[str, Failure]]:
     """What came of the runs: the reports of those that ended well, and why others have none.
 
     The names of ``runs`` are of folders below ``folder``, and may lead through one that is there. ``workers`` are as
-    ``budget`` gives them; ``seconds`` as ``Board`` takes them.
+    ``budget`` gives them.
     """
     found = _Outcomes(Board(runs, seconds))
     if isinstance(workers, Cluster):
@@ -247,15 +239,11 @@ def _on_cluster(runs: Mapping[str, RunConfig], folder: Path, one: One, cluster: 
             raise RunFailed(f"--scheduler {cluster.scheduler}: {text}; the same command goes on") from error
 
 
+Texts = Mapping[str, str]
+
+
 def _far(
-    name: str,
-    config: RunConfig,
-    *,
-    folder: Path,
-    one: One,
-    here: Mapping[str, str],
-    environment: Mapping[str, str],
-    topic: str,
+    name: str, config: RunConfig, *, folder: Path, one: One, here: Texts, environment: Texts, topic: str
 ) -> tuple[str, Report | None, Failure | None]:
     """A run by a worker of a cluster, in a process of its own.
 

@@ -10,6 +10,7 @@ import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -59,17 +60,13 @@ def execute(
     sim_threads: int | None = None,
     workers: int | None = 1,
 ) -> dict[str, Any]:
-    """Run ``config`` into ``folder`` and return the content of ``report.json``.
+    """Run ``config`` into ``folder``, in ``env`` "local" or "sim", and return the content of ``report.json``.
 
-    Args:
-        folder: created; refused when it exists, unless ``force`` and it holds an earlier run.
-        env: "local" or "sim".
-        sim_threads: simulator threads; as many as sites when None.
-        workers: processes that the sites are spread over, see ``workers_for``.
+    A folder that exists is refused, unless ``force`` and it holds an earlier run. ``sim_threads``: as many as sites
+    when None; ``workers``: processes that the sites are spread over, see ``workers_for``.
 
-    Raises:
-        UserError: the folder cannot be used, or the task's data are not there.
-        RunFailed: the federation stopped; the folder keeps its last good model and a report that says so.
+    Raises UserError: the folder cannot be used, or the task's data are not there; RunFailed: the federation stopped;
+    the folder keeps its last good model and a report that says so.
     """
     env = env_of(config, env)
     parts = build_parts(config)  # before anything is shown or started: what is wrong with it is the user's to mend
@@ -108,11 +105,8 @@ def cautions(config: RunConfig, parts: Parts) -> list[str]:
 def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None = 1) -> dict[str, Any]:
     """Continue the run in ``folder`` after its last finished round and return the content of ``report.json``.
 
-    The final model is the one of an uninterrupted run, bit for bit.
-
-    Raises:
-        UserError: the folder holds no run, one that is complete, or one that ran on deployed sites.
-        RunFailed: as ``execute``.
+    The final model is the one of an uninterrupted run, bit for bit. Raises UserError: the folder holds no run, one that
+    is complete, or one that ran on deployed sites; RunFailed: as ``execute``.
     """
     from fairflare.report.write import check_resumable
 
@@ -160,13 +154,7 @@ def report_editions(
 
 
 def run_once(
-    config: RunConfig,
-    folder: Path,
-    *,
-    env: str = "local",
-    force: bool = False,
-    sim_threads: int | None = None,
-    workers: int | None = 1,
+    config: RunConfig, folder: Path, *, env: str = "local", force: bool = False, **how: Any
 ) -> Mapping[str, Any]:
     """As ``execute``, but a finished run of the very same configuration is reused, and one cut short goes on."""
     from fairflare.report.write import verify_run
@@ -177,7 +165,7 @@ def run_once(
         with opened(folder):  # which may bring back the run that another was about to replace
             found = read_json(folder / CONFIG) if is_run(folder) else None
     if found is None or found.get("env") != env or RunConfig.from_json(found) != config:
-        return execute(config, folder, env=env, force=force, sim_threads=sim_threads, workers=workers)
+        return execute(config, folder, env=env, force=force, **how)
     if is_complete(folder):
         try:
             verify_run(folder)
@@ -186,7 +174,7 @@ def run_once(
         display.note(f"{folder.name}: finished before, reused")
         return read_json(folder / REPORT)
     display.note(f"{folder.name}: was cut short, goes on")
-    return resume(folder, sim_threads=sim_threads, workers=workers)
+    return resume(folder, **how)
 
 
 def workers_for(wanted: int | None, config: RunConfig, parts: Parts) -> int:
@@ -328,26 +316,13 @@ def _composed(config: RunConfig) -> str:
 
 
 def execute_deployed(
-    config: RunConfig,
-    folder: Path,
-    *,
-    env: str,
-    kit: Path | None,
-    timeout: float,
-    preinstalled: bool = False,
-    force: bool = False,
+    config: RunConfig, folder: Path, *, env: str, kit: Path | None, force: bool = False, **how: Any
 ) -> dict[str, Any]:
-    """Run ``config`` on a POC or a provisioned federation and return the content of ``report.json``; see ``execute``.
+    """Run ``config`` on a POC ("poc") or a provisioned federation ("prod"), and return the content of ``report.json``.
 
-    Args:
-        env: "poc" or "prod".
-        kit: startup kit of the user who submits; for a POC its project admin's by default.
-        timeout: seconds until the job must be over.
-        preinstalled: the job brings no code.
-
-    Raises:
-        UserError: no such kit, no such sites, or the server refuses user or job.
-        RunFailed: the server cannot be reached, or the job failed; its text is the server's reason.
+    ``kit`` is that of the user who submits, for a POC its project admin's by default; ``how`` as of ``run_deployed``:
+    timeout (seconds until the job must be over), preinstalled. Raises UserError: no such kit, no such sites, or the
+    server refuses user or job; RunFailed: the server cannot be reached, or the job failed, with the server's reason.
     """
     from fairflare.flare.deploy import find_kit, run_deployed
     from fairflare.report.write import verify_run
@@ -358,7 +333,6 @@ def execute_deployed(
     for caution in cautions(config, parts):
         display.note(caution)
     with fresh_folder(folder, force):
-        how: dict[str, Any] = {"timeout": timeout, "preinstalled": preinstalled}
         run_deployed(config, folder, env, kit, watch=lambda text: err.print(escape(text), soft_wrap=True), **how)
         verify_run(folder)
         if not (folder / REPORT).is_file():
@@ -367,15 +341,15 @@ def execute_deployed(
 
 
 @contextlib.contextmanager
-def as_before(named: Mapping[str, str | None]) -> Iterator[None]:
+def as_before(named: Mapping[str, str | None] = MappingProxyType({}), progress: bool = True) -> Iterator[None]:
     """Within: these environment variables, which name the user's own files and where rendered data are kept. After it
-    torch's threads, the random generators and the environment are as they were: a run seeds and sets them."""
+    torch's threads, the random generators and the environment are as they were: a run seeds and sets them. Without
+    ``progress`` nobody sees it."""
     threads = torch.get_num_threads()
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    variables = {name: os.environ.get(name) for name in (user_code.VARIABLE, CACHE)}
     try:
-        with environment(
-            {user_code.VARIABLE: os.environ.get(user_code.VARIABLE), CACHE: os.environ.get(CACHE), **named}
-        ):
+        with environment({**variables, **named}), contextlib.nullcontext() if progress else display.silent():
             yield
     finally:
         torch.set_num_threads(threads)

@@ -154,8 +154,8 @@ class Untested:
 def run_trial(config: RunConfig, folder: Path, *, choice: Choice, workers: int = 1) -> dict[str, Any]:
     """Run ``config`` without tests into ``folder`` and return ``TRIAL``; "reason" where the run failed.
 
-    What a killed command has left in the folder goes. ``choice`` makes one score of the sites'; ``workers`` is not
-    used, since trials run side by side. Raises UserError where a site has no validation examples.
+    What a killed command has left in the folder goes. ``workers`` is not used, since trials run side by side. Raises
+    UserError where a site has no validation examples.
     """
     parts = build_parts(config)
     parts.task.check_data()
@@ -202,23 +202,19 @@ def _untested(look: Any) -> tuple[list[Finding], SiteData | None]:
 
 @dataclass(frozen=True)
 class Search:
-    """What is looked for.
-
-    Attributes:
-        space: setting -> where its values come from.
-        objective: "mean", "worst" or "trade-off", of the headline metric on the sites' validation splits.
-        weight: w of the trade-off, mean - w (mean - worst).
-        trials: how many in all, those of earlier commands included.
-        choices: rounds, sites, seed and further settings, as ``make_config`` takes them.
-    """
+    """What is looked for."""
 
     method: str
     task: str
     space: Space
     objective: str = "mean"
+    """ "mean", "worst" or "trade-off", of the headline metric on the sites' validation splits."""
     weight: float = 0.5
+    """w of the trade-off, mean - w (mean - worst)."""
     trials: int = 20
+    """How many in all, those of earlier commands included."""
     choices: Mapping[str, Any] = field(default_factory=dict)
+    """Rounds, sites, seed and further settings, as ``make_config`` takes them."""
 
     def config(self, values: Mapping[str, Any]) -> RunConfig:
         """The run with these values of the searched settings; raises UserError."""
@@ -230,11 +226,8 @@ def run_search(search: Search, folder: Path, *, workers: Workers | None = 1) -> 
     """Run trials up to ``search.trials``, then the best settings once with tests; returns ``search.json``'s content.
 
     The study and the trials that ``folder`` holds go on. ``workers``: trials side by side, see ``parallel.budget``.
-
-    Raises:
-        UserError: Optuna is not installed, a setting or its range is wrong, there are no validation examples, or the
-            folder holds another search.
-        RunFailed: no trial ended.
+    Raises UserError: Optuna is not installed, a setting or its range is wrong, there are no validation examples, or the
+    folder holds another search; RunFailed: no trial ended.
     """
     first = checked(search)
     with created(folder), opened(folder):
@@ -329,9 +322,9 @@ def _batch(study: optuna.Study, search: Search, folder: Path, count: int, worker
     for trial, one in zip(asked, found.values(), strict=True):
         for key in (*TRIAL, "reason"):
             trial.set_user_attr(key, one.get(key))
-        state = None if one.get("score") is not None else _optuna().trial.TrialState.FAIL
-        study.tell(trial, one.get("score"), state=state)
-        said = f"failed: {one.get('reason')}" if one.get("score") is None else f"{one['score']:.4f}"
+        failed = one["score"] is None
+        study.tell(trial, one["score"], state=_optuna().trial.TrialState.FAIL if failed else None)
+        said = f"failed: {one.get('reason')}" if failed else f"{one['score']:.4f}"
         pairs = " ".join(f"{key}={as_text(value)}" for key, value in values[trial.number].items())
         display.note(f"trial {trial.number}: {said}  {pairs}")
 
@@ -347,11 +340,10 @@ def _rows(study: optuna.Study, search: Search) -> list[dict[str, Any]]:
 def _result(
     search: Search, rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any], report: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
-    words = ["fairflare", "run", search.method, "--task", search.task]
-    for key in ("rounds", "sites", "seed"):
-        words += [f"--{key}", str(search.choices[key])] if search.choices.get(key) else []
+    pairs = [(f"--{key}", value) for key in ("rounds", "sites", "seed") if (value := search.choices.get(key))]
     settings = {**(search.choices.get("values") or {}), **best["values"]}
-    words += [part for key, value in settings.items() for part in ("--set", f"{key}={as_text(value)}")]
+    pairs += [("--set", f"{key}={as_text(value)}") for key, value in settings.items()]
+    words = ["fairflare", "run", search.method, "--task", search.task, *(str(part) for pair in pairs for part in pair)]
     fairness = report["fairness"]
     return {
         "method": search.method,

@@ -37,6 +37,7 @@ from fairflare.studies.runs import as_before, default_folder, run_once
 if TYPE_CHECKING:
     import pandas
 
+Reports = dict[str, Report]
 DATA_SEED = "data_seed"
 SHARED = ("group_by", "leave_out", "clients")
 """What the methods of a grid have alike, beside the data."""
@@ -46,25 +47,15 @@ ALIKE = ("training", "threads", "group_by", "min_count", "leave_out", "clients",
 
 
 def arms(
-    labels: Sequence[str],
-    task: str,
-    seeds: Sequence[int],
-    *,
-    rounds: int | None = None,
-    sites: int | None = None,
-    values: Mapping[str, Any] | None = None,
-    fixed_data: bool = False,
+    labels: Sequence[str], task: str, seeds: Sequence[int], *, fixed_data: bool = False, **choices: Any
 ) -> list[tuple[str, RunConfig]]:
-    """(folder name, run) of every method with every seed; arguments as of ``Study.grid``.
+    """(folder name, run) of every method with every seed; ``choices`` as of ``config_of``.
 
     With seed s the task's data are drawn with ``data_seed_of(s)``, the same for all methods, where the task draws
-    anything (``Task.drawn``) and no ``data_seed`` is among the ``values``, which are settings of all methods.
-
-    Raises:
-        UserError: a setting is wrong, or a method would not have the others' data, groups or sites.
+    anything (``Task.drawn``) and no ``data_seed`` is among the ``values``, which are settings of all methods. Raises
+    UserError: a setting is wrong, or a method would not have the others' data, groups or sites.
     """
-    shared, found = dict(values or {}), []
-    choices = {"rounds": rounds, "sites": sites, "values": shared}
+    found = []
     for label in labels:
         if _sets_data_seed(split_method(label)[1]):
             raise UserError(f"{DATA_SEED}: expected the same for all methods (--set {DATA_SEED}=N), got {label}")
@@ -72,7 +63,7 @@ def arms(
             config = config_of(label, task, seed, choices, draw=not fixed_data)
             found.append((f"{folder_name(label)}-seed{seed}", config))
     _require_same_data(found)
-    return found if "headline" in " ".join((*shared, *labels)) else same_headline(found)
+    return found if "headline" in " ".join((*(choices.get("values") or ()), *labels)) else same_headline(found)
 
 
 def config_of(
@@ -188,7 +179,7 @@ class Study:
             FairFlareError: of the first run that failed, after the others have ended.
         """
         finished = self.finished(Path(out), partial(run_once, force=force), workers=workers)
-        with as_before({}), contextlib.nullcontext() if progress else display.silent(), finished:
+        with as_before(progress=progress), finished:
             return self
 
     @property
@@ -230,13 +221,13 @@ class Study:
         workers: Workers | None = 1,
         env: str = "local",
         is_part: Callable[[str], bool] = lambda name: True,
-        seconds: Mapping[str, float | None] | None = None,
-    ) -> Iterator[dict[str, Report]]:
+        seconds: display.Seconds | None = None,
+    ) -> Iterator[Reports]:
         """Within: every run has ended well, and no other command works in the study's folders; path -> report.
 
         A ``folder`` that holds something else is refused; ``is_part`` says of which names its runs' folders may be.
-        ``one`` makes a run, or takes the one that is there. ``workers`` and ``env`` are as of ``parallel.budget``,
-        ``seconds`` as of ``Board``. Raises as ``make``.
+        ``one`` makes a run, or takes the one that is there. ``workers`` and ``env`` are as of ``parallel.budget``.
+        Raises as ``make``.
         """
         self.check(folder, is_part)
         at_once = budget(workers, env, self.runs)
@@ -251,13 +242,10 @@ class Study:
         for place in self._folders(folder):
             check_collection(place, is_part)
 
-    def make(
-        self, folder: Path, one: One, workers: Workers, seconds: Mapping[str, float | None] | None = None
-    ) -> dict[str, Report]:
+    def make(self, folder: Path, one: One, workers: Workers, seconds: display.Seconds | None = None) -> Reports:
         """The reports of all runs, which ``one`` makes; whoever calls it has the folder to itself.
 
-        Raises:
-            FairFlareError: of the first run that failed, after the others have ended.
+        Raises FairFlareError: of the first run that failed, after the others have ended.
         """
         self.folder = folder
         self.reports, self.failures = run_all(self.runs, folder, one, workers, seconds)

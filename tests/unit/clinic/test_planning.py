@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from cases import each
-from fairflare.cli.options import plan_pairs
+from fairflare.cli.options import plan_values
 from fairflare.cli.preflight import plan_of_files, write_fingerprint
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
@@ -271,11 +271,10 @@ def test_sites_hand_their_fingerprints_over_as_files(tmp_path):
     found = plan_of_files(files)
     plans.write_plan(found, tmp_path / "plan.json")
     assert found == plans.plan_for("classification", values_of(tmp_path, sizes))
-    pairs = plan_pairs(tmp_path / "plan.json", "classification", ("train.epochs=2", "size=48"))
-    names = {pair.partition("=")[0] for pair in pairs}
-    assert names == {"channels", "mean", "std", "batch_size", "rounds", "best_by", "headline"}
+    given = {"train.epochs": "2", "size": "48"}
+    assert plan_values(tmp_path / "plan.json", "classification", given).keys() == {"channels", "mean", "std", "batch_size", "rounds", "best_by", "headline"}
     with pytest.raises(UserError, match="is of classification data"):
-        plan_pairs(tmp_path / "plan.json", "segmentation", ())
+        plan_values(tmp_path / "plan.json", "segmentation", {})
     with pytest.raises(UserError, match="second fingerprint of site a"):
         plan_of_files([files[0], files[0]])
 
