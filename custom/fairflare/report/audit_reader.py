@@ -104,25 +104,20 @@ def read_trail(entries: Iterable[Entry]) -> Trail:
             scores[record["round"]] = record
         elif event == "resume":
             trail.resumes.append(record)
-            trail.evaluation, trail.best, trail.benefit, trail.risk = {}, {}, {}, {}
-            trail.finish, trail.after = {}, {}
+            trail.evaluation, trail.best, trail.benefit, trail.risk, trail.finish, trail.after = {}, {}, {}, {}, {}, {}
         elif event == "after":
             trail.after["/".join(str(record.get(key)) for key in ("step", "by", "split"))] = record
         elif event in ("evaluation", "best", "benefit", "risk", "finish"):
             setattr(trail, event, record)
-    trail.rounds = [_scored(rounds[number], scores.get(number)) for number in sorted(rounds)]
+    for of, record in sorted(rounds.items()):  # the model's scores stood in the record itself until format 2
+        own = scores.get(of) or {}
+        scored = own and own["model_sha256"] == record.get("model_sha256")
+        trail.rounds.append({**record, "test_sets": own["test_sets"]} if scored else record)
     trail.n_entries = len(records)
     if records:
         trail.head = records[-1].get("hash")
         trail.times = (records[0].get("time"), records[-1].get("time"))
     return trail
-
-
-def _scored(record: Entry, scores: Entry | None) -> Entry:
-    """A round's record with the scores of the model that it left, which stood in the record itself until format 2."""
-    if scores is None or scores["model_sha256"] != record.get("model_sha256"):
-        return record
-    return {**record, "test_sets": scores["test_sets"]}
 
 
 def timing(trail: Trail) -> dict[str, Any]:
@@ -233,13 +228,8 @@ class TensorBoard:
         for note in self._notes:
             for name, value in numbers(note, entry["notes"].get(note["name"])).items():
                 yield "/".join(filter(None, (f"note_{note['name']}", name))), value
-        yield from _fairness(entry["accepted"])
-
-
-def _fairness(accepted: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Worst site and mean over the sites of every metric but losses."""
-    names = {name for reply in accepted.values() for name in reply["metrics"]}
-    for name in sorted(names - {"loss", "train_loss"}):
-        values = [r["metrics"][name] for r in accepted.values() if name in r["metrics"]]
-        yield f"fairness/worst_{name}", min(values)
-        yield f"fairness/mean_{name}", sum(values) / len(values)
+        replies = entry["accepted"].values()
+        for name in sorted({name for reply in replies for name in reply["metrics"]} - {"loss", "train_loss"}):
+            values = [reply["metrics"][name] for reply in replies if name in reply["metrics"]]
+            yield f"fairness/worst_{name}", min(values)
+            yield f"fairness/mean_{name}", sum(values) / len(values)

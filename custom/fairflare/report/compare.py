@@ -64,12 +64,23 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
     tables = relative_to_solo(tables, chosen)
     first = next(iter(tables))
     higher = done[0]["higher_is_better"]
-    methods = [_method(label, groups[label], rows, tables[first], higher) for label, rows in tables.items()]
-    trained = quantities.objectives(groups)
-    for method in methods:
-        method["objective"] = trained[method["label"]]
-        method["detail"] = details(chosen[method["label"]], chosen)
-        method["versus_first"] = None if method["label"] == first else method["versus_first"]
+    trained, methods = quantities.objectives(groups), []
+    for label, rows in tables.items():
+        run = next(iter(groups[label].values()))
+        pairs = {name: _paired(name, rows, tables[first], higher) for name in quantities.QUANTITIES}
+        methods.append(
+            {
+                "label": label,
+                "method": run["method"],
+                "training": run["training"],
+                **{key: run[key] for key in (USED, SHOWN) if key in run and COUNTED not in run},
+                **{name: mean_ci(row[name] for row in rows) for name in quantities.QUANTITIES},
+                "runs": rows,
+                "versus_first": None if label == first else pairs,
+                "objective": trained[label],
+                "detail": details(chosen[label], chosen),
+            }
+        )
     _judge(methods, higher)
     found = {
         "format": FORMAT,
@@ -148,19 +159,6 @@ def _seeds_draw(runs: Mapping[Any, Json], seeds: Sequence[Any]) -> Json:
     data = "one seed" if len(seeds) == 1 else "drawn" if different > 1 else "fixed" if drawn else "natural"
     what = [*(drawn if data in ("drawn", "one seed") else ()), *ALWAYS_DRAWN]
     return {"data": data, "what": what, "data_seeds": chosen}
-
-
-def _method(label: str, runs: Mapping[Any, Json], rows: list[Json], first: list[Json], higher: bool) -> Json:
-    run = next(iter(runs.values()))
-    return {
-        "label": label,
-        "method": run["method"],
-        "training": run["training"],
-        **{key: run[key] for key in (USED, SHOWN) if key in run and COUNTED not in run},
-        **{name: mean_ci(row[name] for row in rows) for name in quantities.QUANTITIES},
-        "runs": rows,
-        "versus_first": {name: _paired(name, rows, first, higher) for name in quantities.QUANTITIES},
-    }
 
 
 def _paired(name: str, rows: Sequence[Json], first: Sequence[Json], higher: bool) -> Json:
@@ -259,17 +257,15 @@ def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
     """
     metrics, sets = [quantities.site_metrics(run) for run in runs], [quantities.test_set_metrics(run) for run in runs]
     names = list(metrics[0])
+    rows = {m: [quantities.metric_row(run, m, f.get(m, {})) for run, f in zip(runs, metrics)] for m in names}
     return {
         "sites": {name: _over([found.get(name, {}) for found in metrics]) for name in names},
-        "metrics": {
-            name: _over([quantities.metric_row(run, name, f.get(name, {})) for run, f in zip(runs, metrics)])
-            for name in names
-        },
+        "metrics": {name: _over(each) for name, each in rows.items()},
         "domains": _over([quantities.domain_values(run) for run in runs]),
         "domains_of": quantities.domains_are(runs[0]),
         "test_sets": {name: _over([row.get(name, {}) for row in sets]) for name in sets[0] if sets[0][name]},
         "last_rounds": last_rounds(runs),
-        "cost": {name: _over([quantities.costs(run) for run in runs])[name] for name in quantities.COSTS},
+        "cost": _over([quantities.costs(run) for run in runs]),
         "joining": joining(runs, everyone),
         "benefit": benefit(runs),
     }

@@ -117,10 +117,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         "sites": rows,
         "rounds": [round_row(record, headline, higher) for record in trail.rounds],
         "contributions": contributions(trail, sites),
-        "test_sets": {
-            **_test_sets(trail.test_sets(), headline),
-            "last": last_rounds(trail.rounds, about.get("table_sets") or {}),
-        },
+        "test_sets": {**_test_sets(trail, headline), "last": last_rounds(trail.rounds, about.get("table_sets") or {})},
         "preflight": preflight_section(trail),
         "learned": learned_section(whole, in_use, headline, higher, about, as_is),
         "personal": personal,
@@ -143,19 +140,18 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "versions": config.get("versions") or trail.start.get("versions") or {},
         },
     }
-    summary |= {"counted": PERSONAL} if counts_own else {}
-    if curves := curves_section(trail.with_clinical_of(whole), config, about, sites):
-        summary["curves"] = curves
-    if budget := trail.start.get("site_privacy"):
-        summary["site_privacy"] = budget
-    if risk := risk_section(trail, sites):
-        summary["risk"] = risk
+    sometimes = {
+        "counted": PERSONAL if counts_own else None,
+        "curves": curves_section(trail.with_clinical_of(whole), config, about, sites),
+        "site_privacy": trail.start.get("site_privacy"),
+        "risk": risk_section(trail, sites),
+        "used": PERSONAL if used else None,
+        "unlike": unlike(trail),
+        "chosen": chosen_section(whole, config, sites, headline, higher),
+    }
+    summary |= {key: found for key, found in sometimes.items() if found}
     if used:
-        summary["used"] = PERSONAL
         summary["personal"]["groups"] = group_section(trail.of_own_models(), config, about)
-    summary |= {"unlike": apart} if (apart := unlike(trail)) else {}
-    if chosen := chosen_section(whole, config, sites, headline, higher):
-        summary["chosen"] = chosen
     return json_value({**summary, "caveats": _caveats(summary)})
 
 
@@ -194,19 +190,16 @@ def _identity(config: Json, about: Json, trail: Trail) -> Json:
     }
 
 
-def _test_sets(test_sets: Mapping[str, Json], headline: str) -> Json:
-    rows = []
-    for name, found in test_sets.items():
+def _test_sets(trail: Trail, headline: str) -> Json:
+    """Rows, and unweighted means of each metric over the clean and the corrupted sets that have it."""
+    rows, means = [], {}
+    for name, found in trail.test_sets().items():
         metrics, about = found.get("metrics") or {}, {"corrupted": bool(found.get("corrupted")), "n": found.get("n")}
         rows.append({"name": name, **about, "value": number(metrics.get(headline)), "metrics": metrics})
-    clean, corrupted = ([row for row in rows if row["corrupted"] is kind] for kind in (False, True))
-    return {"rows": rows, "clean_mean": _metric_means(clean), "corrupted_mean": _metric_means(corrupted)}
-
-
-def _metric_means(rows: Sequence[Json]) -> Json:
-    """Unweighted mean of each metric over test sets; a set that lacks the metric is left out."""
-    names = sorted({name for row in rows for name in row["metrics"]})
-    return {name: mean(row["metrics"].get(name) for row in rows) for name in names}
+    for kind, corrupted in (("clean_mean", False), ("corrupted_mean", True)):
+        each = [row["metrics"] for row in rows if row["corrupted"] is corrupted]
+        means[kind] = {name: mean(m.get(name) for m in each) for name in sorted({name for m in each for name in m})}
+    return {"rows": rows, **means}
 
 
 def other_labels(summary: Json) -> bool:
@@ -311,15 +304,16 @@ def last_rounds(rounds: Sequence[Mapping[str, Any]], table_sets: Mapping[str, st
 
 
 def _sites_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
-    sizes: Json = next((e["sites"] for e in reversed(entries) if e["event"] == "evaluation"), {})
+    sent: Json = next((e["sites"] for e in reversed(entries) if e["event"] == "evaluation"), {})
+    sizes = {site: found.get("n") or {} for site, found in sent.items()}
     return {
         row["site"]: {
             "kind": row["description"],
             "n_train": row["n_examples"],
-            "n_test": (sizes.get(row["site"], {}).get("n") or {}).get("test"),
+            "n_test": sizes.get(row["site"], {}).get("test"),
             "metrics": row["test"],
             "intervals": row["intervals"],
-            "n_val": (sizes.get(row["site"], {}).get("n") or {}).get("val"),
+            "n_val": sizes.get(row["site"], {}).get("val"),
             "val_metrics": row["val"],
             "trivial": trivial_of(summary, row["site"]),
             **personal_of(summary, row["site"]),

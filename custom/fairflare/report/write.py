@@ -129,10 +129,8 @@ def _described(config: dict[str, Any]) -> dict[str, Any]:
 def _without_paths(described: dict[str, Any]) -> dict[str, Any]:
     """The configuration with file names in place of paths: reports are passed on."""
     options = described.get("options") or {}
-    for key in ("pretrained_weights", "datalists"):
-        if options.get(key):
-            options = {**options, key: Path(options[key]).name}
-    return {**described, "options": options}
+    names = {key: Path(options[key]).name for key in ("pretrained_weights", "datalists") if options.get(key)}
+    return {**described, "options": options | names}
 
 
 def verify_run(folder: Path, head: str = "") -> list[Mapping[str, Any]]:
@@ -246,12 +244,10 @@ def _choice(config: Mapping[str, Any]) -> Choice:
     by, weight, least = config.get("best_by", NO_CHOICE), config.get("best_weight", 0.5), config.get("min_sites", 1)
     if by == NO_CHOICE:
         return Choice()
-    about = config.get("about")
-    described = about if isinstance(about, Mapping) else {}
-    proper = isinstance(weight, (int, float)) and isinstance(least, int) and isinstance(described.get("headline"), str)
-    if by not in BY or not proper:
+    described = config["about"] if isinstance(config.get("about"), Mapping) else {}
+    metric = described.get("headline")
+    if by not in BY or not (isinstance(weight, (int, float)) and isinstance(least, int) and isinstance(metric, str)):
         raise UserError(f"{CONFIG}: expected how the best model is chosen, got something else")
-    metric = described["headline"]
     return Choice(by, weight, metric, higher_is_better(metric, described), least)
 
 
