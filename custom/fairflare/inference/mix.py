@@ -127,12 +127,9 @@ class Mix(nn.Module):
 
     def risks(self, x: Tensor) -> Tensor:
         """(N, M) float64 risks of the event by each member."""
-        logits = [self._logit(network(x)) for network in self.networks]
+        each = [network(x).double() for network in self.networks]
+        logits = [one if one.ndim == 1 else one[:, self.event] - one[:, 1 - self.event] for one in each]
         return torch.sigmoid(torch.stack([logits[k] for k in self.of], dim=1) + cast(Tensor, self.intercepts))
-
-    def _logit(self, found: Tensor) -> Tensor:
-        found = found.double()
-        return found if found.ndim == 1 else found[:, self.event] - found[:, 1 - self.event]
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, ...) -> float64 (N, 2)."""
