@@ -50,10 +50,8 @@ class WholeModel:
     Attributes:
         module: inputs as a file has them -> probabilities, in evaluation mode, on the CPU.
         example: inputs of two cases.
-        before: the first part as a bundle names it.
-        after: the last part.
-        inputs: what the module takes, in words.
-        outputs: what it gives.
+        before, after: the first and the last part as a bundle names them.
+        inputs, outputs: what the module takes and gives, in words.
         remarks: what is not in it.
     """
 

@@ -204,13 +204,10 @@ class Opened:
     """A run in use.
 
     Attributes:
-        folder: the run's.
-        config: every choice of the run.
         about: what ``config.json`` says of the task.
         parts: its objects; the network holds the model and is in evaluation mode.
         site: whose model, scaling and thresholds are used; empty: no site's.
         whose: "shared", "own" (the rule's) or "personal" (the trainer's).
-        model_sha256: hash of the model.
         adjustment: recalibration or thresholds; None: the model as it is.
         inputs: what sites keep of their training inputs: of the named site, or of all that lie in the folder.
         scaling: of a table's numbers; None: no table, or each site scales by its own rows and none is named.

@@ -137,11 +137,9 @@ BATCH = 16
 
 @dataclass
 class Predictions:
-    """What came of it.
+    """A table of results, one row per case in the order of the inputs.
 
     Attributes:
-        header: of the table of results.
-        rows: one per case, in the order of the inputs.
         probabilities: float64 (N, C) of classes; empty for masks, which are files.
         unlike: what is unlike the training, and other remarks, a line each.
     """

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,12 +30,10 @@ class Trail:
         start: the "start" record, empty if there is none.
         rounds: one record per round, ascending; of several for one round the latest, with the scores of its model.
         resumes: the "resume" records in their order.
-        evaluation: the last "evaluation" after the last resume, else empty.
-        best: the last "best" after the last resume, which names the model that the run chose; else empty.
+        evaluation, best, benefit, risk, finish: the last record of that kind after the last resume, else empty: results
+            of the final model, the model that the run chose, the benefit of joining for each site, how well it can be
+            told whose records the model was trained on, and how the run ended.
         after: "step/by/split" -> the last "after" of that kind since then: what a step after the last round came to.
-        benefit: the last "benefit" since then: the benefit of joining for each site.
-        risk: the last "risk" since then: how well it can be told whose records the model was trained on.
-        finish: the last "finish" after the last resume, else empty.
         n_entries: records in the log, superseded ones included, records of reports not.
         head: hash of the last of these; with it the chain up to there can be checked.
         times: times of the first and the last record, ISO 8601 UTC.
@@ -126,8 +125,10 @@ def timing(trail: Trail) -> dict[str, Any]:
     for record in trail.rounds:
         for phase, seconds in (record.get("seconds") or {}).items():
             phases[phase] = phases.get(phase, 0.0) + (number(seconds) or 0.0)
-    started, ended = (_moment(time) for time in trail.times)
-    wall = (ended - started).total_seconds() if started and ended else None
+    wall = None
+    with contextlib.suppress(ValueError):  # of no time
+        started, ended = (datetime.fromisoformat(str(time).replace("Z", "+00:00")) for time in trail.times)
+        wall = (ended - started).total_seconds()
     found = {"started": trail.times[0], "ended": trail.times[1], "wall_seconds": wall}
     return {**found, "phases": phases, "rounds": len(trail.rounds)}
 
@@ -137,13 +138,6 @@ def traffic(trail: Trail) -> dict[str, int | None]:
     counted = [found for record in trail.rounds for found in (record.get("bytes") or {}).values()]
     totals = {way: int(sum(number(found.get(way)) or 0 for found in counted)) for way in ("down", "up")}
     return {way: total if counted else None for way, total in totals.items()}
-
-
-def _moment(time: str | None) -> datetime | None:
-    try:
-        return datetime.fromisoformat(str(time).replace("Z", "+00:00"))
-    except ValueError:
-        return None
 
 
 LOG = "log.txt"

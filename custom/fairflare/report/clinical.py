@@ -18,7 +18,7 @@ from fairflare.core.types import INTERVALS, TRIVIAL
 from fairflare.engine.benefit import FEDERATED, HIGH, LOW, SOLO
 from fairflare.engine.clinical import BIN, CLINICAL, bins_of
 from fairflare.functional import calibration as maths
-from fairflare.functional.calibration import GRID, Array, Bins
+from fairflare.functional.calibration import GRID, Bins
 from fairflare.functional.recalibration import limited
 from fairflare.report.audit_reader import SUMMARISED, Entry, Trail
 from fairflare.report.fairness import absolute, weighted
@@ -171,22 +171,15 @@ def _decisions(bins: Bins | None, fitted: Numbers) -> list[Json]:
     if fitted and "shared.threshold" not in fitted:
         if line[0] is None or line[1] is None or line[1] <= 0:
             return []
-        edges = _moved(edges, line[0], line[1])
+        inside = edges > 0  # the line moves every risk but 0
+        z = np.log(edges[inside]) - np.log1p(-edges[inside])
+        edges[inside] = 1 / (1 + np.exp(-(line[0] + line[1] * limited(z, FAR))))
     thresholds, values, errors = maths.net_benefit_at(bins, edges)
     everyone = maths.treat_all(float(bins.positives.sum() / bins.n.sum()), thresholds)
     return [
         {"threshold": t, "net_benefit": value, "low": value - maths.Z * se, "high": value + maths.Z * se, "all": of_all}
         for t, value, se, of_all in zip(*(a.tolist() for a in (thresholds, values, errors, everyone)), strict=True)
     ]
-
-
-def _moved(edges: Array, intercept: float, slope: float) -> Array:
-    """Where a line puts risks, of which 0 stays."""
-    inside = edges > 0
-    z = np.log(edges[inside]) - np.log1p(-edges[inside])
-    moved = edges.copy()
-    moved[inside] = 1 / (1 + np.exp(-(intercept + slope * limited(z, FAR))))
-    return moved
 
 
 def _pooled(group: str, cells: Sequence[Json], stages: Sequence[str]) -> Json:
@@ -245,20 +238,15 @@ def steps_of(known: Mapping[str, Any], ends: Sequence[float], where: str = "") -
             continue
         spread += (before / observed - 1) / left if observed > 0 else math.inf
         before = observed
-        low, high = _interval(observed, spread)
+        low = high = None
+        if 0 < observed < 1 and math.isfinite(spread):  # there was an event, and someone is left without one
+            half = maths.Z * math.sqrt(spread) / abs(math.log(observed))
+            low, high = observed ** math.exp(half), observed ** math.exp(-half)
         expected = known.get(f"expected{k}{where}")
         off = None if expected is None else expected - observed
         values = (end, left, observed, low, high, expected, off)
         found.append(dict(zip(NO_STEP, values, strict=True)))
     return found
-
-
-def _interval(share: float, spread: float) -> tuple[float | None, float | None]:
-    """None without an event so far, or once nobody is left without one."""
-    if not 0 < share < 1 or not math.isfinite(spread):
-        return None, None
-    half = maths.Z * math.sqrt(spread) / abs(math.log(share))
-    return share ** math.exp(half), share ** math.exp(-half)
 
 
 FORMAT = 1

@@ -139,7 +139,7 @@ def drawn_words(comparison: Mapping[str, Any]) -> str:
 
 
 def _seeds_draw(runs: Mapping[Any, Json], seeds: Sequence[Any]) -> Json:
-    """What differs from seed to seed.
+    """What differs from seed to seed; UserError where some seeds share a draw of the data and some do not.
 
     Args:
         runs: seed -> the run of one method; all methods have the same data within a seed.
@@ -147,9 +147,6 @@ def _seeds_draw(runs: Mapping[Any, Json], seeds: Sequence[Any]) -> Json:
     Returns:
         data: "drawn" (anew with each seed), "fixed" (drawn once), "natural" (the task draws nothing) or "one seed";
         what: in words; data_seeds: seed -> data_seed.
-
-    Raises:
-        UserError: some seeds share a draw of the data and some do not.
     """
     chosen = {str(seed): quantities.data_seed(runs[seed]) for seed in seeds}
     drawn = list(runs[seeds[0]]["task"].get("drawn") or ())
@@ -310,12 +307,7 @@ def spread_of(values: Iterable[float]) -> Json:
 
 
 def joining(runs: Runs, everyone: Mapping[str, Runs]) -> Json | None:
-    """What each site has from a method over training alone, see ``details``; None without ``solo``, and of it.
-
-    Args:
-        runs: of the method, one per seed.
-        everyone: label -> the runs of every method, in the same order of seeds.
-    """
+    """What each site has from a method over training alone, see ``details``; None without ``solo``, and of it."""
     alone = solo(everyone)
     if alone is None or runs[0]["method"]["id"] == SOLO:
         return None

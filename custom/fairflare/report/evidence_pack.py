@@ -39,9 +39,7 @@ class Run:
     """A finished run.
 
     Attributes:
-        report: the content of ``report.json``.
-        entries: the lines of the audit log.
-        config: ``config.json`` without paths.
+        report, entries, config: of ``report.json``, the lines of the audit log, and ``config.json`` without paths.
         leaves: what its method may send, from the schema of what travels: name, meaning and exchanges.
         files: name -> SHA-256 and bytes of the files that lie in the pack.
         model: the file of the model that was evaluated: name, sha256 and bytes; None: it is not in the folder.

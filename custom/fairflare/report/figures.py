@@ -86,7 +86,10 @@ def metric_rounds(figure: Figure, summary: Json) -> str | None:
     means = [row["mean"] for row in rounds if row["mean"] is not None]
     if not means:
         return None
-    numbers, (lowest, role) = _numbers(summary), _lowest(summary)
+    lowest, role = summary["fairness"]["worst"]["site"], "worst served"
+    if lowest is None:  # without a final evaluation
+        lowest, role = [row["worst"]["site"] for row in rounds if row["mean"] is not None][-1], "lowest at the end"
+    numbers = _numbers(summary)
     axes = svg.over_rounds(figure, numbers)
     others = (site for row in rounds for site in row["metric"] if site != lowest)
     _grey_curves(axes, summary, "metric", in_order(others))
@@ -209,15 +212,6 @@ def _numbers(summary: Json) -> list[int]:
 
 def _model(summary: Json) -> str:
     return "final model" if summary["status"] == "completed" else "last model"
-
-
-def _lowest(summary: Json) -> tuple[str, str]:
-    """The worst served site; without a final evaluation, the lowest in the last round that has values."""
-    site = summary["fairness"]["worst"]["site"]
-    if site is not None:
-        return site, "worst served"
-    known = [row["worst"]["site"] for row in summary["rounds"] if row["mean"] is not None]
-    return known[-1], "lowest at the end"
 
 
 def _picked(summary: Json, rows: Sequence[Json]) -> dict[str, tuple[str, str]]:

@@ -203,7 +203,10 @@ def group_section(trail: Trail, config: Json, about: Json) -> Json | None:
         (``unseen`` for each of ``RADII``). None where the run has no groups or its log holds nothing.
     """
     by = config.get("group_by") or NONE
-    sent = _sent(trail)
+    answers = {
+        site: (splits or {}).get("groups") or {} for site, splits in (trail.evaluation.get("sites") or {}).items()
+    }
+    sent: Json = {site: answers[site][SPLIT] or {} for site in in_order(answers) if SPLIT in answers[site]}
     if by == NONE or not sent:
         return None
     names = list(dict.fromkeys([*(about.get("groups") or ()), *(name for cells in sent.values() for name in cells)]))
@@ -243,13 +246,6 @@ def _levels(values: Mapping[str, float], sent: Mapping[str, Cells]) -> Json:
     if sites is None or among is None:
         return found
     return {**found, "harmonic": harmonic(sites, among), "harmonic_printed": harmonic_printed(sites, among)}
-
-
-def _sent(trail: Trail) -> dict[str, Mapping[str, Any]]:
-    """Site -> group -> cell, for the sites whose evaluation says what it has to say of groups."""
-    sites = trail.evaluation.get("sites") or {}
-    answers = {site: (splits or {}).get("groups") or {} for site, splits in sites.items()}
-    return {site: answers[site][SPLIT] or {} for site in in_order(answers) if SPLIT in answers[site]}
 
 
 def _group_row(name: str, found: Mapping[str, Json], sent: Mapping[str, Any]) -> Json:

@@ -345,7 +345,17 @@ def personal_section(trail: Trail, sites: Sequence[str], headline: str, higher: 
         personal: how evenly each serves the sites that have both (see ``fairness.describe``).
     """
     results = trail.evaluation.get("sites") or {}
-    rows = [_shared_and_own(site, results.get(site) or {}, headline) for site in sites]
+    rows: list[Json] = []
+    for site in sites:
+        shared = results.get(site) or {}
+        own = shared.get(PERSONAL) or {}
+        row: Json = {"site": site}
+        for end, split in (("", "test"), ("_val", "val")):
+            values = (_headline_of(found, split, headline) for found in (shared, own))
+            row |= dict(zip((f"shared{end}", f"personal{end}"), values))
+        metrics = {split: own.get(split) or {} for split in ("test", "val")}
+        difference = _less(row["personal"], row["shared"])
+        rows.append({**row, "difference": difference, **metrics, "intervals": intervals_of(own)})
     if not any(row["test"] or row["val"] for row in rows):
         return None
     both = [row for row in rows if row["difference"] is not None]
@@ -371,16 +381,6 @@ def personal_of(summary: Json, site: str) -> Json:
     rows = (summary.get("personal") or {}).get("rows", ())
     row: Json = next((row for row in rows if row["site"] == site), {})
     return {"personal_metrics": row.get("test") or None, "personal_val_metrics": row.get("val") or None}
-
-
-def _shared_and_own(site: str, splits: Mapping[str, Any], headline: str) -> Json:
-    own = splits.get("personal") or {}
-    both = {"shared": splits, "personal": own}
-    values = {kind: _headline_of(found, "test", headline) for kind, found in both.items()}
-    values |= {f"{kind}_val": _headline_of(found, "val", headline) for kind, found in both.items()}
-    difference = _less(values["personal"], values["shared"])
-    own_metrics = {split: own.get(split) or {} for split in ("test", "val")}
-    return {"site": site, **values, "difference": difference, **own_metrics, "intervals": intervals_of(own)}
 
 
 def _less(one: float | None, other: float | None) -> float | None:

@@ -145,13 +145,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column.
+    """A column; ``words``: it holds text, which stands at the left.
 
-    Args:
-        group: a heading above it and its neighbours of the same group.
-        better: which values are better, "" where neither are.
-        form: how its numbers are written.
-        words: it holds text, which stands at the left.
+    ``group`` is a heading above it and its neighbours of the same group.
     """
 
     key: str
@@ -164,13 +160,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A row.
-
-    Args:
-        cells: column -> value; one that is not there is empty.
-        group: a heading above it and its neighbours of the same group.
-        notes: numbers of footnotes.
-    """
+    """A row: column -> cell, empty where there is none, and numbers of footnotes; ``group`` as of ``Column``."""
 
     key: str
     title: str
@@ -404,20 +394,19 @@ def spreadsheet(text: str) -> str:
 def shown(table: Table) -> dict[str, Any]:
     """What the macro ``one_table`` of the templates takes."""
 
+    def told(cell: Cell, column: Column) -> dict[str, Any]:
+        form = cell.form or column.form
+        below = " to ".join(cell.interval(column.form)) if cell.spread is None else ""
+        said = form.write(cell.value) if below and not cell.words else cell.written(column.form)
+        words = column.words or len(cell.words) > 24
+        return {"text": said, "below": below, "published": _published(cell, form), "cell": cell, "words": words}
+
     def row_of(row: Row) -> dict[str, Any]:
-        return {"row": row, "cells": [_html_cell(table.cell(row, column), column) for column in table.columns]}
+        return {"row": row, "cells": [told(table.cell(row, column), column) for column in table.columns]}
 
     heads = [[table.stub], *([column.title] if column.words else column.title for column in table.columns)]
     parts = [{"group": group, "rows": [row_of(row) for row in rows]} for group, rows in table.groups()]
     return {"table": table, "heads": heads, "over": table.headings(), "parts": parts}
-
-
-def _html_cell(cell: Cell, column: Column) -> dict[str, Any]:
-    form = cell.form or column.form
-    below = " to ".join(cell.interval(column.form)) if cell.spread is None else ""
-    said = form.write(cell.value) if below and not cell.words else cell.written(column.form)
-    words = column.words or len(cell.words) > 24
-    return {"text": said, "below": below, "published": _published(cell, form), "cell": cell, "words": words}
 
 
 def _markdown_cell(cell: Cell, column: Column) -> str:
