@@ -467,9 +467,7 @@ class Known:
     def answer(self, told: Told, names: Sequence[str], margin: float, regression: Array | None = None) -> Json:
         """n, by, candidates and mix of one hospital, which it alone can make where sums are secret.
 
-        Args:
-            margin: see ``safe_mix``.
-            regression: see ``Hospital.by_regression``.
+        ``margin``: see ``safe_mix``; ``regression``: see ``Hospital.by_regression``.
         """
         directions = self._directions(told.row)
         if regression is not None:

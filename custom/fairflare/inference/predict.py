@@ -23,19 +23,10 @@ from fairflare.core.execution import default_device
 from fairflare.core.types import Batch
 from fairflare.core.validation import natural, shown
 from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
+from fairflare.data.readers import geometry
 from fairflare.data.readers.datalist import Frame, file_of
 from fairflare.data.readers.dicom import series_of
-from fairflare.data.readers.geometry import (
-    IMAGES,
-    NIFTI,
-    Geometry,
-    form_of,
-    geometry_of,
-    looks_like_image,
-    pairs,
-    slices_of,
-    suffix_of,
-)
+from fairflare.data.readers.geometry import NIFTI, Geometry, geometry_of, suffix_of
 from fairflare.data.readers.table_features import gaps_of, plain
 from fairflare.data.readers.tables import read_columns
 from fairflare.data.readers.volumes import Volume, VolumeReader, placed_as
@@ -75,8 +66,8 @@ def images_of(
         if path.is_dir():
             inside = {file.relative_to(path).as_posix(): file for file in _below(path)}
             if not inside:
-                raise UserError(f"{path}: expected images ({', '.join(IMAGES)}) in it, found none")
-            own = {mask for mask in pairs(sorted(inside))[0].values() if mask} if masks else set()
+                raise UserError(f"{path}: expected images ({', '.join(geometry.IMAGES)}) in it, found none")
+            own = {mask for mask in geometry.pairs(sorted(inside))[0].values() if mask} if masks else set()
             beside += sorted(own, key=natural)
             chosen = [(name, file) for name, file in inside.items() if name not in own]
         elif path.is_file():
@@ -100,7 +91,7 @@ def _cut(files: Mapping[str, Path], notes: list[str]) -> dict[str, Path | Frame]
     """Every slice of ``files``; appends to ``notes`` which hold several."""
     found: dict[str, Path | Frame] = {}
     for name, path in files.items():
-        inside = slices_of(path)
+        inside = geometry.slices_of(path)
         found |= {f"{name}[{k}]": one for k, one in enumerate(inside)} if len(inside) > 1 else {name: path}
         if len(found) > MOST:
             raise UserError(f"expected at most {MOST} slices; {name} brings more")
@@ -128,7 +119,7 @@ def _below(folder: Path) -> list[Path]:
         seen.add(real)
         if len(found) > MOST:
             raise UserError(f"{folder}: expected at most {MOST} files")
-    return [path for path in found if path.is_file() and looks_like_image(path)]
+    return [path for path in found if path.is_file() and geometry.looks_like_image(path)]
 
 
 MASKS = "masks"
@@ -470,7 +461,7 @@ def whole(files: Mapping[str, Path]) -> dict[str, Path]:
     """``files`` with one for each series of DICOM, its first."""
     found: dict[tuple[str, str], str] = {}
     for name, path in files.items():
-        uid = series_of(path) if form_of(path) == "dicom" else None
+        uid = series_of(path) if geometry.form_of(path) == "dicom" else None
         found.setdefault((str(path.parent), uid) if uid else ("", str(path)), name)
     return {name: files[name] for name in found.values()}
 

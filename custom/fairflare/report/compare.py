@@ -81,7 +81,12 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
                 "detail": details(chosen[label], chosen),
             }
         )
-    _judge(methods, higher)
+    for name in quantities.QUANTITIES:  # no verdict is passed on a method that was trained under another objective
+        pairs = {method["label"]: method["versus_first"][name] for method in methods[1:]}
+        told = judged(pairs, quantities.better_higher(name, higher))
+        for method in methods[1:]:
+            alike = method["objective"] == methods[0]["objective"]
+            method["versus_first"][name] = told[method["label"]] | ({} if alike else {"verdict": "other objective"})
     found = {
         "format": FORMAT,
         **{key: done[0][key] for key in ("headline", "higher_is_better", "metrics", "task")},
@@ -166,22 +171,6 @@ def _paired(name: str, rows: Sequence[Json], first: Sequence[Json], higher: bool
     differences = [pair["difference"] for pair in known]
     wins, losses = (sum(way * sign * one > 0 for one in differences) for way in (1, -1))
     return {**statistics.paired(differences), "wins": wins, "losses": losses, "pairs": known}
-
-
-def _judge(methods: Sequence[Json], higher: bool) -> None:
-    """Add to each paired difference Holm's p over the methods of the table, and the verdict by interval and that p.
-
-    None is passed on a method that was trained under another objective than the first.
-    """
-    others = methods[1:]
-    for name in quantities.QUANTITIES:
-        adjusted = statistics.holm({method["label"]: method["versus_first"][name]["p"] for method in others})
-        comparisons, better = sum(p is not None for p in adjusted.values()), quantities.better_higher(name, higher)
-        for method in others:
-            found = method["versus_first"][name]
-            found["p_holm"] = adjusted[method["label"]]
-            alike = method["objective"] == methods[0]["objective"]
-            found["verdict"] = statistics.corrected(found, better, comparisons) if alike else "other objective"
 
 
 def _caveats(run: Json, seeds: Sequence[Any]) -> list[str]:
@@ -323,7 +312,7 @@ def joining(runs: Runs, everyone: Mapping[str, Runs]) -> Json | None:
 
 
 def judged(said: Mapping[str, Json], higher: bool) -> dict[str, Json]:
-    """Site -> its paired difference with p_holm (over the sites) and verdict (``fairness.corrected``)."""
+    """Name of site or method -> its paired difference with p_holm over all and verdict (``fairness.corrected``)."""
     adjusted = statistics.holm({site: one["p"] for site, one in said.items()})
     count = sum(p is not None for p in adjusted.values())
     rows = {site: {**one, "p_holm": adjusted[site]} for site, one in said.items()}

@@ -212,11 +212,7 @@ Scores = Mapping[Any, Sequence[float]]
 
 
 def paired(differences: Iterable[float | None], *, seed: int = 0) -> dict[str, Any]:
-    """Everything that is said of one set of paired differences.
-
-    Args:
-        differences: own minus the reference's value, one per seed; missing and non-finite ones are left out.
-        seed: of the drawn sign patterns, where there are more than ``EXACT_TO`` pairs.
+    """Everything that is said of paired differences, one per seed; missing and non-finite ones are left out.
 
     Returns:
         mean, low, high, n (``mean_ci``: Student t, 95 %), p and p_exact (``sign_flip``), d and g (``effect_size``).
@@ -291,11 +287,7 @@ def verdict(found: Mapping[str, Any], higher_is_better: bool) -> Verdict:
 
 
 def corrected(found: Mapping[str, Any], higher_is_better: bool, comparisons: int) -> Verdict:
-    """``verdict``, and of several comparisons only where Holm's p is at most ``LEVEL``; one needs no correction.
-
-    Args:
-        comparisons: over how many p_holm was taken.
-    """
+    """``verdict``, and of several ``comparisons`` only where Holm's p is at most ``LEVEL``; one needs no correction."""
     said, p = verdict(found, higher_is_better), found.get("p_holm")
     return said if comparisons < 2 or (p is not None and p <= LEVEL) else "cannot be told"
 
@@ -314,17 +306,13 @@ def hierarchical(
     methods see the same patients, so that what a resample does to both cancels.
 
     Args:
-        own: seed -> the quantity with each resample of the patients.
-        reference: the same of the other method, with the same resamples.
+        own, reference: seed -> the quantity of each method with each resample of the patients, the same for both.
         crossed: all seeds have the same patients, and the k-th resample is the same for all of them: a draw takes one
             resample, for all of its seeds. Resamples drawn for each seed apart would count the same patients anew with
             every seed, and the interval would be too narrow.
 
     Returns:
         mean (over all resamples), low, high, draws, level. No interval without a resample.
-
-    Raises:
-        ValueError: seeds or numbers of resamples differ.
     """
     import numpy as np
 
@@ -360,8 +348,7 @@ def _whole(rows: Sequence[Any]) -> list[Any]:
 def sentence(label: str, reference: str, what: str, found: Mapping[str, Any]) -> str:
     """One pair in words: "A: its worst site is better than that of B: +0.030 (95 % interval +0.010 to +0.050; ...)."
 
-    Args:
-        found: a paired difference of ``compare``, with verdict, p_holm and wins.
+    ``found``: a paired difference of ``compare``, with verdict, p_holm and wins.
     """
     if found.get("mean") is None:
         return f"{label}: no {what} to compare with {reference}."

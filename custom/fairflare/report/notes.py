@@ -160,9 +160,20 @@ def _map(figure: Figure, summary: View, section: View) -> str | None:
         groups = in_order(group for row in rows.values() for group in row)
         rows = {group: {site: row.get(group) for site, row in section["table"].items()} for group in groups}
     known = [value for row in rows.values() for value in row.values() if value is not None]
-    columns = len({name for row in rows.values() for name in row})
-    even = 1 / (columns if section["per"] == "layer" else len(known)) if section["shares"] else None
-    _shaded(figure, rows, even, _quantity(section))
+    names, across = list(rows), in_order(column for row in rows.values() for column in row)
+    even = 1 / (len(across) if section["per"] == "layer" else len(known)) if section["shares"] else None
+    tall = len(names) >= TALL
+    figure.set_figheight(max(3.0, 1.9 + (0.11 if tall else 0.19) * len(names)))
+    axes = figure.subplots()
+    values = [[number(rows[name].get(column)) for column in across] for name in names]
+    _shade(figure, axes, values, even, _quantity(section))
+    step = 2 if tall else 1
+    axes.set_yticks(range(0, len(names), step), [svg.short(name, 26) for name in names[::step]], fontsize=7.5)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xticks(range(len(across)), [svg.short(name, 16) for name in across], rotation=60, ha="right", fontsize=8)
+    axes.grid(visible=False)
+    if any(value is None for row in values for value in row):
+        axes.set_xlabel("grey: no value", fontsize=8.5)
     equal = "" if even is None else f", equal would be {text(even)}"
     return f"{section['label']}, {_when(section)}: {_ends(known)}{equal}"
 
@@ -215,22 +226,6 @@ def _ends(values: Any) -> str:
     known = list(values)
     low, high, decimals = min(known), max(known), digits(known)
     return text(low, decimals) if low == high else f"{text(low, decimals)} to {text(high, decimals)}"
-
-
-def _shaded(figure: Figure, table: Table, even: float | None, quantity: str) -> None:
-    rows, columns = list(table), in_order(column for row in table.values() for column in row)
-    tall = len(rows) >= TALL
-    figure.set_figheight(max(3.0, 1.9 + (0.11 if tall else 0.19) * len(rows)))
-    axes = figure.subplots()
-    values = [[number(table[row].get(column)) for column in columns] for row in rows]
-    _shade(figure, axes, values, even, quantity)
-    step = 2 if tall else 1
-    axes.set_yticks(range(0, len(rows), step), [svg.short(name, 26) for name in rows[::step]], fontsize=7.5)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xticks(range(len(columns)), [svg.short(name, 16) for name in columns], rotation=60, ha="right", fontsize=8)
-    axes.grid(visible=False)
-    if any(value is None for row in values for value in row):
-        axes.set_xlabel("grey: no value", fontsize=8.5)
 
 
 def _shade(

@@ -140,7 +140,16 @@ def number_sections(trail: Trail, sites: Sequence[str], declared: Mapping[str, A
         for name in values:
             families.setdefault(name.partition("/")[0], {})[name] = None
     meanings = {name: spec.meaning for name, spec in answer_fields().items()} | dict(declared)
-    return [_number_section(family, list(names), held, last, meanings) for family, names in families.items()]
+    sections = []
+    for family, names in families.items():
+        values = {site: [known[name] for name in names if name in known] for site, known in held.items()}
+        ends = {site: {"low": min(found), "high": max(found)} for site, found in values.items() if found}
+        rows = [{"site": site, "round": last[site]["round"], **own} for site, own in ends.items()]
+        whole = all(float(value).is_integer() for found in values.values() for value in found)
+        first, count = next(iter(names)), len(names)
+        about = {"name": first if count == 1 else f"{family}/...", "count": count}
+        sections.append({**about, "meaning": str(meanings.get(first) or ""), "whole": whole, "rows": rows})
+    return sections
 
 
 TIMES, DEVIATIONS, FEWEST = 3.0, 3.5, 4
@@ -229,21 +238,6 @@ def _held(accepted: Mapping[str, Any], fields: Mapping[str, Spec]) -> dict[str, 
         if kind == "numbers" and isinstance(value, Mapping):
             found |= value
     return {name: value for name, value in found.items() if number(value) is not None}
-
-
-def _number_section(
-    family: str,
-    names: Sequence[str],
-    held: Mapping[str, Mapping[str, Any]],
-    last: Mapping[str, Mapping[str, Any]],
-    meanings: Mapping[str, Any],
-) -> Json:
-    values = {site: [known[name] for name in names if name in known] for site, known in held.items()}
-    ends = {site: {"low": min(found), "high": max(found)} for site, found in values.items() if found}
-    rows = [{"site": site, "round": last[site]["round"], **own} for site, own in ends.items()]
-    whole = all(float(value).is_integer() for found in values.values() for value in found)
-    name, words = names[0] if len(names) == 1 else f"{family}/...", str(meanings.get(names[0]) or "")
-    return {"name": name, "count": len(names), "meaning": words, "whole": whole, "rows": rows}
 
 
 USED, COUNTED = "used", "counted"

@@ -8,26 +8,12 @@ from typing import Any
 
 from fairflare.core.findings import CODES, LEVELS
 from fairflare.core.settings import flat
+from fairflare.report import rows as table_rows
 from fairflare.report.after import after_sections, benefit_section, risk_section
 from fairflare.report.audit_reader import PERSONAL, Trail, read_trail, timing, traffic
 from fairflare.report.fairness import describe, mean
 from fairflare.report.groups import group_section
 from fairflare.report.notes import note_sections
-from fairflare.report.rows import CAVEAT as PERSONAL_CAVEAT
-from fairflare.report.rows import CHOSEN_CAVEAT as BEST_CAVEAT
-from fairflare.report.rows import (
-    OWN_CAVEAT,
-    chosen_section,
-    contributions,
-    number_sections,
-    own_rows,
-    personal_of,
-    personal_section,
-    round_row,
-    site_rows,
-    unlike,
-    used_models,
-)
 from fairflare.report.sanity_checks import learned_section, trivial_of
 from fairflare.report.values import higher_is_better, in_order, json_value, number, stop
 
@@ -86,10 +72,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         (``rows.unlike``); chosen: only of a run that chooses its best
         model (``chosen_section``).
     """
-    from fairflare.report.clinical import (
-        clinical_section,  # what lists methods imports no NumPy
-        curves_section,
-    )
+    from fairflare.report.clinical import clinical_section, curves_section  # what lists methods imports no NumPy
 
     whole, trail = read_trail(entries), counted_trail(config, entries)
     about = config.get("about") or {}
@@ -100,11 +83,11 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     higher = higher_is_better(headline, about)
     counts_own = about.get("counted") == PERSONAL
     counted = trail.of_own_models() if counts_own else trail
-    rows = site_rows(counted, sites, described, headline)
+    rows = table_rows.site_rows(counted, sites, described, headline)
     values = {row["site"]: row["value"] for row in rows}
-    personal = personal_section(trail, sites, headline, higher)
-    used = used_models(config, personal)
-    in_use = own_rows(rows, personal) if personal and used else rows
+    personal = table_rows.personal_section(trail, sites, headline, higher)
+    used = table_rows.used_models(config, personal)
+    in_use = table_rows.own_rows(rows, personal) if personal and used else rows
     summary = {
         "format": FORMAT,
         "status": trail.status,
@@ -115,8 +98,8 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         **_identity(config, about, trail),
         "fairness": {"metric": headline, "split": "test", **describe(values, higher)},
         "sites": rows,
-        "rounds": [round_row(record, headline, higher) for record in trail.rounds],
-        "contributions": contributions(trail, sites),
+        "rounds": [table_rows.round_row(record, headline, higher) for record in trail.rounds],
+        "contributions": table_rows.contributions(trail, sites),
         "test_sets": {**_test_sets(trail, headline), "last": last_rounds(trail.rounds, about.get("table_sets") or {})},
         "preflight": preflight_section(trail),
         "learned": learned_section(whole, in_use, headline, higher, about, as_is),
@@ -125,7 +108,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         "benefit": benefit_section(trail, sites, about),
         "clinical": clinical_section(trail.with_clinical_of(whole), config, about, sites),
         "groups": group_section(counted, config, about),
-        "numbers": number_sections(trail, sites, about.get("numbers") or {}),
+        "numbers": table_rows.number_sections(trail, sites, about.get("numbers") or {}),
         "notes": note_sections(trail, {row["site"]: row["data_share"] for row in rows}),
         "timing": timing(trail),
         "traffic": traffic(trail),
@@ -146,8 +129,8 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         "site_privacy": trail.start.get("site_privacy"),
         "risk": risk_section(trail, sites),
         "used": PERSONAL if used else None,
-        "unlike": unlike(trail),
-        "chosen": chosen_section(whole, config, sites, headline, higher),
+        "unlike": table_rows.unlike(trail),
+        "chosen": table_rows.chosen_section(whole, config, sites, headline, higher),
     }
     summary |= {key: found for key, found in sometimes.items() if found}
     if used:
@@ -219,9 +202,9 @@ def _caveats(summary: Json) -> list[str]:
         (summary["fairness"]["ci"]["low"] is not None, CI_CAVEAT),
         (other_labels(summary), LABELS_CAVEAT),
         (len(summary["sites"]) <= 10, "With ten sites or fewer the bottom decile is the worst site."),
-        ((summary.get("chosen") or {}).get("headline") == "best", BEST_CAVEAT),
-        (summary["personal"] is not None and "counted" not in summary, PERSONAL_CAVEAT),
-        ("counted" in summary, OWN_CAVEAT),
+        ((summary.get("chosen") or {}).get("headline") == "best", table_rows.CHOSEN_CAVEAT),
+        (summary["personal"] is not None and "counted" not in summary, table_rows.CAVEAT),
+        ("counted" in summary, table_rows.OWN_CAVEAT),
         (method.get("selector") == POOL, POOLED_CAVEAT),
         (method.get("trainer") == PRIVATE, PRIVATE_CAVEAT),
         (method.get("trainer") == PRIVATE and (method["settings"] or {}).get("trainer.draws") == "seed", SEEDED_CAVEAT),
@@ -316,7 +299,7 @@ def _sites_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "n_val": sizes.get(row["site"], {}).get("val"),
             "val_metrics": row["val"],
             "trivial": trivial_of(summary, row["site"]),
-            **personal_of(summary, row["site"]),
+            **table_rows.personal_of(summary, row["site"]),
             "weight": [record["weights"].get(row["site"]) for record in summary["rounds"]],
         }
         for row in summary["sites"]
