@@ -42,7 +42,7 @@ def told():
 
 def test_equal_opportunity_is_that_of_the_positive_class(told):
     values = {name: cell["value"] for name, cell in groups.pooled({"site-1": told}).items()}
-    rates = groups.true_positive_rates(values, ("label", "attribute"), ("0", "1"))
+    rates = groups.by_class(values, ("label", "attribute"), ("0", "1"))
     found = groups.equal_opportunity(rates["1"])
     assert found["gap"] == pytest.approx(float(LINEAR["EO"]), abs=1e-12)
     assert found["worst"]["value"] == pytest.approx(float(LINEAR["WorstTPR"]), abs=1e-12)

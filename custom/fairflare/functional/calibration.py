@@ -99,22 +99,17 @@ def fitted(
 
     at = np.array([start.intercept, start.slope])
     for _ in range(STEPS):
-        step = _newton_step(sums(logits, labels, Line(*at), many), at, weights, centre, free)
+        found = sums(logits, labels, Line(*at), many)
+        gradient = np.array([found.positives - found.p, found.residual_z]) - weights * (at - centre)
+        hessian = np.array([[found.v, found.vz], [found.vz, found.vzz]]) + np.diag(weights)
+        step = np.zeros(2)
+        if free.any():
+            step[free] = np.linalg.lstsq(hessian[np.ix_(free, free)], gradient[free], rcond=None)[0]
         moved = descended(objective, at, step)
-        if float(np.abs(moved - at).max()) <= CLOSE:
-            return Line(float(moved[0]), float(moved[1]))
-        at = moved
+        done, at = float(np.abs(moved - at).max()) <= CLOSE, moved
+        if done:
+            break
     return Line(float(at[0]), float(at[1]))
-
-
-def _newton_step(found: Sums, at: Array, weights: Array, centre: Array, free: npt.NDArray[np.bool_]) -> Array:
-    gradient = np.array([found.positives - found.p, found.residual_z]) - weights * (at - centre)
-    hessian = np.array([[found.v, found.vz], [found.vz, found.vzz]]) + np.diag(weights)
-    step = np.zeros(2)
-    if free.any():
-        chosen = np.ix_(free, free)
-        step[free] = np.linalg.lstsq(hessian[chosen], gradient[free], rcond=None)[0]
-    return step
 
 
 def descended(objective: Callable[[Array], float], at: Array, step: Array) -> Array:

@@ -61,7 +61,9 @@ class Consistency:
         keys = [key for key in replies[0].update if reference or key in replies[0].trainable]
         sizes = {key: replies[0].update[key].numel() for key in keys}
         history, rounds = dict(state.get("history", {})), dict(state.get("rounds", {}))
-        places = _places(replies, sum(sizes.values()))
+        in_files = any(isinstance(reply.update, Entries) for reply in replies)
+        # The file for new counters, where they do not stay in memory.
+        places = [Room()] if in_files and sum(sizes.values()) * len(replies) >= LARGE else []
         for reply in replies:
             if rounds.setdefault(reply.site, 0) >= MOST_ROUNDS:
                 raise OverflowError(f"site {reply.site}: {MOST_ROUNDS} rounds, more than the counters hold")
@@ -128,12 +130,6 @@ class Consistency:
         if count and self.reference:
             self._count(site, start, counter, counted)
         return kept
-
-
-def _places(replies: Sequence[Reply], entries: int) -> list[Room]:
-    """The file for new counters, where they do not stay in memory."""
-    in_files = any(isinstance(reply.update, Entries) for reply in replies)
-    return [Room()] if in_files and entries * len(replies) >= LARGE else []
 
 
 def _counters(

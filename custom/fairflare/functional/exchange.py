@@ -142,7 +142,7 @@ class Direction(NamedTuple):
         return Benefit(self.n, by * self.right - self.square, self.variance(by, -1.0), self.square)
 
     def part_right(self, design: Design) -> Right:
-        """As ``slopes.part_right``."""
+        """The part that is right by outcomes, with the variance of a ratio of means."""
         kappa, square = design.kappa, max(self.square, decision.LEAST_DISAGREEMENT)
         q = max(square - kappa * self.right, square / 2)
         a = (1 - kappa) * self.right / q
@@ -248,10 +248,8 @@ class Hospital:
         if self.deployed is None or not known.regressed:
             return None
         parts = known.parts(told := self.told(known))
-        found = [
-            one.widened(*slopes.misfit(total)).of
-            for one, total in zip(self._right(known, told), known.misfits, strict=True)
-        ]
+        each = zip(self._right(known, told), known.misfits, strict=True)
+        found = [one.widened(*slopes.misfit(total)).of for one, total in each]
         numbers: list[float] = []
         for part, of in zip(parts[:-1], found):
             gain = slopes.gain(of, part.q)
@@ -469,9 +467,7 @@ class Known:
     def answer(self, told: Told, names: Sequence[str], margin: float, regression: Array | None = None) -> Json:
         """n, by, candidates and mix of one hospital, which it alone can make where sums are secret.
 
-        Args:
-            margin: see ``safe_mix``.
-            regression: see ``Hospital.by_regression``.
+        ``margin``: see ``safe_mix``; ``regression``: see ``Hospital.by_regression``.
         """
         directions = self._directions(told.row)
         if regression is not None:

@@ -47,7 +47,7 @@ class Terms(NamedTuple):
     curvature: torch.Tensor
 
 
-Family = Callable[["torch.Tensor", "torch.Tensor"], Terms]
+Family = Callable[[torch.Tensor, torch.Tensor], Terms]
 """Linear predictors (N,) and outcomes (N,) -> terms."""
 
 

@@ -83,12 +83,11 @@ def explained(sites: Mapping[str, tuple[Array, Models]], design: Design) -> tupl
     }
     if len(found) < 2:
         return rows, {}
-    totals = {name: np.sum([_terms(of[name]) for of in found.values()], axis=0) for name in PARTS}
-    return rows, {name: _told(name, *average(total.tolist())) for name, total in totals.items()}
-
-
-def _terms(part: Benefit) -> tuple[float, float, float, float]:
-    return 1.0, part.mean, part.mean**2, part.variance / part.n
+    told = {}
+    for name in PARTS:
+        each = [(1.0, part.mean, part.mean**2, part.variance / part.n) for part in (of[name] for of in found.values())]
+        told[name] = _told(name, *average(np.sum(each, axis=0).tolist()))
+    return rows, told
 
 
 def _told(name: str, loss: float, low: float, high: float) -> dict[str, float | str]:

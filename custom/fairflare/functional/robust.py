@@ -40,7 +40,8 @@ def median(block: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarr
         row = np.argmax(above, axis=0)[None]
         point = np.take_along_axis(values, row, 0)
         middle += 0.5 * point[0]
-        share += 0.5 * _spread(values == point, end - start)
+        tied = np.where(values == point, end - start, 0.0)
+        share += 0.5 * np.asarray(tied / tied.sum(0))
     return middle, _by_site(share, order)
 
 
@@ -187,12 +188,6 @@ def _sorted(block: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndar
     start = np.zeros_like(end)
     start[1:] = end[:-1]
     return order, np.take_along_axis(block, order, 0).astype(np.float64), start, end
-
-
-def _spread(tied: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """(K, B): 1 in each column, spread over its ``tied`` rows by their mass."""
-    found = np.where(tied, mass, 0.0)
-    return np.asarray(found / found.sum(0))
 
 
 def _by_site(share: np.ndarray, order: np.ndarray) -> np.ndarray:

@@ -9,17 +9,13 @@ the hazard that belongs to it; all float64.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fairflare.functional.intervals import Array, weighted_mean
-
-if TYPE_CHECKING:  # what lists methods imports no NumPy
-    from fairflare.functional.intervals import Array
-
 
 Ranks = npt.NDArray[np.int64]
 
@@ -150,15 +146,12 @@ def brier(times: Array, events: Array, survival: Array, ends: Array, counts: Arr
         ends: rising, below the last time.
     """
     at, free = kaplan_meier(times, events, counts, of_censoring=True)
-    of_case, of_end = (_inverse(curve_at(at, free, when)) for when in (times, ends))
+    each = (curve_at(at, free, when) for when in (times, ends))
+    of_case, of_end = (np.divide(1.0, one, out=np.zeros_like(one), where=one > 0) for one in each)
     before, after = (times[:, None] <= ends) & (events[:, None] == 1), times[:, None] > ends
     dead = (counts * of_case) @ (before * survival**2)
     alive = counts @ (after * (1 - survival) ** 2) * of_end
     return np.asarray((dead + alive) / np.maximum(counts.sum(axis=1, keepdims=True), 1))
-
-
-def _inverse(values: Array) -> Array:
-    return np.divide(1.0, values, out=np.zeros_like(values), where=values > 0)
 
 
 def over_time(values: Array, ends: Array) -> Array:

@@ -50,10 +50,8 @@ class WholeModel:
     Attributes:
         module: inputs as a file has them -> probabilities, in evaluation mode, on the CPU.
         example: inputs of two cases.
-        before: the first part as a bundle names it.
-        after: the last part.
-        inputs: what the module takes, in words.
-        outputs: what it gives.
+        before, after: the first and the last part as a bundle names them.
+        inputs, outputs: what the module takes and gives, in words.
         remarks: what is not in it.
     """
 
@@ -147,16 +145,22 @@ def threshold_of(opened: Opened) -> float:
 
 
 WARNING = "**Not a medical device.** A research model. Nobody has shown that its predictions are safe to act on."
+LIMITS = """\
+- Results hold for patients and devices like those of the sites above; others may get much worse ones.
+- Its probabilities need not be calibrated elsewhere, nor its threshold right: both depend on prevalence.
+- Groups of patients that a site has few of were hardly tested."""
 
 
 def card(opened: Opened, how: Sequence[str], inputs: str, outputs: str, remarks: Sequence[str]) -> str:
     """Markdown: task, data, method, results as reported, inputs and outputs, limits."""
     about = opened.about
     report = read_json(opened.folder / REPORT) if is_file(opened.folder / REPORT) else {}
+    run = {} if opened.whose == MIXED else read_json(opened.folder / CONFIG)
+    method = f"{run.get('title')} ({run.get('paper')})" if run else "; ".join(opened.remarks)
     whose = "shared by all sites" if opened.whose == "shared" else f"{opened.site}'s own ({opened.whose})"
     model = {
         "Classes or structures": ", ".join(map(_text, about.get("classes", ()))),
-        "Method": _text(_method(opened)),
+        "Method": _text(method),
         "Trained": f"{opened.finished} rounds over {len(about['sites'])} sites",
         "Which": f"{whose}; SHA-256 of the entries {opened.model_sha256}",
         "Inputs": inputs,
@@ -176,16 +180,9 @@ def card(opened: Opened, how: Sequence[str], inputs: str, outputs: str, remarks:
         "## Results",
         _results(opened, report),
         "## Limits",
-        _limits(opened),
+        LIMITS + ("" if opened.site else "\n- No site's recalibration, threshold or own model is in it."),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def _method(opened: Opened) -> str:
-    if opened.whose == MIXED:
-        return "; ".join(opened.remarks)
-    described = read_json(opened.folder / CONFIG)
-    return f"{described.get('title')} ({described.get('paper')})"
 
 
 def _results(opened: Opened, report: Mapping[str, Any]) -> str:
@@ -208,17 +205,6 @@ def _results(opened: Opened, report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _limits(opened: Opened) -> str:
-    lines = [
-        "Results hold for patients and devices like those of the sites above; others may get much worse ones.",
-        "Its probabilities need not be calibrated elsewhere, nor its threshold right: both depend on prevalence.",
-        "Groups of patients that a site has few of were hardly tested.",
-    ]
-    if not opened.site:
-        lines.append("No site's recalibration, threshold or own model is in it.")
-    return "\n".join(f"- {line}" for line in lines)
-
-
 def _text(value: Any) -> str:
     """One line without markup that could hide anything."""
     return " ".join(str("" if value is None else value).split()).replace("<", "&lt;").replace("|", "/")
@@ -227,7 +213,6 @@ def _text(value: Any) -> str:
 COPIED = (
     "core/errors.py",
     "core/validation.py",
-    "networks/builtin.py",
     "networks/builtin.py",
     "data/readers/datalist.py",
     "data/readers/dicom.py",
@@ -258,8 +243,7 @@ def write_bundle(opened: Opened, whole: WholeModel, folder: Path) -> list[str]:
         raise UserError(f"bundle: task {opened.config.task} reads its files in a way of its own; use another format")
     for name in ("configs", "models", "scripts", "docs"):
         (folder / name).mkdir()
-    model = {key: value.detach().cpu().clone() for key, value in opened.network.state_dict().items()}
-    write_atomically(folder / "models" / "model.pt", lambda file: torch.save(model, file))
+    _save_weights(opened, folder / "models" / STATE)
     network, needed = _network(opened)
     save_json(folder / "configs" / "inference.json", _inference(opened, whole, network))
     save_json(folder / "configs" / "metadata.json", _metadata(opened, whole))
@@ -438,12 +422,16 @@ def export_model(opened: Opened, form: str, folder: Path) -> list[str]:
 
 
 def _state_dict(opened: Opened, folder: Path) -> list[str]:
-    model = {key: value.detach().cpu().clone() for key, value in opened.network.state_dict().items()}
-    write_atomically(folder / STATE, lambda file: torch.save(model, file))
+    _save_weights(opened, folder / STATE)
     how = ["```python", 'network.load_state_dict(torch.load("model.pt", weights_only=True))', "```"]
     inputs = "as the network takes them: preprocessing, recalibration and thresholds are not in the file"
     save_text(folder / CARD, card(opened, how, inputs, "logits", ()))
     return ["the file holds the network's entries alone: no preprocessing, no recalibration"]
+
+
+def _save_weights(opened: Opened, path: Path) -> None:
+    model = {key: value.detach().cpu().clone() for key, value in opened.network.state_dict().items()}
+    write_atomically(path, lambda file: torch.save(model, file))
 
 
 def _torchscript(whole: WholeModel, folder: Path) -> list[str]:

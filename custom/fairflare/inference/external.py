@@ -28,7 +28,7 @@ from fairflare.core.schema import IN_USE, Instruction
 from fairflare.core.seeds import derive
 from fairflare.core.types import INTERVALS, Round, Training
 from fairflare.data.site_config import SiteConfig, stricter
-from fairflare.data.tensors import Grouping, TensorData
+from fairflare.data.tensors import TensorData
 from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.benefit import Pair, measured
 from fairflare.engine.evaluation import LEVEL, Predictions, over_patients, predict
@@ -79,26 +79,24 @@ class Refit:
 
 
 def cross_fitted(outputs: Array, targets: Ints, patients: Sequence[str], kind: str, seed: int) -> Refit:
-    """Fit to each half of the patients and apply to the other half.
+    """Fit to each half of the patients and apply to the other half; UserError where cases or patients are too few.
 
-    Two classes: an intercept, or intercept and slope, on the logit; more: a temperature.
+    Two classes: an intercept, or intercept and slope ("slope"), on the logit; more: a temperature.
 
     Args:
         outputs: float64 (N, C), finite logits.
         patients: (N,) whose cases they are; empty, or "" for one: each such case is a patient of its own.
-        kind: "intercept" or "slope".
-        seed: of the halves.
-
-    Raises:
-        UserError: the cases are too few, of one class, or of too few patients.
     """
-    halves = _halves(targets, patients, seed)
     kind = kind if outputs.shape[1] == 2 else "temperature"
     changed, folds = np.empty_like(outputs), []
-    for fit, held_out in halves:
-        found = _fitted(outputs[fit], targets[fit], kind)
-        changed[held_out] = _applied(outputs[held_out], found)
+    for fit, held_out in _halves(targets, patients, seed):
+        found, part = _fitted(outputs[fit], targets[fit], kind), outputs[held_out]
         folds.append(found)
+        if kind == "temperature":
+            changed[held_out] = part / found["temperature"]
+        else:
+            changed[held_out] = 0.0
+            changed[held_out, 1] = found["intercept"] + found["slope"] * (part[:, 1] - part[:, 0])
     whole = _fitted(outputs, targets, kind)
     said = ", ".join(f"{name} {value:.3f}" for name, value in whole.items())
     words = "Recalibrated: each case's risk comes from a fit to the other half of the patients; fitted to all of them"
@@ -132,13 +130,6 @@ def _fitted(outputs: Array, targets: Ints, kind: str) -> dict[str, float]:
     return {"intercept": line.intercept, "slope": line.slope}
 
 
-def _applied(outputs: Array, found: Mapping[str, float]) -> Array:
-    if "temperature" in found:
-        return np.asarray(outputs / found["temperature"])
-    moved = found["intercept"] + found["slope"] * (outputs[:, 1] - outputs[:, 0])
-    return np.stack((np.zeros_like(moved), moved), axis=1)
-
-
 ALL = "all"
 LAST = Round(1, 1)
 Json = dict[str, Any]
@@ -168,11 +159,7 @@ class Asked:
 def evaluate(opened: Opened, hospitals: Mapping[str, SiteConfig], asked: Asked) -> tuple[Json, list[str]]:
     """The content of ``evaluation.json``, and what a user should know beside it, a line each.
 
-    Args:
-        hospitals: name -> where its data are.
-
-    Raises:
-        UserError: a hospital's data cannot be read, are too few, or do not fit the run.
+    UserError where a hospital's data (``hospitals``: by name) cannot be read, are too few, or do not fit the run.
     """
     config = evaluation_of(
         opened.config, opened.task, list(hospitals), group_by=asked.group_by, min_count=asked.min_count
@@ -215,10 +202,10 @@ class _Hospital:
         self._least = stricter(own.min_count, config.min_count)
         self._device = default_device(own.gpu)
         self._findings: list[Finding] = []
-        self._data = self._read(opened, parts.grouping).on(self._device)
+        self._data = self._read(opened)
 
-    def _read(self, opened: Opened, grouping: Grouping) -> TensorData:
-        task, name, own, asked = opened.task, self._name, self._own, self._asked
+    def _read(self, opened: Opened) -> TensorData:
+        task, name, own, asked, grouping = opened.task, self._name, self._own, self._asked, self._parts.grouping
         try:
             if asked.split == ALL:
                 made = labelled(task, name, own, scaling=opened.scaling, label=asked.label).grouped(grouping)
@@ -230,7 +217,7 @@ class _Hospital:
         if data is None:
             raise UserError(f"{name}: {found[0].text}")
         self._findings = found
-        return data
+        return data.on(self._device)
 
     @property
     def remarks(self) -> list[str]:
@@ -298,7 +285,7 @@ class _Hospital:
     def _paired(self, other: Opened) -> Json:
         if list(other.task.classes) != list(self._opened.task.classes):
             raise UserError(f"--own {other.folder.name}: expected the classes of {self._opened.folder.name}")
-        data = self._read(other, self._parts.grouping).on(self._device)
+        data = self._read(other)
         pair = Pair(self._predicted(self._parts.network, self._data), self._predicted(other.network, data))
         if not torch.equal(pair.federated[1], pair.solo[1]):
             raise UserError(f"--own {other.folder.name}: reads other cases from {self._name} than this run")
@@ -328,8 +315,7 @@ class _Hospital:
         changed: Tensor = torch.from_numpy(refit.outputs)
         metrics = finite(task.evaluate(*task.condense(changed, cases.targets)))
         ends = over_patients((*task.condense(changed, cases.targets), cases.members), task, least, metrics)
-        kept = ends.get(INTERVALS, {})
-        none = {"low": None, "high": None}
+        kept, none = ends.get(INTERVALS, {}), {"low": None, "high": None}
         site = clinical_at_site(self._config, self._parts, least, self._name) if self._own.clinical else None
         numbers = site.after(cases, np.exp(log_softmax(refit.outputs, axis=1)), None) if site is not None else {}
         threshold = view_of(self._config, self._parts).threshold
@@ -355,13 +341,8 @@ def with_baseline(opened: Opened, table: Path | None) -> Opened:
     """The run with Breslow's baseline of one hospital's patients under its model, or a remark where there is none.
 
     It is told at the horizons at which enough patients have left the risk set since the last one and as many remain,
-    and stays on this machine, in what is predicted and exported.
-
-    Args:
-        table: the patients, as ``fairflare evaluate`` takes them: times and events in the run's columns.
-
-    Raises:
-        UserError: the run's model gives no log risk, or the patients are too few or without an event.
+    and stays on this machine, in what is predicted and exported. ``table``: the patients, as ``fairflare evaluate``
+    takes them. UserError where the run's model gives no log risk, or they are too few or without an event.
     """
     kind = opened.task.kind
     if not isinstance(kind, Cox):
@@ -384,14 +365,17 @@ def with_baseline(opened: Opened, table: Path | None) -> Opened:
     times, events = targets.double().numpy().T
     if not events.any():
         raise UserError(f"--baseline {name}: {problems[-1].text}")
-    kept = _steps(times, kind.ends, least)
+    kept, before = list[float](), len(times)
+    for end in kind.ends:
+        left = int((times > end).sum())
+        if min(before - left, left) >= least:
+            kept.append(end)
+            before = left
     if not kept:
-        text = (
-            f"expected a horizon until which at least {least} patients have left and after which as many are observed"
-        )
-        raise UserError(f"--baseline {name}: {text}, got none")
+        text = f"until which at least {least} patients have left and after which as many are observed, got none"
+        raise UserError(f"--baseline {name}: expected a horizon {text}")
     logs = log_hazards(times, events, outputs[:, 0].double().numpy(), kept)
-    return dataclasses.replace(opened, with_baseline=dataclasses.replace(kind, ends=kept, log_hazards=logs))
+    return dataclasses.replace(opened, with_baseline=dataclasses.replace(kind, ends=tuple(kept), log_hazards=logs))
 
 
 def log_hazards(times: Array, events: Array, risks: Array, ends: Sequence[float]) -> tuple[float, ...]:
@@ -400,13 +384,3 @@ def log_hazards(times: Array, events: Array, risks: Array, ends: Sequence[float]
     with np.errstate(divide="ignore"):
         found = np.log(baseline(times, events, risks - middle, np.array(ends))) - middle
     return tuple(np.clip(found, LEAST_LOG, -LEAST_LOG).tolist())
-
-
-def _steps(times: Array, ends: Sequence[float], least: int) -> tuple[float, ...]:
-    found, before = list[float](), len(times)
-    for end in ends:
-        left = int((times > end).sum())
-        if min(before - left, left) >= least:
-            found.append(end)
-            before = left
-    return tuple(found)

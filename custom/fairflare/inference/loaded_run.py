@@ -204,13 +204,10 @@ class Opened:
     """A run in use.
 
     Attributes:
-        folder: the run's.
-        config: every choice of the run.
         about: what ``config.json`` says of the task.
         parts: its objects; the network holds the model and is in evaluation mode.
         site: whose model, scaling and thresholds are used; empty: no site's.
         whose: "shared", "own" (the rule's) or "personal" (the trainer's).
-        model_sha256: hash of the model.
         adjustment: recalibration or thresholds; None: the model as it is.
         inputs: what sites keep of their training inputs: of the named site, or of all that lie in the folder.
         scaling: of a table's numbers; None: no table, or each site scales by its own rows and none is named.
@@ -298,11 +295,12 @@ def open_run(
         remarks += said
     files = [site_file(place, one, INPUTS_ENDING) for one in ([site] if site else known[:MOST_INPUTS])]
     inputs = tuple(read_json(path) for path in files if path is not None)
-    scaling = _scaling(parts.task, site, inputs)
-    number = standing.round
-    return Opened(
-        folder, config, about, parts, site, whose, sha256, adjustment, inputs, scaling, number, tuple(remarks)
-    )
+    table = parts.task.table_inputs()
+    scaling = table.fixed if table is not None else None
+    if table is not None and scaling is None and site and inputs:
+        scaling = Scaling.from_json(inputs[0].get("scaling"), len(table.numbers))
+    done = standing.round
+    return Opened(folder, config, about, parts, site, whose, sha256, adjustment, inputs, scaling, done, tuple(remarks))
 
 
 def _model_of(
@@ -332,13 +330,6 @@ def fit_network(network: nn.Module, model: StateDict) -> None:
         parameter.requires_grad_(False)
     if not all(bool(torch.isfinite(v).all()) for v in model.values() if v.is_floating_point()):
         raise UserError("the model holds numbers that are not finite: the run has diverged")
-
-
-def _scaling(task: Task, site: str, inputs: tuple[Mapping[str, Any], ...]) -> Scaling | None:
-    table = task.table_inputs()
-    if table is None or table.fixed is not None or not site or not inputs:
-        return table.fixed if table is not None else None
-    return Scaling.from_json(inputs[0].get("scaling"), len(table.numbers))
 
 
 CONFIGURATIONS = (".yaml", ".yml")
@@ -444,7 +435,9 @@ def refuse_trained(opened: Opened, found: Mapping[str, SiteConfig]) -> None:
     A site that a run left out of the training is none of them.
     """
     trained = [site for site in opened.about["sites"] if site != opened.config.leave_out]
-    lists = _lists_of(opened, trained)
+    folder = Path(str(opened.config.options.get("datalists") or ""))
+    there = trained if folder.name and folder.is_dir() else []  # as far as the run's lists are on this machine
+    lists = {_hash(path): site for site in there for path in _files(folder, site, (*Tabular.suffixes, *LISTS))}
     for site, own in found.items():
         same = next((one for one in trained if one.lower() == site.lower()), None)
         file = Path(own.data_root, own.datalist)
@@ -453,14 +446,6 @@ def refuse_trained(opened: Opened, found: Mapping[str, SiteConfig]) -> None:
             way = "--split test takes its test patients alone"
             other = "" if same_list else "; --name NAME if it is another hospital"
             raise UserError(f"{site}: took part in the run's training as {shown(same_list or same)}: {way}{other}")
-
-
-def _lists_of(opened: Opened, sites: list[str]) -> dict[str, str]:
-    """Hash of a list -> the site that trained with it, as far as the run's lists are on this machine."""
-    folder = Path(str(opened.config.options.get("datalists") or ""))
-    if not folder.name or not folder.is_dir():
-        return {}
-    return {_hash(path): site for site in sites for path in _files(folder, site, (*Tabular.suffixes, *LISTS))}
 
 
 def _hash(path: Path) -> str:

@@ -57,10 +57,7 @@ class Regression(nn.Module):
 class Trees(nn.Module):
     """Boosted trees: the logit is ``first`` plus, of each tree, the value of the leaf that a row falls into.
 
-    Args:
-        trees: T.
-        nodes: of the largest tree; smaller ones are filled up.
-        depth: of the deepest tree.
+    Nodes and depth are those of the largest tree; smaller ones are filled up.
     """
 
     def __init__(self, trees: int, nodes: int, depth: int) -> None:
@@ -110,10 +107,7 @@ class Member:
 class Mix(nn.Module):
     """Logits (N, 2) whose softmax is the weighted mean of the members' probabilities.
 
-    Args:
-        networks: source -> inputs to logits: (N,) of the event, or (N, 2).
-        members: see ``Member``.
-        event: index of the class whose risk it is.
+    ``networks``: source -> inputs to logits, (N,) of the class ``event`` or (N, 2).
     """
 
     def __init__(self, networks: Mapping[str, nn.Module], members: Sequence[Member], event: int) -> None:
@@ -127,12 +121,9 @@ class Mix(nn.Module):
 
     def risks(self, x: Tensor) -> Tensor:
         """(N, M) float64 risks of the event by each member."""
-        logits = [self._logit(network(x)) for network in self.networks]
+        each = [network(x).double() for network in self.networks]
+        logits = [one if one.ndim == 1 else one[:, self.event] - one[:, 1 - self.event] for one in each]
         return torch.sigmoid(torch.stack([logits[k] for k in self.of], dim=1) + cast(Tensor, self.intercepts))
-
-    def _logit(self, found: Tensor) -> Tensor:
-        found = found.double()
-        return found if found.ndim == 1 else found[:, self.event] - found[:, 1 - self.event]
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, ...) -> float64 (N, 2)."""
@@ -146,11 +137,8 @@ class Made:
     """A mix and what its folder says of it.
 
     Attributes:
-        site: whose it is.
         runs: source -> content of ``config.json`` of the run that its network is from.
         own: how the own model is built: {"kind": "regression", "features": F}, or "trees" with trees, nodes and depth.
-        members: see ``Member``.
-        network: all of them.
         inputs: what the site keeps of its training inputs.
         told: what else a reader should know: share, benefit, margin.
     """

@@ -32,12 +32,10 @@ MOST_AT_STAKE = 0.5
 
 @dataclass
 class Bets:
-    """Bets against "the mean of x is at most 0", for x >= -bound.
+    """Bets against "the mean of x is at most 0", for x >= -bound, ``bound`` > 0.
 
     Attributes:
-        bound: > 0.
-        cases: seen so far.
-        first, second: sums of x and of its square.
+        first, second: sums of x and of its square, over the cases seen so far.
         log_capital: natural logarithm of the capital.
         reached: the case at which the capital reached ``REACHED`` for the first time; 0: never.
     """
@@ -83,8 +81,7 @@ class Monitor:
 
     Attributes:
         margin: a mean loss (Brier score) that does not matter, in (0, 0.5].
-        certificate: against "the model in use is worse by the margin or more".
-        alarm: against "it is worse by the margin at most".
+        certificate, alarm: against "the model in use is worse by the margin or more", and "by the margin at most".
         seen: hash of the patients that are counted.
     """
 
@@ -162,11 +159,9 @@ class Monitor:
 
 
 def watch(table: Path, state: Path, margin: float | None, columns: Sequence[str]) -> tuple[Monitor, int]:
-    """Count a table's new patients, see ``counted``.
+    """Count the new patients of a CSV, Excel or Parquet table, see ``counted``.
 
-    Args:
-        table: CSV, Excel or Parquet.
-        columns: names of the outcome, the own model's risk and the risk of the model in use.
+    ``columns``: names of the outcome, the own model's risk and the risk of the model in use.
     """
     return counted(patients_of(table, columns), state, margin)
 

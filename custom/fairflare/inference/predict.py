@@ -23,19 +23,10 @@ from fairflare.core.execution import default_device
 from fairflare.core.types import Batch
 from fairflare.core.validation import natural, shown
 from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
+from fairflare.data.readers import geometry
 from fairflare.data.readers.datalist import Frame, file_of
 from fairflare.data.readers.dicom import series_of
-from fairflare.data.readers.geometry import (
-    IMAGES,
-    NIFTI,
-    Geometry,
-    form_of,
-    geometry_of,
-    looks_like_image,
-    pairs,
-    slices_of,
-    suffix_of,
-)
+from fairflare.data.readers.geometry import NIFTI, Geometry, geometry_of, suffix_of
 from fairflare.data.readers.table_features import gaps_of, plain
 from fairflare.data.readers.tables import read_columns
 from fairflare.data.readers.volumes import Volume, VolumeReader, placed_as
@@ -45,6 +36,7 @@ from fairflare.engine.files import save_json, save_text
 from fairflare.inference.apply import RESULTS, ending, mask_stem, pixel_values, restored, write_mask, write_rows
 from fairflare.inference.atomic_output import MARK
 from fairflare.inference.loaded_run import HALF, Opened, members_of
+from fairflare.report.values import plural
 from fairflare.tasks.kinds.classes import named_classes
 from fairflare.tasks.planning import other_units
 
@@ -74,8 +66,8 @@ def images_of(
         if path.is_dir():
             inside = {file.relative_to(path).as_posix(): file for file in _below(path)}
             if not inside:
-                raise UserError(f"{path}: expected images ({', '.join(IMAGES)}) in it, found none")
-            own = {mask for mask in pairs(sorted(inside))[0].values() if mask} if masks else set()
+                raise UserError(f"{path}: expected images ({', '.join(geometry.IMAGES)}) in it, found none")
+            own = {mask for mask in geometry.pairs(sorted(inside))[0].values() if mask} if masks else set()
             beside += sorted(own, key=natural)
             chosen = [(name, file) for name, file in inside.items() if name not in own]
         elif path.is_file():
@@ -99,13 +91,13 @@ def _cut(files: Mapping[str, Path], notes: list[str]) -> dict[str, Path | Frame]
     """Every slice of ``files``; appends to ``notes`` which hold several."""
     found: dict[str, Path | Frame] = {}
     for name, path in files.items():
-        inside = slices_of(path)
+        inside = geometry.slices_of(path)
         found |= {f"{name}[{k}]": one for k, one in enumerate(inside)} if len(inside) > 1 else {name: path}
         if len(found) > MOST:
             raise UserError(f"expected at most {MOST} slices; {name} brings more")
     if several := [one.path for one in found.values() if isinstance(one, Frame)]:
-        n = len(set(several))
-        notes.append(f"{n} {'file holds' if n == 1 else 'files hold'} {len(several)} slices: each is one input")
+        files_hold = plural(len(set(several)), "file holds", "files hold")
+        notes.append(f"{files_hold} {len(several)} slices: each is one input")
     return found
 
 
@@ -127,7 +119,7 @@ def _below(folder: Path) -> list[Path]:
         seen.add(real)
         if len(found) > MOST:
             raise UserError(f"{folder}: expected at most {MOST} files")
-    return [path for path in found if path.is_file() and looks_like_image(path)]
+    return [path for path in found if path.is_file() and geometry.looks_like_image(path)]
 
 
 MASKS = "masks"
@@ -136,11 +128,9 @@ BATCH = 16
 
 @dataclass
 class Predictions:
-    """What came of it.
+    """A table of results, one row per case in the order of the inputs.
 
     Attributes:
-        header: of the table of results.
-        rows: one per case, in the order of the inputs.
         probabilities: float64 (N, C) of classes; empty for masks, which are files.
         unlike: what is unlike the training, and other remarks, a line each.
     """
@@ -203,7 +193,13 @@ def _of_table(opened: Opened, inputs: TableInputs, path: Path) -> Predictions:
     found = [f"column {name}: is missing, every row counts as without a value" for name in missing]
     columns |= {name: [""] * n for name in missing}
     numbers, plain = inputs.features(path.name, columns)
-    scaling = _scaling(opened, path.name)
+    scaling = opened.scaling  # never that of the rows at hand, on which a patient's risk does not depend
+    if scaling is None and opened.site:
+        raise UserError(f"--site {opened.site}: how it scales its numbers is not in the folder; see --site-files")
+    if scaling is None:
+        raise UserError(
+            f"table {path.name}: each site of the run scales by its own training rows: expected --site NAME"
+        )
     found += of_table(inputs, columns, numbers, scaling)
     rows = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
 
@@ -218,15 +214,6 @@ def _of_table(opened: Opened, inputs: TableInputs, path: Path) -> Predictions:
     first = columns[label] if label else [str(k) for k in range(1, n + 1)]
     table = [[name, *row] for name, row in zip(first, body)]
     return Predictions([label or "row", *header], table, probabilities, found)
-
-
-def _scaling(opened: Opened, file: str) -> Scaling:
-    """The federation's or the site's; never that of the rows at hand, on which a patient's risk does not depend."""
-    if opened.scaling is not None:
-        return opened.scaling
-    if opened.site:
-        raise UserError(f"--site {opened.site}: how it scales its numbers is not in the folder; see --site-files")
-    raise UserError(f"table {file}: each site of the run scales by its own training rows: expected --site NAME")
 
 
 def _of_images(opened: Opened, files: Mapping[str, Path | Frame], folder: Path) -> Predictions:
@@ -268,7 +255,8 @@ def _of_volumes(opened: Opened, files: Mapping[str, Path | Frame], folder: Path)
     taken: set[str] = set()
     for name, path, batch in zip(names, paths, opened.parts.trainer.shared_batches(batches), strict=True):
         masked = at_home(inputs.reader, path, _network(opened, batch.inputs).sigmoid()[0])
-        mask = f"{MASKS}/{_mask_name(name, volume_ending(path), taken)}"
+        suffix = suffix_of(path)
+        mask = f"{MASKS}/{_mask_name(name, suffix if suffix in NIFTI else '.nii.gz', taken)}"
         (folder / mask).parent.mkdir(parents=True, exist_ok=True)
         write_volume_mask(folder / mask, masked, thresholds, inputs.reader)
         shares = [float(_flagged(p, t).double().mean()) for p, t in zip(masked[1], thresholds)]
@@ -389,7 +377,7 @@ def of_table(
         strange = [cell for cell in map(plain, columns.get(name, ())) if cell not in gaps and cell not in known]
         if strange:
             found.append(
-                f"{name}: {_count(len(strange), 'row')} with an unknown value, e.g. {shown(strange[0])}; "
+                f"{name}: {plural(len(strange), 'row')} with an unknown value, e.g. {shown(strange[0])}; "
                 f"known: {', '.join(known[:8])}"
             )
     far = scaling.distance(numbers) > FAR
@@ -406,7 +394,7 @@ def of_table(
         if far[:, k].any() and not one.values:
             row = int(np.flatnonzero(far[:, k])[0])
             found.append(
-                f"{one.name}: {_count(int(far[:, k].sum()), 'row')} more than {FAR:g} standard deviations from the "
+                f"{one.name}: {plural(int(far[:, k].sum()), 'row')} more than {FAR:g} standard deviations from the "
                 f"training mean {mean:.4g} (sd {std:.4g}), e.g. {numbers[row, k]:.4g}"
             )
     return found
@@ -433,8 +421,15 @@ def of_images(
         edges = {name: getattr(one, edge) for name, one in places.items()}
         odd = {name: value for name, value in edges.items() if not low / TIMES <= value <= high * TIMES}
         found += _line(edge, odd, lambda value: f"{value} pixels", f"{low:g} to {high:g}")
-    found += _spacing(kept, places)
-    shades = [one["intensity"] for one in kept if _proper(one.get("intensity"))]
+    ranges = [edge for one in kept for edge in (one.get("spacing") or []) if len(_numbers(edge)) == 2]
+    if ranges:
+        low, high = min(edge[0] for edge in ranges), max(edge[1] for edge in ranges)
+        measured = {name: one.spacing for name, one in places.items() if one.spacing is not None}
+        odd = {n: v for n, v in measured.items() if min(v) < low / TIMES or max(v) > high * TIMES}
+        form = "{:.3g} x {:.3g} mm".format
+        found += _line("spacing", odd, lambda value: form(*value[:2]), f"{low:.3g} to {high:.3g} mm")
+    means_of = [one["intensity"] for one in kept if isinstance(one.get("intensity"), dict)]
+    shades = [one for one in means_of if all(type(one.get(key)) in (int, float) for key in ("mean", "std"))]
     if shades:
         ends = [(one["mean"], FAR_IMAGE * max(one["std"], 0.01)) for one in shades]
         odd = {name: value for name, value in means.items() if all(abs(value - mean) > far for mean, far in ends)}
@@ -443,35 +438,19 @@ def of_images(
     return found
 
 
-def _spacing(kept: Sequence[Mapping[str, Any]], places: Mapping[str, Geometry]) -> list[str]:
-    ranges = [edge for one in kept for edge in (one.get("spacing") or []) if len(_numbers(edge)) == 2]
-    measured = {name: one.spacing for name, one in places.items() if one.spacing is not None}
-    if not ranges or not measured:
-        return []
-    low, high = min(edge[0] for edge in ranges), max(edge[1] for edge in ranges)
-    odd = {n: v for n, v in measured.items() if min(v) < low / TIMES or max(v) > high * TIMES}
-    return _line("spacing", odd, lambda value: f"{value[0]:.3g} x {value[1]:.3g} mm", f"{low:.3g} to {high:.3g} mm")
-
-
 def _line(what: str, odd: Mapping[str, Any], words: Any, training: str) -> list[str]:
-    if not odd:
-        return []
-    name = next(iter(odd))
-    return [f"{what}: {_count(len(odd), 'file')} unlike the training's {training}, e.g. {name}: {words(odd[name])}"]
+    name = next(iter(odd), None)
+    return (
+        []
+        if name is None
+        else [f"{what}: {plural(len(odd), 'file')} unlike the training's {training}, e.g. {name}: {words(odd[name])}"]
+    )
 
 
 def _numbers(values: Any) -> list[float]:
     """Finite numbers of a list from a site's file; anything else counts as none."""
     proper = isinstance(values, list) and all(type(v) in (int, float) and np.isfinite(v) for v in values)
     return [float(v) for v in values] if proper else []
-
-
-def _proper(found: Any) -> bool:
-    return isinstance(found, dict) and all(type(found.get(key)) in (int, float) for key in ("mean", "std"))
-
-
-def _count(n: int, word: str) -> str:
-    return f"{n} {word}" if n == 1 else f"{n} {word}s"
 
 
 Masked = tuple[Path, Tensor, Volume]
@@ -482,7 +461,7 @@ def whole(files: Mapping[str, Path]) -> dict[str, Path]:
     """``files`` with one for each series of DICOM, its first."""
     found: dict[tuple[str, str], str] = {}
     for name, path in files.items():
-        uid = series_of(path) if form_of(path) == "dicom" else None
+        uid = series_of(path) if geometry.form_of(path) == "dicom" else None
         found.setdefault((str(path.parent), uid) if uid else ("", str(path)), name)
     return {name: files[name] for name in found.values()}
 
@@ -512,11 +491,6 @@ def at_home(reader: VolumeReader, path: Path, probabilities: Tensor) -> Masked:
         placed_as(probabilities, grid.affine.numpy()), dst_affine=affine, spatial_size=found.stored.pixels.shape
     )
     return path, torch.as_tensor(moved).clamp(0, 1), found
-
-
-def volume_ending(path: Path) -> str:
-    suffix = suffix_of(path)
-    return suffix if suffix in NIFTI else ".nii.gz"
 
 
 def write_volume_mask(target: Path, masked: Masked, thresholds: Sequence[float], reader: VolumeReader) -> None:

@@ -5,7 +5,7 @@ of joining for each site, which is the federation's model less the site's own.""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fairflare.report.audit_reader import Entry, Trail
@@ -17,6 +17,7 @@ Numbers = Mapping[str, Any]
 STAGES = {"before": "the model as it is", "shared": "one for all sites", "own": "each its own"}
 METRICS = {"brier": "Brier score", "calibration": "Calibration in the large", "log_loss": "Log loss"}
 METRICS |= {"risk": "Risk", "size": "Size"}
+MEANS = frozenset(f"{stage}.{metric}" for stage in STAGES for metric in METRICS)
 TITLES = {"recalibrate": "Recalibration", "shares": "Class shares"}
 TITLES |= {"conformal": "Thresholds by conformal risk control"}
 COUNTS = ("n", "n_calibration", "n_all")
@@ -40,9 +41,14 @@ def after_sections(trail: Trail, sites: Sequence[str]) -> list[Json]:
 
 def _section(record: Entry, sites: Sequence[str]) -> Json:
     found: Mapping[str, Numbers] = record.get("sites") or {}
-    stages = {name: words for name, words in STAGES.items() if _has(found, f"{name}.", METRICS)}
-    metrics = {name: words for name, words in METRICS.items() if any(_has(found, f"{s}.", [name]) for s in stages)}
-    rows = [_row(site, found[site], stages, metrics) for site in sites if site in found]
+    known = {name.partition("/")[0] for numbers in found.values() for name in numbers}
+    stages = {stage: words for stage, words in STAGES.items() if any(f"{stage}.{m}" in known for m in METRICS)}
+    metrics = {metric: words for metric, words in METRICS.items() if any(f"{s}.{metric}" in known for s in stages)}
+    rows: list[Json] = []
+    for site, numbers in ((site, found[site]) for site in sites if site in found):
+        counts = {name: number(numbers.get(name)) for name in COUNTS}
+        values = {stage: {metric: number(numbers.get(f"{stage}.{metric}")) for metric in metrics} for stage in stages}
+        rows.append({"site": site, **counts, "parameters": _parameters(numbers, "own"), "values": values})
     return {
         **{key: record.get(key) for key in ("step", "by", "split", "remark")},
         "title": TITLES.get(str(record.get("step")), str(record.get("step"))),
@@ -90,30 +96,13 @@ def _shared(record: Entry, sites: Mapping[str, Numbers]) -> Numbers:
 
 def _of_all(sites: Mapping[str, Numbers]) -> list[str]:
     """The names of numbers that follow from the sums of all, and so are the same at every site."""
-    means = {f"{stage}.{metric}" for stage in STAGES for metric in METRICS}
-    names = {name for numbers in sites.values() for name in numbers}
-    starts = ("shared.", "n_all")
-    return sorted(name for name in names if name.startswith(starts) and name.partition("/")[0] not in means)
-
-
-def _has(found: Mapping[str, Numbers], stage: str, metrics: Iterable[str]) -> bool:
-    names = {name.partition("/")[0] for numbers in found.values() for name in numbers}
-    return any(f"{stage}{metric}" in names for metric in metrics)
-
-
-def _row(site: str, numbers: Numbers, stages: Mapping[str, str], metrics: Mapping[str, str]) -> Json:
-    return {
-        "site": site,
-        **{name: number(numbers.get(name)) for name in COUNTS},
-        "parameters": _parameters(numbers, "own"),
-        "values": {stage: {metric: number(numbers.get(f"{stage}.{metric}")) for metric in metrics} for stage in stages},
-    }
+    names = {name for numbers in sites.values() for name in numbers if name.startswith(("shared.", "n_all"))}
+    return sorted(name for name in names if name.partition("/")[0] not in MEANS)
 
 
 def _parameters(numbers: Numbers, whose: str) -> Json:
     """Parameter -> its value, or "parameter/group" where each group has one."""
-    means = {f"{stage}.{metric}" for stage in STAGES for metric in METRICS}
-    own = [name for name in sorted(numbers) if name.startswith(f"{whose}.") and name.partition("/")[0] not in means]
+    own = [name for name in sorted(numbers) if name.startswith(f"{whose}.") and name.partition("/")[0] not in MEANS]
     return {name.partition(".")[2]: number(numbers[name]) for name in own}
 
 
@@ -212,11 +201,14 @@ def _metric(name: str, found: Mapping[str, Numbers], sites: Sequence[str], recor
     told = [row for row in rows if row["verdict"] is not None]
     counts = {verdict: sum(row["verdict"] == verdict for row in told) for verdict in VERDICTS}
     worst = min(told, key=lambda row: (row["benefit"], row["site"]), default=None)
+    of = {one.partition("/")[2] for own in found.values() for one in own if one.startswith("n/")}
+    of = of if name in (record.get("group_metrics") or ()) else set()
+    groups = [(one, site) for one in sorted(of) for site in asked if f"federated.{name}/{one}" in found.get(site, {})]
     return {
         "label": words,
         "higher_is_better": higher,
         "sites": rows,
-        "groups": _paired_groups(found, name, asked, higher) if name in (record.get("group_metrics") or ()) else [],
+        "groups": [{"group": g, "site": s, **_paired(found[s], name, f"/{g}", higher)} for g, s in groups],
         "counts": {**counts, "unknown": len(rows) - len(told)},
         "worst": worst,
         "sentence": sentence(rows, words),
@@ -265,12 +257,6 @@ def verdict(benefit: float | None, low: float | None, high: float | None) -> str
     if low is None or high is None or low <= 0 <= high:
         return UNCLEAR
     return GAINS if low > 0 else LOSES
-
-
-def _paired_groups(found: Mapping[str, Numbers], metric: str, sites: Sequence[str], higher: bool) -> list[Json]:
-    names = sorted({name.partition("/")[2] for numbers in found.values() for name in numbers if name.startswith("n/")})
-    told = [(one, site) for one in names for site in sites if f"federated.{metric}/{one}" in found.get(site, {})]
-    return [{"group": one, "site": site, **_paired(found[site], metric, f"/{one}", higher)} for one, site in told]
 
 
 def sentence(rows: Sequence[Json], metric: str) -> str:

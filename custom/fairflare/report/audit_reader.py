@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,12 +30,10 @@ class Trail:
         start: the "start" record, empty if there is none.
         rounds: one record per round, ascending; of several for one round the latest, with the scores of its model.
         resumes: the "resume" records in their order.
-        evaluation: the last "evaluation" after the last resume, else empty.
-        best: the last "best" after the last resume, which names the model that the run chose; else empty.
+        evaluation, best, benefit, risk, finish: the last record of that kind after the last resume, else empty: results
+            of the final model, the model that the run chose, the benefit of joining for each site, how well it can be
+            told whose records the model was trained on, and how the run ended.
         after: "step/by/split" -> the last "after" of that kind since then: what a step after the last round came to.
-        benefit: the last "benefit" since then: the benefit of joining for each site.
-        risk: the last "risk" since then: how well it can be told whose records the model was trained on.
-        finish: the last "finish" after the last resume, else empty.
         n_entries: records in the log, superseded ones included, records of reports not.
         head: hash of the last of these; with it the chain up to there can be checked.
         times: times of the first and the last record, ISO 8601 UTC.
@@ -104,25 +103,20 @@ def read_trail(entries: Iterable[Entry]) -> Trail:
             scores[record["round"]] = record
         elif event == "resume":
             trail.resumes.append(record)
-            trail.evaluation, trail.best, trail.benefit, trail.risk = {}, {}, {}, {}
-            trail.finish, trail.after = {}, {}
+            trail.evaluation, trail.best, trail.benefit, trail.risk, trail.finish, trail.after = {}, {}, {}, {}, {}, {}
         elif event == "after":
             trail.after["/".join(str(record.get(key)) for key in ("step", "by", "split"))] = record
         elif event in ("evaluation", "best", "benefit", "risk", "finish"):
             setattr(trail, event, record)
-    trail.rounds = [_scored(rounds[number], scores.get(number)) for number in sorted(rounds)]
+    for of, record in sorted(rounds.items()):  # the model's scores stood in the record itself until format 2
+        own = scores.get(of) or {}
+        scored = own and own["model_sha256"] == record.get("model_sha256")
+        trail.rounds.append({**record, "test_sets": own["test_sets"]} if scored else record)
     trail.n_entries = len(records)
     if records:
         trail.head = records[-1].get("hash")
         trail.times = (records[0].get("time"), records[-1].get("time"))
     return trail
-
-
-def _scored(record: Entry, scores: Entry | None) -> Entry:
-    """A round's record with the scores of the model that it left, which stood in the record itself until format 2."""
-    if scores is None or scores["model_sha256"] != record.get("model_sha256"):
-        return record
-    return {**record, "test_sets": scores["test_sets"]}
 
 
 def timing(trail: Trail) -> dict[str, Any]:
@@ -131,8 +125,10 @@ def timing(trail: Trail) -> dict[str, Any]:
     for record in trail.rounds:
         for phase, seconds in (record.get("seconds") or {}).items():
             phases[phase] = phases.get(phase, 0.0) + (number(seconds) or 0.0)
-    started, ended = (_moment(time) for time in trail.times)
-    wall = (ended - started).total_seconds() if started and ended else None
+    wall = None
+    with contextlib.suppress(ValueError):  # of no time
+        started, ended = (datetime.fromisoformat(str(time).replace("Z", "+00:00")) for time in trail.times)
+        wall = (ended - started).total_seconds()
     found = {"started": trail.times[0], "ended": trail.times[1], "wall_seconds": wall}
     return {**found, "phases": phases, "rounds": len(trail.rounds)}
 
@@ -142,13 +138,6 @@ def traffic(trail: Trail) -> dict[str, int | None]:
     counted = [found for record in trail.rounds for found in (record.get("bytes") or {}).values()]
     totals = {way: int(sum(number(found.get(way)) or 0 for found in counted)) for way in ("down", "up")}
     return {way: total if counted else None for way, total in totals.items()}
-
-
-def _moment(time: str | None) -> datetime | None:
-    try:
-        return datetime.fromisoformat(str(time).replace("Z", "+00:00"))
-    except ValueError:
-        return None
 
 
 LOG = "log.txt"
@@ -233,13 +222,8 @@ class TensorBoard:
         for note in self._notes:
             for name, value in numbers(note, entry["notes"].get(note["name"])).items():
                 yield "/".join(filter(None, (f"note_{note['name']}", name))), value
-        yield from _fairness(entry["accepted"])
-
-
-def _fairness(accepted: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Worst site and mean over the sites of every metric but losses."""
-    names = {name for reply in accepted.values() for name in reply["metrics"]}
-    for name in sorted(names - {"loss", "train_loss"}):
-        values = [r["metrics"][name] for r in accepted.values() if name in r["metrics"]]
-        yield f"fairness/worst_{name}", min(values)
-        yield f"fairness/mean_{name}", sum(values) / len(values)
+        replies = entry["accepted"].values()
+        for name in sorted({name for reply in replies for name in reply["metrics"]} - {"loss", "train_loss"}):
+            values = [reply["metrics"][name] for reply in replies if name in reply["metrics"]]
+            yield f"fairness/worst_{name}", min(values)
+            yield f"fairness/mean_{name}", sum(values) / len(values)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from fairflare.core.types import INTERVALS, TRIVIAL
 from fairflare.engine.benefit import FEDERATED, HIGH, LOW, SOLO
 from fairflare.engine.clinical import BIN, CLINICAL, bins_of
 from fairflare.functional import calibration as maths
-from fairflare.functional.calibration import GRID, Array, Bins
+from fairflare.functional.calibration import GRID, Bins
 from fairflare.functional.recalibration import limited
 from fairflare.report.audit_reader import SUMMARISED, Entry, Trail
 from fairflare.report.fairness import absolute, weighted
@@ -26,6 +27,7 @@ from fairflare.report.values import drawn, in_order, json_value, label, number, 
 Json = dict[str, Any]
 Numbers = Mapping[str, float]
 MEANS = ("brier", "calibration", "ece", "intercept", "slope")
+COUNTS = ("positives", "flagged", "true_positives")
 BEFORE, AFTER = "before", "after"
 FAR = 6.0
 """Beyond it recalibration limits logits, see ``engine.after.recalibrate``."""
@@ -66,13 +68,17 @@ def clinical_section(trail: Trail, config: Json, about: Json, sites: Sequence[st
         fitted = (record.get("sites") or {}).get(site) or {} if stage == AFTER else {}
         return _view(found[stage][site], cell, fitted, _flagging(fitted, threshold))
 
-    rows = [{"site": site, **{stage: view(stage, site) for stage in found}} for site in sites]
+    rows: list[Json] = [{"site": site, **{stage: view(stage, site) for stage in found}} for site in sites]
     cells = [
         {"group": name, "site": site, **{stage: view(stage, site, name) for stage in found}}
         for name in names
         for site in sites
         if any(f"n/{name}" in numbers[site] for numbers in found.values())
     ]
+    summary: Json = {stage: {} for stage in found}
+    for stage, name in product(found, SUMMARISED):
+        values = {row["site"]: row[stage][name]["value"] for row in rows if row[stage]}
+        summary[stage][name] = {**absolute(values), "sites": sum(value is not None for value in values.values())}
     return {
         "event": event,
         "threshold": threshold,
@@ -83,7 +89,7 @@ def clinical_section(trail: Trail, config: Json, about: Json, sites: Sequence[st
         "rows": rows,
         "groups": [_pooled(name, [cell for cell in cells if cell["group"] == name], list(found)) for name in names],
         "cells": cells,
-        "summary": {stage: {m: _over_sites(rows, stage, m) for m in SUMMARISED} for stage in found},
+        "summary": summary,
     }
 
 
@@ -123,7 +129,7 @@ def _view(numbers: Numbers, cell: str, fitted: Numbers, threshold: float | None)
         return None
     keys = {"value": "", "low": ".low", "high": ".high"}
     means = {m: {key: number(numbers.get(f"{m}{end}{where}")) for key, end in keys.items()} for m in MEANS}
-    counts = {name: number(numbers.get(f"{name}{where}")) for name in ("positives", "flagged", "true_positives")}
+    counts = {name: number(numbers.get(f"{name}{where}")) for name in COUNTS}
     bins = None if cell or not any(name.startswith(BIN) for name in numbers) else bins_of(numbers)
     n = numbers[f"n{where}"]
     more = {"rates": _rates(n, counts), "curve": _curve(bins), "decisions": _decisions(bins, fitted)}
@@ -132,7 +138,7 @@ def _view(numbers: Numbers, cell: str, fitted: Numbers, threshold: float | None)
 
 def _rates(n: float, counts: Mapping[str, float | None]) -> Json:
     """Shares with Wilson's interval; {} without the counts."""
-    positives, flagged, right = (counts[name] for name in ("positives", "flagged", "true_positives"))
+    positives, flagged, right = (counts[name] for name in COUNTS)
     if positives is None or flagged is None or right is None:
         return {}
     negatives, left = n - positives, n - flagged
@@ -165,7 +171,9 @@ def _decisions(bins: Bins | None, fitted: Numbers) -> list[Json]:
     if fitted and "shared.threshold" not in fitted:
         if line[0] is None or line[1] is None or line[1] <= 0:
             return []
-        edges = _moved(edges, line[0], line[1])
+        inside = edges > 0  # the line moves every risk but 0
+        z = np.log(edges[inside]) - np.log1p(-edges[inside])
+        edges[inside] = 1 / (1 + np.exp(-(line[0] + line[1] * limited(z, FAR))))
     thresholds, values, errors = maths.net_benefit_at(bins, edges)
     everyone = maths.treat_all(float(bins.positives.sum() / bins.n.sum()), thresholds)
     return [
@@ -174,31 +182,19 @@ def _decisions(bins: Bins | None, fitted: Numbers) -> list[Json]:
     ]
 
 
-def _moved(edges: Array, intercept: float, slope: float) -> Array:
-    """Where a line puts risks, of which 0 stays."""
-    inside = edges > 0
-    z = np.log(edges[inside]) - np.log1p(-edges[inside])
-    moved = edges.copy()
-    moved[inside] = 1 / (1 + np.exp(-(intercept + slope * limited(z, FAR))))
-    return moved
-
-
 def _pooled(group: str, cells: Sequence[Json], stages: Sequence[str]) -> Json:
-    views = {stage: [cell[stage] for cell in cells if cell[stage]] for stage in stages}
-    n = sum(view["n"] for view in views[stages[0]])
-    return {"group": group, "n": n, "sites": len(cells), **{stage: _of_cells(found) for stage, found in views.items()}}
-
-
-def _of_cells(views: Sequence[Json]) -> Json:
-    means = {name: weighted((view["n"], view[name]["value"]) for view in views) for name in SUMMARISED[:2]}
-    known = [view for view in views if view["rates"]]
-    counts = {name: sum(view[name] for view in known) for name in ("positives", "flagged", "true_positives")}
-    return {**means, "rates": _rates(sum(view["n"] for view in known), counts) if known else {}}
-
-
-def _over_sites(rows: Sequence[Json], stage: str, name: str) -> Json:
-    values = {row["site"]: row[stage][name]["value"] for row in rows if row[stage]}
-    return {**absolute(values), "sites": sum(value is not None for value in values.values())}
+    row: Json = {
+        "group": group,
+        "n": sum(cell[stages[0]]["n"] for cell in cells if cell[stages[0]]),
+        "sites": len(cells),
+    }
+    for stage in stages:
+        views = [cell[stage] for cell in cells if cell[stage]]
+        means = {name: weighted((view["n"], view[name]["value"]) for view in views) for name in SUMMARISED[:2]}
+        known = [view for view in views if view["rates"]]
+        counts = {name: sum(view[name] for view in known) for name in COUNTS}
+        row[stage] = {**means, "rates": _rates(sum(view["n"] for view in known), counts) if known else {}}
+    return row
 
 
 NO_STEP = dict.fromkeys(("time", "left", "observed", "low", "high", "expected", "difference"))
@@ -242,20 +238,15 @@ def steps_of(known: Mapping[str, Any], ends: Sequence[float], where: str = "") -
             continue
         spread += (before / observed - 1) / left if observed > 0 else math.inf
         before = observed
-        low, high = _interval(observed, spread)
+        low = high = None
+        if 0 < observed < 1 and math.isfinite(spread):  # there was an event, and someone is left without one
+            half = maths.Z * math.sqrt(spread) / abs(math.log(observed))
+            low, high = observed ** math.exp(half), observed ** math.exp(-half)
         expected = known.get(f"expected{k}{where}")
         off = None if expected is None else expected - observed
         values = (end, left, observed, low, high, expected, off)
         found.append(dict(zip(NO_STEP, values, strict=True)))
     return found
-
-
-def _interval(share: float, spread: float) -> tuple[float | None, float | None]:
-    """None without an event so far, or once nobody is left without one."""
-    if not 0 < share < 1 or not math.isfinite(spread):
-        return None, None
-    half = maths.Z * math.sqrt(spread) / abs(math.log(share))
-    return share ** math.exp(half), share ** math.exp(-half)
 
 
 FORMAT = 1
@@ -295,7 +286,8 @@ def of_site(found: Mapping[str, Any], about: Json) -> Json:
     """
     values, ends = found.get(TEST) or {}, found.get(INTERVALS) or {}
     trivial, n = (found.get(TRIVIAL) or {}).get(TEST) or {}, number((found.get("n") or {}).get(TEST))
-    reasons = {name: _reason(name, one) for name, one in about["metrics"].items()}
+    needs = {name: one.get("needs") for name, one in about["metrics"].items()}
+    reasons = {m: f"it needs {n}" if n else ONE_CLASS if named(m).of_classes else "" for m, n in needs.items()}
     unasked = about.get("group_metric") if about.get("group_metric") != about.get("headline") else None
     names = [name for name, reason in reasons.items() if name in values or (reason and name != unasked)]
     metrics = {}
@@ -317,11 +309,6 @@ def of_site(found: Mapping[str, Any], about: Json) -> Json:
         "survival": steps_of(found.get(CLINICAL) or {}, (about.get("curves") or {}).get("ends", ())),
         "groups": _groups((found.get("groups") or {}).get(TEST) or {}, seen, about),
     }
-
-
-def _reason(name: str, one: Json) -> str:
-    """Why a metric may not be defined; "" for one that always is."""
-    return f"it needs {one['needs']}" if one.get("needs") else ONE_CLASS if named(name).of_classes else ""
 
 
 def _constant(view: Json | None) -> float | None:

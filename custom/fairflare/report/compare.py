@@ -64,13 +64,29 @@ def compare(runs: list[Json], pareto: tuple[str, str] = PARETO, shared: bool = F
     tables = relative_to_solo(tables, chosen)
     first = next(iter(tables))
     higher = done[0]["higher_is_better"]
-    methods = [_method(label, groups[label], rows, tables[first], higher) for label, rows in tables.items()]
-    trained = quantities.objectives(groups)
-    for method in methods:
-        method["objective"] = trained[method["label"]]
-        method["detail"] = details(chosen[method["label"]], chosen)
-        method["versus_first"] = None if method["label"] == first else method["versus_first"]
-    _judge(methods, higher)
+    trained, methods = quantities.objectives(groups), []
+    for label, rows in tables.items():
+        run = next(iter(groups[label].values()))
+        pairs = {name: _paired(name, rows, tables[first], higher) for name in quantities.QUANTITIES}
+        methods.append(
+            {
+                "label": label,
+                "method": run["method"],
+                "training": run["training"],
+                **{key: run[key] for key in (USED, SHOWN) if key in run and COUNTED not in run},
+                **{name: mean_ci(row[name] for row in rows) for name in quantities.QUANTITIES},
+                "runs": rows,
+                "versus_first": None if label == first else pairs,
+                "objective": trained[label],
+                "detail": details(chosen[label], chosen),
+            }
+        )
+    for name in quantities.QUANTITIES:  # no verdict is passed on a method that was trained under another objective
+        pairs = {method["label"]: method["versus_first"][name] for method in methods[1:]}
+        told = judged(pairs, quantities.better_higher(name, higher))
+        for method in methods[1:]:
+            alike = method["objective"] == methods[0]["objective"]
+            method["versus_first"][name] = told[method["label"]] | ({} if alike else {"verdict": "other objective"})
     found = {
         "format": FORMAT,
         **{key: done[0][key] for key in ("headline", "higher_is_better", "metrics", "task")},
@@ -128,7 +144,7 @@ def drawn_words(comparison: Mapping[str, Any]) -> str:
 
 
 def _seeds_draw(runs: Mapping[Any, Json], seeds: Sequence[Any]) -> Json:
-    """What differs from seed to seed.
+    """What differs from seed to seed; UserError where some seeds share a draw of the data and some do not.
 
     Args:
         runs: seed -> the run of one method; all methods have the same data within a seed.
@@ -136,9 +152,6 @@ def _seeds_draw(runs: Mapping[Any, Json], seeds: Sequence[Any]) -> Json:
     Returns:
         data: "drawn" (anew with each seed), "fixed" (drawn once), "natural" (the task draws nothing) or "one seed";
         what: in words; data_seeds: seed -> data_seed.
-
-    Raises:
-        UserError: some seeds share a draw of the data and some do not.
     """
     chosen = {str(seed): quantities.data_seed(runs[seed]) for seed in seeds}
     drawn = list(runs[seeds[0]]["task"].get("drawn") or ())
@@ -150,19 +163,6 @@ def _seeds_draw(runs: Mapping[Any, Json], seeds: Sequence[Any]) -> Json:
     return {"data": data, "what": what, "data_seeds": chosen}
 
 
-def _method(label: str, runs: Mapping[Any, Json], rows: list[Json], first: list[Json], higher: bool) -> Json:
-    run = next(iter(runs.values()))
-    return {
-        "label": label,
-        "method": run["method"],
-        "training": run["training"],
-        **{key: run[key] for key in (USED, SHOWN) if key in run and COUNTED not in run},
-        **{name: mean_ci(row[name] for row in rows) for name in quantities.QUANTITIES},
-        "runs": rows,
-        "versus_first": {name: _paired(name, rows, first, higher) for name in quantities.QUANTITIES},
-    }
-
-
 def _paired(name: str, rows: Sequence[Json], first: Sequence[Json], higher: bool) -> Json:
     """Own minus first method's value, seed by seed; a win is a difference in the better direction."""
     sign = 1 if quantities.better_higher(name, higher) else -1
@@ -171,22 +171,6 @@ def _paired(name: str, rows: Sequence[Json], first: Sequence[Json], higher: bool
     differences = [pair["difference"] for pair in known]
     wins, losses = (sum(way * sign * one > 0 for one in differences) for way in (1, -1))
     return {**statistics.paired(differences), "wins": wins, "losses": losses, "pairs": known}
-
-
-def _judge(methods: Sequence[Json], higher: bool) -> None:
-    """Add to each paired difference Holm's p over the methods of the table, and the verdict by interval and that p.
-
-    None is passed on a method that was trained under another objective than the first.
-    """
-    others = methods[1:]
-    for name in quantities.QUANTITIES:
-        adjusted = statistics.holm({method["label"]: method["versus_first"][name]["p"] for method in others})
-        comparisons, better = sum(p is not None for p in adjusted.values()), quantities.better_higher(name, higher)
-        for method in others:
-            found = method["versus_first"][name]
-            found["p_holm"] = adjusted[method["label"]]
-            alike = method["objective"] == methods[0]["objective"]
-            found["verdict"] = statistics.corrected(found, better, comparisons) if alike else "other objective"
 
 
 def _caveats(run: Json, seeds: Sequence[Any]) -> list[str]:
@@ -259,17 +243,15 @@ def details(runs: Runs, everyone: Mapping[str, Runs]) -> Json:
     """
     metrics, sets = [quantities.site_metrics(run) for run in runs], [quantities.test_set_metrics(run) for run in runs]
     names = list(metrics[0])
+    rows = {m: [quantities.metric_row(run, m, f.get(m, {})) for run, f in zip(runs, metrics)] for m in names}
     return {
         "sites": {name: _over([found.get(name, {}) for found in metrics]) for name in names},
-        "metrics": {
-            name: _over([quantities.metric_row(run, name, f.get(name, {})) for run, f in zip(runs, metrics)])
-            for name in names
-        },
+        "metrics": {name: _over(each) for name, each in rows.items()},
         "domains": _over([quantities.domain_values(run) for run in runs]),
         "domains_of": quantities.domains_are(runs[0]),
         "test_sets": {name: _over([row.get(name, {}) for row in sets]) for name in sets[0] if sets[0][name]},
         "last_rounds": last_rounds(runs),
-        "cost": {name: _over([quantities.costs(run) for run in runs])[name] for name in quantities.COSTS},
+        "cost": _over([quantities.costs(run) for run in runs]),
         "joining": joining(runs, everyone),
         "benefit": benefit(runs),
     }
@@ -314,12 +296,7 @@ def spread_of(values: Iterable[float]) -> Json:
 
 
 def joining(runs: Runs, everyone: Mapping[str, Runs]) -> Json | None:
-    """What each site has from a method over training alone, see ``details``; None without ``solo``, and of it.
-
-    Args:
-        runs: of the method, one per seed.
-        everyone: label -> the runs of every method, in the same order of seeds.
-    """
+    """What each site has from a method over training alone, see ``details``; None without ``solo``, and of it."""
     alone = solo(everyone)
     if alone is None or runs[0]["method"]["id"] == SOLO:
         return None
@@ -335,7 +312,7 @@ def joining(runs: Runs, everyone: Mapping[str, Runs]) -> Json | None:
 
 
 def judged(said: Mapping[str, Json], higher: bool) -> dict[str, Json]:
-    """Site -> its paired difference with p_holm (over the sites) and verdict (``fairness.corrected``)."""
+    """Name of site or method -> its paired difference with p_holm over all and verdict (``fairness.corrected``)."""
     adjusted = statistics.holm({site: one["p"] for site, one in said.items()})
     count = sum(p is not None for p in adjusted.values())
     rows = {site: {**one, "p_holm": adjusted[site]} for site, one in said.items()}

@@ -190,12 +190,15 @@ def benefit(comparison: Json) -> Table | None:
     for method in reversed(methods):  # the first method's label counts, and its order below
         labels |= {name: found["label"] for name, found in method["detail"]["benefit"].items()}
     metrics = dict.fromkeys(name for m in methods for name in m["detail"]["benefit"])
-    shown = {**{kind: f"Sites: {kind}" for kind in VERDICTS}, "least": "Least benefit of a site"}
     rows = []
-    for metric, kind in product(metrics, shown):
-        told = {_key(i): m["detail"]["benefit"].get(metric) for i, m in enumerate(methods)}
-        cells = {key: _told(one, kind) for key, one in told.items() if one is not None}
-        rows.append(Row(f"{metric}/{kind}", shown[kind], cells, group=labels[metric]))
+    for metric in metrics:
+        found = [m["detail"]["benefit"].get(metric) for m in methods]
+        told = {_key(i): one for i, one in enumerate(found) if one is not None}
+        for kind in VERDICTS:
+            counts = {key: Cell(one[kind]["mean"], form=Form(digits=1)) for key, one in told.items()}
+            rows.append(Row(f"{metric}/{kind}", f"Sites: {kind}", counts, group=labels[metric]))
+        least = {key: Cell.of(one["least"], half=False, form=SIGNED) for key, one in told.items()}
+        rows.append(Row(f"{metric}/least", "Least benefit of a site", least, group=labels[metric]))
     caption = (
         "Each site's own word after the last round: the model that it uses against one trained alone, by the interval "
         "over its test patients; means over seeds, the least benefit with its 95 % interval over seeds."
@@ -245,7 +248,13 @@ def trees(comparison: Json) -> Table | None:
 def cost(comparison: Json) -> Table | None:
     methods = [m for m in comparison["methods"] if any(c["mean"] is not None for c in m["detail"]["cost"].values())]
     columns = [Column(name, capital(title), better="lower") for name, title in COSTS.items()]
-    rows = _down(methods, lambda m: {name: _cost(name, m["detail"]["cost"][name]["mean"]) for name in COSTS})
+
+    def cells(method: Json) -> dict[str, Cell]:
+        known = {name: one["mean"] for name, one in method["detail"]["cost"].items() if one["mean"] is not None}
+        words = {name: f"{text(n, 2)} s" if name == "seconds" else size(round(n)) for name, n in known.items()}
+        return {name: Cell(n, words=words[name]) for name, n in known.items()}
+
+    rows = _down(methods, cells)
     caption = "Means over seeds. Seconds are wall time of whatever else the machine did; runs side by side share it."
     return Table("cost", "Cost", columns, rows, caption=caption) if rows else None
 
@@ -297,19 +306,6 @@ def _judged(found: Json) -> dict[str, Cell]:
         **{key: Cell(found[key]) for key in ("p", "p_holm", "d", "g")},
     }
     return cells | ({"bootstrap": Cell.of(again, half=False)} if again.get("mean") is not None else {})
-
-
-def _told(found: Json, kind: str) -> Cell:
-    """The least benefit with its interval over seeds; of a number of sites the mean alone."""
-    if kind == "least":
-        return Cell.of(found[kind], half=False, form=SIGNED)
-    return Cell(found[kind]["mean"], form=Form(digits=1))
-
-
-def _cost(name: str, value: float | None) -> Cell:
-    if value is None:
-        return Cell()
-    return Cell(value, words=f"{text(value, 2)} s" if name == "seconds" else size(round(value)))
 
 
 def _columns(methods: Sequence[Json], **more: Any) -> list[Column]:
@@ -370,19 +366,15 @@ def comparison_csv(comparison: Json) -> str:
     """
     methods = comparison["methods"]
     judged = any("p" in pair for method in methods for pair in (method["versus_first"] or {}).values())
-    lines = [_csv_line(comparison, method, name, judged) for method in methods for name in _known(methods)]
+    lines = []
+    for method, name in product(methods, _known(methods)):
+        pair = (method["versus_first"] or {}).get(name) or {}
+        wins, again = pair.get("wins") if same_objective(comparison, method) else None, pair.get("bootstrap") or {}
+        line = [method["label"], name, *(method[name][key] for key in ("mean", "low", "high", "n"))]
+        line += [*(pair.get(key) for key in ("mean", "low", "high")), wins, objective_words(method)]
+        more = [*(pair.get(key) for key in ("p", "p_holm", "g", "verdict")), again.get("low"), again.get("high")]
+        lines.append(line + (more if judged else []))
     return table_files.csv_text(CSV_COLUMNS + STATISTICS if judged else CSV_COLUMNS, lines)
-
-
-def _csv_line(comparison: Json, method: Json, name: str, judged: bool) -> list[Any]:
-    pair = (method["versus_first"] or {}).get(name) or {}
-    wins = pair.get("wins") if same_objective(comparison, method) else None
-    line = [method["label"], name, *(method[name][key] for key in ("mean", "low", "high", "n"))]
-    line += [*(pair.get(key) for key in ("mean", "low", "high")), wins, objective_words(method)]
-    if judged:
-        again = pair.get("bootstrap") or {}
-        line += [*(pair.get(key) for key in ("p", "p_holm", "g", "verdict")), again.get("low"), again.get("high")]
-    return line
 
 
 def comparison_markdown(comparison: Json, command: str, versions: Mapping[str, str]) -> str:

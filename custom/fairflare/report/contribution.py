@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from fairflare.functional import shapley as functional
@@ -96,7 +97,7 @@ def contribution_tables(found: Mapping[str, Any]) -> list[Table]:
         f"the site (drop) and with coalitions alone (Shapley); mean over {plural(len(found['seeds']), 'seed')}, ± or "
         f"brackets: 95 % interval (Student t).{drawn} Shares count what is negative as 0."
     )
-    sites = Table("sites", "Sites", tuple(columns), tuple(rows), "Site", caption)
+    sites = Table("sites", "Sites", columns, rows, "Site", caption)
     return [sites, _agreement_table(together["agreement"])]
 
 
@@ -113,17 +114,14 @@ def _agreement_table(found: Mapping[str, Any]) -> Table:
     titles = {"pearson_x100": "Pearson x 100", "spearman": "Spearman", "cosine": "Cosine", "euclid": "Distance"}
     groups = {"leave_one_out": "Leave-one-out shares", "shapley": "Shapley shares"}
     used = [kind for kind in groups if any(kinds[kind] is not None for kinds in found.values())]
-    columns = tuple(
-        Column(f"{kind}-{name}", title, group=groups[kind], better="lower" if name == "euclid" else "higher")
-        for kind in used
-        for name, title in titles.items()
-    )
-    rows = [
-        Row(label, label, {f"{kind}-{name}": Cell.of(kinds[kind][name]) for kind in used for name in titles})
-        for label, kinds in found.items()
+    pairs = [*product(used, titles)]
+    columns = [
+        Column(f"{kind}-{name}", titles[name], groups[kind], "lower" if name == "euclid" else "higher")
+        for kind, name in pairs
     ]
+    rows = [Row(label, label, {f"{a}-{b}": Cell.of(kinds[a][b]) for a, b in pairs}) for label, kinds in found.items()]
     caption = "Weights of the last round (examples: shares of the examples) beside what the sites contribute."
-    return Table("agreement", "Agreement of weights with contributions", columns, tuple(rows), caption=caption)
+    return Table("agreement", "Agreement of weights with contributions", columns, rows, caption=caption)
 
 
 def shapley_shares(values: Mapping[str, Mapping[str, float | None]]) -> dict[str, float]:
@@ -142,15 +140,14 @@ def _shapley(found: Sequence[Json], sites: Sequence[str]) -> Json | None:
 
 
 def _measures(found: Sequence[Json], label: str, kind: str) -> Json | None:
-    pairs = [(one["methods"][label], _shares(one, kind)) for one in found]
-    measured = [agreements(weights, shares) for weights, shares in pairs if shares is not None]
+    measured = []
+    for one in found:
+        weights = one["methods"][label]
+        if kind == "leave_one_out":
+            measured.append(agreements(weights, clipped_shares({row["site"]: row["drop"] for row in one["sites"]})))
+        elif one["shapley"] is not None:
+            measured.append(agreements(weights, shapley_shares(one["shapley"])))
     return {name: mean_ci(one[name] for one in measured) for name in measured[0]} if measured else None
-
-
-def _shares(one: Json, kind: str) -> dict[str, float] | None:
-    if kind == "shapley":
-        return None if one["shapley"] is None else shapley_shares(one["shapley"])
-    return clipped_shares({row["site"]: row["drop"] for row in one["sites"]})
 
 
 Shares = Mapping[str, float]

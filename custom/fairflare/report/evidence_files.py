@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from fairflare.report.evidence_pack import RESULTS, Run, arrivals, notes, table
+from fairflare.report.evidence_pack import RESULTS, Run, arrivals, table
 from fairflare.report.values import rendered
 
 Json = dict[str, Any]
@@ -165,7 +165,7 @@ def _ref(ref: str) -> Json:
 
 def page(document: str, entries: Sequence[Entry], run: Run) -> str:
     seen = document == "protection"
-    where = notes()["where"].get(run.detail["env"]) if seen else None
+    where = table("items.yaml")["where"].get(run.detail["env"]) if seen else None
     more: Json = {"arrivals": arrivals(run) if seen else [], "leaves": run.leaves, "where": where, "documents": []}
     about = {key: DOCUMENTS[document][key] for key in ("title", "intro")}
     return rendered("evidence", entries=entries, shares=shares(entries), run=run.detail, **about, **more)
@@ -182,16 +182,13 @@ def index(filled: Filled, run: Run, made_bom: Json) -> str:
 
 def ledger(filled: Filled) -> Json:
     """Every item of every document with its parts and pointers, for programs."""
-    states = {name: [[part.state for part in entry.parts] for entry in entries] for name, entries in filled.items()}
     return {
-        name: [asdict(entry) | {"states": one} for entry, one in zip(entries, states[name], strict=True)]
+        name: [asdict(entry) | {"states": [part.state for part in entry.parts]} for entry in entries]
         for name, entries in filled.items()
     }
 
 
 TOKEN = re.compile(r"\{([^{}]+)\}")
-SCORE = "score"
-OTHER = ("documents", "notes", SCORE)
 
 
 @dataclass(frozen=True)
@@ -241,24 +238,17 @@ def questions() -> Mapping[str, Mapping[str, str]]:
     return table("human.yaml")
 
 
-def documents() -> list[str]:
-    return [name for name in table("items.yaml") if name not in OTHER]
-
-
 def fill(document: str, run: Run, human: Mapping[str, str]) -> list[Entry]:
     """The items of a document; ``human``: key -> text, blank where it is missing."""
-    return [_entry(row, run, human) for row in table("items.yaml")[document]]
-
-
-def _entry(row: Mapping[str, Any], run: Run, human: Mapping[str, str]) -> Entry:
-    parts = []
-    if "say" in row:
-        parts.append(_said(_list(row["say"]), run))
-    if "results" in row:
-        rows = tuple(RESULTS[row["results"]](run))
-        parts.append(Part("evidence", "", tuple(one["source"] for one in rows), rows))
-    parts += [Part("human", human.get(key, ""), (f"human: {key}",)) for key in _list(row.get("human", []))]
-    return Entry(row["item"], row.get("what", ""), tuple(parts))
+    entries = []
+    for row in table("items.yaml")[document]:
+        parts = [_said(_list(row["say"]), run)] if "say" in row else []
+        if "results" in row:
+            rows = tuple(RESULTS[row["results"]](run))
+            parts.append(Part("evidence", "", tuple(one["source"] for one in rows), rows))
+        parts += [Part("human", human.get(key, ""), (f"human: {key}",)) for key in _list(row.get("human", []))]
+        entries.append(Entry(row["item"], row.get("what", ""), tuple(parts)))
+    return entries
 
 
 def _said(sentences: Sequence[str], run: Run) -> Part:
@@ -284,7 +274,7 @@ def shares(entries: Sequence[Entry]) -> dict[str, int]:
 def score(bom: Any) -> tuple[float, list[str]]:
     """Completeness of a BOM in 0 to 100, and the fields that it lacks: see the end of ``items.yaml``."""
     total, lacks = 0.0, []
-    for category in table("items.yaml")[SCORE].values():
+    for category in table("items.yaml")["score"].values():
         missing = [name for name, path in category["fields"].items() if not _holds(bom, path.split("/"))]
         total += category["weight"] * (1 - len(missing) / len(category["fields"]))
         lacks += missing

@@ -13,17 +13,15 @@ from typing import Any
 from fairflare.engine.evaluation import LEVEL
 from fairflare.report.after import GAINS, LOSES
 from fairflare.report.rows import as_used
-from fairflare.report.values import listing, number, plural, size, stop, text
+from fairflare.report.values import environment, listing, number, plural, size, stop, text
 
 Json = dict[str, Any]
 Said = tuple[str, list[str]] | None
 """A text and the pointers that it is made of; None: the run does not say."""
 CALIBRATION = {"calibration": "calibration in the large", "slope": "calibration slope"}
 CALIBRATION |= {"ece": "expected calibration error"}
-SPLITS = {"val": "validation"}
 SPREAD = {"mean": "mean over hospitals", "std": "standard deviation over hospitals (ddof 0)"}
 SPREAD |= {"gap": "best minus worst hospital"}
-SIZES = ("n_examples", "n_val", "n_test")
 HERE = Path(__file__).parent / "evidence"
 
 
@@ -36,18 +34,12 @@ def table(name: str) -> dict[str, Any]:
     return found
 
 
-def notes() -> dict[str, Any]:
-    return table("items.yaml")["notes"]
-
-
 @dataclass(frozen=True)
 class Run:
     """A finished run.
 
     Attributes:
-        report: the content of ``report.json``.
-        entries: the lines of the audit log.
-        config: ``config.json`` without paths.
+        report, entries, config: of ``report.json``, the lines of the audit log, and ``config.json`` without paths.
         leaves: what its method may send, from the schema of what travels: name, meaning and exchanges.
         files: name -> SHA-256 and bytes of the files that lie in the pack.
         model: the file of the model that was evaluated: name, sha256 and bytes; None: it is not in the folder.
@@ -67,7 +59,7 @@ class Run:
 
     def value(self, token: str) -> Said:
         if token.startswith("@"):
-            return SENTENCES[token[1:]](self)
+            return SENTENCES[token[1:]](self) if token[1:] in SENTENCES else self._sentence(token[1:])
         where, colon, path = token.rpartition(":")
         if where == "config":
             content, base = self.config, "config.json#"
@@ -82,6 +74,15 @@ class Run:
         for step in path.split("/"):
             found = found.get(step) if isinstance(found, Mapping) else None
         return None if found in (None, "", [], {}) else (_words(found), [f"{base}/{path}"])
+
+    def _sentence(self, name: str) -> Said:
+        """A text of the table of items, and the places that it is made of."""
+        given = {**self.detail, "run": self, "where": table("items.yaml")["where"]}
+        made = environment().overlay(autoescape=False)
+        found = table("items.yaml")["sentences"][name]
+        words = made.from_string(found["say"]).render(given)
+        places = (made.from_string(place).render(given) for place in found["at"] if words)
+        return (words, [at(place[1:]) if place.startswith("/") else place for place in places]) if words else None
 
     def rounds(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         return ((i, entry) for i, entry in enumerate(self.entries, 1) if entry["event"] == "round")
@@ -221,28 +222,10 @@ RESULTS: Mapping[str, Callable[[Run], list[Json]]] = {
 }
 
 
-def _each(run: Run, words: str, needed: str = "site") -> str:
-    """A text for each site that has the ``needed`` number, joined."""
-    return "; ".join(words.format(**row) for row in run.detail["sites"] if row.get(needed))
-
-
 def _in_use(run: Run) -> list[tuple[str, Json]]:
     """Site and calibration of the model that it uses."""
     found = run.detail.get("clinical") or {}
     return [(row["site"], row.get(found["in_use"]) or {}) for row in found.get("rows") or ()]
-
-
-def _sites(run: Run) -> Said:
-    rows = run.detail["sites"]
-    return f"{plural(len(rows), 'hospital')}: {listing(row['site'] for row in rows)}.", [at("sites")]
-
-
-def _summary(run: Run) -> Said:
-    found = run.detail
-    words = f"{found['task']['title']}: a model trained with {found['method']['title']}"
-    how = "" if found["status"] == "completed" else f" (status of the run: {found['status']})"
-    where = f"at {plural(len(found['sites']), 'hospital')}, {plural(found['rounds_done'], 'round')}"
-    return f"{words} {where}{how}.", [at("task/title"), at("method/title"), at("rounds_done")]
 
 
 def _outcome(run: Run) -> Said:
@@ -250,32 +233,6 @@ def _outcome(run: Run) -> Said:
     if (run.detail.get("clinical") or {}).get("event") is not None:
         return f"Predicted risk of: {outcome(run)}.", [at("clinical/event"), at("task/classes")]
     return (f"One of: {listing(outcome(run, name) for name in classes)}.", [at("task/classes")]) if classes else None
-
-
-def _inputs(run: Run) -> Said:
-    features = (run.detail["task"].get("options") or {}).get("features")
-    return (f"Predictors: {', '.join(features.split(','))}.", [at("task/options/features")]) if features else None
-
-
-def _model(run: Run) -> Said:
-    name = (run.detail["task"].get("options") or {}).get("model")
-    return (f"Network: {name}.", [at("task/options/model")]) if isinstance(name, str) and name else None
-
-
-def _patients(run: Run) -> Said:
-    words = _each(run, "{site} {n_examples}", "n_examples")
-    return (f"Training examples by hospital: {words}.", [at("sites/*/n_examples")]) if words else None
-
-
-def _test_patients(run: Run) -> Said:
-    words = _each(run, "{site} {n_test:g}", "n_test")
-    return (f"Test examples by hospital, each its own: {words}.", [at("sites/*/n_test")]) if words else None
-
-
-def _splits(run: Run) -> Said:
-    rows = ([row["site"], *(f"{row.get(key) or 0:g}" for key in SIZES)] for row in run.detail["sites"])
-    words = "; ".join(f"{site} {'/'.join(sizes)}" for site, *sizes in rows)
-    return f"Training/validation/test by hospital: {words}.", [at(f"sites/*/{key}") for key in SIZES]
 
 
 def _tested(run: Run) -> Said:
@@ -316,17 +273,10 @@ def _measures(run: Run) -> Said:
 
 
 def _warnings(run: Run) -> Said:
-    found, learned = run.detail["caveats"], _learned(run)
+    found, learned = run.detail["caveats"], run.value("@learned")
     if learned and not run.detail["learned"]["learned"]:
         found = [learned[0], *found]
     return (" ".join(map(stop, found)), [*(learned[1] if learned else ()), at("caveats")]) if found else None
-
-
-def _learned(run: Run) -> Said:
-    found = run.detail.get("learned") or {}
-    where = f"{found.get('better')} of {found.get('compared')} hospitals"
-    words = f"Better than an answer that needs no network at {where}."
-    return (words, [at("learned")]) if found.get("compared") else None
 
 
 def _losing(run: Run) -> Said:
@@ -339,60 +289,12 @@ def _losing(run: Run) -> Said:
     return f"Loses against its own model: {words}." if words else none, [at("benefit/metrics")]
 
 
-def _training(run: Run) -> Said:
-    found, training = run.detail, run.detail["training"]
-    keys = ("optimizer", "lr", "batch_size", "epochs", "local_steps")
-    how = ", ".join(f"{key} {training[key]}" for key in keys if training.get(key))
-    rounds = f"{found['rounds_done']} of {found['rounds_planned']} rounds"
-    words = f"{found['method']['title']}, {rounds}, seed {found['seed']}"
-    return f"{words}; {how}.", [at(key) for key in ("method", "rounds_done", "seed", "training")]
-
-
-def _after(run: Run) -> Said:
-    steps = run.detail.get("after") or []
-    splits = (SPLITS.get(one["split"], one["split"]) for one in steps)
-    words = "; ".join(f"{one['title']} ({one['by']}), on the {of} split" for one, of in zip(steps, splits))
-    return (f"{words}.", [at("after")]) if steps else None
-
-
-def _status(run: Run) -> Said:
-    done = run.detail["status"] == "completed"
-    return f"http://schema.org/{'Completed' if done else 'Failed'}ActionStatus", [at("status")]
-
-
-def _model_file(run: Run) -> Said:
-    if not run.model:
-        return None
-    name, digest, length = run.model
-    return f"{name} in the run's folder ({size(length)}, SHA-256 {digest}); it is not in this pack.", [name]
-
-
-def _model_size(run: Run) -> Said:
-    return (str(run.model[2]), [run.model[0]]) if run.model else None
-
-
-def _log(run: Run) -> Said:
-    first, last = run.entries[0], run.entries[-1]
-    words = f"{len(run.entries)} lines from {first['time']} to {last['time']}, each with the hash of the one before"
-    return f"{words}; the last is {last['hash']}.", ["audit.jsonl"]
-
-
-def _preflight(run: Run) -> Said:
-    found = "; ".join(f"{one.get('site')}: {one.get('code')}" for one in run.detail.get("preflight") or ())
-    return f"Checks before the first round found {found or 'nothing'}.", [at("preflight")]
-
-
 def _incidents(run: Run) -> Said:
     lines = [(i, entry) for i, entry in enumerate(run.entries, 1) if entry.get("rejected")]
     rows = (f"line {i}, {e['event']}: {s} ({why['code']})" for i, e in lines for s, why in e["rejected"].items())
     if not lines:
         return "The log names no refused and no missing answer.", [at("contributions")]
     return "; ".join(rows) + ".", [f"audit.jsonl:{i}#/rejected" for i, _ in lines]
-
-
-def _resumed(run: Run) -> Said:
-    after = run.detail["provenance"]["resumed_after"]
-    return (f"After rounds {listing(map(str, after))}." if after else "None."), [at("provenance/resumed_after")]
 
 
 def _states(run: Run) -> Said:
@@ -402,35 +304,12 @@ def _states(run: Run) -> Said:
     return (words, [f"audit.jsonl:{i}#/model_sha256" for i in (lines[0], lines[-1])]) if lines else None
 
 
-def _environment(run: Run) -> Said:
-    return notes()["where"].get(run.detail["env"], notes()["where"]["else"]), [at("env")]
-
-
-def _least(run: Run) -> Said:
-    least = run.config.get("min_count")
-    words = notes()["least"] if least is not None else "No minimum: no group's number leaves."
-    return words.format(least=least), ["config.json#/min_count"]
-
-
-def _held_back(run: Run) -> Said:
-    cells = (run.detail.get("groups") or {}).get("cells")
-    if not cells:
-        return None
-    words = f"{cells['expected'] - cells['sent']} of {cells['expected']} pairs of hospital and group were not sent."
-    return words, [at("groups/cells")]
-
-
-def _secure(run: Run) -> Said:
-    how = run.detail["secure_sum"]
-    return notes()["clear" if how == "none" else "secure"].format(how=how), [at("secure_sum")]
-
-
 SENTENCES: Mapping[str, Callable[[Run], Said]] = {
     name[1:]: one
     for name, one in list(globals().items())
     if name.startswith("_") and getattr(one, "__annotations__", {}).get("return") == "Said"
 }
-"""What ``{@name}`` stands for in the table of items."""
+"""What ``{@name}`` stands for in the table of items, where no text of the table says it."""
 
 
 def arrivals(run: Run) -> list[Json]:

@@ -33,12 +33,17 @@ def finite(values: Values) -> dict[str, float]:
 
 def mean(values: Values | Iterable[float | None]) -> float | None:
     """Unweighted mean over sites: every hospital counts once, however large."""
-    return _mean(_known(values))
+    known = _known(values)
+    return math.fsum(known) / len(known) if known else None
 
 
 def std(values: Values | Iterable[float | None], ddof: Literal[0, 1] = 0) -> float | None:
     """Standard deviation over sites, >= 0; None where fewer than ddof + 1 sites have a value."""
-    return _std(_known(values), ddof)
+    known = _known(values)
+    centre = mean(known)
+    if centre is None or len(known) <= ddof:
+        return None
+    return math.sqrt(math.fsum((value - centre) ** 2 for value in known) / (len(known) - ddof))
 
 
 def variance(values: Values, ddof: Literal[0, 1] = 0) -> float | None:
@@ -112,7 +117,7 @@ def bottom_decile(values: Values, higher_is_better: bool = True) -> float | None
     The "worst 10 %" of q-FFL (Li et al., ICLR 2020, https://arxiv.org/abs/1905.10497, Section 4).
     """
     ordered = sorted(finite(values).values(), reverse=not higher_is_better)
-    return _mean(ordered[: math.ceil(len(ordered) / 10)])
+    return mean(ordered[: math.ceil(len(ordered) / 10)])
 
 
 def jain(values: Values) -> float | None:
@@ -155,7 +160,7 @@ def mean_ci(values: Iterable[float | None], level: float = 0.95) -> dict[str, fl
     if not 0 < level < 1:
         raise ValueError(f"expected 0 < level < 1, got {level}")
     known = _known(values)
-    centre, spread = _mean(known), _std(known, ddof=1)
+    centre, spread = mean(known), std(known, ddof=1)
     if centre is None or spread is None:
         return {"mean": centre, "low": None, "high": None, "n": len(known)}
     half = float(stdtrit(len(known) - 1, (1 + level) / 2)) * spread / math.sqrt(len(known))
@@ -194,17 +199,6 @@ def _known(values: Values | Iterable[float | None]) -> list[float]:
     return [value for value in map(number, held) if value is not None]
 
 
-def _mean(known: Sequence[float]) -> float | None:
-    return math.fsum(known) / len(known) if known else None
-
-
-def _std(known: Sequence[float], ddof: int) -> float | None:
-    centre = _mean(known)
-    if centre is None or len(known) <= ddof:
-        return None
-    return math.sqrt(math.fsum((value - centre) ** 2 for value in known) / (len(known) - ddof))
-
-
 EXACT_TO = 12
 """Up to this many pairs every one of the 2^n sign patterns is looked at; beyond it ``RESAMPLES`` drawn ones."""
 RESAMPLES = 9_999
@@ -218,16 +212,12 @@ Scores = Mapping[Any, Sequence[float]]
 
 
 def paired(differences: Iterable[float | None], *, seed: int = 0) -> dict[str, Any]:
-    """Everything that is said of one set of paired differences.
-
-    Args:
-        differences: own minus the reference's value, one per seed; missing and non-finite ones are left out.
-        seed: of the drawn sign patterns, where there are more than ``EXACT_TO`` pairs.
+    """Everything that is said of paired differences, one per seed; missing and non-finite ones are left out.
 
     Returns:
         mean, low, high, n (``mean_ci``: Student t, 95 %), p and p_exact (``sign_flip``), d and g (``effect_size``).
     """
-    known = [value for value in map(number, differences) if value is not None]
+    known = _known(differences)
     p, exact = sign_flip(known, seed=seed)
     return {**mean_ci(known), "p": p, "p_exact": exact, **effect_size(known)}
 
@@ -266,16 +256,12 @@ def effect_size(differences: Sequence[float]) -> dict[str, float | None]:
     """
     import numpy as np
 
-    n = len(differences)
-    if n < 2 or len(set(differences)) < 2:
-        return {"d": None, "g": None}
-    d = float(np.mean(differences) / np.std(differences, ddof=1))
+    d = float(np.mean(differences) / np.std(differences, ddof=1)) if len(set(differences)) > 1 else math.nan
     if not math.isfinite(d):
         return {"d": None, "g": None}
-    m = n - 1
-    if m < 2:
-        return {"d": d, "g": None}
-    return {"d": d, "g": d * math.exp(math.lgamma(m / 2) - math.lgamma((m - 1) / 2)) / math.sqrt(m / 2)}
+    m = len(differences) - 1
+    g = d * math.exp(math.lgamma(m / 2) - math.lgamma((m - 1) / 2)) / math.sqrt(m / 2) if m > 1 else None
+    return {"d": d, "g": g}
 
 
 def holm(values: Mapping[str, float | None]) -> dict[str, float | None]:
@@ -285,8 +271,7 @@ def holm(values: Mapping[str, float | None]) -> dict[str, float | None]:
     smaller than one before it. Missing values stay missing and do not count.
     """
     known = sorted((value, key) for key, value in values.items() if value is not None)
-    found, least = dict.fromkeys(values), 0.0
-    adjusted: dict[str, float | None] = dict(found)
+    adjusted, least = dict[str, float | None](dict.fromkeys(values)), 0.0
     for place, (value, key) in enumerate(known):
         least = max(least, min(1.0, value * (len(known) - place)))
         adjusted[key] = least
@@ -302,11 +287,7 @@ def verdict(found: Mapping[str, Any], higher_is_better: bool) -> Verdict:
 
 
 def corrected(found: Mapping[str, Any], higher_is_better: bool, comparisons: int) -> Verdict:
-    """``verdict``, and of several comparisons only where Holm's p is at most ``LEVEL``; one needs no correction.
-
-    Args:
-        comparisons: over how many p_holm was taken.
-    """
+    """``verdict``, and of several ``comparisons`` only where Holm's p is at most ``LEVEL``; one needs no correction."""
     said, p = verdict(found, higher_is_better), found.get("p_holm")
     return said if comparisons < 2 or (p is not None and p <= LEVEL) else "cannot be told"
 
@@ -325,17 +306,13 @@ def hierarchical(
     methods see the same patients, so that what a resample does to both cancels.
 
     Args:
-        own: seed -> the quantity with each resample of the patients.
-        reference: the same of the other method, with the same resamples.
+        own, reference: seed -> the quantity of each method with each resample of the patients, the same for both.
         crossed: all seeds have the same patients, and the k-th resample is the same for all of them: a draw takes one
             resample, for all of its seeds. Resamples drawn for each seed apart would count the same patients anew with
             every seed, and the interval would be too narrow.
 
     Returns:
         mean (over all resamples), low, high, draws, level. No interval without a resample.
-
-    Raises:
-        ValueError: seeds or numbers of resamples differ.
     """
     import numpy as np
 
@@ -371,8 +348,7 @@ def _whole(rows: Sequence[Any]) -> list[Any]:
 def sentence(label: str, reference: str, what: str, found: Mapping[str, Any]) -> str:
     """One pair in words: "A: its worst site is better than that of B: +0.030 (95 % interval +0.010 to +0.050; ...)."
 
-    Args:
-        found: a paired difference of ``compare``, with verdict, p_holm and wins.
+    ``found``: a paired difference of ``compare``, with verdict, p_holm and wins.
     """
     if found.get("mean") is None:
         return f"{label}: no {what} to compare with {reference}."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,10 @@ def site_bars(figure: Figure, summary: Json) -> str | None:
     else:
         axes = svg.bars(figure, [(row["site"], row["value"], colours.get(row["site"], svg.GREY)) for row in rows])
         svg.whiskers(axes, [row["intervals"].get(summary["headline"]) for row in rows])
-    _mean_line(axes, fairness)
+    axes.axvline(fairness["mean"], color=svg.BLUE, linewidth=1.8, label=f"mean over sites, {text(fairness['mean'])}")
+    low, high, level = (fairness["ci"][key] for key in ("low", "high", "level"))
+    if low is not None:
+        axes.axvspan(low, high, color=svg.BLUE, alpha=0.15, linewidth=0, label=f"its {level:.0%} interval")
     svg.legend(figure, axes, f"{metric}\n(own test split, {_model(summary)})")
     return f"{capital(metric)} by site: worst {text(fairness['worst']['value'])}, gap {text(fairness['gap'])}"
 
@@ -82,7 +86,10 @@ def metric_rounds(figure: Figure, summary: Json) -> str | None:
     means = [row["mean"] for row in rounds if row["mean"] is not None]
     if not means:
         return None
-    numbers, (lowest, role) = _numbers(summary), _lowest(summary)
+    lowest, role = summary["fairness"]["worst"]["site"], "worst served"
+    if lowest is None:  # without a final evaluation
+        lowest, role = [row["worst"]["site"] for row in rounds if row["mean"] is not None][-1], "lowest at the end"
+    numbers = _numbers(summary)
     axes = svg.over_rounds(figure, numbers)
     others = (site for row in rounds for site in row["metric"] if site != lowest)
     _grey_curves(axes, summary, "metric", in_order(others))
@@ -189,13 +196,6 @@ def _weights(figure: Figure, axes: Axes, weights: Sequence[float], away: Sequenc
     svg.legend(figure, axes, y="aggregation weight (fraction)")
 
 
-def _mean_line(axes: Axes, fairness: Json) -> None:
-    axes.axvline(fairness["mean"], color=svg.BLUE, linewidth=1.8, label=f"mean over sites, {text(fairness['mean'])}")
-    low, high, level = (fairness["ci"][key] for key in ("low", "high", "level"))
-    if low is not None:
-        axes.axvspan(low, high, color=svg.BLUE, alpha=0.15, linewidth=0, label=f"its {level:.0%} interval")
-
-
 def _grey_curves(axes: Axes, summary: Json, part: str, sites: Sequence[str]) -> None:
     """A line per site; the range of the middle nine tenths of them where there are too many to tell apart."""
     if len(sites) > svg.MANY:
@@ -212,15 +212,6 @@ def _numbers(summary: Json) -> list[int]:
 
 def _model(summary: Json) -> str:
     return "final model" if summary["status"] == "completed" else "last model"
-
-
-def _lowest(summary: Json) -> tuple[str, str]:
-    """The worst served site; without a final evaluation, the lowest in the last round that has values."""
-    site = summary["fairness"]["worst"]["site"]
-    if site is not None:
-        return site, "worst served"
-    known = [row["worst"]["site"] for row in summary["rounds"] if row["mean"] is not None]
-    return known[-1], "lowest at the end"
 
 
 def _picked(summary: Json, rows: Sequence[Json]) -> dict[str, tuple[str, str]]:
@@ -388,15 +379,14 @@ def _panel(
     return {"lines": lines, "ticks": [(f"{v:g}", (high - v) / (high - low) * 112) for v in values], "names": names}
 
 
-def front_figure(comparison: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """The points as an SVG element, the front joined by a line, dominated ones in grey; "" for fewer than two."""
-    return svg.rendered("pareto", lambda figure: _front(figure, comparison, found)) if len(found["points"]) > 1 else ""
-
-
-def _front(figure: Figure, comparison: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    rows, methods = found["points"], {method["label"]: method for method in comparison["methods"]}
+@svg.inline("pareto")
+def front_figure(figure: Figure, comparison: Json) -> str | None:
+    """The points of the comparison's ``pareto``, the front joined by a line, dominated ones in grey."""
+    found, methods = comparison.get("pareto"), {method["label"]: method for method in comparison["methods"]}
+    if not found or len(rows := found["points"]) < 2:
+        return None
     figure.set_figheight(3.4 + 0.22 * len(rows))
-    axes = figure.subplots()
+    axes: Any = figure.subplots()
     best = [row for row in rows if not row["dominated_by"]]
     axes.plot([row["x"] for row in best], [row["y"] for row in best], "-", color=svg.BLUE, linewidth=1, zorder=1)
     markers = "osD^vP*X<>"
@@ -404,20 +394,15 @@ def _front(figure: Figure, comparison: Mapping[str, Any], found: Mapping[str, An
         color, mark = (svg.GREY, " (dominated)") if row["dominated_by"] else (svg.BLUE, "")
         label, marker = svg.short(row["label"], 34) + mark, markers[i % len(markers)]
         axes.plot([row["x"]], [row["y"]], marker, color=color, markeredgecolor=svg.DARK, markersize=7, label=label)
-        _intervals(axes, methods[row["label"]], found, color)
+        across, up = (methods[row["label"]][found[key]["quantity"]] for key in "xy")
+        for key, one in (("xerr", across), ("yerr", up)):
+            if one["low"] is not None:
+                ends = {key: [[one["mean"] - one["low"]], [one["high"] - one["mean"]]]}
+                axes.errorbar([across["mean"]], [up["mean"]], **ends, fmt="none", ecolor=color, linewidth=0.8, zorder=0)
     sides = ["higher" if found[key]["higher_is_better"] else "lower" for key in "xy"]
     x, y = (f"{found[key]['name']} ({side} is better)" for key, side in zip("xy", sides))
     svg.legend(figure, axes, x, y, columns=1)
     return f"Pareto front: {found['y']['name']} against {found['x']['name']}"
-
-
-def _intervals(axes: Any, method: Mapping[str, Any], found: Mapping[str, Any], color: str) -> None:
-    x, y = (method[found[key]["quantity"]] for key in "xy")
-    for key, one, other in (("xerr", x, y), ("yerr", y, x)):
-        if one["low"] is not None:
-            ends = [[one["mean"] - one["low"]], [one["high"] - one["mean"]]]
-            place = (one["mean"], other["mean"]) if key == "xerr" else (other["mean"], one["mean"])
-            axes.errorbar([place[0]], [place[1]], **{key: ends}, fmt="none", ecolor=color, linewidth=0.8, zorder=0)
 
 
 @svg.inline("search")
@@ -428,9 +413,7 @@ def progress(figure: Figure, found: Json) -> str | None:
     if len(points) < 2:
         return None
     axes = figure.subplots()
-    best: list[float] = []
-    for _, score in points:
-        best.append(max([score, *best[-1:]]))
+    best = [*accumulate((score for _, score in points), max)]
     numbers = [trial for trial, _ in points]
     axes.plot(numbers, [score for _, score in points], "o", color=svg.BLUE, label="trial")
     axes.step(numbers, best, where="post", color=svg.ORANGE, label="best so far")

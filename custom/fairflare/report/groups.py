@@ -83,8 +83,8 @@ def split_name(name: str, keys: Sequence[str], classes: Sequence[str]) -> tuple[
     return None if found is None else (found, name[len(found) + 2 :])
 
 
-def true_positive_rates(values: Values, keys: Sequence[str], classes: Sequence[str]) -> Rates:
-    """P(predicted class = y | class y, attribute a) of every known group (y, a), which is that group's accuracy."""
+def by_class(values: Values, keys: Sequence[str], classes: Sequence[str]) -> Rates:
+    """Class y -> attribute a -> the value of every known group (y, a): of accuracies P(predicted class = y | y, a)."""
     rates: Rates = {}
     for name, value in finite(values).items():
         cell = split_name(name, keys, classes)
@@ -203,7 +203,10 @@ def group_section(trail: Trail, config: Json, about: Json) -> Json | None:
         (``unseen`` for each of ``RADII``). None where the run has no groups or its log holds nothing.
     """
     by = config.get("group_by") or NONE
-    sent = _sent(trail)
+    answers = {
+        site: (splits or {}).get("groups") or {} for site, splits in (trail.evaluation.get("sites") or {}).items()
+    }
+    sent: Json = {site: answers[site][SPLIT] or {} for site in in_order(answers) if SPLIT in answers[site]}
     if by == NONE or not sent:
         return None
     names = list(dict.fromkeys([*(about.get("groups") or ()), *(name for cells in sent.values() for name in cells)]))
@@ -245,16 +248,8 @@ def _levels(values: Mapping[str, float], sent: Mapping[str, Cells]) -> Json:
     return {**found, "harmonic": harmonic(sites, among), "harmonic_printed": harmonic_printed(sites, among)}
 
 
-def _sent(trail: Trail) -> dict[str, Mapping[str, Any]]:
-    """Site -> group -> cell, for the sites whose evaluation says what it has to say of groups."""
-    sites = trail.evaluation.get("sites") or {}
-    answers = {site: (splits or {}).get("groups") or {} for site, splits in sites.items()}
-    return {site: answers[site][SPLIT] or {} for site in in_order(answers) if SPLIT in answers[site]}
-
-
 def _group_row(name: str, found: Mapping[str, Json], sent: Mapping[str, Any]) -> Json:
-    cells = {site: known_cells(cells).get(name) for site, cells in sent.items()}
-    by_site = {site: cell[1] for site, cell in cells.items() if cell is not None}
+    by_site = {site: known[name][1] for site, cells in sent.items() if name in (known := known_cells(cells))}
     ends = {"lowest": worst(by_site), "highest": best(by_site)}
     told = {end: {"site": site, "value": value} for end, (site, value) in ends.items()}
     return {"group": name, **found.get(name, {"n": None, "value": None}), "sites": len(by_site), **told}
@@ -264,10 +259,9 @@ def _opportunity(
     values: Mapping[str, float], names: Sequence[str], keys: Sequence[str], classes: Sequence[str]
 ) -> Json | None:
     """Per class the rates, gap and worst rate; on top those of the positive class, or over all classes beyond two."""
-    every = true_positive_rates(dict.fromkeys(names, 0.0), keys, classes)
+    every, rates = (by_class(one, keys, classes) for one in (dict.fromkeys(names, 0.0), values))
     if not every:
         return None
-    rates = true_positive_rates(values, keys, classes)
     rows = []
     for name, attributes in every.items():
         own = rates.get(name, {})

@@ -34,9 +34,7 @@ class OutOfFold:
 
     Attributes:
         labels: (n,) 0 or 1.
-        risks: (1 + C, R, n): the own model's, then those of the candidates.
-        deployed: with it the hospital's regression says how far models are from the true risks (``slopes``), not its
-            outcomes alone.
+        risks, deployed: as of ``Hospital``.
         folds: (R, n) in which each patient is tested; for scores over pairs.
     """
 
@@ -59,7 +57,6 @@ def answers(
     Args:
         sites: hospitals with patients enough.
         candidates: names of the candidates, in the order of the risks.
-        design: how patients were tested.
         margin: a loss that does not matter, for the mix of models; 0: strict.
         new_size: patients of a hospital that is not in the federation.
 

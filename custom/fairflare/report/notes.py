@@ -43,7 +43,8 @@ def note_sections(trail: Trail, data_shares: Mapping[str, float | None]) -> list
 
 def series(rounds: Sequence[Mapping[str, Any]], section: Mapping[str, Any]) -> dict[str, list[float | None]]:
     """Name -> value per recorded round of a note per round, site or group; the name of a note per round is ""."""
-    each = [_flat(row, section["name"], section["per"] == "round") for row in rounds]
+    values, single = ((row.get("notes") or {}).get(section["name"]) for row in rounds), section["per"] == "round"
+    each = [finite({"": v} if single else v if isinstance(v, Mapping) else {}) for v in values]
     return {name: [values.get(name) for values in each] for name in in_order(n for values in each for n in values)}
 
 
@@ -62,7 +63,10 @@ def _section(note: Note, trail: Trail, data_shares: Mapping[str, float | None]) 
     ]
     section = {**about, "rounds": max(map(len, known.values())), "rows": rows}
     if note.mark_above:
-        section["usual"] = _mark(rows, note.mark_above)
+        usual = section["usual"] = median(row["median"] for row in rows)
+        for row in rows:
+            row["ratio"] = row["median"] / usual if usual else None
+            row["marked"] = row["ratio"] is not None and row["ratio"] > note.mark_above
     if note.shares and note.per == "site":
         for row in rows:
             row["data_share"] = number(data_shares.get(row["name"]))
@@ -72,19 +76,14 @@ def _section(note: Note, trail: Trail, data_shares: Mapping[str, float | None]) 
     return section
 
 
-def _mark(rows: Sequence[Json], factor: float) -> float:
-    """Set ratio and marked of every row, and return the median of the rows' medians."""
-    usual = median(row["median"] for row in rows)
-    for row in rows:
-        row["ratio"] = row["median"] / usual if usual else None
-        row["marked"] = row["ratio"] is not None and row["ratio"] > factor
-    return usual
-
-
 def _table(note: Note, trail: Trail) -> tuple[dict[str, dict[str, float]], int]:
     """Row -> column -> number of a two-fold note, and the number of rounds that have one."""
-    each = [_twofold(record, note.name) for record in trail.rounds]
-    each = [found for found in each if found]
+    each = []
+    for record in trail.rounds:
+        noted = (record.get("notes") or {}).get(note.name)
+        rows = noted.items() if isinstance(noted, Mapping) else ()
+        known = {row: finite(columns) for row, columns in rows if isinstance(columns, Mapping)}
+        each += [found] if (found := {row: columns for row, columns in known.items() if columns}) else []
     if note.over == "last":
         return (each[-1] if each else {}), len(each)
     values: dict[str, dict[str, list[float]]] = {}
@@ -94,18 +93,6 @@ def _table(note: Note, trail: Trail) -> tuple[dict[str, dict[str, float]], int]:
                 values.setdefault(row, {}).setdefault(column, []).append(value)
     means = {row: {column: sum(v) / len(v) for column, v in columns.items()} for row, columns in values.items()}
     return means, len(each)
-
-
-def _flat(record: Mapping[str, Any], name: str, single: bool) -> Values:
-    value = (record.get("notes") or {}).get(name)
-    return finite({"": value} if single else value if isinstance(value, Mapping) else {})
-
-
-def _twofold(record: Mapping[str, Any], name: str) -> dict[str, dict[str, float]]:
-    value = (record.get("notes") or {}).get(name)
-    rows = value if isinstance(value, Mapping) else {}
-    known = {row: finite(columns) for row, columns in rows.items() if isinstance(columns, Mapping)}
-    return {row: columns for row, columns in known.items() if columns}
 
 
 View = Mapping[str, Any]
@@ -125,10 +112,7 @@ def note_figure(summary: View, section: View) -> str:
     draw = {"lines": _lines, "bars": _bars, "map": _map}.get(section["chart"])
     if draw is None:
         return ""
-    if "table" in section:
-        draw = _map
-    elif draw is _map:
-        draw = _lines
+    draw = _map if "table" in section else _lines if draw is _map else draw
     return svg.rendered(f"note-{section['name']}", lambda figure: draw(figure, summary, section))
 
 
@@ -171,11 +155,25 @@ def _bars(figure: Figure, summary: View, section: View) -> str | None:
 
 def _map(figure: Figure, summary: View, section: View) -> str | None:
     """Rows downwards, columns across; shares as colour how many times equal ones they are, others as they are."""
-    rows = section["table"] if section["per"] == "layer" else _turned(section["table"])
+    rows: Table = section["table"]
+    if section["per"] != "layer":  # groups downwards and sites across
+        groups = in_order(group for row in rows.values() for group in row)
+        rows = {group: {site: row.get(group) for site, row in section["table"].items()} for group in groups}
     known = [value for row in rows.values() for value in row.values() if value is not None]
-    columns = len({name for row in rows.values() for name in row})
-    even = 1 / (columns if section["per"] == "layer" else len(known)) if section["shares"] else None
-    _shaded(figure, rows, even, _quantity(section))
+    names, across = list(rows), in_order(column for row in rows.values() for column in row)
+    even = 1 / (len(across) if section["per"] == "layer" else len(known)) if section["shares"] else None
+    tall = len(names) >= TALL
+    figure.set_figheight(max(3.0, 1.9 + (0.11 if tall else 0.19) * len(names)))
+    axes = figure.subplots()
+    values = [[number(rows[name].get(column)) for column in across] for name in names]
+    _shade(figure, axes, values, even, _quantity(section))
+    step = 2 if tall else 1
+    axes.set_yticks(range(0, len(names), step), [svg.short(name, 26) for name in names[::step]], fontsize=7.5)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xticks(range(len(across)), [svg.short(name, 16) for name in across], rotation=60, ha="right", fontsize=8)
+    axes.grid(visible=False)
+    if any(value is None for row in values for value in row):
+        axes.set_xlabel("grey: no value", fontsize=8.5)
     equal = "" if even is None else f", equal would be {text(even)}"
     return f"{section['label']}, {_when(section)}: {_ends(known)}{equal}"
 
@@ -228,28 +226,6 @@ def _ends(values: Any) -> str:
     known = list(values)
     low, high, decimals = min(known), max(known), digits(known)
     return text(low, decimals) if low == high else f"{text(low, decimals)} to {text(high, decimals)}"
-
-
-def _turned(table: Table) -> dict[str, dict[str, float | None]]:
-    """Groups downwards and sites across, from a mapping of sites to groups."""
-    groups = in_order(group for row in table.values() for group in row)
-    return {group: {site: row.get(group) for site, row in table.items()} for group in groups}
-
-
-def _shaded(figure: Figure, table: Table, even: float | None, quantity: str) -> None:
-    rows, columns = list(table), in_order(column for row in table.values() for column in row)
-    tall = len(rows) >= TALL
-    figure.set_figheight(max(3.0, 1.9 + (0.11 if tall else 0.19) * len(rows)))
-    axes = figure.subplots()
-    values = [[number(table[row].get(column)) for column in columns] for row in rows]
-    _shade(figure, axes, values, even, quantity)
-    step = 2 if tall else 1
-    axes.set_yticks(range(0, len(rows), step), [svg.short(name, 26) for name in rows[::step]], fontsize=7.5)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xticks(range(len(columns)), [svg.short(name, 16) for name in columns], rotation=60, ha="right", fontsize=8)
-    axes.grid(visible=False)
-    if any(value is None for row in values for value in row):
-        axes.set_xlabel("grey: no value", fontsize=8.5)
 
 
 def _shade(
@@ -364,11 +340,10 @@ def _note_columns(section: View) -> list[NoteColumn]:
 
 
 def _twofold_table(section: View) -> dict[str, Any]:
-    rows, kinds = section["table"], {"layer": ("Layer", "sites"), "cell": ("Site", "groups")}
+    rows, (first, across) = section["table"], {"layer": ("Layer", "sites"), "cell": ("Site", "groups")}[section["per"]]
     names = in_order(name for row in rows.values() for name in row)
     decimals = digits(value for row in rows.values() for value in row.values())
     when = "mean over rounds" if section["over"] == "mean" else "last round"
-    first, across = kinds[section["per"]]
     cells = {name: [text(row.get(column), decimals) for column in names] for name, row in rows.items()}
     shown = [{"name": name, "marked": False, "cells": own} for name, own in cells.items()]
     title = f"{section['label']}, {when}: {across} across."

@@ -110,9 +110,7 @@ def render_edition(found: Json) -> str:
 def render_compare(comparison: Json) -> str:
     from fairflare.report.figures import forest, front_figure, method_points, tradeoff
 
-    front = comparison.get("pareto")
-    middle = front_figure(comparison, front) if front else ""
-    figures = (method_points(comparison), forest(comparison), middle, tradeoff(comparison))
+    figures = [draw(comparison) for draw in (method_points, forest, front_figure, tradeoff)]
     methods = comparison["methods"]
     return rendered(
         "compare",
@@ -357,7 +355,9 @@ def standing(values: Mapping[str, float | None], site: str) -> Json:
     if len(others) >= 2 * LEAST:
         middle = len(others) // 2
         found["halves"] = [_rounded_mean(others[:middle]), _rounded_mean(others[middle:])]
-        found["part"] = None if own is None else _third_of(own, others)
+        if own is not None:  # by the share of the others that lie below, ties counting half
+            below = sum((value < own) + (value == own) / 2 for value in others)
+            found["part"] = PARTS[min(2, int(3 * below / len(others)))]
     return found
 
 
@@ -398,12 +398,6 @@ def over_rounds(rows: Sequence[Mapping[str, Any]], part: str, site: str) -> list
 def _rounded_mean(values: Sequence[float]) -> float | None:
     found = mean(values)
     return None if found is None else round(found, DIGITS)
-
-
-def _third_of(own: float, others: Sequence[float]) -> str:
-    """By the share of the others that lie below, ties counting half."""
-    below = sum((value < own) + (value == own) / 2 for value in others)
-    return PARTS[min(2, int(3 * below / len(others)))]
 
 
 AWAY = {"absent": "did not answer", "no_answer": "did not answer in time", "late": "answered too late"}

@@ -12,7 +12,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.metric import named
 from fairflare.report.audit_reader import SUMMARISED
 from fairflare.report.fairness import bottom_decile, gini, mean, std, variance, worst
-from fairflare.report.groups import demographic_parity, split_name, true_positive_rates
+from fairflare.report.groups import by_class, demographic_parity
 from fairflare.report.rows import QUANTITIES as PERSONAL
 from fairflare.report.rows import personal_quantities
 from fairflare.report.sanity_checks import QUANTITIES as LEARNED
@@ -156,23 +156,17 @@ def last_values(run: Json, kind: str) -> list[float]:
 
 def _group_fairness(run: Json) -> Json:
     """Gaps over the values of a sensitive attribute; None unless groups join the label and attributes."""
-    groups = run.get("groups") or {}
+    groups, classes = run.get("groups") or {}, run["task"].get("classes") or []
     found = groups.get("equal_opportunity") or {}
-    gaps = [row["gap"] for row in found.get("classes") or () if row["gap"] is not None]
-    whole = bool(gaps) and len(gaps) == len(found.get("classes") or ())
-    parity = _parity(groups, run["task"].get("classes") or [])
-    return {"eo_gap": found.get("gap"), "equalised_odds": max(gaps) if whole else None, "demographic_parity": parity}
-
-
-def _parity(groups: Json, classes: Sequence[str]) -> float | None:
+    gaps = [row["gap"] for row in found.get("classes") or ()]
     keys = [key.strip() for key in str(groups.get("by") or "").split("+")]
     cells = {row["group"]: row for row in groups.get("rows") or () if row["value"] is not None}
-    rates = true_positive_rates({name: row["value"] for name, row in cells.items()}, keys, classes)
-    sizes: dict[str, dict[str, float]] = {}
-    for name, row in cells.items():
-        if (cell := split_name(name, keys, classes)) is not None:
-            sizes.setdefault(cell[0], {})[cell[1]] = row["n"]
-    return demographic_parity(rates, sizes, classes)
+    rates, sizes = (by_class({name: row[key] for name, row in cells.items()}, keys, classes) for key in ("value", "n"))
+    return {
+        "eo_gap": found.get("gap"),
+        "equalised_odds": max(gaps) if gaps and None not in gaps else None,
+        "demographic_parity": demographic_parity(rates, sizes, classes),
+    }
 
 
 def clinical_quantities(run: Json) -> dict[str, float | None]:
@@ -233,8 +227,9 @@ def require_same_data(runs: Sequence[Json]) -> None:
                 raise UserError(f"compare: {what} of {title(run)} differs from that of {title(first)}")
         twin = by_seed.setdefault(run["seed"], run)
         known = sizes.setdefault(run["seed"], {})
-        unlike = any(known.setdefault(site, n) != n for site, n in _sizes(run).items())
-        if unlike or data_seed(run) != data_seed(twin):
+        rows = () if run["method"].get("selector") == POOL else run["sites"]  # there one site has those of all
+        own = {row["site"]: row["n_examples"] for row in rows if row["n_examples"] is not None}
+        if any(known.setdefault(site, n) != n for site, n in own.items()) or data_seed(run) != data_seed(twin):
             raise UserError(f"compare: the training data of {title(run)} differ from those of {title(twin)}")
 
 
@@ -301,13 +296,6 @@ def _any(group: Mapping[Any, Json]) -> Json:
     return next(iter(group.values()))
 
 
-def _sizes(run: Json) -> dict[str, int]:
-    """Site -> its number of training examples where a round had it; none where one site had those of all."""
-    if run["method"].get("selector") == POOL:
-        return {}
-    return {row["site"]: row["n_examples"] for row in run["sites"] if row["n_examples"] is not None}
-
-
 def _make(run: Json) -> Json:
     method = run["method"]
     parts = {"method": method["id"], "trainer": method["trainer"], "probes": method["probes"]}
@@ -317,21 +305,11 @@ def _make(run: Json) -> Json:
     return {**(run["training"] or {}), **(method["settings"] or {}), **parts, **step, **given}
 
 
-def _distinguished(own: Json, keys: Sequence[str]) -> list[str]:
-    """ "q=2.0" for every key; a shared quantity once, and the full name only where a bare one says too little."""
-    found: dict[str, list[str]] = {}
-    for key in keys:
-        found.setdefault(key.rpartition(".")[2], []).append(key)
-    texts = []
-    for bare, full in found.items():
-        values = [str(own.get(key, "default")) for key in full]
-        names = [bare] if len(set(values)) == 1 else full
-        texts += [f"{name}={value}" for name, value in zip(names, values)]
-    return texts
-
-
 def _labels(runs: Sequence[Json]) -> list[str]:
-    """Titles; where several methods share one, the settings in which these differ are added."""
+    """Titles; where several methods share one, the settings in which these differ are added ("q=2.0").
+
+    A shared quantity once, and the full name of a setting only where its last part says too little.
+    """
     makes = [_make(run) for run in runs]
     titles = [run["method"]["title"] for run in runs]
     labels = []
@@ -342,6 +320,13 @@ def _labels(runs: Sequence[Json]) -> list[str]:
         keys = sorted(set().union(*twins))
         among = {key: stepped if key.startswith(f"{AFTER}.") else twins for key in keys}
         unlike = [key for key in keys if len({canonical(twin.get(key)) for twin in among[key]}) > 1]
-        unlike = [key for key in unlike if key != AFTER or key in own]
-        labels.append(", ".join([name, *_distinguished(own, unlike)]))
+        found: dict[str, list[str]] = {}
+        for key in unlike:
+            if key != AFTER or key in own:
+                found.setdefault(key.rpartition(".")[2], []).append(key)
+        texts = [name]
+        for bare, full in found.items():
+            values = [str(own.get(key, "default")) for key in full]
+            texts += [f"{a}={b}" for a, b in zip([bare] if len(set(values)) == 1 else full, values)]
+        labels.append(", ".join(texts))
     return labels

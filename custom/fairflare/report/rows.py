@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairflare.report.audit_reader import PERSONAL, Entry, Trail
 from fairflare.report.fairness import describe, mean, worst
-from fairflare.report.values import digits, in_order, listing, number, text
+from fairflare.report.values import MISSING, digits, in_order, listing, number, text
 
 if TYPE_CHECKING:
     from fairflare.core.schema import Spec
@@ -140,7 +140,16 @@ def number_sections(trail: Trail, sites: Sequence[str], declared: Mapping[str, A
         for name in values:
             families.setdefault(name.partition("/")[0], {})[name] = None
     meanings = {name: spec.meaning for name, spec in answer_fields().items()} | dict(declared)
-    return [_number_section(family, list(names), held, last, meanings) for family, names in families.items()]
+    sections = []
+    for family, names in families.items():
+        values = {site: [known[name] for name in names if name in known] for site, known in held.items()}
+        ends = {site: {"low": min(found), "high": max(found)} for site, found in values.items() if found}
+        rows = [{"site": site, "round": last[site]["round"], **own} for site, own in ends.items()]
+        whole = all(float(value).is_integer() for found in values.values() for value in found)
+        first, count = next(iter(names)), len(names)
+        about = {"name": first if count == 1 else f"{family}/...", "count": count}
+        sections.append({**about, "meaning": str(meanings.get(first) or ""), "whole": whole, "rows": rows})
+    return sections
 
 
 TIMES, DEVIATIONS, FEWEST = 3.0, 3.5, 4
@@ -206,22 +215,16 @@ def number_table(sections: Sequence[Json]) -> Json | None:
         return None
     rows: dict[str, list[str]] = {site: [] for site in in_order(row["site"] for s in sections for row in s["rows"])}
     for section in sections:
-        found = {row["site"]: row for row in section["rows"]}
         decimals = digits(value for row in section["rows"] for value in (row["low"], row["high"]))
+        decimals = 0 if section["whole"] else decimals
+        found = {row["site"]: [text(row[end], decimals) for end in ("low", "high")] for row in section["rows"]}
         for site, cells in rows.items():
-            cells.append(_number_cell(found.get(site), 0 if section["whole"] else decimals))
+            cells.append(" to ".join(dict.fromkeys(found.get(site, [MISSING]))))
     return {
         "columns": [section["name"] for section in sections],
         "rows": [{"site": site, "cells": cells} for site, cells in rows.items()],
         "meanings": [(section["name"], section["count"], section["meaning"]) for section in sections],
     }
-
-
-def _number_cell(row: Json | None, decimals: int) -> str:
-    if row is None:
-        return text(None)
-    low, high = text(row["low"], decimals), text(row["high"], decimals)
-    return low if low == high else f"{low} to {high}"
 
 
 def _held(accepted: Mapping[str, Any], fields: Mapping[str, Spec]) -> dict[str, Any]:
@@ -235,21 +238,6 @@ def _held(accepted: Mapping[str, Any], fields: Mapping[str, Spec]) -> dict[str, 
         if kind == "numbers" and isinstance(value, Mapping):
             found |= value
     return {name: value for name, value in found.items() if number(value) is not None}
-
-
-def _number_section(
-    family: str,
-    names: Sequence[str],
-    held: Mapping[str, Mapping[str, Any]],
-    last: Mapping[str, Mapping[str, Any]],
-    meanings: Mapping[str, Any],
-) -> Json:
-    values = {site: [known[name] for name in names if name in known] for site, known in held.items()}
-    ends = {site: {"low": min(found), "high": max(found)} for site, found in values.items() if found}
-    rows = [{"site": site, "round": last[site]["round"], **own} for site, own in ends.items()]
-    whole = all(float(value).is_integer() for found in values.values() for value in found)
-    name, words = names[0] if len(names) == 1 else f"{family}/...", str(meanings.get(names[0]) or "")
-    return {"name": name, "count": len(names), "meaning": words, "whole": whole, "rows": rows}
 
 
 USED, COUNTED = "used", "counted"
@@ -292,14 +280,12 @@ def as_used(run: Json) -> Json:
 
 def own_rows(rows: Sequence[Json], personal: Json) -> list[Json]:
     """The sites' ``rows`` with the results of their own models; as they are where a site has none."""
-    own = {row["site"]: row for row in personal["rows"]}
-    return [_row(row, own.get(row["site"]) or {}) for row in rows]
-
-
-def _row(row: Json, own: Mapping[str, Any]) -> Json:
-    if own.get("personal") is None:
-        return row
-    return {**row, "value": own["personal"], **{key: own.get(key) or {} for key in ("test", "val", "intervals")}}
+    found = {}
+    for row in personal["rows"]:
+        if row.get("personal") is not None:
+            own = {key: row.get(key) or {} for key in ("test", "val", "intervals")}
+            found[row["site"]] = {"value": row["personal"], **own}
+    return [{**row, **found[row["site"]]} if row["site"] in found else row for row in rows]
 
 
 def remark(methods: Iterable[Mapping[str, Any]]) -> str:
@@ -353,7 +339,17 @@ def personal_section(trail: Trail, sites: Sequence[str], headline: str, higher: 
         personal: how evenly each serves the sites that have both (see ``fairness.describe``).
     """
     results = trail.evaluation.get("sites") or {}
-    rows = [_shared_and_own(site, results.get(site) or {}, headline) for site in sites]
+    rows: list[Json] = []
+    for site in sites:
+        shared = results.get(site) or {}
+        own = shared.get(PERSONAL) or {}
+        row: Json = {"site": site}
+        for end, split in (("", "test"), ("_val", "val")):
+            values = (_headline_of(found, split, headline) for found in (shared, own))
+            row |= dict(zip((f"shared{end}", f"personal{end}"), values))
+        metrics = {split: own.get(split) or {} for split in ("test", "val")}
+        difference = _less(row["personal"], row["shared"])
+        rows.append({**row, "difference": difference, **metrics, "intervals": intervals_of(own)})
     if not any(row["test"] or row["val"] for row in rows):
         return None
     both = [row for row in rows if row["difference"] is not None]
@@ -376,24 +372,13 @@ def personal_quantities(run: Json) -> dict[str, float | None]:
 
 def personal_of(summary: Json, site: str) -> Json:
     """The metrics of a site's personal model as report.json has them: null where there is none."""
-    rows = {row["site"]: row for row in (summary.get("personal") or {}).get("rows", ())}
-    row = rows.get(site) or {}
+    rows = (summary.get("personal") or {}).get("rows", ())
+    row: Json = next((row for row in rows if row["site"] == site), {})
     return {"personal_metrics": row.get("test") or None, "personal_val_metrics": row.get("val") or None}
 
 
-def _shared_and_own(site: str, splits: Mapping[str, Any], headline: str) -> Json:
-    own = splits.get("personal") or {}
-    both = {"shared": splits, "personal": own}
-    values = {kind: _headline_of(found, "test", headline) for kind, found in both.items()}
-    values |= {f"{kind}_val": _headline_of(found, "val", headline) for kind, found in both.items()}
-    shared, personal = values["shared"], values["personal"]
-    difference = None if shared is None or personal is None else personal - shared
-    own_metrics = {split: own.get(split) or {} for split in ("test", "val")}
-    return {"site": site, **values, "difference": difference, **own_metrics, "intervals": intervals_of(own)}
-
-
-def _whose(results: Mapping[str, Any] | None, own: bool) -> Mapping[str, Any]:
-    return ((results or {}).get(PERSONAL) if own else results) or {}
+def _less(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
 
 
 def _headline_of(splits: Mapping[str, Any], split: str, headline: str) -> float | None:
@@ -429,12 +414,15 @@ def chosen_section(
     val = {kind: (line["values"].get(kind) or {}) for kind in ("best", "last")}
     both = [site for site in sites if all(number(val[kind].get(site)) is not None for kind in val)]
     last = trail.evaluation.get("sites") or {}
-    results = {"best": line["sites"] or last, "last": last}
-    test = {
-        kind: {site: _headline_of(_whose(found.get(site), line["own"]), "test", headline) for site in sites}
-        for kind, found in results.items()
-    }
-    rows = [_both_scores(site, val, test) for site in sites]
+    test: dict[str, dict[str, float | None]] = {"best": {}, "last": {}}
+    rows = []
+    for site in sites:
+        row: Json = {"site": site, **{f"{kind}_val": number(val[kind].get(site)) for kind in val}}
+        for kind, results in (("best", line["sites"] or last), ("last", last)):
+            found = results.get(site) or {}
+            found = found.get(PERSONAL) or {} if line["own"] else found
+            row[kind] = test[kind][site] = _headline_of(found, "test", headline)
+        rows.append({**row, "difference": _less(row["best"], row["last"])})
     return {
         "by": line["by"],
         "words": CHOSEN_BY.get(line["by"], line["by"]),
@@ -450,11 +438,3 @@ def chosen_section(
         "test": {kind: describe(values, higher) for kind, values in test.items()},
         "rows": rows,
     }
-
-
-def _both_scores(
-    site: str, val: Mapping[str, Mapping[str, Any]], test: Mapping[str, Mapping[str, float | None]]
-) -> Json:
-    best, last = test["best"][site], test["last"][site]
-    found = {"site": site, **{f"{kind}_val": number(val[kind].get(site)) for kind in val}, "best": best, "last": last}
-    return {**found, "difference": None if best is None or last is None else best - last}

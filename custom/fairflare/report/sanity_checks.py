@@ -80,8 +80,8 @@ def verdict(summary: Mapping[str, Any]) -> str:
     if said := _by_loss(found, summary, both):
         return said
     means = [text(mean(row[key] for row in both)) for key in ("trivial", "model")]
-    whose = ("This model has", "its", "the model")
-    whose = ("The sites' own models have", "their", "they") if summary.get("used") else whose
+    own = ("The sites' own models have", "their", "they")
+    whose = own if summary.get("used") else ("This model has", "its", "the model")
     return (
         f"{whose[0]} not learned: at {found['compared'] - found['better']} of {_compared(found)} {whose[1]} "
         f"{metric} is no better than what needs no network (there {means[0]} on average; {whose[2]} {means[1]})."
@@ -119,17 +119,13 @@ def sentences(summary: Mapping[str, Any]) -> list[str]:
         reached = f"{text(found['trivial'])} on average over {_compared(found)}"
         said.append(f"What needs no network reaches {reached}; {model} is better {where}.")
     if trend := found.get("trend"):
-        said.append(_still(trend))
+        names = {"score": "validation score", "loss": "validation loss", "train_loss": "training loss"}
+        way = "rose" if trend["to"] > trend["from"] else "fell"
+        said.append(
+            f"It was still improving: over the last {trend['rounds']} rounds the {names[trend['of']]} {way} from "
+            f"{text(trend['from'])} to {text(trend['to'])}, more than its noise. More rounds will help (--rounds)."
+        )
     return said
-
-
-def _still(trend: Json) -> str:
-    names = {"score": "validation score", "loss": "validation loss", "train_loss": "training loss"}
-    way = "rose" if trend["to"] > trend["from"] else "fell"
-    return (
-        f"It was still improving: over the last {trend['rounds']} rounds the {names[trend['of']]} {way} from "
-        f"{text(trend['from'])} to {text(trend['to'])}, more than its noise. More rounds will help (--rounds)."
-    )
 
 
 def _row(trail: Trail, row: Json, headline: str, higher: bool, about: Json, own: bool) -> Json:
@@ -159,11 +155,8 @@ def _loss_to_beat(splits: Mapping[str, Any], about: Json, own: bool) -> float | 
 def _trends(trail: Trail, headline: str, higher: bool) -> Json | None:
     """The first kind of number whose last rounds still improve; None where none does, or where that is not known."""
     scores = _means(trail, headline)
-    if found := _trend("score", scores, 1 if higher else -1):
-        return found
-    if scores:
-        return _trend("loss", _means(trail, "loss"), -1)
-    return _trend("train_loss", _means(trail, "train_loss"), -1)
+    loss = "loss" if scores else "train_loss"
+    return _trend("score", scores, 1 if higher else -1) or _trend(loss, _means(trail, loss), -1)
 
 
 def _means(trail: Trail, name: str) -> list[float]:

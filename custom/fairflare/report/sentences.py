@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from fairflare.report import sanity_checks as learned
@@ -21,9 +22,15 @@ MOST_NAMED, SHOWN = 12, 3
 
 def opening(summary: Json) -> list[str]:
     """What a clinician should know first of one run: how it serves whom, the benefit of joining, and what happened."""
-    happened = _refusals(summary) + _unlike(summary) + _late(summary) + _conditions(summary)
+    happened = _refusals(summary) + _unlike(summary) + _late(summary)
+    sets = [summary["test_sets"][kind].get(summary["headline"]) for kind in ("clean_mean", "corrupted_mean")]
+    if None not in sets:
+        clean, corrupted = map(text, sets)
+        happened += [
+            f"On the shared test sets the model reaches {clean} on clean and {corrupted} on corrupted examples."
+        ]
     joining = (summary.get("benefit") or {}).get("sentences") or []
-    paragraphs = [_state(summary) + _service(summary), *([joining] if joining else []), happened]
+    paragraphs = [[_state(summary), *_service(summary)], *([joining] if joining else []), happened]
     return [" ".join(sentences) for sentences in paragraphs]
 
 
@@ -141,13 +148,13 @@ def glossary(summary: Json) -> list[tuple[str, str]]:
     return [*((name, f"{capital(text)}.") for name, text in told if text), *GLOSSARY.items()]
 
 
-def _state(summary: Json) -> list[str]:
+def _state(summary: Json) -> str:
     title, done, planned = summary["method"]["title"], summary["rounds_done"], summary["rounds_planned"]
     sites, of_planned = plural(len(summary["sites"]), "site"), f"{done} of {planned or 'an unknown number of'} rounds"
     if summary["status"] == "completed":
-        return [f"{title} trained one shared model across {sites} in {plural(done, 'round')}."]
+        return f"{title} trained one shared model across {sites} in {plural(done, 'round')}."
     ended = "failed" if summary["status"] == "failed" else "has not finished"
-    return [f"This run of {title} across {sites} {ended}: {of_planned} are recorded."]
+    return f"This run of {title} across {sites} {ended}: {of_planned} are recorded."
 
 
 def _service(summary: Json) -> list[str]:
@@ -159,13 +166,19 @@ def _service(summary: Json) -> list[str]:
     explained = f" ({metric}: {explained})" if explained else ""
     sites = "at the only site with a result" if n == 1 else f"on average over {n} sites"
     found = [f"On the sites' own test examples the model's {metric} is {text(fairness['mean'])} {sites}{explained}."]
-    found += _guessing(summary)
+    guessing, least = chance(summary["headline"], summary), fairness["ci"]["low"]
+    if guessing is not None and (fairness["mean"] if least is None else least) <= guessing:
+        found.append("That is not clearly better than guessing.")
     if n > 1:
         bottom, top = (_named(summary, end["site"]) for end in (low, high))
         ends_of = f"{bottom} worst ({text(low['value'])}) and {top} best ({text(high['value'])})"
         found.append(f"It serves {ends_of}: a gap of {text(fairness['gap'])}.")
         found += _over_patients(summary, low["site"], high["site"])
-    found += _next_worst(summary) + learned.sentences(summary) + _personal(summary)
+    found += _next_worst(summary) + learned.sentences(summary)
+    own = (summary["personal"] or {}).get("personal") or {"mean": None}
+    if own["mean"] is not None:
+        ends_of = f"{text(own['worst']['value'])} at the worst site ({own['worst']['site']})"
+        found.append(f"With each site's own model it is {text(own['mean'])} on average and {ends_of}.")
     found += _not_defined(summary)
     if fairness["left_out"]:
         found.append(f"No test result came from {_some(fairness['left_out'])}.")
@@ -203,22 +216,6 @@ def _some(sites: Sequence[str]) -> str:
     if len(sites) <= MOST_NAMED:
         return listing(sites)
     return f"{len(sites)} sites ({', '.join(sites[:SHOWN])} and {len(sites) - SHOWN} more)"
-
-
-def _personal(summary: Json) -> list[str]:
-    own = (summary["personal"] or {}).get("personal") or {"mean": None}
-    if own["mean"] is None:
-        return []
-    worst = own["worst"]
-    both = f"{text(own['mean'])} on average and {text(worst['value'])} at the worst site ({worst['site']})"
-    return [f"With each site's own model it is {both}."]
-
-
-def _guessing(summary: Json) -> list[str]:
-    """A warning where the mean, or the lower end of its interval, is no higher than guessing."""
-    fairness, guessing = summary["fairness"], chance(summary["headline"], summary)
-    low = fairness["mean"] if fairness["ci"]["low"] is None else fairness["ci"]["low"]
-    return ["That is not clearly better than guessing."] if guessing is not None and low <= guessing else []
 
 
 def _next_worst(summary: Json) -> list[str]:
@@ -276,22 +273,20 @@ def _late(summary: Json) -> list[str]:
     ]
 
 
-def _conditions(summary: Json) -> list[str]:
-    metric = summary["headline"]
-    clean, corrupted = (summary["test_sets"][kind].get(metric) for kind in ("clean_mean", "corrupted_mean"))
-    if clean is None or corrupted is None:
-        return []
-    both = f"{text(clean)} on clean and {text(corrupted)} on corrupted examples"
-    return [f"On the shared test sets the model reaches {both}."]
-
-
 def groups(summary: Json) -> list[str]:
     """Paragraphs on the groups of patients: spread, worst, other mixtures; and what was held back. [] for none."""
     found = summary["groups"]
     if not found:
         return []
-    parts = (_spread(found, label(found["metric"], summary)) + _mixtures(found), _held_back(found))
-    return [" ".join(sentences) for sentences in parts if sentences]
+    spread = _spread(found, label(found["metric"], summary))
+    if found["unseen"]:
+        ends_of = listing(f"{text(case['value'])} (rho = {case['rho']:g})" for case in found["unseen"])
+        spread.append(
+            f"A population with equally large groups would get {text(found['uniform'])}; the worst mixture of groups "
+            f"within a chi-square distance rho of equal sizes would get {ends_of}; the worst group alone gets "
+            f"{text(found['worst']['value'])}."
+        )
+    return [said for said in (" ".join(spread), _held_back(found)) if said]
 
 
 def _spread(found: Json, metric: str) -> list[str]:
@@ -307,27 +302,16 @@ def _spread(found: Json, metric: str) -> list[str]:
     return sentences
 
 
-def _mixtures(found: Json) -> list[str]:
-    if not found["unseen"]:
-        return []
-    ends = listing(f"{text(case['value'])} (rho = {case['rho']:g})" for case in found["unseen"])
-    return [
-        f"A population with equally large groups would get {text(found['uniform'])}; the worst mixture of groups "
-        f"within a chi-square distance rho of equal sizes would get {ends}; the worst group alone gets "
-        f"{text(found['worst']['value'])}."
-    ]
-
-
-def _held_back(found: Json) -> list[str]:
+def _held_back(found: Json) -> str:
     expected, sent, least = found["cells"]["expected"], found["cells"]["sent"], found["min_count"]
     if least is None:
-        return ["min_count is none: sites send no numbers of groups."] if not sent else []
+        return "" if sent else "min_count is none: sites send no numbers of groups."
     missing = "all of them came" if sent == expected else f"{expected - sent} of {expected} are missing"
-    return [
+    return (
         f"A site sends a group's number only from {plural(least, 'example')} on (min_count), keeps back further groups "
         f"from which a smaller one would follow, and has none for an empty group: {missing}. The pooled values cover "
         "what was sent."
-    ]
+    )
 
 
 def opportunity(summary: Json) -> str:
@@ -394,8 +378,12 @@ def differences(comparison: Json) -> list[str]:
 
     Of several methods the last sentence says which correction the verdicts have.
     """
-    pairs = [(method, name, what) for method in comparison["methods"][1:] for name, what in JUDGED.items()]
-    return [_difference(comparison, method, name, what) for method, name, what in pairs] + _correction(comparison)
+    found = []
+    for method, (name, what) in product(comparison["methods"][1:], JUDGED.items()):
+        said = sentence(method["label"], comparison["reference"], what, method["versus_first"][name])
+        other = f" It was trained under another objective ({objective_words(method)})."
+        found.append(said if same_objective(comparison, method) else said + other)
+    return found + _correction(comparison)
 
 
 def _correction(comparison: Json) -> list[str]:
@@ -412,10 +400,3 @@ def _correction(comparison: Json) -> list[str]:
     if seeds >= needed or seeds > EXACT_TO:
         return [said]
     return [f"{said} With {plural(seeds, 'seed')} that p is never so small: {needed} seeds are needed to tell any."]
-
-
-def _difference(comparison: Json, method: Json, name: str, what: str) -> str:
-    said = sentence(method["label"], comparison["reference"], what, method["versus_first"][name])
-    if same_objective(comparison, method):
-        return said
-    return f"{said} It was trained under another objective ({objective_words(method)})."

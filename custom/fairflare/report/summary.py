@@ -8,26 +8,12 @@ from typing import Any
 
 from fairflare.core.findings import CODES, LEVELS
 from fairflare.core.settings import flat
+from fairflare.report import rows as table_rows
 from fairflare.report.after import after_sections, benefit_section, risk_section
 from fairflare.report.audit_reader import PERSONAL, Trail, read_trail, timing, traffic
 from fairflare.report.fairness import describe, mean
 from fairflare.report.groups import group_section
 from fairflare.report.notes import note_sections
-from fairflare.report.rows import CAVEAT as PERSONAL_CAVEAT
-from fairflare.report.rows import CHOSEN_CAVEAT as BEST_CAVEAT
-from fairflare.report.rows import (
-    OWN_CAVEAT,
-    chosen_section,
-    contributions,
-    number_sections,
-    own_rows,
-    personal_of,
-    personal_section,
-    round_row,
-    site_rows,
-    unlike,
-    used_models,
-)
 from fairflare.report.sanity_checks import learned_section, trivial_of
 from fairflare.report.values import higher_is_better, in_order, json_value, number, stop
 
@@ -86,10 +72,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         (``rows.unlike``); chosen: only of a run that chooses its best
         model (``chosen_section``).
     """
-    from fairflare.report.clinical import (
-        clinical_section,  # what lists methods imports no NumPy
-        curves_section,
-    )
+    from fairflare.report.clinical import clinical_section, curves_section  # what lists methods imports no NumPy
 
     whole, trail = read_trail(entries), counted_trail(config, entries)
     about = config.get("about") or {}
@@ -100,11 +83,11 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     higher = higher_is_better(headline, about)
     counts_own = about.get("counted") == PERSONAL
     counted = trail.of_own_models() if counts_own else trail
-    rows = site_rows(counted, sites, described, headline)
+    rows = table_rows.site_rows(counted, sites, described, headline)
     values = {row["site"]: row["value"] for row in rows}
-    personal = personal_section(trail, sites, headline, higher)
-    used = used_models(config, personal)
-    in_use = own_rows(rows, personal) if personal and used else rows
+    personal = table_rows.personal_section(trail, sites, headline, higher)
+    used = table_rows.used_models(config, personal)
+    in_use = table_rows.own_rows(rows, personal) if personal and used else rows
     summary = {
         "format": FORMAT,
         "status": trail.status,
@@ -115,12 +98,9 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         **_identity(config, about, trail),
         "fairness": {"metric": headline, "split": "test", **describe(values, higher)},
         "sites": rows,
-        "rounds": [round_row(record, headline, higher) for record in trail.rounds],
-        "contributions": contributions(trail, sites),
-        "test_sets": {
-            **_test_sets(trail.test_sets(), headline),
-            "last": last_rounds(trail.rounds, about.get("table_sets") or {}),
-        },
+        "rounds": [table_rows.round_row(record, headline, higher) for record in trail.rounds],
+        "contributions": table_rows.contributions(trail, sites),
+        "test_sets": {**_test_sets(trail, headline), "last": last_rounds(trail.rounds, about.get("table_sets") or {})},
         "preflight": preflight_section(trail),
         "learned": learned_section(whole, in_use, headline, higher, about, as_is),
         "personal": personal,
@@ -128,7 +108,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         "benefit": benefit_section(trail, sites, about),
         "clinical": clinical_section(trail.with_clinical_of(whole), config, about, sites),
         "groups": group_section(counted, config, about),
-        "numbers": number_sections(trail, sites, about.get("numbers") or {}),
+        "numbers": table_rows.number_sections(trail, sites, about.get("numbers") or {}),
         "notes": note_sections(trail, {row["site"]: row["data_share"] for row in rows}),
         "timing": timing(trail),
         "traffic": traffic(trail),
@@ -143,19 +123,18 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
             "versions": config.get("versions") or trail.start.get("versions") or {},
         },
     }
-    summary |= {"counted": PERSONAL} if counts_own else {}
-    if curves := curves_section(trail.with_clinical_of(whole), config, about, sites):
-        summary["curves"] = curves
-    if budget := trail.start.get("site_privacy"):
-        summary["site_privacy"] = budget
-    if risk := risk_section(trail, sites):
-        summary["risk"] = risk
+    sometimes = {
+        "counted": PERSONAL if counts_own else None,
+        "curves": curves_section(trail.with_clinical_of(whole), config, about, sites),
+        "site_privacy": trail.start.get("site_privacy"),
+        "risk": risk_section(trail, sites),
+        "used": PERSONAL if used else None,
+        "unlike": table_rows.unlike(trail),
+        "chosen": table_rows.chosen_section(whole, config, sites, headline, higher),
+    }
+    summary |= {key: found for key, found in sometimes.items() if found}
     if used:
-        summary["used"] = PERSONAL
         summary["personal"]["groups"] = group_section(trail.of_own_models(), config, about)
-    summary |= {"unlike": apart} if (apart := unlike(trail)) else {}
-    if chosen := chosen_section(whole, config, sites, headline, higher):
-        summary["chosen"] = chosen
     return json_value({**summary, "caveats": _caveats(summary)})
 
 
@@ -194,19 +173,16 @@ def _identity(config: Json, about: Json, trail: Trail) -> Json:
     }
 
 
-def _test_sets(test_sets: Mapping[str, Json], headline: str) -> Json:
-    rows = []
-    for name, found in test_sets.items():
+def _test_sets(trail: Trail, headline: str) -> Json:
+    """Rows, and unweighted means of each metric over the clean and the corrupted sets that have it."""
+    rows, means = [], {}
+    for name, found in trail.test_sets().items():
         metrics, about = found.get("metrics") or {}, {"corrupted": bool(found.get("corrupted")), "n": found.get("n")}
         rows.append({"name": name, **about, "value": number(metrics.get(headline)), "metrics": metrics})
-    clean, corrupted = ([row for row in rows if row["corrupted"] is kind] for kind in (False, True))
-    return {"rows": rows, "clean_mean": _metric_means(clean), "corrupted_mean": _metric_means(corrupted)}
-
-
-def _metric_means(rows: Sequence[Json]) -> Json:
-    """Unweighted mean of each metric over test sets; a set that lacks the metric is left out."""
-    names = sorted({name for row in rows for name in row["metrics"]})
-    return {name: mean(row["metrics"].get(name) for row in rows) for name in names}
+    for kind, corrupted in (("clean_mean", False), ("corrupted_mean", True)):
+        each = [row["metrics"] for row in rows if row["corrupted"] is corrupted]
+        means[kind] = {name: mean(m.get(name) for m in each) for name in sorted({name for m in each for name in m})}
+    return {"rows": rows, **means}
 
 
 def other_labels(summary: Json) -> bool:
@@ -226,9 +202,9 @@ def _caveats(summary: Json) -> list[str]:
         (summary["fairness"]["ci"]["low"] is not None, CI_CAVEAT),
         (other_labels(summary), LABELS_CAVEAT),
         (len(summary["sites"]) <= 10, "With ten sites or fewer the bottom decile is the worst site."),
-        ((summary.get("chosen") or {}).get("headline") == "best", BEST_CAVEAT),
-        (summary["personal"] is not None and "counted" not in summary, PERSONAL_CAVEAT),
-        ("counted" in summary, OWN_CAVEAT),
+        ((summary.get("chosen") or {}).get("headline") == "best", table_rows.CHOSEN_CAVEAT),
+        (summary["personal"] is not None and "counted" not in summary, table_rows.CAVEAT),
+        ("counted" in summary, table_rows.OWN_CAVEAT),
         (method.get("selector") == POOL, POOLED_CAVEAT),
         (method.get("trainer") == PRIVATE, PRIVATE_CAVEAT),
         (method.get("trainer") == PRIVATE and (method["settings"] or {}).get("trainer.draws") == "seed", SEEDED_CAVEAT),
@@ -311,18 +287,19 @@ def last_rounds(rounds: Sequence[Mapping[str, Any]], table_sets: Mapping[str, st
 
 
 def _sites_json(summary: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
-    sizes: Json = next((e["sites"] for e in reversed(entries) if e["event"] == "evaluation"), {})
+    sent: Json = next((e["sites"] for e in reversed(entries) if e["event"] == "evaluation"), {})
+    sizes = {site: found.get("n") or {} for site, found in sent.items()}
     return {
         row["site"]: {
             "kind": row["description"],
             "n_train": row["n_examples"],
-            "n_test": (sizes.get(row["site"], {}).get("n") or {}).get("test"),
+            "n_test": sizes.get(row["site"], {}).get("test"),
             "metrics": row["test"],
             "intervals": row["intervals"],
-            "n_val": (sizes.get(row["site"], {}).get("n") or {}).get("val"),
+            "n_val": sizes.get(row["site"], {}).get("val"),
             "val_metrics": row["val"],
             "trivial": trivial_of(summary, row["site"]),
-            **personal_of(summary, row["site"]),
+            **table_rows.personal_of(summary, row["site"]),
             "weight": [record["weights"].get(row["site"]) for record in summary["rounds"]],
         }
         for row in summary["sites"]

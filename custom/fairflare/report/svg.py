@@ -57,11 +57,7 @@ def inline(key: str) -> Callable[[Draw], Callable[[dict[str, Any]], str]]:
     """
 
     def decorate(draw: Draw) -> Callable[[dict[str, Any]], str]:
-        @functools.wraps(draw)
-        def render(data: dict[str, Any]) -> str:
-            return rendered(key, lambda figure: draw(figure, data))
-
-        return render
+        return functools.wraps(draw)(lambda data: rendered(key, lambda figure: draw(figure, data)))
 
     return decorate
 

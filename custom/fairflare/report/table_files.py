@@ -53,6 +53,7 @@ MARKUP = re.compile(
 Better = Literal["", "higher", "lower"]
 Mark = Literal["", "best", "dominated"]
 Notes = tuple[int, ...]
+SUPERSCRIPT = " <sup>{}</sup>"
 
 
 @dataclass(frozen=True)
@@ -144,13 +145,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column.
+    """A column; ``words``: it holds text, which stands at the left.
 
-    Args:
-        group: a heading above it and its neighbours of the same group.
-        better: which values are better, "" where neither are.
-        form: how its numbers are written.
-        words: it holds text, which stands at the left.
+    ``group`` is a heading above it and its neighbours of the same group.
     """
 
     key: str
@@ -163,13 +160,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A row.
-
-    Args:
-        cells: column -> value; one that is not there is empty.
-        group: a heading above it and its neighbours of the same group.
-        notes: numbers of footnotes.
-    """
+    """A row: column -> cell, empty where there is none, and numbers of footnotes; ``group`` as of ``Column``."""
 
     key: str
     title: str
@@ -243,26 +234,22 @@ def with_best(table: Table) -> Table:
 
     Marks of its cells stay where they are; a column with one value gets none.
     """
-    best = {(key, column.key) for column in table.columns for key in _best(table, column)}
+    best = set()
+    for column in (column for column in table.columns if column.better):
+        written = {}
+        for row in table.rows:
+            cell, form = table.cell(row, column), table.cell(row, column).form or column.form
+            if cell.value is not None and math.isfinite(cell.value):
+                written[row.key] = round(cell.value * form.scale, form.digits)
+        if len(written) > 1:
+            top = (max if column.better == "higher" else min)(written.values())
+            best |= {(key, column.key) for key, value in written.items() if value == top}
 
     def marked(row: Row, key: str, cell: Cell) -> Cell:
         return replace(cell, mark="best") if (row.key, key) in best and not cell.mark else cell
 
     rows = [replace(row, cells={key: marked(row, key, cell) for key, cell in row.cells.items()}) for row in table.rows]
     return replace(table, rows=rows)
-
-
-def _best(table: Table, column: Column) -> list[str]:
-    written = {
-        row.key: round(cell.value * form.scale, form.digits)
-        for row in table.rows
-        if (cell := table.cell(row, column)).value is not None and math.isfinite(cell.value)
-        if (form := cell.form or column.form)
-    }
-    if not column.better or len(written) < 2:
-        return []
-    top = (max if column.better == "higher" else min)(written.values())
-    return [key for key, value in written.items() if value == top]
 
 
 def as_markdown(table: Table, *, heading: int | None = None) -> str:
@@ -278,7 +265,7 @@ def as_markdown(table: Table, *, heading: int | None = None) -> str:
         lines += [[f"**{markdown(group)}**", *("" for _ in table.columns)]] if group else []
         for row in rows:
             cells = [_markdown_cell(table.cell(row, column), column) for column in table.columns]
-            lines.append([markdown(row.title) + _superscript(row.notes), *cells])
+            lines.append([markdown(row.title) + _raised(row.notes, SUPERSCRIPT), *cells])
     parts = [f"{'#' * heading} {markdown(table.title)}"] if heading else []
     parts += [markdown(table.caption), piped(lines)]
     parts += ["\n".join(f"{i}. {markdown(note)}" for i, note in enumerate(table.footnotes, 1))]
@@ -360,21 +347,22 @@ def write_tables(
     lead: Sequence[str] = (),
     figures: Sequence[str] = (),
     facts: Mapping[str, str] | None = None,
-    more: Mapping[str, Any] | None = None,
     with_json: bool = True,
 ) -> list[Path]:
     """Write NAME.json, NAME.csv, NAME.md, NAME.tex and NAME.html to ``folder``, which exists; return their paths.
 
     Args:
         lead: see ``as_html``; stands in the Markdown file, too.
-        more: further values of the JSON file.
         with_json: False where the caller writes NAME.json in a form of its own.
     """
     told = dict(facts or {})
     if with_json:
-        content = {**(more or {}), "title": title, "lead": list(lead), "facts": told}
+        content = {"title": title, "lead": list(lead), "facts": told}
         save_json(folder / f"{name}.json", {**content, "tables": [table.to_json() for table in tables]})
-    texts = {"csv": as_csv(*tables), "md": _document(title, tables, lead, told), "tex": as_latex(*tables)}
+    parts = [f"# {markdown(title)}\n", *(f"{markdown(sentence)}\n" for sentence in lead)]
+    parts += [as_markdown(table, heading=2 if len(tables) > 1 else None) for table in tables]
+    parts += ["\n".join(f"- {markdown(name)}: {markdown(text)}" for name, text in told.items()) + "\n"] if told else []
+    texts = {"csv": as_csv(*tables), "md": "\n".join(parts), "tex": as_latex(*tables)}
     texts["html"] = as_html(title, tables, lead=lead, figures=figures, facts=told)
     for ending, content_of in texts.items():
         save_text(folder / f"{name}.{ending}", content_of)
@@ -403,36 +391,28 @@ def spreadsheet(text: str) -> str:
     return f"'{found}" if first in ("=", "+", "-", "@") and found != "-" else found
 
 
-def _document(title: str, tables: Sequence[Table], lead: Sequence[str], facts: Mapping[str, str]) -> str:
-    parts = [f"# {markdown(title)}\n", *(f"{markdown(sentence)}\n" for sentence in lead)]
-    parts += [as_markdown(table, heading=2 if len(tables) > 1 else None) for table in tables]
-    told = [f"- {markdown(name)}: {markdown(text)}" for name, text in facts.items()]
-    return "\n".join(parts + (["\n".join(told) + "\n"] if told else []))
-
-
 def shown(table: Table) -> dict[str, Any]:
     """What the macro ``one_table`` of the templates takes."""
 
+    def told(cell: Cell, column: Column) -> dict[str, Any]:
+        form = cell.form or column.form
+        below = " to ".join(cell.interval(column.form)) if cell.spread is None else ""
+        said = form.write(cell.value) if below and not cell.words else cell.written(column.form)
+        words = column.words or len(cell.words) > 24
+        return {"text": said, "below": below, "published": _published(cell, form), "cell": cell, "words": words}
+
     def row_of(row: Row) -> dict[str, Any]:
-        return {"row": row, "cells": [_html_cell(table.cell(row, column), column) for column in table.columns]}
+        return {"row": row, "cells": [told(table.cell(row, column), column) for column in table.columns]}
 
     heads = [[table.stub], *([column.title] if column.words else column.title for column in table.columns)]
     parts = [{"group": group, "rows": [row_of(row) for row in rows]} for group, rows in table.groups()]
     return {"table": table, "heads": heads, "over": table.headings(), "parts": parts}
 
 
-def _html_cell(cell: Cell, column: Column) -> dict[str, Any]:
-    form = cell.form or column.form
-    below = " to ".join(cell.interval(column.form)) if cell.spread is None else ""
-    said = form.write(cell.value) if below and not cell.words else cell.written(column.form)
-    words = column.words or len(cell.words) > 24
-    return {"text": said, "below": below, "published": _published(cell, form), "cell": cell, "words": words}
-
-
 def _markdown_cell(cell: Cell, column: Column) -> str:
     around = "**" if cell.mark == "best" else ""
     said = markdown(cell.words) if cell.words else cell.written(column.form)
-    return f"{around}{said}{around}{_after(cell, column)}{_superscript(cell.notes)}"
+    return f"{around}{said}{around}{_after(cell, column)}{_raised(cell.notes, SUPERSCRIPT)}"
 
 
 def _latex_cell(cell: Cell, column: Column) -> str:
@@ -469,12 +449,8 @@ def _first(text: str) -> str:
     return "{}" + found if found.lstrip()[:1] in ("[", "*") else found
 
 
-def _raised(notes: Notes) -> str:
-    return f"$^{{{','.join(map(str, notes))}}}$" if notes else ""
-
-
-def _superscript(notes: Notes) -> str:
-    return f" <sup>{','.join(map(str, notes))}</sup>" if notes else ""
+def _raised(notes: Notes, form: str = "$^{{{}}}$") -> str:
+    return form.format(",".join(map(str, notes))) if notes else ""
 
 
 def _plain(text: str) -> str:

@@ -180,5 +180,7 @@ def environment(filters: tuple[tuple[str, Callable[..., Any]], ...] = ()) -> Env
     made = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, **blocks)
     code: Callable[[str], Markup] = Markup("<code>{}</code>").format
     made.filters |= {"num": text, "interval": ends, "code": code}
-    made.filters |= {one.__name__: one for one in (signed, likely, plural, stop, capital, moment, size)} | dict(filters)
+    made.filters |= {
+        one.__name__: one for one in (signed, likely, plural, listing, stop, capital, moment, size)
+    } | dict(filters)
     return made

@@ -14,19 +14,7 @@ from fairflare.core.types import StateDict
 from fairflare.engine import audit, files
 from fairflare.engine.best import Choice, Unscored, check_files, check_line, of_line
 from fairflare.engine.checks import BY, NO_CHOICE
-from fairflare.engine.files import (
-    AUDIT,
-    CHECKPOINT,
-    CONFIG,
-    MODEL,
-    is_file,
-    is_there,
-    json_text,
-    load_checkpoint,
-    read_bytes,
-    read_json,
-    save_text,
-)
+from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, MODEL, is_file, is_there, json_text, read_json, save_text
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import REPORT as RECORD
 from fairflare.engine.history import RunHistory, alike, events, left_behind, read_final, read_history, read_standing
@@ -74,10 +62,7 @@ def write_editions(folder: Path, sites: Sequence[str], out: Path) -> dict[str, d
     """Write ``SITE.html`` and ``SITE.json`` of ``sites``, or of all with none named, into ``out``; return site -> JSON.
 
     The log is read and not written: an edition is a view of it, and ``fairflare report`` writes it again in the same
-    bytes.
-
-    Raises:
-        UserError: the folder holds no run, its audit chain is broken, a file does not fit to it, it has no such site.
+    bytes. Raises as ``write_report``, and where the run has no such site.
     """
     from fairflare.report.page import edition, require_site
 
@@ -108,11 +93,7 @@ def _made_of_the_log(what: str) -> Iterator[None]:
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], Sequence[Mapping[str, Any]]]:
-    """The configuration without paths and the log's events of the run in ``folder``, checked as for a report.
-
-    Raises:
-        UserError: the folder holds no run, its audit chain is broken, or its configuration does not fit to it.
-    """
+    """The configuration without paths and the log's events of the run in ``folder``, checked as for a report."""
     _require_run(folder)
     entries = audit.verify(folder / AUDIT, torn=True)
     run_history = read_history(entries)
@@ -129,10 +110,8 @@ def _described(config: dict[str, Any]) -> dict[str, Any]:
 def _without_paths(described: dict[str, Any]) -> dict[str, Any]:
     """The configuration with file names in place of paths: reports are passed on."""
     options = described.get("options") or {}
-    for key in ("pretrained_weights", "datalists"):
-        if options.get(key):
-            options = {**options, key: Path(options[key]).name}
-    return {**described, "options": options}
+    names = {key: Path(options[key]).name for key in ("pretrained_weights", "datalists") if options.get(key)}
+    return {**described, "options": options | names}
 
 
 def verify_run(folder: Path, head: str = "") -> list[Mapping[str, Any]]:
@@ -168,12 +147,9 @@ def verified_so_far(folder: Path, head: str = "") -> tuple[RunHistory, list[dict
 
     Checked: each line's hash, and that it can follow the lines before it; ``config.json``; that a logged round
     has left the checkpoint, which is read before the log, whose line is written before it. None: the log has no line
-    yet. Not checked: ``model.safetensors``, reports, models to be scored and the best model.
-
-    Raises:
-        UserError: one line that says what does not fit.
+    yet. Not checked: ``model.safetensors``, reports, models to be scored and the best model. Raises as ``verify_run``.
     """
-    checkpoint = load_checkpoint(folder / CHECKPOINT) if is_there(folder / CHECKPOINT) else None
+    checkpoint = files.load_checkpoint(folder / CHECKPOINT) if is_there(folder / CHECKPOINT) else None
     entries = audit.verify(folder / AUDIT, torn=True) if is_there(folder / AUDIT) else []
     if checkpoint is None and not entries:
         return None
@@ -198,10 +174,7 @@ def check_resumable(folder: Path) -> RunHistory | None:
     """What the log says of the run in ``folder``, when every file there fits to it, so that it can go on.
 
     As ``verify_run``, but for what a kill leaves: a last line without its end, a checkpoint or report not yet written.
-    None: the process was killed before the first line was there.
-
-    Raises:
-        UserError: one line that says what does not fit.
+    None: the process was killed before the first line was there. Raises as ``verify_run``.
     """
     if not is_there(folder / AUDIT) or not audit.AuditLog(folder / AUDIT).first:
         for name in (CHECKPOINT, MODEL, files.UNSCORED, files.BEST, files.BEST_MODELS, REPORT, PAGE):
@@ -246,12 +219,10 @@ def _choice(config: Mapping[str, Any]) -> Choice:
     by, weight, least = config.get("best_by", NO_CHOICE), config.get("best_weight", 0.5), config.get("min_sites", 1)
     if by == NO_CHOICE:
         return Choice()
-    about = config.get("about")
-    described = about if isinstance(about, Mapping) else {}
-    proper = isinstance(weight, (int, float)) and isinstance(least, int) and isinstance(described.get("headline"), str)
-    if by not in BY or not proper:
+    described = config["about"] if isinstance(config.get("about"), Mapping) else {}
+    metric = described.get("headline")
+    if by not in BY or not (isinstance(weight, (int, float)) and isinstance(least, int) and isinstance(metric, str)):
         raise UserError(f"{CONFIG}: expected how the best model is chosen, got something else")
-    metric = described["headline"]
     return Choice(by, weight, metric, higher_is_better(metric, described), least)
 
 
@@ -311,4 +282,4 @@ def _check_reports(folder: Path, run_history: RunHistory) -> None:
 
 
 def _file_hash(path: Path) -> str:
-    return hashlib.sha256(read_bytes(path, files.MOST_JSON)).hexdigest()
+    return hashlib.sha256(files.read_bytes(path, files.MOST_JSON)).hexdigest()

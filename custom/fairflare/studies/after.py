@@ -32,7 +32,7 @@ from fairflare.engine.setup.method_parts import method_parts
 from fairflare.engine.setup.parts import Parts, build_parts, find
 from fairflare.report import EVIDENCE, PAGE, REPORT
 from fairflare.report import evidence_files as written
-from fairflare.report.evidence_files import documents, fill, questions, score, shares
+from fairflare.report.evidence_files import DOCUMENTS, fill, questions, score, shares
 from fairflare.report.evidence_pack import Run
 from fairflare.report.write import absent, read_run, verified_run, write_report
 from fairflare.studies.describe import leaving
@@ -173,7 +173,7 @@ def write_evidence(folder: Path, out: Path | None = None, human: Path | None = N
     """
     answers = _answers(human or folder / HUMAN, needed=human is not None)
     run = _read(folder)
-    filled = {name: fill(name, run, answers) for name in documents()}
+    filled = {name: fill(name, run, answers) for name in DOCUMENTS}
     made = written.bom(filled["bom"], run)
     names = {name: one["file"] for name, one in written.DOCUMENTS.items()}
     texts = {file: written.page(name, filled[name], run) for name, file in names.items() if file.endswith(".html")}

@@ -116,7 +116,13 @@ def work_of_round(
     received = {name: value.clone() for name, value in network.state_dict().items()}
     seed_everything(seed)
     work = LocalWork(network, data, training, Round(t, ROUNDS), seed)
-    score = _Score(network, data)
+
+    @torch.no_grad()
+    def score(split: SplitName) -> dict[str, float]:
+        network.eval()
+        hits = [(network(batch.inputs).argmax(1) == batch.targets).double() for batch in data.fixed(split, 64)]
+        return {"accuracy": float(torch.cat(hits).mean())}
+
     return dataclasses.replace(
         work,
         orders=orders or {},
@@ -135,19 +141,6 @@ def made_up(spec: TensorSpec) -> StateDict:
     """Small values for tensors that a part receives, the same at every call."""
     generator = torch.Generator().manual_seed(derive(7, spec.name))
     return {key: 0.01 * torch.randn(shape, generator=generator) for key, shape in spec.shapes(outline()).items()}
-
-
-class _Score:
-    def __init__(self, network: nn.Module, data: SmallData) -> None:
-        self.network, self.data = network, data
-
-    @torch.no_grad()
-    def __call__(self, split: SplitName) -> dict[str, float]:
-        self.network.eval()
-        hits = [
-            (self.network(batch.inputs).argmax(1) == batch.targets).double() for batch in self.data.fixed(split, 64)
-        ]
-        return {"accuracy": float(torch.cat(hits).mean())}
 
 
 def is_json(id: str, part: Any) -> None:

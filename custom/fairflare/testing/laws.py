@@ -74,12 +74,8 @@ def extreme_scalars_stay_finite(entry: Method) -> None:
     """The ends of every probe's range, alone and together, give a distribution."""
     scalars = _scalars(entry)
     for low, high in ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0)):
-        replies = [
-            dataclasses.replace(
-                r, scalars={s.name: s.low + (high if k == 0 else low) * (s.high - s.low) for s in scalars}
-            )
-            for k, r in enumerate(_replies(entry, 3, seed=5))
-        ]
+        ends = [{s.name: s.low + end * (s.high - s.low) for s in scalars} for end in (high, low, low)]
+        replies = [dataclasses.replace(r, scalars=e) for r, e in zip(_replies(entry, 3, seed=5), ends, strict=True)]
         rule, state = _rule(entry), _no_state()
         for t in range(1, ROUNDS + 1):
             weights, state = _weigh(rule, replies, state, t)

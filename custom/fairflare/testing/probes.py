@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,8 +23,7 @@ TOLERANCE = 1e-5
 """How far a weight may be from what it was, relative to the largest: a perturbation that is taken back rounds."""
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """One measurement: the site's work, its model before, and the numbers."""
 
     work: LocalWork

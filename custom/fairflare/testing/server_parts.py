@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -37,11 +38,8 @@ def check_selector(id: str, among: Sequence[str] = (), **settings: Any) -> None:
     groups = [tuple(among)] if among else [tuple(f"site-{k:02d}" for k in range(1, count + 1)) for count in COUNTS]
     usable = [group for group in groups if not cls(**settings).missing(group)]
     assert usable, f"{id}: {cls(**settings).missing(groups[-1])}"
-    for group in usable:
-        for number in range(1, ROUNDS + 1):
-            for seed in SEEDS:
-                for least in (1, 2):
-                    _selects(id, (cls(**settings), cls(**settings)), group, Round(number, ROUNDS), seed, least)
+    for group, number, seed, least in product(usable, range(1, ROUNDS + 1), SEEDS, (1, 2)):
+        _selects(id, (cls(**settings), cls(**settings)), group, Round(number, ROUNDS), seed, least)
 
 
 def _selects(

@@ -6,6 +6,7 @@ Each check raises AssertionError with the trainer's id and what is at fault.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -74,19 +75,16 @@ def training_moves_the_model(case: Case) -> None:
     assert all(bool(v.isfinite().all()) for v in after.values()), f"{case.id}: the model is not finite"
     trained = (after, work.personal) if case.trainer.keeps_personal_model else (after,)
     names = list(after) if case.trainer.sums_only else [name for name, _ in work.network.named_parameters()]
-    moved = [
-        name for model in trained for name in names if not torch.equal(before[name], model.get(name, before[name]))
-    ]
-    assert moved, f"{case.id}: no parameter has changed"
+    moved = (not torch.equal(before[name], model.get(name, before[name])) for model in trained for name in names)
+    assert any(moved), f"{case.id}: no parameter has changed"
     assert all(p.requires_grad for p in work.network.parameters()), f"{case.id}: froze a parameter and left it so"
 
 
 def training_repeats(case: Case) -> None:
     """The same round twice gives the same bits: what is random follows from ``work.seed``."""
     first, second = case.round(2), case.round(2)
-    assert kit.equal(kit.copied(first.network), kit.copied(second.network)), (
-        f"{case.id}: the same round gave two models"
-    )
+    same = kit.equal(kit.copied(first.network), kit.copied(second.network))
+    assert same, f"{case.id}: the same round gave two models"
     assert first.send_numbers == second.send_numbers, f"{case.id}: {first.send_numbers}, then {second.send_numbers}"
     same = kit.equal(flat(first.send_tensors), flat(second.send_tensors))
     assert same, f"{case.id}: the same round sent two sets of tensors"
@@ -104,10 +102,10 @@ def what_is_sent_is_declared(case: Case) -> None:
     for t in (1, 2):
         work = case.round(t, memory)
         memory = dict(work.memory)
-        kit.numbers_fit(
-            case.id, [one for one in case.trainer.sends if not isinstance(one, TensorSpec)], work.send_numbers
-        )
-        kit.tensors_fit(case.id, [one for one in case.trainer.sends if isinstance(one, TensorSpec)], work.send_tensors)
+        tensors = [one for one in case.trainer.sends if isinstance(one, TensorSpec)]
+        numbers = [one for one in case.trainer.sends if not isinstance(one, TensorSpec)]
+        kit.numbers_fit(case.id, numbers, work.send_numbers)
+        kit.tensors_fit(case.id, tensors, work.send_tensors)
 
 
 def steps_are_counted(case: Case) -> None:
@@ -123,10 +121,8 @@ def steps_are_counted(case: Case) -> None:
 
 def memory_survives_a_restart(case: Case) -> None:
     """What is kept for the next round can be written to the site's file, and read back changes nothing."""
-    straight, resumed = (case.round(2, memory) for memory in kit.kept(case.round(1).memory))
-    assert kit.equal(kit.copied(straight.network), kit.copied(resumed.network)), (
-        f"{case.id}: another model after a restart"
-    )
+    after, resumed = (kit.copied(case.round(2, memory).network) for memory in kit.kept(case.round(1).memory))
+    assert kit.equal(after, resumed), f"{case.id}: another model after a restart"
 
 
 def personal_parts_are_whole(case: Case) -> None:
@@ -155,11 +151,8 @@ def a_run_can_be_stopped(case: Case) -> None:
             raise _Stopped
 
     work.stop_if_aborted = stop
-    try:
+    with contextlib.suppress(_Stopped):
         case.trainer.train(work)
-    except _Stopped:
-        pass
-    else:
         raise AssertionError(f"{case.id}: trained on after the federation had ended")
     assert not work.scratch, f"{case.id}: left {sorted(work.scratch)} in work.scratch"
 

@@ -157,11 +157,11 @@ def test_the_front_of_a_comparison(runs, make_run):
     found = compare(runs, ("mean", "gap"))
     rows = {row["label"]: row["dominated_by"] for row in found["pareto"]["points"]}
     assert rows == {"A": ["B"], "B": []} and not found["pareto"]["y"]["higher_is_better"]
-    figure = front_figure(found, found["pareto"])
+    figure = front_figure(found)
     assert figure.startswith("<svg") and "A (dominated)" in figure and "B (dominated)" not in figure
-    assert front_figure(found, found["pareto"]) == figure
+    assert front_figure(found) == figure
     one = compare(runs[:3])
-    assert front_figure(one, one["pareto"]) == ""
+    assert front_figure(one) == ""
     with pytest.raises(UserError, match="--pareto: expected two of mean, worst.* got 'speed'"):
         compare(runs, ("mean", "speed"))
 

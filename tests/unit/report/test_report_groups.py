@@ -73,7 +73,7 @@ def test_names_of_joint_groups(name, keys, expected):
 
 
 def test_equal_opportunity_by_class():
-    rates = groups.true_positive_rates(V, KEYS, CLASSES)
+    rates = groups.by_class(V, KEYS, CLASSES)
     assert rates == {"survived": {"f": 0.9, "m": 0.7}, "died": {"f": 0.5}}
     found = groups.equal_opportunity(rates["survived"])
     assert found["gap"] == pytest.approx(0.2)

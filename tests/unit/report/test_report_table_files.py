@@ -176,10 +176,10 @@ def test_the_page_is_whole_and_fetches_nothing(table):
 
 def test_files_say_the_same(table, tmp_path):
     facts = {"command": "fairflare demo"}
-    files = write_tables(tmp_path, "demo", "Demo", [table], lead=["First."], facts=facts, more={"seeds": [0, 1]})
+    files = write_tables(tmp_path, "demo", "Demo", [table], lead=["First."], facts=facts)
     assert [path.name for path in files] == [f"demo.{ending}" for ending in ENDINGS]
     content = json.loads((tmp_path / "demo.json").read_text())
-    assert content["seeds"] == [0, 1] and content["facts"] == facts
+    assert content["facts"] == facts
     row = content["tables"][0]["rows"][1]
     assert row["cells"]["noise"] == {"value": 0.62, "published": 0.6, "published_spread": 0.02}
     assert row["cells"]["said"] == {"value": None, "words": "a|b"}
