@@ -20,7 +20,7 @@ from fairflare.core.schema import IN_USE, Answer, Instruction, Transport, flat
 from fairflare.core.types import PERSONAL, Info, Reply, Round, StateDict
 from fairflare.engine.after.server import After, Benefit
 from fairflare.engine.aggregation import Aggregation, Plain, Trained
-from fairflare.engine.audit import AuditLog, Countersigned, Signer
+from fairflare.engine.audit import AuditLog, Countersigned
 from fairflare.engine.best import LAST, Backlog, Beside, Best, Choice, Score, Scored, check_files
 from fairflare.engine.checks import Rejection, silent
 from fairflare.engine.clinical import CLINICAL
@@ -56,6 +56,7 @@ from fairflare.engine.preflight import Statement, inspect_preflight, refusal, tu
 from fairflare.engine.straggler_policy import EarlyEnd, Participation
 from fairflare.engine.traffic import Spooled, Traffic
 from fairflare.participation import All, Selector
+from fairflare.privacy.sum_protocol import Identity
 from fairflare.server_optimizers.base import Add, ServerOptimizer
 from fairflare.trainers.base import PlainTrainer, ServerState, Trainer
 
@@ -113,7 +114,7 @@ class Federation:
     after: After | None = None
     choice: Choice = field(default_factory=Choice)
     benefit: Benefit | None = None
-    signer: Signer | None = None
+    signer: Identity | None = None
 
     def run(self, initial: StateDict) -> StateDict:
         """Train from ``initial`` (or the folder's checkpoint) and return the final model.

@@ -37,7 +37,7 @@ from fairflare.engine.alone import Alone
 from fairflare.engine.benefit import ROUNDS, Pair, against_trees, measured
 from fairflare.engine.checks import check_received
 from fairflare.engine.clinical import ClinicalAtSite
-from fairflare.engine.evaluation import Both, Condense, Predictions, Scoring, answered, over_patients, predict, results
+from fairflare.engine.evaluation import Both, Condense, Predictions, answered, over_patients, predict, results
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import Asked, AskedAgain, SiteMemory, check_last, is_finite
 from fairflare.privacy.egress import Egress
@@ -46,6 +46,7 @@ from fairflare.trainers.base import Trainer
 
 if TYPE_CHECKING:
     from fairflare.engine.after.site import AfterAtSite
+    from fairflare.tasks.base import Task
 
 TRAINED = "trained model"
 IN_ROUNDS = ("train", "compare", "sum", "weigh", "reveal")
@@ -85,7 +86,7 @@ class Site:
     trainer: Trainer
     probes: Sequence[Probe]
     training: Training
-    scoring: Scoring
+    scoring: Task
     seed: int
     execution: Execution = field(default_factory=Execution)
     stop_if_aborted: Callable[[], None] = field(default=lambda: None)
