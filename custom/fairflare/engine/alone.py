@@ -85,7 +85,6 @@ class Alone:
     def _save(self) -> None:
         if self.path is None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.done == self.rounds:
             save_tensors(alone_file(self.path), self.model)
         content = {"done": self.done, "model": self.model, "memory": self.memory.before(self.done + 1)}

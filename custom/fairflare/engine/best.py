@@ -51,7 +51,6 @@ class ModelFiles:
 
     def write(self, round: int, model: StateDict) -> None:
         """Put the model of ``round`` there, durably and whole or not at all."""
-        self.folder.mkdir(exist_ok=True)
         save_tensors(self.path(round), model)
 
     def clear(self, keep: set[int]) -> None:

@@ -122,7 +122,6 @@ class SpentFile:
         self.read()
         self._runs[self._run] = content
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             save_json(self._path, {"runs": self._runs})
 
 
@@ -160,13 +159,11 @@ class SiteMemory:
     def save_personal(self, model: StateDict, *, best: bool = False) -> None:
         """Write the site's personal model as a state dict beside the memory's file, where there is one."""
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             save_tensors(personal_file(self._path, best=best), _copied(model))
 
     def save_inputs(self, content: Mapping[str, Any]) -> None:
         """Write what the site needs to prepare new inputs beside the memory's file, where there is one."""
         if self._path is not None and content:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             save_json(inputs_file(self._path), content)
 
     def has(self, round: int) -> bool:
@@ -200,7 +197,6 @@ class SiteMemory:
 
     def _save(self) -> None:
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             save_tensors(self._path, self._rounds)
 
 
@@ -283,7 +279,6 @@ class Asked:
     def _note(self, question: Mapping[str, Any]) -> None:
         first = {**self._first, **question}
         if first != self._first and self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             save_json(self._path, first)
         self._first = first
 

@@ -399,7 +399,6 @@ class Ledger:
         if near:
             before, apart = near[0]["n"], f"fewer than {least} apart ({self._path.name})"
             return f"this site has joined before with {before} patients, and these are {entry['n']}: {apart}"
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         save_json(self._path, {"told": [*told, mine]})
         return ""
 
