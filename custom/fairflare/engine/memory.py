@@ -17,26 +17,14 @@ import torch
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import plainly
 from fairflare.core.types import Round, StateDict
-from fairflare.engine.files import (
-    SUFFIX,
-    Busy,
-    clear_half_written,
-    is_there,
-    locked,
-    read_json,
-    read_tensors,
-    refuse_earlier,
-    remove_files,
-    save_json,
-    save_tensors,
-)
+from fairflare.engine import files
 from fairflare.privacy.egress import all_finite
 
 PERSONAL_ENDING = ".personal"
 BEST_ENDING = f".best{PERSONAL_ENDING}"
 """What the name of a personal model's file has before its suffix; no site's name ends so."""
 AFTER_ENDING, ASKED_ENDING, INPUTS_ENDING = ".after.json", ".asked.json", ".inputs.json"
-ALONE_ENDING, WORK_ENDING = f".solo{SUFFIX}", f".solo-work{SUFFIX}"
+ALONE_ENDING, WORK_ENDING = f".solo{files.SUFFIX}", f".solo-work{files.SUFFIX}"
 """What the names of the files have of a model that a site has trained, or is training, alone."""
 SPENT_ENDING = ".privacy.json"
 """What the name of a site's file of spent privacy budgets ends in; no run's end takes it away."""
@@ -55,12 +43,12 @@ def claimed(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(path.parent, f"{path.name}.lock", wait=WAIT))
-        except Busy:
+            stack.enter_context(files.locked(path.parent, f"{path.name}.lock", wait=WAIT))
+        except files.Busy:
             raise DataError("memory", f"{path.stem}: another job of this federation is at work at this site") from None
         models = {personal_file(path).name, personal_file(path, best=True).name}
         own = {path.name, *models, *(path.stem + ending for ending in ENDINGS)}
-        clear_half_written(path.parent, own.__contains__)
+        files.clear_half_written(path.parent, own.__contains__)
         yield
 
 
@@ -70,7 +58,7 @@ def personal_file(path: Path, *, best: bool = False) -> Path:
     Args:
         best: the one that goes with the model that the run has chosen: "site-1.best.personal.safetensors".
     """
-    return path.with_name(f"{path.stem}{BEST_ENDING if best else PERSONAL_ENDING}{SUFFIX}")
+    return path.with_name(f"{path.stem}{BEST_ENDING if best else PERSONAL_ENDING}{files.SUFFIX}")
 
 
 def _beside(ending: str, path: Path) -> Path:
@@ -94,9 +82,13 @@ def forget(folder: Path, sites: Iterable[str]) -> None:
 
     Personal models, and those that sites have trained alone, stay too: they are results.
     """
-    own = {f"{site}{ending}" for site in sites for ending in (SUFFIX, f"{SUFFIX}.lock", ASKED_ENDING, WORK_ENDING)}
+    own = {
+        f"{site}{ending}"
+        for site in sites
+        for ending in (files.SUFFIX, f"{files.SUFFIX}.lock", ASKED_ENDING, WORK_ENDING)
+    }
     with contextlib.suppress(OSError):  # nothing reads them any more
-        remove_files(folder, own.__contains__)
+        files.remove_files(folder, own.__contains__)
 
 
 class SpentFile:
@@ -113,8 +105,8 @@ class SpentFile:
 
     def read(self) -> dict[str, Any]:
         """What this run has written last; empty at first."""
-        if self._path is not None and is_there(self._path):
-            self._runs = read_json(self._path)["runs"]
+        if self._path is not None and files.is_there(self._path):
+            self._runs = files.read_json(self._path)["runs"]
         return dict(self._runs.get(self._run, {}))
 
     def write(self, content: dict[str, Any]) -> None:
@@ -122,7 +114,7 @@ class SpentFile:
         self.read()
         self._runs[self._run] = content
         if self._path is not None:
-            save_json(self._path, {"runs": self._runs})
+            files.save_json(self._path, {"runs": self._runs})
 
 
 class SiteMemory:
@@ -139,9 +131,9 @@ class SiteMemory:
         self._rounds: dict[int, dict[str, Any]] = {}
         if path is None:
             return
-        refuse_earlier(path)
+        files.refuse_earlier(path)
         if path.is_file():
-            content = read_tensors(path)
+            content = files.read_tensors(path)
             rounds = content.items() if isinstance(content, dict) else [("", None)]
             if any(type(number) is not int or type(values) is not dict for number, values in rounds):
                 raise UserError(f"{path.name}: expected a site's memory, which is mappings by round")
@@ -159,12 +151,12 @@ class SiteMemory:
     def save_personal(self, model: StateDict, *, best: bool = False) -> None:
         """Write the site's personal model as a state dict beside the memory's file, where there is one."""
         if self._path is not None:
-            save_tensors(personal_file(self._path, best=best), _copied(model))
+            files.save_tensors(personal_file(self._path, best=best), _copied(model))
 
     def save_inputs(self, content: Mapping[str, Any]) -> None:
         """Write what the site needs to prepare new inputs beside the memory's file, where there is one."""
         if self._path is not None and content:
-            save_json(inputs_file(self._path), content)
+            files.save_json(inputs_file(self._path), content)
 
     def has(self, round: int) -> bool:
         return bool(self._rounds.get(round))
@@ -197,7 +189,7 @@ class SiteMemory:
 
     def _save(self) -> None:
         if self._path is not None:
-            save_tensors(self._path, self._rounds)
+            files.save_tensors(self._path, self._rounds)
 
 
 def is_finite(value: Any) -> bool:
@@ -241,8 +233,8 @@ class Asked:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._first: dict[str, Any] = {}
-        if path is not None and is_there(path):
-            self._first = read_json(path)
+        if path is not None and files.is_there(path):
+            self._first = files.read_json(path)
 
     def check(self, model: str, sites: Sequence[str], total: Sequence[float] | None = None) -> None:
         """Raise AskedAgain for another question than the first, or for results before the sums.
@@ -279,7 +271,7 @@ class Asked:
     def _note(self, question: Mapping[str, Any]) -> None:
         first = {**self._first, **question}
         if first != self._first and self._path is not None:
-            save_json(self._path, first)
+            files.save_json(self._path, first)
         self._first = first
 
 
