@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+
+from fairflare.core.errors import UserError
+from fairflare.core.settings import document
 
 Per = Literal["round", "site", "group", "layer", "cell"]
 Chart = Literal["lines", "bars", "map", "table", "none"]
@@ -78,22 +82,10 @@ def read(declared: Any) -> list[Note]:
     """
     found: dict[str, Note] = {}
     for one in declared if isinstance(declared, list) else ():
-        note = _note(one) if isinstance(one, Mapping) else None
-        if note is not None:
+        with contextlib.suppress(UserError, TypeError, ValueError):
+            note = Note(**document(Note, one))
             found.setdefault(note.name, note)
     return list(found.values())
-
-
-def _note(declared: Mapping[str, Any]) -> Note | None:
-    kinds: dict[str, Any] = {field.name: type(field.default) for field in dataclasses.fields(Note)}
-    kinds |= {"name": str, "label": str}
-    kinds["mark_above"] = (int, float)
-    kept = {key: value for key, value in declared.items() if isinstance(value, kinds.get(key, ()))}
-    kept = {key: value for key, value in kept.items() if kinds[key] is bool or not isinstance(value, bool)}
-    try:
-        return Note(**kept) if kept.keys() == declared.keys() else None
-    except (TypeError, ValueError):
-        return None
 
 
 def numbers(declared: Mapping[str, Any], value: Any) -> dict[str, float]:
