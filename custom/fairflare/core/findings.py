@@ -177,11 +177,7 @@ def band_text(number: int) -> str:
 
 
 def packed(findings: Iterable[Finding], min_count: int | None) -> dict[str, float]:
-    """What leaves a site: "level/split/code" -> the band of the number of examples in all.
-
-    Args:
-        min_count: the fewest examples whose number may leave; None: none.
-    """
+    """What leaves a site: "level/split/code" -> the band of the number of examples in all; 0 without ``min_count``."""
     counts: dict[str, int] = {}
     for f in findings:
         name = f"{f.level}/{f.split}/{f.code}"

@@ -27,12 +27,9 @@ from fairflare.core.validation import shown
 
 
 def imports(path: Path) -> tuple[str, ...]:
-    """Absolute dotted names that the file imports at run time, function bodies included.
+    """Absolute dotted names that the file imports at run time, function bodies included; SyntaxError for no Python.
 
     ``from a import b`` gives "a.b". Imports under ``if TYPE_CHECKING`` and relative ones are left out.
-
-    Raises:
-        SyntaxError: the file is no Python.
     """
     return _imports(path.read_bytes())
 
@@ -133,11 +130,7 @@ def _lines(content: bytes) -> int | None:
 
 
 def read_manifest(app: Path) -> dict[str, Any]:
-    """The manifest of an app's folder, of the form that an export gives it.
-
-    Raises:
-        DataError: "code"; it is not there, too large or has another form.
-    """
+    """The manifest of an app's folder; DataError "code" where it is not there or not as an export writes it."""
     path = app / NAME
     if path.is_symlink() or not path.is_file():
         raise DataError("code", f"{NAME}: expected one beside {CUSTOM}/, got none; export the job with this version")
@@ -170,11 +163,7 @@ def _is_well_formed(found: Mapping[str, Any]) -> bool:
 
 
 def mismatch(app: Path, manifest: Mapping[str, Any]) -> str:
-    """What of an app's code is not as its manifest says, in one line; empty: all of it is.
-
-    Raises:
-        DataError: a link lies there.
-    """
+    """What of an app's code is not as its manifest says, in one line, empty: nothing; DataError: a link lies there."""
     listed, here = manifest["files"], dict(code_of(app))
     if missing := sorted(set(listed) - set(here)):
         return f"{NAME} lists {shown(missing[0])}, which is not there"
@@ -189,8 +178,7 @@ def mismatch(app: Path, manifest: Mapping[str, Any]) -> str:
 def check_code(app: Path, *, fresh: bool = False) -> None:
     """Raise DataError "code" unless the code in an app's folder, if there is any, is what its manifest lists.
 
-    Args:
-        fresh: whether nothing of it has run yet, so that Python has compiled nothing there.
+    ``fresh``: nothing of it has run yet, so that Python has compiled nothing there.
     """
     if not (app / CUSTOM).is_dir():
         return
@@ -227,8 +215,7 @@ def package_sha256() -> str:
 def sha256_of(package: Path, left_out: Mapping[str, str] | None = None) -> str:
     """Hash of the names and hashes of all files of a package, also of those that a job's copy lacks.
 
-    Args:
-        left_out: name -> SHA-256 of those; None: as the manifest of the job says whose copy this is, if it is one.
+    ``left_out``: name -> SHA-256 of those; None: as the manifest of the job says whose copy this is, if it is one.
     """
     hashes = dict(_left_out(package) if left_out is None else left_out)
     hashes |= {name: entry_of(path)["sha256"] for name, path in package_files(package).items()}

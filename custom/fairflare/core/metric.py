@@ -120,11 +120,7 @@ class Metric:
 
 
 def metrics() -> dict[str, Metric]:
-    """Every metric by name, sorted: the package's own, and those of the plugins that are loaded.
-
-    Raises:
-        UserError: two metrics have one name.
-    """
+    """Every metric by name, sorted: the package's own, and the loaded plugins'; UserError where two have one name."""
     return _found(tuple(plugins.modules()))
 
 

@@ -75,11 +75,7 @@ class Note:
 
 
 def read(declared: Any) -> list[Note]:
-    """The notes that a log declares; what ``Note.to_json`` cannot have written is left out, and a name's second note.
-
-    Args:
-        declared: as read from a log, of any type.
-    """
+    """The notes that a log declares; left out is what ``Note.to_json`` cannot have written, and a name's second."""
     found: dict[str, Note] = {}
     for one in declared if isinstance(declared, list) else ():
         with contextlib.suppress(UserError, TypeError, ValueError):

@@ -33,11 +33,7 @@ SAME = 2.0
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal asked the command to end; what clears up after Ctrl-C clears up after it.
-
-    Attributes:
-        code: the exit code, 128 + the signal's number.
-    """
+    """A signal asked the command to end, which exits with ``code``, 128 + its number; all clears up as after Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

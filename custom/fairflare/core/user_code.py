@@ -66,8 +66,7 @@ def vouch(folders: Iterable[Path]) -> None:
 def check_name(dotted: str, key: str) -> str:
     """The top-level module of ``dotted``, which is spelt as a declared name may be; nothing is imported.
 
-    Raises:
-        UserError: starts with ``key``: no module.Name, a part that is no plain identifier, or this package.
+    UserError, which starts with ``key``: no module.Name, a part that is no plain identifier, or this package.
     """
     parts = dotted.split(".")
     if len(parts) < 2 or len(dotted) > LONGEST or not all(p.isidentifier() and p.isascii() for p in parts):

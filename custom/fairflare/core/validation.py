@@ -141,8 +141,7 @@ def hints(cls: type) -> dict[str, Any]:
 def exact(cls: type, name: str, value: Any, label: str = "") -> Any:
     """The JSON ``value`` as field ``name`` of ``cls`` declares it; a whole number becomes a float where one is meant.
 
-    Raises:
-        UserError: names the key (as ``label`` where there is one), what was expected and what came.
+    UserError names the key (as ``label`` where there is one), what was expected and what came.
     """
     return _exact(label or name, value, hints(cls)[name])
 

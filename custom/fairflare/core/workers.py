@@ -279,11 +279,7 @@ def stop(workers: Iterable[Worker], grace: float = GRACE) -> None:
 
 
 def ready(workers: Iterable[Worker], each: Callable[[], None] = lambda: None) -> list[Worker]:
-    """Those that have said something or have ended, as soon as there is one.
-
-    Args:
-        each: is called every second until then; what it raises ends the waiting.
-    """
+    """Those that have said something or have ended, as soon as there is one; ``each`` is called every second."""
     of = {worker.channel.fileno(): worker for worker in workers}
     while True:
         if found := [of[int(number)] for number in wait(list(of), timeout=1.0)]:  # type: ignore[arg-type]  # as we gave

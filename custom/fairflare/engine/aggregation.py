@@ -83,11 +83,7 @@ class Combined:
 
 @dataclass(frozen=True)
 class Total:
-    """Numbers summed over sites.
-
-    Attributes:
-        told: fields of the instruction that tells each of them the sum.
-    """
+    """Numbers summed over sites; ``told`` are the fields of the instruction that tells each of them the sum."""
 
     sites: list[str]
     told: Mapping[str, Any]

@@ -34,9 +34,7 @@ PLAIN = json.JSONEncoder(allow_nan=False)
 class AuditLog:
     """Appends entries to a file; opening an existing file continues its chain and changes nothing before ``append``.
 
-    Attributes:
-        first: its first entry, empty when there is none.
-        last: its last entry, as ``first``.
+    ``first`` and ``last`` are its first and last entry, empty when there is none.
     """
 
     def __init__(self, path: Path, each: Callable[[dict[str, Any]], None] = lambda entry: None) -> None:

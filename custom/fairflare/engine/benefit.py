@@ -97,11 +97,7 @@ class Pair:
 def measured(
     pair: Pair, scoring: Task, groups: Sequence[str], min_count: int | None, seed: int, site: str
 ) -> dict[str, float]:
-    """What may leave of a pair: see ``reports``.
-
-    Args:
-        min_count: the fewest cases of a group, or of the split, whose numbers leave; None: no group's do.
-    """
+    """What may leave of a pair, see ``reports``: nothing of fewer than ``min_count`` cases, without it no group."""
     if not pair.n or pair.n < (min_count or 1):
         return {}
     found = {N: float(pair.n)}

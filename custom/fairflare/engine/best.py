@@ -117,11 +117,7 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A round's model and what sites found of it.
-
-    Attributes:
-        values: site -> the metric on its validation split.
-    """
+    """A round's model, and site -> the metric that it got on its validation split."""
 
     round: int
     model_sha256: str

@@ -48,8 +48,7 @@ def first_good(
 ) -> tuple[dict[str, T], dict[str, Rejection], list[str]]:
     """Site -> what ``check`` made of its first good answer; the first rejection per site; sites that went on.
 
-    Args:
-        round: the number of the round that answers must be to; None: any.
+    ``round``: the number of the round that answers must be to; None: any.
     """
     found: dict[str, T] = {}
     refused: dict[str, Rejection] = {}

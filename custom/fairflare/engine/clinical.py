@@ -200,12 +200,7 @@ RESAMPLES = 400
 
 @dataclass(frozen=True)
 class ClinicalAtSite:
-    """A site's part.
-
-    Attributes:
-        min_count: the fewest patients whose numbers leave the site; None: none leave.
-        seed: the run's, of what intervals resample.
-    """
+    """A site's part; no number of fewer than ``min_count`` patients leaves, None: none does; ``seed``: of resamples."""
 
     view: View
     min_count: int | None = 10

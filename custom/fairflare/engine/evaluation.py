@@ -86,11 +86,7 @@ def results(
     groups: Sequence[str],
     min_count: int | None,
 ) -> dict[str, dict[str, Any]]:
-    """Split -> metrics, "groups" -> split -> group -> {"n", "value"}, and "n" -> split -> examples.
-
-    Args:
-        min_count: the fewest examples of a group whose numbers leave the site; None: none leave.
-    """
+    """Split -> metrics, "groups" -> split -> group -> {"n", "value"}, and "n" -> split -> examples."""
     found: dict[str, dict[str, Any]] = {"groups": {}}
     for split in ("val", "test"):
         outputs, targets, members = predicted(split)

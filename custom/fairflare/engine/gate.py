@@ -377,11 +377,7 @@ def too_few(round: int, accepted: int, needed: int, rejections: Sequence[checks.
 
 
 def usable(outcome: Outcome, model: StateDict, round: Round) -> Outcome:
-    """The outcome without negative variances.
-
-    Raises:
-        RunFailed: a model of it is not finite, or has other entries than ``model``.
-    """
+    """The outcome without negative variances; RunFailed where a model is not finite, or has other entries."""
     shared = without_negative_variances(outcome.model)
     own = {site: without_negative_variances(outcome.models[site]) for site in sorted(outcome.models)}
     for site, found in {"": shared, **own}.items():

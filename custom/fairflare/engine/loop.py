@@ -379,10 +379,9 @@ class Federation:
         return sites
 
     def _choose(self, standing: files.Checkpoint, evaluated: Mapping[str, Mapping[str, Any]]) -> StateDict:
-        """Name the best model of the rounds; if it is not the last one's, sites say how it does as well.
+        """The model that the run's results are of: the best of the rounds where one is chosen.
 
-        Returns:
-            the model that the run's results are of.
+        If that is not the last one's, sites say how it does as well.
         """
         if not self.choice.chooses:
             return standing.model

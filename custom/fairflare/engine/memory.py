@@ -92,12 +92,7 @@ def forget(folder: Path, sites: Iterable[str]) -> None:
 
 
 class SpentFile:
-    """``core.types.Ledger`` in a site's file for all of its runs.
-
-    Args:
-        path: None keeps it in this object alone.
-        run: the run's key in the file.
-    """
+    """``core.types.Ledger`` in a site's file, under the key ``run``; without a path in this object alone."""
 
     def __init__(self, path: Path | None, run: str) -> None:
         self._path, self._run = path, run
@@ -120,10 +115,7 @@ class SpentFile:
 class SiteMemory:
     """Values of the last two rounds, so that a round which is asked for again starts from where it started before.
 
-    In a run that chooses its best model also those of that model's round.
-
-    Args:
-        path: the file that survives a restart; None keeps values in this object only.
+    In a run that chooses its best model also those of that model's round. ``path`` is a file that survives a restart.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -224,10 +216,7 @@ class Asked:
     """What was asked after the last round: of one model, with one set of sites, told one total, once per run.
 
     A second model would show its cases from another side, and two sums that differ by a site would show that site's
-    own. The same question may come again, as after a kill, and is answered the same.
-
-    Args:
-        path: the file that survives a restart; None keeps it in this object only.
+    own. The same question may come again, as after a kill, and is answered the same; without a path it is forgotten.
     """
 
     def __init__(self, path: Path | None = None) -> None:

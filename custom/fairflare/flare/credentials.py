@@ -115,11 +115,7 @@ class Heads:
         self._asked: tuple[str, int, str] | None = None
 
     def receive(self, instruction: Instruction) -> None:
-        """Keep the head that came with a question.
-
-        Raises:
-            DataError: "head"; the federation's server has not signed it.
-        """
+        """Keep the head that came with a question; DataError "head" where the federation's server has not signed it."""
         head: Mapping[str, Any] = instruction.log
         self._asked = None
         if not head:

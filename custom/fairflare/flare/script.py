@@ -34,11 +34,7 @@ class ScriptFailed(Exception):
 
 
 class ScriptRunner:
-    """The thread in which a site's script runs, from the first task to the job's end.
-
-    Args:
-        site: whose work the script does; what leaves it is still the site's to check.
-    """
+    """The thread in which ``site``'s script runs until the job ends; what leaves is still the site's to check."""
 
     def __init__(self, config: RunConfig, parts: Parts, site: Site, local: Path) -> None:
         task = parts.task

@@ -178,8 +178,7 @@ class MaskedSums:
 def passed_on(sealed: Mapping[str, bytes]) -> dict[str, bytes]:
     """What the server tells the sites of their numbers: everyone's sealed ones, which say no more than their sums.
 
-    Raises:
-        SumRefused: they do not cancel.
+    SumRefused where they do not cancel.
     """
     combine(list(sealed.values()))
     return dict(sealed)
@@ -188,8 +187,7 @@ def passed_on(sealed: Mapping[str, bytes]) -> dict[str, bytes]:
 def combine(sealed: Sequence[bytes]) -> list[float]:
     """The sums of the values that are sealed in the messages of all sites of a sum, correctly rounded.
 
-    Raises:
-        SumRefused: they do not cancel: a site added something else.
+    SumRefused where they do not cancel: a site added something else.
     """
     tags = TAG * (len(sealed) - 1)
     rows = [[int.from_bytes(m[i : i + SIZE], "big") for i in range(0, len(m) - tags, SIZE)] for m in sealed]

@@ -24,11 +24,7 @@ TIMES = 10
 
 @dataclass(frozen=True)
 class After:
-    """Sums the sites' calibration cases, tells them the sums, and takes what came of it.
-
-    Attributes:
-        remark: what a reader must know of the calibration cases.
-    """
+    """Sums the sites' calibration cases, tells them the sums, and takes what came of it; ``remark`` is for readers."""
 
     name: str
     step: AfterStep

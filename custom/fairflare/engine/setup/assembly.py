@@ -156,11 +156,7 @@ NEW = "the method's parts did not use these cases; whether anyone chose settings
 
 
 def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregation:
-    """How the server combines answers: as they are, or sealed where the run has secure sums.
-
-    Raises:
-        UserError: the rule weighs by more than sums over the sites, and the run has secure sums.
-    """
+    """How the server combines answers: as they are, or sealed with secure sums; UserError where a rule has none."""
     if config.secure_sum == NONE:
         return Plain()
     from fairflare.engine.server_sums import ServerSums

@@ -169,11 +169,7 @@ def _look(
 
 
 def _execution(own: SiteConfig | None, training: Training, place: int) -> Execution:
-    """How a site computes.
-
-    Args:
-        place: the site's number among those that one machine simulates; they take its GPUs in turn.
-    """
+    """How a site computes; those that one machine simulates take its GPUs in turn, by their ``place``."""
     keep_freed_memory()  # in a process that trains; a server gives back what it held of a round
     if own is None:
         return Execution(default_device(shared_gpu(place)), training.precision)

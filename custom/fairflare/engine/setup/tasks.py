@@ -46,11 +46,7 @@ def _modules() -> tuple[ModuleType, ...]:
 
 
 def every() -> dict[str, type[Task]]:
-    """Task name -> its class, those of plugins among them, sorted; plugins are loaded first.
-
-    Raises:
-        UserError: a plugin's task has a name that is no text, or another task's.
-    """
+    """Task name -> its class, sorted; plugins are loaded first; UserError for a name that is none, or is taken."""
     registry.methods()
     found = {name: cls for module in _modules() for name, cls in _named(module).items()} | ADDED
     for module in plugins.modules():
