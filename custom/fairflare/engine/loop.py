@@ -18,7 +18,7 @@ from fairflare.core.errors import NO_SPACE, RunFailed, UserError, is_full
 from fairflare.core.manifest import all_versions
 from fairflare.core.schema import IN_USE, Answer, Instruction, Transport, flat
 from fairflare.core.types import PERSONAL, Info, Reply, Round, StateDict
-from fairflare.engine import files
+from fairflare.engine import files, history
 from fairflare.engine.after.server import After, Benefit
 from fairflare.engine.aggregation import Aggregation, Plain, Trained
 from fairflare.engine.audit import AuditLog, Countersigned
@@ -28,17 +28,6 @@ from fairflare.engine.clinical import CLINICAL
 from fairflare.engine.files import save_checkpoint
 from fairflare.engine.gate import Gate, Verdict, by_site, inspect_evaluation, round_entry, steps_of, too_few, usable
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.history import (
-    COMPLETED,
-    COUNTERSIGNED,
-    FORMAT,
-    RunHistory,
-    last_counted,
-    left_behind,
-    read_final,
-    read_history,
-    read_standing,
-)
 from fairflare.engine.norms import remembered
 from fairflare.engine.preflight import Statement, inspect_preflight, refusal, turned_away
 from fairflare.engine.straggler_policy import EarlyEnd, Participation
@@ -134,7 +123,9 @@ class Federation:
         told = dict.fromkeys(present, Instruction("preflight", self._end, {}))
         for _ in self._signed.exchange(told, last=True):
             pass
-        self._audit.append(COUNTERSIGNED, **{"of": self._audit.head()["hash"], "signed": {}, **self._signed.taken()})
+        self._audit.append(
+            history.COUNTERSIGNED, **{"of": self._audit.head()["hash"], "signed": {}, **self._signed.taken()}
+        )
 
     @property
     def _end(self) -> Round:
@@ -155,7 +146,7 @@ class Federation:
         except Exception as error:
             self._fail(standing, NO_SPACE if is_full(error) else f"internal error: {type(error).__name__}")
             raise
-        self._close(standing, COMPLETED, "")
+        self._close(standing, history.COMPLETED, "")
         self._best.clear()
         return standing
 
@@ -171,8 +162,8 @@ class Federation:
         run_history = self._run_history(entries)
         if run_history is not None:
             begun = files.Checkpoint(round=0, model=initial, declared=run_history.start["declared"])
-            standing = read_standing(self.folder, run_history) or begun
-            read_final(self.folder, run_history)
+            standing = history.read_standing(self.folder, run_history) or begun
+            history.read_final(self.folder, run_history)
             self._backlog.check(run_history, standing.round)
             check_files(self.folder, entries, self.choice, standing.round, ended=False)
             if standing is begun and model_hash(initial) != run_history.start["model_sha256"]:
@@ -181,10 +172,10 @@ class Federation:
             self._backlog.go_on(run_history, standing.round)
             self._best.go_on(entries, standing.round)
         self._sha256, self._known = model_hash(standing.model), set(standing.declared)
-        self._counted = last_counted(entries, standing.round)
+        self._counted = history.last_counted(entries, standing.round)
         return self._preflight(standing, resumed=run_history is not None)
 
-    def _run_history(self, entries: Sequence[dict[str, Any]]) -> RunHistory | None:
+    def _run_history(self, entries: Sequence[dict[str, Any]]) -> history.RunHistory | None:
         """What the log says so far, None before its first line.
 
         Raises:
@@ -195,7 +186,7 @@ class Federation:
                 if files.is_there(self.folder / name):
                     raise UserError(f"{name}: lies there without the {files.AUDIT} that it belongs to")
             return None
-        run_history = read_history(entries)
+        run_history = history.read_history(entries)
         if any(run_history.start.get(key) != self.header.get(key) for key in ("config_sha256", "config_json_sha256")):
             raise UserError(f"{self.folder}: holds a run of another configuration, which cannot be continued")
         return run_history
@@ -212,13 +203,13 @@ class Federation:
         rejections += silent(asked, answers)
         self._participation = Participation(statements)
         found = {site: statement.to_json() for site, statement in statements.items()}
-        shared = {"preflight": found, "rejected": by_site(rejections), **left_behind(standing)}
+        shared = {"preflight": found, "rejected": by_site(rejections), **history.left_behind(standing)}
         if resumed:
             self._log("resume", from_round=standing.round, **shared)
         else:
             notes = [note.to_json() for note in self.rule.notes]
             about = {**self.header, "rounds": self.rounds, "sites": self._training_sites(), "declared_notes": notes}
-            self._log("start", log_format=FORMAT, **about, **shared)
+            self._log("start", log_format=history.FORMAT, **about, **shared)
         if reason := refusal(statements, rejections):
             self._close(standing, "failed", reason)
             raise RunFailed(reason)
@@ -239,7 +230,7 @@ class Federation:
 
         In this order a model without the log's last line is never what a kill leaves.
         """
-        scores = {} if status == COMPLETED else self._last_scores(standing)
+        scores = {} if status == history.COMPLETED else self._last_scores(standing)
         self._log("finish", status=status, reason=reason, model_sha256=self._sha256, test_sets=scores)
         files.save_tensors(self.folder / files.MODEL, standing.model)
 
@@ -269,11 +260,11 @@ class Federation:
         outcome = usable(dataclasses.replace(outcome, model=model), standing.model, round)
         del model  # the usable one takes its place in memory
         declared = {r.site: r.n_examples for r in verdict.replies} | dict(standing.declared)
-        history = remembered(standing.history, verdict.norms, verdict.tensors)
+        sizes = remembered(standing.history, verdict.norms, verdict.tensors)
         models = {**standing.models, **outcome.models}
         kept: dict[str, Any] = {"server": server, "models": models, "trainer": trainer}
-        after = files.Checkpoint(round.number, outcome.model, outcome.state, declared, history, **kept)
-        left = left_behind(after)
+        after = files.Checkpoint(round.number, outcome.model, outcome.state, declared, sizes, **kept)
+        left = history.left_behind(after)
         seconds = {"exchange": exchanged - started, "aggregate": time.monotonic() - exchanged}
         entry = round_entry(round, verdict, outcome, combined.answers) | selection
         owed = self._backlog.wants(round.number)
