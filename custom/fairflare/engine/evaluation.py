@@ -44,7 +44,7 @@ def predict(
         stop_if_aborted()
         inputs, targets, groups = batch.to(device)
         found.append((*condense(network(inputs).float(), targets), groups))
-    return _joined(found)
+    return joined(found)
 
 
 def answered(answers: Callable[[Tensor], Tensor], batches: Iterable[Batch], condense: Condense) -> Predictions:
@@ -53,34 +53,17 @@ def answered(answers: Callable[[Tensor], Tensor], batches: Iterable[Batch], cond
     for batch in batches:
         inputs, targets, groups = batch.to(torch.device("cpu"))
         found.append((*condense(answers(inputs), targets), groups))
-    return _joined(found)
+    return joined(found)
 
 
-def _joined(found: Sequence[Predictions]) -> Predictions:
+def joined(found: Sequence[Predictions]) -> Predictions:
+    """The tensors of all batches as one each, on the CPU."""
     outputs, targets, groups = (torch.cat(parts).cpu() for parts in zip(*found)) if found else [torch.empty(0)] * 3
     return outputs, targets, groups
 
 
-class Both:
-    """Condenses batches one way and keeps, of the same passes, what another way makes of them."""
-
-    def __init__(self, condense: Condense, other: Condense) -> None:
-        self._condense, self._other = condense, other
-        self._kept: list[tuple[Tensor, Tensor]] = []
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        self._kept.append(self._other(outputs, targets))
-        return self._condense(outputs, targets)
-
-    def kept(self) -> tuple[Tensor, Tensor]:
-        """What the other way made of all batches so far, on the CPU, as ``predict`` would return it."""
-        kept = self._kept or [(torch.empty(0), torch.empty(0))]
-        outputs, targets = (torch.cat(parts).cpu() for parts in zip(*kept))
-        return outputs, targets
-
-
 def results(
-    predicted: Callable[[SplitName], Predictions],
+    predicted: Mapping[SplitName, Predictions],
     data: SiteData,
     scoring: Task,
     groups: Sequence[str],
@@ -88,11 +71,10 @@ def results(
 ) -> dict[str, dict[str, Any]]:
     """Split -> metrics, "groups" -> split -> group -> {"n", "value"}, and "n" -> split -> examples."""
     found: dict[str, dict[str, Any]] = {"groups": {}}
-    for split in ("val", "test"):
-        outputs, targets, members = predicted(split)
+    for split, (outputs, targets, members) in predicted.items():
         found[split] = finite(scoring.evaluate(outputs, targets))
         found["groups"][split] = group_values(scoring.hits(outputs, targets), members, groups, min_count)
-    found["n"] = {split: float(data.size(split)) for split in ("val", "test")}
+    found["n"] = {split: float(data.size(split)) for split in predicted}
     return found
 
 

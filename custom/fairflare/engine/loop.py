@@ -25,7 +25,7 @@ from fairflare.engine.audit import AuditLog, Countersigned
 from fairflare.engine.best import LAST, Backlog, Beside, Best, Choice, Score, Scored, check_files
 from fairflare.engine.checks import Rejection, silent
 from fairflare.engine.clinical import CLINICAL
-from fairflare.engine.files import save_checkpoint
+from fairflare.engine.files import save_checkpoint, save_tensors
 from fairflare.engine.gate import Gate, Verdict, by_site, inspect_evaluation, round_entry, steps_of, too_few, usable
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.norms import remembered
@@ -232,7 +232,7 @@ class Federation:
         """
         scores = {} if status == history.COMPLETED else self._last_scores(standing)
         self._log("finish", status=status, reason=reason, model_sha256=self._sha256, test_sets=scores)
-        files.save_tensors(self.folder / files.MODEL, standing.model)
+        save_tensors(self.folder / files.MODEL, standing.model)
 
     def _last_scores(self, standing: files.Checkpoint) -> dict[str, Any]:
         """The last good model's scores on all test sets, of a run that failed between two rounds."""

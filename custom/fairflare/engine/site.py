@@ -37,7 +37,7 @@ from fairflare.engine.alone import Alone
 from fairflare.engine.benefit import ROUNDS, Pair, against_trees, measured
 from fairflare.engine.checks import check_received
 from fairflare.engine.clinical import ClinicalAtSite
-from fairflare.engine.evaluation import Both, Condense, Predictions, answered, over_patients, predict, results
+from fairflare.engine.evaluation import Condense, Predictions, answered, joined, over_patients, predict, results
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import Asked, AskedAgain, SiteMemory, check_last, is_finite
 from fairflare.privacy.egress import Egress
@@ -391,20 +391,21 @@ class Site:
             model: a state dict, which stays loaded. Of one that the site does not use no cases are kept.
         """
         self.network.load_state_dict(model)
-        beside, tested = Both(self.scoring.condense, plain), list[Predictions]()
-        used = self._is_shown(instruction.round) and bool(instruction.orders.get(IN_USE))
-        keeps = used and self.clinical is not None
+        kept: list[Predictions] = []
+        shows = self._is_shown(instruction.round)
 
-        def predicted(split: SplitName) -> Predictions:
-            if split != "test":
-                return self._predict(split)
-            tested.append(self._predict(split, beside if keeps else None))
-            return tested[-1]
+        def both(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            """What is kept of a batch; beside it, of the same pass, what calibration is of."""
+            kept.append((*plain(outputs, targets), targets))
+            return self.scoring.condense(outputs, targets)
 
-        shown = results(predicted, self._examples, self.scoring, self.groups, self.min_count)
-        if self._is_shown(instruction.round):
-            shown |= over_patients(tested[-1], self.scoring, self.min_count, shown["test"])
-        return shown, Cases(*beside.kept(), tested[-1][-1]) if keeps else None
+        keeps = shows and bool(instruction.orders.get(IN_USE)) and self.clinical is not None
+        found: dict[SplitName, Predictions] = {"val": self._predict("val")}
+        found["test"] = self._predict("test", both if keeps else None)
+        shown = results(found, self._examples, self.scoring, self.groups, self.min_count)
+        if shows:
+            shown |= over_patients(found["test"], self.scoring, self.min_count, shown["test"])
+        return shown, Cases(*joined(kept)[:2], members=found["test"][-1]) if keeps else None
 
     def _work(self, instruction: Instruction, memory: dict[str, Any]) -> LocalWork:
         return LocalWork(
