@@ -161,15 +161,12 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Finds exactly the modules that ``FAIRFLARE_CODE`` names."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        for file in code_files():
-            if file.stem == fullname:
-                _found.add(fullname)
-            if file.stem == fullname and file.is_dir():
-                where = [str(file)]
-                return importlib.util.spec_from_file_location(fullname, file / INIT, submodule_search_locations=where)
-            if file.stem == fullname:
-                return importlib.util.spec_from_file_location(fullname, file)
-        return None
+        file = next((one for one in code_files() if one.stem == fullname), None)
+        if file is None:
+            return None
+        _found.add(fullname)
+        where, start = ([str(file)], file / INIT) if file.is_dir() else (None, file)
+        return importlib.util.spec_from_file_location(fullname, start, submodule_search_locations=where)
 
 
 _FINDER = _Finder()

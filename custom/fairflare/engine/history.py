@@ -36,6 +36,8 @@ NUMBERS = {str: NUMBER}
 COUNTS = {str: int}
 TRUTH = bool
 REJECTED = {str: {"code": str, "detail": str}}
+OF_MODEL = {"rejected": REJECTED, "model_sha256": str}
+CHOICE = {"by": str, "weight": NUMBER, "metric": str, "higher": TRUTH, "own": TRUTH}
 LEFT = {"model_sha256": str, "state_sha256": str, "declared": COUNTS}
 SHAPES: dict[str, dict[Any, Any]] = {
     "start": {"log_format": int, "rounds": int, "sites": [str], "preflight": {str: dict}, "rejected": REJECTED, **LEFT},
@@ -51,31 +53,13 @@ SHAPES: dict[str, dict[Any, Any]] = {
         "seconds": NUMBERS,
         **LEFT,
     },
-    "round_failed": {"round": int, "rejected": REJECTED, "model_sha256": str},
+    "round_failed": {"round": int, **OF_MODEL},
     "scores": {"round": int, "model_sha256": str, "test_sets": {str: {"metrics": NUMBERS}}, "seconds": NUMBERS},
-    "evaluation": {"sites": {str: dict}, "rejected": REJECTED, "model_sha256": str},
-    "best": {
-        "by": str,
-        "weight": NUMBER,
-        "metric": str,
-        "higher": TRUTH,
-        "own": TRUTH,
-        "round": int,
-        "values": {str: NUMBERS},
-        "sites": {str: dict},
-        "rejected": REJECTED,
-        "model_sha256": str,
-    },
-    "after": {"step": str, "by": str, "split": str, "sites": {str: NUMBERS}, "rejected": REJECTED, "model_sha256": str},
-    "benefit": {
-        "trainer": str,
-        "draws": int,
-        "level": NUMBER,
-        "sites": {str: NUMBERS},
-        "rejected": REJECTED,
-        "model_sha256": str,
-    },
-    "risk": {"shadows": int, "level": NUMBER, "sites": {str: NUMBERS}, "rejected": REJECTED, "model_sha256": str},
+    "evaluation": {"sites": {str: dict}, **OF_MODEL},
+    "best": {**CHOICE, "round": int, "values": {str: NUMBERS}, "sites": {str: dict}, **OF_MODEL},
+    "after": {"step": str, "by": str, "split": str, "sites": {str: NUMBERS}, **OF_MODEL},
+    "benefit": {"trainer": str, "draws": int, "level": NUMBER, "sites": {str: NUMBERS}, **OF_MODEL},
+    "risk": {"shadows": int, "level": NUMBER, "sites": {str: NUMBERS}, **OF_MODEL},
     "finish": {"status": str, "reason": str, "model_sha256": str},
     COUNTERSIGNED: {"of": str, "signed": {str: dict}},
     REPORT: {"of": str, "status": str, "model_sha256": str, "files": {str: str}},
