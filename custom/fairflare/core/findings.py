@@ -78,7 +78,6 @@ class Finding:
     """One thing that is wrong ("error": no run; "accepted": run all the same) or doubtful ("warning").
 
     Attributes:
-        level: see ``LEVELS``.
         code: a key of ``CODES``, the same for the same cause.
         split: "train", "val", "test" or "".
         count: how many examples it concerns; what leaves is the band that it lies in, see ``band``.

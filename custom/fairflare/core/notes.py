@@ -34,7 +34,6 @@ class Note:
             (layer -> site -> number) or "cell" (site -> group -> number).
         chart: how a report draws it: "lines" over the rounds, "bars" or a "table" of the last round, a "map" (layers or
             groups down, sites across), or "none".
-        meaning: one sentence.
         shares: whether the numbers of a round are fractions that sum to 1: over all sites, groups or cells, or within
             each layer. They are drawn against equal shares.
         over: what bars, map and table of a two-fold note show: the "last" round, or the "mean" over a number's rounds.
@@ -88,7 +87,6 @@ def numbers(declared: Mapping[str, Any], value: Any) -> dict[str, float]:
     """Path -> number of a note's value, where it is declared per round, site or group: "" or the site or group.
 
     Args:
-        declared: ``Note.to_json``, as read from a log.
         value: what a round's notes hold under its name; anything that does not fit it is left out.
     """
     depth = DEPTH.get(str(declared.get("per")))

@@ -56,12 +56,7 @@ class Method:
         id: what the user types.
         title: the name in the paper.
         summary: one line, what it is for.
-        rule: id of the rule.
-        trainer: id of the trainer.
         probes: ids of the probes that sites run.
-        selector: id of the selector.
-        server_optimizer: id of the server optimizer.
-        paper: where it comes from.
         settings: defaults that differ from those of the parts, by any name that works, see ``core.settings``; never of
             local training, which is the task's.
         shared: name of a quantity that several parts share -> full names of the settings that it sets.

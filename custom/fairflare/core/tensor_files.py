@@ -189,7 +189,6 @@ def write(file: BinaryIO, content: Any, **about: str) -> None:
     """Write mappings, lists, tuples, plain values and dense tensors, one tensor in memory at a time.
 
     Args:
-        file: is written to from where it stands.
         content: what ``read`` returns, bit for bit; keys are plain values.
         about: more entries of the header.
 

@@ -28,8 +28,6 @@ class Number:
 
     Attributes:
         name: its name; numbers of a family are "family/member".
-        low: the least value that is accepted.
-        high: the largest.
         meaning: what it is, for people.
         required: whether an answer without it is refused.
         of_examples: it counts examples: the gate takes whole numbers of at most this many times the site's training
@@ -103,9 +101,6 @@ class Offer:
     """What a task has for methods to ask for.
 
     Attributes:
-        task: its name, for messages.
-        metrics: names of its metrics.
-        headline: the metric that fairness is reported in.
         groups: names of the groups of the run's grouping.
         has_classes: whether every example has one class, as logit adjustment needs.
         family: what an exact regression takes its targets for, see ``tasks.kind.TaskKind``.
@@ -124,7 +119,6 @@ class Need:
     """What a rule, trainer or probe cannot do without in a split of a site's data; preflight refuses less.
 
     Attributes:
-        split: "train", "val" or "test".
         least: the fewest examples.
         reason: what it needs them for, in words that end a sentence.
         both_classes: whether examples of one class alone will not do.
@@ -412,8 +406,6 @@ class LocalWork:
 
     Attributes:
         network: holds the received model when a trainer or a received-model probe starts.
-        data: the site's data.
-        training: local training settings.
         round: t and T.
         seed: this site's seed for this round; order and transforms derive from it alone.
         orders: the numbers the rule sent to this site and to no other.
@@ -427,7 +419,6 @@ class LocalWork:
         received_metrics: the task's metrics of the received model on the validation split.
         evaluate: split -> the task's metrics of ``network`` as it stands; empty where the split is.
         headline: name of the metric among them that fairness is reported in, a share of 1.
-        groups: names of the groups that ``data`` tells apart.
         min_count: the fewest training examples of a group whose numbers may leave the site; None: none leave.
         family: what an exact regression takes the targets for, see ``tasks.kind.TaskKind``.
         scratch: whatever a trainer needs during one round, on the device; emptied when its training ends.

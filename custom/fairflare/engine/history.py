@@ -179,7 +179,6 @@ def last_counted(entries: Sequence[Entry], until: int) -> dict[str, int]:
     """Site -> the last of the rounds up to ``until`` in which its answer was accepted.
 
     Args:
-        entries: of a log that ``read_history`` has followed.
         until: the round after which the run goes on; later ones are repeated.
     """
     rounds: dict[int, Entry] = {}

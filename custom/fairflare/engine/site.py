@@ -76,8 +76,6 @@ class Site:
         clinical: says how well calibrated the model is that it uses; None: it does not.
         trees: its data -> answers of gradient boosting on its rows, for the benefit; None where there are none.
         trivial: its data -> split -> metrics of an answer that needs no network, to read the final model's beside.
-        family: see ``LocalWork``.
-        ledger: see ``LocalWork``.
     """
 
     name: str

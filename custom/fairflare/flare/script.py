@@ -71,12 +71,7 @@ class ScriptRunner:
         self._executor.handle_event(EventType.END_RUN, fl_ctx)
 
     def answer(self, instruction: Instruction) -> Answer:
-        """What the script says.
-
-        Raises:
-            ScriptFailed: it says nothing.
-            EgressRefused: it reports numbers of a group that is too small.
-        """
+        """What the script says; ScriptFailed: it says nothing; EgressRefused: numbers of a group that is too small."""
         asked = FLModelUtils.to_shareable(instruction_to_model(instruction))
         assert self._fl_ctx is not None  # ``use`` comes first
         found = self._executor.execute(instruction.task, asked, self._fl_ctx, self._abort)

@@ -63,7 +63,6 @@ def load(name: str, preset: str | None = None, **overrides: object) -> Task:
     """The task ``name`` with the options of ``preset`` and, on top, ``overrides``.
 
     Args:
-        name: a key of ``every()``.
         preset: a key of the task's ``presets``; None is the first one.
         overrides: option -> a JSON value or command-line text; ``sites`` means ``n_sites``.
 
