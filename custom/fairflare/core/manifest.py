@@ -23,7 +23,7 @@ from typing import Any
 import fairflare
 from fairflare import __version__
 from fairflare.core.errors import DataError
-from fairflare.core.validation import shown
+from fairflare.core.validation import misfit, shown
 
 
 def imports(path: Path) -> tuple[str, ...]:
@@ -86,7 +86,9 @@ COMPILED = "__pycache__"
 FORMAT = 1
 LARGEST = 1 << 22
 """Bytes of a manifest."""
-KEYS = frozenset({"format", "read_by", "entry_point", "components", "package", "files", "left_out"})
+FILE = {"sha256": str, "lines": (int, type(None))}
+SHAPE: dict[str, Any] = {"format": int, "read_by": str, "entry_point": str, "components": [str], "files": {str: FILE}}
+SHAPE |= {"package": {"version": str, "sha256": str}, "left_out": {str: str}}
 
 
 def code_of(app: Path) -> Iterator[tuple[str, Path]]:
@@ -137,29 +139,12 @@ def read_manifest(app: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         content = file.read(LARGEST + 1)
     try:
-        found = json.loads(content) if len(content) <= LARGEST else None
+        found: Any = json.loads(content) if len(content) <= LARGEST else None
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or set(found) != KEYS or found["format"] != FORMAT or not _is_well_formed(found):
+    if misfit(found, SHAPE, NAME) or found["format"] != FORMAT or set(found) != set(SHAPE):
         raise DataError("code", f"{NAME}: expected what an export writes there, in format {FORMAT}")
-    return found
-
-
-def _is_well_formed(found: Mapping[str, Any]) -> bool:
-    texts = [found["read_by"], found["entry_point"]]
-    files, left_out, package = found["files"], found["left_out"], found["package"]
-    if not isinstance(files, dict) or not isinstance(left_out, dict) or not isinstance(package, dict):
-        return False
-    entries = all(
-        isinstance(one, dict)
-        and set(one) == {"sha256", "lines"}
-        and (one["lines"] is None or type(one["lines"]) is int)
-        and isinstance(one["sha256"], str)
-        for one in files.values()
-    )
-    names = isinstance(found["components"], list) and set(package) == {"version", "sha256"}
-    texts += [*left_out.values(), *found["components"], *package.values()] if names else []
-    return entries and names and all(isinstance(text, str) for text in texts)
+    return dict(found)
 
 
 def mismatch(app: Path, manifest: Mapping[str, Any]) -> str:

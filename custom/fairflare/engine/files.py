@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fairflare.core.errors import UserError, naming
+from fairflare.core.validation import misfit
 
 if TYPE_CHECKING:
     import torch
@@ -314,6 +315,10 @@ class Checkpoint:
     trainer: Mapping[str, Any] = field(default_factory=dict)
 
 
+SHAPE: dict[str, Any] = dict.fromkeys(("state", "history", "server", "trainer"), dict)
+SHAPE |= {"round": int, "declared": {str: int}, "entry": str, "models": {str: object}}
+
+
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write the checkpoint; a crash at any moment leaves the old file or the new one, never a mixture."""
     save_tensors(path, {one.name: getattr(checkpoint, one.name) for one in fields(checkpoint)})
@@ -323,19 +328,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Read what ``save_checkpoint`` wrote, which is data; raises UserError where the file holds anything else."""
     content = read_tensors(path)
     # Checkpoints from before there were such states hold none.
-    later = ("server", "models", "trainer")
+    later: dict[str, Any] = {"server": {}, "models": {}, "trainer": {}}
     if not isinstance(content, dict) or {*content, *later} != {field.name for field in fields(Checkpoint)}:
         raise UserError(f"{path.name}: expected a checkpoint as this version writes it")
     checkpoint = Checkpoint(**content)
-    counts = checkpoint.declared.items() if isinstance(checkpoint.declared, dict) else [(None, None)]
-    proper = (
-        type(checkpoint.round) is int and checkpoint.round > 0,
-        all(isinstance(getattr(checkpoint, name), Mapping) for name in ("state", "history", "server", "trainer")),
-        all(isinstance(site, str) and type(count) is int for site, count in counts),
-        isinstance(checkpoint.entry, str),
-        isinstance(checkpoint.models, dict) and all(isinstance(site, str) for site in checkpoint.models),
-    )
-    if not all(proper):
+    if misfit(later | content, SHAPE, path.name) or checkpoint.round < 1:
         raise UserError(f"{path.name}: expected a checkpoint's round, state and declared numbers of examples")
     for model in (checkpoint.model, *checkpoint.models.values()):
         checked_model(model, path.name)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
+from fairflare.core.validation import misfit
 from fairflare.engine import files
 from fairflare.engine.hashes import model_hash, state_hash
 
@@ -34,10 +35,9 @@ REPORT, COUNTERSIGNED, COMPLETED = "report", "countersigned", "completed"
 NUMBER = (int, float)
 NUMBERS = {str: NUMBER}
 COUNTS = {str: int}
-TRUTH = bool
 REJECTED = {str: {"code": str, "detail": str}}
 OF_MODEL = {"rejected": REJECTED, "model_sha256": str}
-CHOICE = {"by": str, "weight": NUMBER, "metric": str, "higher": TRUTH, "own": TRUTH}
+CHOICE = {"by": str, "weight": NUMBER, "metric": str, "higher": bool, "own": bool}
 LEFT = {"model_sha256": str, "state_sha256": str, "declared": COUNTS}
 SHAPES: dict[str, dict[Any, Any]] = {
     "start": {"log_format": int, "rounds": int, "sites": [str], "preflight": {str: dict}, "rejected": REJECTED, **LEFT},
@@ -70,22 +70,6 @@ SHAPES: dict[str, dict[Any, Any]] = {
 def events(entries: Sequence[Entry]) -> list[Entry]:
     """What happened in the federation: all lines but those that record reports and signatures of it."""
     return [entry for entry in entries if entry.get("event") not in (REPORT, COUNTERSIGNED)]
-
-
-def misfit(value: Any, shape: Any, name: str = "") -> str:
-    """The first name under which ``value`` lacks what ``shape`` asks for; empty when there is none.
-
-    A shape is a type or several; [shape] a list of such values, {str: shape} a mapping of them; {name: shape, ...} what
-    it holds at least.
-    """
-    if isinstance(shape, list):
-        return "" if isinstance(value, list) and not any(misfit(item, shape[0], name) for item in value) else name
-    if not isinstance(shape, dict):
-        return "" if isinstance(value, shape) and isinstance(value, bool) == (shape is TRUTH) else name
-    if not isinstance(value, dict):
-        return name
-    wanted = {key: shape[str] for key in value} if str in shape else shape
-    return next((wrong for key in wanted if (wrong := misfit(value.get(key), wanted[key], str(key)[:40]))), "")
 
 
 def alike(one: Any, other: Any) -> bool:
