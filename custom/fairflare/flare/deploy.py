@@ -227,7 +227,7 @@ class Server:
 
     def __enter__(self) -> Server:
         try:
-            self._connect()
+            self._open()
         except api_spec.NoConnection:
             raise RunFailed(f"the server of {self._kit} cannot be reached within {CONNECT:g} seconds") from None
         return self
@@ -277,17 +277,15 @@ class Server:
 
     def _open(self) -> Session:
         if self._session is None:
-            self._connect()
+            # Without a folder for its configuration FLARE looks through every folder below the working directory.
+            ConfigService.initialize({}, [str(self._kit)])
+            try:
+                with silent():
+                    name, kit = self._user, str(self._kit)
+                    self._session = new_secure_session(name, kit, timeout=CONNECT, auto_login_max_tries=1)
+            except (api_spec.AuthenticationError, api_spec.AuthorizationError) as error:
+                raise UserError(f"the server refuses {self._user}: {_words(error)}") from None
         return self._session
-
-    def _connect(self) -> None:
-        # Without a folder for its configuration FLARE looks through every folder below the working directory.
-        ConfigService.initialize({}, [str(self._kit)])
-        try:
-            with silent():
-                self._session = new_secure_session(self._user, str(self._kit), timeout=CONNECT, auto_login_max_tries=1)
-        except (api_spec.AuthenticationError, api_spec.AuthorizationError) as error:
-            raise UserError(f"the server refuses {self._user}: {_words(error)}") from None
 
     def _close(self) -> None:
         if self._session is not None:
