@@ -248,12 +248,7 @@ class Training:
     most_steps: Annotated[int, Range(1, 1_000_000)] | None = None
 
     def __post_init__(self) -> None:
-        ones = ("rounds", "epochs", "local_steps", "fewest_steps", "most_steps")
-        for name, least in (("batch_size", 2), *((name, 1) for name in ones)):
-            if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        within(self, momentum="[0, inf)", weight_decay="[0, inf)", logit_tau="[0, inf)")
-        within(self, adam_beta2="[0, 1)", lr="(0, inf)")
+        within(self, adam_beta2="[0, 1)", lr="(0, inf)")  # an end that ``Range`` would allow; configurations keep to it
         if self.fewest_steps and self.most_steps and self.fewest_steps > self.most_steps:
             raise ValueError(f"fewest_steps must be at most most_steps, {self.most_steps}, got {self.fewest_steps}")
 

@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,9 @@ PERSONAL_ENDING = ".personal"
 BEST_ENDING = f".best{PERSONAL_ENDING}"
 """What the name of a personal model's file has before its suffix; no site's name ends so."""
 AFTER_ENDING, ASKED_ENDING, INPUTS_ENDING = ".after.json", ".asked.json", ".inputs.json"
+"""Of what a site has fitted, of what it was asked for, after the last round, and of what prepares new inputs."""
 ALONE_ENDING, WORK_ENDING = f".solo{files.SUFFIX}", f".solo-work{files.SUFFIX}"
-"""What the names of the files have of a model that a site has trained, or is training, alone."""
+"""Of a model that a site has trained alone, or is training, with what the training goes on from."""
 SPENT_ENDING = ".privacy.json"
 """What the name of a site's file of spent privacy budgets ends in; no run's end takes it away."""
 ENDINGS = (AFTER_ENDING, ASKED_ENDING, INPUTS_ENDING, ALONE_ENDING, WORK_ENDING)
@@ -61,20 +61,9 @@ def personal_file(path: Path, *, best: bool = False) -> Path:
     return path.with_name(f"{path.stem}{BEST_ENDING if best else PERSONAL_ENDING}{files.SUFFIX}")
 
 
-def _beside(ending: str, path: Path) -> Path:
+def beside(path: Path, ending: str) -> Path:
+    """Another of a site's files beside its memory: "site-1.after.json" beside "site-1.safetensors"."""
     return path.with_name(path.stem + ending)
-
-
-after_file = partial(_beside, AFTER_ENDING)
-"""Where a site keeps what it has fitted, beside its memory: "site-1.after.json" beside "site-1.safetensors"."""
-inputs_file = partial(_beside, INPUTS_ENDING)
-"""Where it keeps what it needs to prepare new inputs."""
-asked_file = partial(_beside, ASKED_ENDING)
-"""Where it keeps what it was asked for after the last round."""
-alone_file = partial(_beside, ALONE_ENDING)
-"""Where the model lies that a site has trained alone."""
-alone_work_file = partial(_beside, WORK_ENDING)
-"""Where it lies while it is being trained, with what the training goes on from."""
 
 
 def forget(folder: Path, sites: Iterable[str]) -> None:
@@ -148,7 +137,7 @@ class SiteMemory:
     def save_inputs(self, content: Mapping[str, Any]) -> None:
         """Write what the site needs to prepare new inputs beside the memory's file, where there is one."""
         if self._path is not None and content:
-            files.save_json(inputs_file(self._path), content)
+            files.save_json(beside(self._path, INPUTS_ENDING), content)
 
     def has(self, round: int) -> bool:
         return bool(self._rounds.get(round))
