@@ -11,6 +11,7 @@ What a Python file imports is read from its source: nothing is run.
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -102,11 +103,6 @@ def code_of(app: Path) -> Iterator[tuple[str, Path]]:
             yield name, path
 
 
-def is_code(path: Path) -> bool:
-    """Whether a file of an installed package is its code: neither compiled by Python nor a signature of FLARE's."""
-    return "__pycache__" not in path.parts and path.suffix != ".pyc" and path.name not in SIGNATURES
-
-
 def _is_cache(path: Path) -> bool:
     """Whether Python compiled this file while the job ran: it holds such a file against its source's time and size.
 
@@ -120,15 +116,10 @@ def _is_cache(path: Path) -> bool:
 
 def entry_of(path: Path) -> dict[str, Any]:
     """SHA-256 of a file, and its number of lines; None of a file that is no text."""
-    content = path.read_bytes()
-    return {"sha256": hashlib.sha256(content).hexdigest(), "lines": _lines(content)}
-
-
-def _lines(content: bytes) -> int | None:
-    try:
-        return len(content.decode("utf-8").splitlines())
-    except UnicodeDecodeError:
-        return None
+    content, lines = path.read_bytes(), None
+    with contextlib.suppress(UnicodeDecodeError):
+        lines = len(content.decode("utf-8").splitlines())
+    return {"sha256": hashlib.sha256(content).hexdigest(), "lines": lines}
 
 
 def read_manifest(app: Path) -> dict[str, Any]:
@@ -209,9 +200,10 @@ def sha256_of(package: Path, left_out: Mapping[str, str] | None = None) -> str:
 
 
 def package_files(package: Path) -> dict[str, Path]:
-    """Name -> path of every file below the package's folder that belongs to it."""
-    found = [path for path in package.rglob("*") if path.is_file() and is_code(path)]
-    return {path.relative_to(package).as_posix(): path for path in found}
+    """Name -> path of a package's files, but those that Python has compiled and FLARE's signatures."""
+    found = [path for path in package.rglob("*") if path.is_file() and path.name not in SIGNATURES]
+    own = [path for path in found if COMPILED not in path.parts and path.suffix != ".pyc"]
+    return {path.relative_to(package).as_posix(): path for path in own}
 
 
 def _left_out(package: Path) -> Mapping[str, str]:

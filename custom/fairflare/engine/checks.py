@@ -157,8 +157,8 @@ def short(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
-def checked_scalars(scalars: Any, specs: Sequence[Number], wanted: Sequence[str]) -> dict[str, float]:
-    """As ``checked_numbers``; those that are ``wanted`` must be there."""
+def checked_scalars(scalars: Any, specs: Sequence[Number], wanted: Sequence[str] = ()) -> dict[str, float]:
+    """The numbers among ``specs`` that came, all within their ranges; raises Refused for others, or one ``wanted``."""
     scalars = scalars if isinstance(scalars, Mapping) else {}
     known = {s.name: s for s in specs}
     for name in wanted:
@@ -168,11 +168,6 @@ def checked_scalars(scalars: Any, specs: Sequence[Number], wanted: Sequence[str]
     if extra:
         raise Refused("scalar_unknown", f"scalar {short(extra[0])!r}: not one that this method's probes report")
     return {name: _in_range(known[name], value) for name, value in sorted(scalars.items())}
-
-
-def checked_numbers(found: Any, specs: Sequence[Number]) -> dict[str, float]:
-    """The numbers among ``specs`` that came, all within their ranges; raises Refused for any other."""
-    return checked_scalars(found, specs, ())
 
 
 def _in_range(spec: Number, value: Any) -> float:

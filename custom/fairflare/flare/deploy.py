@@ -112,9 +112,8 @@ def _poc_kit() -> Path:
     workspace = Path(get_poc_workspace())
     for stage in sorted(workspace.glob("*/prod_*"), reverse=True):
         admins = [p.parents[1] for p in sorted(stage.glob("*/startup/fed_admin.json"))]
-        admins.sort(key=lambda kit: not kit.name.startswith("admin@"))
         if admins:
-            return admins[0]
+            return min(admins, key=lambda kit: not kit.name.startswith("admin@"))
     raise UserError(f"no POC in {workspace}: prepare and start one, name it in NVFLARE_POC_WORKSPACE, or give --kit")
 
 
