@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from fairflare.core.errors import RunFailed
-from fairflare.engine.loop import CHECKPOINT
+from fairflare.engine.files import CHECKPOINT
 from fairflare.studies.runs import run_once
 
 KILLED = "killed.txt"

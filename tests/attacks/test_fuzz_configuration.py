@@ -15,8 +15,8 @@ from fairflare.core.errors import UserError
 from fairflare.core.settings import flat
 from fairflare.core.types import Training
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.config import PART_KEYS, RUN_KEYS, RunConfig, make_config
-from fairflare.engine.setup.method_parts import method_parts, part
+from fairflare.engine.setup.config import RUN_KEYS, RunConfig, make_config
+from fairflare.engine.setup.method_parts import PART_KEYS, method_parts, part
 
 BOUNDED = settings(
     derandomize=True, deadline=None, max_examples=120, suppress_health_check=list(HealthCheck), database=None

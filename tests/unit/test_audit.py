@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from fairflare.core.errors import UserError
+from fairflare.core.validation import misfit
 from fairflare.engine.audit import GENESIS, AuditLog, entry_hash, verify
 from fairflare.engine.hashes import model_hash
+from fairflare.engine.history import SHAPES
 
 
 @pytest.fixture
@@ -126,3 +128,9 @@ def test_model_hash_tells_bits_types_shapes_and_names_apart():
     ]
     assert len({model_hash(m) for m in [base, *others]}) == 6
     assert model_hash(base) == model_hash({"n": torch.tensor(1), "w": torch.zeros(3, 2).T})
+
+
+def test_what_lies_under_an_empty_name_is_looked_at_too():
+    accepted = SHAPES["round"]["accepted"]
+    assert misfit({"": "text"}, accepted) and misfit({"": {"n_examples": "1"}}, accepted)
+    assert misfit({1: 2}, {str: int}, "counts") == "counts" and not misfit({"": 1}, {str: int})

@@ -409,3 +409,17 @@ def test_a_setting_that_came_later_changes_no_configuration_that_does_without():
             config(local_steps=wrong)
     with pytest.raises(UserError, match="training: expected"):
         RunConfig.from_json({**content, "training": 3})
+
+
+BELOW = {"batch_size": 1, "momentum": -0.1, "weight_decay": -1, "logit_tau": -1}
+BELOW |= dict.fromkeys(("rounds", "epochs", "local_steps", "fewest_steps", "most_steps"), 0)
+
+
+def test_no_configuration_trains_below_the_least_values():
+    """``Training`` itself leaves that to the ranges of its fields."""
+    config = make_config("fedavg", "support2")
+    for name, value in BELOW.items():
+        with pytest.raises(UserError, match=f"train.{name}: expected .* from "):
+            make_config("fedavg", "support2", values={f"train.{name}": value})
+        with pytest.raises(UserError, match=f"{name}: expected .* from "):
+            RunConfig.from_json({**config.to_json(), "training": {**config.training, name: value}})

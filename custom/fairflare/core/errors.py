@@ -23,8 +23,7 @@ class UserError(FairFlareError):
 class DataError(UserError):
     """Something about a site's data; its text may name files and stays at the site, its code may leave it.
 
-    Attributes:
-        code: a short name, the same for the same cause, e.g. "unreadable".
+    ``code`` is a short name, the same for the same cause, e.g. "unreadable".
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -36,11 +35,7 @@ class DataError(UserError):
 
 
 class MissingData(UserError):
-    """A file or folder of a data set is not there.
-
-    Attributes:
-        tree: the files that are expected, several lines.
-    """
+    """A file or folder of a data set is not there; ``tree`` says in several lines which files are expected."""
 
     def __init__(self, text: str, tree: str) -> None:
         super().__init__(text)

@@ -58,7 +58,6 @@ class Execution:
     """A site's own way of computing; what is computed is the job's.
 
     Attributes:
-        device: where the network lives.
         precision: of training passes: "bfloat16" runs them under autocast; "auto" does so on GPUs that have it. Probes
             and evaluation always compute in the network's own precision.
         micro_batch: the most examples of one training pass; None: a whole batch. Halved when memory runs out.
@@ -120,7 +119,6 @@ class Execution:
         Args:
             network: any weights; its gradients are cleared.
             inputs: (N, ...) on the device; the layouts are the same unless they are images.
-            loss_of: as in ``backward``.
         """
         formats = (torch.contiguous_format, torch.channels_last) if inputs.dim() == 4 else (torch.contiguous_format,)
         seconds = {}
@@ -147,7 +145,6 @@ class Execution:
         Args:
             network: in training mode, its gradients cleared.
             inputs: (N, ...) on the device.
-            loss_of: see ``LossOf``.
 
         Returns:
             The batch's loss, detached.

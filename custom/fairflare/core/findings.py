@@ -78,7 +78,6 @@ class Finding:
     """One thing that is wrong ("error": no run; "accepted": run all the same) or doubtful ("warning").
 
     Attributes:
-        level: see ``LEVELS``.
         code: a key of ``CODES``, the same for the same cause.
         split: "train", "val", "test" or "".
         count: how many examples it concerns; what leaves is the band that it lies in, see ``band``.
@@ -177,11 +176,7 @@ def band_text(number: int) -> str:
 
 
 def packed(findings: Iterable[Finding], min_count: int | None) -> dict[str, float]:
-    """What leaves a site: "level/split/code" -> the band of the number of examples in all.
-
-    Args:
-        min_count: the fewest examples whose number may leave; None: none.
-    """
+    """What leaves a site: "level/split/code" -> the band of the number of examples in all; 0 without ``min_count``."""
     counts: dict[str, int] = {}
     for f in findings:
         name = f"{f.level}/{f.split}/{f.code}"

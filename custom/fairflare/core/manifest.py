@@ -11,6 +11,7 @@ What a Python file imports is read from its source: nothing is run.
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -23,16 +24,13 @@ from typing import Any
 import fairflare
 from fairflare import __version__
 from fairflare.core.errors import DataError
-from fairflare.core.validation import shown
+from fairflare.core.validation import misfit, shown
 
 
 def imports(path: Path) -> tuple[str, ...]:
-    """Absolute dotted names that the file imports at run time, function bodies included.
+    """Absolute dotted names that the file imports at run time, function bodies included; SyntaxError for no Python.
 
     ``from a import b`` gives "a.b". Imports under ``if TYPE_CHECKING`` and relative ones are left out.
-
-    Raises:
-        SyntaxError: the file is no Python.
     """
     return _imports(path.read_bytes())
 
@@ -89,7 +87,9 @@ COMPILED = "__pycache__"
 FORMAT = 1
 LARGEST = 1 << 22
 """Bytes of a manifest."""
-KEYS = frozenset({"format", "read_by", "entry_point", "components", "package", "files", "left_out"})
+FILE = {"sha256": str, "lines": (int, type(None))}
+SHAPE: dict[str, Any] = {"format": int, "read_by": str, "entry_point": str, "components": [str], "files": {str: FILE}}
+SHAPE |= {"package": {"version": str, "sha256": str}, "left_out": {str: str}}
 
 
 def code_of(app: Path) -> Iterator[tuple[str, Path]]:
@@ -101,11 +101,6 @@ def code_of(app: Path) -> Iterator[tuple[str, Path]]:
             raise DataError("code", f"{NAME}: expected files, got a link: {shown(name)}")
         if path.is_file() and path.name not in SIGNATURES and not _is_cache(path):
             yield name, path
-
-
-def is_code(path: Path) -> bool:
-    """Whether a file of an installed package is its code: neither compiled by Python nor a signature of FLARE's."""
-    return "__pycache__" not in path.parts and path.suffix != ".pyc" and path.name not in SIGNATURES
 
 
 def _is_cache(path: Path) -> bool:
@@ -121,60 +116,30 @@ def _is_cache(path: Path) -> bool:
 
 def entry_of(path: Path) -> dict[str, Any]:
     """SHA-256 of a file, and its number of lines; None of a file that is no text."""
-    content = path.read_bytes()
-    return {"sha256": hashlib.sha256(content).hexdigest(), "lines": _lines(content)}
-
-
-def _lines(content: bytes) -> int | None:
-    try:
-        return len(content.decode("utf-8").splitlines())
-    except UnicodeDecodeError:
-        return None
+    content, lines = path.read_bytes(), None
+    with contextlib.suppress(UnicodeDecodeError):
+        lines = len(content.decode("utf-8").splitlines())
+    return {"sha256": hashlib.sha256(content).hexdigest(), "lines": lines}
 
 
 def read_manifest(app: Path) -> dict[str, Any]:
-    """The manifest of an app's folder, of the form that an export gives it.
-
-    Raises:
-        DataError: "code"; it is not there, too large or has another form.
-    """
+    """The manifest of an app's folder; DataError "code" where it is not there or not as an export writes it."""
     path = app / NAME
     if path.is_symlink() or not path.is_file():
         raise DataError("code", f"{NAME}: expected one beside {CUSTOM}/, got none; export the job with this version")
     with path.open("rb") as file:
         content = file.read(LARGEST + 1)
     try:
-        found = json.loads(content) if len(content) <= LARGEST else None
+        found: Any = json.loads(content) if len(content) <= LARGEST else None
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or set(found) != KEYS or found["format"] != FORMAT or not _is_well_formed(found):
+    if misfit(found, SHAPE, NAME) or found["format"] != FORMAT or set(found) != set(SHAPE):
         raise DataError("code", f"{NAME}: expected what an export writes there, in format {FORMAT}")
-    return found
-
-
-def _is_well_formed(found: Mapping[str, Any]) -> bool:
-    texts = [found["read_by"], found["entry_point"]]
-    files, left_out, package = found["files"], found["left_out"], found["package"]
-    if not isinstance(files, dict) or not isinstance(left_out, dict) or not isinstance(package, dict):
-        return False
-    entries = all(
-        isinstance(one, dict)
-        and set(one) == {"sha256", "lines"}
-        and (one["lines"] is None or type(one["lines"]) is int)
-        and isinstance(one["sha256"], str)
-        for one in files.values()
-    )
-    names = isinstance(found["components"], list) and set(package) == {"version", "sha256"}
-    texts += [*left_out.values(), *found["components"], *package.values()] if names else []
-    return entries and names and all(isinstance(text, str) for text in texts)
+    return dict(found)
 
 
 def mismatch(app: Path, manifest: Mapping[str, Any]) -> str:
-    """What of an app's code is not as its manifest says, in one line; empty: all of it is.
-
-    Raises:
-        DataError: a link lies there.
-    """
+    """What of an app's code is not as its manifest says, in one line, empty: nothing; DataError: a link lies there."""
     listed, here = manifest["files"], dict(code_of(app))
     if missing := sorted(set(listed) - set(here)):
         return f"{NAME} lists {shown(missing[0])}, which is not there"
@@ -189,8 +154,7 @@ def mismatch(app: Path, manifest: Mapping[str, Any]) -> str:
 def check_code(app: Path, *, fresh: bool = False) -> None:
     """Raise DataError "code" unless the code in an app's folder, if there is any, is what its manifest lists.
 
-    Args:
-        fresh: whether nothing of it has run yet, so that Python has compiled nothing there.
+    ``fresh``: nothing of it has run yet, so that Python has compiled nothing there.
     """
     if not (app / CUSTOM).is_dir():
         return
@@ -227,8 +191,7 @@ def package_sha256() -> str:
 def sha256_of(package: Path, left_out: Mapping[str, str] | None = None) -> str:
     """Hash of the names and hashes of all files of a package, also of those that a job's copy lacks.
 
-    Args:
-        left_out: name -> SHA-256 of those; None: as the manifest of the job says whose copy this is, if it is one.
+    ``left_out``: name -> SHA-256 of those; None: as the manifest of the job says whose copy this is, if it is one.
     """
     hashes = dict(_left_out(package) if left_out is None else left_out)
     hashes |= {name: entry_of(path)["sha256"] for name, path in package_files(package).items()}
@@ -237,9 +200,10 @@ def sha256_of(package: Path, left_out: Mapping[str, str] | None = None) -> str:
 
 
 def package_files(package: Path) -> dict[str, Path]:
-    """Name -> path of every file below the package's folder that belongs to it."""
-    found = [path for path in package.rglob("*") if path.is_file() and is_code(path)]
-    return {path.relative_to(package).as_posix(): path for path in found}
+    """Name -> path of a package's files, but those that Python has compiled and FLARE's signatures."""
+    found = [path for path in package.rglob("*") if path.is_file() and path.name not in SIGNATURES]
+    own = [path for path in found if COMPILED not in path.parts and path.suffix != ".pyc"]
+    return {path.relative_to(package).as_posix(): path for path in own}
 
 
 def _left_out(package: Path) -> Mapping[str, str]:

@@ -51,7 +51,6 @@ class Metric:
         meaning: what a value means, in words that follow a colon; "" leaves it out.
         low: the least possible value; what lies outside never leaves a site.
         high: the largest; ``LARGEST_LOSS`` for what has no bound.
-        higher_is_better: its direction.
         chance: number of classes -> what guessing gets; None where it depends on more.
         flat: whether every constant answer gets the chance level, whatever the cases.
         value: cases -> the metric.
@@ -120,11 +119,7 @@ class Metric:
 
 
 def metrics() -> dict[str, Metric]:
-    """Every metric by name, sorted: the package's own, and those of the plugins that are loaded.
-
-    Raises:
-        UserError: two metrics have one name.
-    """
+    """Every metric by name, sorted: the package's own, and the loaded plugins'; UserError where two have one name."""
     return _found(tuple(plugins.modules()))
 
 

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+
+from fairflare.core.errors import UserError
+from fairflare.core.settings import document
 
 Per = Literal["round", "site", "group", "layer", "cell"]
 Chart = Literal["lines", "bars", "map", "table", "none"]
@@ -30,7 +34,6 @@ class Note:
             (layer -> site -> number) or "cell" (site -> group -> number).
         chart: how a report draws it: "lines" over the rounds, "bars" or a "table" of the last round, a "map" (layers or
             groups down, sites across), or "none".
-        meaning: one sentence.
         shares: whether the numbers of a round are fractions that sum to 1: over all sites, groups or cells, or within
             each layer. They are drawn against equal shares.
         over: what bars, map and table of a two-fold note show: the "last" round, or the "mean" over a number's rounds.
@@ -71,36 +74,19 @@ class Note:
 
 
 def read(declared: Any) -> list[Note]:
-    """The notes that a log declares; what ``Note.to_json`` cannot have written is left out, and a name's second note.
-
-    Args:
-        declared: as read from a log, of any type.
-    """
+    """The notes that a log declares; left out is what ``Note.to_json`` cannot have written, and a name's second."""
     found: dict[str, Note] = {}
     for one in declared if isinstance(declared, list) else ():
-        note = _note(one) if isinstance(one, Mapping) else None
-        if note is not None:
+        with contextlib.suppress(UserError, TypeError, ValueError):
+            note = Note(**document(Note, one))
             found.setdefault(note.name, note)
     return list(found.values())
-
-
-def _note(declared: Mapping[str, Any]) -> Note | None:
-    kinds: dict[str, Any] = {field.name: type(field.default) for field in dataclasses.fields(Note)}
-    kinds |= {"name": str, "label": str}
-    kinds["mark_above"] = (int, float)
-    kept = {key: value for key, value in declared.items() if isinstance(value, kinds.get(key, ()))}
-    kept = {key: value for key, value in kept.items() if kinds[key] is bool or not isinstance(value, bool)}
-    try:
-        return Note(**kept) if kept.keys() == declared.keys() else None
-    except (TypeError, ValueError):
-        return None
 
 
 def numbers(declared: Mapping[str, Any], value: Any) -> dict[str, float]:
     """Path -> number of a note's value, where it is declared per round, site or group: "" or the site or group.
 
     Args:
-        declared: ``Note.to_json``, as read from a log.
         value: what a round's notes hold under its name; anything that does not fit it is left out.
     """
     depth = DEPTH.get(str(declared.get("per")))

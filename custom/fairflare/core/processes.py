@@ -33,11 +33,7 @@ SAME = 2.0
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal asked the command to end; what clears up after Ctrl-C clears up after it.
-
-    Attributes:
-        code: the exit code, 128 + the signal's number.
-    """
+    """A signal asked the command to end, which exits with ``code``, 128 + its number; all clears up as after Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -53,7 +49,7 @@ def ends_by_signal() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    wanted = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    wanted = (signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in wanted if signal.getsignal(number) == signal.SIG_DFL}
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -93,7 +89,7 @@ def _watch(named: str) -> None:
     with contextlib.suppress(psutil.Error):
         stop(psutil.Process().children(recursive=True), grace=1.0)
     # Nobody waits for this process, and a simulator's threads do not end when they are asked to.
-    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _is_alive(named: str) -> bool:
@@ -114,7 +110,7 @@ def end_what_is_left(folder: Path) -> None:
     stop([process for process in psutil.process_iter() if _runs_for(process, own)])
     for scratch in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            mine = not hasattr(os, "getuid") or scratch.lstat().st_uid == os.getuid()
+            mine = scratch.lstat().st_uid == os.getuid()
             if mine and not scratch.is_symlink() and (scratch / OWNER).read_text(encoding="utf-8") == own:
                 shutil.rmtree(scratch, ignore_errors=True)
 

@@ -44,8 +44,6 @@ _methods: dict[str, Method] = {}
 _parts: dict[str, dict[str, type]] = {kind: {} for kind in BASES}
 _whole: set[str] = set()
 """Methods that have been checked together with their parts, once every plugin is there."""
-_homes: dict[str, str] = {}
-"""Method -> the module that declares it."""
 _open: dict[str, bool] = {}
 """Methods declared without a rule's id, whose rule is the class below the declaration."""
 
@@ -58,17 +56,13 @@ class Method:
         id: what the user types.
         title: the name in the paper.
         summary: one line, what it is for.
-        rule: id of the rule.
-        trainer: id of the trainer.
         probes: ids of the probes that sites run.
-        selector: id of the selector.
-        server_optimizer: id of the server optimizer.
-        paper: where it comes from.
         settings: defaults that differ from those of the parts, by any name that works, see ``core.settings``; never of
             local training, which is the task's.
         shared: name of a quantity that several parts share -> full names of the settings that it sets.
         reference: further settings that ``variant=reference`` implies (what the authors' code does); these may change
             local training, since the user asks for them.
+        home: the module that declares it.
     """
 
     id: str
@@ -83,6 +77,7 @@ class Method:
     settings: Mapping[str, Any]
     reference: Mapping[str, Any]
     shared: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    home: str = dataclasses.field(default="", compare=False)
 
 
 def method(
@@ -117,10 +112,9 @@ def method(
     _check_id("method", id)
     home = sys._getframe(1).f_globals.get("__name__", "")
     kinds = (trainer, tuple(probes), selector, server_optimizer)
-    entry = Method(id, title, summary, rule or id, *kinds, paper, settings or {}, reference or {}, shared or {})
+    entry = Method(id, title, summary, rule or id, *kinds, paper, settings or {}, reference or {}, shared or {}, home)
     if rule:
         _add(_methods, id, entry, "method", same=lambda old: old == entry)
-        _homes[id] = home
     else:
         _open[id] = True
 
@@ -132,7 +126,6 @@ def method(
         found = dataclasses.replace(entry, rule="fedavg", trainer=id) if of_trainer else entry
         _part("trainer" if of_trainer else "rule", id)(cls)
         _add(_methods, id, found, "method", same=lambda old: old == found)
-        _homes[id] = home
         _open.pop(id, None)
         return cls
 
@@ -158,7 +151,7 @@ def methods() -> dict[str, Method]:
 
 
 def home(id: str) -> str:
-    return _homes[get_method(id).id]
+    return get_method(id).home
 
 
 def parts(kind: str) -> dict[str, type]:
@@ -295,9 +288,9 @@ def _check_once(id: str, *names: str) -> None:
     try:
         _check_method(_methods[id])
     except UserError as error:
-        del _methods[id]
+        home = _methods.pop(id).home
         for kind in ("rule", "trainer"):  # the class below the declaration
-            if id in _parts[kind] and _parts[kind][id].__module__ == _homes[id]:
+            if id in _parts[kind] and _parts[kind][id].__module__ == home:
                 del _parts[kind][id]
         raise UserError(": ".join((*names, f"method {id!r}", str(error)))) from None
     _whole.add(id)

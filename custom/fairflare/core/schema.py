@@ -61,14 +61,10 @@ class Spec:
         kind: what its value is; a mapping where that depends on the exchange.
         exchanges: the exchanges in which it travels, those of secure sums aside, which follow from ``secure``.
         required: whether an answer to "train" without it is refused.
-        low: the least value of a "count".
-        high: its largest value.
         declared: whether a "count" may not be above what the site declared before the first round.
-        secure: see ``Secure``.
         only_secure: whether the field travels in runs with secure sums alone.
         hidden: names within the field that secure sums hide.
         audit: whether the accepted value stands in the audit log.
-        carried: see ``Carried``.
         meaning: for people: the table in docs/what-leaves.md and the report show it.
     """
 

@@ -58,11 +58,7 @@ class Owners:
         return found
 
     def resolve(self, key: str) -> tuple[str, ...]:
-        """Full names of what ``key`` (full, shared or bare) sets.
-
-        Raises:
-            UserError: nobody has it, or several have it; the message names the candidates.
-        """
+        """Full names of what ``key`` (full, shared or bare) sets; UserError, with candidates, for none or several."""
         if targets := self._targets(key):
             return targets
         if found := self.having(key):
@@ -72,11 +68,7 @@ class Owners:
         raise UserError(unlisted("key", key, sorted(known)))
 
     def resolved(self, values: Mapping[str, Any]) -> dict[str, Given]:
-        """Full name -> what was given for it.
-
-        Raises:
-            UserError: a key is unknown or ambiguous, or two of them set the same.
-        """
+        """Full name -> what was given for it; UserError: a key is unknown or ambiguous, or two of them set the same."""
         found: dict[str, Given] = {}
         for key, value in values.items():
             for full in self.resolve(key):
@@ -139,11 +131,7 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(settings: Any) -> dict[str, Any]:
-    """``nested`` undone, from whoever the file comes.
-
-    Raises:
-        UserError: not settings by owner, those of probes by probe, or a name with a dot.
-    """
+    """``nested`` undone, from whoever the file comes; UserError for other content, or a name with a dot."""
     found: dict[str, Any] = {}
     for owner, values in _entries("settings", settings):
         probes = _entries("settings: probe", values) if owner == PROBE else [("", values)]
@@ -171,8 +159,7 @@ def exactly_the_keys(what: str, values: Collection[str], known: Collection[str])
 def document(cls: type, content: Any, hidden: Collection[str] = ()) -> dict[str, Any]:
     """The values of a file whose keys are fields of the dataclass ``cls``, but for those that are ``hidden``.
 
-    Raises:
-        UserError: no keys and values, an unknown key (what was meant, or the known ones) or a value that does not fit.
+    UserError for anything else: an unknown key (what was meant, or the known ones), or a value that does not fit.
     """
     if not isinstance(content, Mapping):
         raise UserError(f"expected keys and values, got {type(content).__name__}")

@@ -32,12 +32,7 @@ MAPPED = 1 << 18
 
 
 class InFile:
-    """A flat tensor in a file that is read when asked for.
-
-    Attributes:
-        size: its number of entries.
-        dtype: of all entries.
-    """
+    """A flat tensor of ``size`` entries in a file that is read when asked for."""
 
     size: int
     dtype: torch.dtype
@@ -83,11 +78,7 @@ class Stored:
         return torch.from_numpy(mapped).view(self.dtype).view(self.shape)
 
     def part(self, block: slice) -> torch.Tensor:
-        """(B,): the entries of a block of positions, read from the file.
-
-        Raises:
-            OSError, ValueError: as ``materialize``.
-        """
+        """(B,): the entries of a block of positions, read from the file; raises as ``materialize``."""
         start, stop, _ = block.indices(self.numel())
         size = max(stop - start, 0) * self.dtype.itemsize
         found = bytearray(size)
@@ -147,9 +138,7 @@ def gathered(
 ) -> Mapping[str, torch.Tensor]:
     """The entries that ``dtypes`` names, in its order: a plain dictionary unless one lies in a file.
 
-    Args:
-        held: key -> entry, one in memory of its type already.
-        dtypes: key -> the type that the entry has where it is used.
+    One in memory is of its type already, one in a file is given it where it is used.
     """
     found: dict[str, Any] = {key: held[key] for key in dtypes}
     return Entries(found, dtypes) if Stored in set(map(type, found.values())) else found
@@ -200,7 +189,6 @@ def write(file: BinaryIO, content: Any, **about: str) -> None:
     """Write mappings, lists, tuples, plain values and dense tensors, one tensor in memory at a time.
 
     Args:
-        file: is written to from where it stands.
         content: what ``read`` returns, bit for bit; keys are plain values.
         about: more entries of the header.
 

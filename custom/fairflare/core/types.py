@@ -28,8 +28,6 @@ class Number:
 
     Attributes:
         name: its name; numbers of a family are "family/member".
-        low: the least value that is accepted.
-        high: the largest.
         meaning: what it is, for people.
         required: whether an answer without it is refused.
         of_examples: it counts examples: the gate takes whole numbers of at most this many times the site's training
@@ -103,9 +101,6 @@ class Offer:
     """What a task has for methods to ask for.
 
     Attributes:
-        task: its name, for messages.
-        metrics: names of its metrics.
-        headline: the metric that fairness is reported in.
         groups: names of the groups of the run's grouping.
         has_classes: whether every example has one class, as logit adjustment needs.
         family: what an exact regression takes its targets for, see ``tasks.kind.TaskKind``.
@@ -124,7 +119,6 @@ class Need:
     """What a rule, trainer or probe cannot do without in a split of a site's data; preflight refuses less.
 
     Attributes:
-        split: "train", "val" or "test".
         least: the fewest examples.
         reason: what it needs them for, in words that end a sentence.
         both_classes: whether examples of one class alone will not do.
@@ -254,12 +248,7 @@ class Training:
     most_steps: Annotated[int, Range(1, 1_000_000)] | None = None
 
     def __post_init__(self) -> None:
-        ones = ("rounds", "epochs", "local_steps", "fewest_steps", "most_steps")
-        for name, least in (("batch_size", 2), *((name, 1) for name in ones)):
-            if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        within(self, momentum="[0, inf)", weight_decay="[0, inf)", logit_tau="[0, inf)")
-        within(self, adam_beta2="[0, 1)", lr="(0, inf)")
+        within(self, adam_beta2="[0, 1)", lr="(0, inf)")  # an end that ``Range`` would allow; configurations keep to it
         if self.fewest_steps and self.most_steps and self.fewest_steps > self.most_steps:
             raise ValueError(f"fewest_steps must be at most most_steps, {self.most_steps}, got {self.fewest_steps}")
 
@@ -412,8 +401,6 @@ class LocalWork:
 
     Attributes:
         network: holds the received model when a trainer or a received-model probe starts.
-        data: the site's data.
-        training: local training settings.
         round: t and T.
         seed: this site's seed for this round; order and transforms derive from it alone.
         orders: the numbers the rule sent to this site and to no other.
@@ -427,7 +414,6 @@ class LocalWork:
         received_metrics: the task's metrics of the received model on the validation split.
         evaluate: split -> the task's metrics of ``network`` as it stands; empty where the split is.
         headline: name of the metric among them that fairness is reported in, a share of 1.
-        groups: names of the groups that ``data`` tells apart.
         min_count: the fewest training examples of a group whose numbers may leave the site; None: none leave.
         family: what an exact regression takes the targets for, see ``tasks.kind.TaskKind``.
         scratch: whatever a trainer needs during one round, on the device; emptied when its training ends.

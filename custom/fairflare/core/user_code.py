@@ -66,8 +66,7 @@ def vouch(folders: Iterable[Path]) -> None:
 def check_name(dotted: str, key: str) -> str:
     """The top-level module of ``dotted``, which is spelt as a declared name may be; nothing is imported.
 
-    Raises:
-        UserError: starts with ``key``: no module.Name, a part that is no plain identifier, or this package.
+    UserError, which starts with ``key``: no module.Name, a part that is no plain identifier, or this package.
     """
     parts = dotted.split(".")
     if len(parts) < 2 or len(dotted) > LONGEST or not all(p.isidentifier() and p.isascii() for p in parts):
@@ -162,15 +161,12 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Finds exactly the modules that ``FAIRFLARE_CODE`` names."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        for file in code_files():
-            if file.stem == fullname:
-                _found.add(fullname)
-            if file.stem == fullname and file.is_dir():
-                where = [str(file)]
-                return importlib.util.spec_from_file_location(fullname, file / INIT, submodule_search_locations=where)
-            if file.stem == fullname:
-                return importlib.util.spec_from_file_location(fullname, file)
-        return None
+        file = next((one for one in code_files() if one.stem == fullname), None)
+        if file is None:
+            return None
+        _found.add(fullname)
+        where, start = ([str(file)], file / INIT) if file.is_dir() else (None, file)
+        return importlib.util.spec_from_file_location(fullname, start, submodule_search_locations=where)
 
 
 _FINDER = _Finder()

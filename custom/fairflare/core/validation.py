@@ -131,6 +131,22 @@ def expected(key: str, holds: bool, what: str, got: Any) -> None:
         raise UserError(f"{key}: expected {what}, got {shown(got)}")
 
 
+def misfit(value: Any, shape: Any, name: str = "") -> str:
+    """The first name under which ``value``, read from a file, lacks what ``shape`` asks for; empty when there is none.
+
+    A shape is a type or several; [shape] a list of such values, {str: shape} a mapping of them by text; {name: shape,
+    ...} what it holds at least. The whole value has the name ``name``.
+    """
+    if isinstance(shape, list):
+        return "" if isinstance(value, list) and not any(misfit(item, shape[0], name) for item in value) else name
+    if not isinstance(shape, dict):
+        return "" if isinstance(value, shape) and isinstance(value, bool) == (shape is bool) else name
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        return name
+    wanted = {key: shape[str] for key in value} if str in shape else shape
+    return next((wrong for key in wanted if (wrong := misfit(value.get(key), wanted[key], key[:40] or "(empty)"))), "")
+
+
 @cache
 def hints(cls: type) -> dict[str, Any]:
     """Field -> its annotation with bounds."""
@@ -141,8 +157,7 @@ def hints(cls: type) -> dict[str, Any]:
 def exact(cls: type, name: str, value: Any, label: str = "") -> Any:
     """The JSON ``value`` as field ``name`` of ``cls`` declares it; a whole number becomes a float where one is meant.
 
-    Raises:
-        UserError: names the key (as ``label`` where there is one), what was expected and what came.
+    UserError names the key (as ``label`` where there is one), what was expected and what came.
     """
     return _exact(label or name, value, hints(cls)[name])
 

@@ -44,7 +44,6 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor
 
-from fairflare.core.errors import UserError
 from fairflare.core.processes import GRACE, LOOK, ends_by_signal
 
 INLINE = 3000
@@ -101,25 +100,18 @@ class Channel:
 
     def receive(self) -> Any:
         """The next message. Raises EOFError: the other end is closed."""
-        size, length, shared = HEADER.unpack(self._read_header())
-        if not shared:
-            return _unpacked(bytearray(self._read(size)), length)
-        try:
-            block = mmap.mmap(self._descriptor, size, access=mmap.ACCESS_COPY)  # whoever writes into it has a copy
-        finally:
-            os.close(self._descriptor)
-        return _unpacked(block, length)
-
-    def _read_header(self) -> bytes:
-        """The header; a descriptor comes with its first byte and is kept in ``_descriptor``."""
-        try:
+        try:  # a descriptor comes with the header's first byte
             start, descriptors, _, _ = socket.recv_fds(self._socket, HEADER.size, 1)
         except ConnectionResetError:
             raise EOFError from None
-        if not start:
-            raise EOFError
-        self._descriptor = descriptors[0] if descriptors else -1
-        return start + self._read(HEADER.size - len(start))
+        size, length, shared = HEADER.unpack(start + self._read(HEADER.size - len(start)))
+        if not shared:
+            return _Unpickler(bytearray(self._read(size)), length).load()
+        try:
+            block = mmap.mmap(descriptors[0], size, access=mmap.ACCESS_COPY)  # whoever writes into it has a copy
+        finally:
+            os.close(descriptors[0])
+        return _Unpickler(block, length).load()
 
     def _read(self, count: int) -> bytes:
         found = b""
@@ -144,24 +136,12 @@ def pack(message: Any) -> Packed:
     pickled = buffer.getvalue()
     start = _aligned(len(pickled))
     size = start + pickler.size
-    if size <= INLINE:
-        block, descriptor = bytearray(size), -1
-        _fill(block, pickled, start, pickler)
-        return Packed(HEADER.pack(size, len(pickled), False), block)
-    descriptor = _memory(size)
-    shared = mmap.mmap(descriptor, size)
-    _fill(shared, pickled, start, pickler)
-    return Packed(HEADER.pack(size, len(pickled), True), shared, descriptor)
-
-
-def _fill(block: mmap.mmap | bytearray, pickled: bytes, start: int, pickler: _Pickler) -> None:
+    descriptor = _memory(size) if size > INLINE else -1
+    block = mmap.mmap(descriptor, size) if size > INLINE else bytearray(size)
     block[: len(pickled)] = pickled
-    for tensor, place in pickler.tensors:
+    for tensor, place in pickler.places.values():
         _view(block, start, place).copy_(tensor)
-
-
-def _unpacked(block: mmap.mmap | bytearray, length: int) -> Any:
-    return _Unpickler(block, length).load()
+    return Packed(HEADER.pack(size, len(pickled), size > INLINE), block, descriptor)
 
 
 Place = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
@@ -173,9 +153,8 @@ class _Pickler(pickle.Pickler):
 
     def __init__(self, file: io.BytesIO, protocol: int) -> None:
         super().__init__(file, protocol)
-        self.tensors: list[tuple[Tensor, Place]] = []
+        self.places: dict[int, tuple[Tensor, Place]] = {}
         self.size = 0
-        self._places: dict[int, Place] = {}
 
     def persistent_id(self, value: Any) -> Place | None:
         """The place of a plain tensor of this machine's memory; other values are pickled as usual."""
@@ -183,13 +162,11 @@ class _Pickler(pickle.Pickler):
             return None
         if value.is_quantized or value.requires_grad:
             return None
-        if id(value) not in self._places:
+        if id(value) not in self.places:
             dense = torch.empty_like(value, device="meta").stride()  # a layout such as channels-last stays what it is
-            place = (self.size, value.dtype, tuple(value.shape), tuple(dense))
-            self._places[id(value)] = place
-            self.tensors.append((value, place))
+            self.places[id(value)] = value, (self.size, value.dtype, tuple(value.shape), tuple(dense))
             self.size += _aligned(value.nbytes)
-        return self._places[id(value)]
+        return self.places[id(value)][1]
 
 
 class _Unpickler(pickle.Unpickler):
@@ -245,13 +222,6 @@ def start_method(threads: int = 1) -> StartMethod:
     return "fork" if forks and torch.cuda.device_count() == 0 else "spawn"
 
 
-def check_possible() -> None:
-    """Raise UserError where this system lacks what workers need."""
-    if not hasattr(socket, "send_fds"):
-        why = "which cannot share memory between processes this way"
-        raise UserError(f"--workers: expected 1 on {sys.platform}, {why}")
-
-
 class Worker:
     """A process that runs ``target(channel, *arguments)`` and ends with this one, however that ends."""
 
@@ -291,7 +261,7 @@ class Worker:
         code = self._process.exitcode
         if code is None or code >= 0:
             return f"exit code {code}"
-        words = ", as happens when memory runs out" if -code == getattr(signal, "SIGKILL", 0) else ""
+        words = ", as happens when memory runs out" if -code == signal.SIGKILL else ""
         return f"{signal.Signals(-code).name}{words}"
 
 
@@ -309,11 +279,7 @@ def stop(workers: Iterable[Worker], grace: float = GRACE) -> None:
 
 
 def ready(workers: Iterable[Worker], each: Callable[[], None] = lambda: None) -> list[Worker]:
-    """Those that have said something or have ended, as soon as there is one.
-
-    Args:
-        each: is called every second until then; what it raises ends the waiting.
-    """
+    """Those that have said something or have ended, as soon as there is one; ``each`` is called every second."""
     of = {worker.channel.fileno(): worker for worker in workers}
     while True:
         if found := [of[int(number)] for number in wait(list(of), timeout=1.0)]:  # type: ignore[arg-type]  # as we gave
@@ -351,9 +317,8 @@ def _run(
     """What the process does: ``target``, until that returns, the command is gone or a signal comes."""
     gc.freeze()  # what a fork has inherited is its parent's: collecting it would copy it page by page, or destroy it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the command says when its workers end
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     _end_with(parent)
     for other in inherited:
@@ -376,4 +341,4 @@ def _end_with(parent: int) -> None:
 def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(LOOK)
-    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+    os.kill(os.getpid(), signal.SIGKILL)

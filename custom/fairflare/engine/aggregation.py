@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from fairflare.aggregators.base import Outcome, Rule, SummedRule
 from fairflare.core.schema import (
@@ -36,10 +36,15 @@ from fairflare.privacy.sum_protocol import NumberScheme, Rosters, Sealed, SumOrd
 if TYPE_CHECKING:  # a site has no gate
     from fairflare.engine.files import Checkpoint
     from fairflare.engine.gate import Gate, Verdict
+    from fairflare.engine.server_sums import ServerSums
+    from fairflare.privacy.differential_privacy import SiteNoise
 
 
 CheckSums = Callable[[Answer], list[float]]
 """The sums of an answer in the clear, as they may be added; raises Refused."""
+Aggregation: TypeAlias = "Plain | ServerSums"
+SitePart: TypeAlias = "PlainAtSite | SiteSums"
+"""The server's part, and a site's."""
 
 
 @dataclass(frozen=True)
@@ -78,73 +83,27 @@ class Combined:
 
 @dataclass(frozen=True)
 class Total:
-    """Numbers summed over sites.
-
-    Attributes:
-        told: fields of the instruction that tells each of them the sum.
-    """
+    """Numbers summed over sites; ``told`` are the fields of the instruction that tells each of them the sum."""
 
     sites: list[str]
     told: Mapping[str, Any]
     rejections: list[Rejection]
 
 
-class Aggregation(Protocol):
-    """The server's part."""
+class Plain:
+    """The server's part in the clear: gate and rule, with a further exchange for every anchor of the rule.
+
+    ``server_sums.ServerSums`` has the same methods.
+    """
 
     def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
         """Take what sites say of themselves in preflight; the rejections of those that cannot take part."""
-
-    def combine(self, trained: Trained) -> Combined:
-        """Check and combine a round's answers; raises RunFailed where too few sites are accepted."""
-
-    def total(self, transport: Transport, models: SiteModels, round: Round, check: CheckSums, terms: int) -> Total:
-        """Ask for sums over calibration cases ("calibrate") and add them."""
-
-
-class SitePart(Protocol):
-    """A site's part: what is done with its answers before they leave.
-
-    Attributes:
-        goes_back: whether the site forgets what it kept of rounds of which the server says that they did not count.
-    """
-
-    goes_back: ClassVar[bool]
-
-    @property
-    def tasks(self) -> Mapping[str, Callable[[Instruction], Answer]]:
-        """Exchanges of the aggregation's own -> what answers them."""
-
-    def statement(self) -> Mapping[str, Any]:
-        """What goes with the answer to "preflight"."""
-
-    def trained(self, answer: Answer, instruction: Instruction) -> Answer:
-        """What leaves of a complete answer to "train"."""
-
-    def summed(self, sums: list[float], instruction: Instruction) -> Mapping[str, Any]:
-        """The fields of the answer to "calibrate" that hold a site's sums; raises SumRefused."""
-
-    def total(self, instruction: Instruction, terms: int) -> list[float]:
-        """The sums of all sites that "adjust" tells; raises SumRefused or ValueError."""
-
-    def masks(self, answer: Answer) -> bool:
-        """Whether the update in ``answer`` must not leave before ``final`` has masked it."""
-
-    def final(self, answer: Answer) -> Answer:
-        """The answer as it leaves; raises SumRefused where it cannot be masked."""
-
-
-class Plain:
-    """The server's part: gate and rule, with a further exchange for every anchor of the rule."""
-
-    def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
         return []
 
     def combine(self, trained: Trained) -> Combined:
-        """The gate's verdict, the aggregator's further exchanges and its step, in this order.
+        """Check and combine a round's answers; raises RunFailed where an exchange has fewer sites than ``min_sites``.
 
-        Raises:
-            RunFailed: fewer sites than ``min_sites`` are accepted, at first or in a further exchange.
+        The gate's verdict comes first, then the aggregator's further exchanges, then its step.
         """
         rule, standing, answers, exchanged = trained.rule, trained.standing, trained.answers, time.monotonic()
         known = (standing.declared, standing.history, standing.models)
@@ -164,7 +123,7 @@ class Plain:
         return Combined(verdict, outcome, answers, exchanged)
 
     def total(self, transport: Transport, models: SiteModels, round: Round, check: CheckSums, terms: int) -> Total:
-        """Each site's sums in the clear, added exactly and rounded once, as sums in secret are."""
+        """Ask for sums over calibration cases ("calibrate") and add them exactly, rounded once, as in secret."""
         asked = {site: Instruction("calibrate", round, model) for site, model in models.items()}
         answers = list(transport.exchange(asked))
         found, refused, _ = first_good(answers, check, round.number)
@@ -173,32 +132,40 @@ class Plain:
 
 
 class PlainAtSite:
-    """A site's part: its answers leave as they are."""
+    """A site's part in the clear: what is done with answers before they leave. ``SiteSums`` has the same methods."""
 
     goes_back: ClassVar[bool] = True
+    """Whether the site forgets what it kept of rounds of which the server says that they did not count."""
 
     @property
     def tasks(self) -> Mapping[str, Callable[[Instruction], Answer]]:
+        """Exchanges of the aggregation's own -> what answers them."""
         return {}
 
     def statement(self) -> Mapping[str, Any]:
+        """What goes with the answer to "preflight"."""
         return {}
 
     def trained(self, answer: Answer, instruction: Instruction) -> Answer:
+        """What leaves of a complete answer to "train"."""
         return answer
 
     def summed(self, sums: list[float], instruction: Instruction) -> Mapping[str, Any]:
+        """The fields of the answer to "calibrate" that hold a site's sums; raises SumRefused."""
         return {"sums": sums}
 
     def total(self, instruction: Instruction, terms: int) -> list[float]:
+        """The sums of all sites that "adjust" tells; raises SumRefused or ValueError."""
         if set(instruction.orders) != {str(i) for i in range(terms)}:
             raise ValueError(f"adjust: expected {terms} sums")
         return [float(instruction.orders[str(i)]) for i in range(terms)]
 
     def masks(self, answer: Answer) -> bool:
+        """Whether the update in ``answer`` must not leave before ``final`` has masked it."""
         return False
 
     def final(self, answer: Answer) -> Answer:
+        """The answer as it leaves; raises SumRefused where it cannot be masked."""
         return answer
 
 
@@ -220,21 +187,8 @@ KEPT = "secure_sum"
 """Key of the site's memory under which the rule's number for the rounds to come lies."""
 
 
-class Noise(Protocol):
-    """``privacy.differential_privacy.SiteNoise``, which only jobs that ask for it carry."""
-
-    def check(self) -> None:
-        """Raise EgressRefused unless one more sum keeps to the budget."""
-
-    def charge(self) -> None:
-        """Count a sum; raises EgressRefused."""
-
-    def applied(self, update: Mapping[str, Any], sites: int) -> StateDict:
-        """The weighted update as it is masked for a sum over so many sites."""
-
-
 class SiteSums:
-    """What happens to a site's answer between training and sending.
+    """A site's part in secure sums: what happens to its answer between training and sending.
 
     Args:
         rule: computes terms and weight from the site's own numbers.
@@ -256,7 +210,7 @@ class SiteSums:
         least: int,
         federation: str = "",
         ring: Ring | None = None,
-        noise: Noise | None = None,
+        noise: SiteNoise | None = None,
     ) -> None:
         self._rule, self._scheme, self._keys, self._memory, self._scalars = rule, scheme, keys, memory, scalars
         self._sums, self._updates = Rosters(keys.site, least), Rosters(keys.site, least)

@@ -13,7 +13,7 @@ from fairflare.aggregators.base import add_weighted, without_negative_variances
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Reply, Round, StateDict
 from fairflare.engine.files import is_there, read_tensors, refuse_earlier, save_tensors
-from fairflare.engine.memory import SiteMemory, alone_file, alone_work_file
+from fairflare.engine.memory import ALONE_ENDING, WORK_ENDING, SiteMemory, beside
 from fairflare.privacy.egress import all_finite
 from fairflare.trainers.base import Trainer
 
@@ -62,10 +62,10 @@ class Alone:
         self.model = {key: value.detach().clone() for key, value in first.items()}
         if self.path is None:
             return
-        refuse_earlier(alone_work_file(self.path))
-        if not is_there(alone_work_file(self.path)):
+        refuse_earlier(beside(self.path, WORK_ENDING))
+        if not is_there(beside(self.path, WORK_ENDING)):
             return
-        kept = _checked(read_tensors(alone_work_file(self.path)), first, self.rounds)
+        kept = _checked(read_tensors(beside(self.path, WORK_ENDING)), first, self.rounds)
         self.done, self.model = kept["done"], kept["model"]
         self.memory.keep(max(self.done, 1), kept["memory"])
 
@@ -85,11 +85,10 @@ class Alone:
     def _save(self) -> None:
         if self.path is None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.done == self.rounds:
-            save_tensors(alone_file(self.path), self.model)
+            save_tensors(beside(self.path, ALONE_ENDING), self.model)
         content = {"done": self.done, "model": self.model, "memory": self.memory.before(self.done + 1)}
-        save_tensors(alone_work_file(self.path), content)
+        save_tensors(beside(self.path, WORK_ENDING), content)
 
 
 def _checked(content: Any, first: Mapping[str, Any], rounds: int) -> dict[str, Any]:

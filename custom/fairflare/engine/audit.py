@@ -17,13 +17,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from fairflare.core.errors import UserError, naming
 from fairflare.core.schema import Answer, Instruction, Transport
 from fairflare.engine.files import MOST_LOG, is_there, reading
 from fairflare.engine.hashes import model_hash
 from fairflare.privacy.statements import LAST, SIGNED, answer_bytes, head_bytes
+from fairflare.privacy.sum_protocol import Identity
 
 GENESIS = "0" * 64
 CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
@@ -33,9 +34,7 @@ PLAIN = json.JSONEncoder(allow_nan=False)
 class AuditLog:
     """Appends entries to a file; opening an existing file continues its chain and changes nothing before ``append``.
 
-    Attributes:
-        first: its first entry, empty when there is none.
-        last: its last entry, as ``first``.
+    ``first`` and ``last`` are its first and last entry, empty when there is none.
     """
 
     def __init__(self, path: Path, each: Callable[[dict[str, Any]], None] = lambda entry: None) -> None:
@@ -180,23 +179,13 @@ def _pieces(value: Any, form: json.JSONEncoder, depth: int = 3) -> Iterator[str]
 UNSIGNED = "signature: expected the site's own of this answer and of the log's head"
 
 
-class Signer(Protocol):
-    """Who holds the server's key; see ``flare.credentials.Certificate``."""
-
-    def sign(self, content: bytes) -> dict[str, str]:
-        """{"certificate": PEM, "signature": base64}."""
-
-    def vouches(self, site: str, content: bytes, proof: Mapping[str, Any]) -> bool:
-        """Whether ``proof`` shows that ``site`` said ``content``."""
-
-
 class Countersigned:
     """Another transport's exchanges, with heads and signatures.
 
     An answer without a proper signature is an error: the round goes on without it.
     """
 
-    def __init__(self, transport: Transport, signer: Signer, head: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, transport: Transport, signer: Identity, head: Callable[[], Mapping[str, Any]]) -> None:
         """
         Args:
             signer: the server's key, and whom it takes for a site.

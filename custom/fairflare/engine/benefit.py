@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +13,13 @@ import torch
 
 from fairflare.core.seeds import derive
 from fairflare.core.types import MOST_EXAMPLES, MOST_STEPS, Number
-from fairflare.engine.evaluation import Predictions, Scoring
+from fairflare.engine.evaluation import Predictions
 from fairflare.engine.hashes import model_hash
 from fairflare.functional.intervals import Array, percentile_interval, resamples
 from fairflare.privacy.counts import released
+
+if TYPE_CHECKING:
+    from fairflare.tasks.base import Task
 
 DRAWS = 2000
 """Resamples of the patients."""
@@ -91,13 +95,9 @@ class Pair:
 
 
 def measured(
-    pair: Pair, scoring: Scoring, groups: Sequence[str], min_count: int | None, seed: int, site: str
+    pair: Pair, scoring: Task, groups: Sequence[str], min_count: int | None, seed: int, site: str
 ) -> dict[str, float]:
-    """What may leave of a pair: see ``reports``.
-
-    Args:
-        min_count: the fewest cases of a group, or of the split, whose numbers leave; None: no group's do.
-    """
+    """What may leave of a pair, see ``reports``: nothing of fewer than ``min_count`` cases, without it no group."""
     if not pair.n or pair.n < (min_count or 1):
         return {}
     found = {N: float(pair.n)}
@@ -122,7 +122,7 @@ def measured(
 
 
 def against_trees(
-    federated: Predictions, trees: Predictions, scoring: Scoring, min_count: int | None, seed: int, site: str
+    federated: Predictions, trees: Predictions, scoring: Task, min_count: int | None, seed: int, site: str
 ) -> dict[str, float]:
     """What may leave of gradient boosting on the same cases: its metrics, and the intervals of federated less its."""
     found = measured(Pair(federated, trees), scoring, (), min_count, seed, site)
@@ -144,7 +144,7 @@ def _groups(pair: Pair, groups: Sequence[str], min_count: int | None) -> dict[st
 
 
 def _values(
-    scoring: Scoring, found: Predictions, counts: Array, chosen: dict[str, npt.NDArray[np.bool_]]
+    scoring: Task, found: Predictions, counts: Array, chosen: dict[str, npt.NDArray[np.bool_]]
 ) -> dict[str, Array]:
     """ "metric" or "metric/group" -> its value for each resample."""
     outputs, targets, _ = found

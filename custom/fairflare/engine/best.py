@@ -51,7 +51,6 @@ class ModelFiles:
 
     def write(self, round: int, model: StateDict) -> None:
         """Put the model of ``round`` there, durably and whole or not at all."""
-        self.folder.mkdir(exist_ok=True)
         save_tensors(self.path(round), model)
 
     def clear(self, keep: set[int]) -> None:
@@ -118,11 +117,7 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A round's model and what sites found of it.
-
-    Attributes:
-        values: site -> the metric on its validation split.
-    """
+    """A round's model, and site -> the metric that it got on its validation split."""
 
     round: int
     model_sha256: str

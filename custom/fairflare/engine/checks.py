@@ -9,17 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from fairflare.core import schema
 from fairflare.core.metric import named
-from fairflare.core.schema import (
-    LONGEST_WORK,
-    Answer,
-    Instruction,
-    Slot,
-    Spec,
-    answer_fields,
-    instruction_fields,
-    wrong_tensors,
-)
 from fairflare.core.types import MOST_EXAMPLES, Number
 
 T = TypeVar("T")
@@ -44,12 +35,11 @@ class Refused(Exception):
 
 
 def first_good(
-    answers: Sequence[Answer], check: Callable[[Answer], T], round: int | None
+    answers: Sequence[schema.Answer], check: Callable[[schema.Answer], T], round: int | None
 ) -> tuple[dict[str, T], dict[str, Rejection], list[str]]:
     """Site -> what ``check`` made of its first good answer; the first rejection per site; sites that went on.
 
-    Args:
-        round: the number of the round that answers must be to; None: any.
+    ``round``: the number of the round that answers must be to; None: any.
     """
     found: dict[str, T] = {}
     refused: dict[str, Rejection] = {}
@@ -76,7 +66,7 @@ def left_out(refused: Mapping[str, Rejection], found: Collection[str]) -> list[R
     return [refused[site] for site in sorted(refused) if site not in found]
 
 
-def silent(asked: Iterable[str], answers: Sequence[Answer]) -> list[Rejection]:
+def silent(asked: Iterable[str], answers: Sequence[schema.Answer]) -> list[Rejection]:
     heard = {a.site for a in answers}
     return [Rejection(s, "no_answer", "no answer in time") for s in sorted(asked) if s not in heard]
 
@@ -86,7 +76,7 @@ def materialized(value: Any) -> Any:
     return value.materialize() if callable(getattr(value, "materialize", None)) else value
 
 
-def checked_count(value: Any, declared: int | None, name: str = "n_examples", spec: Spec | None = None) -> int:
+def checked_count(value: Any, declared: int | None, name: str = "n_examples", spec: schema.Spec | None = None) -> int:
     """A whole number within the range of its specification and at most ``declared``; raises Refused.
 
     Args:
@@ -94,7 +84,7 @@ def checked_count(value: Any, declared: int | None, name: str = "n_examples", sp
         name: the field, which is also the refusal's code.
         spec: its specification; by default that of n_k.
     """
-    spec = spec or answer_fields()[name]
+    spec = spec or schema.answer_fields()[name]
     if not is_number(value) or not math.isfinite(value) or value != int(value) or value < spec.low:
         least = f"above {spec.low - 1:g}" if spec.low > 0 else f"of at least {spec.low:g}"
         raise Refused(name, f"{name}: expected a whole number {least}, got {short(repr(value))}")
@@ -125,7 +115,7 @@ def checked_sizes(sizes: Any, names: Sequence[str]) -> dict[str, float]:
 
 def checked_seconds(seconds: Any) -> dict[str, float]:
     """The wall times among ``seconds``; empty for an answer that holds something else there."""
-    return _among(seconds, lambda name: (0.0, LONGEST_WORK))
+    return _among(seconds, lambda name: (0.0, schema.LONGEST_WORK))
 
 
 def _among(content: Any, range_of: Callable[[str], tuple[float, float] | None]) -> dict[str, float]:
@@ -167,8 +157,8 @@ def short(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
-def checked_scalars(scalars: Any, specs: Sequence[Number], wanted: Sequence[str]) -> dict[str, float]:
-    """As ``checked_numbers``; those that are ``wanted`` must be there."""
+def checked_scalars(scalars: Any, specs: Sequence[Number], wanted: Sequence[str] = ()) -> dict[str, float]:
+    """The numbers among ``specs`` that came, all within their ranges; raises Refused for others, or one ``wanted``."""
     scalars = scalars if isinstance(scalars, Mapping) else {}
     known = {s.name: s for s in specs}
     for name in wanted:
@@ -178,11 +168,6 @@ def checked_scalars(scalars: Any, specs: Sequence[Number], wanted: Sequence[str]
     if extra:
         raise Refused("scalar_unknown", f"scalar {short(extra[0])!r}: not one that this method's probes report")
     return {name: _in_range(known[name], value) for name, value in sorted(scalars.items())}
-
-
-def checked_numbers(found: Any, specs: Sequence[Number]) -> dict[str, float]:
-    """The numbers among ``specs`` that came, all within their ranges; raises Refused for any other."""
-    return checked_scalars(found, specs, ())
 
 
 def _in_range(spec: Number, value: Any) -> float:
@@ -202,36 +187,36 @@ RATIO = 100.0
 """Default of the run key ``max_norm_ratio``. Honest sites stayed below 7 times the others, see docs/gate.md."""
 
 
-def check_received(instruction: Instruction, tensors: Mapping[str, Slot]) -> None:
+def check_received(instruction: schema.Instruction, tensors: Mapping[str, schema.Slot]) -> None:
     """Raise ValueError unless orders are finite numbers, tensors those that the site's parts declare, counts whole.
 
     Args:
         instruction: as it arrived; the model is held against the network's entries when it is loaded.
         tensors: "name/entry" -> slot of what the parts receive. A rule may send none of them, or not yet.
     """
-    for name, spec in instruction_fields().items():
+    for name, spec in schema.instruction_fields().items():
         if check := CHECKS.get(str(spec.kind)):
             check(getattr(instruction, name), tensors)
 
 
-def _check_orders(orders: Any, tensors: Mapping[str, Slot]) -> None:
+def _check_orders(orders: Any, tensors: Mapping[str, schema.Slot]) -> None:
     named = isinstance(orders, Mapping) and all(isinstance(name, str) for name in orders)
     if not named or not all(is_number(value) and abs(value) < float("inf") for value in orders.values()):
         raise ValueError("orders: expected finite numbers by name")
 
 
-def _check_tensors(received: Any, tensors: Mapping[str, Slot]) -> None:
-    wrong = wrong_tensors(received, tensors)
+def _check_tensors(received: Any, tensors: Mapping[str, schema.Slot]) -> None:
+    wrong = schema.wrong_tensors(received, tensors)
     if wrong and wrong.code != "tensor_missing":
         raise ValueError(f"received tensor {wrong.name or 'names'}: {wrong.why}")
 
 
-def _check_count(value: Any, tensors: Mapping[str, Slot]) -> None:
+def _check_count(value: Any, tensors: Mapping[str, schema.Slot]) -> None:
     if value is not None and (type(value) is not int or value < 0):
         raise ValueError("counted, phase, best: expected a number from 0 on")
 
 
-CHECKS: Mapping[str, Callable[[Any, Mapping[str, Slot]], None]] = {
+CHECKS: Mapping[str, Callable[[Any, Mapping[str, schema.Slot]], None]] = {
     "orders": _check_orders,
     "tensors": _check_tensors,
     "count": _check_count,

@@ -18,7 +18,7 @@ import numpy as np
 from fairflare.core.seeds import derive
 from fairflare.core.types import MOST_EXAMPLES, Number
 from fairflare.engine.after.base import Cases, Chosen
-from fairflare.engine.checks import Refused, checked_numbers
+from fairflare.engine.checks import Refused, checked_scalars
 from fairflare.functional import calibration as maths
 from fairflare.functional.calibration import CELLS, Array, Bins, Ints
 from fairflare.privacy.counts import released, released_unions
@@ -93,7 +93,7 @@ class View:
         """
         if not isinstance(found, Mapping):
             raise Refused("clinical", f"{self.section}: expected numbers by name")
-        known = checked_numbers(found, self.numbers())
+        known = checked_scalars(found, self.numbers())
         sizes = [known.get(f"n/{cell}", 0.0) for cell in self.cells]
         if known.get("n", 0.0) > most or sum(sizes) > known.get("n", 0.0):
             raise Refused("count_mismatch", f"{self.section}: more patients than there can be")
@@ -200,12 +200,7 @@ RESAMPLES = 400
 
 @dataclass(frozen=True)
 class ClinicalAtSite:
-    """A site's part.
-
-    Attributes:
-        min_count: the fewest patients whose numbers leave the site; None: none leave.
-        seed: the run's, of what intervals resample.
-    """
+    """A site's part; no number of fewer than ``min_count`` patients leaves, None: none does; ``seed``: of resamples."""
 
     view: View
     min_count: int | None = 10

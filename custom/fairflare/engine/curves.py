@@ -30,8 +30,7 @@ LEFT, OBSERVED, EXPECTED = "left", "observed", "expected"
 class Curves(View):
     """What server and sites know alike of a run about times; ``event`` and ``threshold`` mean nothing.
 
-    Attributes:
-        ends: the times at which a curve may be told, rising.
+    ``ends`` are the times at which a curve may be told, rising.
     """
 
     section: ClassVar[str] = "curves"
@@ -69,11 +68,7 @@ class Curves(View):
 
 @dataclass(frozen=True)
 class CurvesAtSite(ClinicalAtSite):
-    """A site's part.
-
-    Attributes:
-        kind: the task's, a ``tasks.kinds.survival.Survival``, which says what an output predicts.
-    """
+    """A site's part; ``kind`` is a ``tasks.kinds.survival.Survival``, which says what an output predicts."""
 
     view: Curves
     kind: Any = None

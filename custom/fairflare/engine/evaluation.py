@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from fairflare.core.metric import finite
 from fairflare.core.types import INTERVALS, Batch, SiteData, SplitName
 from fairflare.engine.checks import Ranges, is_number
-from fairflare.functional.intervals import Array
 from fairflare.privacy.counts import released
+
+if TYPE_CHECKING:
+    from fairflare.tasks.base import Task
 
 Predictions = tuple[Tensor, Tensor, Tensor]
 """Condensed outputs and targets, and the groups (N,)."""
@@ -25,40 +27,6 @@ ENDS = ("low", "high")
 ALIKE = 1e-6
 """How far a metric's value may be from that which its interval was made around."""
 Intervals = dict[str, dict[str, dict[str, float]]]
-
-
-class Scoring(Protocol):
-    """How a task scores a model's outputs; a task's own methods."""
-
-    @property
-    def headline(self) -> str:
-        """The metric that fairness is reported in."""
-
-    def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """What is kept of one batch of outputs (N, ...) and targets until all batches are seen; first axis N."""
-
-    def evaluate(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        """The metrics that are defined on condensed examples."""
-
-    def hits(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """float64 (N,): the score of each condensed example; empty where there is none."""
-
-    def enough(self, name: str, targets: Tensor, least: int) -> bool:
-        """Whether a metric of so few cases of each kind may leave."""
-
-    @property
-    def measures(self) -> tuple[str, ...]:
-        """The metrics that have intervals over a site's patients, the headline first."""
-
-    @property
-    def group_measures(self) -> tuple[str, ...]:
-        """Those that groups of patients have too."""
-
-    def measured(self, outputs: Tensor, targets: Tensor, counts: Array) -> dict[str, Array]:
-        """Metric -> (B,) its values for B resamples ``counts`` (B, N) of the condensed examples."""
-
-    def ends(self, outputs: Tensor, targets: Tensor, least: int, level: float) -> dict[str, tuple[float, float, float]]:
-        """Metric -> its value on condensed examples and the ends of its interval over them, where there is one."""
 
 
 @torch.no_grad()
@@ -76,7 +44,7 @@ def predict(
         stop_if_aborted()
         inputs, targets, groups = batch.to(device)
         found.append((*condense(network(inputs).float(), targets), groups))
-    return _joined(found)
+    return joined(found)
 
 
 def answered(answers: Callable[[Tensor], Tensor], batches: Iterable[Batch], condense: Condense) -> Predictions:
@@ -85,50 +53,28 @@ def answered(answers: Callable[[Tensor], Tensor], batches: Iterable[Batch], cond
     for batch in batches:
         inputs, targets, groups = batch.to(torch.device("cpu"))
         found.append((*condense(answers(inputs), targets), groups))
-    return _joined(found)
+    return joined(found)
 
 
-def _joined(found: Sequence[Predictions]) -> Predictions:
+def joined(found: Sequence[Predictions]) -> Predictions:
+    """The tensors of all batches as one each, on the CPU."""
     outputs, targets, groups = (torch.cat(parts).cpu() for parts in zip(*found)) if found else [torch.empty(0)] * 3
     return outputs, targets, groups
 
 
-class Both:
-    """Condenses batches one way and keeps, of the same passes, what another way makes of them."""
-
-    def __init__(self, condense: Condense, other: Condense) -> None:
-        self._condense, self._other = condense, other
-        self._kept: list[tuple[Tensor, Tensor]] = []
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        self._kept.append(self._other(outputs, targets))
-        return self._condense(outputs, targets)
-
-    def kept(self) -> tuple[Tensor, Tensor]:
-        """What the other way made of all batches so far, on the CPU, as ``predict`` would return it."""
-        kept = self._kept or [(torch.empty(0), torch.empty(0))]
-        outputs, targets = (torch.cat(parts).cpu() for parts in zip(*kept))
-        return outputs, targets
-
-
 def results(
-    predicted: Callable[[SplitName], Predictions],
+    predicted: Mapping[SplitName, Predictions],
     data: SiteData,
-    scoring: Scoring,
+    scoring: Task,
     groups: Sequence[str],
     min_count: int | None,
 ) -> dict[str, dict[str, Any]]:
-    """Split -> metrics, "groups" -> split -> group -> {"n", "value"}, and "n" -> split -> examples.
-
-    Args:
-        min_count: the fewest examples of a group whose numbers leave the site; None: none leave.
-    """
+    """Split -> metrics, "groups" -> split -> group -> {"n", "value"}, and "n" -> split -> examples."""
     found: dict[str, dict[str, Any]] = {"groups": {}}
-    for split in ("val", "test"):
-        outputs, targets, members = predicted(split)
+    for split, (outputs, targets, members) in predicted.items():
         found[split] = finite(scoring.evaluate(outputs, targets))
         found["groups"][split] = group_values(scoring.hits(outputs, targets), members, groups, min_count)
-    found["n"] = {split: float(data.size(split)) for split in ("val", "test")}
+    found["n"] = {split: float(data.size(split)) for split in predicted}
     return found
 
 
@@ -150,9 +96,7 @@ def group_values(
     return {name: {"n": float(row.sum()), "value": float(hits[row].mean())} for name, row in shown}
 
 
-def over_patients(
-    found: Predictions, scoring: Scoring, min_count: int | None, beside: Mapping[str, float]
-) -> Intervals:
+def over_patients(found: Predictions, scoring: Task, min_count: int | None, beside: Mapping[str, float]) -> Intervals:
     """``INTERVALS`` -> metric -> ``ENDS``; empty where none may leave, or the model has diverged.
 
     They speak of which cases were tested, not of how another training would have ended. They do not depend on the

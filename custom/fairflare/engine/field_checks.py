@@ -19,16 +19,7 @@ from torch import Tensor
 from fairflare.core.schema import Slot, Spec, nested, wrong_tensors
 from fairflare.core.tensor_files import Stored, gathered
 from fairflare.core.types import GROUP_COUNT, Number, StateDict
-from fairflare.engine.checks import (
-    Ranges,
-    Refused,
-    checked_count,
-    checked_metrics,
-    checked_scalars,
-    checked_seconds,
-    materialized,
-    short,
-)
+from fairflare.engine import checks
 from fairflare.engine.norms import Norms, hypots, kind_of, norm_of
 from fairflare.functional.group_rates import CORRECT, SEEN, Counts, counts_of
 from fairflare.privacy.egress import all_finite
@@ -110,7 +101,7 @@ class Form:
             held[key] = value
         norms = []
         for group in self.groups:
-            flat = _flat([materialized(held[key]) for key in group.keys])
+            flat = _flat([checks.materialized(held[key]) for key in group.keys])
             norms.append((group.kind, norm_of(flat)))
             # A norm is no less than any entry: below this none of the sum with the model leaves the type's range.
             if not norms[-1][1] < group.room:
@@ -134,7 +125,7 @@ class Against:
     declared: int | None
     numbers: Sequence[Number]
     wanted: Sequence[str]
-    metrics: Ranges | None = None
+    metrics: checks.Ranges | None = None
     tensors: Mapping[str, Slot] = field(default_factory=dict)
 
 
@@ -142,11 +133,11 @@ def _checked_update(update: Any, form: Form) -> Measured:
     """The update with the model's own types; nothing of it is kept when any entry is wrong."""
     expected = form.entries
     if not isinstance(update, Mapping):
-        raise Refused("keys", f"expected {len(expected)} tensors, got {type(update).__name__}")
+        raise checks.Refused("keys", f"expected {len(expected)} tensors, got {type(update).__name__}")
     missing, extra = sorted(set(expected) - set(update)), sorted(map(str, set(update) - set(expected)))
     if missing or extra:
-        what = f"missing {short(missing[0])!r}" if missing else f"unexpected {short(extra[0])!r}"
-        raise Refused("keys", f"expected the model's {len(expected)} floating-point entries, {what}")
+        what = f"missing {checks.short(missing[0])!r}" if missing else f"unexpected {checks.short(extra[0])!r}"
+        raise checks.Refused("keys", f"expected the model's {len(expected)} floating-point entries, {what}")
     return form.look(update) or _entry_by_entry(update, form)
 
 
@@ -168,38 +159,38 @@ def _tensor_of(key: str, value: Any, like: Tensor) -> Tensor:
     if isinstance(value, Stored):
         _check_form(key, value.shape, value.dtype, like)
     # Site privacy filters (FLARE's SVT) turn tensors into numpy arrays: that is no fault of the site.
-    value = materialized(value)
+    value = checks.materialized(value)
     tensor = torch.from_numpy(value) if type(value).__module__ == "numpy" and hasattr(value, "shape") else value
     if not isinstance(tensor, Tensor):
-        raise Refused("dtype", f"{key}: expected a tensor, got {type(value).__name__}")
+        raise checks.Refused("dtype", f"{key}: expected a tensor, got {type(value).__name__}")
     _check_form(key, tensor.shape, tensor.dtype, like)
     if tensor.layout is not torch.strided or tensor.is_meta:
-        raise Refused("dtype", f"{key}: expected a dense tensor, got {tensor.layout}")
+        raise checks.Refused("dtype", f"{key}: expected a dense tensor, got {tensor.layout}")
     return tensor.detach().to(device="cpu", dtype=like.dtype)
 
 
 def _check_form(key: str, shape: Sequence[int], dtype: torch.dtype, like: Tensor) -> None:
     if tuple(shape) != tuple(like.shape):
-        raise Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(shape)}")
+        raise checks.Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(shape)}")
     if not dtype.is_floating_point:
-        raise Refused("dtype", f"{key}: expected {like.dtype}, got {dtype}")
+        raise checks.Refused("dtype", f"{key}: expected {like.dtype}, got {dtype}")
 
 
 def _checked_size(key: str, tensor: Tensor, like: Tensor) -> float:
     """``norms.norm_of`` the entry; raises Refused where the model plus the entry is not finite, or is no variance."""
     if key.endswith(VARIANCE) and bool((like + tensor < ROUNDING).any()):
-        raise Refused("variance", f"{key}: expected a difference that leaves the variance >= 0")
+        raise checks.Refused("variance", f"{key}: expected a difference that leaves the variance >= 0")
     if not all_finite(tensor) or not all_finite(like + tensor):
-        raise Refused("nonfinite", f"{key}: expected finite numbers, got NaN or infinity")
+        raise checks.Refused("nonfinite", f"{key}: expected finite numbers, got NaN or infinity")
     return norm_of(tensor)
 
 
 def _checked_tensors(value: Any, slots: Mapping[str, Slot]) -> dict[str, Mapping[str, Tensor]]:
     """name -> {entry: tensor} of what parts declared; the whole answer is refused for any other."""
     if isinstance(value, Mapping):
-        value = {name: one if isinstance(one, Stored) else materialized(one) for name, one in value.items()}
+        value = {name: one if isinstance(one, Stored) else checks.materialized(one) for name, one in value.items()}
     if wrong := wrong_tensors(value, slots):
-        raise Refused(wrong.code, f"tensor {wrong.name}: {wrong.why}" if wrong.name else f"tensors: {wrong.why}")
+        raise checks.Refused(wrong.code, f"tensor {wrong.name}: {wrong.why}" if wrong.name else f"tensors: {wrong.why}")
     found = {name: value[name] for name in slots if name in value}
     kept = {name: one if isinstance(one, Stored) else one.detach().cpu() for name, one in found.items()}
     return {name: gathered(entries, dict.fromkeys(entries, torch.float32)) for name, entries in nested(kept).items()}
@@ -207,7 +198,7 @@ def _checked_tensors(value: Any, slots: Mapping[str, Slot]) -> dict[str, Mapping
 
 def _check_difference(value: Any) -> None:
     if value != "diff":
-        raise Refused("params_type", f"expected a difference, got {short(str(value))!r}")
+        raise checks.Refused("params_type", f"expected a difference, got {checks.short(str(value))!r}")
 
 
 Check = Callable[[str, Any, Spec, Against], Any]
@@ -218,11 +209,13 @@ CHECKS: Mapping[str, Check | None] = {
     "signed": None,  # ``Countersigned`` has looked at it
     "difference": lambda name, value, spec, at: _check_difference(value),
     "update": lambda name, value, spec, at: _checked_update(value, at.form),
-    "count": lambda name, value, spec, at: checked_count(value, at.declared if spec.declared else None, name, spec),
-    "numbers": lambda name, value, spec, at: checked_scalars(value, at.numbers, at.wanted),
+    "count": lambda name, value, spec, at: checks.checked_count(
+        value, at.declared if spec.declared else None, name, spec
+    ),
+    "numbers": lambda name, value, spec, at: checks.checked_scalars(value, at.numbers, at.wanted),
     "tensors": lambda name, value, spec, at: _checked_tensors(value, at.tensors),
-    "metrics": lambda name, value, spec, at: checked_metrics(value, at.metrics),
-    "seconds": lambda name, value, spec, at: checked_seconds(value),
+    "metrics": lambda name, value, spec, at: checks.checked_metrics(value, at.metrics),
+    "seconds": lambda name, value, spec, at: checks.checked_seconds(value),
 }
 """Kind -> the check of a value, which returns it as it is accepted or raises ``Refused``; None: nothing to accept.
 
@@ -270,5 +263,5 @@ def _check_decisions(scalars: Mapping[str, float]) -> None:
         raise _wrong(f"groups: expected decisions of which {correct:g} of {seen:g} can be right")
 
 
-def _wrong(detail: str) -> Refused:
-    return Refused("count_mismatch", detail)
+def _wrong(detail: str) -> checks.Refused:
+    return checks.Refused("count_mismatch", detail)

@@ -7,6 +7,7 @@ The lock is the operating system's and ends with its process however that ends.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -19,20 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fairflare.core.errors import UserError, naming
+from fairflare.core.validation import misfit
 
 if TYPE_CHECKING:
     import torch
 
     from fairflare.core.types import StateDict
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None  # type: ignore[assignment]  # absent on this system
-try:
-    import msvcrt
-except ImportError:  # not Windows
-    msvcrt = None  # type: ignore[assignment]  # absent on this system
 
 CONFIG = "config.json"
 SUFFIX, EARLIER = ".safetensors", ".pt"
@@ -191,13 +184,9 @@ def locked(folder: Path, name: str = LOCK, *, wait: float = 0.0) -> Iterator[Non
     try:
         yield
     finally:
-        # While it is still held, so that it is nobody else's; Windows keeps the file until it is closed.
         with contextlib.suppress(OSError):
-            path.unlink()
+            path.unlink()  # while it is still held, so that it is nobody else's
         file.close()
-        if os.name == "nt":
-            with contextlib.suppress(OSError):
-                path.unlink()
 
 
 def at_work(folder: Path, names: Sequence[str] = (LOCK, SERVER_LOCK)) -> str:
@@ -211,7 +200,7 @@ def at_work(folder: Path, names: Sequence[str] = (LOCK, SERVER_LOCK)) -> str:
         try:
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
                 _lock(descriptor, shared=True)
-        except (BlockingIOError, PermissionError):
+        except BlockingIOError:
             number = _holder_number(path)
             return "another command" if number is None else f"process {number}"
         finally:
@@ -222,31 +211,27 @@ def at_work(folder: Path, names: Sequence[str] = (LOCK, SERVER_LOCK)) -> str:
 def _try(path: Path) -> BinaryIO | None:
     """The locked file, or None while somebody else has it."""
     while True:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | OPENED, 0o644)  # which child processes do not inherit
-        except OSError as error:
-            raise UserError(f"{path.parent}: cannot be locked ({error.strerror})") from None
-        try:
-            _refuse_other_file(path, descriptor)
-            file = os.fdopen(descriptor, "r+b", buffering=0)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        try:
-            _lock(descriptor)
-        except (BlockingIOError, PermissionError):
-            file.close()
-            return None
-        if _same(path, descriptor):
+        with contextlib.ExitStack() as stack:
             try:
-                _refuse_other_file(path, descriptor)  # it may have got a second name since
-            except UserError:
-                file.close()
-                raise
-            file.truncate()
-            file.write(b" %d" % os.getpid())
-            return file
-        file.close()  # its holder before has removed it: the next attempt makes a new one
+                file = stack.enter_context(open(path, "r+b", buffering=0, opener=_open))
+            except OSError as error:
+                raise UserError(f"{path.parent}: cannot be locked ({error.strerror})") from None
+            _refuse_other_file(path, file.fileno())
+            try:
+                _lock(file.fileno())
+            except BlockingIOError:
+                return None
+            if _same(path, file.fileno()):  # else its holder before has removed it: the next attempt makes a new one
+                _refuse_other_file(path, file.fileno())  # it may have got a second name since
+                file.truncate()
+                file.write(b" %d" % os.getpid())
+                stack.pop_all()
+                return file
+
+
+def _open(name: str, flags: int) -> int:
+    """A descriptor that child processes do not inherit; the file is made where there is none."""
+    return os.open(name, os.O_RDWR | os.O_CREAT | OPENED, 0o644)
 
 
 def _refuse_other_file(path: Path, descriptor: int) -> None:
@@ -259,19 +244,16 @@ def _refuse_other_file(path: Path, descriptor: int) -> None:
 
 
 def _lock(descriptor: int, *, shared: bool = False) -> None:
-    """Raises BlockingIOError (Windows: PermissionError) while another holds it. Some network disks have no locks.
+    """Raises BlockingIOError while another holds it. Some network disks have no locks.
 
     ``shared``: beside others who only look whether it is held.
     """
-    if fcntl is not None:
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise
-        except OSError:
-            return
-    elif msvcrt is not None:
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # the first byte: the pid behind it can be read
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return
 
 
 def _same(path: Path, descriptor: int) -> bool:
@@ -333,6 +315,10 @@ class Checkpoint:
     trainer: Mapping[str, Any] = field(default_factory=dict)
 
 
+SHAPE: dict[str, Any] = dict.fromkeys(("state", "history", "server", "trainer"), dict)
+SHAPE |= {"round": int, "declared": {str: int}, "entry": str, "models": {str: object}}
+
+
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write the checkpoint; a crash at any moment leaves the old file or the new one, never a mixture."""
     save_tensors(path, {one.name: getattr(checkpoint, one.name) for one in fields(checkpoint)})
@@ -342,19 +328,11 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Read what ``save_checkpoint`` wrote, which is data; raises UserError where the file holds anything else."""
     content = read_tensors(path)
     # Checkpoints from before there were such states hold none.
-    later = ("server", "models", "trainer")
+    later: dict[str, Any] = {"server": {}, "models": {}, "trainer": {}}
     if not isinstance(content, dict) or {*content, *later} != {field.name for field in fields(Checkpoint)}:
         raise UserError(f"{path.name}: expected a checkpoint as this version writes it")
     checkpoint = Checkpoint(**content)
-    counts = checkpoint.declared.items() if isinstance(checkpoint.declared, dict) else [(None, None)]
-    proper = (
-        type(checkpoint.round) is int and checkpoint.round > 0,
-        all(isinstance(getattr(checkpoint, name), Mapping) for name in ("state", "history", "server", "trainer")),
-        all(isinstance(site, str) and type(count) is int for site, count in counts),
-        isinstance(checkpoint.entry, str),
-        isinstance(checkpoint.models, dict) and all(isinstance(site, str) for site in checkpoint.models),
-    )
-    if not all(proper):
+    if misfit(later | content, SHAPE, path.name) or checkpoint.round < 1:
         raise UserError(f"{path.name}: expected a checkpoint's round, state and declared numbers of examples")
     for model in (checkpoint.model, *checkpoint.models.values()):
         checked_model(model, path.name)
@@ -383,7 +361,11 @@ def save_text(path: Path, text: str) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Call ``write`` on a temporary file beside ``path``, flush it to disk and rename it over ``path``."""
+    """Call ``write`` on a temporary file beside ``path``, flush it to disk and rename it over ``path``.
+
+    Its folder is made where it is not there yet.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -19,19 +19,7 @@ from fairflare.core.errors import RunFailed
 from fairflare.core.schema import SPLITS, Answer, Slot, answer_fields, audited
 from fairflare.core.tensor_files import gathered, held
 from fairflare.core.types import MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, Reply, Round, StateDict
-from fairflare.engine import norms
-from fairflare.engine.checks import (
-    RATIO,
-    Ranges,
-    Refused,
-    Rejection,
-    checked_metrics,
-    checked_seconds,
-    checked_sizes,
-    first_good,
-    is_number,
-    left_out,
-)
+from fairflare.engine import checks, norms
 from fairflare.engine.clinical import CLINICAL, NOTHING, View
 from fairflare.engine.evaluation import checked_intervals
 from fairflare.engine.field_checks import CHECKS, Against, Form, Measured, check_counts
@@ -115,7 +103,7 @@ class Verdict:
     """
 
     replies: list[Reply]
-    rejections: list[Rejection]
+    rejections: list[checks.Rejection]
     flags: dict[str, list[str]]
     norms: dict[str, norms.Norms] = field(default_factory=dict)
     tensors: dict[str, float] = field(default_factory=dict)
@@ -144,8 +132,8 @@ class Gate:
     scalars: tuple[Number, ...] = ()
     wanted: tuple[str, ...] = ()
     anchored: tuple[Number, ...] = ()
-    max_norm_ratio: float = RATIO
-    metrics: Ranges | None = None
+    max_norm_ratio: float = checks.RATIO
+    metrics: checks.Ranges | None = None
     lenient: frozenset[str] = frozenset()
     tensors: Mapping[str, Slot] = field(default_factory=dict)
     personal: frozenset[str] = frozenset()
@@ -184,7 +172,7 @@ class Gate:
             reply, sizes[answer.site] = self._accept(answer, against, declared.get(answer.site))
             return reply
 
-        accepted, refused, repeated = first_good(answers, accept, round)
+        accepted, refused, repeated = checks.first_good(answers, accept, round)
         scales, history = norms.scales_of(model, self.trainable, form.sizes), history or {}
         compared = {name.partition("/")[0] for name, slot in self.tensors.items() if slot.compared}
         sent = {
@@ -194,17 +182,17 @@ class Gate:
         outliers = norms.tensors_too_large(beside, self.max_norm_ratio, norms.largest_medians(history))
         known = {site: sizes[site] for site in accepted}
         outliers |= norms.too_large(known, scales, self.max_norm_ratio, history)
-        refused |= {site: Rejection(site, "norm", detail) for site, detail in outliers.items()}
+        refused |= {site: checks.Rejection(site, "norm", detail) for site, detail in outliers.items()}
         kept = sorted(accepted.keys() - outliers.keys())
         if self.sums:
             doubts = {site: self.sums.doubt(model, accepted[site].update, accepted[site].n_examples) for site in kept}
-            refused |= {site: Rejection(site, "sums", why) for site, why in doubts.items() if why}
+            refused |= {site: checks.Rejection(site, "sums", why) for site, why in doubts.items() if why}
             kept = [site for site in kept if not doubts[site]]
         replies = self._completed([accepted[site] for site in kept], whole)
         zero = {site: [] if any(known[site].values()) else ["zero_update"] for site in kept}
         flags = {site: remarks for site in kept if (remarks := ["duplicate"] * repeated.count(site) + zero[site])}
         medians = norms.medians({site: beside[site] for site in kept})
-        return Verdict(replies, left_out(refused, kept), flags, {site: known[site] for site in kept}, medians)
+        return Verdict(replies, checks.left_out(refused, kept), flags, {site: known[site] for site in kept}, medians)
 
     def implausible(self, total: StateDict, model: StateDict, history: norms.History | None = None) -> str:
         """Why a sum of updates cannot be one, in words; empty when it can: all that is seen with secure sums.
@@ -217,15 +205,15 @@ class Gate:
 
     def inspect_second(
         self, answers: Sequence[Answer], round: int
-    ) -> tuple[dict[str, dict[str, float]], list[Rejection]]:
+    ) -> tuple[dict[str, dict[str, float]], list[checks.Rejection]]:
         """Site -> the scalars of its answer to "compare", and the rejections."""
 
         def accept(answer: Answer) -> dict[str, float]:
             values = self._checked(answer, "compare", Against(Form.of({}, self.trainable), None, self.anchored, ()))
             return dict(values["scalars"])
 
-        found, refused, _ = first_good(answers, accept, round)
-        return found, left_out(refused, found)
+        found, refused, _ = checks.first_good(answers, accept, round)
+        return found, checks.left_out(refused, found)
 
     def _accept(self, answer: Answer, form: Form, declared: int | None) -> tuple[Reply, norms.Norms]:
         """The reply, and kind -> size of its update."""
@@ -280,10 +268,10 @@ def inspect_evaluation(
     answers: Sequence[Answer],
     round: int,
     groups: Sequence[str] = (),
-    metrics: Ranges | None = None,
+    metrics: checks.Ranges | None = None,
     personal: bool = False,
     view: View = NOTHING,
-) -> tuple[dict[str, dict[str, Any]], list[Rejection]]:
+) -> tuple[dict[str, dict[str, Any]], list[checks.Rejection]]:
     """Site -> split -> metrics, "groups" -> split -> group -> {"n", "value"}, and the intervals; the rejections.
 
     Args:
@@ -297,35 +285,35 @@ def inspect_evaluation(
         if isinstance(answer.personal, Mapping) and not answer.personal:
             return found
         if not personal:
-            raise Refused(PERSONAL, "personal: expected no results of a personal model, the trainer keeps none")
+            raise checks.Refused(PERSONAL, "personal: expected no results of a personal model, the trainer keeps none")
         return found | {PERSONAL: _checked_splits(answer.personal, groups, metrics)}
 
-    found, refused, _ = first_good(answers, check, round)
-    return {site: found[site] for site in sorted(found)}, left_out(refused, found)
+    found, refused, _ = checks.first_good(answers, check, round)
+    return {site: found[site] for site in sorted(found)}, checks.left_out(refused, found)
 
 
-def _checked_splits(content: Any, groups: Sequence[str], metrics: Ranges | None) -> dict[str, Any]:
+def _checked_splits(content: Any, groups: Sequence[str], metrics: checks.Ranges | None) -> dict[str, Any]:
     if not isinstance(content, Mapping):
-        raise Refused("metrics", f"expected metrics per split, got {type(content).__name__}")
+        raise checks.Refused("metrics", f"expected metrics per split, got {type(content).__name__}")
     cells = content.get("groups")
     cells = cells if isinstance(cells, Mapping) else {}
-    found: dict[str, Any] = {split: checked_metrics(content.get(split), metrics) for split in SPLITS}
-    found["n"] = checked_sizes(content.get("n"), SPLITS)
+    found: dict[str, Any] = {split: checks.checked_metrics(content.get(split), metrics) for split in SPLITS}
+    found["n"] = checks.checked_sizes(content.get("n"), SPLITS)
     found["groups"] = {split: _checked_groups(cells.get(split), groups) for split in SPLITS}
     found |= checked_intervals(content, found["test"], metrics)
     for split, known in found["groups"].items():
         total = sum(cell["n"] for cell in known.values())
         if total > found["n"].get(split, 0.0):
-            raise Refused("count_mismatch", f"groups of {split}: {total:g} examples, more than the split has")
+            raise checks.Refused("count_mismatch", f"groups of {split}: {total:g} examples, more than the split has")
     return found
 
 
-def _checked_trivial(content: Any, metrics: Ranges | None) -> dict[str, Any]:
+def _checked_trivial(content: Any, metrics: checks.Ranges | None) -> dict[str, Any]:
     """What an answer that needs no network reaches, under ``TRIVIAL``, where the site says so."""
     beside = content.get(TRIVIAL) if isinstance(content, Mapping) else None
     if not isinstance(beside, Mapping) or not beside:
         return {}
-    return {TRIVIAL: {split: checked_metrics(beside[split], metrics) for split in SPLITS if split in beside}}
+    return {TRIVIAL: {split: checks.checked_metrics(beside[split], metrics) for split in SPLITS if split in beside}}
 
 
 def _checked_groups(content: Any, groups: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -334,7 +322,11 @@ def _checked_groups(content: Any, groups: Sequence[str]) -> dict[str, dict[str, 
     usable = {}
     for group in groups:
         cell = content.get(group)
-        if not isinstance(cell, Mapping) or not is_number(cell.get("n")) or not is_number(cell.get("value")):
+        if (
+            not isinstance(cell, Mapping)
+            or not checks.is_number(cell.get("n"))
+            or not checks.is_number(cell.get("value"))
+        ):
             continue
         if 1 <= cell["n"] <= MOST_EXAMPLES and 0 <= cell["value"] <= 1:
             usable[group] = {"n": float(cell["n"]), "value": float(cell["value"])}
@@ -368,28 +360,24 @@ def site_seconds(answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
     seconds: dict[str, dict[str, float]] = {}
     for answer in answers:
         phases = seconds.setdefault(answer.site, {})
-        for phase, spent in checked_seconds(answer.seconds).items():
+        for phase, spent in checks.checked_seconds(answer.seconds).items():
             phases[phase] = phases.get(phase, 0.0) + spent
     return seconds
 
 
-def by_site(rejections: Sequence[Rejection]) -> dict[str, dict[str, str]]:
+def by_site(rejections: Sequence[checks.Rejection]) -> dict[str, dict[str, str]]:
     """Site -> code and detail of its rejection."""
     return {r.site: {"code": r.code, "detail": r.detail} for r in rejections}
 
 
-def too_few(round: int, accepted: int, needed: int, rejections: Sequence[Rejection]) -> str:
+def too_few(round: int, accepted: int, needed: int, rejections: Sequence[checks.Rejection]) -> str:
     """Why a round ends the run, with every rejected site's reason."""
     reasons = "; ".join(f"{r.site}: {r.code} ({r.detail})" for r in rejections)
     return f"round {round}: {accepted} accepted sites, {needed} needed; {reasons or 'no other site'}"
 
 
 def usable(outcome: Outcome, model: StateDict, round: Round) -> Outcome:
-    """The outcome without negative variances.
-
-    Raises:
-        RunFailed: a model of it is not finite, or has other entries than ``model``.
-    """
+    """The outcome without negative variances; RunFailed where a model is not finite, or has other entries."""
     shared = without_negative_variances(outcome.model)
     own = {site: without_negative_variances(outcome.models[site]) for site in sorted(outcome.models)}
     for site, found in {"": shared, **own}.items():

@@ -16,8 +16,7 @@ from fairflare.core.tensor_files import InFile, Stored
 def model_hash(model: Mapping[str, Any]) -> str:
     """SHA-256 over names, types, shapes and bytes in name order: equal exactly for bit-identical models.
 
-    Args:
-        model: a state dict, or an update whose entries may be arrays or lie in files.
+    ``model`` may be an update, whose entries may be arrays or lie in files.
     """
     digest = hashlib.sha256()
     for key in sorted(model):

@@ -20,16 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
-from fairflare.engine.files import (
-    AUDIT,
-    CHECKPOINT,
-    MODEL,
-    Checkpoint,
-    is_there,
-    load_checkpoint,
-    read_model,
-    refuse_earlier,
-)
+from fairflare.core.validation import misfit
+from fairflare.engine import files
 from fairflare.engine.hashes import model_hash, state_hash
 
 Entry = Mapping[str, Any]
@@ -43,8 +35,9 @@ REPORT, COUNTERSIGNED, COMPLETED = "report", "countersigned", "completed"
 NUMBER = (int, float)
 NUMBERS = {str: NUMBER}
 COUNTS = {str: int}
-TRUTH = bool
 REJECTED = {str: {"code": str, "detail": str}}
+OF_MODEL = {"rejected": REJECTED, "model_sha256": str}
+CHOICE = {"by": str, "weight": NUMBER, "metric": str, "higher": bool, "own": bool}
 LEFT = {"model_sha256": str, "state_sha256": str, "declared": COUNTS}
 SHAPES: dict[str, dict[Any, Any]] = {
     "start": {"log_format": int, "rounds": int, "sites": [str], "preflight": {str: dict}, "rejected": REJECTED, **LEFT},
@@ -60,31 +53,13 @@ SHAPES: dict[str, dict[Any, Any]] = {
         "seconds": NUMBERS,
         **LEFT,
     },
-    "round_failed": {"round": int, "rejected": REJECTED, "model_sha256": str},
+    "round_failed": {"round": int, **OF_MODEL},
     "scores": {"round": int, "model_sha256": str, "test_sets": {str: {"metrics": NUMBERS}}, "seconds": NUMBERS},
-    "evaluation": {"sites": {str: dict}, "rejected": REJECTED, "model_sha256": str},
-    "best": {
-        "by": str,
-        "weight": NUMBER,
-        "metric": str,
-        "higher": TRUTH,
-        "own": TRUTH,
-        "round": int,
-        "values": {str: NUMBERS},
-        "sites": {str: dict},
-        "rejected": REJECTED,
-        "model_sha256": str,
-    },
-    "after": {"step": str, "by": str, "split": str, "sites": {str: NUMBERS}, "rejected": REJECTED, "model_sha256": str},
-    "benefit": {
-        "trainer": str,
-        "draws": int,
-        "level": NUMBER,
-        "sites": {str: NUMBERS},
-        "rejected": REJECTED,
-        "model_sha256": str,
-    },
-    "risk": {"shadows": int, "level": NUMBER, "sites": {str: NUMBERS}, "rejected": REJECTED, "model_sha256": str},
+    "evaluation": {"sites": {str: dict}, **OF_MODEL},
+    "best": {**CHOICE, "round": int, "values": {str: NUMBERS}, "sites": {str: dict}, **OF_MODEL},
+    "after": {"step": str, "by": str, "split": str, "sites": {str: NUMBERS}, **OF_MODEL},
+    "benefit": {"trainer": str, "draws": int, "level": NUMBER, "sites": {str: NUMBERS}, **OF_MODEL},
+    "risk": {"shadows": int, "level": NUMBER, "sites": {str: NUMBERS}, **OF_MODEL},
     "finish": {"status": str, "reason": str, "model_sha256": str},
     COUNTERSIGNED: {"of": str, "signed": {str: dict}},
     REPORT: {"of": str, "status": str, "model_sha256": str, "files": {str: str}},
@@ -97,28 +72,12 @@ def events(entries: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in entries if entry.get("event") not in (REPORT, COUNTERSIGNED)]
 
 
-def misfit(value: Any, shape: Any, name: str = "") -> str:
-    """The first name under which ``value`` lacks what ``shape`` asks for; empty when there is none.
-
-    A shape is a type or several; [shape] a list of such values, {str: shape} a mapping of them; {name: shape, ...} what
-    it holds at least.
-    """
-    if isinstance(shape, list):
-        return "" if isinstance(value, list) and not any(misfit(item, shape[0], name) for item in value) else name
-    if not isinstance(shape, dict):
-        return "" if isinstance(value, shape) and isinstance(value, bool) == (shape is TRUTH) else name
-    if not isinstance(value, dict):
-        return name
-    wanted = {key: shape[str] for key in value} if str in shape else shape
-    return next((wrong for key in wanted if (wrong := misfit(value.get(key), wanted[key], str(key)[:40]))), "")
-
-
 def alike(one: Any, other: Any) -> bool:
     """Equal as JSON, where 1, 1.0 and true differ."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-OLD = f"{AUDIT}: was written by an older version of this package, which alone can go on with it or verify it"
+OLD = f"{files.AUDIT}: was written by an older version of this package, which alone can go on with it or verify it"
 
 
 @dataclass(frozen=True)
@@ -174,24 +133,24 @@ class RunHistory:
 def read_history(entries: Sequence[Entry]) -> RunHistory:
     """Follow the lines of an unbroken chain; raises UserError that names the first which cannot stand there."""
     if not entries:
-        raise UserError(f"{AUDIT}: is empty")
+        raise UserError(f"{files.AUDIT}: is empty")
     if entries[0].get("event") == "start" and "log_format" not in entries[0]:
         raise UserError(OLD)
     run: RunHistory | None = None
     for number, entry in enumerate(entries, 1):
         event = entry.get("event")
         if not isinstance(event, str) or event not in SHAPES or (event == "start") != (run is None):
-            raise UserError(f"{AUDIT}: line {number}: {str(event)[:40]!r} cannot stand here")
+            raise UserError(f"{files.AUDIT}: line {number}: {str(event)[:40]!r} cannot stand here")
         if wrong := misfit(entry, SHAPES[event]):
-            raise UserError(f"{AUDIT}: line {number}: {event} without a proper {wrong!r}")
+            raise UserError(f"{files.AUDIT}: line {number}: {event} without a proper {wrong!r}")
         if run is None:
             if entry["log_format"] not in READABLE:
-                raise UserError(f"{AUDIT}: expected format {FORMAT}, got {str(entry['log_format'])[:20]}")
+                raise UserError(f"{files.AUDIT}: expected format {FORMAT}, got {str(entry['log_format'])[:20]}")
             run = RunHistory(start=entry, standing=_standing(0, entry), last=entry)
         elif event == REPORT:
             known = [s.model for s in (run.standing, run.before) if s is not None]
             if entry["of"] != run.last["hash"] or entry["model_sha256"] not in known:
-                raise UserError(f"{AUDIT}: line {number}: records a report of something else")
+                raise UserError(f"{files.AUDIT}: line {number}: records a report of something else")
             run.reports.append(entry)
         elif event != COUNTERSIGNED:
             _STEPS[event](run, entry, number)
@@ -204,7 +163,6 @@ def last_counted(entries: Sequence[Entry], until: int) -> dict[str, int]:
     """Site -> the last of the rounds up to ``until`` in which its answer was accepted.
 
     Args:
-        entries: of a log that ``read_history`` has followed.
         until: the round after which the run goes on; later ones are repeated.
     """
     rounds: dict[int, Entry] = {}
@@ -217,12 +175,12 @@ def last_counted(entries: Sequence[Entry], until: int) -> dict[str, int]:
 def _round(run: RunHistory, entry: Entry, number: int) -> None:
     expected = run.standing.round + 1
     if run.finish or run.evaluated or entry["round"] != expected or expected > run.start["rounds"]:
-        raise UserError(f"{AUDIT}: line {number}: round {str(entry['round'])[:20]} cannot follow here")
+        raise UserError(f"{files.AUDIT}: line {number}: round {str(entry['round'])[:20]} cannot follow here")
     _keep_declared(run, entry, number)
     run.before, run.standing = run.standing, _standing(expected, entry)
     run.models[expected] = entry["model_sha256"]
     if not isinstance(entry.get("test_sets", {}), dict) or entry.get("unscored", True) is not True:
-        raise UserError(f"{AUDIT}: line {number}: round without proper scores")
+        raise UserError(f"{files.AUDIT}: line {number}: round without proper scores")
     if "unscored" in entry:
         run.left[expected] = entry["model_sha256"]
         run.unscored.add(expected)
@@ -232,7 +190,7 @@ def _scores(run: RunHistory, entry: Entry, number: int) -> None:
     scored = entry["round"]
     owed = scored in run.unscored and scored <= run.standing.round
     if run.finish or not owed or entry["model_sha256"] != run.left[scored]:
-        raise UserError(f"{AUDIT}: line {number}: no scores of round {str(scored)[:20]} can stand here")
+        raise UserError(f"{files.AUDIT}: line {number}: no scores of round {str(scored)[:20]} can stand here")
     run.unscored.remove(scored)
     if scored == run.standing.round:
         run.before = None  # its checkpoint is written before its model is scored
@@ -240,13 +198,13 @@ def _scores(run: RunHistory, entry: Entry, number: int) -> None:
 
 def _round_failed(run: RunHistory, entry: Entry, number: int) -> None:
     if run.finish or entry["round"] != run.standing.round + 1:
-        raise UserError(f"{AUDIT}: line {number}: round {str(entry['round'])[:20]} cannot fail here")
+        raise UserError(f"{files.AUDIT}: line {number}: round {str(entry['round'])[:20]} cannot fail here")
     _same_model(run, entry, number)
 
 
 def _evaluation(run: RunHistory, entry: Entry, number: int) -> None:
     if run.finish or run.evaluated or run.standing.round != run.start["rounds"]:
-        raise UserError(f"{AUDIT}: line {number}: no evaluation can stand here")
+        raise UserError(f"{files.AUDIT}: line {number}: no evaluation can stand here")
     _same_model(run, entry, number)
     run.evaluated = True
 
@@ -256,21 +214,21 @@ def _best(run: RunHistory, entry: Entry, number: int) -> None:
     early = not run.evaluated or run.finish or run.chosen
     known = run.models.get(entry["round"]) == entry["model_sha256"]
     if early or run.last["event"] != "evaluation" or not known:
-        raise UserError(f"{AUDIT}: line {number}: no choice of a model can stand here")
+        raise UserError(f"{files.AUDIT}: line {number}: no choice of a model can stand here")
     run.chosen = entry
 
 
 def _after(run: RunHistory, entry: Entry, number: int) -> None:
     """After the evaluation, and behind the end of a run too: it changes neither model nor state."""
     if not run.evaluated or (run.finish and not run.completed):
-        raise UserError(f"{AUDIT}: line {number}: no step after the last round can stand here")
+        raise UserError(f"{files.AUDIT}: line {number}: no step after the last round can stand here")
     _same_model(run, entry, number)
 
 
 def _finish(run: RunHistory, entry: Entry, number: int) -> None:
     if run.finish or (entry["status"] == COMPLETED and (run.unscored or not run.evaluated)):
         what = "its rounds, their scores or its evaluation are missing"
-        raise UserError(f"{AUDIT}: line {number}: the run cannot end here, {what}")
+        raise UserError(f"{files.AUDIT}: line {number}: the run cannot end here, {what}")
     before = run.before
     if before is not None and entry["model_sha256"] == before.model:
         # The last round's checkpoint could not be written, as on a full disk: the run ended with the round before.
@@ -284,9 +242,9 @@ def _finish(run: RunHistory, entry: Entry, number: int) -> None:
 def _resume(run: RunHistory, entry: Entry, number: int) -> None:
     allowed = [s for s in (run.standing, run.before) if s is not None and s.round == entry["from_round"]]
     if not allowed:
-        raise UserError(f"{AUDIT}: line {number}: cannot be resumed after round {str(entry['from_round'])[:20]}")
+        raise UserError(f"{files.AUDIT}: line {number}: cannot be resumed after round {str(entry['from_round'])[:20]}")
     if (allowed[0].model, allowed[0].state) != (entry["model_sha256"], entry["state_sha256"]):
-        raise UserError(f"{AUDIT}: line {number}: resumed from another model or state than the round before left")
+        raise UserError(f"{files.AUDIT}: line {number}: resumed from another model or state than the round before left")
     _back_to(run, allowed[0])
     _keep_declared(run, entry, number)
     run.finish, run.evaluated, run.chosen = {}, False, {}
@@ -318,7 +276,7 @@ def _standing(round: int, entry: Entry) -> Standing:
 
 def _same_model(run: RunHistory, entry: Entry, number: int) -> None:
     if entry["model_sha256"] != run.standing.model:
-        raise UserError(f"{AUDIT}: line {number}: names another model than the round before left")
+        raise UserError(f"{files.AUDIT}: line {number}: names another model than the round before left")
     run.before = None
 
 
@@ -326,16 +284,16 @@ def _keep_declared(run: RunHistory, entry: Entry, number: int) -> None:
     """The first word counts: a site's number of examples never changes."""
     now, before = entry["declared"], run.standing.declared
     if not alike({site: now.get(site) for site in before}, before):
-        raise UserError(f"{AUDIT}: line {number}: another number of examples than a site declared before")
+        raise UserError(f"{files.AUDIT}: line {number}: another number of examples than a site declared before")
 
 
-def left_behind(checkpoint: Checkpoint) -> dict[str, Any]:
+def left_behind(checkpoint: files.Checkpoint) -> dict[str, Any]:
     """What the log's line of a round says of the checkpoint that is written after it."""
     hashes = {"model_sha256": model_hash(checkpoint.model), "state_sha256": memory_hash(checkpoint)}
     return {**hashes, "declared": dict(checkpoint.declared)}
 
 
-def memory_hash(checkpoint: Checkpoint) -> str:
+def memory_hash(checkpoint: files.Checkpoint) -> str:
     """SHA-256 over what the server keeps beside the model: the rule's state and the gate's history of norms.
 
     Where there are any, the server optimizer's state, that of the trainer's server half and the sites' own models too.
@@ -345,7 +303,7 @@ def memory_hash(checkpoint: Checkpoint) -> str:
     return state_hash({"rule": checkpoint.state, "history": checkpoint.history, **kept})
 
 
-def read_standing(folder: Path, run: RunHistory) -> Checkpoint | None:
+def read_standing(folder: Path, run: RunHistory) -> files.Checkpoint | None:
     """The folder's checkpoint, which is the one that the log ends with; None before the first.
 
     A kill between a round's line and its checkpoint leaves the checkpoint of the round before; that round is repeated.
@@ -353,16 +311,18 @@ def read_standing(folder: Path, run: RunHistory) -> Checkpoint | None:
     Raises:
         UserError: the checkpoint is missing, unreadable or another one.
     """
-    refuse_earlier(folder / CHECKPOINT)
+    files.refuse_earlier(folder / files.CHECKPOINT)
     allowed = [standing for standing in (run.standing, run.before) if standing is not None]
-    if not is_there(folder / CHECKPOINT):
+    if not files.is_there(folder / files.CHECKPOINT):
         if any(standing.round == 0 for standing in allowed):
             return None
-        raise UserError(f"{CHECKPOINT}: is missing; {AUDIT} holds {run.standing.round} finished rounds")
-    found = load_checkpoint(folder / CHECKPOINT)
+        raise UserError(f"{files.CHECKPOINT}: is missing; {files.AUDIT} holds {run.standing.round} finished rounds")
+    found = files.load_checkpoint(folder / files.CHECKPOINT)
     logged = next((standing for standing in allowed if standing.round == found.round), None)
     if logged is None:
-        raise UserError(f"{CHECKPOINT}: is of round {found.round}, the last one of {AUDIT} is {run.standing.round}")
+        raise UserError(
+            f"{files.CHECKPOINT}: is of round {found.round}, the last one of {files.AUDIT} is {run.standing.round}"
+        )
     for what, same in (
         ("the model", logged.model == model_hash(found.model)),
         ("the rule's or the gate's state", logged.state == memory_hash(found)),
@@ -370,7 +330,7 @@ def read_standing(folder: Path, run: RunHistory) -> Checkpoint | None:
         ("the log's line", logged.entry == found.entry),
     ):
         if not same:
-            raise UserError(f"{CHECKPOINT}: {what} is not what {AUDIT} says of round {found.round}")
+            raise UserError(f"{files.CHECKPOINT}: {what} is not what {files.AUDIT} says of round {found.round}")
     return found
 
 
@@ -380,12 +340,14 @@ def read_final(folder: Path, run: RunHistory) -> dict[str, Any] | None:
     Raises:
         UserError: it is unreadable or another one, or the log has no end, which is written before the model.
     """
-    refuse_earlier(folder / MODEL)
-    if not is_there(folder / MODEL):
+    files.refuse_earlier(folder / files.MODEL)
+    if not files.is_there(folder / files.MODEL):
         return None
     if not run.finish:
-        raise UserError(f"{AUDIT}: the last entry is missing: {MODEL} is there, and the log does not say so")
-    model = read_model(folder / MODEL)
+        raise UserError(
+            f"{files.AUDIT}: the last entry is missing: {files.MODEL} is there, and the log does not say so"
+        )
+    model = files.read_model(folder / files.MODEL)
     if model_hash(model) != run.finish["model_sha256"]:
-        raise UserError(f"{MODEL}: is not the model that {AUDIT} ends with")
+        raise UserError(f"{files.MODEL}: is not the model that {files.AUDIT} ends with")
     return model

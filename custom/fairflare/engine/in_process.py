@@ -58,8 +58,7 @@ class InProcess:
 class Replay(PlainTrainer):
     """Puts in place what a batched call has trained; trains by itself where there is nothing.
 
-    Attributes:
-        done: the site's seed of a round -> what was trained, and the memory that it left.
+    ``done``: the site's seed of a round -> what was trained, and the memory that it left.
     """
 
     done: dict[int, tuple[Trained, LocalWork]] = field(default_factory=dict)
@@ -200,12 +199,7 @@ class InWorkers:
 
 
 class _SiteWorker:
-    """The server's side of one worker.
-
-    Attributes:
-        waiting: what it has yet to be sent in this exchange.
-        busy: how many answers it owes.
-    """
+    """The server's side of one worker: what it has yet to be sent (``waiting``), answers that it owes (``busy``)."""
 
     def __init__(self, process: Worker, names: Sequence[str]) -> None:
         self.process, self.names = process, names
@@ -214,11 +208,7 @@ class _SiteWorker:
         self._model = (0, 0)
 
     def feed(self, number: int, packed: dict[int, Packed]) -> None:
-        """Send what waits, as far as the worker may have it at once.
-
-        Args:
-            packed: models by identity that were packed in this exchange: many sites are sent the same one.
-        """
+        """Send what waits, as far as the worker may have it at once; ``packed``: the exchange's models by identity."""
         while self.waiting and self.busy < AHEAD:
             name, instruction = self.waiting.popleft()
             with contextlib.suppress(ConnectionError):  # it has ended: what it said last is still there to be received

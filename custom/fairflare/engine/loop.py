@@ -18,44 +18,22 @@ from fairflare.core.errors import NO_SPACE, RunFailed, UserError, is_full
 from fairflare.core.manifest import all_versions
 from fairflare.core.schema import IN_USE, Answer, Instruction, Transport, flat
 from fairflare.core.types import PERSONAL, Info, Reply, Round, StateDict
+from fairflare.engine import files, history
 from fairflare.engine.after.server import After, Benefit
 from fairflare.engine.aggregation import Aggregation, Plain, Trained
-from fairflare.engine.audit import AuditLog, Countersigned, Signer
+from fairflare.engine.audit import AuditLog, Countersigned
 from fairflare.engine.best import LAST, Backlog, Beside, Best, Choice, Score, Scored, check_files
 from fairflare.engine.checks import Rejection, silent
 from fairflare.engine.clinical import CLINICAL
-from fairflare.engine.files import (
-    AUDIT,
-    BEST,
-    BEST_MODELS,
-    CHECKPOINT,
-    JOINED,
-    MODEL,
-    SUFFIX,
-    UNSCORED,
-    Checkpoint,
-    is_there,
-    save_checkpoint,
-    save_tensors,
-)
+from fairflare.engine.files import save_checkpoint, save_tensors
 from fairflare.engine.gate import Gate, Verdict, by_site, inspect_evaluation, round_entry, steps_of, too_few, usable
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.history import (
-    COMPLETED,
-    COUNTERSIGNED,
-    FORMAT,
-    RunHistory,
-    last_counted,
-    left_behind,
-    read_final,
-    read_history,
-    read_standing,
-)
 from fairflare.engine.norms import remembered
 from fairflare.engine.preflight import Statement, inspect_preflight, refusal, turned_away
 from fairflare.engine.straggler_policy import EarlyEnd, Participation
 from fairflare.engine.traffic import Spooled, Traffic
 from fairflare.participation import All, Selector
+from fairflare.privacy.sum_protocol import Identity
 from fairflare.server_optimizers.base import Add, ServerOptimizer
 from fairflare.trainers.base import PlainTrainer, ServerState, Trainer
 
@@ -113,7 +91,7 @@ class Federation:
     after: After | None = None
     choice: Choice = field(default_factory=Choice)
     benefit: Benefit | None = None
-    signer: Signer | None = None
+    signer: Identity | None = None
 
     def run(self, initial: StateDict) -> StateDict:
         """Train from ``initial`` (or the folder's checkpoint) and return the final model.
@@ -122,7 +100,7 @@ class Federation:
             RunFailed: too few accepted sites; the last good model has been saved and the audit log says why.
         """
         entries: list[dict[str, Any]] = []
-        self._audit = AuditLog(self.folder / AUDIT, entries.append)
+        self._audit = AuditLog(self.folder / files.AUDIT, entries.append)
         self._signed = Countersigned(self.transport, self.signer, lambda: self._audit.head()) if self.signer else None
         self._traffic = Traffic(Spooled(self._signed or self.transport))
         self._backlog = Backlog(self.folder, self.rounds, self.score, self.beside, self.scored_rounds)
@@ -140,19 +118,21 @@ class Federation:
         """
         if self._signed is None:
             return
-        self._audit = AuditLog(self.folder / AUDIT)  # a report's line was written since
+        self._audit = AuditLog(self.folder / files.AUDIT)  # a report's line was written since
         present, _ = self._participation.of(self.transport.sites())
         told = dict.fromkeys(present, Instruction("preflight", self._end, {}))
         for _ in self._signed.exchange(told, last=True):
             pass
-        self._audit.append(COUNTERSIGNED, **{"of": self._audit.head()["hash"], "signed": {}, **self._signed.taken()})
+        self._audit.append(
+            history.COUNTERSIGNED, **{"of": self._audit.head()["hash"], "signed": {}, **self._signed.taken()}
+        )
 
     @property
     def _end(self) -> Round:
         """What sites are told after the last round; of none, one."""
         return Round(max(self.rounds, 1), max(self.rounds, 1))
 
-    def _run(self, standing: Checkpoint) -> Checkpoint:
+    def _run(self, standing: files.Checkpoint) -> files.Checkpoint:
         try:
             for number in range(standing.round + 1, self.rounds + 1):
                 standing = self._round(standing, Round(number, self.rounds))
@@ -166,52 +146,52 @@ class Federation:
         except Exception as error:
             self._fail(standing, NO_SPACE if is_full(error) else f"internal error: {type(error).__name__}")
             raise
-        self._close(standing, COMPLETED, "")
+        self._close(standing, history.COMPLETED, "")
         self._best.clear()
         return standing
 
-    def _fail(self, standing: Checkpoint, reason: str) -> None:
+    def _fail(self, standing: files.Checkpoint, reason: str) -> None:
         """The run ends with what it has; models that cannot be scored now stay in their files."""
         with contextlib.suppress(Exception):  # whatever it is, the line that says why the run failed must be written
             self._log_scores(self._backlog.rest(standing.round))
         self._close(standing, "failed", reason)
 
-    def _open(self, initial: StateDict, entries: Sequence[dict[str, Any]]) -> Checkpoint:
+    def _open(self, initial: StateDict, entries: Sequence[dict[str, Any]]) -> files.Checkpoint:
         """Where the federation stands; of a run that has begun nothing is changed before all of it fits together."""
-        standing = Checkpoint(round=0, model=initial)
+        standing = files.Checkpoint(round=0, model=initial)
         run_history = self._run_history(entries)
         if run_history is not None:
-            begun = Checkpoint(round=0, model=initial, declared=run_history.start["declared"])
-            standing = read_standing(self.folder, run_history) or begun
-            read_final(self.folder, run_history)
+            begun = files.Checkpoint(round=0, model=initial, declared=run_history.start["declared"])
+            standing = history.read_standing(self.folder, run_history) or begun
+            history.read_final(self.folder, run_history)
             self._backlog.check(run_history, standing.round)
             check_files(self.folder, entries, self.choice, standing.round, ended=False)
             if standing is begun and model_hash(initial) != run_history.start["model_sha256"]:
-                raise UserError(f"{AUDIT}: begins with another initial model than this configuration makes here")
-            (self.folder / MODEL).unlink(missing_ok=True)
+                raise UserError(f"{files.AUDIT}: begins with another initial model than this configuration makes here")
+            (self.folder / files.MODEL).unlink(missing_ok=True)
             self._backlog.go_on(run_history, standing.round)
             self._best.go_on(entries, standing.round)
         self._sha256, self._known = model_hash(standing.model), set(standing.declared)
-        self._counted = last_counted(entries, standing.round)
+        self._counted = history.last_counted(entries, standing.round)
         return self._preflight(standing, resumed=run_history is not None)
 
-    def _run_history(self, entries: Sequence[dict[str, Any]]) -> RunHistory | None:
+    def _run_history(self, entries: Sequence[dict[str, Any]]) -> history.RunHistory | None:
         """What the log says so far, None before its first line.
 
         Raises:
             UserError: it is of another run, does not hold together, or lies beside files that it says nothing of.
         """
         if not entries:
-            for name in (CHECKPOINT, MODEL, UNSCORED, BEST, BEST_MODELS):
-                if is_there(self.folder / name):
-                    raise UserError(f"{name}: lies there without the {AUDIT} that it belongs to")
+            for name in (files.CHECKPOINT, files.MODEL, files.UNSCORED, files.BEST, files.BEST_MODELS):
+                if files.is_there(self.folder / name):
+                    raise UserError(f"{name}: lies there without the {files.AUDIT} that it belongs to")
             return None
-        run_history = read_history(entries)
+        run_history = history.read_history(entries)
         if any(run_history.start.get(key) != self.header.get(key) for key in ("config_sha256", "config_json_sha256")):
             raise UserError(f"{self.folder}: holds a run of another configuration, which cannot be continued")
         return run_history
 
-    def _preflight(self, standing: Checkpoint, *, resumed: bool) -> Checkpoint:
+    def _preflight(self, standing: files.Checkpoint, *, resumed: bool) -> files.Checkpoint:
         """Ask every site what is wrong with its data and how many examples it has: no later answer may claim more.
 
         Raises:
@@ -223,21 +203,21 @@ class Federation:
         rejections += silent(asked, answers)
         self._participation = Participation(statements)
         found = {site: statement.to_json() for site, statement in statements.items()}
-        shared = {"preflight": found, "rejected": by_site(rejections), **left_behind(standing)}
+        shared = {"preflight": found, "rejected": by_site(rejections), **history.left_behind(standing)}
         if resumed:
             self._log("resume", from_round=standing.round, **shared)
         else:
             notes = [note.to_json() for note in self.rule.notes]
             about = {**self.header, "rounds": self.rounds, "sites": self._training_sites(), "declared_notes": notes}
-            self._log("start", log_format=FORMAT, **about, **shared)
+            self._log("start", log_format=history.FORMAT, **about, **shared)
         if reason := refusal(statements, rejections):
             self._close(standing, "failed", reason)
             raise RunFailed(reason)
         return standing
 
     def _read_statements(
-        self, answers: Sequence[Answer], standing: Checkpoint
-    ) -> tuple[dict[str, Statement], list[Rejection], Checkpoint]:
+        self, answers: Sequence[Answer], standing: files.Checkpoint
+    ) -> tuple[dict[str, Statement], list[Rejection], files.Checkpoint]:
         """What sites say in preflight, whom that rejects, and the checkpoint with their numbers of examples."""
         statements, rejections = inspect_preflight(answers, all_versions(), standing.declared, self.accept)
         rejections += self.aggregation.learn(answers)
@@ -245,16 +225,16 @@ class Federation:
         # The first word counts.
         return statements, rejections, dataclasses.replace(standing, declared={**sizes, **standing.declared})
 
-    def _close(self, standing: Checkpoint, status: str, reason: str) -> None:
+    def _close(self, standing: files.Checkpoint, status: str, reason: str) -> None:
         """Say how the run ended and leave the last good model as a plain file.
 
         In this order a model without the log's last line is never what a kill leaves.
         """
-        scores = {} if status == COMPLETED else self._last_scores(standing)
+        scores = {} if status == history.COMPLETED else self._last_scores(standing)
         self._log("finish", status=status, reason=reason, model_sha256=self._sha256, test_sets=scores)
-        save_tensors(self.folder / MODEL, standing.model)
+        save_tensors(self.folder / files.MODEL, standing.model)
 
-    def _last_scores(self, standing: Checkpoint) -> dict[str, Any]:
+    def _last_scores(self, standing: files.Checkpoint) -> dict[str, Any]:
         """The last good model's scores on all test sets, of a run that failed between two rounds."""
         if not 0 < standing.round < self.rounds:
             return {}
@@ -263,7 +243,7 @@ class Federation:
         except Exception:  # whatever it is, the line that says why the run failed must be written
             return {}
 
-    def _round(self, standing: Checkpoint, round: Round) -> Checkpoint:
+    def _round(self, standing: files.Checkpoint, round: Round) -> files.Checkpoint:
         started = time.monotonic()
         selected = self._select(round)
         present, _ = self._participation.of(self._training_sites())
@@ -280,11 +260,11 @@ class Federation:
         outcome = usable(dataclasses.replace(outcome, model=model), standing.model, round)
         del model  # the usable one takes its place in memory
         declared = {r.site: r.n_examples for r in verdict.replies} | dict(standing.declared)
-        history = remembered(standing.history, verdict.norms, verdict.tensors)
+        sizes = remembered(standing.history, verdict.norms, verdict.tensors)
         models = {**standing.models, **outcome.models}
         kept: dict[str, Any] = {"server": server, "models": models, "trainer": trainer}
-        after = Checkpoint(round.number, outcome.model, outcome.state, declared, history, **kept)
-        left = left_behind(after)
+        after = files.Checkpoint(round.number, outcome.model, outcome.state, declared, sizes, **kept)
+        left = history.left_behind(after)
         seconds = {"exchange": exchanged - started, "aggregate": time.monotonic() - exchanged}
         entry = round_entry(round, verdict, outcome, combined.answers) | selection
         owed = self._backlog.wants(round.number)
@@ -296,10 +276,12 @@ class Federation:
         after = dataclasses.replace(after, entry=line["hash"])
         if standing.round and set(after.declared) - self._known:
             # A site has joined since the checkpoint that is there, and it may leave again.
-            (self.folder / JOINED).mkdir(exist_ok=True)
-            shutil.copyfile(self.folder / CHECKPOINT, self.folder / JOINED / f"{standing.round}{SUFFIX}")
+            (self.folder / files.JOINED).mkdir(exist_ok=True)
+            shutil.copyfile(
+                self.folder / files.CHECKPOINT, self.folder / files.JOINED / f"{standing.round}{files.SUFFIX}"
+            )
         self._known = set(after.declared)
-        save_checkpoint(self.folder / CHECKPOINT, after)
+        save_checkpoint(self.folder / files.CHECKPOINT, after)
         self._best.settle()
         self._sha256 = left["model_sha256"]
         self._counted |= dict.fromkeys(line["accepted"], round.number)
@@ -312,7 +294,7 @@ class Federation:
             self._backlog.logged(scored)
 
     def _for_trainer(
-        self, standing: Checkpoint, round: Round, verdict: Verdict, outcome: Outcome
+        self, standing: files.Checkpoint, round: Round, verdict: Verdict, outcome: Outcome
     ) -> tuple[Outcome, ServerState]:
         """The outcome as the trainer's server half corrects it, and that half's next state."""
         if not self.trainer.has_server_half:
@@ -322,7 +304,7 @@ class Federation:
         model = self.trainer.correct(standing.model, outcome.model, state, info)
         return dataclasses.replace(outcome, model=model), state
 
-    def _info(self, standing: Checkpoint, round: Round, replies: Sequence[Reply] = ()) -> Info:
+    def _info(self, standing: files.Checkpoint, round: Round, replies: Sequence[Reply] = ()) -> Info:
         taking_part = self.selector.ever(sorted(standing.declared))
         declared = {site: n for site, n in standing.declared.items() if site in taking_part}
         return Info(round, self.lr, steps_of(replies), len(declared), standing.models, declared)
@@ -334,8 +316,8 @@ class Federation:
         return self.selector.select(sites, round, self.seed, self.min_sites) if sites else ()
 
     def _train(
-        self, standing: Checkpoint, round: Round, selected: Sequence[str]
-    ) -> tuple[list[Answer], list[Rejection], Checkpoint]:
+        self, standing: files.Checkpoint, round: Round, selected: Sequence[str]
+    ) -> tuple[list[Answer], list[Rejection], files.Checkpoint]:
         """Ask the sites that are there to train, and invite those that are not back."""
         _, away = self._participation.of(self._training_sites())
         wanted = self._select(round, everyone=True)
@@ -354,7 +336,7 @@ class Federation:
         missing = self._participation.note(round.number, selected, answers, away, passed, barred, late)
         return answers, [r for r in missing if r.code != "absent" or r.site in wanted], standing
 
-    def _sent_to(self, site: str, standing: Checkpoint, info: Info) -> dict[str, Any]:
+    def _sent_to(self, site: str, standing: files.Checkpoint, info: Info) -> dict[str, Any]:
         rule, trainer, state, own = self.rule, self.trainer, standing.state, standing.trainer
         orders = rule.orders(state, site, info), trainer.orders(own, site, info)
         tensors = rule.tensors_for(state, site, info), trainer.tensors_for(own, site, info)
@@ -371,7 +353,7 @@ class Federation:
             self._log("round_failed", round=round.number, rejected=rejected, model_sha256=self._sha256)
             raise RunFailed(too_few(round.number, len(verdict.replies), self.min_sites, verdict.rejections))
 
-    def _evaluate(self, standing: Checkpoint) -> dict[str, dict[str, Any]]:
+    def _evaluate(self, standing: files.Checkpoint) -> dict[str, dict[str, Any]]:
         """Ask every site that is there how the final model does on its own splits, and its own one if it has such."""
         present, away = self._participation.of(self.transport.sites())
         used = standing.models if self.rule.counts_own else {}
@@ -387,11 +369,10 @@ class Federation:
         self._log("evaluation", sites=sites, rejected=rejected, model_sha256=self._sha256)
         return sites
 
-    def _choose(self, standing: Checkpoint, evaluated: Mapping[str, Mapping[str, Any]]) -> StateDict:
-        """Name the best model of the rounds; if it is not the last one's, sites say how it does as well.
+    def _choose(self, standing: files.Checkpoint, evaluated: Mapping[str, Mapping[str, Any]]) -> StateDict:
+        """The model that the run's results are of: the best of the rounds where one is chosen.
 
-        Returns:
-            the model that the run's results are of.
+        If that is not the last one's, sites say how it does as well.
         """
         if not self.choice.chooses:
             return standing.model
@@ -416,7 +397,7 @@ class Federation:
         """Whether the run's results, and what follows them, are of the chosen model, which every site uses as it is."""
         return self.choice.chooses and self.choice.shown and self.trainer.is_shared
 
-    def _adjust(self, standing: Checkpoint, chosen: StateDict) -> None:
+    def _adjust(self, standing: files.Checkpoint, chosen: StateDict) -> None:
         """The step after the last round, at every site that is there; it leaves model and state as they are."""
         if self.after is None:
             return
@@ -427,7 +408,7 @@ class Federation:
         rejected = by_site(rejections + self._participation.absent(away))
         self._log("after", **found, rejected=rejected, model_sha256=self._sha256)
 
-    def _compare_with_solo(self, standing: Checkpoint, chosen: StateDict) -> None:
+    def _compare_with_solo(self, standing: files.Checkpoint, chosen: StateDict) -> None:
         """The benefit of joining for each site that has trained and is there; it leaves model and state as they are."""
         if self.benefit is None:
             return

@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +16,16 @@ import torch
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import plainly
 from fairflare.core.types import Round, StateDict
-from fairflare.engine.files import (
-    SUFFIX,
-    Busy,
-    clear_half_written,
-    is_there,
-    locked,
-    read_json,
-    read_tensors,
-    refuse_earlier,
-    remove_files,
-    save_json,
-    save_tensors,
-)
+from fairflare.engine import files
 from fairflare.privacy.egress import all_finite
 
 PERSONAL_ENDING = ".personal"
 BEST_ENDING = f".best{PERSONAL_ENDING}"
 """What the name of a personal model's file has before its suffix; no site's name ends so."""
 AFTER_ENDING, ASKED_ENDING, INPUTS_ENDING = ".after.json", ".asked.json", ".inputs.json"
-ALONE_ENDING, WORK_ENDING = f".solo{SUFFIX}", f".solo-work{SUFFIX}"
-"""What the names of the files have of a model that a site has trained, or is training, alone."""
+"""Of what a site has fitted, of what it was asked for, after the last round, and of what prepares new inputs."""
+ALONE_ENDING, WORK_ENDING = f".solo{files.SUFFIX}", f".solo-work{files.SUFFIX}"
+"""Of a model that a site has trained alone, or is training, with what the training goes on from."""
 SPENT_ENDING = ".privacy.json"
 """What the name of a site's file of spent privacy budgets ends in; no run's end takes it away."""
 ENDINGS = (AFTER_ENDING, ASKED_ENDING, INPUTS_ENDING, ALONE_ENDING, WORK_ENDING)
@@ -55,12 +43,12 @@ def claimed(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(path.parent, f"{path.name}.lock", wait=WAIT))
-        except Busy:
+            stack.enter_context(files.locked(path.parent, f"{path.name}.lock", wait=WAIT))
+        except files.Busy:
             raise DataError("memory", f"{path.stem}: another job of this federation is at work at this site") from None
         models = {personal_file(path).name, personal_file(path, best=True).name}
         own = {path.name, *models, *(path.stem + ending for ending in ENDINGS)}
-        clear_half_written(path.parent, own.__contains__)
+        files.clear_half_written(path.parent, own.__contains__)
         yield
 
 
@@ -70,23 +58,12 @@ def personal_file(path: Path, *, best: bool = False) -> Path:
     Args:
         best: the one that goes with the model that the run has chosen: "site-1.best.personal.safetensors".
     """
-    return path.with_name(f"{path.stem}{BEST_ENDING if best else PERSONAL_ENDING}{SUFFIX}")
+    return path.with_name(f"{path.stem}{BEST_ENDING if best else PERSONAL_ENDING}{files.SUFFIX}")
 
 
-def _beside(ending: str, path: Path) -> Path:
+def beside(path: Path, ending: str) -> Path:
+    """Another of a site's files beside its memory: "site-1.after.json" beside "site-1.safetensors"."""
     return path.with_name(path.stem + ending)
-
-
-after_file = partial(_beside, AFTER_ENDING)
-"""Where a site keeps what it has fitted, beside its memory: "site-1.after.json" beside "site-1.safetensors"."""
-inputs_file = partial(_beside, INPUTS_ENDING)
-"""Where it keeps what it needs to prepare new inputs."""
-asked_file = partial(_beside, ASKED_ENDING)
-"""Where it keeps what it was asked for after the last round."""
-alone_file = partial(_beside, ALONE_ENDING)
-"""Where the model lies that a site has trained alone."""
-alone_work_file = partial(_beside, WORK_ENDING)
-"""Where it lies while it is being trained, with what the training goes on from."""
 
 
 def forget(folder: Path, sites: Iterable[str]) -> None:
@@ -94,18 +71,17 @@ def forget(folder: Path, sites: Iterable[str]) -> None:
 
     Personal models, and those that sites have trained alone, stay too: they are results.
     """
-    own = {f"{site}{ending}" for site in sites for ending in (SUFFIX, f"{SUFFIX}.lock", ASKED_ENDING, WORK_ENDING)}
+    own = {
+        f"{site}{ending}"
+        for site in sites
+        for ending in (files.SUFFIX, f"{files.SUFFIX}.lock", ASKED_ENDING, WORK_ENDING)
+    }
     with contextlib.suppress(OSError):  # nothing reads them any more
-        remove_files(folder, own.__contains__)
+        files.remove_files(folder, own.__contains__)
 
 
 class SpentFile:
-    """``core.types.Ledger`` in a site's file for all of its runs.
-
-    Args:
-        path: None keeps it in this object alone.
-        run: the run's key in the file.
-    """
+    """``core.types.Ledger`` in a site's file, under the key ``run``; without a path in this object alone."""
 
     def __init__(self, path: Path | None, run: str) -> None:
         self._path, self._run = path, run
@@ -113,8 +89,8 @@ class SpentFile:
 
     def read(self) -> dict[str, Any]:
         """What this run has written last; empty at first."""
-        if self._path is not None and is_there(self._path):
-            self._runs = read_json(self._path)["runs"]
+        if self._path is not None and files.is_there(self._path):
+            self._runs = files.read_json(self._path)["runs"]
         return dict(self._runs.get(self._run, {}))
 
     def write(self, content: dict[str, Any]) -> None:
@@ -122,17 +98,13 @@ class SpentFile:
         self.read()
         self._runs[self._run] = content
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            save_json(self._path, {"runs": self._runs})
+            files.save_json(self._path, {"runs": self._runs})
 
 
 class SiteMemory:
     """Values of the last two rounds, so that a round which is asked for again starts from where it started before.
 
-    In a run that chooses its best model also those of that model's round.
-
-    Args:
-        path: the file that survives a restart; None keeps values in this object only.
+    In a run that chooses its best model also those of that model's round. ``path`` is a file that survives a restart.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -140,9 +112,9 @@ class SiteMemory:
         self._rounds: dict[int, dict[str, Any]] = {}
         if path is None:
             return
-        refuse_earlier(path)
+        files.refuse_earlier(path)
         if path.is_file():
-            content = read_tensors(path)
+            content = files.read_tensors(path)
             rounds = content.items() if isinstance(content, dict) else [("", None)]
             if any(type(number) is not int or type(values) is not dict for number, values in rounds):
                 raise UserError(f"{path.name}: expected a site's memory, which is mappings by round")
@@ -160,14 +132,12 @@ class SiteMemory:
     def save_personal(self, model: StateDict, *, best: bool = False) -> None:
         """Write the site's personal model as a state dict beside the memory's file, where there is one."""
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            save_tensors(personal_file(self._path, best=best), _copied(model))
+            files.save_tensors(personal_file(self._path, best=best), _copied(model))
 
     def save_inputs(self, content: Mapping[str, Any]) -> None:
         """Write what the site needs to prepare new inputs beside the memory's file, where there is one."""
         if self._path is not None and content:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            save_json(inputs_file(self._path), content)
+            files.save_json(beside(self._path, INPUTS_ENDING), content)
 
     def has(self, round: int) -> bool:
         return bool(self._rounds.get(round))
@@ -200,8 +170,7 @@ class SiteMemory:
 
     def _save(self) -> None:
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            save_tensors(self._path, self._rounds)
+            files.save_tensors(self._path, self._rounds)
 
 
 def is_finite(value: Any) -> bool:
@@ -236,17 +205,14 @@ class Asked:
     """What was asked after the last round: of one model, with one set of sites, told one total, once per run.
 
     A second model would show its cases from another side, and two sums that differ by a site would show that site's
-    own. The same question may come again, as after a kill, and is answered the same.
-
-    Args:
-        path: the file that survives a restart; None keeps it in this object only.
+    own. The same question may come again, as after a kill, and is answered the same; without a path it is forgotten.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._first: dict[str, Any] = {}
-        if path is not None and is_there(path):
-            self._first = read_json(path)
+        if path is not None and files.is_there(path):
+            self._first = files.read_json(path)
 
     def check(self, model: str, sites: Sequence[str], total: Sequence[float] | None = None) -> None:
         """Raise AskedAgain for another question than the first, or for results before the sums.
@@ -283,8 +249,7 @@ class Asked:
     def _note(self, question: Mapping[str, Any]) -> None:
         first = {**self._first, **question}
         if first != self._first and self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            save_json(self._path, first)
+            files.save_json(self._path, first)
         self._first = first
 
 

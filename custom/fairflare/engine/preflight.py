@@ -51,8 +51,7 @@ def inspect_preflight(
 ) -> tuple[dict[str, Statement], list[Rejection]]:
     """Site -> its statement, compared with the server's versions and with the other sites', and the rejections.
 
-    Args:
-        declared: site -> examples that sites have declared before; the first word counts.
+    ``declared``: site -> examples that sites have declared before; the first word counts.
     """
     found, refused, _ = first_good(answers, lambda answer: _checked(answer, here, accepted), None)
     sizes = {site: s.n_examples for site, s in found.items() if s.n_examples} | dict(declared or {})

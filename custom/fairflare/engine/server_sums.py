@@ -15,18 +15,8 @@ from fairflare.aggregators.base import added_whole
 from fairflare.core.schema import Answer, Declared, Instruction, SiteModels, Spec, TaskName, Transport, answer_fields
 from fairflare.core.tensor_files import Stored, gathered
 from fairflare.core.types import Reply, Round, StateDict
+from fairflare.engine import checks
 from fairflare.engine.aggregation import CheckSums, Combined, Total, Trained
-from fairflare.engine.checks import (
-    Refused,
-    Rejection,
-    checked_count,
-    checked_metrics,
-    first_good,
-    left_out,
-    materialized,
-    short,
-    silent,
-)
 from fairflare.engine.gate import Verdict, reply_of
 from fairflare.engine.norms import SUM, norms_of
 from fairflare.privacy.secure_sums import Ring, Scale, combine_updates, masked_sizes, passed_on
@@ -48,7 +38,7 @@ class Summed:
 
     total: StateDict | None
     replies: list[Reply]
-    rejections: list[Rejection]
+    rejections: list[checks.Rejection]
     answers: list[Answer]
 
 
@@ -82,7 +72,7 @@ class SelfMasked:
             sealed = {"of": self.of, "attempt": attempt, "covers": own}
             asked[holder] = Instruction("reveal", round, NOTHING, sealed=sealed)
         read = partial(_bytes_of, name="shares", sizes=[len(roster) * SHARE])
-        given, _, _ = first_good(list(transport.exchange(asked)), read, round.number)
+        given, _, _ = checks.first_good(list(transport.exchange(asked)), read, round.number)
         shares: list[dict[int, bytes]] = [{} for _ in roster]
         for point, holder in enumerate(roster, 1):
             for k, found in enumerate(shares if holder in given else ()):
@@ -118,7 +108,7 @@ class ServerSums:
     ring: Ring = field(default_factory=Ring)
     sites: int = 0
 
-    def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
+    def learn(self, answers: Sequence[Answer]) -> list[checks.Rejection]:
         refused = []
         for answer in answers:
             if answer.error:
@@ -127,7 +117,7 @@ class ServerSums:
             if self.vouched(answer.site, stated):
                 self.statements[answer.site] = {name: stated[name] for name in PROOF if name in stated}
             else:
-                refused.append(Rejection(answer.site, "key", "its key for secure sums is not vouched for"))
+                refused.append(checks.Rejection(answer.site, "key", "its key for secure sums is not vouched for"))
         return refused
 
     def combine(self, trained: Trained) -> Combined:
@@ -145,8 +135,8 @@ class ServerSums:
         self, transport: Transport, answers: Sequence[Answer], round: Round, declared: Declared, model: StateDict
     ) -> Summed:
         """Sum what the sites have whose ``answers`` say that they have trained."""
-        ready, refused, _ = first_good(answers, lambda answer: self._check_ready(answer, declared), round.number)
-        rejections = left_out(refused, ready)
+        ready, refused, _ = checks.first_good(answers, lambda answer: self._check_ready(answer, declared), round.number)
+        rejections = checks.left_out(refused, ready)
         first, read = sorted(ready), partial(_bytes_of, name="sum", sizes=self.sizes)
         masks = SelfMasked("numbers", threshold(len(first), self.sites))
         sealed, roster, lost, _ = self._ask(transport, "sum", first, round, read, {}, masks=masks)
@@ -174,7 +164,9 @@ class ServerSums:
     def total(self, transport: Transport, models: SiteModels, round: Round, check: CheckSums, terms: int) -> Total:
         """Numbers of every site (``terms`` each) that masks hide, whatever the rounds' scheme: of all, or of none."""
         roster = sorted(site for site in models if site in self.statements)
-        rejections = [Rejection(site, "key", "its key for secure sums is not known") for site in models.keys() - roster]
+        rejections = [
+            checks.Rejection(site, "key", "its key for secure sums is not known") for site in models.keys() - roster
+        ]
         model, read = next(iter(models.values()), NOTHING), partial(_bytes_of, name="sum", sizes=masked_sizes(terms))
         sealed, roster, lost, _ = self._ask(transport, "calibrate", roster, round, read, {}, model, attempts=1)
         rejections += lost
@@ -195,12 +187,12 @@ class ServerSums:
         model: StateDict | None = None,
         attempts: int = ATTEMPTS,
         masks: SelfMasked | None = None,
-    ) -> tuple[dict[str, T], list[str], list[Rejection], list[Answer]]:
+    ) -> tuple[dict[str, T], list[str], list[checks.Rejection], list[Answer]]:
         """What ``check`` made of the answers of all sites of a roster; without those that fell silent on the way.
 
         With ``masks``, their seeds come with the first attempt that all sites have answered.
         """
-        rejections: list[Rejection] = []
+        rejections: list[checks.Rejection] = []
         answers: list[Answer] = []
         least = max(self.least, masks.needed if masks else 0)
         for attempt in range(attempts):
@@ -210,25 +202,25 @@ class ServerSums:
             asked = {site: Instruction(task, round, model or NOTHING, sealed=sealed) for site in roster}
             answers = list(transport.exchange(asked))
             reading = check if masks is None else partial(masks.read, check=check, sites=len(roster))
-            found, refused, _ = first_good(answers, reading, round.number)
-            rejections += left_out(refused, found) + silent(asked, answers)
+            found, refused, _ = checks.first_good(answers, reading, round.number)
+            rejections += checks.left_out(refused, found) + checks.silent(asked, answers)
             if len(found) < len(roster):
                 roster = sorted(found)
                 continue
             if masks is not None and (reason := masks.reveal(transport, roster, attempt, round)):
-                return {}, [], rejections + [Rejection(site, "sum", reason) for site in roster], answers
+                return {}, [], rejections + [checks.Rejection(site, "sum", reason) for site in roster], answers
             return found, roster, rejections, answers
         few = f"{len(roster)} sites are left for a secure sum, {least} needed"
         why = few if len(roster) < least else "sites were silent, and the others are not asked again"
-        return {}, [], rejections + [Rejection(site, "sum", why) for site in roster], answers
+        return {}, [], rejections + [checks.Rejection(site, "sum", why) for site in roster], answers
 
     def _check_ready(self, answer: Answer, declared: Declared) -> bool:
         _check_counts(answer, declared.get(answer.site))
         fields = answer_fields().items()
         if any(spec.secure in ("masked", "hidden") and _holds(spec, getattr(answer, name)) for name, spec in fields):
-            raise Refused("not_secret", "numbers or weights before the secure sum")
+            raise checks.Refused("not_secret", "numbers or weights before the secure sum")
         if answer.site not in self.statements:
-            raise Refused("key", "its key for secure sums is not known")
+            raise checks.Refused("key", "its key for secure sums is not known")
         return True
 
 
@@ -240,11 +232,11 @@ def _bytes_of(answer: Answer, name: str, sizes: Container[int]) -> bytes:
     """The bytes that an answer has sealed under ``name``; raises Refused unless there are so many as ``sizes`` says."""
     found = answer.sealed.get(name) if isinstance(answer.sealed, Mapping) else None
     if not isinstance(found, bytes) or len(found) not in sizes:
-        raise Refused("malformed", f"{name}: expected bytes of the length that follows from the run")
+        raise checks.Refused("malformed", f"{name}: expected bytes of the length that follows from the run")
     return found
 
 
-def _added(add: Callable[[], T], roster: Sequence[str], rejections: list[Rejection]) -> T | None:
+def _added(add: Callable[[], T], roster: Sequence[str], rejections: list[checks.Rejection]) -> T | None:
     """The sum over a roster; None and a rejection for everyone where there is none."""
     if not roster:
         return None
@@ -252,7 +244,7 @@ def _added(add: Callable[[], T], roster: Sequence[str], rejections: list[Rejecti
         return add()
     except (SumRefused, ValueError, RuntimeError, OSError) as error:
         # Whose fault it is cannot be seen: that is what the masks are for.
-        rejections += [Rejection(site, "sum", str(error)) for site in roster]
+        rejections += [checks.Rejection(site, "sum", str(error)) for site in roster]
         return None
 
 
@@ -261,20 +253,20 @@ def _masked(
 ) -> tuple[Reply, Mapping[str, torch.Tensor]]:
     """What can be checked of a masked update: that it has the model's entries, as whole numbers."""
     if any(spec.secure == "hidden" and _holds(spec, getattr(answer, name)) for name, spec in answer_fields().items()):
-        raise Refused("scalar_unknown", "numbers beside a masked update")
+        raise checks.Refused("scalar_unknown", "numbers beside a masked update")
     expected = {key: value for key, value in model.items() if value.is_floating_point()}
     if not isinstance(answer.update, Mapping) or set(answer.update) != set(expected):
-        raise Refused("keys", f"expected the model's {len(expected)} floating-point entries, masked")
+        raise checks.Refused("keys", f"expected the model's {len(expected)} floating-point entries, masked")
     dtypes = {key: scales[key].dtype for key in expected}
     entries = {key: _whole_tensor(key, answer.update[key], value, dtypes[key]) for key, value in expected.items()}
     update = gathered(entries, dtypes)
-    values = {**_check_counts(answer, declared), "update": {}, "metrics": checked_metrics(answer.metrics)}
+    values = {**_check_counts(answer, declared), "update": {}, "metrics": checks.checked_metrics(answer.metrics)}
     return reply_of(answer.site, values), update
 
 
 def _check_counts(answer: Answer, declared: int | None) -> dict[str, int]:
     return {
-        name: checked_count(getattr(answer, name), declared if spec.declared else None, name, spec)
+        name: checks.checked_count(getattr(answer, name), declared if spec.declared else None, name, spec)
         for name, spec in answer_fields().items()
         if spec.kind == "count" and spec.travels("train", secure=True)
     }
@@ -287,13 +279,13 @@ def _holds(spec: Spec, value: Any) -> bool:
 
 def _whole_tensor(key: str, value: Any, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | Stored:
     """The entry where it lies; one in a file is not read before the sum."""
-    value = value if isinstance(value, Stored) else materialized(value)
+    value = value if isinstance(value, Stored) else checks.materialized(value)
     known = isinstance(value, Stored) or (isinstance(value, torch.Tensor) and not value.is_meta)
     if not known or value.dtype != dtype:
-        found = short(str(getattr(value, "dtype", type(value).__name__)))
-        raise Refused("dtype", f"{key}: expected {str(dtype).removeprefix('torch.')}, got {found}")
+        found = checks.short(str(getattr(value, "dtype", type(value).__name__)))
+        raise checks.Refused("dtype", f"{key}: expected {str(dtype).removeprefix('torch.')}, got {found}")
     if tuple(value.shape) != tuple(like.shape):
-        raise Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(value.shape)}")
+        raise checks.Refused("shape", f"{key}: expected {tuple(like.shape)}, got {tuple(value.shape)}")
     return value if isinstance(value, Stored) else value.cpu()
 
 
@@ -303,5 +295,5 @@ def _verdict(summed: Summed, trained: Trained) -> Verdict:
     if summed.total is None:
         return Verdict(summed.replies, rejections, {})
     if reason := gate.implausible(summed.total, standing.model, standing.history):
-        return Verdict([], rejections + [Rejection(r.site, "sum", reason) for r in summed.replies], {})
+        return Verdict([], rejections + [checks.Rejection(r.site, "sum", reason) for r in summed.replies], {})
     return Verdict(summed.replies, rejections, {}, {SUM: norms_of(summed.total, gate.trainable)})

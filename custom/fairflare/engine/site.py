@@ -37,7 +37,7 @@ from fairflare.engine.alone import Alone
 from fairflare.engine.benefit import ROUNDS, Pair, against_trees, measured
 from fairflare.engine.checks import check_received
 from fairflare.engine.clinical import ClinicalAtSite
-from fairflare.engine.evaluation import Both, Condense, Predictions, Scoring, answered, over_patients, predict, results
+from fairflare.engine.evaluation import Condense, Predictions, answered, joined, over_patients, predict, results
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import Asked, AskedAgain, SiteMemory, check_last, is_finite
 from fairflare.privacy.egress import Egress
@@ -46,6 +46,7 @@ from fairflare.trainers.base import Trainer
 
 if TYPE_CHECKING:
     from fairflare.engine.after.site import AfterAtSite
+    from fairflare.tasks.base import Task
 
 TRAINED = "trained model"
 IN_ROUNDS = ("train", "compare", "sum", "weigh", "reveal")
@@ -75,8 +76,6 @@ class Site:
         clinical: says how well calibrated the model is that it uses; None: it does not.
         trees: its data -> answers of gradient boosting on its rows, for the benefit; None where there are none.
         trivial: its data -> split -> metrics of an answer that needs no network, to read the final model's beside.
-        family: see ``LocalWork``.
-        ledger: see ``LocalWork``.
     """
 
     name: str
@@ -85,7 +84,7 @@ class Site:
     trainer: Trainer
     probes: Sequence[Probe]
     training: Training
-    scoring: Scoring
+    scoring: Task
     seed: int
     execution: Execution = field(default_factory=Execution)
     stop_if_aborted: Callable[[], None] = field(default=lambda: None)
@@ -390,20 +389,21 @@ class Site:
             model: a state dict, which stays loaded. Of one that the site does not use no cases are kept.
         """
         self.network.load_state_dict(model)
-        beside, tested = Both(self.scoring.condense, plain), list[Predictions]()
-        used = self._is_shown(instruction.round) and bool(instruction.orders.get(IN_USE))
-        keeps = used and self.clinical is not None
+        kept: list[Predictions] = []
+        shows = self._is_shown(instruction.round)
 
-        def predicted(split: SplitName) -> Predictions:
-            if split != "test":
-                return self._predict(split)
-            tested.append(self._predict(split, beside if keeps else None))
-            return tested[-1]
+        def both(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            """What is kept of a batch; beside it, of the same pass, what calibration is of."""
+            kept.append((*plain(outputs, targets), targets))
+            return self.scoring.condense(outputs, targets)
 
-        shown = results(predicted, self._examples, self.scoring, self.groups, self.min_count)
-        if self._is_shown(instruction.round):
-            shown |= over_patients(tested[-1], self.scoring, self.min_count, shown["test"])
-        return shown, Cases(*beside.kept(), tested[-1][-1]) if keeps else None
+        keeps = shows and bool(instruction.orders.get(IN_USE)) and self.clinical is not None
+        found: dict[SplitName, Predictions] = {"val": self._predict("val")}
+        found["test"] = self._predict("test", both if keeps else None)
+        shown = results(found, self._examples, self.scoring, self.groups, self.min_count)
+        if shows:
+            shown |= over_patients(found["test"], self.scoring, self.min_count, shown["test"])
+        return shown, Cases(*joined(kept)[:2], members=found["test"][-1]) if keeps else None
 
     def _work(self, instruction: Instruction, memory: dict[str, Any]) -> LocalWork:
         return LocalWork(

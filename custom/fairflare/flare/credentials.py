@@ -15,14 +15,7 @@ from typing import Any
 import numpy as np
 from cryptography.x509.oid import NameOID
 from nvflare.apis.fl_context import FLContext
-from nvflare.lighter.utils import (
-    load_crt,
-    load_crt_chain_bytes,
-    load_private_key_file,
-    sign_content,
-    verify_cert_chain,
-    verify_content,
-)
+from nvflare.lighter import utils
 from nvflare.private.fed.utils.identity_utils import get_cn_from_cert
 
 from fairflare.core.errors import DataError, UserError
@@ -76,8 +69,8 @@ class Certificate:
     """
 
     def __init__(self, kit: Path, own: tuple[str, str] | None = None) -> None:
-        self._root = load_crt(kit / ROOT)
-        self._own = ((kit / own[0]).read_bytes(), load_private_key_file(kit / own[1])) if own else None
+        self._root = utils.load_crt(kit / ROOT)
+        self._own = ((kit / own[0]).read_bytes(), utils.load_private_key_file(kit / own[1])) if own else None
         self._servers = _server_names(kit)
 
     def sign(self, content: bytes) -> dict[str, str]:
@@ -85,7 +78,7 @@ class Certificate:
         if self._own is None:
             return {}
         certificate, key = self._own
-        return {"certificate": certificate.decode("ascii"), "signature": sign_content(content, key)}
+        return {"certificate": certificate.decode("ascii"), "signature": utils.sign_content(content, key)}
 
     def vouches(self, site: str, content: bytes, proof: Sealed) -> bool:
         """Whether the root vouches for the certificate today, it is ``site``'s, and its key signed ``content``.
@@ -115,11 +108,7 @@ class Heads:
         self._asked: tuple[str, int, str] | None = None
 
     def receive(self, instruction: Instruction) -> None:
-        """Keep the head that came with a question.
-
-        Raises:
-            DataError: "head"; the federation's server has not signed it.
-        """
+        """Keep the head that came with a question; DataError "head" where the federation's server has not signed it."""
         head: Mapping[str, Any] = instruction.log
         self._asked = None
         if not head:
@@ -168,10 +157,10 @@ def signer_of(content: bytes, proof: Sealed, root: Any) -> tuple[str, str] | Non
     None where no key did for whose certificate the ``root`` (an x509 certificate; None: any) vouches today.
     """
     try:
-        leaf, *between = load_crt_chain_bytes(proof["certificate"].encode("ascii"))
+        leaf, *between = utils.load_crt_chain_bytes(proof["certificate"].encode("ascii"))
         if root is not None:
-            verify_cert_chain(leaf, between, root)
-        verify_content(content, proof["signature"], leaf.public_key())
+            utils.verify_cert_chain(leaf, between, root)
+        utils.verify_content(content, proof["signature"], leaf.public_key())
         roles = [str(one.value) for one in leaf.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)]
         return str(get_cn_from_cert(leaf)), ", ".join(roles)
     except Exception:  # whatever is wrong with a proof, it proves nothing

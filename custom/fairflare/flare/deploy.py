@@ -16,16 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nvflare.fuel.flare_api.api_spec import (
-    AuthenticationError,
-    AuthorizationError,
-    InternalError,
-    InvalidJobDefinition,
-    JobNotFound,
-    NoConnection,
-    NoReply,
-    SessionClosed,
-)
+from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from nvflare.fuel.utils.config_service import ConfigService
 from nvflare.recipe import PotentialSecretWarning
@@ -54,7 +45,7 @@ CONNECT = 10.0
 """Seconds to reach the server."""
 PATIENCE = 120.0
 """Seconds for which a server that was reached once may be away, as while it starts again."""
-LOST = (NoConnection, NoReply, SessionClosed)
+LOST = (api_spec.NoConnection, api_spec.NoReply, api_spec.SessionClosed)
 
 
 def run_deployed(
@@ -121,9 +112,8 @@ def _poc_kit() -> Path:
     workspace = Path(get_poc_workspace())
     for stage in sorted(workspace.glob("*/prod_*"), reverse=True):
         admins = [p.parents[1] for p in sorted(stage.glob("*/startup/fed_admin.json"))]
-        admins.sort(key=lambda kit: not kit.name.startswith("admin@"))
         if admins:
-            return admins[0]
+            return min(admins, key=lambda kit: not kit.name.startswith("admin@"))
     raise UserError(f"no POC in {workspace}: prepare and start one, name it in NVFLARE_POC_WORKSPACE, or give --kit")
 
 
@@ -236,8 +226,8 @@ class Server:
 
     def __enter__(self) -> Server:
         try:
-            self._connect()
-        except NoConnection:
+            self._open()
+        except api_spec.NoConnection:
             raise RunFailed(f"the server of {self._kit} cannot be reached within {CONNECT:g} seconds") from None
         return self
 
@@ -255,11 +245,11 @@ class Server:
         try:
             with silent():
                 return str(self._open().submit_job(str(job)))
-        except (AuthorizationError, InvalidJobDefinition) as error:
+        except (api_spec.AuthorizationError, api_spec.InvalidJobDefinition) as error:
             # FLARE puts the cause last: "...for the action 'submit_job PATH: user 'x' is not authorized'".
             cause = _words(error).rpartition(": ")[2].removesuffix("'")
             raise UserError(f"the server refuses the job: {cause}") from None
-        except (*LOST, InternalError, RuntimeError) as error:
+        except (*LOST, api_spec.InternalError, RuntimeError) as error:
             raise RunFailed(f"the job could not be submitted: {_words(error)}") from None
 
     def meta(self, job: str) -> dict[str, Any]:
@@ -279,24 +269,22 @@ class Server:
                 if time.monotonic() > until:
                     raise RunFailed(f"the server has been away for {PATIENCE:g} seconds: {_words(error)}") from None
                 time.sleep(POLL)
-            except AuthorizationError as error:
+            except api_spec.AuthorizationError as error:
                 raise UserError(f"the server refuses: {_words(error)}") from None
-            except (JobNotFound, InternalError, RuntimeError) as error:
+            except (api_spec.JobNotFound, api_spec.InternalError, RuntimeError) as error:
                 raise RunFailed(f"the server answers: {_words(error)}") from None
 
     def _open(self) -> Session:
         if self._session is None:
-            self._connect()
+            # Without a folder for its configuration FLARE looks through every folder below the working directory.
+            ConfigService.initialize({}, [str(self._kit)])
+            try:
+                with silent():
+                    name, kit = self._user, str(self._kit)
+                    self._session = new_secure_session(name, kit, timeout=CONNECT, auto_login_max_tries=1)
+            except (api_spec.AuthenticationError, api_spec.AuthorizationError) as error:
+                raise UserError(f"the server refuses {self._user}: {_words(error)}") from None
         return self._session
-
-    def _connect(self) -> None:
-        # Without a folder for its configuration FLARE looks through every folder below the working directory.
-        ConfigService.initialize({}, [str(self._kit)])
-        try:
-            with silent():
-                self._session = new_secure_session(self._user, str(self._kit), timeout=CONNECT, auto_login_max_tries=1)
-        except (AuthenticationError, AuthorizationError) as error:
-            raise UserError(f"the server refuses {self._user}: {_words(error)}") from None
 
     def _close(self) -> None:
         if self._session is not None:

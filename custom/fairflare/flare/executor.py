@@ -31,18 +31,10 @@ from fairflare.engine.memory import claimed
 from fairflare.engine.setup.at_site import build_site
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
+from fairflare.flare import wire
 from fairflare.flare.credentials import HEADS, OF_CLIENT, Heads, log_signer, site_credentials
 from fairflare.flare.egress import JOIN, MASK, PHASE, SIGN, EgressFilter
 from fairflare.flare.paths import federation_id, is_named, job_config, memory_file, vouch_for_code
-from fairflare.flare.wire import (
-    ERROR_HEADER,
-    VALIDATE,
-    TaskWatch,
-    answer_to_shareable,
-    instruction_from_shareable,
-    validation_answer,
-    validation_from_shareable,
-)
 from fairflare.privacy.secure_sums import NONE
 from fairflare.privacy.statements import LAST
 
@@ -50,7 +42,7 @@ if TYPE_CHECKING:
     from fairflare.flare.script import ScriptRunner
 
 
-TASKS = [*get_args(TaskName), VALIDATE]
+TASKS = [*get_args(TaskName), wire.VALIDATE]
 """FLARE's "submit_model" is not among them: a site's own model never leaves it."""
 
 SCRIPT = "fairflare.flare.script"
@@ -87,18 +79,18 @@ class FairExecutor(Executor):
             site = self._ready(fl_ctx)
             if self._script is not None:
                 self._script.use(fl_ctx, abort_signal)
-            foreign = task_name == VALIDATE
-            read = validation_from_shareable if foreign else partial(instruction_from_shareable, task_name)
+            foreign = task_name == wire.VALIDATE
+            read = wire.validation_from_shareable if foreign else partial(wire.instruction_from_shareable, task_name)
             answer = self._watched(site, read(shareable), fl_ctx, abort_signal)
             if answer.error:
                 self.log_error(fl_ctx, f"task {task_name}: {answer.error}")
-                return make_reply(ReturnCode.EXECUTION_EXCEPTION, {ERROR_HEADER: answer.error})
-            return answer_to_shareable(validation_answer(answer) if foreign else answer)
+                return make_reply(ReturnCode.EXECUTION_EXCEPTION, {wire.ERROR_HEADER: answer.error})
+            return wire.answer_to_shareable(wire.validation_answer(answer) if foreign else answer)
         except Aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
             self._log_here(task_name, error, fl_ctx)
-            return make_reply(ReturnCode.EXECUTION_EXCEPTION, {ERROR_HEADER: _public_name(error)})
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION, {wire.ERROR_HEADER: _public_name(error)})
         finally:
             # A site's privacy filters come next and draw their noise from NumPy's global generator, which the site's
             # work has seeded with what the server knows.
@@ -111,7 +103,7 @@ class FairExecutor(Executor):
             Aborted: nobody waits for the answer any more.
         """
         number = instruction.round.number
-        with TaskWatch(fl_ctx) as watch:
+        with wire.TaskWatch(fl_ctx) as watch:
             site.stop_if_aborted = lambda: _raise_if(abort_signal.triggered or watch.gone)
             try:
                 answer = self._answer(site, instruction, fl_ctx)

@@ -193,8 +193,7 @@ def _clear_away(*ignored: object) -> None:
 class SiteProcess(psutil.Process):
     """What FLARE asks of a ``subprocess.Popen``, of a process that another one has started.
 
-    Attributes:
-        returncode: 1 once the process has ended: how it did, only its parent is told.
+    ``returncode`` is 1 once the process has ended: how it did, only its parent is told.
     """
 
     returncode: int | None = None

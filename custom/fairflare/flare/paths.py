@@ -47,11 +47,9 @@ def is_named() -> bool:
 
 
 def job_config(content: Mapping[str, Any], fl_ctx: FLContext) -> RunConfig:
-    """The configuration of a job, checked; see ``RunConfig.from_json``.
+    """A job's configuration, checked by ``RunConfig.from_json``; raises DataError "configuration".
 
-    Raises:
-        DataError: "configuration"; also where the job of a real federation names a folder of data: every site has its
-            own.
+    The job of a real federation names no folder of data: every site has its own.
     """
     try:
         config = RunConfig.from_json(unescaped(content))
@@ -157,11 +155,7 @@ def memory_file(federation: str, sha256: str, fl_ctx: FLContext) -> Path:
 
 
 def vouch_for_code(fl_ctx: FLContext) -> None:
-    """Let a configuration name what lies in the job's ``custom/`` or in the site's own ``local/custom``.
-
-    Raises:
-        DataError: "code"; the job's is not what its ``MANIFEST.json`` lists.
-    """
+    """Let a configuration name what lies in ``local/custom`` or, as its manifest lists it, in the job's ``custom/``."""
     engine = fl_ctx.get_engine()
     if engine is None:  # outside a job nothing is vouched for
         return

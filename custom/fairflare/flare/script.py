@@ -34,11 +34,7 @@ class ScriptFailed(Exception):
 
 
 class ScriptRunner:
-    """The thread in which a site's script runs, from the first task to the job's end.
-
-    Args:
-        site: whose work the script does; what leaves it is still the site's to check.
-    """
+    """The thread in which ``site``'s script runs until the job ends; what leaves is still the site's to check."""
 
     def __init__(self, config: RunConfig, parts: Parts, site: Site, local: Path) -> None:
         task = parts.task
@@ -75,12 +71,7 @@ class ScriptRunner:
         self._executor.handle_event(EventType.END_RUN, fl_ctx)
 
     def answer(self, instruction: Instruction) -> Answer:
-        """What the script says.
-
-        Raises:
-            ScriptFailed: it says nothing.
-            EgressRefused: it reports numbers of a group that is too small.
-        """
+        """What the script says; ScriptFailed: it says nothing; EgressRefused: numbers of a group that is too small."""
         asked = FLModelUtils.to_shareable(instruction_to_model(instruction))
         assert self._fl_ctx is not None  # ``use`` comes first
         found = self._executor.execute(instruction.task, asked, self._fl_ctx, self._abort)

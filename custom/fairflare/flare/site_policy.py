@@ -28,7 +28,7 @@ from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.manifest import check_code
 from fairflare.core.settings import document
 from fairflare.core.user_code import check_name
-from fairflare.core.validation import Entries, Range, expected
+from fairflare.core.validation import Entries, Range
 from fairflare.core.validation import expected as expect
 from fairflare.engine.files import read_json
 from fairflare.engine.memory import SPENT_ENDING
@@ -158,7 +158,7 @@ def read_policy(local: Path, name: str = "") -> Policy:
     try:
         values = document(Policy, content)
         for key, value in values.items():  # an empty line is no rule that lets everything in
-            expected(key, value is not None, "a value, or no such line", value)
+            expect(key, value is not None, "a value, or no such line", value)
         return Policy(**values)
     except UserError as error:
         raise UserError(f"{HERE}: {str(error).partition(', got ')[0]}") from None  # no job reads what stands there

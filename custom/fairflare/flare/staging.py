@@ -109,8 +109,9 @@ def needed(names: Iterable[str], own: Iterable[Path] = ()) -> set[Path]:
     modules = module_files(package)
     names = [*names, *(name for path in own for name in _imported(path))]
     found: set[str] = set()
-    while not (more := reached([*names, *_declared_with(found, modules), *_of_times(found)], modules)) <= found:
+    while not (more := reached([*names, *_declared_with(found, modules)], modules)) <= found:
         found |= more
+        names += [CURVES, COX_SUMS] if KIND_OF_TIMES in found else []  # which others need none of
     paths = [modules[name] for name in found]
     return {path.relative_to(package) for path in [*paths, *_other_files(package, paths)]}
 
@@ -169,11 +170,6 @@ def _declared_with(found: set[str], modules: Mapping[str, Path]) -> Iterator[str
         home = registry.home(id)
         if home in found or home not in modules:
             yield from (cls.__module__ for cls in registry.owners(entry).values())
-
-
-def _of_times(found: set[str]) -> list[str]:
-    """What a run about times to an event finds by name, as others need none of it."""
-    return [CURVES, COX_SUMS] if KIND_OF_TIMES in found else []
 
 
 def _other_files(package: Path, paths: list[Path]) -> Iterator[Path]:

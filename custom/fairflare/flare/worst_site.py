@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import math
-import numbers
 from typing import Any
 
 from nvflare.apis.fl_context import FLContext
@@ -18,6 +17,7 @@ from nvflare.recipe.spec import Recipe
 from nvflare.widgets.widget import Widget
 
 from fairflare.core.errors import UserError
+from fairflare.engine.checks import is_number
 from fairflare.flare.aggregator import SITE_WEIGHTS
 from fairflare.flare.tracking import over_sites, tell_receivers
 
@@ -71,7 +71,8 @@ class WorstSite(Widget):
         if result is None or peer is None or fl_ctx.get_prop(AppConstants.AGGREGATION_ACCEPTED) is False:
             return
         metrics = FLModelUtils.from_shareable(result).metrics or {}
-        self._told[peer.get_identity_name()] = {str(name): float(v) for name, v in metrics.items() if _is_number(v)}
+        found = {str(name): float(v) for name, v in metrics.items() if is_number(v) and math.isfinite(v)}
+        self._told[peer.get_identity_name()] = found
 
     def _add(self, result: FLModel, fl_ctx: FLContext) -> None:
         about = dict((result.meta or {}).get(AppConstants.METRICS_AGGREGATION_INFO) or {})
@@ -122,7 +123,3 @@ def add_worst_site(recipe: Recipe) -> None:
     components.clear()
     recipe._job.to_server(WorstSite(key, mode), id=ID)
     components.update(others)  # events reach components in this order, and FLARE's writer is among the others
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)

@@ -124,11 +124,7 @@ def bounded(update: Mapping[str, Any], most: float, deviation: float, draws: Dra
 
 
 def share(clip: float, noise: float, sites: int, colluders: int) -> tuple[float, float]:
-    """The largest norm of a site's part of a sum over ``sites``, and the deviation of the noise that it adds.
-
-    Raises:
-        SumRefused: no more sites than may tell their noise.
-    """
+    """The largest norm of a site's part of a sum over ``sites``, its noise's deviation; SumRefused for too few."""
     if sites <= colluders:
         raise SumRefused(f"a sum of {sites} sites, of which {colluders} may tell their noise")
     return clip / sites, noise * clip / sites / math.sqrt(sites - colluders)

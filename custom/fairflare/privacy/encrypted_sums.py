@@ -32,11 +32,7 @@ DEGREE, MODULI, SCALE = 8192, [60, 40, 40], 2.0**40
 
 
 class EncryptedSums:
-    """A site's half for numbers.
-
-    Raises:
-        UserError: TenSEAL is not installed, or the context has no secret key.
-    """
+    """A site's half for numbers; UserError where TenSEAL is not installed, or the context has no secret key."""
 
     def __init__(self, context: bytes) -> None:
         self._ts = _tenseal()

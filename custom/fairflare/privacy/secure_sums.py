@@ -36,17 +36,8 @@ from torch import Tensor
 
 from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
+from fairflare.privacy import sum_protocol as protocol
 from fairflare.privacy.sum_keys import BLOCK, TAG, PairwiseKeys, Stream, new_buffer
-from fairflare.privacy.sum_protocol import (
-    LEAST,
-    MOST,
-    Identity,
-    NoIdentity,
-    NumberScheme,
-    Sealed,
-    SumOrder,
-    SumRefused,
-)
 
 NONE = "none"
 SCHEMES = (NONE, "masks", "ckks")
@@ -139,13 +130,13 @@ class MaskedSums:
 
     def __init__(self, keys: PairwiseKeys) -> None:
         self._keys = keys
-        self._sent: tuple[SumOrder, bytes] | None = None
+        self._sent: tuple[protocol.SumOrder, bytes] | None = None
 
     @property
     def site(self) -> str:
         return self._keys.site
 
-    def seal(self, values: Sequence[float], order: SumOrder) -> Sealed:
+    def seal(self, values: Sequence[float], order: protocol.SumOrder) -> protocol.Sealed:
         """{"sum": 272 bytes per value, and 16 per other site of the roster by which that one knows whose they are}.
 
         A value is sent plus the masks that are shared with every other site.
@@ -165,18 +156,18 @@ class MaskedSums:
         one out, and what a site makes of the sums is what it would have made of the true numbers.
         """
         if self._sent is None:
-            raise SumRefused("no sum was asked for")
+            raise protocol.SumRefused("no sum was asked for")
         order, message = self._sent
         if not isinstance(total, Mapping) or set(total) != set(order.roster) or total[self._keys.site] != message:
-            raise SumRefused("not the sums that were asked for")
+            raise protocol.SumRefused("not the sums that were asked for")
         if not all(self._is_from(site, total[site], order, terms) for site in self._others(order.roster)):
-            raise SumRefused("not the sums that were asked for")
+            raise protocol.SumRefused("not the sums that were asked for")
         return combine(list(total.values()))
 
     def _others(self, roster: Sequence[str]) -> list[str]:
         return [site for site in roster if site != self._keys.site]
 
-    def _is_from(self, author: str, message: Any, order: SumOrder, terms: int) -> bool:
+    def _is_from(self, author: str, message: Any, order: protocol.SumOrder, terms: int) -> bool:
         end = terms * SIZE
         if not isinstance(message, bytes) or len(message) != end + TAG * (len(order.roster) - 1):
             return False
@@ -187,8 +178,7 @@ class MaskedSums:
 def passed_on(sealed: Mapping[str, bytes]) -> dict[str, bytes]:
     """What the server tells the sites of their numbers: everyone's sealed ones, which say no more than their sums.
 
-    Raises:
-        SumRefused: they do not cancel.
+    SumRefused where they do not cancel.
     """
     combine(list(sealed.values()))
     return dict(sealed)
@@ -197,8 +187,7 @@ def passed_on(sealed: Mapping[str, bytes]) -> dict[str, bytes]:
 def combine(sealed: Sequence[bytes]) -> list[float]:
     """The sums of the values that are sealed in the messages of all sites of a sum, correctly rounded.
 
-    Raises:
-        SumRefused: they do not cancel: a site added something else.
+    SumRefused where they do not cancel: a site added something else.
     """
     tags = TAG * (len(sealed) - 1)
     rows = [[int.from_bytes(m[i : i + SIZE], "big") for i in range(0, len(m) - tags, SIZE)] for m in sealed]
@@ -208,7 +197,7 @@ def combine(sealed: Sequence[bytes]) -> list[float]:
 def mask_update(
     keys: PairwiseKeys,
     update: Mapping[str, Any],
-    order: SumOrder,
+    order: protocol.SumOrder,
     scales: Mapping[str, Scale] | None = None,
     weight: float = 0.0,
     self_mask: Stream | None = None,
@@ -275,9 +264,9 @@ def combine_updates(
         _unmask(steps, scale, streams)
         entries = steps.double() * scale.step
         if bool((entries.abs() > scale.reach).any()):
-            raise SumRefused("the masks do not cancel")
+            raise protocol.SumRefused("the masks do not cancel")
         if key.endswith("running_var") and bool((model[key] + entries < -1e-6).any()):
-            raise SumRefused(f"{key}: the sum leaves a variance below 0")
+            raise protocol.SumRefused(f"{key}: the sum leaves a variance below 0")
         total[key] = entries.to(model[key].dtype)
     return {key: total[key] for key in masked[0]}
 
@@ -293,13 +282,13 @@ def _unmask(steps: Tensor, scale: Scale, streams: Sequence[tuple[int, Stream]]) 
 def _steps(entries: Tensor, step: float, most: float) -> np.ndarray:
     wide = entries.double()
     if not bool((wide.abs() <= most).all()):  # also where it is NaN
-        raise SumRefused("an update whose entries are not finite, or too large to be summed")
+        raise protocol.SumRefused("an update whose entries are not finite, or too large to be summed")
     return np.asarray(torch.round(wide / step))
 
 
 def _whole(value: float) -> int:
     if not 0 <= value < float("inf"):
-        raise SumRefused("a number that is not finite and >= 0")
+        raise protocol.SumRefused("a number that is not finite and >= 0")
     over, under = float(value).as_integer_ratio()
     return (over << UNIT) // under
 
@@ -308,14 +297,14 @@ def _number(total: int) -> float:
     try:
         return total / (1 << UNIT)
     except OverflowError:
-        raise SumRefused("the masks do not cancel") from None
+        raise protocol.SumRefused("the masks do not cancel") from None
 
 
 @dataclass(frozen=True)
 class Credentials:
     """What a server or a site has been given; ``ckks`` reads TenSEAL's context, the sites' with the secret key."""
 
-    identity: Identity = field(default_factory=NoIdentity)
+    identity: protocol.Identity = field(default_factory=protocol.NoIdentity)
     ckks: Callable[[], bytes] = bytes
 
 
@@ -339,15 +328,15 @@ def sealed_sizes(name: str, terms: int) -> range:
 def masked_sizes(terms: int) -> range:
     """How many bytes ``terms`` numbers may have that masks hide."""
     numbers = terms * SIZE
-    return range(numbers + TAG * (LEAST - 1), numbers + TAG * MOST, TAG)
+    return range(numbers + TAG * (protocol.LEAST - 1), numbers + TAG * protocol.MOST, TAG)
 
 
-def number_scheme(name: str, keys: PairwiseKeys, credentials: Credentials) -> NumberScheme:
+def number_scheme(name: str, keys: PairwiseKeys, credentials: Credentials) -> protocol.NumberScheme:
     check_scheme(name)
     masked = MaskedSums(keys)
     if name != "ckks":
         return masked
-    scheme: NumberScheme = import_module(CHECKED).sums_of(masked, credentials.ckks())
+    scheme: protocol.NumberScheme = import_module(CHECKED).sums_of(masked, credentials.ckks())
     return scheme
 
 

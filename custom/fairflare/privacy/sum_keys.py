@@ -32,18 +32,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fairflare.privacy.sum_protocol import (
-    LEAST,
-    MOST,
-    Identity,
-    MaskGraph,
-    NoIdentity,
-    Sealed,
-    SumOrder,
-    SumRefused,
-    fingerprint,
-)
-from fairflare.privacy.sum_protocol import SHARE as SHARE_OF_SITES
+from fairflare.privacy import sum_protocol as protocol
 
 KEY = re.compile(r"[0-9a-f]{64}")
 TAG = 16
@@ -92,61 +81,65 @@ class PairwiseKeys:
     """
 
     def __init__(
-        self, site: str, context: str, identity: Identity | None = None, graph: MaskGraph | None = None
+        self,
+        site: str,
+        context: str,
+        identity: protocol.Identity | None = None,
+        graph: protocol.MaskGraph | None = None,
     ) -> None:
-        self.site, self._graph = site, graph or MaskGraph(0)
-        self._context, self._identity = context, identity or NoIdentity()
+        self.site, self._graph = site, graph or protocol.MaskGraph(0)
+        self._context, self._identity = context, identity or protocol.NoIdentity()
         self._key = X25519PrivateKey.generate()
         self._public = self._key.public_key().public_bytes_raw().hex()
         self._secrets: dict[str, bytes] = {}
         self._checked: set[bytes] = set()
-        self._latest: tuple[SumOrder, bytes] | None = None
+        self._latest: tuple[protocol.SumOrder, bytes] | None = None
 
     @property
     def sites(self) -> int:
         """Of the run; 0 where that is not known."""
         return self._graph.sites
 
-    def statement(self) -> Sealed:
+    def statement(self) -> protocol.Sealed:
         """{"key": hex of the public key, and its proof}."""
         return {"key": self._public, **self._identity.sign(key_content(self._context, self.site, self._public))}
 
-    def check(self, order: SumOrder) -> None:
+    def check(self, order: protocol.SumOrder) -> None:
         """Raise SumRefused unless every key of the roster is its site's own; each statement is looked at once."""
         if dict(order.statements.get(self.site, {})).get("key") != self._public:
-            raise SumRefused("a sum with another key of this site")
+            raise protocol.SumRefused("a sum with another key of this site")
         for site in order.roster:
-            stated = fingerprint(site, order.statements[site])
+            stated = protocol.fingerprint(site, order.statements[site])
             own = stated in self._checked or verified(self._context, site, order.statements[site], self._identity)
             if not own:
-                raise SumRefused(f"{site}: a key that is not its own")
+                raise protocol.SumRefused(f"{site}: a key that is not its own")
             self._checked.add(stated)
 
-    def neighbours(self, order: SumOrder) -> tuple[str, ...]:
+    def neighbours(self, order: protocol.SumOrder) -> tuple[str, ...]:
         """The sites of the roster that share masks of updates with this one."""
         return self._graph.neighbours(self.site, order, self._context)
 
     def streams(
-        self, order: SumOrder, purpose: str, others: Iterable[str] | None = None
+        self, order: protocol.SumOrder, purpose: str, others: Iterable[str] | None = None
     ) -> Iterator[tuple[int, Stream]]:
         """(1 or -1, a stream) for each of ``others``, all of the roster by default; those of a pair differ in sign."""
         for other in order.roster if others is None else others:
             if other != self.site:
                 yield 1 if self.site < other else -1, Stream(self.derived(other, order, purpose))
 
-    def tag(self, other: str, order: SumOrder, author: str, content: bytes) -> bytes:
+    def tag(self, other: str, order: protocol.SumOrder, author: str, content: bytes) -> bytes:
         """Proves to the other of this site and ``other`` that ``author``, one of the two, said ``content``."""
         key = self.derived(other, order, f"tag\0{author}")
         return hmac.digest(key, content, "sha256")[:TAG]
 
-    def derived(self, other: str, order: SumOrder, purpose: str) -> bytes:
+    def derived(self, other: str, order: protocol.SumOrder, purpose: str) -> bytes:
         """32 bytes that the pair alone can compute, for one sum and purpose."""
         low, high = sorted((self.site, other))
         about = self._digest(order) + f"{purpose}\0{low}\0{high}".encode()
         secret = self._secret(order.statements[other]["key"])
         return HKDF(algorithm=SHA256(), length=32, salt=None, info=about).derive(secret)
 
-    def _digest(self, order: SumOrder) -> bytes:
+    def _digest(self, order: protocol.SumOrder) -> bytes:
         """Computed once per order, not once per pair and purpose."""
         if self._latest is None or self._latest[0] is not order:
             self._latest = order, order.digest(self._context)
@@ -172,7 +165,7 @@ def key_content(context: str, site: str, key: str) -> bytes:
     return f"\0fairflare secure sum\0{context}\0{site}\0{key}".encode()
 
 
-def verified(context: str, site: str, statement: Sealed, identity: Identity) -> bool:
+def verified(context: str, site: str, statement: protocol.Sealed, identity: protocol.Identity) -> bool:
     """Whether ``statement`` holds a key that is ``site``'s own and that can be used."""
     key = statement.get("key")
     if not isinstance(key, str) or not KEY.fullmatch(key):
@@ -189,9 +182,9 @@ SEED, SHARE = 31, 32
 """Bytes of a seed and of a share of it."""
 SEALED = SHARE + 16
 """Bytes of a share that only its holder can read."""
-SELF_MASK = range(SEALED * (LEAST - 1), SEALED * MOST, SEALED)
+SELF_MASK = range(SEALED * (protocol.LEAST - 1), SEALED * protocol.MOST, SEALED)
 """How many bytes the shares of a site's self-mask may have."""
-SHARES = range(SHARE * LEAST, SHARE * MOST + 1, SHARE)
+SHARES = range(SHARE * protocol.LEAST, SHARE * protocol.MOST + 1, SHARE)
 """How many bytes a site's shares of everyone's self-masks may have."""
 NONE = b"\xff" * SHARE
 """In place of a share that could not be read."""
@@ -206,7 +199,7 @@ def threshold(asked: int, of: int = 0) -> int:
     2 (t - c), which is more than the ``asked`` - c that there are. c is a third of the run's sites, so that a server
     gains nothing by asking fewer. Where that is more than all, all are needed, and any c is withstood.
     """
-    return min((asked + max(asked, of) // SHARE_OF_SITES) // 2 + 1, asked)
+    return min((asked + max(asked, of) // protocol.SHARE) // 2 + 1, asked)
 
 
 def split(seed: bytes, holders: int, needed: int) -> list[bytes]:
@@ -232,12 +225,12 @@ def recover(shares: Sequence[Mapping[int, bytes]], needed: int) -> list[bytes]:
     for one in shares:
         points = tuple(sorted(one))[:needed]
         if len(points) < needed:
-            raise SumRefused(f"{len(points)} shares of a self-mask were handed out, {needed} needed")
+            raise protocol.SumRefused(f"{len(points)} shares of a self-mask were handed out, {needed} needed")
         if points not in factors:
             factors[points] = [_at_zero(point, points) for point in points]
         value = sum(factor * int.from_bytes(one[point], "big") for factor, point in zip(factors[points], points))
         if (value := value % PRIME) >= 1 << 8 * SEED:
-            raise SumRefused("shares that are not of one seed")
+            raise protocol.SumRefused("shares that are not of one seed")
         found.append(value.to_bytes(SEED, "big"))
     return found
 
@@ -266,10 +259,10 @@ class SelfMasks:
 
     def __init__(self, keys: PairwiseKeys, purpose: str) -> None:
         self._keys, self._purpose = keys, purpose
-        self._seed: tuple[SumOrder, bytes, list[bytes]] | None = None
-        self._handed_out: SumOrder | None = None
+        self._seed: tuple[protocol.SumOrder, bytes, list[bytes]] | None = None
+        self._handed_out: protocol.SumOrder | None = None
 
-    def draw(self, order: SumOrder, first: int) -> tuple[bytes, bytes]:
+    def draw(self, order: protocol.SumOrder, first: int) -> tuple[bytes, bytes]:
         """The seed of this site's self-mask in a sum, and its shares for the roster's other sites, one after the other.
 
         ``first``: sites that were asked first in this round.
@@ -280,7 +273,7 @@ class SelfMasks:
         self._check_only(order)
         needed = threshold(first, self._keys.sites)
         if len(order.roster) < needed:
-            raise SumRefused(f"a sum of {len(order.roster)} sites, {needed} of {first} needed")
+            raise protocol.SumRefused(f"a sum of {len(order.roster)} sites, {needed} of {first} needed")
         if self._seed is None or self._seed[0] != order:
             seed = secrets.token_bytes(SEED)
             self._seed = order, seed, split(seed, len(order.roster), needed)
@@ -289,7 +282,7 @@ class SelfMasks:
         holders = [(site, share) for site, share in zip(order.roster, shares, strict=True) if site != author]
         return seed, b"".join(self._cipher(site, order, author).encrypt(_NONCE, one, None) for site, one in holders)
 
-    def hand_out(self, order: SumOrder, sealed: Mapping[str, bytes]) -> bytes:
+    def hand_out(self, order: protocol.SumOrder, sealed: Mapping[str, bytes]) -> bytes:
         """This site's share of every self-mask of a sum, in the roster's order, ``NONE`` where it could not read one.
 
         Raises:
@@ -297,17 +290,17 @@ class SelfMasks:
         """
         self._check_only(order)
         if self._seed is None or self._seed[0] != order:
-            raise SumRefused("shares of a sum that this site has no part in")
+            raise protocol.SumRefused("shares of a sum that this site has no part in")
         self._handed_out = order
         own = self._seed[2][order.roster.index(self._keys.site)]
         return b"".join(own if s == self._keys.site else self._opened(s, order, sealed.get(s)) for s in order.roster)
 
-    def _check_only(self, order: SumOrder) -> None:
+    def _check_only(self, order: protocol.SumOrder) -> None:
         given = self._handed_out
         if given is not None and given.round == order.round and given != order:
-            raise SumRefused("a second sum of a round whose shares were handed out")
+            raise protocol.SumRefused("a second sum of a round whose shares were handed out")
 
-    def _opened(self, author: str, order: SumOrder, sealed: object) -> bytes:
+    def _opened(self, author: str, order: protocol.SumOrder, sealed: object) -> bytes:
         if not isinstance(sealed, bytes):
             return NONE
         try:
@@ -315,5 +308,5 @@ class SelfMasks:
         except InvalidTag:
             return NONE
 
-    def _cipher(self, other: str, order: SumOrder, author: str) -> ChaCha20Poly1305:
+    def _cipher(self, other: str, order: protocol.SumOrder, author: str) -> ChaCha20Poly1305:
         return ChaCha20Poly1305(self._keys.derived(other, order, f"share of {self._purpose}\0{author}"))

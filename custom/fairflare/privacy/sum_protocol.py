@@ -67,10 +67,9 @@ class SumOrder:
 
 
 def fingerprint(*content: Any) -> bytes:
-    """SHA-256 of texts, bytes, numbers, None, and mappings and sequences of these; the same only for the same content.
+    """SHA-256 of texts, bytes, numbers, None, mappings and sequences of these, of any other content SumRefused.
 
-    Raises:
-        SumRefused: something else is among them.
+    It is the same only for the same content.
     """
     return hashlib.sha256(json.dumps(_tagged(content)).encode()).digest()
 

@@ -31,7 +31,7 @@ from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.engine.evaluation import predict
 from fairflare.engine.files import CONFIG, MODEL, is_there, read_json, read_model, read_tensors, save_json, save_tensors
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.memory import inputs_file, personal_file
+from fairflare.engine.memory import INPUTS_ENDING, beside, personal_file
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.join_plan import INTERCEPT
 from fairflare.engine.setup.local import SITES
@@ -361,7 +361,7 @@ def mix_of(client: str, found: Mapping[str, Any], trained: Mapping[str, Trained]
             if share * weights.get(name, 0.0):
                 members.append(mix.Member(name, label, share * weights[name], by))
                 networks[label] = one.parts.network
-    kept = read_json(inputs_file(first.folder / SITES / f"{client}.safetensors"))
+    kept = read_json(beside(first.folder / SITES / f"{client}.safetensors", INPUTS_ENDING))
     told = {key: found["sites"][client]["mix"][key] for key in ("share", "benefit", "low", "high", "p_harm")}
     told |= {"margin": found["margin"], "patients": len(y)}
     needed = {label: run for label, run in runs.items() if label in networks}

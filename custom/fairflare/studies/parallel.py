@@ -33,7 +33,7 @@ from fairflare.core import plugins, user_code
 from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.manifest import all_versions, differences
 from fairflare.core.processes import GRACE
-from fairflare.core.workers import Channel, Worker, check_possible, portable, ready, start_method, stop, usable_cores
+from fairflare.core.workers import Channel, Worker, portable, ready, start_method, stop, usable_cores
 from fairflare.engine.setup.config import RunConfig
 from fairflare.studies import display
 from fairflare.studies.display import Board, Seconds
@@ -108,14 +108,8 @@ def budget(wanted: Workers | None, env: str, configs: Mapping[str, RunConfig]) -
             raise UserError(f"--workers: expected --env local, got --env {env}")
         return 1
     if wanted is None:
-        try:
-            check_possible()
-        except UserError:
-            return 1
         threads = max((config.threads for config in configs.values()), default=1)
         return 1 if torch.cuda.device_count() else max(1, usable_cores() // threads)
-    if wanted > 1:
-        check_possible()
     return wanted
 
 

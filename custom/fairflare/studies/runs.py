@@ -20,7 +20,7 @@ from rich.markup import escape
 from fairflare.core import registry, user_code
 from fairflare.core.errors import NO_SPACE, FairFlareError, RunFailed, UserError, advice, is_full
 from fairflare.core.types import Training
-from fairflare.core.workers import check_possible, start_method, usable_cores
+from fairflare.core.workers import start_method, usable_cores
 from fairflare.engine import audit
 from fairflare.engine.files import AUDIT, MODEL, is_file, is_there, read_json
 from fairflare.engine.history import events
@@ -181,7 +181,7 @@ def workers_for(wanted: int | None, config: RunConfig, parts: Parts) -> int:
     """How many processes the sites of a run on this machine are spread over.
 
     ``wanted`` is a number, or None: as many as there are sites and cores, where they start in milliseconds; 1 elsewhere
-    and for a stacked run. Raises UserError where this system, or a stacked run, cannot have several.
+    and for a stacked run. Raises UserError where a stacked run cannot have several.
     """
     sites = len(parts.task.sites())
     if config.stacked:
@@ -191,8 +191,6 @@ def workers_for(wanted: int | None, config: RunConfig, parts: Parts) -> int:
     if wanted is None:
         forks = start_method(config.threads) == "fork" and config.secure_sum != "ckks"
         return max(1, min(sites, usable_cores() // config.threads)) if forks else 1
-    if wanted > 1:
-        check_possible()
     return min(wanted, sites)
 
 

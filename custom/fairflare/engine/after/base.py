@@ -131,11 +131,7 @@ class AfterStep(ABC):
 
     @abstractmethod
     def values(self, cases: Cases, stage: str, fits: Mapping[int, Fit], shape: Shape) -> dict[str, Array]:
-        """Metric -> (N,) value of each case, nan where it has none.
-
-        Args:
-            fits: group's index -> what holds for its cases; -1: for all others.
-        """
+        """Metric -> (N,) value of each case, nan where it has none; ``fits`` go by group's index, -1: all others."""
 
     def changed(self, cases: Cases, fits: Mapping[int, Fit], shape: Shape) -> Array | None:
         """(N, C) of class labels once ``fits`` hold, see ``values``; None: the step leaves them as they are."""
@@ -151,11 +147,7 @@ class AfterStep(ABC):
         return 1
 
     def reports(self, shape: Shape, *, secure: bool = False) -> tuple[Number, ...]:
-        """The numbers that a site may send of what came of it.
-
-        Args:
-            secure: whether the run has secure sums: then a site's own parameters stay there.
-        """
+        """The numbers that a site may send of what came of it; with secure sums its own parameters stay there."""
         found = [Number(f"shared.{name}", *bounds) for name, bounds in self.parameters.items()]
         count = (0.0, float(MOST_EXAMPLES))
         found.append(Number("n_all", *count, "calibration cases of all"))

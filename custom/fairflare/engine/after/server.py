@@ -14,7 +14,7 @@ from fairflare.core.types import MOST_EXAMPLES, Number, Round, StateDict
 from fairflare.engine.after.base import AfterStep, Shape
 from fairflare.engine.aggregation import Aggregation
 from fairflare.engine.benefit import DRAWS, HIGH, LEVEL, LOW, ROUNDS, N
-from fairflare.engine.checks import Refused, Rejection, checked_numbers, first_good, left_out, silent
+from fairflare.engine.checks import Refused, Rejection, checked_scalars, first_good, left_out, silent
 from fairflare.engine.clinical import CLINICAL, NOTHING, View
 from fairflare.engine.straggler_policy import LATE, EarlyEnd
 
@@ -24,11 +24,7 @@ TIMES = 10
 
 @dataclass(frozen=True)
 class After:
-    """Sums the sites' calibration cases, tells them the sums, and takes what came of it.
-
-    Attributes:
-        remark: what a reader must know of the calibration cases.
-    """
+    """Sums the sites' calibration cases, tells them the sums, and takes what came of it; ``remark`` is for readers."""
 
     name: str
     step: AfterStep
@@ -72,7 +68,7 @@ class After:
         known = self.step.reports(self.shape, secure=self.secure)
 
         def check(answer: Answer) -> tuple[dict[str, float], dict[str, float]]:
-            numbers, many = checked_numbers(answer.adjusted, known), most.get(answer.site, MOST_EXAMPLES)
+            numbers, many = checked_scalars(answer.adjusted, known), most.get(answer.site, MOST_EXAMPLES)
             self._check_counts(numbers, many)
             return numbers, self.view.checked(answer.clinical, numbers.get("n", many), as_binned=False)
 
@@ -151,7 +147,7 @@ class Benefit:
         return [Rejection(one.site, LATE, ended) if one.site in late else one for one in missing]
 
     def _checked(self, answer: Answer, round: Round, most: int) -> dict[str, float]:
-        numbers = checked_numbers(answer.benefit, self.numbers)
+        numbers = checked_scalars(answer.benefit, self.numbers)
         counts = {name: value for name, value in numbers.items() if name.partition("/")[0] in (N, ROUNDS)}
         sizes = [value for name, value in counts.items() if name.startswith(f"{N}/")]
         if any(value != int(value) for value in counts.values()) or counts.get(ROUNDS, 0.0) > round.total:

@@ -108,7 +108,6 @@ class AfterAtSite:
 
     def _keep(self, own: Fit, shared: Mapping[str, Fit], remark: str, model: str) -> None:
         if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             said: dict[str, Any] = {"step": type(self.step).__name__.lower(), "by": self.step.by, "model": model}
             said["settings"] = {key: value for key, value in asdict(self.step).items() if key != "by"}
             save_json(self.path, {**said, "own": dict(own), "shared": dict(shared), "remark": remark})

@@ -156,11 +156,7 @@ NEW = "the method's parts did not use these cases; whether anyone chose settings
 
 
 def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregation:
-    """How the server combines answers: as they are, or sealed where the run has secure sums.
-
-    Raises:
-        UserError: the rule weighs by more than sums over the sites, and the run has secure sums.
-    """
+    """How the server combines answers: as they are, or sealed with secure sums; UserError where a rule has none."""
     if config.secure_sum == NONE:
         return Plain()
     from fairflare.engine.server_sums import ServerSums
@@ -208,19 +204,14 @@ SHARED = "shared"
 
 
 def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
-    """The key "about" of ``config.json``, as JSON values.
+    """The key "about" of ``config.json``, as JSON values: the task's own words, and how its numbers are to be read.
 
     Returns:
         counted: "personal" where the results are those of the sites' own models, else absent; used: where sites are
-        shown models of their own, "personal" if these are the ones that they use, else "shared"; title, real,
-        simulated, drawn, classes, headline and primary endpoint of the task; sites: name -> description, in its order;
-        features and family (where a trainer sends sums over patients): names of a table's features, in the network's
-        order, and what its targets are taken for;
-        domains (where a task has any): name -> domain; table_sets: "clean" and "corrupted" -> the shared test sets of
-        the papers' tables; groups: names, in order; clinical (where cases have one class): event, the class whose risk
-        is looked at (None: that the likeliest is right) and threshold; group_metric: what a group's value is; metrics:
-        name -> label, meaning, chance, higher_is_better; numbers: name -> meaning of what sites report beside the
-        update; curves (of times): ends, at which curves may be told.
+        shown models of their own, "personal" if these are the ones that they use, else "shared"; features and family
+        (where a trainer sends sums over patients): a table's, in the network's order, and what its targets are taken
+        for; table_sets: "clean" and "corrupted" -> the shared test sets of the papers' tables; clinical or curves: see
+        ``View.described``; group_metric: what a group's value is; numbers: what sites report beside the update.
     """
     task, view = parts.task, view_of(config, parts)
     # Every format that was written before knows what accuracy is.

@@ -27,7 +27,7 @@ from fairflare.engine.alone import SHARE, Alone
 from fairflare.engine.benefit import reports
 from fairflare.engine.checks import NO_CHOICE
 from fairflare.engine.clinical import NOTHING, ClinicalAtSite, View
-from fairflare.engine.memory import SPENT_ENDING, Asked, SiteMemory, SpentFile, after_file, asked_file
+from fairflare.engine.memory import AFTER_ENDING, ASKED_ENDING, SPENT_ENDING, Asked, SiteMemory, SpentFile, beside
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.run_config import RunConfig, site_of_client
 from fairflare.engine.setup.site_parts import Parts, shape, step_of
@@ -133,7 +133,7 @@ def build_site(
         keeps_best=config.best_by != NO_CHOICE,
         alone=benefit_at_site(config, parts, memory),
         trees=partial(parts.task.kind.trees, classes=parts.task.classes) if config.trees else lambda data: None,
-        asked=Asked(None if memory is None else asked_file(memory)),
+        asked=Asked(None if memory is None else beside(memory, ASKED_ENDING)),
         trivial=partial(untrained, parts.task, min_count=min_count if config.secure_sum == NONE else None),
         look=partial(_look, config, parts, known.get(name, name), own, min_count, execution.device),
         tell=tell,
@@ -169,11 +169,7 @@ def _look(
 
 
 def _execution(own: SiteConfig | None, training: Training, place: int) -> Execution:
-    """How a site computes.
-
-    Args:
-        place: the site's number among those that one machine simulates; they take its GPUs in turn.
-    """
+    """How a site computes; those that one machine simulates take its GPUs in turn, by their ``place``."""
     keep_freed_memory()  # in a process that trains; a server gives back what it held of a round
     if own is None:
         return Execution(default_device(shared_gpu(place)), training.precision)
@@ -214,7 +210,7 @@ def after_at_site(config: RunConfig, parts: Parts, min_count: int | None, memory
     step = step_of(config)
     if step is None:
         return None
-    path = None if memory is None else after_file(memory)
+    path = None if memory is None else beside(memory, AFTER_ENDING)
     of_step: type[AfterAtSite] = importlib.import_module(AFTER).AfterAtSite
     return of_step(step, shape_of(config, parts), min_count, path, config.secure_sum != NONE)
 

@@ -17,19 +17,8 @@ from fairflare.core.types import Round, Training
 from fairflare.data.tensors import LABEL
 from fairflare.data.tensors import NONE as UNGROUPED
 from fairflare.engine.checks import NO_CHOICE
-from fairflare.engine.setup import tasks
+from fairflare.engine.setup import method_parts, tasks
 from fairflare.engine.setup.config_checks import checked_config
-from fairflare.engine.setup.method_parts import (
-    NO_STEP,
-    PART_KEYS,
-    STEPS,
-    declared,
-    defaults_of,
-    method_parts,
-    part,
-    reference_of,
-    step_class,
-)
 from fairflare.engine.setup.parts import named
 from fairflare.engine.setup.run_config import RUN_KEYS, RunConfig, site_of_client
 from fairflare.engine.setup.site_parts import without_weights
@@ -40,7 +29,7 @@ from fairflare.privacy.sum_protocol import LEAST
 from fairflare.tasks.base import Preset, Task
 from fairflare.tasks.kinds.own import OwnData
 
-__all__ = ["PART_KEYS", "RUN_KEYS", "RunConfig", "checked_config", "make_config", "site_of_client", "with_step"]
+__all__ = ["RUN_KEYS", "RunConfig", "checked_config", "make_config", "site_of_client", "with_step"]
 
 
 def make_config(
@@ -69,10 +58,10 @@ def make_config(
     chosen = chosen_parts(method, layers)
     task_class = type(tasks.load(name, preset or None))
     classes = registry.owners(chosen.method, **chosen.ids)
-    step = validation.parsed(RunConfig, "after", taken("after", layers) or NO_STEP)
-    after = step_class(step)
+    step = validation.parsed(RunConfig, "after", taken("after", layers) or method_parts.NO_STEP)
+    after = method_parts.step_class(step)
     everyone = {**classes, "train": Training, "task": task_class, **({"after": after} if after else {})}
-    owners = Owners(everyone, chosen.method.shared, (RunConfig, (*RUN_KEYS, *PART_KEYS)))
+    owners = Owners(everyone, chosen.method.shared, (RunConfig, (*RUN_KEYS, *method_parts.PART_KEYS)))
     given = _given(owners, layers, rounds, sites)
     used = preset or next(iter(task_class.presets))
     found = _found(chosen, owners, classes, task_class.presets[used], given)
@@ -80,7 +69,7 @@ def make_config(
     if (model := registry.get_trainer(chosen.ids["trainer"]).model) and "model" in registry.parameters(task_class):
         found = {"task.model": Given("model", model)} | found
     built, training, run = _data_and_training(owners, found, task_class, used, planned=not preset)
-    made = {owner: part(classes[owner], filled[owner]) for owner in ("rule", "trainer", "select")}
+    made = {owner: method_parts.part(classes[owner], filled[owner]) for owner in ("rule", "trainer", "select")}
     own = owned({full: one.value for full, one in given.items()}, "run")
     # A plan says nothing of a choice among rounds where there can be none, nor to a user who wants none.
     unwanted = own.get("best_by") == "none" or own.get("headline") == "final" or own.get("secure_sum", NONE) != NONE
@@ -127,7 +116,7 @@ def _found(
     found = {full: one for full, one in defaults.items() if owner_of(full) in classes}
     variant = given.get("rule.variant", given.get("trainer.variant"))
     wants = variant is not None and variant.value == "reference"
-    return found | (reference_of(chosen.method, owners) if wants else {}) | given
+    return found | (method_parts.reference_of(chosen.method, owners) if wants else {}) | given
 
 
 def _data_and_training(
@@ -158,9 +147,9 @@ def _data_and_training(
 def with_step(config: RunConfig, step: str, values: Mapping[str, Any]) -> RunConfig:
     """``config`` with a step after the last round, and its settings by their own or full names; raises UserError."""
     step = validation.parsed(RunConfig, "after", step)
-    after = step_class(step)
+    after = method_parts.step_class(step)
     if after is None:
-        raise UserError(f"step: expected {' or '.join(STEPS[1:])}, got {step}")
+        raise UserError(f"step: expected {' or '.join(method_parts.STEPS[1:])}, got {step}")
     owners = Owners({"after": after})
     settings = _made(after, _checked(owners, "after", owners.resolved(values)))
     return checked_config(dataclasses.replace(config, after=step, after_settings=settings))
@@ -169,7 +158,7 @@ def with_step(config: RunConfig, step: str, values: Mapping[str, Any]) -> RunCon
 def _run_choices(built: Task, selector: Selector, values: Mapping[str, Any]) -> dict[str, Any]:
     """What RUN_KEYS say, beside the parts, of a run on the task ``built``."""
     secret = str(values.get("secure_sum", NONE)) != NONE
-    clients = [part.strip() for part in str(values.get("clients", "")).split(",") if part.strip()]
+    clients = [name.strip() for name in str(values.get("clients", "")).split(",") if name.strip()]
     sites = [name for name in clients or built.sites() if name != values.get("leave_out")]
     # No site is there: the check of the sites says so.
     count = len(selector.select(sites, Round(1, 1), 0, 1)) if sites else 0
@@ -188,7 +177,7 @@ def _run_choices(built: Task, selector: Selector, values: Mapping[str, Any]) -> 
 
 def _made(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Every setting of one owner: what was found for it, defaults for the rest."""
-    return dataclasses.asdict(part(cls, values))
+    return dataclasses.asdict(method_parts.part(cls, values))
 
 
 def _checked(owners: Owners, owner: str, found: Mapping[str, Given]) -> dict[str, Any]:
@@ -218,9 +207,11 @@ class Chosen:
 
     def defaults(self, owners: Owners) -> dict[str, Given]:
         """Full name -> default, of what the methods say that the parts are of."""
-        found = defaults_of(self.method, owners)
+        found = method_parts.defaults_of(self.method, owners)
         for lender, lent in self.lenders:
-            found |= {full: one for full, one in declared(lender, owners).items() if owner_of(full) in lent}
+            found |= {
+                full: one for full, one in method_parts.declared(lender, owners).items() if owner_of(full) in lent
+            }
         return found
 
 
@@ -237,7 +228,7 @@ def chosen_parts(method: str, layers: list[dict[str, Any]]) -> Chosen:
         UserError: there is no such method, rule or trainer, or a part is given twice in one layer.
     """
     first = registry.get_method(method)
-    rule, given = taken(RULE, layers), {kind: taken(kind, layers) for kind in PART_KEYS}
+    rule, given = taken(RULE, layers), {kind: taken(kind, layers) for kind in method_parts.PART_KEYS}
     home = first if rule in (None, first.rule) else _home(str(rule))
     ids = {kind: getattr(first, kind) if one is None else one for kind, one in given.items()}
     lenders = []
@@ -253,7 +244,7 @@ def chosen_parts(method: str, layers: list[dict[str, Any]]) -> Chosen:
 
 def composed_title(method: Method, ids: Mapping[str, str]) -> str:
     """The method's title, with the parts that are not its own: "FedHEAL, trainer moon"."""
-    others = (kind for kind in PART_KEYS if ids[kind] != getattr(method, kind))
+    others = (kind for kind in method_parts.PART_KEYS if ids[kind] != getattr(method, kind))
     return ", ".join([method.title, *(f"{kind.replace('_', ' ')} {ids[kind]}" for kind in others)])
 
 
@@ -292,7 +283,7 @@ def asks_by_itself(config: RunConfig) -> bool:
 
 def can_ask(config: RunConfig) -> bool:
     """Whether a run can report the benefit of joining: not one that is itself what others are held against."""
-    parts = method_parts(registry.get_method(config.method), config.settings, **config.parts)
+    parts = method_parts.method_parts(registry.get_method(config.method), config.settings, **config.parts)
     chosen = config.headline == "best" and not parts.trainer.is_shared
     return not (parts.rule.alone or parts.selector.pools or chosen or parts.trainer.private)
 

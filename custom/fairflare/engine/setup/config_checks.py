@@ -289,11 +289,7 @@ NO_SERVER_STEP = "none"
 
 
 def misfit(ids: Mapping[str, str], rule: Rule, trainer: Trainer) -> str:
-    """Why the parts of a method do not go together, in one line; empty where they do.
-
-    Args:
-        ids: "method", "rule", "trainer" and "server_optimizer" -> their ids.
-    """
+    """Why a method's parts (``ids``, the method's too) do not go together, in one line; empty where they do."""
     method, steps = ids["method"], ids["server_optimizer"] != NO_SERVER_STEP
     by, under = f"trainer {ids['trainer']}", f"rule {ids['rule']}"
     unheeded = [name for name in rule.heeded if name not in trainer.heeds]

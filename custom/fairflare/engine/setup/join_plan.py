@@ -54,7 +54,6 @@ class Plan:
 
     Attributes:
         runs: candidate -> its configuration, without folds.
-        margin: see ``functional.slopes``.
         new_size: patients of a hospital that is not in.
         features: columns of the table, of which hospitals' regressions are; 0: none is asked.
     """

@@ -31,23 +31,9 @@ from fairflare.engine.setup.join_plan import INTERCEPT, ON_ALL, Plan, plan_of
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
-from fairflare.functional import decision
+from fairflare.functional import decision, exchange
 from fairflare.functional.calibration import fitted
 from fairflare.functional.decision import Array
-from fairflare.functional.exchange import (
-    FIRST,
-    LEAST_PATIENTS,
-    SECOND,
-    THIRD,
-    Deployed,
-    Hospital,
-    Known,
-    Row,
-    Told,
-    many,
-    many_by_regression,
-    rounded,
-)
 from fairflare.functional.slopes import sigmoid
 from fairflare.privacy.egress import Egress
 from fairflare.privacy.secure_sums import Credentials, masked_sizes
@@ -155,7 +141,7 @@ class Phases:
     def _risks(self, index: int) -> Path:
         return self._memory.with_name(f"{self._memory.stem}.fold{index}{SUFFIX}")
 
-    def _tested(self) -> Hospital:
+    def _tested(self) -> exchange.Hospital:
         """This site's patients; none where the site tests nobody."""
         found = [read_tensors(self._risks(index)) for index in range(self.plan.tested)]
         deal = self.plan.folds // self.plan.design.repeats
@@ -166,9 +152,9 @@ class Phases:
             return np.stack([np.concatenate([one[name].numpy() for one in some if name in one]) for some in deals])
 
         risks = np.stack([row(name) for name in ("own", *self.plan.names)])
-        return Hospital(row("labels"), risks, self._deployed() if risks.size else None)
+        return exchange.Hospital(row("labels"), risks, self._deployed() if risks.size else None)
 
-    def _deployed(self) -> Deployed | None:
+    def _deployed(self) -> exchange.Deployed | None:
         """With the models of all patients; None where the own one is trees, or the table has other columns."""
         found: dict[str, Any] = {}
         for index in range(self.plan.tested, self.plan.folds):
@@ -177,7 +163,7 @@ class Phases:
             return None
         x = found["x"].numpy()
         risks = np.stack([found[name].numpy() for name in ("own", *self.plan.names)])
-        return Deployed(np.hstack([np.ones((len(x), 1)), x]), found["labels"].numpy(), risks)
+        return exchange.Deployed(np.hstack([np.ones((len(x), 1)), x]), found["labels"].numpy(), risks)
 
     def _refused(self, n: int) -> str:
         """Why this site has no part in a further join; "" where it has, of which note is then taken."""
@@ -283,7 +269,7 @@ class Exchange:
     site: str
     place: int
     min_count: int | None
-    tested: Callable[[], Hospital]
+    tested: Callable[[], exchange.Hospital]
     path: Path
     answer: Path
     clean: Callable[[], None]
@@ -311,15 +297,15 @@ class Exchange:
             kept = self._keep({key: torch.tensor(found, dtype=torch.float64)})
         return list(kept[key].tolist())
 
-    def _said(self, known: Known, one: Hospital) -> list[float]:
-        if self.plan.secure or self.place < FIRST:
+    def _said(self, known: exchange.Known, one: exchange.Hospital) -> list[float]:
+        if self.plan.secure or self.place < exchange.FIRST:
             return one.terms(known)
         told = one.told(known)
-        if self.place == FIRST:
+        if self.place == exchange.FIRST:
             return told.row.numbers()
-        if self.place == THIRD:
+        if self.place == exchange.THIRD:
             found = one.by_regression(known, self.plan.margin)
-            return [EMPTY] * sizes(self.plan, THIRD) if found is None else found.tolist()
+            return [EMPTY] * sizes(self.plan, exchange.THIRD) if found is None else found.tolist()
         assert told.seconds is not None
         means = np.zeros(known.candidates + 1) if told.means is None else told.means
         return [*told.seconds.tolist(), float(told.means is not None), *means.tolist()]
@@ -328,7 +314,7 @@ class Exchange:
         """Keep the total; after the last one the site's own answer. Nothing leaves."""
         known = self._known(self._kept()).after(total)
         self._keep({str(self.place): torch.tensor(total, dtype=torch.float64)})
-        if self.place == THIRD and not is_there(self.answer):
+        if self.place == exchange.THIRD and not is_there(self.answer):
             names, design, margin = self.plan.names, self.plan.design, self.plan.margin
             about = {"score": "brier", "folds": design.folds, "repeats": design.repeats, "margin": margin}
             about |= {"site": self.site, "hospitals": known.sites}
@@ -338,11 +324,11 @@ class Exchange:
             if one:
                 own = known.answer(one.told(known), names, margin, one.by_regression(known, margin))
             save_json(self.answer, {**about, "together": known.together(names, self.plan.new_size), **own})
-        if self.place == THIRD:
+        if self.place == exchange.THIRD:
             self.clean()
         return {}
 
-    def _known(self, kept: Mapping[str, Any]) -> Known:
+    def _known(self, kept: Mapping[str, Any]) -> exchange.Known:
         """After the sums before this one."""
         sums = {place: tuple(kept[str(place)].tolist()) for place in range(self.place) if str(place) in kept}
         known = dataclasses.replace(self.plan.nothing_known, sums=sums)
@@ -350,16 +336,16 @@ class Exchange:
             raise AskedAgain("a later sum before the first")
         return known
 
-    def _hospital(self) -> Hospital | None:
+    def _hospital(self) -> exchange.Hospital | None:
         """This site's patients; None: it tells nothing, and it is kept why. In the clear few tell no regression."""
         one, kept = self.tested(), self._kept()
         if "why" not in kept:
             kept = self._keep({"why": self._untold(one.labels)})
         if kept["why"]:
             return None
-        least = 2 * max(many_by_regression(len(self.plan.names)), self.plan.features)
+        least = 2 * max(exchange.many_by_regression(len(self.plan.names)), self.plan.features)
         few = not self.plan.secure and one.labels.shape[1] < least
-        return Hospital(one.labels, one.risks) if few else one
+        return exchange.Hospital(one.labels, one.risks) if few else one
 
     def _kept(self) -> dict[str, Any]:
         return read_tensors(self.path) if is_there(self.path) else {}
@@ -371,11 +357,12 @@ class Exchange:
 
     def _untold(self, labels: Array) -> str:
         n, c = labels.shape[1], len(self.plan.names)
-        least = max(LEAST_PATIENTS, self.min_count or 0)
+        least = max(exchange.LEAST_PATIENTS, self.min_count or 0)
         if self.min_count is None or n < least or min(labels[0].sum(), n - labels[0].sum()) < LEAST_OF_CLASS:
             return f"expected at least {least} patients, and {LEAST_OF_CLASS} of each class"
-        if not self.plan.secure and 2 * (many(c) + 3) > n:
-            return f"expected at least {2 * (many(c) + 3)} patients for {many(c) + 3} numbers, or secure sums"
+        told = exchange.many(c) + 3
+        if not self.plan.secure and 2 * told > n:
+            return f"expected at least {2 * told} patients for {told} numbers, or secure sums"
         return self.admit(n)
 
 
@@ -399,7 +386,6 @@ class Ledger:
         if near:
             before, apart = near[0]["n"], f"fewer than {least} apart ({self._path.name})"
             return f"this site has joined before with {before} patients, and these are {entry['n']}: {apart}"
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         save_json(self._path, {"told": [*told, mine]})
         return ""
 
@@ -429,7 +415,11 @@ def of_sum(egress: Egress | None, plan: Plan, place: int) -> Egress | None:
 def sizes(plan: Plan, place: int) -> int:
     """Numbers that a site sends for a sum: in the clear its own, with secure sums its terms."""
     c, known = len(plan.names), plan.nothing_known
-    return known.length(place) if plan.secure or place < FIRST else (many(c), c + 5, 4 * c + 5)[place - FIRST]
+    return (
+        known.length(place)
+        if plan.secure or place < exchange.FIRST
+        else (exchange.many(c), c + 5, 4 * c + 5)[place - exchange.FIRST]
+    )
 
 
 def checked(sums: object, plan: Plan, place: int) -> list[float]:
@@ -438,20 +428,22 @@ def checked(sums: object, plan: Plan, place: int) -> list[float]:
     if not isinstance(sums, (list, tuple)) or len(sums) != expected or any(type(v) is not float for v in sums):
         raise ValueError(f"expected {expected} numbers")
     found, values = list(sums), np.array(sums)
-    if not np.isfinite(values).all() or (place < FIRST and values.min() < 0):
+    if not np.isfinite(values).all() or (place < exchange.FIRST and values.min() < 0):
         raise ValueError("expected terms of a sum")
-    if place == FIRST and any(found):
-        Row.of(found, len(plan.names))
-    if place >= SECOND and ((np.abs(values) > MOST_OF_A).any() or (rounded(values) != values).any()):
+    if place == exchange.FIRST and any(found):
+        exchange.Row.of(found, len(plan.names))
+    if place >= exchange.SECOND and ((np.abs(values) > MOST_OF_A).any() or (exchange.rounded(values) != values).any()):
         raise ValueError("expected second moments, or what a regression says")
-    if place == SECOND and (min(found[0], found[2]) < 0 or found[3] not in (0, 1) or np.abs(values[:3]).max() > 2):
+    if place == exchange.SECOND and (
+        min(found[0], found[2]) < 0 or found[3] not in (0, 1) or np.abs(values[:3]).max() > 2
+    ):
         raise ValueError("expected second moments")
     return found
 
 
-def told_of(row: Row, second: Sequence[float]) -> Told:
+def told_of(row: exchange.Row, second: Sequence[float]) -> exchange.Told:
     """What a site tells for the second sum."""
-    return Told(row, np.array(second[:3]), np.array(second[4:]) if second[3] else None)
+    return exchange.Told(row, np.array(second[:3]), np.array(second[4:]) if second[3] else None)
 
 
 def leaves_in(config: RunConfig, phase: int | None, min_count: int | None, own: SiteConfig | None) -> Egress | None:

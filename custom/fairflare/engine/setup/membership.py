@@ -42,12 +42,7 @@ Chosen = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Attack:
-    """The attack on one model of a run.
-
-    Attributes:
-        first: the one that shadow models begin with.
-        shadows: how many, an even number; 0: the loss alone is looked at.
-    """
+    """The attack on a run's model; shadow models, an even number, begin with ``first``; with 0 losses alone count."""
 
     model: StateDict
     first: StateDict

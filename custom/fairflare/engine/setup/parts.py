@@ -26,18 +26,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device
 from fairflare.core.types import StateDict, Training
 from fairflare.core.validation import SHA256, shown
-from fairflare.engine.files import (
-    AUDIT,
-    CONFIG,
-    EARLIER,
-    INITIAL,
-    MODEL,
-    SUFFIX,
-    checked_model,
-    is_file,
-    read_tensors,
-    save_tensors,
-)
+from fairflare.engine import files
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.pickled import read_pickled
 from fairflare.engine.setup.method_parts import part
@@ -131,21 +120,21 @@ def named(value: Any) -> str:
 
 def find(sha256: str, folder: Path | None = None) -> None:
     """Name the tensors that a run keeps in its ``folder``, for this process and those it starts."""
-    if sha256 and folder is not None and is_file(folder / INITIAL):
-        _name((folder / INITIAL).resolve())
+    if sha256 and folder is not None and files.is_file(folder / files.INITIAL):
+        _name((folder / files.INITIAL).resolve())
 
 
 def keep(sha256: str, folder: Path) -> None:
     """Write the tensors of ``sha256`` to the run's ``folder``; nothing where there are none, or they are there."""
-    if sha256 and not is_file(folder / INITIAL):
-        save_tensors(folder / INITIAL, tensors_of(sha256))
+    if sha256 and not files.is_file(folder / files.INITIAL):
+        files.save_tensors(folder / files.INITIAL, tensors_of(sha256))
 
 
 def tensors_of(sha256: str) -> StateDict:
     """The tensors whose hash a configuration names; UserError where no named file has them."""
     for path in _named_files():
         with contextlib.suppress(UserError):  # another one is meant
-            if is_file(path) and model_hash(found := _tensors(path)) == sha256:
+            if files.is_file(path) and model_hash(found := _tensors(path)) == sha256:
                 return found
     raise UserError("init_from: the run's initial weights are not here: expected their file with --init-from")
 
@@ -196,13 +185,13 @@ def source_of(path: Path) -> Path:
         if not path.is_file():
             raise UserError(f"init_from: no such file or folder: {path.name}")
         return path.resolve()
-    if is_file(path / CONFIG) and (is_file(path / AUDIT) or is_file(path / MODEL)):
-        if is_file(earlier := path / f"model{EARLIER}") and not is_file(path / MODEL):
+    if files.is_file(path / files.CONFIG) and (files.is_file(path / files.AUDIT) or files.is_file(path / files.MODEL)):
+        if files.is_file(earlier := path / f"model{files.EARLIER}") and not files.is_file(path / files.MODEL):
             return earlier.resolve()
-        if not is_file(path / MODEL):
-            raise UserError(f"init_from: the run in {path.name} has not ended: it has no {MODEL}")
-        return (path / MODEL).resolve()
-    if is_file(path / BUNDLE):
+        if not files.is_file(path / files.MODEL):
+            raise UserError(f"init_from: the run in {path.name} has not ended: it has no {files.MODEL}")
+        return (path / files.MODEL).resolve()
+    if files.is_file(path / BUNDLE):
         return (path / BUNDLE).resolve()
     raise UserError(f"init_from: {path.name}: expected a run's folder or a MONAI bundle ({BUNDLE.as_posix()} in it)")
 
@@ -217,10 +206,10 @@ def _read(path: Path, changed: int, size: int) -> StateDict:
     """A file's tensors by name; nothing in it is executed. The other arguments say which state of the file it is."""
     name = path.name
     try:
-        content = read_tensors(path) if path.suffix.lower() == SUFFIX else _from_torch(path)
+        content = files.read_tensors(path) if path.suffix.lower() == files.SUFFIX else _from_torch(path)
     except UserError as error:
         raise UserError(f"init_from: {error}") from None
-    found = checked_model(_state_dict(content, name), f"init_from: {name}")
+    found = files.checked_model(_state_dict(content, name), f"init_from: {name}")
     found = {key: value.float() if value.dtype in SHORT else value.contiguous() for key, value in found.items()}
     if not any(value.is_floating_point() for value in found.values()):
         raise UserError(f"init_from: {name}: expected a state dict, found no weights in it")
@@ -234,7 +223,7 @@ def _from_torch(path: Path) -> Any:
     """What is in a file of ``torch.save``, also as torch wrote them before 1.6."""
     if path.suffix.lower() == ".onnx" or _is_program(path):
         kind = "ONNX" if path.suffix.lower() == ".onnx" else "TorchScript"
-        raise UserError(f"{path.name} is a program ({kind}): expected weights, as a state dict or {SUFFIX}")
+        raise UserError(f"{path.name} is a program ({kind}): expected weights, as a state dict or {files.SUFFIX}")
     if zipfile.is_zipfile(path):
         return read_pickled(path)
     try:

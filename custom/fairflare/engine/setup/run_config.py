@@ -246,11 +246,7 @@ def _but(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
 
 
 def from_format_1(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The same content in the keys of format 2; its ``format`` stays 1.
-
-    Raises:
-        UserError: an unknown method or trainer, or settings that are not those of its parts.
-    """
+    """The same content in the keys of format 2, its ``format`` stays 1; UserError for settings that its parts lack."""
     if unknown := sorted(set(content) & {*SINCE, *LATER}):
         raise UserError(f"config: unknown key {unknown[0]!r} in format 1")
     method, trainer, settings = (content.get(key) for key in ("method", "trainer", "settings"))

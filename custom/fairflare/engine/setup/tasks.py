@@ -46,11 +46,7 @@ def _modules() -> tuple[ModuleType, ...]:
 
 
 def every() -> dict[str, type[Task]]:
-    """Task name -> its class, those of plugins among them, sorted; plugins are loaded first.
-
-    Raises:
-        UserError: a plugin's task has a name that is no text, or another task's.
-    """
+    """Task name -> its class, sorted; plugins are loaded first; UserError for a name that is none, or is taken."""
     registry.methods()
     found = {name: cls for module in _modules() for name, cls in _named(module).items()} | ADDED
     for module in plugins.modules():
@@ -67,7 +63,6 @@ def load(name: str, preset: str | None = None, **overrides: object) -> Task:
     """The task ``name`` with the options of ``preset`` and, on top, ``overrides``.
 
     Args:
-        name: a key of ``every()``.
         preset: a key of the task's ``presets``; None is the first one.
         overrides: option -> a JSON value or command-line text; ``sites`` means ``n_sites``.
 
