@@ -203,7 +203,8 @@ def _scored(opened: Opened) -> Task:
 
 def about_evaluation(opened: Opened, config: RunConfig, split: str) -> Json:
     model = {key: value for key, value in about_model(opened).items() if key != "adjusted"}
-    return {"model": model, "min_count": config.min_count, "level": LEVEL, "split": split, "by": config.group_by}
+    told = {"model": model, "min_count": config.min_count, "level": LEVEL, "split": split, "by": config.group_by}
+    return {**told, "outcome": str(config.options.get("label") or "")}
 
 
 class _Hospital:

@@ -279,7 +279,7 @@ def evaluation(about: Json, sites: Mapping[str, Mapping[str, Any]], beside: Mapp
     more = {"own": None, "recalibration": None}
     shown = {name: {**of_site(sites[name], about), **more, **(beside or {}).get(name, {})} for name in in_order(sites)}
     kept = ["headline", "classes", "real", "title", "metrics", "group_metric", "clinical"]
-    kept += ["model", "min_count", "level", "split", "by"]
+    kept += ["model", "min_count", "level", "split", "by", "outcome"]
     told = {"format": FORMAT, **{key: about[key] for key in kept if key in about}}
     return dict(json_value({**told, "sites": shown, "rejected": about.get("rejected") or {}}))
 
@@ -371,6 +371,7 @@ def discrimination(site: Json, found: Json) -> list[tuple[str, Json]]:
 
 def render(found: Json) -> str:
     from fairflare.report.figures import clinical_figures as site_figures
+    from fairflare.report.sentences import class_words
 
     rows, stages = [], ["before"]
     for name, site in found["sites"].items():
@@ -378,4 +379,7 @@ def render(found: Json) -> str:
         stages = ["before", "after"] if after else stages
         rows.append({"site": name, "before": site["calibration"], "after": after})
     figures = drawn(site_figures({"rows": rows, "stages": stages}))
-    return rendered("external", {"label": label, "discrimination": discrimination}, found=found, figures=figures)
+    event, task = (found.get("clinical") or {}).get("event"), {"classes": found.get("classes")}
+    event = event and class_words(event, {"task": {**task, "options": {"label": found.get("outcome")}}})
+    filters = {"label": label, "discrimination": discrimination}
+    return rendered("external", filters, found=found, figures=figures, event=event)

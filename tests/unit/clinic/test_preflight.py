@@ -96,14 +96,18 @@ def test_a_slices_mask_lies_on_its_pixels(tmp_path):
     rng, mirrored, moved = np.random.default_rng(0), np.diag([-1.0, 1, 3, 1]), np.eye(4)
     mirrored[0, 3], moved[:3, 3] = 19, (0, 1, 0)
     item, plain = Item(Frame(tmp_path / "x.nii.gz", 2), tmp_path / "m.nii"), np.eye(4)
-    for image, mask, fits in ((plain, plain, 1), (plain, mirrored, 0), (plain, moved, 0), (plain, None, 1)):
+    nowhere, line = np.zeros((4, 4)), np.diag([1.0, 0, 1, 1])
+    places = ((plain, plain, 1), (plain, mirrored, 0), (plain, moved, 0), (plain, None, 1))
+    for image, mask, fits in (*places, (nowhere, nowhere, 0), (nowhere, plain, 0), (plain, nowhere, 0), (line, line, 0)):
         for path, affine in ((item.image.path, image), (item.label, mask)):
             pixels = rng.integers(0, 2, (20, 20, 4)).astype(np.uint8)
-            nibabel.save(nibabel.Nifti1Image(pixels, affine), path)  # without one the header says no place
+            made = nibabel.Nifti1Image(pixels, None if affine is None else plain)  # without one it says no place
+            made.set_sform(affine, 0 if affine is None else 1)
+            nibabel.save(made, path)
         try:
             assert Reader(16, 1, {"lesion": (1,)})(item)[1].shape == (1, 16, 16) and fits
         except DataError as error:
-            assert "turned, of other spacing or elsewhere" in str(error) and not fits
+            assert "turned, of other spacing, elsewhere or nowhere" in str(error) and not fits
 
 
 BREAKS = {

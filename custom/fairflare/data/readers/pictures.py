@@ -72,7 +72,7 @@ class Reader:
             image_shape, mask_shape = ("x".join(map(str, shape)) for shape in (found.pixels.shape[1:], mask.shape))
             raise DataError("shape", f"{_named(item.image)}: {image_shape} pixels, its mask has {mask_shape}")
         if _lies_elsewhere(item.image, _mask_of(item.image, item.label)):
-            text = "expected a mask on its image's pixels, by their headers it is turned, of other spacing or elsewhere"
+            text = "expected a mask on its image's pixels, by their headers it is turned, of other spacing, elsewhere or nowhere"
             raise DataError("shape", f"{_named(item.image)}: {text}")
         return image, self._mask(mask, _named(item.label))
 
@@ -221,8 +221,10 @@ def _lies_elsewhere(image: Source, mask: Source) -> bool:
     without an error, mirrored or beside what it shows."""
     found = [None if isinstance(one, np.ndarray) else geometry_of(one) for one in (image, mask)]
     a, b = (None if one is None or not one.placed else one.affine for one in found)
-    if a is None or b is None or not np.abs(a[:3, :2]).max(0).all():
+    if a is None or b is None:
         return False
+    if min(np.linalg.matrix_rank(np.nan_to_num(one[:3, :2])) for one in (a, b)) < 2:
+        return True  # all pixels on a line, or in one point
     edges, moved = (a - b)[:3, :2], np.linalg.pinv(a[:3, :2]) @ (a - b)[:3, 3]
     alone = isinstance(image, Frame) and not isinstance(mask, Frame)  # cut from a volume: its place may be the volume's
     return bool(np.abs(edges).max() > ALIKE or (np.abs(moved).max() > HALF and not alone))
