@@ -6,6 +6,8 @@ import json
 from collections import defaultdict
 from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import dicom_sets
@@ -13,6 +15,7 @@ import hospital_folders
 import hospital_habits
 import hospital_tables
 from cases import each
+from dicom_sets import dataset, save
 from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.import_data.detect import look
@@ -292,3 +295,41 @@ def test_spellings_of_one_patient_stay_together(tmp_path):
     for one in look(tmp_path, Choices()).found.examples:
         splits[one.site, one.patient.lower()].add(one.split)
     assert all(len(where) == 1 for where in splits.values())
+
+
+def test_localizers_are_left_out_and_what_tells_the_class_at_a_site_is_said(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    for site in ("charite", "mayo"):
+        for k in range(24):
+            folder, maker = tmp_path / site / ("benign", "malignant")[k % 2], ("GE", "Philips")[k % 2 * (site == "mayo")]
+            for series, of in enumerate(("AXIAL", "LOCALIZER")):
+                pixels = rng.integers(0, 900, (32, 32 + series)).astype(np.int16)
+                more = {"series": series, "ImageType": ["ORIGINAL", "PRIMARY", of], "Manufacturer": maker}
+                save(folder / f"{k}_{series}.dcm", dataset(pixels, f"{site}{k:03d}", **more))
+    (tmp_path / "notes").write_text("a;b\n1;2\n3;4\n")
+    found = look(tmp_path, Choices()).found
+    assert len(found.examples) == 48 and all(one.image.endswith("_0.dcm") for one in found.examples)
+    assert any(note.startswith("48 images are localizers") for note in found.notes)
+    assert found.suspects == ("Manufacturer alone tells the class at mayo (area under the curve 1.000)",)
+    assert any(note.startswith("notes: by the content a table") for note in found.notes)
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "notes").rename(tmp_path / "alone" / "cohort.dat")
+    for path in (tmp_path / "alone", tmp_path / "alone" / "cohort.dat"):
+        code, _, err = call(capsys, "init", path, "--yes")
+        assert code == 2 and err.count("\n") == 1 and ".csv" in err, err
+
+
+@pytest.mark.parametrize("form", ["table", "list"])
+def test_a_column_that_tells_the_class_of_images_is_said(form, tmp_path):
+    drawn, rows = hospital_folders.Drawn(), []
+    for k in range(48):
+        drawn.save(tmp_path / f"{k}.png", k % 2)
+        side = "LR"[k % 2 if k < 24 else k // 2 % 2]
+        rows.append({"image": f"{k}.png", "label": ("ill", "well")[k % 2], "laterality": side, "site": "AB"[k // 24]})
+    if form == "table":
+        hospital_habits.write(tmp_path, pd.DataFrame(rows))
+    for site in "AB" if form == "list" else "":
+        own = [row for row in rows if row["site"] == site]
+        (tmp_path / f"{site}.json").write_text(json.dumps({"training": own}))
+    suspects = look(tmp_path, Choices()).found.suspects
+    assert suspects == ("laterality alone tells the class at A (area under the curve 1.000)",)

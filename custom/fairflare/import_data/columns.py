@@ -263,8 +263,7 @@ def _is_id(name: str, cells: pd.Series, sites: pd.Series) -> bool:
 
 def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> None:
     """Ask about predictors that alone tell the outcome; the numbers' areas under the curve, best class against rest."""
-    counts = labels.value_counts()
-    hits = [(labels == one).to_numpy() for one in counts.index if FEWEST <= counts[one] <= len(labels) - FEWEST]
+    hits = _hits(labels)
     for name in list(found.features):
         cells, kind = found.cells[name], found.specs.get(name, {"kind": "number"})["kind"]
         area = _area(cells == "", hits)
@@ -275,8 +274,7 @@ def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> None:
             values = pd.to_datetime(cells, errors="coerce", format="ISO8601")
             area = max(area, _area((values - values.min()).dt.days.fillna(0), hits))
         else:
-            rates = [pd.Series(hit).groupby(cells.to_numpy()).transform("mean") for hit in hits]
-            area = max([area, *(_area(rate, [hit]) for rate, hit in zip(rates, hits, strict=True))])
+            area = max([area, *_rates(cells, hits)])
         if area > ALONE and name not in chosen.keep:
             what = f"{name} alone tells the outcome (area under the curve {area:.3f})"
             readings = [
@@ -288,6 +286,37 @@ def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> None:
             if out:
                 found.features.remove(name)
                 found.specs.pop(name, None)
+
+
+def telling(columns: Mapping[str, Sequence[str]], labels: Sequence[str], sites: Sequence[str]) -> tuple[str, ...]:
+    """A line for each attribute of images that alone tells the class at a site: a network may read it off the images.
+
+    Args:
+        columns: attribute -> a cell for each image; of at most ``MOST_BANDS`` values at a site.
+        labels: of each image, its class.
+        sites: of each image.
+    """
+    found = []
+    for site, rows in pd.Series(list(labels), dtype=object).groupby(list(sites)):
+        hits = _hits(rows)
+        for name, column in columns.items():
+            cells = pd.Series(list(column), dtype=object)[rows.index]
+            area = max(_rates(cells, hits), default=0.0) if 2 <= cells.nunique() <= MOST_BANDS else 0.0
+            if area > ALONE:
+                found.append(f"{name} alone tells the class at {site} (area under the curve {area:.3f})")
+    return tuple(found)
+
+
+def _hits(labels: pd.Series) -> list[np.ndarray]:
+    """Of each class with enough rows, and enough others, which rows are of it: bool (N,)."""
+    counts = labels.value_counts()
+    return [(labels == one).to_numpy() for one in counts.index if FEWEST <= counts[one] <= len(labels) - FEWEST]
+
+
+def _rates(cells: pd.Series, hits: Sequence[np.ndarray]) -> list[float]:
+    """Of each class the area under the curve of its share among the rows with the same cell."""
+    rates = [pd.Series(hit).groupby(cells.to_numpy()).transform("mean") for hit in hits]
+    return [_area(rate, [hit]) for rate, hit in zip(rates, hits, strict=True)]
 
 
 def _area(values: pd.Series, hits: Sequence[np.ndarray]) -> float:

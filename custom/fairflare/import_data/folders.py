@@ -10,6 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fairflare.core.validation import in_order, some, unlisted
 from fairflare.data.readers import geometry
 from fairflare.data.readers.dicom import DEFERRED, is_dicom, pydicom_quietly
 from fairflare.data.readers.geometry import stem
+from fairflare.import_data.columns import telling
 from fairflare.import_data.labels import HEADERS as HEADERS_OF
 from fairflare.import_data.labels import WORDS, group_columns, grouped_by, mostly, says_class, split_word
 from fairflare.import_data.levels import FOLDER, Roles, roles, structures
@@ -101,6 +103,30 @@ def _cell(value: Any) -> str:
     several = isinstance(value, (list, tuple)) or type(value).__name__ == "MultiValue"
     text = "\\".join(str(one) for one in value) if several else str(value)
     return text.strip().strip("\0")[:LONGEST]
+
+
+SCOUT = re.compile(r"locali[sz]er|scout|topogram|surview|scanogram", re.IGNORECASE)
+"""What ImageType, or the series' description, says of an image that only plans the others."""
+TOLD = """ImageType SeriesDescription Manufacturer ManufacturerModelName StationName BodyPartExamined Laterality
+    ImageLaterality ViewPosition PatientSex PhotometricInterpretation""".split()
+
+
+def by_headers(files: Files, found: Found) -> Found:
+    """``found`` without localizers among other images, and with what headers alone tell the class at a site."""
+    paths = list(dict.fromkeys(one.image for one in found.examples if one.image in files.dicom))
+    head = headers([files.root / path for path in paths], TOLD, files.tell)
+    head.index = pd.Index(paths)
+    scouts = {path for path, row in head.iterrows() if SCOUT.search(f"{row.ImageType} {row.SeriesDescription}")}
+    kept = [one for one in found.examples if one.image not in scouts]
+    if scouts and kept:
+        note = f"{len(scouts)} images are localizers (scouts) by their headers and are left out, e.g. {min(scouts)}"
+        found = replace(found, examples=kept, notes=(*found.notes, note))
+    if not (found.form.classes and paths):
+        return found
+    own = head.reindex([one.image for one in found.examples]).fillna("")
+    columns = {name: list(own[name]) for name in TOLD[2:]}
+    labels, sites = zip(*((one.label, one.site) for one in found.examples))
+    return replace(found, suspects=(*found.suspects, *telling(columns, labels, sites)))
 
 
 PARTS = re.compile(r"[_. ()-]+")

@@ -302,7 +302,8 @@ def walk(root: Path, tell: Tell = nothing) -> Files:
     if root.is_file() and root.suffix.lower() in SUFFIXES:
         return Files(root, (), (), (), (), tell=tell)
     if not root.is_dir():
-        raise UserError(f"init: expected a folder, or a table ({', '.join(SUFFIXES)}), got {root}")
+        text = "; rename a text with delimited cells to .csv" if root.is_file() else ""
+        raise UserError(f"init: expected a folder, or a table ({', '.join(SUFFIXES)}), got {root}{text}")
     home = root.resolve()
     found: dict[str, list[str]] = {key: [] for key in ("images", "others", "links_out", "dead", "dicom")}
     seen, count = set(), 0
