@@ -154,6 +154,20 @@ def units_in_cells(root):
     return ("crp: cells such as", "mg/l' hold numbers with signs or units", "--leave-out crp")
 
 
+def signs_in_few_cells(root):
+    """Below what the laboratory can measure, and a minus that Word has made longer."""
+    table = cohort().astype(object)
+    table.loc[::15, "crp"] = "<5"
+    table.loc[::30, "crp"] = "−2"
+    write(root, table)
+    return ("crp: 8 cells such as '−2' hold numbers with signs", "--missing 'crp=−2,crp=<5'")
+
+
+def codes_that_begin_with_zero(root):
+    write(root, cohort().assign(plz=["01067", "10115", "80331", "04109"] * 30))
+    return ("plz: cells such as '01067' begin with 0", "--categories plz", "--keep plz")
+
+
 def names_that_become_one(root):
     write(root, cohort(sites=("CHU (1)", "CHU [1]", "C")))
     return ("would both be",)
@@ -210,6 +224,8 @@ HABITS = {
         unknown_split_word,
         blank_patients,
         units_in_cells,
+        signs_in_few_cells,
+        codes_that_begin_with_zero,
         names_that_become_one,
         path_out_of_the_folder,
         image_in_two_splits,

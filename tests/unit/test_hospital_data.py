@@ -22,6 +22,8 @@ from fairflare.import_data.detect import look
 from fairflare.import_data.labels import known_after, says_class, says_site
 from fairflare.import_data.proposal import Choices
 from fairflare.tasks.kinds.own import INSIDE
+from volume_files import ball, turned
+from volume_files import write as write_volume
 
 
 def call(capsys, *arguments):
@@ -208,6 +210,7 @@ def test_a_column_of_files_is_taken_for_the_images(tmp_path):
     assert found == {f"{k}.png": ("ill", "well")[k % 2] for k in range(1, 61)}
 
 
+LIPASE = "about 0.9706 at B and 9.706 at A: are the units the same?"
 CODED = {
     "glucose": (lambda k: 90 + k, lambda k: 5 + k / 18, "about 6.639 at B and 119.5 at A: are the units the same?"),
     "chol": (lambda k: 200 + k, lambda k: 0, "about 0 at B and 229.5 at A: are the units the same?"),
@@ -216,6 +219,7 @@ CODED = {
         lambda k: k % 2,
         "ja, nein at A and 0, 1 at B: are the codes the same?",
     ),
+    "lipase": (lambda k: 2 ** (k / 9), lambda k: 2 ** (k / 9) / 10, LIPASE),
     "diabetes": (lambda k: k % 2, lambda k: 1 + k % 2, "0, 1 at A and 1, 2 at B: are the codes the same?"),
     "lactate": (lambda k: k, lambda k: None, "B has no value"),
 }
@@ -301,22 +305,42 @@ def test_localizers_are_left_out_and_what_tells_the_class_at_a_site_is_said(tmp_
     rng = np.random.default_rng(0)
     for site in ("charite", "mayo"):
         for k in range(24):
-            folder, maker = tmp_path / site / ("benign", "malignant")[k % 2], ("GE", "Philips")[k % 2 * (site == "mayo")]
-            for series, of in enumerate(("AXIAL", "LOCALIZER")):
+            folder, maker = (
+                tmp_path / site / ("benign", "malignant")[k % 2],
+                ("GE", "Philips")[k % 2 * (site == "mayo")],
+            )
+            for series, of in enumerate(("AXIAL", "LOCALIZER", "SCREEN SAVE")[: 2 + (k < 2)]):
                 pixels = rng.integers(0, 900, (32, 32 + series)).astype(np.int16)
                 more = {"series": series, "ImageType": ["ORIGINAL", "PRIMARY", of], "Manufacturer": maker}
+                more["modality"] = "MR" if site == "charite" else "CT"
                 save(folder / f"{k}_{series}.dcm", dataset(pixels, f"{site}{k:03d}", **more))
     (tmp_path / "notes").write_text("a;b\n1;2\n3;4\n")
     found = look(tmp_path, Choices()).found
     assert len(found.examples) == 48 and all(one.image.endswith("_0.dcm") for one in found.examples)
-    assert any(note.startswith("48 images are localizers") for note in found.notes)
+    assert any(note.startswith("52 images are localizers") for note in found.notes)
+    assert any(note.startswith("modalities differ: MR (24), CT (24)") for note in found.notes)
     assert found.suspects == ("Manufacturer alone tells the class at mayo (area under the curve 1.000)",)
-    assert any(note.startswith("notes: by the content a table") for note in found.notes)
-    (tmp_path / "alone").mkdir()
+    assert any(note.startswith("notes: a table that is not read") for note in found.notes)
+    (tmp_path / "alone" / "B").mkdir(parents=True)
     (tmp_path / "notes").rename(tmp_path / "alone" / "cohort.dat")
     for path in (tmp_path / "alone", tmp_path / "alone" / "cohort.dat"):
         code, _, err = call(capsys, "init", path, "--yes")
         assert code == 2 and err.count("\n") == 1 and ".csv" in err, err
+    for name in ("A.csv", "B/b.csv", "c.csv.gz"):
+        hospital_habits.write(tmp_path / "alone", hospital_tables.cohort(), name)
+    notes = look(tmp_path / "alone", Choices()).found.notes
+    assert any(note.startswith("B/b.csv, cohort.dat: a table that is not read") for note in notes)
+    assert "1 files of other formats are not read, e.g. c.csv.gz" in notes
+
+
+def test_slices_that_run_along_other_axes_are_said(tmp_path):
+    rng = np.random.default_rng(0)
+    for k in range(16):
+        image, mask, affine = ball(rng, (20, 18, 15))
+        for name, voxels in ((f"{k}.nii", image), (f"{k}_mask.nii", mask)):
+            write_volume(tmp_path / "AB"[k // 8] / name, *turned(voxels, affine, ("RAS", "PSR")[k // 8]))
+    notes = look(tmp_path, Choices(slices=5)).found.notes
+    assert any(note.startswith("axes RAS of A/0.nii (A), PSR of B/8.nii (B): slices are read") for note in notes)
 
 
 @pytest.mark.parametrize("form", ["table", "list"])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,8 @@ FEW = 6
 LEAST_CODES, SPREADS = 2, 1.0
 """Fewest cells with a code; widths of the other numbers that it lies beyond."""
 HALF, MOST_BANDS = 0.5, 10
+TIMES = 8
+"""Times that one site's median may be another's: months are 12 years, mg/dl 10 mg/l."""
 WITH_UNIT = re.compile(r"[<>≤≥~+−-]?\s*\d+(?:[.,'\s]\d+)*(?:\s*/\s*\d+(?:[.,]\d+)?)?\s*(?:%|[a-zA-Zµ°/²³]+)?")
 """A number with a sign, marks of thousands, a fraction or a unit."""
 OF_SPLITS = ("fold", "cvfold", "istest", "istrain", "istraining", "isval", "split", "subset", "partition")
@@ -137,10 +139,15 @@ def _add(
     numbers = pd.to_numeric(filled, errors="coerce")
     share = float(numbers.notna().mean())
     spec: dict[str, Any] = {"kind": "number"}
-    if name not in chosen.categories and share >= MOSTLY:
-        if _is_id(name, cells, sites):
-            return leave("which number the rows")
+    as_numbers = name not in chosen.categories and share >= MOSTLY
+    if as_numbers and _is_id(name, cells, sites):
+        return leave("which number the rows")
+    if as_numbers and _are_codes(name, filled, chosen):
+        as_numbers, chosen = False, replace(chosen, categories=(*chosen.categories, name))
+    if as_numbers:
         odd = filled[numbers.isna() & (filled.str.lower() != NONE)]
+        if _are_signed(name, odd, chosen):
+            return leave("which hold numbers with signs or units")
         if len(odd):
             found.notes.append(
                 f"{name}: {len(odd)} cells are no numbers, such as {shown(odd.iloc[0])}, and count as missing"
@@ -188,6 +195,29 @@ def _add(
         found.specs[name] = spec
 
 
+def _are_codes(name: str, filled: pd.Series, chosen: Choices) -> bool:
+    """Whether numbers of which some begin with 0, as postcodes do, are codes: asks."""
+    codes = filled[filled.str.fullmatch(r"0\d+")]
+    if codes.empty or name in chosen.keep:
+        return False
+    readings = [
+        Reading("they are codes of categories", f"--categories {name}"),
+        Reading("they are numbers", f"--keep {name}"),
+    ]
+    return not chosen.ask(f"{name}: cells such as {shown(codes.iloc[0])} begin with 0", readings)
+
+
+def _are_signed(name: str, odd: pd.Series, chosen: Choices) -> bool:
+    """Whether a column is no predictor as some cells hold numbers with signs or units: asks; else they are missing."""
+    signed = odd[odd.map(lambda cell: bool(WITH_UNIT.fullmatch(cell)))]
+    if signed.empty or name in chosen.keep:
+        return False
+    gaps = ",".join(f"{name}={cell}" for cell in signed.unique()[:MOST_BANDS])
+    readings = [Reading("they count as missing", f"--missing '{gaps}'"), Reading("not", f"--leave-out {name}")]
+    what = f"{name}: {len(signed)} cells such as {shown(signed.iloc[0])} hold numbers with signs or units"
+    return bool(chosen.ask(what, readings))
+
+
 def _check_numbers(found: Predictors, name: str, numbers: pd.Series, sites: pd.Series, chosen: Choices) -> None:
     """Refuse infinite numbers and codes for missing values; note where sites seem to have other units."""
     known = numbers.dropna()
@@ -212,13 +242,13 @@ def _check_numbers(found: Predictors, name: str, numbers: pd.Series, sites: pd.S
 
 
 def unit_notes(name: str, known: pd.Series, sites: pd.Series) -> list[str]:
-    """A note where the middle 80 % of two sites' numbers do not overlap: units differ, or gaps are written as 0."""
+    """A note where the middle 80 % of two sites' numbers do not overlap, or medians are far apart: units, gaps as 0."""
     grouped = known.groupby(sites[known.index].to_numpy())
     enough = grouped.size() >= LEAST_ROWS
     low, middle, high = (grouped.quantile(part)[enough] for part in (0.1, 0.5, 0.9))
-    if low.empty or not low.max() > high.min():
+    if low.empty or not (low.max() > high.min() or middle.max() > TIMES * middle.min() > 0):
         return []
-    text = f"about {middle[high.idxmin()]:.4g} at {high.idxmin()} and {middle[low.idxmax()]:.4g} at {low.idxmax()}"
+    text = f"about {middle.min():.4g} at {middle.idxmin()} and {middle.max():.4g} at {middle.idxmax()}"
     return [f"{name}: {text}: are the units the same?"]
 
 

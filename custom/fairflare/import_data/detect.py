@@ -47,7 +47,7 @@ from fairflare.tasks.forms import FORMS
 from fairflare.tasks.kinds.own import DESCRIPTION, PREFIX
 
 PATIENTS = ("patient_id", "patient", "subject_id", "subject", "case_id", "PatientID", "patientID", "patientId")
-UNNAMED = "{}: by the content a table, by the name none, and not read: rename it to .csv"
+UNNAMED = "{}: a table that is not read: to have it read, call it .csv and put it beside the others"
 KNOWN = ("image", "label", "frame", *PATIENTS)
 
 
@@ -214,7 +214,7 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
     found = as_volumes(files, found, chosen.kind) if of_volumes else with_slices(files, found, chosen)
     notes = found.notes + _linked(root)
     for paths, text in (
-        (files.others, "images of other formats are not read"),
+        (files.others, "files of other formats are not read"),
         (files.dead, "symbolic links lead nowhere and are left out"),
     ):
         notes += (f"{len(paths)} {text}, e.g. {paths[0]}",) if paths else ()

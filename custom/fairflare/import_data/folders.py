@@ -105,22 +105,34 @@ def _cell(value: Any) -> str:
     return text.strip().strip("\0")[:LONGEST]
 
 
-SCOUT = re.compile(r"locali[sz]er|scout|topogram|surview|scanogram", re.IGNORECASE)
-"""What ImageType, or the series' description, says of an image that only plans the others."""
-TOLD = """ImageType SeriesDescription Manufacturer ManufacturerModelName StationName BodyPartExamined Laterality
-    ImageLaterality ViewPosition PatientSex PhotometricInterpretation""".split()
+SCOUT = re.compile(
+    r"locali[sz]er|scout|topogram|surview|scanogram|screen ?save|dose ?(report|info)|patient protocol", re.IGNORECASE
+)
+"""What ImageType, or the series' description, says of an image that plans the others, or of a page of text."""
+MASKS = ("SEG", "RTDOSE")
+"""Modalities whose pixels are no picture of anybody."""
+TOLD = (
+    "ImageType", "SeriesDescription", "Modality", "Manufacturer", "ManufacturerModelName", "StationName", "PatientSex",
+    "BodyPartExamined", "Laterality", "ImageLaterality", "ViewPosition", "PhotometricInterpretation",
+)  # fmt: skip
 
 
 def by_headers(files: Files, found: Found) -> Found:
-    """``found`` without localizers among other images, and with what headers alone tell the class at a site."""
+    """``found`` without localizers, reports and masks among other images; a note where modalities differ, and what
+    headers alone tell the class at a site."""
     paths = list(dict.fromkeys(one.image for one in found.examples if one.image in files.dicom))
     head = headers([files.root / path for path in paths], TOLD, files.tell)
     head.index = pd.Index(paths)
-    scouts = {path for path, row in head.iterrows() if SCOUT.search(f"{row.ImageType} {row.SeriesDescription}")}
-    kept = [one for one in found.examples if one.image not in scouts]
-    if scouts and kept:
-        note = f"{len(scouts)} images are localizers (scouts) by their headers and are left out, e.g. {min(scouts)}"
-        found = replace(found, examples=kept, notes=(*found.notes, note))
+    odd = head.ImageType.add(" ").add(head.SeriesDescription).map(lambda text: bool(SCOUT.search(text)))
+    odd |= head.Modality.isin(MASKS)
+    kept = [one for one in found.examples if one.image not in {*head.index[odd]}]
+    if odd.any() and kept:
+        what = "images are localizers, reports or masks by their headers and are left out"
+        found = replace(found, examples=kept, notes=(*found.notes, f"{odd.sum()} {what}, e.g. {head.index[odd][0]}"))
+        head = head[~odd]
+    if len(several := head.Modality.value_counts()) > 1:
+        text = ", ".join(f"{name or 'none'} ({n})" for name, n in several.items())
+        found = replace(found, notes=(*found.notes, f"modalities differ: {text}; images of all are read alike"))
     if not (found.form.classes and paths):
         return found
     own = head.reindex([one.image for one in found.examples]).fillna("")

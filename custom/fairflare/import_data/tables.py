@@ -62,13 +62,13 @@ def tables_in(root: Path) -> list[Path]:
 
 
 def unnamed_tables(files: Files) -> list[str]:
-    """Names of texts in the folder, or in its folders, that by their cells are tables and by their names none."""
-    known, found = {files.root / name for name in files.images}, []
+    """Names of files in the folder, or in its folders, that by their cells are tables and are not taken for such."""
+    known, found = {*(files.root / name for name in files.images), *tables_in(files.root)}, []
     paths = [] if files.root.is_file() else [*files.root.glob("*"), *files.root.glob("*/*")]
-    odd = [path for path in paths if path.suffix.lower() not in (*KINDS, ".json", ".yaml", ".md") and path not in known]
+    odd = [path for path in paths if path.suffix.lower() not in (".json", ".yaml", ".md") and path not in known]
     for path in sorted(odd)[:MOST_TEXTS]:
         if path.is_file() and not path.name.startswith(".") and path.stat().st_size <= LARGEST_TEXT:
-            with contextlib.suppress(DataError):
+            with contextlib.suppress(DataError, UserError):
                 table = read_table(path)
                 if min(table.shape) > 1 and (table != "").to_numpy().mean() >= FILLED:
                     found.append(path.relative_to(files.root).as_posix())

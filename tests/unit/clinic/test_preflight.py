@@ -98,7 +98,13 @@ def test_a_slices_mask_lies_on_its_pixels(tmp_path):
     item, plain = Item(Frame(tmp_path / "x.nii.gz", 2), tmp_path / "m.nii"), np.eye(4)
     nowhere, line = np.zeros((4, 4)), np.diag([1.0, 0, 1, 1])
     places = ((plain, plain, 1), (plain, mirrored, 0), (plain, moved, 0), (plain, None, 1))
-    for image, mask, fits in (*places, (nowhere, nowhere, 0), (nowhere, plain, 0), (plain, nowhere, 0), (line, line, 0)):
+    for image, mask, fits in (
+        *places,
+        (nowhere, nowhere, 0),
+        (nowhere, plain, 0),
+        (plain, nowhere, 0),
+        (line, line, 0),
+    ):
         for path, affine in ((item.image.path, image), (item.label, mask)):
             pixels = rng.integers(0, 2, (20, 20, 4)).astype(np.uint8)
             made = nibabel.Nifti1Image(pixels, None if affine is None else plain)  # without one it says no place

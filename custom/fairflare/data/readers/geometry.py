@@ -16,6 +16,8 @@ from fairflare.data.readers.datalist import Frame
 
 NIFTI = (".nii", ".nii.gz")
 NATURAL = (".png", ".jpg", ".jpeg")
+ORIENTATION = 0x0112
+"""EXIF's tag; from 5 on rows are columns."""
 Form = Literal["picture", "nifti", "dicom"]
 
 
@@ -97,7 +99,7 @@ def _picture(path: Path) -> Geometry:
     from PIL import Image
 
     with Image.open(path) as file:
-        width, height = file.size
+        width, height = file.size if file.getexif().get(ORIENTATION, 1) < 5 else file.size[::-1]
         return Geometry(height, width, len(file.getbands()), shape=(height, width))
 
 
