@@ -168,6 +168,19 @@ def codes_that_begin_with_zero(root):
     return ("plz: cells such as '01067' begin with 0", "--categories plz", "--keep plz")
 
 
+def ages_that_are_none(root):
+    """A year of birth, and a code that stands once."""
+    table = cohort()
+    table.loc[[3, 5], "age"] = 1953, 999
+    write(root, table)
+    return ("age: 2 cells such as 1953 are no years of age", "--missing age=1953,age=999", "--keep age")
+
+
+def patients_that_excel_has_cut(root):
+    write(root, cohort().assign(patient_id=[f"1.{k // 12:05d}E+12" for k in range(120)]))
+    return ("patient_id: 1.00000E+12: Excel has cut these numbers",)
+
+
 def names_that_become_one(root):
     write(root, cohort(sites=("CHU (1)", "CHU [1]", "C")))
     return ("would both be",)
@@ -224,6 +237,8 @@ HABITS = {
         unknown_split_word,
         blank_patients,
         units_in_cells,
+        ages_that_are_none,
+        patients_that_excel_has_cut,
         signs_in_few_cells,
         codes_that_begin_with_zero,
         names_that_become_one,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +39,8 @@ FEW = 6
 """Different numbers up to which 9 is such a number, too."""
 LEAST_CODES, SPREADS = 2, 1.0
 """Fewest cells with a code; widths of the other numbers that it lies beyond."""
+OLDEST = 120
+"""Years."""
 HALF, MOST_BANDS = 0.5, 10
 TIMES = 8
 """Times that one site's median may be another's: months are 12 years, mg/dl 10 mg/l."""
@@ -223,22 +225,28 @@ def _check_numbers(found: Predictors, name: str, numbers: pd.Series, sites: pd.S
     known = numbers.dropna()
     if not np.isfinite(known).all() or (known.abs() > MOST).any():
         raise UserError(f"init: {name}: expected numbers below {MOST:g} in size, got {known.abs().max():g}")
+    odd = known[(known < 0) | (known > OLDEST)] if naming.bare(name) in naming.AGE else known[:0]
+    if len(odd):
+        _ask_missing(name, f"{len(odd)} cells such as {odd.iloc[0]:g} are no years of age", odd.unique(), chosen)
     for code in CODES if known.nunique() > FEW else (9.0, *CODES):
         hits = int((known == code).sum())
         rest = known[known != code]
-        if hits < LEAST_CODES or len(rest) < LEAST_ROWS or name in chosen.keep:
+        if hits < LEAST_CODES or len(rest) < LEAST_ROWS:
             continue
         low, high = rest.quantile([0.01, 0.99])
         far = SPREADS * max(high - low, 1e-9)
         if not low - far <= code <= high + far or (code < 0 <= rest.min()):
-            what = f"{name}: {code:g} stands {hits} times and lies far from the other numbers ({low:g} to {high:g})"
-            readings = [
-                Reading("it is a code for missing", f"--missing {name}={code:g}"),
-                Reading("it is a number", f"--keep {name}"),
-            ]
-            if not chosen.ask(what, readings):
-                raise UserError(f"init: {what}; --missing {name}={code:g} takes it for missing")
+            what = f"{code:g} stands {hits} times and lies far from the other numbers ({low:g} to {high:g})"
+            _ask_missing(name, what, [code], chosen)
     found.notes.extend(unit_notes(name, known, sites))
+
+
+def _ask_missing(name: str, what: str, codes: Iterable[float], chosen: Choices) -> None:
+    """Ask if numbers are codes for missing ones, which a flag says, or numbers."""
+    gaps = ",".join(f"{name}={code:g}" for code in list(codes)[:MOST_BANDS])
+    readings = [Reading("a code for missing", f"--missing {gaps}"), Reading("a number", f"--keep {name}")]
+    if name not in chosen.keep and not chosen.ask(f"{name}: {what}", readings):
+        raise UserError(f"init: {name}: {what}; --missing {gaps} takes that for missing")
 
 
 def unit_notes(name: str, known: pd.Series, sites: pd.Series) -> list[str]:

@@ -398,7 +398,9 @@ def _sites_of_images(
 
 
 def _of_patients(cells: pd.Series) -> list[str]:
-    """The patients of a column; UserError where some are blank: nobody can tell whose these rows are."""
+    """The patients of a column; UserError where some are blank or cut: nobody can tell whose these rows are."""
+    if (cut := cells[cells.str.fullmatch(r"\d[.,]\d+E\+\d+")]).size:
+        raise UserError(f"init: {cells.name}: {cut.iloc[0]}: Excel has cut these numbers: export them as text")
     blank = cells.map(is_missing)
     if blank.any() and not blank.all():
         text = f"{int(blank.sum())} of {len(cells)} rows have none"
