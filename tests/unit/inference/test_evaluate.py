@@ -216,6 +216,10 @@ def test_images_of_a_test_split_and_classes_by_name(photo_run, photos, tmp_path,
     (root / "client_valley.json").write_text(json.dumps(lists))
     named, _ = evaluated(capsys, photo_run, root, out=tmp_path / "named")
     assert named["sites"] == plain["sites"]
+    for path in root.rglob("*.png"):
+        Image.fromarray(np.asarray(Image.open(path)) // 8).save(path)
+    _, _, err = call(capsys, "evaluate", photo_run, root, "--out", tmp_path / "dark")
+    assert "valley: mean intensity: " in " ".join(err.split())
 
 
 def test_a_hospitals_configuration_names_data_and_minimum(table_run, hospital, tmp_path, capsys):
