@@ -381,5 +381,5 @@ def render(found: Json) -> str:
     figures = drawn(site_figures({"rows": rows, "stages": stages}))
     event, task = (found.get("clinical") or {}).get("event"), {"classes": found.get("classes")}
     event = event and class_words(event, {"task": {**task, "options": {"label": found.get("outcome")}}})
-    filters = {"label": label, "discrimination": discrimination}
-    return rendered("external", filters, found=found, figures=figures, event=event)
+    about = {"found": found, "figures": figures, "event": event}
+    return rendered("external", {"label": label, "discrimination": discrimination}, **about)

@@ -30,6 +30,8 @@ OFTEN = 50
 """Files after which it is told how many have been read."""
 FULL = 0.8
 """Share of the images above which, on average, a structure's masks may be inverted: anatomy leaves more around it."""
+COPIES, HALF = 0.05, 0.5
+"""Shares of a split's rows from which on copies, and unknown values of a category, are said."""
 FEWEST = (
     Need("train", 2, "nothing can be trained on fewer", both_classes=True),
     Need("test", 1, "the report shows the results on it"),
@@ -71,6 +73,7 @@ def preflight(
             if not _broken(found) and isinstance(task, OwnData):
                 found += accept(_of_sizes(data, classes, (*FEWEST, *needs)), accepted)
                 found += _of_targets(data, task)
+                found += _of_rows(data, task)
                 found += _of_groups(data, grouping, min_count)
                 if task.kind.has_times:
                     tables = {name: one for name, one in data.splits.items() if isinstance(one, Split)}
@@ -189,6 +192,21 @@ def _of_targets(data: TensorData, task: Task) -> Iterator[Finding]:
         targets = one.targets if isinstance(one, Split) else torch.tensor(labels)
         for code, text in task.kind.remarks(targets, task.classes) if len(targets) else ():
             yield Finding("warning", code, split, len(targets), text)
+
+
+def _of_rows(data: TensorData, task: Task) -> Iterator[Finding]:
+    """Of a table: rows that stand in an earlier split, too, and categories of other values than the federation's."""
+    inputs, known = task.table_inputs(), set[bytes]()
+    for name, one in data.splits.items() if inputs else ():
+        assert isinstance(one, Split)  # of a table
+        rows = [row.tobytes() for row in one.inputs.numpy()]
+        if (both := sum(row in known for row in rows)) > COPIES * len(rows) and len({*rows}) > FULL * len(rows):
+            yield Finding("warning", "copies", name, both, f"{both} rows are copies of some in an earlier split")
+        known.update(rows)
+        for k, part in enumerate((*inputs.numbers, *inputs.plain) if inputs and name == "train" else ()):
+            if part.other and (n := int(one.inputs[:, k].sum())) > HALF * len(rows):
+                said = f"{part.column}: {n} rows have none of {', '.join(map(str, part.values[:8]))}"
+                yield Finding("warning", "levels", name, n, f"{said}: are the codes the same?")
 
 
 def without_events(split: str, targets: Tensor) -> Iterator[Finding]:

@@ -388,6 +388,18 @@ def test_the_command_prints_lines_and_exits(site, capsys):
         assert end.value.code == 1 and ("gone.png" in streams.out) == there and "Traceback" not in streams.err
 
 
+def test_a_tables_copies_and_codes_that_the_federation_does_not_know_are_said(tmp_path):
+    rows = [f"{k**1.5:.3f},{'mw'[k % 2]},{k // 2 % 2},{('train', 'val', 'test')[k % 3]}" for k in range(90)]
+    copies = [f"{row.rpartition(',')[0]},test" for row in rows[:9]]
+    (tmp_path / "t.csv").write_text("\n".join(["age,sex,label,split", *rows, *copies]))
+    (tmp_path / "site.yaml").write_text("data_root: .\ndatalist: t.csv\nmin_count: 5\n")
+    columns = '{"sex": {"kind": "category", "levels": ["female", "male"]}}'
+    values = {"features": "age,sex", "columns": columns, "group_by": "none"}
+    found = check_site(tmp_path / "site.yaml", Question("tabular", "2", values))
+    assert codes(found) == [("warning", "levels", "train", 30), ("warning", "copies", "test", 6)]
+    assert found[0].text == "sex: 30 rows have none of female, male: are the codes the same?"
+
+
 def test_a_table_with_one_outcome(tmp_path):
     (tmp_path / "t.csv").write_text("age,label\n" + "\n".join(f"{i},0" for i in range(30)))
     (tmp_path / "site.yaml").write_text("data_root: .\ndatalist: t.csv\nmin_count: 5\n")
