@@ -21,7 +21,7 @@ from fairflare.functional.calibration import GRID, Array, Bins
 from fairflare.functional.recalibration import limited
 from fairflare.report.audit_reader import SUMMARISED, Entry, Trail
 from fairflare.report.fairness import absolute, weighted
-from fairflare.report.values import drawn, in_order, json_value, label, number, plural, rendered
+from fairflare.report.values import class_words, drawn, in_order, json_value, label, number, plural, rendered
 
 Json = dict[str, Any]
 Numbers = Mapping[str, float]
@@ -371,7 +371,6 @@ def discrimination(site: Json, found: Json) -> list[tuple[str, Json]]:
 
 def render(found: Json) -> str:
     from fairflare.report.figures import clinical_figures as site_figures
-    from fairflare.report.sentences import class_words
 
     rows, stages = [], ["before"]
     for name, site in found["sites"].items():
