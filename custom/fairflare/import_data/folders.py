@@ -111,6 +111,8 @@ SCOUT = re.compile(
 """What ImageType, or the series' description, says of an image that plans the others, or of a page of text."""
 MASKS = ("SEG", "RTDOSE")
 """Modalities whose pixels are no picture of anybody."""
+MOST_LOOKED_AT = 2000
+"""Images whose size is read."""
 TOLD = (
     "ImageType", "SeriesDescription", "Modality", "Manufacturer", "ManufacturerModelName", "StationName", "PatientSex",
     "BodyPartExamined", "Laterality", "ImageLaterality", "ViewPosition", "PhotometricInterpretation",
@@ -118,8 +120,8 @@ TOLD = (
 
 
 def by_headers(files: Files, found: Found) -> Found:
-    """``found`` without localizers, reports and masks among other images; a note where modalities differ, and what
-    headers alone tell the class at a site."""
+    """``found`` without localizers, reports and masks among other images; a note where modalities differ, and what of
+    headers, format or size alone tells the class at a site."""
     paths = list(dict.fromkeys(one.image for one in found.examples if one.image in files.dicom))
     head = headers([files.root / path for path in paths], TOLD, files.tell)
     head.index = pd.Index(paths)
@@ -133,11 +135,15 @@ def by_headers(files: Files, found: Found) -> Found:
     if len(several := head.Modality.value_counts()) > 1:
         text = ", ".join(f"{name or 'none'} ({n})" for name, n in several.items())
         found = replace(found, notes=(*found.notes, f"modalities differ: {text}; images of all are read alike"))
-    if not (found.form.classes and paths):
+    some = found.examples[:: -(-len(found.examples) // MOST_LOOKED_AT)]
+    if not found.form.classes or found.form.table or not some:
         return found
-    own = head.reindex([one.image for one in found.examples]).fillna("")
+    own = head.reindex([one.image for one in some]).fillna("")
     columns = {name: list(own[name]) for name in TOLD[2:]}
-    labels, sites = zip(*((one.label, one.site) for one in found.examples))
+    columns["the files' format"] = [geometry.suffix_of(Path(one.image)) for one in some]
+    places = [geometry.geometry_of(files.root / one.image) for one in some]
+    columns["the images' size"] = [f"{one.height} x {one.width} x {one.channels}" if one else "" for one in places]
+    labels, sites = zip(*((one.label, one.site) for one in some))
     return replace(found, suspects=(*found.suspects, *telling(columns, labels, sites)))
 
 
