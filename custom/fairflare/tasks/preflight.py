@@ -140,15 +140,21 @@ def _of_files(data: TensorData, tell: Callable[[int, int], None]) -> Iterator[Fi
 
 
 def _of_copies(splits: Mapping[str, FileSplit]) -> Iterator[Finding]:
-    """Images that stand in an earlier split too, pixel by pixel as the network takes them."""
+    """Images that stand in an earlier split too, or have several labels, pixel by pixel as the network takes them."""
     known: dict[bytes, str] = {}
+    labels: dict[bytes, set[float]] = defaultdict(set)
     for name, split in splits.items():
+        for row, (digest, _) in split.seen.items() if split.labels.ndim == 1 and len(split.labels) else ():
+            labels[digest].add(float(split.labels[row]) if digest else 0.0)
         own = {digest: getattr(split.items[row], "image", row) for row, (digest, _) in split.seen.items() if digest}
         if both := [digest for digest in own if digest in known]:
             what = f"{len(both)} images are copies of some in an earlier split"
             text = f"{what}, e.g. {_name(own[both[0]])} of {known[both[0]]}"
             yield Finding("warning", "copies", name, len(both), text)
         known |= {digest: f"{_name(one)} ({name})" for digest, one in own.items()}
+    if two := [digest for digest, own in labels.items() if len(own) > 1]:
+        text = f"{len(two)} images have copies with another label, e.g. {known[two[0]]}"
+        yield Finding("warning", "copies", "", len(two), text)
 
 
 def _name(image: object) -> str:

@@ -78,7 +78,9 @@ def test_copies_in_two_splits_and_masks_that_are_inverted_or_empty_are_said(site
     for flat in (0, 13, 20):
         save(folder / "data" / f"{flat}.png", np.zeros((20, 24)))  # a slice of air is like any other
     found = findings(site, group_by="none")
-    assert codes(found) == [("warning", "copies", "val", 1), ("warning", "copies", "test", 2)]
+    two = [("warning", "copies", "", 1)]  # 3 and its copy 12
+    assert codes(found) == [("warning", "copies", "val", 1), ("warning", "copies", "test", 2), *two]
+    assert found[2].text.startswith("1 images have copies with another label, e.g. 18.png (test)")
     assert found[0].text.endswith("e.g. 12.png of 3.png (train)")
     for pixels, said in (
         (255 - np.eye(20, 24) * 255, "are they inverted"),
