@@ -261,4 +261,13 @@ def masks_of_two_kinds(root):
     return ("masks of site-1 have the pixel values 255, those of site-2 1",)
 
 
+def masks_of_two_readers(root):
+    masks_of_two_kinds(root)
+    for k in range(8):
+        (root / "site-1" / f"{k}_mask.png").rename(root / "site-1" / f"{k}_seg1.png")
+        Image.open(root / "site-2" / f"{k}_mask.png").save(root / "site-1" / f"{k}_seg2.png")
+    return ("site-1/0.png has two masks, site-1/0_seg1.png and site-1/0_seg2.png",)
+
+
+HABITS["masks_of_two_readers"] = masks_of_two_readers
 HABITS["masks_of_two_kinds"] = masks_of_two_kinds

@@ -198,6 +198,8 @@ def _masks_or_classes(paired: Mapping[str, str], chosen: Choices) -> bool:
 
 def _segmentation(files: Files, paired: Mapping[str, str], alone: Sequence[str], chosen: Choices) -> Found:
     images = [path for path, mask in paired.items() if mask]
+    if second := next(((one, mask) for one, mask in geometry.pairs([*images, *alone])[0].items() if mask), None):
+        raise UserError(f"init: {second[0]} has two masks, {paired[second[0]]} and {second[1]}: leave one of them")
     table = level_table(files, images, chosen)
     role = roles(table.drop(columns=["image", SPLIT]), chosen, labelled=False)
     sites = _sites(files, table, role, chosen)

@@ -173,13 +173,13 @@ def folders_of(path: str) -> tuple[str, ...]:
 
 
 def pairs(images: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Image -> its mask, "" where it has none; and masks without an image.
+    """Image -> its mask, "" where it has none; and masks without an image, or with one that has another.
 
     A mask has its image's name, with a word such as "_mask" or in a folder such as "masks".
     """
-    masks = {_key(path): path for path in images if is_mask(path)}
+    masks = {_key(path): path for path in reversed(images) if is_mask(path)}
     found = {path: masks.get(_key(path), "") for path in images if not is_mask(path)}
-    return found, sorted(set(masks.values()) - set(found.values()))
+    return found, sorted({path for path in images if is_mask(path)} - set(found.values()))
 
 
 def _key(path: str) -> tuple[tuple[str, ...], str]:
