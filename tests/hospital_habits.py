@@ -154,6 +154,33 @@ def units_in_cells(root):
     return ("crp: cells such as", "mg/l' hold numbers with signs or units", "--leave-out crp")
 
 
+def signs_in_few_cells(root):
+    """Below what the laboratory can measure, and a minus that Word has made longer."""
+    table = cohort().astype(object)
+    table.loc[::15, "crp"] = "<5"
+    table.loc[::30, "crp"] = "−2"
+    write(root, table)
+    return ("crp: 8 cells such as '−2' hold numbers with signs", "--missing 'crp=−2,crp=<5'")
+
+
+def codes_that_begin_with_zero(root):
+    write(root, cohort().assign(plz=["01067", "10115", "80331", "04109"] * 30))
+    return ("plz: cells such as '01067' begin with 0", "--categories plz", "--keep plz")
+
+
+def ages_that_are_none(root):
+    """A year of birth, and a code that stands once."""
+    table = cohort()
+    table.loc[[3, 5], "age"] = 1953, 999
+    write(root, table)
+    return ("age: 2 cells such as 1953 are no years of age", "--missing age=1953,age=999", "--keep age")
+
+
+def patients_that_excel_has_cut(root):
+    write(root, cohort().assign(patient_id=[f"1.{k // 12:05d}E+12" for k in range(120)]))
+    return ("patient_id: 1.00000E+12: Excel has cut these numbers",)
+
+
 def names_that_become_one(root):
     write(root, cohort(sites=("CHU (1)", "CHU [1]", "C")))
     return ("would both be",)
@@ -210,6 +237,10 @@ HABITS = {
         unknown_split_word,
         blank_patients,
         units_in_cells,
+        ages_that_are_none,
+        patients_that_excel_has_cut,
+        signs_in_few_cells,
+        codes_that_begin_with_zero,
         names_that_become_one,
         path_out_of_the_folder,
         image_in_two_splits,
@@ -230,4 +261,13 @@ def masks_of_two_kinds(root):
     return ("masks of site-1 have the pixel values 255, those of site-2 1",)
 
 
+def masks_of_two_readers(root):
+    masks_of_two_kinds(root)
+    for k in range(8):
+        (root / "site-1" / f"{k}_mask.png").rename(root / "site-1" / f"{k}_seg1.png")
+        Image.open(root / "site-2" / f"{k}_mask.png").save(root / "site-1" / f"{k}_seg2.png")
+    return ("site-1/0.png has two masks, site-1/0_seg1.png and site-1/0_seg2.png",)
+
+
+HABITS["masks_of_two_readers"] = masks_of_two_readers
 HABITS["masks_of_two_kinds"] = masks_of_two_kinds

@@ -163,7 +163,9 @@ def gaps_and_words(root):
     table["remark"] = [f"seen by Dr {k} on the ward" for k in range(len(table))]
     table["hospital_no"] = table["hospital"].map({"A": 11, "B": 12, "C": 13})
     table.to_csv(root / "cohort.csv")
-    return Truth(KINDS, sites=SITES, flags=LABEL, without=("remark", "hospital_no", "Unnamed: 0", ""))
+    return Truth(
+        KINDS, sites=SITES, flags=(*LABEL, "--missing", "crp=<0.5"), without=("remark", "hospital_no", "Unnamed: 0", "")
+    )
 
 
 def names_with_commas(root):

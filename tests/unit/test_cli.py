@@ -4,6 +4,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -249,6 +251,19 @@ def test_a_site_that_fails_midway_leaves_the_last_model(capsys, tmp_path, monkey
     assert code == 1 and "round 2: 0 accepted sites" in err.splitlines()[-1]
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["status"] == "failed" and (tmp_path / "run" / "model.safetensors").is_file()
+
+
+def test_a_second_interrupt_while_python_ends_is_no_traceback():
+    code = """if True:
+        import atexit, os, signal, sys
+        from fairflare.cli import main
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupt = lambda *a, **more: os.kill(os.getpid(), signal.SIGINT)
+        atexit.register(interrupt)
+        sys.argv, main.cli.main = ["fairflare", "list"], interrupt
+        main.main()"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "fairflare: interrupted\n")
 
 
 def test_pretrained_weights_start_the_model_and_their_path_stays_here(capsys, tmp_path):

@@ -45,6 +45,22 @@ def ramp(path, low=-1000, high=1000, **more):
     return write(path, (values + 1024).astype(np.uint16), RescaleSlope=1, RescaleIntercept=-1024, **more)
 
 
+@each("photometric", ["MONOCHROME1", "MONOCHROME2"])
+@each("padding", [-2000, (-32768, -2000)])
+def test_what_was_not_measured_is_dark_and_takes_no_grey_values(photometric, padding, tmp_path):
+    """As a file with the darkest value in its place; US for signed pixels, as some scanners write it."""
+    pixels = drawn().astype(np.int16)
+    dark = pixels.max() if photometric == "MONOCHROME1" else pixels.min()
+    about = {"modality": "DX", "photometric": photometric}
+    plain = write(tmp_path / "plain.dcm", np.where(np.arange(32) < 8, dark, pixels).astype(np.int16), **about)
+    image = dataset(np.where(np.arange(32) < 8, -2000, pixels).astype(np.int16), "P1", **about)
+    ends = padding if isinstance(padding, tuple) else (padding,)
+    for end, tag in zip(ends, (0x00280120, 0x00280121)):
+        image.add_new(tag, "US", end % 65536)
+    save(tmp_path / "padded.dcm", image)
+    assert torch.equal(READER.image(tmp_path / "padded.dcm"), READER.image(plain))
+
+
 @each("window", WINDOWS)
 @each("signed", [False, True])
 def test_a_copy_in_monochrome1_is_the_same_tensor(tmp_path, window, signed):

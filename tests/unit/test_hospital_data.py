@@ -6,19 +6,25 @@ import json
 from collections import defaultdict
 from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import pytest
+from PIL import Image
 
 import dicom_sets
 import hospital_folders
 import hospital_habits
 import hospital_tables
 from cases import each
+from dicom_sets import dataset, save
 from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.import_data.detect import look
 from fairflare.import_data.labels import known_after, says_class, says_site
 from fairflare.import_data.proposal import Choices
 from fairflare.tasks.kinds.own import INSIDE
+from volume_files import ball, turned
+from volume_files import write as write_volume
 
 
 def call(capsys, *arguments):
@@ -205,6 +211,7 @@ def test_a_column_of_files_is_taken_for_the_images(tmp_path):
     assert found == {f"{k}.png": ("ill", "well")[k % 2] for k in range(1, 61)}
 
 
+LIPASE = "about 0.9706 at B and 9.706 at A: are the units the same?"
 CODED = {
     "glucose": (lambda k: 90 + k, lambda k: 5 + k / 18, "about 6.639 at B and 119.5 at A: are the units the same?"),
     "chol": (lambda k: 200 + k, lambda k: 0, "about 0 at B and 229.5 at A: are the units the same?"),
@@ -213,6 +220,7 @@ CODED = {
         lambda k: k % 2,
         "ja, nein at A and 0, 1 at B: are the codes the same?",
     ),
+    "lipase": (lambda k: 2 ** (k / 9), lambda k: 2 ** (k / 9) / 10, LIPASE),
     "diabetes": (lambda k: k % 2, lambda k: 1 + k % 2, "0, 1 at A and 1, 2 at B: are the codes the same?"),
     "lactate": (lambda k: k, lambda k: None, "B has no value"),
 }
@@ -292,3 +300,73 @@ def test_spellings_of_one_patient_stay_together(tmp_path):
     for one in look(tmp_path, Choices()).found.examples:
         splits[one.site, one.patient.lower()].add(one.split)
     assert all(len(where) == 1 for where in splits.values())
+
+
+def test_localizers_are_left_out_and_what_tells_the_class_at_a_site_is_said(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    for site in ("charite", "mayo"):
+        for k in range(24):
+            folder, maker = (
+                tmp_path / site / ("benign", "malignant")[k % 2],
+                ("GE", "Philips")[k % 2 * (site == "mayo")],
+            )
+            for series, of in enumerate(("AXIAL", "LOCALIZER", "SCREEN SAVE")[: 2 + (k < 2)]):
+                pixels = rng.integers(0, 900, (32, 32 + series)).astype(np.int16)
+                more = {"series": series, "ImageType": ["ORIGINAL", "PRIMARY", of], "Manufacturer": maker}
+                more["modality"] = "MR" if site == "charite" else "CT"
+                save(folder / f"{k}_{series}.dcm", dataset(pixels, f"{site}{k:03d}", **more))
+    (tmp_path / "notes").write_text("a;b\n1;2\n3;4\n")
+    found = look(tmp_path, Choices()).found
+    assert len(found.examples) == 48 and all(one.image.endswith("_0.dcm") for one in found.examples)
+    assert any(note.startswith("52 images are localizers") for note in found.notes)
+    assert any(note.startswith("modalities differ: MR (24), CT (24)") for note in found.notes)
+    assert found.suspects == ("Manufacturer alone tells the class at mayo (area under the curve 1.000)",)
+    assert any(note.startswith("notes: a table that is not read") for note in found.notes)
+    (tmp_path / "alone" / "B").mkdir(parents=True)
+    (tmp_path / "notes").rename(tmp_path / "alone" / "cohort.dat")
+    for path in (tmp_path / "alone", tmp_path / "alone" / "cohort.dat"):
+        code, _, err = call(capsys, "init", path, "--yes")
+        assert code == 2 and err.count("\n") == 1 and ".csv" in err, err
+    for name in ("A.csv", "B/b.csv", "c.csv.gz"):
+        hospital_habits.write(tmp_path / "alone", hospital_tables.cohort(), name)
+    notes = look(tmp_path / "alone", Choices()).found.notes
+    assert any(note.startswith("B/b.csv, cohort.dat: a table that is not read") for note in notes)
+    assert "1 files of other formats are not read, e.g. c.csv.gz" in notes
+
+
+def test_a_format_or_a_size_that_tells_the_class_is_said(tmp_path):
+    drawn = hospital_folders.Drawn()
+    for k in range(48):
+        path = tmp_path / "AB"[k // 24] / ("normal", "tumor")[k % 2] / f"{k}.{'jpg' if k % 2 and k < 24 else 'png'}"
+        drawn.save(path)
+        if k % 2 and k >= 24:
+            Image.open(path).resize((30, 30)).save(path)
+    suspects = look(tmp_path, Choices()).found.suspects
+    alone = "alone tells the class at {} (area under the curve 1.000)".format
+    assert suspects == (f"the files' format {alone('A')}", f"the images' size {alone('B')}")
+
+
+def test_slices_that_run_along_other_axes_are_said(tmp_path):
+    rng = np.random.default_rng(0)
+    for k in range(16):
+        image, mask, affine = ball(rng, (20, 18, 15))
+        for name, voxels in ((f"{k}.nii", image), (f"{k}_mask.nii", mask)):
+            write_volume(tmp_path / "AB"[k // 8] / name, *turned(voxels, affine, ("RAS", "PSR")[k // 8]))
+    notes = look(tmp_path, Choices(slices=5)).found.notes
+    assert any(note.startswith("axes RAS of A/0.nii (A), PSR of B/8.nii (B): slices are read") for note in notes)
+
+
+@pytest.mark.parametrize("form", ["table", "list"])
+def test_a_column_that_tells_the_class_of_images_is_said(form, tmp_path):
+    drawn, rows = hospital_folders.Drawn(), []
+    for k in range(48):
+        drawn.save(tmp_path / f"{k}.png", k % 2)
+        side = "LR"[k % 2 if k < 24 else k // 2 % 2]
+        rows.append({"image": f"{k}.png", "label": ("ill", "well")[k % 2], "laterality": side, "site": "AB"[k // 24]})
+    if form == "table":
+        hospital_habits.write(tmp_path, pd.DataFrame(rows))
+    for site in "AB" if form == "list" else "":
+        own = [row for row in rows if row["site"] == site]
+        (tmp_path / f"{site}.json").write_text(json.dumps({"training": own}))
+    suspects = look(tmp_path, Choices()).found.suspects
+    assert suspects == ("laterality alone tells the class at A (area under the curve 1.000)",)

@@ -8,6 +8,7 @@ import tracemalloc
 import nibabel
 import numpy as np
 import pytest
+from PIL import Image
 
 from cases import each
 from dicom_sets import dataset, save
@@ -58,6 +59,19 @@ def test_a_nifti_header_that_cannot_be_is_one_line(tmp_path, why, suffix):
         assert error.value.code == "unreadable" and "\n" not in str(error.value)
     assert tracemalloc.get_traced_memory()[1] < 5e6 and geometry_of(path) is None
     tracemalloc.stop()
+
+
+@each("mode", ["RGB", "CMYK", "1", "L"])
+def test_pictures_are_as_bright_and_upright_as_they_are_shown(mode, tmp_path):
+    pixels = np.zeros((20, 30), np.uint8)
+    pixels[:8, :10] = 255
+    path = tmp_path / f"x.{'png' if mode == '1' else 'jpg'}"
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be shown a quarter turned to the right
+    Image.fromarray(pixels).convert(mode).save(path, exif=exif)
+    place, image = geometry_of(path), Reader(30, 1).image(path)[0].float()
+    assert (place.height, place.width) == (30, 20)
+    assert image[:8, 20:].min() > 150 and image[:, :15].max() < 100 and image[15:].max() < 100
 
 
 def test_values_that_are_no_numbers_are_counted(tmp_path):

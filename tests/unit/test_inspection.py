@@ -4,7 +4,9 @@
 import json
 import py_compile
 import shutil
+import stat
 import sys
+import zipfile
 from py_compile import PycInvalidationMode
 
 import pytest
@@ -204,6 +206,32 @@ def test_what_is_no_job_is_one_line(what, job, capsys):
         path.write_bytes(b"\xff\xfe\x00" if what == "binary" else b'{"executors": [{"executor": 5}]}')
     code, out, err = inspect(capsys, job)
     assert code == 2 and not out and err.count("\n") == 1 and err.startswith("fairflare: "), err
+
+
+def test_a_zipped_job_is_as_its_folder(job, tmp_path, capsys):
+    there = tmp_path / "download" / "0a1b" / "job"
+    shutil.copytree(job, there)
+    packed = shutil.make_archive(str(tmp_path / "0a1b"), "zip", tmp_path / "download")
+    assert inspect(capsys, packed) == inspect(capsys, job)
+    assert inspect(capsys, packed, "--sign", tmp_path)[0] == 2
+
+
+@pytest.mark.parametrize("what", ["out", "back", "absolute", "link", "bomb", "damaged", "no job"])
+def test_a_zip_that_is_none_of_a_job_is_one_line(what, tmp_path, capsys, monkeypatch):
+    names = {"out": "job/../../out.py", "back": "..\\out.py", "absolute": "/out.py"}
+    part = zipfile.ZipInfo(names.get(what, "job/meta.json"))
+    part.external_attr = (stat.S_IFLNK | 0o777) << 16 if what == "link" else 0
+    with zipfile.ZipFile(tmp_path / "job.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr(part, b"0" * (jobs.MOST_UNPACKED // 2**10 if what == "bomb" else 100))
+    monkeypatch.setattr(jobs, "MOST_UNPACKED", 2**18)
+    if what == "damaged":
+        content = bytearray((tmp_path / "job.zip").read_bytes())
+        content[45] ^= 255
+        (tmp_path / "job.zip").write_bytes(content)
+    code, out, err = inspect(capsys, tmp_path / "job.zip")
+    assert code == 2 and not out and err.count("\n") == 1 and not list(tmp_path.rglob("out.py")), err
+    said = {"bomb": "at most", "damaged": "cannot be unpacked", "no job": "expected a job's folder"}
+    assert said.get(what, "no links") in err
 
 
 def test_nothing_of_the_job_is_imported(job, capsys):

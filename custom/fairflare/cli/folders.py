@@ -239,15 +239,18 @@ def convert(folders: tuple[Path, ...]) -> Told:
 @json_option
 @click.pass_context
 def inspect(context: click.Context, job: Path, kit: Path | None, root: Path | None, as_json: bool) -> None:
-    """What the exported JOB runs at a hospital: entry point, files and lines, what is read, what leaves, where it is
-    checked, who signed it.
+    """What the exported JOB (a folder, or FLARE's zip of it) runs at a hospital: entry point, files and lines, what is
+    read, what leaves, where it is checked, who signed it.
 
     Nothing of the job is imported. Exits with 1 where its files are not those that MANIFEST.json lists or somebody
     signed, and, with --root, where nobody of that federation signed them (docs/audit-a-job.md).
     """
-    from fairflare.cli.jobs import inspected, lines, sign
+    from fairflare.cli.jobs import inspected, lines, sign, unpacked
 
-    found = inspected(job, root)
+    if kit and job.is_file():
+        raise click.UsageError("--sign: expected a job's folder, got a file")
+    with unpacked(job) as folder:
+        found = inspected(folder, root)
     whole = all(found[side].get("matches", True) is True for side in ("site", "server"))
     if kit and whole:
         sign(job, kit)

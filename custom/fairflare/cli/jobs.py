@@ -9,10 +9,14 @@ import contextlib
 import json
 import logging
 import re
+import stat
+import tempfile
 import textwrap
 import warnings
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import fairflare
@@ -62,6 +66,8 @@ CHECKS = {
 }
 """File of the package -> what is checked there, in the order in which it happens."""
 WIDTH = 110
+MOST_FILES, MOST_UNPACKED = 20_000, 2**30
+"""Of a zipped job."""
 
 
 def export_job(
@@ -197,6 +203,34 @@ def _signature(folder: Path, root: Path | None) -> dict[str, Any] | None:
     wrong = [name for name in sorted({*files, *here}) if files.get(name) != here.get(name)]
     holds = f"{shown(wrong[0])} is not as it was signed" if wrong else True
     return {"by": found[0], "role": found[1], "certified": root is not None, "holds": holds}
+
+
+@contextlib.contextmanager
+def unpacked(job: Path) -> Iterator[Path]:
+    """A job's folder; of a zip, as FLARE keeps it, within: a copy of the folder, which may lie deeper.
+
+    Raises:
+        UserError: the zip is damaged or encrypted, holds links, names that lead out of it, or more than a job does.
+    """
+    if not (job.is_file() and zipfile.is_zipfile(job)):
+        yield job
+        return
+    with tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
+        try:
+            with zipfile.ZipFile(job) as packed:
+                parts = packed.infolist()
+                if len(parts) > MOST_FILES or sum(one.file_size for one in parts) > MOST_UNPACKED:
+                    most = f"{MOST_FILES:,} files and {MOST_UNPACKED // 2**20} MB unpacked"
+                    raise UserError(f"{job}: expected a job of at most {most}, got {len(parts):,} files or more MB")
+                for one in parts:
+                    path = PurePosixPath(one.filename.replace("\\", "/"))
+                    if path.is_absolute() or ".." in path.parts or stat.S_ISLNK(one.external_attr >> 16):
+                        raise UserError(f"{job}: expected files inside of it and no links, got {shown(one.filename)}")
+                packed.extractall(scratch)  # no file gets longer than it says, which was summed
+        except (zipfile.BadZipFile, zlib.error, RuntimeError, OSError, ValueError, EOFError) as error:
+            raise UserError(f"{job}: cannot be unpacked ({error})") from None
+        found = sorted(Path(scratch).rglob(APPS["site"]), key=lambda path: len(path.parts))
+        yield found[0].parent if found else Path(scratch)
 
 
 def inspected(folder: Path, root: Path | None = None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import gc
 import importlib
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -123,6 +124,8 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo(help.format_message())
         code = 0
     except (KeyboardInterrupt, Exception) as error:
+        if arguments is None:  # the process ends: a second Ctrl-C would be a traceback of what libraries do at exit
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = explained(error)
     sys.exit(code if isinstance(code, int) else 0)
 

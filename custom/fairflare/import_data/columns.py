@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,11 @@ FEW = 6
 """Different numbers up to which 9 is such a number, too."""
 LEAST_CODES, SPREADS = 2, 1.0
 """Fewest cells with a code; widths of the other numbers that it lies beyond."""
+OLDEST = 120
+"""Years."""
 HALF, MOST_BANDS = 0.5, 10
+TIMES = 8
+"""Times that one site's median may be another's: months are 12 years, mg/dl 10 mg/l."""
 WITH_UNIT = re.compile(r"[<>≤≥~+−-]?\s*\d+(?:[.,'\s]\d+)*(?:\s*/\s*\d+(?:[.,]\d+)?)?\s*(?:%|[a-zA-Zµ°/²³]+)?")
 """A number with a sign, marks of thousands, a fraction or a unit."""
 OF_SPLITS = ("fold", "cvfold", "istest", "istrain", "istraining", "isval", "split", "subset", "partition")
@@ -137,10 +141,15 @@ def _add(
     numbers = pd.to_numeric(filled, errors="coerce")
     share = float(numbers.notna().mean())
     spec: dict[str, Any] = {"kind": "number"}
-    if name not in chosen.categories and share >= MOSTLY:
-        if _is_id(name, cells, sites):
-            return leave("which number the rows")
+    as_numbers = name not in chosen.categories and share >= MOSTLY
+    if as_numbers and _is_id(name, cells, sites):
+        return leave("which number the rows")
+    if as_numbers and _are_codes(name, filled, chosen):
+        as_numbers, chosen = False, replace(chosen, categories=(*chosen.categories, name))
+    if as_numbers:
         odd = filled[numbers.isna() & (filled.str.lower() != NONE)]
+        if _are_signed(name, odd, chosen):
+            return leave("which hold numbers with signs or units")
         if len(odd):
             found.notes.append(
                 f"{name}: {len(odd)} cells are no numbers, such as {shown(odd.iloc[0])}, and count as missing"
@@ -188,37 +197,66 @@ def _add(
         found.specs[name] = spec
 
 
+def _are_codes(name: str, filled: pd.Series, chosen: Choices) -> bool:
+    """Whether numbers of which some begin with 0, as postcodes do, are codes: asks."""
+    codes = filled[filled.str.fullmatch(r"0\d+")]
+    if codes.empty or name in chosen.keep:
+        return False
+    readings = [
+        Reading("they are codes of categories", f"--categories {name}"),
+        Reading("they are numbers", f"--keep {name}"),
+    ]
+    return not chosen.ask(f"{name}: cells such as {shown(codes.iloc[0])} begin with 0", readings)
+
+
+def _are_signed(name: str, odd: pd.Series, chosen: Choices) -> bool:
+    """Whether a column is no predictor as some cells hold numbers with signs or units: asks; else they are missing."""
+    signed = odd[odd.map(lambda cell: bool(WITH_UNIT.fullmatch(cell)))]
+    if signed.empty or name in chosen.keep:
+        return False
+    gaps = ",".join(f"{name}={cell}" for cell in signed.unique()[:MOST_BANDS])
+    readings = [Reading("they count as missing", f"--missing '{gaps}'"), Reading("not", f"--leave-out {name}")]
+    what = f"{name}: {len(signed)} cells such as {shown(signed.iloc[0])} hold numbers with signs or units"
+    return bool(chosen.ask(what, readings))
+
+
 def _check_numbers(found: Predictors, name: str, numbers: pd.Series, sites: pd.Series, chosen: Choices) -> None:
     """Refuse infinite numbers and codes for missing values; note where sites seem to have other units."""
     known = numbers.dropna()
     if not np.isfinite(known).all() or (known.abs() > MOST).any():
         raise UserError(f"init: {name}: expected numbers below {MOST:g} in size, got {known.abs().max():g}")
+    odd = known[(known < 0) | (known > OLDEST)] if naming.bare(name) in naming.AGE else known[:0]
+    if len(odd):
+        _ask_missing(name, f"{len(odd)} cells such as {odd.iloc[0]:g} are no years of age", odd.unique(), chosen)
     for code in CODES if known.nunique() > FEW else (9.0, *CODES):
         hits = int((known == code).sum())
         rest = known[known != code]
-        if hits < LEAST_CODES or len(rest) < LEAST_ROWS or name in chosen.keep:
+        if hits < LEAST_CODES or len(rest) < LEAST_ROWS:
             continue
         low, high = rest.quantile([0.01, 0.99])
         far = SPREADS * max(high - low, 1e-9)
         if not low - far <= code <= high + far or (code < 0 <= rest.min()):
-            what = f"{name}: {code:g} stands {hits} times and lies far from the other numbers ({low:g} to {high:g})"
-            readings = [
-                Reading("it is a code for missing", f"--missing {name}={code:g}"),
-                Reading("it is a number", f"--keep {name}"),
-            ]
-            if not chosen.ask(what, readings):
-                raise UserError(f"init: {what}; --missing {name}={code:g} takes it for missing")
+            what = f"{code:g} stands {hits} times and lies far from the other numbers ({low:g} to {high:g})"
+            _ask_missing(name, what, [code], chosen)
     found.notes.extend(unit_notes(name, known, sites))
 
 
+def _ask_missing(name: str, what: str, codes: Iterable[float], chosen: Choices) -> None:
+    """Ask if numbers are codes for missing ones, which a flag says, or numbers."""
+    gaps = ",".join(f"{name}={code:g}" for code in list(codes)[:MOST_BANDS])
+    readings = [Reading("a code for missing", f"--missing {gaps}"), Reading("a number", f"--keep {name}")]
+    if name not in chosen.keep and not chosen.ask(f"{name}: {what}", readings):
+        raise UserError(f"init: {name}: {what}; --missing {gaps} takes that for missing")
+
+
 def unit_notes(name: str, known: pd.Series, sites: pd.Series) -> list[str]:
-    """A note where the middle 80 % of two sites' numbers do not overlap: units differ, or gaps are written as 0."""
+    """A note where the middle 80 % of two sites' numbers do not overlap, or medians are far apart: units, gaps as 0."""
     grouped = known.groupby(sites[known.index].to_numpy())
     enough = grouped.size() >= LEAST_ROWS
     low, middle, high = (grouped.quantile(part)[enough] for part in (0.1, 0.5, 0.9))
-    if low.empty or not low.max() > high.min():
+    if low.empty or not (low.max() > high.min() or middle.max() > TIMES * middle.min() > 0):
         return []
-    text = f"about {middle[high.idxmin()]:.4g} at {high.idxmin()} and {middle[low.idxmax()]:.4g} at {low.idxmax()}"
+    text = f"about {middle.min():.4g} at {middle.idxmin()} and {middle.max():.4g} at {middle.idxmax()}"
     return [f"{name}: {text}: are the units the same?"]
 
 
@@ -263,8 +301,7 @@ def _is_id(name: str, cells: pd.Series, sites: pd.Series) -> bool:
 
 def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> None:
     """Ask about predictors that alone tell the outcome; the numbers' areas under the curve, best class against rest."""
-    counts = labels.value_counts()
-    hits = [(labels == one).to_numpy() for one in counts.index if FEWEST <= counts[one] <= len(labels) - FEWEST]
+    hits = _hits(labels)
     for name in list(found.features):
         cells, kind = found.cells[name], found.specs.get(name, {"kind": "number"})["kind"]
         area = _area(cells == "", hits)
@@ -275,8 +312,7 @@ def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> None:
             values = pd.to_datetime(cells, errors="coerce", format="ISO8601")
             area = max(area, _area((values - values.min()).dt.days.fillna(0), hits))
         else:
-            rates = [pd.Series(hit).groupby(cells.to_numpy()).transform("mean") for hit in hits]
-            area = max([area, *(_area(rate, [hit]) for rate, hit in zip(rates, hits, strict=True))])
+            area = max([area, *_rates(cells, hits)])
         if area > ALONE and name not in chosen.keep:
             what = f"{name} alone tells the outcome (area under the curve {area:.3f})"
             readings = [
@@ -288,6 +324,37 @@ def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> None:
             if out:
                 found.features.remove(name)
                 found.specs.pop(name, None)
+
+
+def telling(columns: Mapping[str, Sequence[str]], labels: Sequence[str], sites: Sequence[str]) -> tuple[str, ...]:
+    """A line for each attribute of images that alone tells the class at a site: a network may read it off the images.
+
+    Args:
+        columns: attribute -> a cell for each image; of at most ``MOST_BANDS`` values at a site.
+        labels: of each image, its class.
+        sites: of each image.
+    """
+    found = []
+    for site, rows in pd.Series(list(labels), dtype=object).groupby(list(sites)):
+        hits = _hits(rows)
+        for name, column in columns.items():
+            cells = pd.Series(list(column), dtype=object)[rows.index]
+            area = max(_rates(cells, hits), default=0.0) if 2 <= cells.nunique() <= MOST_BANDS else 0.0
+            if area > ALONE:
+                found.append(f"{name} alone tells the class at {site} (area under the curve {area:.3f})")
+    return tuple(found)
+
+
+def _hits(labels: pd.Series) -> list[np.ndarray]:
+    """Of each class with enough rows, and enough others, which rows are of it: bool (N,)."""
+    counts = labels.value_counts()
+    return [(labels == one).to_numpy() for one in counts.index if FEWEST <= counts[one] <= len(labels) - FEWEST]
+
+
+def _rates(cells: pd.Series, hits: Sequence[np.ndarray]) -> list[float]:
+    """Of each class the area under the curve of its share among the rows with the same cell."""
+    rates = [pd.Series(hit).groupby(cells.to_numpy()).transform("mean") for hit in hits]
+    return [_area(rate, [hit]) for rate, hit in zip(rates, hits, strict=True)]
 
 
 def _area(values: pd.Series, hits: Sequence[np.ndarray]) -> float:

@@ -24,8 +24,8 @@ from fairflare.core.errors import UserError
 from fairflare.core.validation import natural, shown, some, unlisted
 from fairflare.data.readers.datalist import read_lists
 from fairflare.data.readers.geometry import is_image
-from fairflare.import_data.columns import outcome_of
-from fairflare.import_data.folders import images_in_folders, level_table, patients_of
+from fairflare.import_data.columns import outcome_of, telling
+from fairflare.import_data.folders import by_headers, images_in_folders, level_table, patients_of
 from fairflare.import_data.labels import check_sites_agree, group_columns, grouped_by
 from fairflare.import_data.levels import as_volumes, check_sites, check_volume, flat, pixels, structures, with_slices
 from fairflare.import_data.proposal import (
@@ -42,11 +42,12 @@ from fairflare.import_data.proposal import (
     site_name,
     walk,
 )
-from fairflare.import_data.tables import examples_in_tables, tables_in
+from fairflare.import_data.tables import examples_in_tables, tables_in, unnamed_tables
 from fairflare.tasks.forms import FORMS
 from fairflare.tasks.kinds.own import DESCRIPTION, PREFIX
 
 PATIENTS = ("patient_id", "patient", "subject_id", "subject", "case_id", "PatientID", "patientID", "patientId")
+UNNAMED = "{}: a table that is not read: to have it read, call it .csv and put it beside the others"
 KNOWN = ("image", "label", "frame", *PATIENTS)
 
 
@@ -94,10 +95,12 @@ def images_in_lists(files: Files, lists: Mapping[str, Path], chosen: Choices) ->
                     examples.append(example)
     if not examples:
         raise UserError(f"init: no entry of {next(iter(lists.values())).name} has a label and a file that is there")
+    told = {key: [one.about.get(key, "") for one in examples] for key in {key for one in examples for key in one.about}}
+    suspects = telling(told, [one.label for one in examples], [one.site for one in examples])
     examples = _grouped(examples, chosen)
     notes: tuple[str, ...] = (f"{unlabelled} entries have no label and are left out",) if unlabelled else ()
     notes += (f"{len(gone)} images of the lists are not there and left out, e.g. {gone[0]}",) if gone else ()
-    return _of(files, examples, named, chosen, notes)
+    return replace(_of(files, examples, named, chosen, notes), suspects=suspects)
 
 
 def _grouped(examples: Sequence[Example], chosen: Choices) -> list[Example]:
@@ -192,7 +195,7 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
         UserError: nothing can be made of it, in one line that says why.
     """
     files, plain = walk(root, tell), flat(chosen)
-    found = _found(files, plain)
+    found = by_headers(files, _found(files, plain))
     check_texts(found)
     if plain.kind and found.kind != plain.kind:
         raise UserError(f"--kind: expected {found.kind}, which is what {root} holds, got {chosen.kind}")
@@ -211,10 +214,12 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
     found = as_volumes(files, found, chosen.kind) if of_volumes else with_slices(files, found, chosen)
     notes = found.notes + _linked(root)
     for paths, text in (
-        (files.others, "images of other formats are not read"),
+        (files.others, "files of other formats are not read"),
         (files.dead, "symbolic links lead nowhere and are left out"),
     ):
         notes += (f"{len(paths)} {text}, e.g. {paths[0]}",) if paths else ()
+    if texts := unnamed_tables(files):
+        notes += (UNNAMED.format(some(texts, 3)),)
     if chosen.window and found.form.table:
         raise UserError("--window: goes with images, got a table")
     if chosen.window:
@@ -257,6 +262,8 @@ def _found(files: Files, chosen: Choices) -> Found:
     if not files.root.is_file() and (lists := lists_in(files.root)):
         return images_in_lists(files, lists, chosen)
     paths = tables_in(files.root)
+    if not (paths or files.images) and (texts := unnamed_tables(files)):
+        raise UserError(f"init: {UNNAMED.format(some(texts, 3))}")
     return examples_in_tables(files, paths, chosen) if paths else images_in_folders(files, chosen)
 
 

@@ -10,6 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fairflare.core.validation import in_order, some, unlisted
 from fairflare.data.readers import geometry
 from fairflare.data.readers.dicom import DEFERRED, is_dicom, pydicom_quietly
 from fairflare.data.readers.geometry import stem
+from fairflare.import_data.columns import telling
 from fairflare.import_data.labels import HEADERS as HEADERS_OF
 from fairflare.import_data.labels import WORDS, group_columns, grouped_by, mostly, says_class, split_word
 from fairflare.import_data.levels import FOLDER, Roles, roles, structures
@@ -103,6 +105,48 @@ def _cell(value: Any) -> str:
     return text.strip().strip("\0")[:LONGEST]
 
 
+SCOUT = re.compile(
+    r"locali[sz]er|scout|topogram|surview|scanogram|screen ?save|dose ?(report|info)|patient protocol", re.IGNORECASE
+)
+"""What ImageType, or the series' description, says of an image that plans the others, or of a page of text."""
+MASKS = ("SEG", "RTDOSE")
+"""Modalities whose pixels are no picture of anybody."""
+MOST_LOOKED_AT = 2000
+"""Images whose size is read."""
+TOLD = (
+    "ImageType", "SeriesDescription", "Modality", "Manufacturer", "ManufacturerModelName", "StationName", "PatientSex",
+    "BodyPartExamined", "Laterality", "ImageLaterality", "ViewPosition", "PhotometricInterpretation",
+)  # fmt: skip
+
+
+def by_headers(files: Files, found: Found) -> Found:
+    """``found`` without localizers, reports and masks among other images; a note where modalities differ, and what of
+    headers, format or size alone tells the class at a site."""
+    paths = list(dict.fromkeys(one.image for one in found.examples if one.image in files.dicom))
+    head = headers([files.root / path for path in paths], TOLD, files.tell)
+    head.index = pd.Index(paths)
+    odd = head.ImageType.add(" ").add(head.SeriesDescription).map(lambda text: bool(SCOUT.search(text)))
+    odd |= head.Modality.isin(MASKS)
+    kept = [one for one in found.examples if one.image not in {*head.index[odd]}]
+    if odd.any() and kept:
+        what = "images are localizers, reports or masks by their headers and are left out"
+        found = replace(found, examples=kept, notes=(*found.notes, f"{odd.sum()} {what}, e.g. {head.index[odd][0]}"))
+        head = head[~odd]
+    if len(several := head.Modality.value_counts()) > 1:
+        text = ", ".join(f"{name or 'none'} ({n})" for name, n in several.items())
+        found = replace(found, notes=(*found.notes, f"modalities differ: {text}; images of all are read alike"))
+    some = found.examples[:: -(-len(found.examples) // MOST_LOOKED_AT)]
+    if not found.form.classes or found.form.table or not some:
+        return found
+    own = head.reindex([one.image for one in some]).fillna("")
+    columns = {name: list(own[name]) for name in TOLD[2:]}
+    columns["the files' format"] = [geometry.suffix_of(Path(one.image)) for one in some]
+    places = [geometry.geometry_of(files.root / one.image) for one in some]
+    columns["the images' size"] = [f"{one.height} x {one.width} x {one.channels}" if one else "" for one in places]
+    labels, sites = zip(*((one.label, one.site) for one in some))
+    return replace(found, suspects=(*found.suspects, *telling(columns, labels, sites)))
+
+
 PARTS = re.compile(r"[_. ()-]+")
 """What stands between the parts of a file's name."""
 NAME = "name"
@@ -154,6 +198,8 @@ def _masks_or_classes(paired: Mapping[str, str], chosen: Choices) -> bool:
 
 def _segmentation(files: Files, paired: Mapping[str, str], alone: Sequence[str], chosen: Choices) -> Found:
     images = [path for path, mask in paired.items() if mask]
+    if second := next(((one, mask) for one, mask in geometry.pairs([*images, *alone])[0].items() if mask), None):
+        raise UserError(f"init: {second[0]} has two masks, {paired[second[0]]} and {second[1]}: leave one of them")
     table = level_table(files, images, chosen)
     role = roles(table.drop(columns=["image", SPLIT]), chosen, labelled=False)
     sites = _sites(files, table, role, chosen)

@@ -20,7 +20,7 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import in_order, some, unlisted
 from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.dicom import series_of
-from fairflare.data.readers.geometry import form_of, frames
+from fairflare.data.readers.geometry import form_of, frames, geometry_of
 from fairflare.data.readers.pictures import stored
 from fairflare.data.readers.volumes import read
 from fairflare.import_data import labels as naming
@@ -230,7 +230,8 @@ def structures(
         raise UserError("init: the masks are empty: every pixel is 0")
     if len(present) > MOST_STRUCTURES or any(v != int(v) for v in present):
         text = f"expected masks of at most {MOST_STRUCTURES} whole pixel values beside 0, got {len(present)}"
-        raise UserError(f"init: {text}, such as {present[len(present) // 2]:g}; masks kept as JPEG lose their values")
+        odd = next((v for v in present if v != int(v)), present[len(present) // 2])
+        raise UserError(f"init: {text}, such as {odd:g}; masks kept as JPEG lose their values")
     numbers = sorted({*named, *map(int, present)})
     names = list(chosen) or [named.get(v, f"structure {k}") for k, v in enumerate(numbers, start=1)]
     if len(names) != len(numbers):
@@ -294,12 +295,27 @@ def _some_slices(root: Path, path: str) -> list[int | None]:
     return [*sorted({round(k * (n - 1) / (SLICES - 1)) for k in range(SLICES)})]
 
 
+def _axes(files: Files, found: Found) -> tuple[str, ...]:
+    """A note where images of two sites, or of one, run along other axes: mirrored, turned or of another plane."""
+    from nibabel.orientations import aff2axcodes
+
+    held: dict[str, str] = {}
+    for one in (one for site in found.sites for one in found.of(site)[:OF_A_SITE] if one.image):
+        place = geometry_of(files.root / one.image)
+        if place is not None and place.placed and place.affine is not None:
+            held.setdefault("".join(code or "?" for code in aff2axcodes(place.affine)), f"{one.image} ({one.site})")
+    text = ", ".join(f"{axes} of {path}" for axes, path in held.items())
+    how = "slices are read as stored, so between these they are mirrored, turned or of another plane"
+    return (f"axes {text}: {how} (whole volumes are turned alike: --kind)",) if len(held) > 1 else ()
+
+
 def with_slices(files: Files, found: Found, chosen: Choices) -> Found:
     """``found`` with every ``chosen.slices``-th slice of each volume or multi-frame file, which stay one patient's.
 
     Raises:
         UserError: there are such files and the user has not said how many slices to take; or a header cannot be read.
     """
+    found = replace(found, notes=(*found.notes, *_axes(files, found)))
     held = [
         1
         if not one.image or one.frame is not None or one.image.lower().endswith(FLAT)

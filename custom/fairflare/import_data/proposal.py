@@ -257,8 +257,11 @@ def root_name(root: Path) -> str:
     return site_name(root.resolve().name)
 
 
-OTHERS = (".tif", ".tiff", ".bmp", ".gif", ".webp", ".mha", ".mhd", ".nrrd", ".npy", ".npz", ".h5", ".dcm.gz")
-"""Images that are not read."""
+OTHERS = (
+    ".tif", ".tiff", ".bmp", ".gif", ".webp", ".mha", ".mhd", ".nrrd", ".npy", ".npz", ".h5", ".dcm.gz", ".img", ".hdr",
+    ".mgz", ".jp2", ".heic", ".svs", ".csv.gz", ".zip", ".ods", ".sav", ".dta", ".sas7bdat", ".rds",
+)  # fmt: skip
+"""Images and tables that are not read."""
 MOST_FILES = 1_000_000
 OFTEN = 200
 """Files after which it is told how many there are."""
@@ -277,7 +280,7 @@ class Files:
     Attributes:
         root: the folder, or a table's file.
         images: those that can be read.
-        others: images of other formats.
+        others: images and tables of other formats.
         links_out: images whose file lies outside of ``root``, by a symbolic link.
         dead: links whose file is gone.
         dicom: of ``images``, those in DICOM format, whatever their names.
@@ -302,7 +305,8 @@ def walk(root: Path, tell: Tell = nothing) -> Files:
     if root.is_file() and root.suffix.lower() in SUFFIXES:
         return Files(root, (), (), (), (), tell=tell)
     if not root.is_dir():
-        raise UserError(f"init: expected a folder, or a table ({', '.join(SUFFIXES)}), got {root}")
+        text = "; rename a text with delimited cells to .csv" if root.is_file() else ""
+        raise UserError(f"init: expected a folder, or a table ({', '.join(SUFFIXES)}), got {root}{text}")
     home = root.resolve()
     found: dict[str, list[str]] = {key: [] for key in ("images", "others", "links_out", "dead", "dicom")}
     seen, count = set(), 0
@@ -329,7 +333,7 @@ def _sort(path: Path, root: Path, home: Path, found: dict[str, list[str]]) -> No
     if path.name.startswith("."):
         return
     text = path.relative_to(root).as_posix()
-    no_format = path.suffix == "" or path.suffix[1:].isdigit()  # as archives call files
+    no_format = path.suffix[1:].isdigit() or path.suffix.lower() in ("", ".ima", ".img")  # as archives call files
     if is_image(path.name) or (no_format and looks_like_image(path)):
         if not path.is_file():
             found["dead"].append(text)

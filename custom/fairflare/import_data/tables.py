@@ -6,6 +6,7 @@ The tables of a folder are read as one, with what their names and folders say of
 
 from __future__ import annotations
 
+import contextlib
 import re
 import unicodedata
 from collections import Counter
@@ -39,7 +40,9 @@ from fairflare.import_data.proposal import (
 from fairflare.tasks.forms import FORMS
 
 KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
-"""A text beside images is seldom a table; one that is named is read."""
+"""A text beside images is seldom a table; one that is given to ``init`` is read."""
+MOST_TEXTS, LARGEST_TEXT, FILLED = 100, 2**24, 0.9
+"""Texts that are looked at, their bytes, and the share of filled cells from which on one is a table."""
 ZEROS = re.compile(r"\.0+$")
 """pandas writes whole numbers of a column with gaps as 999.0."""
 HOME, SITE, SPLIT = "@home", "@site", "@split"
@@ -56,6 +59,20 @@ def tables_in(root: Path) -> list[Path]:
         if paths := [path for path in paths if pattern == "*" or path.parent.name != "fairflare"]:
             return sorted(paths, key=lambda path: natural(str(path)))
     return []
+
+
+def unnamed_tables(files: Files) -> list[str]:
+    """Names of files in the folder, or in its folders, that by their cells are tables and are not taken for such."""
+    known, found = {*(files.root / name for name in files.images), *tables_in(files.root)}, []
+    paths = [] if files.root.is_file() else [*files.root.glob("*"), *files.root.glob("*/*")]
+    odd = [path for path in paths if path.suffix.lower() not in (".json", ".yaml", ".md") and path not in known]
+    for path in sorted(odd)[:MOST_TEXTS]:
+        if path.is_file() and not path.name.startswith(".") and path.stat().st_size <= LARGEST_TEXT:
+            with contextlib.suppress(DataError, UserError):
+                table = read_table(path)
+                if min(table.shape) > 1 and (table != "").to_numpy().mean() >= FILLED:
+                    found.append(path.relative_to(files.root).as_posix())
+    return found
 
 
 def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
@@ -356,7 +373,9 @@ def _images(
         return Found("segmentation", "a table of images and masks", examples, names, options, whence, notes)
     layout = f"a table of images with column {', '.join(several) or label}"
     notes += outcome.notes
-    return Found(outcome.kind, layout, examples, outcome.classes, outcome.options, whence, notes)
+    others = {name: list(kept[name]) for name in columns if name not in (image, label, *several, *role.values())}
+    suspects = read.telling(others, labels, sites) if FORMS[outcome.kind].classes else ()
+    return Found(outcome.kind, layout, examples, outcome.classes, outcome.options, whence, notes, suspects)
 
 
 def _any_said(table: pd.DataFrame, names: Sequence[str]) -> pd.Series:
@@ -379,7 +398,9 @@ def _sites_of_images(
 
 
 def _of_patients(cells: pd.Series) -> list[str]:
-    """The patients of a column; UserError where some are blank: nobody can tell whose these rows are."""
+    """The patients of a column; UserError where some are blank or cut: nobody can tell whose these rows are."""
+    if (cut := cells[cells.str.fullmatch(r"\d[.,]\d+E\+\d+")]).size:
+        raise UserError(f"init: {cells.name}: {cut.iloc[0]}: Excel has cut these numbers: export them as text")
     blank = cells.map(is_missing)
     if blank.any() and not blank.all():
         text = f"{int(blank.sum())} of {len(cells)} rows have none"

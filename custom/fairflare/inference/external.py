@@ -27,8 +27,11 @@ from fairflare.core.metric import finite
 from fairflare.core.schema import IN_USE, Instruction
 from fairflare.core.seeds import derive
 from fairflare.core.types import INTERVALS, Round, Training
+from fairflare.data.readers.datalist import Frame
+from fairflare.data.readers.files import FileSplit
+from fairflare.data.readers.geometry import geometry_of
 from fairflare.data.site_config import SiteConfig, stricter
-from fairflare.data.tensors import TensorData
+from fairflare.data.tensors import TensorData, as_float
 from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.benefit import Pair, measured
 from fairflare.engine.evaluation import LEVEL, Predictions, over_patients, predict
@@ -45,7 +48,7 @@ from fairflare.functional.recalibration import recalibrated, temperature
 from fairflare.functional.survival import baseline
 from fairflare.inference.loaded_run import Opened, hospitals
 from fairflare.inference.predict import about as about_model
-from fairflare.inference.predict import of_table
+from fairflare.inference.predict import of_images, of_table
 from fairflare.report.clinical import evaluation, paired, views
 from fairflare.tasks.base import Task
 from fairflare.tasks.external import Labelled, constant_results, labelled, of_split, preflight
@@ -131,6 +134,8 @@ def _fitted(outputs: Array, targets: Ints, kind: str) -> dict[str, float]:
 
 
 ALL = "all"
+LOOKED_AT = 200
+"""Images that are held against the training's."""
 LAST = Round(1, 1)
 Json = dict[str, Any]
 
@@ -190,7 +195,8 @@ def _scored(opened: Opened) -> Task:
 
 def about_evaluation(opened: Opened, config: RunConfig, split: str) -> Json:
     model = {key: value for key, value in about_model(opened).items() if key != "adjusted"}
-    return {"model": model, "min_count": config.min_count, "level": LEVEL, "split": split, "by": config.group_by}
+    told = {"model": model, "min_count": config.min_count, "level": LEVEL, "split": split, "by": config.group_by}
+    return {**told, "outcome": str(config.options.get("label") or "")}
 
 
 class _Hospital:
@@ -229,6 +235,13 @@ class _Hospital:
         inputs, scaling = self._opened.task.table_inputs(), self._opened.scaling
         rows = self._data.table if isinstance(self._data, Labelled) else None
         unlike = of_table(inputs, *rows, scaling) if inputs and rows and scaling else []
+        images, split = self._opened.task.image_inputs(), self._data.splits["test"]
+        if images and not images.volumes and isinstance(split, FileSplit):
+            some = range(0, len(split), -(-len(split) // LOOKED_AT))
+            seen = {file: row for row in some if isinstance(file := split.items[row].image, (Path, Frame))}
+            places = {file.name: place for file in seen if (place := geometry_of(file)) is not None}
+            means = {file.name: float(as_float(split.example(row)[0]).mean()) for file, row in seen.items()}
+            unlike += of_images(images, self._opened.inputs, places, means)
         return [*(one.text for one in self._findings), *narrow, *unlike]
 
     def _site(self) -> Site:

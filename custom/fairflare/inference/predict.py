@@ -28,7 +28,7 @@ from fairflare.data.readers.datalist import Frame, file_of
 from fairflare.data.readers.dicom import series_of
 from fairflare.data.readers.geometry import NIFTI, Geometry, geometry_of, suffix_of
 from fairflare.data.readers.table_features import gaps_of, plain
-from fairflare.data.readers.tables import read_columns
+from fairflare.data.readers.tables import SUFFIXES, read_columns
 from fairflare.data.readers.volumes import Volume, VolumeReader, placed_as
 from fairflare.data.tensors import as_float, normalised
 from fairflare.engine.evaluation import predict as predicted
@@ -40,7 +40,6 @@ from fairflare.report.values import plural
 from fairflare.tasks.kinds.classes import named_classes
 from fairflare.tasks.planning import other_units
 
-TABLES = (".csv", ".parquet")
 MOST = 1_000_000
 
 
@@ -71,7 +70,7 @@ def images_of(
             beside += sorted(own, key=natural)
             chosen = [(name, file) for name, file in inside.items() if name not in own]
         elif path.is_file():
-            if suffix_of(path) in TABLES:
+            if suffix_of(path) in SUFFIXES:
                 raise UserError(f"{path.name}: expected images for this run, got a table")
             chosen = [(path.name, path)]
         else:
@@ -103,9 +102,9 @@ def _cut(files: Mapping[str, Path], notes: list[str]) -> dict[str, Path | Frame]
 
 def table_of(named: Sequence[Path]) -> Path:
     """The one table; raises UserError."""
-    if len(named) != 1 or not named[0].is_file() or suffix_of(named[0]) not in TABLES:
+    if len(named) != 1 or not named[0].is_file() or suffix_of(named[0]) not in SUFFIXES:
         got = ", ".join(path.name for path in named[:3])
-        raise UserError(f"expected one table ({' or '.join(TABLES)}) for this run, got {shown(got)}")
+        raise UserError(f"expected one table ({', '.join(SUFFIXES)}) for this run, got {shown(got)}")
     return named[0]
 
 
@@ -357,6 +356,8 @@ def _answers(opened: Opened, outputs: Tensor, members: Tensor) -> tuple[list[str
     return header, rows, probabilities
 
 
+CODES = {-9.0, -99.0, -999.0}
+"""Numbers that are a code for missing even in one row."""
 FAR = 6.0
 """Standard deviations from the training mean from which on a number of a table is named."""
 ENOUGH = 10
@@ -388,9 +389,10 @@ def of_table(
             text = f"a mean of {column.mean():.4g}, in training {mean:.4g}"
             found.append(f"{one.name}: {text}: are the units the same?")
         below = column[column < 0]
-        if 1 < len(below) < len(column) and np.ptp(below) == 0 and mean > 0:
-            text = f"{len(below)} rows are {below[0]:g}, the others at least 0"
-            found.append(f"{one.name}: {text}: a code for missing? Its cells should be empty")
+        alone = 1 < len(below) < len(column) and np.ptp(below) == 0
+        if mean > 0 and len(below) and (alone or {*below.tolist()} <= CODES):
+            text = f"{below[0]:g} in {_count(len(below), 'row')}: a code for missing? Its cells should be empty"
+            found.append(f"{one.name}: {text}")
         if far[:, k].any() and not one.values:
             row = int(np.flatnonzero(far[:, k])[0])
             found.append(

@@ -22,7 +22,7 @@ from fairflare.functional.calibration import GRID, Bins
 from fairflare.functional.recalibration import limited
 from fairflare.report.audit_reader import SUMMARISED, Entry, Trail
 from fairflare.report.fairness import absolute, weighted
-from fairflare.report.values import drawn, in_order, json_value, label, number, plural, rendered
+from fairflare.report.values import class_words, drawn, in_order, json_value, label, number, plural, rendered
 
 Json = dict[str, Any]
 Numbers = Mapping[str, float]
@@ -270,7 +270,7 @@ def evaluation(about: Json, sites: Mapping[str, Mapping[str, Any]], beside: Mapp
     more = {"own": None, "recalibration": None}
     shown = {name: {**of_site(sites[name], about), **more, **(beside or {}).get(name, {})} for name in in_order(sites)}
     kept = ["headline", "classes", "real", "title", "metrics", "group_metric", "clinical"]
-    kept += ["model", "min_count", "level", "split", "by"]
+    kept += ["model", "min_count", "level", "split", "by", "outcome"]
     told = {"format": FORMAT, **{key: about[key] for key in kept if key in about}}
     return dict(json_value({**told, "sites": shown, "rejected": about.get("rejected") or {}}))
 
@@ -365,4 +365,7 @@ def render(found: Json) -> str:
         stages = ["before", "after"] if after else stages
         rows.append({"site": name, "before": site["calibration"], "after": after})
     figures = drawn(site_figures({"rows": rows, "stages": stages}))
-    return rendered("external", {"label": label, "discrimination": discrimination}, found=found, figures=figures)
+    event, task = (found.get("clinical") or {}).get("event"), {"classes": found.get("classes")}
+    event = event and class_words(event, {"task": {**task, "options": {"label": found.get("outcome")}}})
+    about = {"found": found, "figures": figures, "event": event}
+    return rendered("external", {"label": label, "discrimination": discrimination}, **about)

@@ -11,7 +11,7 @@ from fairflare.report import sanity_checks as learned
 from fairflare.report.compare import drawn_words, objective_words, same_objective
 from fairflare.report.fairness import EXACT_TO, LEVEL, seeds_needed, sentence
 from fairflare.report.rows import remark
-from fairflare.report.values import capital, chance, ends, label, listing, meaning, plural, text
+from fairflare.report.values import capital, chance, class_words, ends, label, listing, meaning, plural, text
 
 Json = Mapping[str, Any]
 JUDGED = {"worst": "worst site", "mean": "mean over sites"}
@@ -34,23 +34,9 @@ def opening(summary: Json) -> list[str]:
     return [" ".join(sentences) for sentences in paragraphs]
 
 
-CODES = ("1", "yes", "true", "y")
-"""Names of a class, in lower case, that say no more than that the outcome came true."""
-NOT = ("0", "no", "false", "n")
 FEW = 30
 """Validation patients below which what a validation split says is mostly noise."""
 SHOWN_GROUPS = 4
-
-
-def class_words(name: str, summary: Json) -> str:
-    """A class as a reader knows it: "died" for the class "1" of a table whose outcome is called so, "not died" for "0".
-
-    Of other numbers "died = 2"; other names stay as they are.
-    """
-    outcome = str((summary["task"].get("options") or {}).get("label") or "")
-    if not outcome or not {str(one).lower() for one in summary["task"].get("classes") or ()} <= {*CODES, *NOT}:
-        return f"{outcome} = {name}" if outcome and name.isdecimal() else name
-    return outcome if name.lower() in CODES else f"not {outcome}" if name.lower() in NOT else name
 
 
 def group_words(name: str, summary: Json) -> str:

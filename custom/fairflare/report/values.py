@@ -184,3 +184,19 @@ def environment(filters: tuple[tuple[str, Callable[..., Any]], ...] = ()) -> Env
         one.__name__: one for one in (signed, likely, plural, listing, stop, capital, moment, size)
     } | dict(filters)
     return made
+
+
+CODES = ("1", "yes", "true", "y")
+"""Names of a class, in lower case, that say no more than that the outcome came true."""
+NOT = ("0", "no", "false", "n")
+
+
+def class_words(name: str, summary: Json) -> str:
+    """A class as a reader knows it: "died" for the class "1" of a table whose outcome is called so, "not died" for "0".
+
+    Of other numbers "died = 2"; other names stay as they are.
+    """
+    outcome = str((summary["task"].get("options") or {}).get("label") or "")
+    if not outcome or not {str(one).lower() for one in summary["task"].get("classes") or ()} <= {*CODES, *NOT}:
+        return f"{outcome} = {name}" if outcome and name.isdecimal() else name
+    return outcome if name.lower() in CODES else f"not {outcome}" if name.lower() in NOT else name

@@ -195,6 +195,11 @@ def _of_values(prints: Prints) -> list[str]:
             if min(high, right) - max(low, left) < OVERLAP * (max(high, right) - min(low, left)):
                 text = f"between {low:g} and {high:g} at {site} and between {left:g} and {right:g} at {other}"
                 return [f"values lie {text}: they may not be in the same units"]
+    means = {site: (fmean(one.mean), fmean(one.std)) for site, one in prints.items() if one.mean and one.std}
+    dark, bright = (pick(means, key=means.__getitem__, default="") for pick in (min, max))
+    if dark != bright and means[bright][0] - means[dark][0] > fmean((means[dark][1], means[bright][1])):
+        text = f"a mean of {means[dark][0]:.2f} at {dark} and of {means[bright][0]:.2f} at {bright}"
+        return [f"pixels on [0, 1] have {text}: are images of one inverted, or scaled otherwise?"]
     return []
 
 

@@ -30,6 +30,8 @@ OFTEN = 50
 """Files after which it is told how many have been read."""
 FULL = 0.8
 """Share of the images above which, on average, a structure's masks may be inverted: anatomy leaves more around it."""
+COPIES, HALF = 0.05, 0.5
+"""Shares of a split's rows from which on copies, and unknown values of a category, are said."""
 FEWEST = (
     Need("train", 2, "nothing can be trained on fewer", both_classes=True),
     Need("test", 1, "the report shows the results on it"),
@@ -71,6 +73,7 @@ def preflight(
             if not _broken(found) and isinstance(task, OwnData):
                 found += accept(_of_sizes(data, classes, (*FEWEST, *needs)), accepted)
                 found += _of_targets(data, task)
+                found += _of_rows(data, task)
                 found += _of_groups(data, grouping, min_count)
                 if task.kind.has_times:
                     tables = {name: one for name, one in data.splits.items() if isinstance(one, Split)}
@@ -137,15 +140,21 @@ def _of_files(data: TensorData, tell: Callable[[int, int], None]) -> Iterator[Fi
 
 
 def _of_copies(splits: Mapping[str, FileSplit]) -> Iterator[Finding]:
-    """Images that stand in an earlier split too, pixel by pixel as the network takes them."""
+    """Images that stand in an earlier split too, or have several labels, pixel by pixel as the network takes them."""
     known: dict[bytes, str] = {}
+    labels: dict[bytes, set[float]] = defaultdict(set)
     for name, split in splits.items():
+        for row, (digest, _) in split.seen.items() if split.labels.ndim == 1 and len(split.labels) else ():
+            labels[digest].add(float(split.labels[row]) if digest else 0.0)
         own = {digest: getattr(split.items[row], "image", row) for row, (digest, _) in split.seen.items() if digest}
         if both := [digest for digest in own if digest in known]:
             what = f"{len(both)} images are copies of some in an earlier split"
             text = f"{what}, e.g. {_name(own[both[0]])} of {known[both[0]]}"
             yield Finding("warning", "copies", name, len(both), text)
         known |= {digest: f"{_name(one)} ({name})" for digest, one in own.items()}
+    if two := [digest for digest, own in labels.items() if len(own) > 1]:
+        text = f"{len(two)} images have copies with another label, e.g. {known[two[0]]}"
+        yield Finding("warning", "copies", "", len(two), text)
 
 
 def _name(image: object) -> str:
@@ -189,6 +198,21 @@ def _of_targets(data: TensorData, task: Task) -> Iterator[Finding]:
         targets = one.targets if isinstance(one, Split) else torch.tensor(labels)
         for code, text in task.kind.remarks(targets, task.classes) if len(targets) else ():
             yield Finding("warning", code, split, len(targets), text)
+
+
+def _of_rows(data: TensorData, task: Task) -> Iterator[Finding]:
+    """Of a table: rows that stand in an earlier split, too, and categories of other values than the federation's."""
+    inputs, known = task.table_inputs(), set[bytes]()
+    for name, one in data.splits.items() if inputs else ():
+        assert isinstance(one, Split)  # of a table
+        rows = [row.tobytes() for row in one.inputs.numpy()]
+        if (both := sum(row in known for row in rows)) > COPIES * len(rows) and len({*rows}) > FULL * len(rows):
+            yield Finding("warning", "copies", name, both, f"{both} rows are copies of some in an earlier split")
+        known.update(rows)
+        for k, part in enumerate((*inputs.numbers, *inputs.plain) if inputs and name == "train" else ()):
+            if part.other and (n := int(one.inputs[:, k].sum())) > HALF * len(rows):
+                said = f"{part.column}: {n} rows have none of {', '.join(map(str, part.values[:8]))}"
+                yield Finding("warning", "levels", name, n, f"{said}: are the codes the same?")
 
 
 def without_events(split: str, targets: Tensor) -> Iterator[Finding]:

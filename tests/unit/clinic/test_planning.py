@@ -195,6 +195,12 @@ def test_sites_whose_pixels_differ_in_width_are_named():
     assert "0.5 mm wide at near and 2 mm at far" in cautions(prints)[0]
 
 
+def test_images_of_another_brightness_at_one_site_are_said():
+    prints = {site: Fingerprint(20, 64, 64, None, False, [mean], [0.2]) for site, mean in zip("abc", (0.5, 0.35, 0.6))}
+    assert "a mean of 0.35 at b and of 0.60 at c: are images of one inverted" in cautions(prints)[0]
+    assert not cautions({site: prints[site] for site in "ac"})
+
+
 def test_tables_have_no_images_and_nothing_known_is_no_plan():
     assert all(name.startswith(("train.", "run.")) for name in chosen("tabular", {"a": Fingerprint(100)}))
     assert plan("segmentation", {}) == [] and plan("heart", {"a": Fingerprint(100)}) == []

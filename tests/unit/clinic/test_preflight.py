@@ -78,7 +78,9 @@ def test_copies_in_two_splits_and_masks_that_are_inverted_or_empty_are_said(site
     for flat in (0, 13, 20):
         save(folder / "data" / f"{flat}.png", np.zeros((20, 24)))  # a slice of air is like any other
     found = findings(site, group_by="none")
-    assert codes(found) == [("warning", "copies", "val", 1), ("warning", "copies", "test", 2)]
+    two = [("warning", "copies", "", 1)]  # 3 and its copy 12
+    assert codes(found) == [("warning", "copies", "val", 1), ("warning", "copies", "test", 2), *two]
+    assert found[2].text.startswith("1 images have copies with another label, e.g. 18.png (test)")
     assert found[0].text.endswith("e.g. 12.png of 3.png (train)")
     for pixels, said in (
         (255 - np.eye(20, 24) * 255, "are they inverted"),
@@ -96,14 +98,24 @@ def test_a_slices_mask_lies_on_its_pixels(tmp_path):
     rng, mirrored, moved = np.random.default_rng(0), np.diag([-1.0, 1, 3, 1]), np.eye(4)
     mirrored[0, 3], moved[:3, 3] = 19, (0, 1, 0)
     item, plain = Item(Frame(tmp_path / "x.nii.gz", 2), tmp_path / "m.nii"), np.eye(4)
-    for image, mask, fits in ((plain, plain, 1), (plain, mirrored, 0), (plain, moved, 0), (plain, None, 1)):
+    nowhere, line = np.zeros((4, 4)), np.diag([1.0, 0, 1, 1])
+    places = ((plain, plain, 1), (plain, mirrored, 0), (plain, moved, 0), (plain, None, 1))
+    for image, mask, fits in (
+        *places,
+        (nowhere, nowhere, 0),
+        (nowhere, plain, 0),
+        (plain, nowhere, 0),
+        (line, line, 0),
+    ):
         for path, affine in ((item.image.path, image), (item.label, mask)):
             pixels = rng.integers(0, 2, (20, 20, 4)).astype(np.uint8)
-            nibabel.save(nibabel.Nifti1Image(pixels, affine), path)  # without one the header says no place
+            made = nibabel.Nifti1Image(pixels, None if affine is None else plain)  # without one it says no place
+            made.set_sform(affine, 0 if affine is None else 1)
+            nibabel.save(made, path)
         try:
             assert Reader(16, 1, {"lesion": (1,)})(item)[1].shape == (1, 16, 16) and fits
         except DataError as error:
-            assert "turned, of other spacing or elsewhere" in str(error) and not fits
+            assert "turned, of other spacing, elsewhere or nowhere" in str(error) and not fits
 
 
 BREAKS = {
@@ -376,6 +388,18 @@ def test_the_command_prints_lines_and_exits(site, capsys):
             main([*command, *extra])
         streams = capsys.readouterr()
         assert end.value.code == 1 and ("gone.png" in streams.out) == there and "Traceback" not in streams.err
+
+
+def test_a_tables_copies_and_codes_that_the_federation_does_not_know_are_said(tmp_path):
+    rows = [f"{k**1.5:.3f},{'mw'[k % 2]},{k // 2 % 2},{('train', 'val', 'test')[k % 3]}" for k in range(90)]
+    copies = [f"{row.rpartition(',')[0]},test" for row in rows[:9]]
+    (tmp_path / "t.csv").write_text("\n".join(["age,sex,label,split", *rows, *copies]))
+    (tmp_path / "site.yaml").write_text("data_root: .\ndatalist: t.csv\nmin_count: 5\n")
+    columns = '{"sex": {"kind": "category", "levels": ["female", "male"]}}'
+    values = {"features": "age,sex", "columns": columns, "group_by": "none"}
+    found = check_site(tmp_path / "site.yaml", Question("tabular", "2", values))
+    assert codes(found) == [("warning", "levels", "train", 30), ("warning", "copies", "test", 6)]
+    assert found[0].text == "sex: 30 rows have none of female, male: are the codes the same?"
 
 
 def test_a_table_with_one_outcome(tmp_path):

@@ -72,6 +72,10 @@ def broken_files(tmp_path, image, mask, affine):
     text = tmp_path / "text.nii.gz"
     text.write_bytes(gzip.compress(b"no volume at all"))
     gap = write_series(tmp_path / "gap", image, affine, skip=(11,))
+    beside = affine.copy()
+    beside[0, 3] += 30  # somebody moved the table half way
+    write_series(tmp_path / "beside", image, affine, skip=range(15))
+    aside = write_series(tmp_path / "beside", image, beside, skip=range(15, 30))
     other = affine.copy()
     other[2, 3] += 5
     png = tmp_path / "x.png"
@@ -85,6 +89,7 @@ def broken_files(tmp_path, image, mask, affine):
         "nan": (Item(write(tmp_path / "nan.nii", image * np.nan, affine), own), "nonfinite", "nan.nii"),
         "spacing": (Item(write(tmp_path / "s.nii", image, affine @ np.diag([900, 9, 9, 1])), own), "spacing", "mm"),
         "gap": (Item(gap, own), "series", "2.5 to 5 mm apart"),
+        "aside": (Item(aside, own), "series", "mm beside the others"),
         "alone": (Item(write_series(tmp_path / "one", image[:, :, :1], affine), own), "series", "1 slice"),
         "shape": (Item(good, write(tmp_path / "less.nii", mask[:-1], affine)), "shape", "39x36x30"),
         "moved": (Item(good, write(tmp_path / "moved.nii", mask, other)), "shape", "lies elsewhere"),

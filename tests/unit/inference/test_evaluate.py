@@ -14,6 +14,7 @@ from sklearn import metrics
 from external_data import OWN, cells, evaluation, numbers_of, recomputed, same_figures, write_hospital
 from fairflare.core.errors import UserError
 from fairflare.inference.external import cross_fitted
+from fairflare.report.clinical import render
 from model_use import call, reported, rows, run
 from own_folder import write_images, write_tables
 
@@ -72,6 +73,8 @@ def test_a_tables_figures_are_scikit_learns(table_run, hospital, tmp_path, capsy
     assert "harbour: 240 labelled cases" in page and "<svg" in page and "calibration slope" in said
     text = (tmp_path / "e" / "evaluation.json").read_text() + page
     assert "PAT-" not in text and str(tmp_path) not in text and str(hospital.parent) not in text
+    coded = {**content, "classes": ["0", "1"], "clinical": {**content["clinical"], "event": "1"}}
+    assert "risk of <strong>outcome</strong>" in render(coded) and "risk of <strong>died</strong>" in page
 
 
 def test_other_units_than_the_trainings_are_said(table_run, hospital, tmp_path, capsys):
@@ -213,6 +216,10 @@ def test_images_of_a_test_split_and_classes_by_name(photo_run, photos, tmp_path,
     (root / "client_valley.json").write_text(json.dumps(lists))
     named, _ = evaluated(capsys, photo_run, root, out=tmp_path / "named")
     assert named["sites"] == plain["sites"]
+    for path in root.rglob("*.png"):
+        Image.fromarray(np.asarray(Image.open(path)) // 8).save(path)
+    _, _, err = call(capsys, "evaluate", photo_run, root, "--out", tmp_path / "dark")
+    assert "valley: mean intensity: " in " ".join(err.split())
 
 
 def test_a_hospitals_configuration_names_data_and_minimum(table_run, hospital, tmp_path, capsys):

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """``fairflare predict``: what sites measured comes out again, in files that fit their inputs, and nothing is spoilt."""
 
+import io
 import json
 import shutil
 from pathlib import Path
 
 import nibabel
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -56,20 +58,21 @@ def test_what_is_unlike_the_training_is_named(heart_run, tmp_path, capsys):
     names = lines[0].split(",")
     cells = [line.split(",") for line in lines[1:]]
     cells[0][names.index("age")], cells[1][names.index("cp")] = "600", "9"
+    cells[4][names.index("oldpeak")] = "-99"
     cells[2][names.index("thalach")] = cells[3][names.index("thalach")] = "-9"
     for row in cells:
         row[names.index("trestbps")] = f"{float(row[names.index('trestbps')]) / 7.5:.1f}"  # kPa
     keep = [k for k, name in enumerate(names) if name != "chol"]
     text = "\n".join(",".join(row[k] for k in keep) for row in [names, *cells])
-    (tmp_path / "t.csv").write_text(text + "\n")
+    pd.read_csv(io.StringIO(text), dtype=str).to_excel(tmp_path / "t.xlsx", index=False)
     code, out, err = call(
-        capsys, "predict", heart_run, tmp_path / "t.csv", "--site", "Cleveland", "--out", tmp_path / "p", "--json"
+        capsys, "predict", heart_run, tmp_path / "t.xlsx", "--site", "Cleveland", "--out", tmp_path / "p", "--json"
     )
     unlike = "\n".join(json.loads(out)["unlike"])
     assert code == 0, err
     assert "column chol: is missing" in unlike and "cp: 1 row with an unknown value, e.g. '9'" in unlike
     assert "age: 1 row more than 6 standard deviations" in unlike and "600" in unlike
-    assert "thalach: 2 rows are -9, the others at least 0: a code for missing?" in unlike
+    assert "thalach: -9 in 2 rows: a code for missing?" in unlike and "oldpeak: -99 in 1 row: a code" in unlike
     assert unlike.count("are the units the same?") == 1 and "trestbps: a mean of 17." in unlike
 
 

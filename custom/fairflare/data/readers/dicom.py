@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,7 @@ def _slice(path: Path, found: Any, k: int, windowed: bool, mask: bool) -> stored
         return stored.Stored(stored.finite(path, _coloured(found, pixels, photometric)), natural=True)
     hounsfield = _is_hounsfield(found, k)
     inverted = photometric == "MONOCHROME1" and not hounsfield and not mask
+    pixels = _unpadded(found, pixels, np.max if inverted else np.min) if not mask else pixels
     pixels = pixels.astype(np.int64) if pixels.dtype.kind in "iub" else pixels
     if windowed and not mask:
         shown = _shown(found, k, pixels)
@@ -122,6 +124,14 @@ def _slice(path: Path, found: Any, k: int, windowed: bool, mask: bool) -> stored
     if inverted:
         pixels = (-1 if found.PixelRepresentation else 2 ** int(found.BitsStored) - 1) - pixels
     return stored.Stored(stored.finite(path, _rescaled(found, k, pixels))[None], hounsfield=hounsfield)
+
+
+def _unpadded(found: Any, pixels: np.ndarray, darkest: Callable[[np.ndarray], Any]) -> np.ndarray:
+    """``pixels``, those of PixelPaddingValue (to its limit), where nothing was measured, as dark as the darkest."""
+    ends = [found.get(name) for name in ("PixelPaddingValue", "PixelPaddingRangeLimit")]
+    ends = [np.asarray(end).astype(pixels.dtype) for end in ends if isinstance(end, int)]
+    padded = (pixels >= min(ends)) & (pixels <= max(ends)) if ends else np.zeros(pixels.shape, dtype=bool)
+    return np.where(padded, darkest(pixels[~padded]), pixels) if padded.any() and not padded.all() else pixels
 
 
 def _decoded(path: Path, found: Any, frame: int) -> np.ndarray:

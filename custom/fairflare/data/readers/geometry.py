@@ -16,6 +16,8 @@ from fairflare.data.readers.datalist import Frame
 
 NIFTI = (".nii", ".nii.gz")
 NATURAL = (".png", ".jpg", ".jpeg")
+ORIENTATION = 0x0112
+"""EXIF's tag; from 5 on rows are columns."""
 Form = Literal["picture", "nifti", "dicom"]
 
 
@@ -97,7 +99,7 @@ def _picture(path: Path) -> Geometry:
     from PIL import Image
 
     with Image.open(path) as file:
-        width, height = file.size
+        width, height = file.size if file.getexif().get(ORIENTATION, 1) < 5 else file.size[::-1]
         return Geometry(height, width, len(file.getbands()), shape=(height, width))
 
 
@@ -171,13 +173,13 @@ def folders_of(path: str) -> tuple[str, ...]:
 
 
 def pairs(images: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Image -> its mask, "" where it has none; and masks without an image.
+    """Image -> its mask, "" where it has none; and masks without an image, or with one that has another.
 
     A mask has its image's name, with a word such as "_mask" or in a folder such as "masks".
     """
-    masks = {_key(path): path for path in images if is_mask(path)}
+    masks = {_key(path): path for path in reversed(images) if is_mask(path)}
     found = {path: masks.get(_key(path), "") for path in images if not is_mask(path)}
-    return found, sorted(set(masks.values()) - set(found.values()))
+    return found, sorted({path for path in images if is_mask(path)} - set(found.values()))
 
 
 def _key(path: str) -> tuple[tuple[str, ...], str]:

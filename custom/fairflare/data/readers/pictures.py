@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ COLOUR = 0.02
 """Difference of channels on [0, 1] from which an image has colours; JPEG leaves less in a grey one."""
 BELOW = 0.05
 """Share of its range that lies below zero in an image whose values have a zero that means something, as CT has."""
+COLOURED = ("1", "P", "PA", "CMYK")
+"""PIL's modes whose numbers are no brightness."""
 POINTS = 201
 """Quantiles that are kept of an image that was looked at."""
 
@@ -72,8 +75,8 @@ class Reader:
             image_shape, mask_shape = ("x".join(map(str, shape)) for shape in (found.pixels.shape[1:], mask.shape))
             raise DataError("shape", f"{_named(item.image)}: {image_shape} pixels, its mask has {mask_shape}")
         if _lies_elsewhere(item.image, _mask_of(item.image, item.label)):
-            text = "expected a mask on its image's pixels, by their headers it is turned, of other spacing or elsewhere"
-            raise DataError("shape", f"{_named(item.image)}: {text}")
+            how = "by their headers it is turned, of other spacing, elsewhere or nowhere"
+            raise DataError("shape", f"{_named(item.image)}: expected a mask on its image's pixels, {how}")
         return image, self._mask(mask, _named(item.label))
 
     def image(self, source: Source) -> Tensor:
@@ -196,18 +199,20 @@ def _slice(source: Source, window: str = "", *, mask: bool = False) -> Stored:
 
 
 def _picture_of(path: Path, mask: bool) -> Stored:
-    """A PNG or JPEG; a palette's numbers are colours, but in a mask they are its structures."""
-    from PIL import Image
+    """A PNG or JPEG, upright as its EXIF says; a palette's numbers are colours, but in a mask its structures."""
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as file:
-            mode = file.mode
-            if mode == "P" and not mask:
-                colours = np.asarray(file.convert("RGB"), dtype=np.float32)
-                return Stored(np.moveaxis(colours, -1, 0), natural=True)
+            mode, found = file.mode, file
+            with contextlib.suppress(Exception):  # EXIF that cannot be read
+                found = ImageOps.exif_transpose(file)
+            if mode in COLOURED and not mask:
+                found = found.convert("RGB")
+            pixels = np.moveaxis(np.atleast_3d(np.asarray(found, dtype=np.float32)), -1, 0)
     except Exception as error:  # decoders raise whatever their libraries do
         raise unreadable(path, type(error).__name__) from None
-    pixels = _picture(path)
+    pixels = finite(path, pixels[: {4: 3, 2: 1}.get(len(pixels), len(pixels))])  # without alpha
     return Stored(pixels, natural=not mode.startswith(("I", "F"))) if not mask else _natural(pixels)
 
 
@@ -221,8 +226,10 @@ def _lies_elsewhere(image: Source, mask: Source) -> bool:
     without an error, mirrored or beside what it shows."""
     found = [None if isinstance(one, np.ndarray) else geometry_of(one) for one in (image, mask)]
     a, b = (None if one is None or not one.placed else one.affine for one in found)
-    if a is None or b is None or not np.abs(a[:3, :2]).max(0).all():
+    if a is None or b is None:
         return False
+    if min(np.linalg.matrix_rank(np.nan_to_num(one[:3, :2])) for one in (a, b)) < 2:
+        return True  # all pixels on a line, or in one point
     edges, moved = (a - b)[:3, :2], np.linalg.pinv(a[:3, :2]) @ (a - b)[:3, 3]
     alone = isinstance(image, Frame) and not isinstance(mask, Frame)  # cut from a volume: its place may be the volume's
     return bool(np.abs(edges).max() > ALIKE or (np.abs(moved).max() > HALF and not alone))
@@ -233,18 +240,6 @@ def _mask_of(image: Source, label: Path | np.ndarray) -> Source:
     if isinstance(image, Frame) and isinstance(label, Path) and frames(label) > 1:
         return Frame(label, image.number)
     return label
-
-
-def _picture(path: Path) -> np.ndarray:
-    """float32 (C, H, W)."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as file:
-            found = np.moveaxis(np.atleast_3d(np.asarray(file, dtype=np.float32)), -1, 0)
-    except Exception as error:  # decoders raise whatever their libraries do
-        raise unreadable(path, type(error).__name__) from None
-    return finite(path, found[: {4: 3, 2: 1}.get(len(found), len(found))])  # without alpha
 
 
 def _named(source: Source) -> str:

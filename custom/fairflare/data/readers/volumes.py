@@ -180,7 +180,7 @@ def _series(path: Path, mask: bool) -> Volume:
     normal = np.cross(affines[0][:3, 0], affines[0][:3, 1])
     heights = [float(affine[:3, 3] @ normal / np.linalg.norm(normal)) for affine in affines]
     order = np.argsort(heights, kind="stable")
-    _check_series(path, affines, np.array(heights)[order])
+    _check_series(path, [affines[k] for k in order], np.array(heights)[order])
     rows, columns = places[0].height, places[0].width  # type: ignore[union-attr]  # those without a place were refused
     if rows * columns * len(slices) > MOST_PIXELS:
         raise unreadable(path, f"a series of {len(slices)} x {rows} x {columns} voxels")
@@ -212,10 +212,14 @@ def _slice(one: Frame, shape: tuple[int, int], mask: bool) -> Stored:
 
 def _check_series(path: Path, affines: Sequence[np.ndarray], heights: np.ndarray) -> None:
     turned = max(float(np.abs(one[:3, :2] - affines[0][:3, :2]).max()) for one in affines)
+    corners = np.array([one[:3, 3] for one in affines])  # on a line, also where the gantry is tilted
+    aside = float(np.abs(corners - np.linspace(corners[0], corners[-1], len(corners))).max())
     steps = np.diff(heights)
     usual = float(np.median(steps))
-    if turned > ALIKE or usual < SHORTEST or float(np.abs(steps - usual).max()) > max(GAP * usual, ALIKE):
-        what = f"slices {steps.min():.4g} to {steps.max():.4g} mm apart" if turned <= ALIKE else "planes that differ"
+    even = usual >= SHORTEST and float(np.abs(steps - usual).max()) <= max(GAP * usual, ALIKE)
+    if turned > ALIKE or not even or aside > usual:
+        what = "planes that differ" if turned > ALIKE else f"slices {steps.min():.4g} to {steps.max():.4g} mm apart"
+        what = f"slices {aside:.4g} mm beside the others" if turned <= ALIKE and even else what
         raise DataError("series", f"{path.name}: expected parallel slices at one distance, got {what}")
 
 
