@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from nvflare.apis.app_validation import AppValidator
+from nvflare.apis.job_def import is_valid_job_id
+from nvflare.apis.workspace import Workspace
+from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 
 from fairflare.core import registry
 from fairflare.core.errors import FairFlareError, UserError
@@ -70,6 +73,7 @@ class Policy:
         epsilon: the most that jobs together may spend of it, by their sum in the site's ``*.privacy.json``; then every
             job's trainer must be private (dp-sgd). None: any, spent or not.
         delta: the same, of delta.
+        columns: columns of the site's table, or keys of its list, that jobs may name; None: all but those of patients.
         names: what jobs may name in the site's own ``local/custom``, as module.Name; None: everything defined there.
         classes: FLARE components that jobs may have beside this package's and FLARE's privacy filters.
     """
@@ -84,6 +88,7 @@ class Policy:
     thresholds: Annotated[list[Annotated[float, Range(0, 1)]], Entries(words=SHARES)] | None = None
     epsilon: Annotated[float, Range(0, 1e6)] | None = None
     delta: Annotated[float, Range(0, 1)] | None = None
+    columns: Names | None = None
     names: Names | None = None
     classes: Names = dataclasses.field(default_factory=list)
 
@@ -105,8 +110,8 @@ class Policy:
             raise UserError("solo: expected false, for this site does not report its benefit of joining")
         if self.after is not None and config.join and JOIN not in self.after:
             raise UserError("join: expected none, for this site does not report its benefit of joining")
-        if self.thresholds is not None:
-            self._check_threshold(config)
+        if self.thresholds is not None or self.columns is not None:
+            self._check_task(config)
         private = registry.get_trainer(config.trainer).private
         if private and config.settings.get("trainer.draws") == "seed":
             raise UserError("trainer.draws: expected system, got seed")
@@ -117,13 +122,16 @@ class Policy:
                 words = f"at most {left:g}, which is left of this site's budget"
                 raise UserError(f"trainer.{key}: expected {words}, got {config.settings[f'trainer.{key}']:g}")
 
-    def _check_threshold(self, config: RunConfig) -> None:
+    def _check_task(self, config: RunConfig) -> None:
         task = tasks.load(config.task, config.preset, **config.options)
-        if event_of(task) is None:
+        others = [name for name in getattr(task, "named", ()) if self.columns is not None and name not in self.columns]
+        if others:
+            raise UserError(f"columns: expected some of {', '.join(self.columns or ())}, got {others[0]!r}")
+        if self.thresholds is None or event_of(task) is None:
             return
         chosen = task.threshold if config.threshold is None else config.threshold
-        if chosen not in (self.thresholds or ()):
-            known = ", ".join(f"{value:g}" for value in self.thresholds or ()) or "none"
+        if chosen not in self.thresholds:
+            known = ", ".join(f"{value:g}" for value in self.thresholds) or "none"
             raise UserError(f"threshold: expected one of {known}, got {chosen:g}")
 
 
@@ -175,6 +183,8 @@ FILTERS = (
 the site to the server, the texts among them that stay there, and its events pass no filter."""
 CLIENT = "config_fed_client"
 """FLARE takes the first file of this name that it finds in the app, in any of several formats."""
+SIMULATED = "simulate_job"
+"""The id that FLARE's simulator gives."""
 LARGEST = 2**20
 """Bytes of a site's configuration in a job."""
 LONGEST = 400
@@ -188,17 +198,29 @@ PATHS = ("path", "class_path", "name")
 log = logging.getLogger(__name__)
 
 
+def harden() -> None:
+    """Take from a site's client what lets a server read and delete its files, which FLARE 2.9 checks by no policy."""
+    SHELL_CMD_VALIDATORS.clear()  # "cat" shows any file, and it is the server that says who asks
+    Workspace._check_job_id = staticmethod(_job_id)  # the folder of a job "local" or "fairflare_state" can be deleted
+
+
+def _job_id(given: Any) -> str:
+    expect("job", is_valid_job_id(given) or given == SIMULATED, "an id as FLARE gives it", given)
+    return str(given)
+
+
 class SitePolicy(AppValidator):
     """Accepts FairFLARE jobs that keep to this site's rules; refuses all others, and all other jobs.
 
     Checked are that the code is what ``MANIFEST.json`` lists, the whole configuration, the classes, networks and
     functions that it names, that everything leaves through ``EgressFilter``, and what the site's own
-    ``fairflare_policy.yaml`` says, see ``Policy``.
+    ``fairflare_policy.yaml`` says, see ``Policy``. It also closes two doors of the site's client, see ``harden``.
     """
 
     def __init__(self, policy: str = "") -> None:
         """``policy``: a file in the site's ``local/`` that must be there; empty: ``fairflare_policy.yaml`` if it is."""
         self.policy = policy
+        harden()
         registry.methods()  # imported now: FLARE's server waits ten seconds for a site's answer to a job
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
