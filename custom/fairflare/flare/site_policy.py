@@ -135,12 +135,14 @@ class Policy:
             raise UserError(f"threshold: expected one of {known}, got {chosen:g}")
 
 
-def after_spending(policy: Policy, state: Path) -> Policy:
-    """``policy`` with what is left of its budget after the runs that the site's ledgers in ``state`` name."""
-    runs = [run for path in state.glob(f"*{SPENT_ENDING}") for run in read_json(path)["runs"].values()]
+def after_spending(policy: Policy, state: Path, config: RunConfig) -> Policy:
+    """``policy`` with what the site's ledgers in ``state`` leave to ``config``: other runs' budgets are theirs."""
+    own = f"{config.federation or 'none'} {config.sha256()}"
+    ledgers = [read_json(path)["runs"] for path in state.glob(f"*{SPENT_ENDING}")]
+    runs = [run for ledger in ledgers for name, run in ledger.items() if not name.startswith(own)]
     left = {
-        key: max(0.0, whole - sum(run[key] for run in runs))
-        for key, whole in (("epsilon", policy.epsilon), ("delta", policy.delta))
+        key: max(0.0, whole - sum(run.get(granted, run[key]) for run in runs))
+        for key, granted, whole in (("epsilon", "budget", policy.epsilon), ("delta", "delta", policy.delta))
         if whole is not None
     }
     return dataclasses.replace(policy, **left)
@@ -241,23 +243,24 @@ class SitePolicy(AppValidator):
         local = app.parents[1] / "local"
         if not local.is_dir():
             raise UserError("this site's folder local/ was not found")
-        policy = after_spending(read_policy(local, self.policy), local.parent / STATE)
+        policy = read_policy(local, self.policy)
         brings_code = (app / "custom").exists()
         if brings_code and not policy.allow_code:
             raise UserError("the job brings code (app/custom); this site takes jobs without code only")
-        check_app(app, policy, [local / "custom", *([app / "custom"] if brings_code else [])])
+        homes = [local / "custom", *([app / "custom"] if brings_code else [])]
+        check_app(app, policy, homes, local.parent / STATE)
 
 
-def check_app(app: Path, policy: Policy, homes: list[Path]) -> None:
+def check_app(app: Path, policy: Policy, homes: list[Path], state: Path | None = None) -> None:
     """Raise UserError unless the sites' app of a job is one that a site takes part in; nothing of it is imported.
 
-    ``app`` is its folder; ``homes`` are those whose modules the run may name.
+    ``app`` is its folder; ``homes`` are those whose modules the run may name, ``state`` that of the site's ledgers.
     """
     content = _read_job(app)
     executor, tasks_of = _executor(content)
     _check_filters(content, executor, tasks_of)
     _check_classes(content, executor, policy, (app / "custom").exists())
-    check_config(executor, policy, homes)
+    check_config(executor, policy, homes, state)
     check_code(app, fresh=True)
 
 
@@ -341,7 +344,7 @@ def _components(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 found.extend(value.values())
 
 
-def check_config(content: Mapping[str, Any], policy: Policy, homes: list[Path]) -> None:
+def check_config(content: Mapping[str, Any], policy: Policy, homes: list[Path], state: Path | None = None) -> None:
     """Raise UserError unless the run ``content``, a ``RunConfig`` as JSON, is one that this site takes part in."""
     known = {"format", *(field.name for field in dataclasses.fields(RunConfig))}
     expect("config", set(content) <= known, f"keys among {', '.join(sorted(known))}", sorted(set(content) - known))
@@ -351,6 +354,7 @@ def check_config(content: Mapping[str, Any], policy: Policy, homes: list[Path]) 
         expect(f"options: {key}", not options.get(key), "none, for no job names a path at a site", "one")
     for key, name in _names(options):
         _check_home(key, name, policy, homes)
+    policy = after_spending(policy, state, config) if state else policy
     policy.check(config)
     if config.join:
         from fairflare.engine.setup.join_plan import plan_of  # never from the job: this process imports nothing of it
