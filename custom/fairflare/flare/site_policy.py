@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +29,7 @@ from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 
 from fairflare.core import registry
 from fairflare.core.errors import FairFlareError, UserError
-from fairflare.core.manifest import check_code
+from fairflare.core.manifest import PACKAGES, check_code
 from fairflare.core.settings import document
 from fairflare.core.user_code import check_name
 from fairflare.core.validation import Entries, Range, expected
@@ -187,6 +188,8 @@ CLIENT = "config_fed_client"
 """FLARE takes the first file of this name that it finds in the app, in any of several formats."""
 SIMULATED = "simulate_job"
 """The id that FLARE's simulator gives."""
+LIBRARIES = {*sys.stdlib_module_names, *PACKAGES, "sitecustomize", "usercustomize"}
+"""Modules that a job's of the same name would run in place of, or before, whatever imports them."""
 LARGEST = 2**20
 """Bytes of a site's configuration in a job."""
 LONGEST = 400
@@ -262,6 +265,9 @@ def check_app(app: Path, policy: Policy, homes: list[Path], state: Path | None =
     _check_classes(content, executor, policy, (app / "custom").exists())
     check_config(executor, policy, homes, state)
     check_code(app, fresh=True)
+    for path in sorted((app / "custom").glob("*")):
+        fits = path.name.partition(".")[0] not in LIBRARIES
+        expect("custom", fits, "no module in the place of a library's", path.name)
 
 
 def _read_job(app: Path) -> Mapping[str, Any]:
