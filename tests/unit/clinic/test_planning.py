@@ -263,10 +263,12 @@ def test_sites_hand_their_fingerprints_over_as_files(tmp_path):
     sizes = {"a": 12, "b": 40}
     folder_of(tmp_path, sizes)
     files = []
-    for site in sizes:
-        (tmp_path / f"{site}.yaml").write_text(f"data_root: .\ndatalist: {site}.json\n")
-        out = tmp_path / f"{site}.out"
-        files.append(write_fingerprint(tmp_path / f"{site}.yaml", "classification", "2", {}, None, out))
+    for site in sizes:  # in their startup kits
+        for folder in ("startup", "local"):
+            (tmp_path / site / folder).mkdir(parents=True)
+        own, out = tmp_path / site / "local" / "fairflare_site.yaml", tmp_path / f"{site}.out"
+        own.write_text(f"data_root: ../..\ndatalist: {site}.json\n")
+        files.append(write_fingerprint(own, "classification", "2", {}, None, out))
         assert str(tmp_path) not in out.read_text() and ".png" not in out.read_text()
     found = plan_of_files(files)
     plans.write_plan(found, tmp_path / "plan.json")
