@@ -220,7 +220,8 @@ class FairController(ModelController):
         ending = Ending(rule, awaited, time.monotonic)
         may_end = inviting or rule.min_responses is not None
         for instruction, targets in _groups(instructions):
-            self._at = f"{instruction.task}, round {instruction.round.number} of {instruction.round.total}"
+            if instruction.task != INVITATION:
+                self._at = f"{instruction.task}, round {instruction.round.number} of {instruction.round.total}"
             self.broadcast_model(
                 data=instruction_to_model(instruction),
                 task_name=instruction.task,

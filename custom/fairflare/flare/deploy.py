@@ -87,6 +87,7 @@ def run_deployed(
     poll = SITES_POLL if env == "poc" else None
     recipe = FairRecipe(config, simulation=False, preinstalled=preinstalled, poll=poll)
     deadline = time.monotonic() + timeout
+    watch(f"{user}: connecting to the server of {kit}")
     with _no_logs(), tempfile.TemporaryDirectory(prefix="fairflare_deploy_") as scratch, Server(user, kit) as server:
         _check_sites(config, server.connected())
         with silent():
@@ -187,7 +188,7 @@ def _reason(meta: Mapping[str, Any], folder: Path) -> str:
 
 
 def _again(federation: str) -> str:
-    return f"the same run with --set federation={federation} continues after its last round"
+    return f"the same run with --set federation={federation} --force continues after its last round"
 
 
 def _refusals(meta: Mapping[str, Any]) -> list[str]:
