@@ -97,7 +97,7 @@ def run_deployed(
         try:
             meta = _wait(server, job, config.federation or job, deadline, watch)
         except (Late, KeyboardInterrupt):
-            watch(f"job {job} goes on; end it with: nvflare job abort {job} --startup-kit {kit}")
+            watch(f"job {job} goes on; end it with: nvflare job abort {job} --startup-kit {kit} --force")
             raise
         _fetch(server, job, Path(scratch), folder)
     if meta.get("status") not in GOOD or _last_entry(folder).get("status") != "completed":
