@@ -197,7 +197,8 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
             chosen, own = own_script(script, told["datalists"], told["classes"])
         else:
             chosen, own = own_data(**told)
-            own = (*own, *plan_pairs(plan, chosen, pairs))
+            folds = click.get_current_context().info_name == "join"  # whose folds have no best round
+            own = (*own, *plan_pairs(plan, chosen, (*pairs, "best_by=none") if folds else pairs))
         command(task=chosen, pairs=without_sites(own_pairs(own, pairs), without), **others)
 
     return with_task
