@@ -273,8 +273,8 @@ class Server:
         return dict(self._ask("get_job_meta", job))
 
     def progress(self, job: str) -> str:
-        """How far the run is, as the controller says; empty where it does not, as of a job that has just ended."""
-        with contextlib.suppress(RunFailed, UserError, LookupError, TypeError):
+        """How far the run is, as the controller says; empty where it does not."""
+        with contextlib.suppress(Exception):  # such as of a job that has just ended, which is asked about elsewhere
             return str(self._ask("show_stats", job, "server")["server"][PROGRESS][PROGRESS])
         return ""
 
