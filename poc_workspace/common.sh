@@ -139,6 +139,7 @@ cmd_start() {
     "$PYTHON" "$HERE/federation.py" show "$KITS" >/dev/null && die "$FOLDER: already running"
     "$PYTHON" "$HERE/federation.py" check-port "$(sed -nE 's/^ *fed_learn_port: *//p' "$FOLDER/project.yml")"
     local before
+    echo "starting: server and $(echo $SITES | wc -w) sites, until all are connected (at most $PATIENCE seconds)"
     before="$(registered)"
     if ! start_kits || ! connected "$before"; then
         "$PYTHON" "$HERE/federation.py" stop "$KITS" 0

@@ -124,15 +124,31 @@ def nested_settings(content, name, value):
 def test_a_job_that_brings_its_code_is_accepted_unless_the_site_says_otherwise(site):
     app = site.app()
     (app / "custom").mkdir()
-    (app / "custom" / "sitecustomize.py").write_text("raise SystemExit('the job was imported')\n")
+    (app / "custom" / "own_net.py").write_text("raise SystemExit('the job was imported')\n")
     assert "MANIFEST.json: expected one beside custom/" in site.ask(app)
+    list_code(app)
+    assert site.ask(app) == ""
+    site.policy(allow_code=False)
+    assert "brings code (app/custom)" in site.ask(app)
+
+
+@each("name", ["sitecustomize.py", "json.py", "torch/__init__.py", "nvflare/net.py", "hashlib.pyc", "ssl.abi3.so"])
+def test_code_in_the_place_of_a_library_is_refused(site, name):
+    """It would run before the job's own modules do, or as part of FLARE, whatever else a reviewer has read."""
+    app = site.app()
+    (app / "custom" / name).parent.mkdir(parents=True)
+    (app / "custom" / name).write_text("raise SystemExit('the job was imported')\n")
+    list_code(app)
+    top = name.partition("/")[0]
+    assert f"custom: expected no module in the place of a library's, got '{top}'" in site.ask(app)
+
+
+def list_code(app):
+    """Write the manifest of the code that is there."""
     entries = {name: manifest.entry_of(path) for name, path in manifest.code_of(app)}
     package = {"version": "", "sha256": ""}
     content = {"format": 1, "read_by": "site", "entry_point": EXECUTOR, "components": [], "package": package}
     (app / manifest.NAME).write_text(json.dumps({**content, "files": entries, "left_out": {}}))
-    assert site.ask(app) == ""
-    site.policy(allow_code=False)
-    assert "brings code (app/custom)" in site.ask(app)
 
 
 def model(name, **args):

@@ -162,7 +162,9 @@ def dies_alone(poc, state, run, folder):
 def says_how_to_go_on(said, state):
     """The last line of what the person who submitted is told."""
     last = said.strip().splitlines()[-1]
-    assert "the job was aborted" in last and f"the same run with --set federation={state.name} continues" in last
+    assert (
+        "the job was aborted" in last and f"the same run with --set federation={state.name} --force continues" in last
+    )
 
 
 def test_a_frozen_site_returns_with_its_state_and_a_dead_one_costs_one_deadline(poc, tmp_path):

@@ -105,7 +105,7 @@ def vouches(made, run, job):
     assert not found.problem and not found.remarks
     assert set(found.vouched) == {"server localhost", *(f"site {site}" for site in HOSPITALS)}
     assert all("rounds to 2, evaluation, finish, report" in said for said in found.vouched.values()), found.vouched
-    assert all("its own: update 1, update 2, evaluation;" in found.vouched[f"site {site}"] for site in HOSPITALS)
+    assert all("its own: updates 1 to 2, evaluation;" in found.vouched[f"site {site}"] for site in HOSPITALS)
     heads[0].write_text(heads[0].read_text().replace('"seq": 2', '"seq": 1'))
     assert log_verifier.check(run, made.kits / "hospital-a" / "startup" / "rootCA.pem", heads[:1]).problem
 

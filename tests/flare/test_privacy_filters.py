@@ -42,7 +42,7 @@ from fairflare.flare.recipe import FairRecipe
 from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")
-JOB = "job"
+JOB = "13d573f0-7da8-47d2-9a5c-a8bd26c996a9"
 ROUNDS = 6
 SITES = [f"site-{k}" for k in range(1, 5)]
 """Of support2."""

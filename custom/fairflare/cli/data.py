@@ -179,7 +179,7 @@ def prepare(dataset: str, source: Path, dest: Path, values: options.Values) -> o
 @click.argument("site_config", type=options.PATH)
 @click.option("--kind", type=click.Choice([*FORMS]), required=True, help="What the data are.")
 @click.option("--classes", metavar="N", required=True, help="Classes or structures: a number, or names A,B,C.")
-@click.option("--site", metavar="NAME", help="The site's name in the federation; the file's by default.")
+@click.option("--site", metavar="NAME", help="The site's name in the federation; its kit's or the file's by default.")
 @click.option("--out", type=options.PATH, metavar="FILE", help="Where it goes; <SITE>.fingerprint.json by default.")
 @options.set_option
 def fingerprint(site_config: Path, values: options.Values, **asked: Any) -> None:

@@ -203,8 +203,9 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
             chosen, own = own_script(script, told["datalists"], told["classes"])
         else:
             chosen, own = own_data(**told)
-        settled = united(beneath(own, values), plan_values(plan, chosen, values))
-        command(task=chosen, values=without_sites(settled, without), **others)
+        folds = click.get_current_context().info_name == "join"  # whose folds have no best round
+        planned = plan_values(plan, chosen, {**values, "best_by": "none"} if folds else values)
+        command(task=chosen, values=without_sites(united(beneath(own, values), planned), without), **others)
 
     return with_task
 

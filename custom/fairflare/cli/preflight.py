@@ -36,7 +36,7 @@ from fairflare.core.findings import Finding, packed, unpacked
 from fairflare.core.types import Need
 from fairflare.core.validation import in_order
 from fairflare.data.readers.datalist import SPLITS, Item
-from fairflare.data.site_config import SiteConfig, read_site_config
+from fairflare.data.site_config import FILES, SiteConfig, read_site_config
 from fairflare.data.tensors import TensorData
 from fairflare.datasets.on_disk import ImagesOnDisk
 from fairflare.datasets.quality import NOISE_SEED, SEVERITIES, QualityShift
@@ -85,13 +85,19 @@ def check(path: Path, asked: Question, tell: Tell = lambda part, done, total: No
     ``tell`` is called now and then with a site, how many of its files have been read, and how many there are.
     """
     if not path.is_dir():
-        return {asked.site or path.stem: check_site(path, asked, tell)}
+        return {asked.site or named_in(path): check_site(path, asked, tell)}
     if asked.site is not None:
         raise UserError("--site: goes with one site's configuration, not with a folder of all sites")
     files = {one.stem: one for one in path.iterdir() if one.suffix in CONFIGURATIONS}
     if files and folder_of_lists(path) == path and not any(one.suffix in LISTS for one in path.iterdir()):
         return {site: check_site(files[site], asked, tell) for site in in_order(files)}
     return _check_lists(path, asked, tell)
+
+
+def named_in(path: Path) -> str:
+    """The site's name where nobody gives it: its startup kit's, or the file's."""
+    kit = path.absolute().parents[1]
+    return kit.name if path.name in FILES and (kit / "startup").is_dir() else path.stem
 
 
 def check_site(path: Path, asked: Question, tell: Tell = lambda part, done, total: None) -> list[Finding]:
@@ -102,7 +108,7 @@ def check_site(path: Path, asked: Question, tell: Tell = lambda part, done, tota
     built, preset = _task(asked, described)
     if not own.data_root and not getattr(built, "build_data", ""):
         raise UserError(f"site configuration {path.name}: expected data_root, got none")
-    return _findings(built, preset, asked.site or path.stem, own, asked, tell)
+    return _findings(built, preset, asked.site or named_in(path), own, asked, tell)
 
 
 def _check_lists(folder: Path, asked: Question, tell: Tell) -> dict[str, list[Finding]]:
@@ -176,7 +182,7 @@ def write_fingerprint(
     site_config: Path, kind: str, classes: str, values: Mapping[str, Any], site: str | None, out: Path | None
 ) -> Path:
     """Write the fingerprint of the site whose configuration is in ``site_config``; returns the file."""
-    own, name = read_site_config(site_config), site or site_config.stem
+    own, name = read_site_config(site_config), site or named_in(site_config)
     task = tasks.load(kind, None, **{**values, "labels": classes})
     assert isinstance(task, OwnData)  # as every kind is
     found = fingerprint(task, name, own, own.min_count)
@@ -205,7 +211,7 @@ def plan_of_files(sources: Sequence[Path]) -> Plan:
         kind, site, found = read_fingerprint(path)
         kinds.add(kind)
         if site in prints:
-            raise UserError(f"{path.name}: is a second fingerprint of site {site}")
+            raise UserError(f"{path.name}: is a second fingerprint of site {site} (fingerprint --site NAME)")
         prints[site] = found
     if len(kinds) > 1:
         raise UserError(f"plan: expected fingerprints of one kind of data, got {' and '.join(sorted(kinds))}")

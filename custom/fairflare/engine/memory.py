@@ -94,11 +94,14 @@ class SpentFile:
         return dict(self._runs.get(self._run, {}))
 
     def write(self, content: dict[str, Any]) -> None:
-        """Keep ``content`` beside what other runs have written."""
-        self.read()
-        self._runs[self._run] = content
-        if self._path is not None:
-            files.save_json(self._path, {"runs": self._runs})
+        """Keep ``content`` beside what other runs have written, of other processes at the same time too."""
+        if self._path is None:
+            self._runs[self._run] = content
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with files.locked(self._path.parent, f".{self._path.name}.lock", wait=WAIT):
+            self.read()
+            files.save_json(self._path, {"runs": {**self._runs, self._run: content}})
 
 
 class SiteMemory:

@@ -24,6 +24,7 @@ from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.app_opt.pt.lazy_tensor_dict import _LazyRef as LazyRef
 from nvflare.fuel.utils.fobs import FOBSContextKey
 from nvflare.fuel.utils.memory_utils import cleanup_memory
+from nvflare.widgets.info_collector import InfoCollector
 from safetensors import SafetensorError, safe_open
 
 from fairflare.core.errors import RunFailed
@@ -78,6 +79,10 @@ class SentTasks(dict[str, ClientTask]):
         return super().pop(key, default)
 
 
+PROGRESS = "fairflare"
+"""The group of a job's statistics, and its one entry, that say how far a run is: "train, round 3 of 40"."""
+
+
 class FairController(ModelController):
     """Runs a ``Federation`` whose transport is FLARE.
 
@@ -100,7 +105,14 @@ class FairController(ModelController):
         self._task_timeout = 0  # FLARE waits for ever; the checked configuration says for how long
         self._early_end = EarlyEnd()
         self._begun = False
+        self._at = "start"
         self._asked: frozenset[str] = frozenset()  # of an evaluation; empty: everyone who is connected
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Tell whoever asks for the job's statistics how far the run is."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
+            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(PROGRESS, {PROGRESS: self._at})
 
     def set_communicator(self, communicator: WFCommSpec) -> None:
         super().set_communicator(communicator)
@@ -208,6 +220,8 @@ class FairController(ModelController):
         ending = Ending(rule, awaited, time.monotonic)
         may_end = inviting or rule.min_responses is not None
         for instruction, targets in _groups(instructions):
+            if instruction.task != INVITATION:
+                self._at = f"{instruction.task}, round {instruction.round.number} of {instruction.round.total}"
             self.broadcast_model(
                 data=instruction_to_model(instruction),
                 task_name=instruction.task,

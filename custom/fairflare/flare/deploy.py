@@ -28,6 +28,7 @@ from fairflare.engine.files import AUDIT, CHECKPOINT
 from fairflare.engine.history import COUNTERSIGNED
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
+from fairflare.flare.controller import PROGRESS
 from fairflare.flare.paths import RESULT
 from fairflare.flare.recipe import SITES_POLL, FairRecipe
 from fairflare.flare.simulate import LOG
@@ -43,6 +44,8 @@ POLL = 2.0
 """Seconds between two questions for the job's status."""
 CONNECT = 10.0
 """Seconds to reach the server."""
+PROGRESS_POLL = 10.0
+"""Seconds between two questions for the round that a running job has reached."""
 PATIENCE = 120.0
 """Seconds for which a server that was reached once may be away, as while it starts again."""
 LOST = (api_spec.NoConnection, api_spec.NoReply, api_spec.SessionClosed)
@@ -64,7 +67,7 @@ def run_deployed(
         config: its sites are the connected clients of these names, see ``RunConfig.clients``.
         folder: an existing, empty one.
         env: "poc", whose project admin submits when there is no ``kit``, or "prod".
-        watch: called with a sentence whenever the job's status changes.
+        watch: called with a sentence whenever the job's status changes, and now and then with the round it has reached.
 
     Raises:
         UserError: no such kit, no such sites, or the server refuses user or job.
@@ -75,6 +78,7 @@ def run_deployed(
     poll = SITES_POLL if env == "poc" else None
     recipe = FairRecipe(config, simulation=False, preinstalled=preinstalled, poll=poll)
     deadline = time.monotonic() + timeout
+    watch(f"{user}: connecting to the server of {kit}")
     with _no_logs(), tempfile.TemporaryDirectory(prefix="fairflare_deploy_") as scratch, Server(user, kit) as server:
         _check_sites(config, server.connected())
         with silent():
@@ -84,7 +88,7 @@ def run_deployed(
         try:
             meta = _wait(server, job, config.federation or job, deadline, watch)
         except (Late, KeyboardInterrupt):
-            watch(f"job {job} goes on; end it with: nvflare job abort {job} --startup-kit {kit}")
+            watch(f"job {job} goes on; end it with: nvflare job abort {job} --startup-kit {kit} --force")
             raise
         _fetch(server, job, Path(scratch), folder)
     if meta.get("status") not in GOOD or _last_entry(folder).get("status") != "completed":
@@ -134,10 +138,13 @@ def _check_sites(config: RunConfig, connected: Collection[str]) -> None:
 
 
 def _wait(server: Server, job: str, federation: str, deadline: float, watch: Watch) -> dict[str, Any]:
-    status, seen, began = "", [], server.began()
+    status, seen, began, asked = "", [], server.began(), time.monotonic()
     while True:
         meta = server.meta(job)
-        for text in _waits(meta) + _refusals(meta):
+        at = ""
+        if status == RUNNING and time.monotonic() - asked > PROGRESS_POLL:
+            at, asked = server.progress(job), time.monotonic()
+        for text in _waits(meta) + _refusals(meta) + [at] * bool(at):
             if text not in seen:
                 seen.append(text)
                 watch(f"job {job}: {text}")
@@ -171,7 +178,7 @@ def _reason(meta: Mapping[str, Any], folder: Path) -> str:
 
 
 def _again(federation: str) -> str:
-    return f"the same run with --set federation={federation} continues after its last round"
+    return f"the same run with --set federation={federation} --force continues after its last round"
 
 
 def _refusals(meta: Mapping[str, Any]) -> list[str]:
@@ -254,6 +261,12 @@ class Server:
 
     def meta(self, job: str) -> dict[str, Any]:
         return dict(self._ask("get_job_meta", job))
+
+    def progress(self, job: str) -> str:
+        """How far the run is, as the controller says; empty where it does not."""
+        with contextlib.suppress(Exception):  # such as of a job that has just ended, which is asked about elsewhere
+            return str(self._ask("show_stats", job, "server")["server"][PROGRESS][PROGRESS])
+        return ""
 
     def download(self, job: str, folder: Path) -> Path:
         return Path(self._ask("download_job_result", job, str(folder)))

@@ -17,15 +17,19 @@ import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from nvflare.apis.app_validation import AppValidator
+from nvflare.apis.job_def import is_valid_job_id
+from nvflare.apis.workspace import Workspace
+from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 
 from fairflare.core import registry
 from fairflare.core.errors import FairFlareError, UserError
-from fairflare.core.manifest import check_code
+from fairflare.core.manifest import PACKAGES, check_code
 from fairflare.core.settings import document
 from fairflare.core.user_code import check_name
 from fairflare.core.validation import Entries, Range
@@ -70,6 +74,7 @@ class Policy:
         epsilon: the most that jobs together may spend of it, by their sum in the site's ``*.privacy.json``; then every
             job's trainer must be private (dp-sgd). None: any, spent or not.
         delta: the same, of delta.
+        columns: columns of the site's table, or keys of its list, that jobs may name; None: all but those of patients.
         names: what jobs may name in the site's own ``local/custom``, as module.Name; None: everything defined there.
         classes: FLARE components that jobs may have beside this package's and FLARE's privacy filters.
     """
@@ -84,6 +89,7 @@ class Policy:
     thresholds: Annotated[list[Annotated[float, Range(0, 1)]], Entries(words=SHARES)] | None = None
     epsilon: Annotated[float, Range(0, 1e6)] | None = None
     delta: Annotated[float, Range(0, 1)] | None = None
+    columns: Names | None = None
     names: Names | None = None
     classes: Names = dataclasses.field(default_factory=list)
 
@@ -105,8 +111,8 @@ class Policy:
             raise UserError("solo: expected false, for this site does not report its benefit of joining")
         if self.after is not None and config.join and JOIN not in self.after:
             raise UserError("join: expected none, for this site does not report its benefit of joining")
-        if self.thresholds is not None:
-            self._check_threshold(config)
+        if self.thresholds is not None or self.columns is not None:
+            self._check_task(config)
         private = registry.get_trainer(config.trainer).private
         if private and config.settings.get("trainer.draws") == "seed":
             raise UserError("trainer.draws: expected system, got seed")
@@ -117,22 +123,27 @@ class Policy:
                 words = f"at most {left:g}, which is left of this site's budget"
                 raise UserError(f"trainer.{key}: expected {words}, got {config.settings[f'trainer.{key}']:g}")
 
-    def _check_threshold(self, config: RunConfig) -> None:
+    def _check_task(self, config: RunConfig) -> None:
         task = tasks.load(config.task, config.preset, **config.options)
-        if event_of(task) is None:
+        others = [name for name in getattr(task, "named", ()) if self.columns is not None and name not in self.columns]
+        if others:
+            raise UserError(f"columns: expected some of {', '.join(self.columns or ())}, got {others[0]!r}")
+        if self.thresholds is None or event_of(task) is None:
             return
         chosen = task.threshold if config.threshold is None else config.threshold
-        if chosen not in (self.thresholds or ()):
-            known = ", ".join(f"{value:g}" for value in self.thresholds or ()) or "none"
+        if chosen not in self.thresholds:
+            known = ", ".join(f"{value:g}" for value in self.thresholds) or "none"
             raise UserError(f"threshold: expected one of {known}, got {chosen:g}")
 
 
-def after_spending(policy: Policy, state: Path) -> Policy:
-    """``policy`` with what is left of its budget after the runs that the site's ledgers in ``state`` name."""
-    runs = [run for path in state.glob(f"*{SPENT_ENDING}") for run in read_json(path)["runs"].values()]
+def after_spending(policy: Policy, state: Path, config: RunConfig) -> Policy:
+    """``policy`` with what the site's ledgers in ``state`` leave to ``config``: other runs' budgets are theirs."""
+    own = f"{config.federation or 'none'} {config.sha256()}"
+    ledgers = [read_json(path)["runs"] for path in state.glob(f"*{SPENT_ENDING}")]
+    runs = [run for ledger in ledgers for name, run in ledger.items() if not name.startswith(own)]
     left = {
-        key: max(0.0, whole - sum(run[key] for run in runs))
-        for key, whole in (("epsilon", policy.epsilon), ("delta", policy.delta))
+        key: max(0.0, whole - sum(run.get(granted, run[key]) for run in runs))
+        for key, granted, whole in (("epsilon", "budget", policy.epsilon), ("delta", "delta", policy.delta))
         if whole is not None
     }
     return dataclasses.replace(policy, **left)
@@ -175,6 +186,10 @@ FILTERS = (
 the site to the server, the texts among them that stay there, and its events pass no filter."""
 CLIENT = "config_fed_client"
 """FLARE takes the first file of this name that it finds in the app, in any of several formats."""
+SIMULATED = "simulate_job"
+"""The id that FLARE's simulator gives."""
+LIBRARIES = {*sys.stdlib_module_names, *PACKAGES, "sitecustomize", "usercustomize"}
+"""Modules that a job's of the same name would run in place of, or before, whatever imports them."""
 LARGEST = 2**20
 """Bytes of a site's configuration in a job."""
 LONGEST = 400
@@ -188,17 +203,29 @@ PATHS = ("path", "class_path", "name")
 log = logging.getLogger(__name__)
 
 
+def harden() -> None:
+    """Take from a site's client what lets a server read and delete its files, which FLARE 2.9 checks by no policy."""
+    SHELL_CMD_VALIDATORS.clear()  # "cat" shows any file, and it is the server that says who asks
+    Workspace._check_job_id = staticmethod(_job_id)  # the folder of a job "local" or "fairflare_state" can be deleted
+
+
+def _job_id(given: Any) -> str:
+    expect("job", is_valid_job_id(given) or given == SIMULATED, "an id as FLARE gives it", given)
+    return str(given)
+
+
 class SitePolicy(AppValidator):
     """Accepts FairFLARE jobs that keep to this site's rules; refuses all others, and all other jobs.
 
     Checked are that the code is what ``MANIFEST.json`` lists, the whole configuration, the classes, networks and
     functions that it names, that everything leaves through ``EgressFilter``, and what the site's own
-    ``fairflare_policy.yaml`` says, see ``Policy``.
+    ``fairflare_policy.yaml`` says, see ``Policy``. It also closes two doors of the site's client, see ``harden``.
     """
 
     def __init__(self, policy: str = "") -> None:
         """``policy``: a file in the site's ``local/`` that must be there; empty: ``fairflare_policy.yaml`` if it is."""
         self.policy = policy
+        harden()
         registry.methods()  # imported now: FLARE's server waits ten seconds for a site's answer to a job
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
@@ -219,24 +246,28 @@ class SitePolicy(AppValidator):
         local = app.parents[1] / "local"
         if not local.is_dir():
             raise UserError("this site's folder local/ was not found")
-        policy = after_spending(read_policy(local, self.policy), local.parent / STATE)
+        policy = read_policy(local, self.policy)
         brings_code = (app / "custom").exists()
         if brings_code and not policy.allow_code:
             raise UserError("the job brings code (app/custom); this site takes jobs without code only")
-        check_app(app, policy, [local / "custom", *([app / "custom"] if brings_code else [])])
+        homes = [local / "custom", *([app / "custom"] if brings_code else [])]
+        check_app(app, policy, homes, local.parent / STATE)
 
 
-def check_app(app: Path, policy: Policy, homes: list[Path]) -> None:
+def check_app(app: Path, policy: Policy, homes: list[Path], state: Path | None = None) -> None:
     """Raise UserError unless the sites' app of a job is one that a site takes part in; nothing of it is imported.
 
-    ``app`` is its folder; ``homes`` are those whose modules the run may name.
+    ``app`` is its folder; ``homes`` are those whose modules the run may name, ``state`` that of the site's ledgers.
     """
     content = _read_job(app)
     executor, tasks_of = _executor(content)
     _check_filters(content, executor, tasks_of)
     _check_classes(content, executor, policy, (app / "custom").exists())
-    check_config(executor, policy, homes)
+    check_config(executor, policy, homes, state)
     check_code(app, fresh=True)
+    for path in sorted((app / "custom").glob("*")):
+        fits = path.name.partition(".")[0] not in LIBRARIES
+        expect("custom", fits, "no module in the place of a library's", path.name)
 
 
 def _read_job(app: Path) -> Mapping[str, Any]:
@@ -319,7 +350,7 @@ def _components(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 found.extend(value.values())
 
 
-def check_config(content: Mapping[str, Any], policy: Policy, homes: list[Path]) -> None:
+def check_config(content: Mapping[str, Any], policy: Policy, homes: list[Path], state: Path | None = None) -> None:
     """Raise UserError unless the run ``content``, a ``RunConfig`` as JSON, is one that this site takes part in."""
     known = {"format", *(field.name for field in dataclasses.fields(RunConfig))}
     expect("config", set(content) <= known, f"keys among {', '.join(sorted(known))}", sorted(set(content) - known))
@@ -329,6 +360,7 @@ def check_config(content: Mapping[str, Any], policy: Policy, homes: list[Path]) 
         expect(f"options: {key}", not options.get(key), "none, for no job names a path at a site", "one")
     for key, name in _names(options):
         _check_home(key, name, policy, homes)
+    policy = after_spending(policy, state, config) if state else policy
     policy.check(config)
     if config.join:
         from fairflare.engine.setup.join_plan import plan_of  # never from the job: this process imports nothing of it

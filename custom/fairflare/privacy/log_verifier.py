@@ -140,7 +140,7 @@ class Signers:
 
 def _check_signatures(entries: Sequence[Entry], signers: Signers, found: Verified, *, signed: bool) -> None:
     """Heads and answers in the log; in a signed one none may be missing of what was accepted."""
-    since, own, seen = 0, dict[str, list[str]](), dict[str, int]()
+    since, own, seen = 0, dict[str, list[Any]](), dict[str, int]()
     for entry in entries:
         number, event, answers = entry["seq"], entry["event"], entry.get("signed", {})
         where, kind = f"entry {number} ({event})", {"round": "accepted", "evaluation": "sites"}.get(event, "")
@@ -156,10 +156,14 @@ def _check_signatures(entries: Sequence[Entry], signers: Signers, found: Verifie
             one = answers.get(site, {})
             if not (one.get("update") and one["round"] == entry["round"] if event == "round" else one):
                 raise Wrong(f"{where}: {site} was accepted without its signature")
-            own.setdefault(site, []).append(f"update {one['round']}" if event == "round" else event)
+            own.setdefault(site, []).append(one["round"] if event == "round" else event)
         since = number if event in ("start", "resume", "round") else since
     for site, last in sorted(seen.items()):
-        found.vouched[f"site {site}"] = f"its own: {', '.join(own.get(site, ()))}; it has seen {_named(entries[:last])}"
+        rounds = {one for one in own.get(site, ()) if isinstance(one, int)}
+        ends = (n for n in sorted(rounds) if not {n - 1, n + 1} <= rounds)
+        spans = "updates" + "".join(f"{' to' if n - 1 in rounds else ','} {n}" for n in ends).removeprefix(",")
+        told = ", ".join([spans, *(one for one in own.get(site, ()) if one not in rounds)])
+        found.vouched[f"site {site}"] = f"its own: {told}; it has seen {_named(entries[:last])}"
 
 
 def _named(entries: Sequence[Entry]) -> str:
@@ -238,8 +242,7 @@ def main() -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--root", type=Path, help="rootCA.pem of the reader's own startup kit")
     parser.add_argument("--heads", type=Path, action="append", default=[], help="what a site kept; repeatable")
-    found = check(**vars(parser.parse_args()))
-    print("\n".join(found.lines()))
+    print("\n".join((found := check(**vars(parser.parse_args()))).lines()))
     return bool(found.problem)
 
 

@@ -122,7 +122,7 @@ def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None 
         if run_history is not None and run_history.completed and is_file(folder / MODEL):
             return _reported(folder, run_history.start["sites"])
         if env not in ("local", "sim"):
-            text = "a new job continues it: the same fairflare run with --set federation=ID"
+            text = "a new job continues it: the same fairflare run with --set federation=ID --force"
             raise UserError(f"{folder}: ran on deployed sites; {text}")
         find(config.init_from, folder)
         parts = build_parts(config)

@@ -110,7 +110,7 @@ class PrivateTrainer(Trainer):
         if (now := epsilon_of(spent, self.delta)) > self.epsilon:
             return SPENT
         rows = [[one.noise, one.rate, one.steps] for one in spent]
-        work.ledger.write({"epsilon": now, "delta": self.delta, "spent": rows})
+        work.ledger.write({"epsilon": now, "budget": self.epsilon, "delta": self.delta, "spent": rows})
         return ""
 
     def planned(self, work: LocalWork) -> Mechanism:

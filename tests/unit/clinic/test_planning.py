@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from cases import each
+from fairflare.cli.main import main
 from fairflare.cli.options import plan_values
 from fairflare.cli.preflight import plan_of_files, write_fingerprint
 from fairflare.core.errors import UserError
@@ -269,10 +270,12 @@ def test_sites_hand_their_fingerprints_over_as_files(tmp_path):
     sizes = {"a": 12, "b": 40}
     folder_of(tmp_path, sizes)
     files = []
-    for site in sizes:
-        (tmp_path / f"{site}.yaml").write_text(f"data_root: .\ndatalist: {site}.json\n")
-        out = tmp_path / f"{site}.out"
-        files.append(write_fingerprint(tmp_path / f"{site}.yaml", "classification", "2", {}, None, out))
+    for site in sizes:  # in their startup kits
+        for folder in ("startup", "local"):
+            (tmp_path / site / folder).mkdir(parents=True)
+        own, out = tmp_path / site / "local" / "fairflare_site.yaml", tmp_path / f"{site}.out"
+        own.write_text(f"data_root: ../..\ndatalist: {site}.json\n")
+        files.append(write_fingerprint(own, "classification", "2", {}, None, out))
         assert str(tmp_path) not in out.read_text() and ".png" not in out.read_text()
     found = plan_of_files(files)
     plans.write_plan(found, tmp_path / "plan.json")
@@ -290,3 +293,27 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path, text):
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(UserError, match="--plan plan.json"):
         plans.read_plan(tmp_path / "plan.json")
+
+
+@pytest.fixture
+def choosing(tmp_path):
+    """A plan file that chooses a round's model."""
+    found = {"train.rounds": 40, "run.best_by": "mean", "run.headline": "best"}
+    rows = {name: {"value": value, "reason": "usual"} for name, value in found.items()}
+    (tmp_path / "plan.json").write_text(json.dumps({"format": 1, "kind": "tabular", "settings": rows, "cautions": []}))
+    return tmp_path / "plan.json"
+
+
+@pytest.mark.parametrize("given", ["secure_sum=masks", "best_by=none"])
+def test_a_plan_file_chooses_no_round_where_there_can_be_none(choosing, given):
+    name, _, value = given.partition("=")
+    assert {**plan_values(choosing, "tabular", {name: value})} == {"rounds": 40}
+    assert len(plan_values(choosing, "tabular", {"lr": "1"})) == 3
+
+
+def test_a_join_takes_the_plan_of_the_hospitals_fingerprints(choosing, tmp_path, capsys):
+    """Its folds have no best round."""
+    options = ["--kind", "tabular", "--classes", "2", "--set", "features=age", "--set", "site_names=a,b,c"]
+    with pytest.raises(SystemExit) as ended:
+        main(["join", "fedavg", *options, "--plan", str(choosing), "--export", str(tmp_path / "job")])
+    assert not ended.value.code, capsys.readouterr().err

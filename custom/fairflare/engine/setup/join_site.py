@@ -23,9 +23,9 @@ from fairflare.core.findings import Finding
 from fairflare.core.schema import Answer, Instruction
 from fairflare.data.site_config import SiteConfig, find_site_config
 from fairflare.engine.evaluation import predict
-from fairflare.engine.files import SUFFIX, is_there, read_json, read_tensors, save_json, save_tensors
+from fairflare.engine.files import SUFFIX, is_there, locked, read_json, read_tensors, save_json, save_tensors
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.memory import AskedAgain, check_last, claimed
+from fairflare.engine.memory import WAIT, AskedAgain, check_last, claimed
 from fairflare.engine.setup.at_site import build_site, event_of, leaves
 from fairflare.engine.setup.join_plan import INTERCEPT, ON_ALL, Plan, plan_of
 from fairflare.engine.setup.run_config import RunConfig
@@ -380,14 +380,16 @@ class Ledger:
 
     def admit(self, entry: Mapping[str, Any], least: int) -> str:
         """Why ``entry`` (federation, config, n) is refused; "" where it is not, and then it is written down first."""
-        told = read_json(self._path)["told"] if is_there(self._path) else []
         mine = {**entry, "table": self._table}
-        near = [one for one in told if one["table"] == self._table and abs(one["n"] - entry["n"]) < max(least, 1)]
-        if near:
-            before, apart = near[0]["n"], f"fewer than {least} apart ({self._path.name})"
-            return f"this site has joined before with {before} patients, and these are {entry['n']}: {apart}"
-        save_json(self._path, {"told": [*told, mine]})
-        return ""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self._path.parent, f".{self._path.name}.lock", wait=WAIT):  # another join may ask at the same time
+            told = read_json(self._path)["told"] if is_there(self._path) else []
+            near = [one for one in told if one["table"] == self._table and abs(one["n"] - entry["n"]) < max(least, 1)]
+            if not near:
+                save_json(self._path, {"told": [*told, mine]})
+                return ""
+        before, apart = near[0]["n"], f"fewer than {least} apart ({self._path.name})"
+        return f"this site has joined before with {before} patients, and these are {entry['n']}: {apart}"
 
 
 class FoldEgress(Egress):

@@ -87,6 +87,7 @@ BESIDE: Mapping[str, tuple[str, ...]] = {
     "model": LINEAR,
     "optimizer": LINEAR,
     "best_by": ("headline",),
+    "secure_sum": ("best_by", "headline"),
     "channels": ("mean", "std"),
     "mean": ("std",),
     "std": ("mean",),

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from fairflare.tasks.kinds.classes import GRADES
 PREFIX = "client_"
 """Datalists are often called client_<SITE>.json."""
 MOST_CLASSES = 1000
+PATIENT = re.compile(r"((patient|subject|case)[ _-]?)?(id|name)|patient|subject|mrn", re.IGNORECASE)
+"""Columns that name patients: one as a feature or a group of its own would tell whether a certain person is there."""
 DESCRIPTION = "dataset"
 """``dataset.json`` in a folder of datalists says what they are of; see ``prepare``."""
 INSIDE = "fairflare"
@@ -83,6 +86,11 @@ class OwnData(Task):
             expect("attribute_values", bool(equals and values), "NAME=VALUE|VALUE; NAME=...", part)
             found[name.strip()] = tuple(value.strip() for value in values.split("|"))
         return found
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The columns of a table, or keys of a list, that the options name."""
+        return (*self.outcome_columns, *self.attributes)
 
     def sites(self) -> dict[str, str]:
         return dict.fromkeys(self._names(), "own data")
@@ -152,7 +160,8 @@ class OwnData(Task):
         expect("site_names", differ, "names that differ by more than upper and lower case", self.site_names)
         expect("labels", len(self.classes) >= fewest, f"at least {fewest} classes", self.labels)
         expect("labels", len(set(self.classes)) == len(self.classes), "different names", self.labels)
-        dict(self.attributes)  # raises where they cannot be read
+        for name in self.named:
+            expect("columns", not PATIENT.fullmatch(name), "none that names patients", name)
 
 
 @dataclass(frozen=True)

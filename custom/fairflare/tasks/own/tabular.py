@@ -180,6 +180,10 @@ class Tabular(OwnData):
     def _read_columns(self) -> dict[str, Column]:
         return read_columns(self.columns, self._features())
 
+    @property
+    def named(self) -> tuple[str, ...]:
+        return (*self.outcome_columns, *self._needed(), *self.attributes)
+
     def _needed(self) -> tuple[str, ...]:
         since = [one.since for one in self._read_columns().values() if one.since]
         return tuple(dict.fromkeys((*self._features(), *since)))
@@ -212,7 +216,7 @@ class Tabular(OwnData):
 
     def _columns(self, path: Path) -> dict[str, list[str]]:
         table = read_table(path)
-        for name in (*self.outcome_columns, *self._needed(), *self.attributes):
+        for name in self.named:
             if name not in table.columns:
                 known = some([name[:100] for name in table.columns], 12)
                 raise DataError("column", f"table {path.name}: expected a column {name!r}; it has: {known}")
