@@ -281,7 +281,15 @@ def test_sites_hand_their_fingerprints_over_as_files(tmp_path):
     plans.write_plan(found, tmp_path / "plan.json")
     assert found == plans.plan_for("classification", values_of(tmp_path, sizes))
     given = {"train.epochs": "2", "size": "48"}
-    assert plan_values(tmp_path / "plan.json", "classification", given).keys() == {"channels", "mean", "std", "batch_size", "rounds", "best_by", "headline"}
+    assert plan_values(tmp_path / "plan.json", "classification", given).keys() == {
+        "channels",
+        "mean",
+        "std",
+        "batch_size",
+        "rounds",
+        "best_by",
+        "headline",
+    }
     with pytest.raises(UserError, match="is of classification data"):
         plan_values(tmp_path / "plan.json", "segmentation", {})
     with pytest.raises(UserError, match="second fingerprint of site a"):
@@ -307,7 +315,7 @@ def choosing(tmp_path):
 @pytest.mark.parametrize("given", ["secure_sum=masks", "best_by=none"])
 def test_a_plan_file_chooses_no_round_where_there_can_be_none(choosing, given):
     name, _, value = given.partition("=")
-    assert {**plan_values(choosing, "tabular", {name: value})} == {"rounds": 40}
+    assert plan_values(choosing, "tabular", {name: value}) == {"rounds": "40"}
     assert len(plan_values(choosing, "tabular", {"lr": "1"})) == 3
 
 
