@@ -391,7 +391,7 @@ def of_table(
         below = column[column < 0]
         alone = 1 < len(below) < len(column) and np.ptp(below) == 0
         if mean > 0 and len(below) and (alone or {*below.tolist()} <= CODES):
-            text = f"{below[0]:g} in {count(len(below), 'row')}: a code for missing? Its cells should be empty"
+            text = f"{below[0]:g} in {plural(len(below), 'row')}: a code for missing? Its cells should be empty"
             found.append(f"{one.name}: {text}")
         if far[:, k].any() and not one.values:
             row = int(np.flatnonzero(far[:, k])[0])
