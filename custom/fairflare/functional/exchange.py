@@ -315,7 +315,11 @@ class Known:
         if place == FIRST:
             return signed(self._first(told.row))
         assert told.seconds is not None
-        return signed(self._second(told) if place == SECOND else self._third(told.row, told.seconds))
+        if place == SECOND:
+            return signed(self._second(told))
+        directions = enumerate(self._directions(told.row))
+        terms = [self._benefit_terms(c, one.benefit(self.design)) for c, one in directions]
+        return signed(np.ravel([*terms, self._terms(self.mixed(told.row, told.seconds), self._mix_precision)]))
 
     def _first(self, row: Row) -> list[float]:
         errors = row.products - row.right - row.right[:, None] + row.own
@@ -338,11 +342,6 @@ class Known:
             pairs = zip(parts, told.means, strict=True)
             misfits = np.ravel([slopes.misfit_terms(part, mean, self.design) for part, mean in pairs])
         return [*found, 1 / parts[-1].variance, *misfits]
-
-    def _third(self, row: Row, seconds: Array) -> list[float]:
-        terms = [self._benefit_terms(c, one.benefit(self.design)) for c, one in enumerate(self._directions(row))]
-        last = self._terms(self.mixed(row, seconds), self._mix_precision)
-        return [float(value) for value in np.ravel([*terms, last])]
 
     # What follows from the regression's sums.
 

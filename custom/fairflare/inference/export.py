@@ -65,11 +65,7 @@ class WholeModel:
 
 
 def whole_model(opened: Opened) -> WholeModel:
-    """The run's model with preprocessing and recalibration.
-
-    Raises:
-        UserError: its inputs are no files, or the trainer prepares inputs by statistics of each batch or site.
-    """
+    """The run's model with preprocessing and recalibration; UserError where it cannot be one that takes files."""
     if type(opened.parts.trainer).shared_batches is not Trainer.shared_batches:
         raise UserError(f"{opened.config.trainer}: prepares inputs by each site's statistics; use --format state-dict")
     if isinstance(opened.network, Windowed):
@@ -324,10 +320,7 @@ def _check_plain(content: Any, *, targets: bool = False) -> None:
 
     It evaluates texts that begin with $, follows those that begin with @ or %, and calls what a key "_target_" names: a
     class called "$..." in a run from elsewhere, or a folder of that name, would be code that runs with the bundle.
-
-    Args:
-        content: of a configuration, but for what this module has written itself.
-        targets: whether the mappings in it may name what they are made by, as this module writes it.
+    ``targets``: whether the mappings in it may name what they are made by, as this module writes it.
     """
     if isinstance(content, dict):
         for key, value in content.items():
@@ -397,14 +390,10 @@ CARD = "README.md"
 
 
 def export_model(opened: Opened, form: str, folder: Path) -> list[str]:
-    """Write the model to ``folder``, an empty one; returns remarks, a line each.
+    """Write the model, a card and ``fairflare.json`` to ``folder``, an empty one; returns remarks, a line each.
 
-    Args:
-        form: "bundle", "torchscript", "onnx" or "state-dict".
-        folder: gets the model, a card, and ``fairflare.json``.
-
-    Raises:
-        UserError: the run's inputs cannot be part of a model, a package is missing, or the result is not the model.
+    ``form``: "bundle", "torchscript", "onnx" or "state-dict". UserError where the run's inputs cannot be part of a
+    model, a package is missing, or the result is not the model.
     """
     torch.manual_seed(0)
     save_json(folder / MARK, {**about(opened), "format": form})

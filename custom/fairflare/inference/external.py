@@ -64,14 +64,12 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Refit:
-    """What came of it.
+    """What came of it: an "intercept", "slope" or "temperature".
 
     Attributes:
-        kind: "intercept", "slope" or "temperature".
         outputs: float64 (N, C) logits of every case after the fit to the half that it is not in.
         folds: what was fitted to each half.
         fitted: the same, fitted to all cases: what a hospital that uses the model would use.
-        words: a sentence on it.
     """
 
     kind: str

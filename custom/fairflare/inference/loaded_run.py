@@ -67,11 +67,9 @@ class Adjustment:
         return self.step.by == "group"
 
     def probabilities(self, outputs: Tensor, members: Tensor) -> np.ndarray:
-        """float64 (N, C): recalibrated where the step does that, else softmax.
+        """float64 (N, C) of logits (N, C): recalibrated where the step does that, else softmax.
 
-        Args:
-            outputs: (N, C) logits.
-            members: (N,) index of each case's group, -1 where it is in none.
+        ``members``: (N,) index of each case's group, -1 where it is in none.
         """
         if isinstance(self.step, Recalibrate):
             return self.step.probabilities(outputs.double().numpy(), members.numpy(), self.fits, self.shape)
@@ -104,10 +102,8 @@ def adjustment_of(
 ) -> tuple[Adjustment | None, list[str]]:
     """What holds for ``site``, and remarks; None where the run has no such step, or no site is named.
 
-    The site's own file says it; without one the run's log, as far as the site's own numbers left it.
-
-    Raises:
-        UserError: the file is of another model, or holds what no step fits.
+    The site's own file says it; without one the run's log, as far as the site's own numbers left it. UserError where
+    the file is of another model, or holds what no step fits.
     """
     logged = [entry for entry in entries if entry.get("event") == "after"]
     if not logged:
@@ -122,9 +118,8 @@ def adjustment_of(
     if path is not None and content.get("model") != sha256:
         raise UserError(f"{path.name}: was fitted to another model than the one that is used; --plain leaves it out")
     name, settings = str(content.get("step")), content.get("settings")
-    if name == config.after and not isinstance(settings, dict):
-        stepped = config
-    else:
+    stepped = config
+    if name != config.after or isinstance(settings, dict):
         stepped = with_step(config, name, {**(settings if isinstance(settings, dict) else {}), "by": content.get("by")})
     step = step_of(stepped)
     assert step is not None  # with_step has refused any other
@@ -154,8 +149,8 @@ def _from_log(entry: Mapping[str, Any], site: str) -> dict[str, Any] | None:
         if key.startswith("shared."):
             name, _, group = key[len("shared.") :].partition("/")
             shared.setdefault(group, {})[name] = value
-    found = own if entry["by"] == "site" else {}
-    return {"step": entry["step"], "by": entry["by"], "own": found, "shared": shared}
+    about = {key: entry[key] for key in ("step", "by")}
+    return {**about, "own": own if entry["by"] == "site" else {}, "shared": shared}
 
 
 def _fits(content: Mapping[str, Any], step: AfterStep, shape: Shape) -> dict[int, Fit]:
@@ -182,8 +177,7 @@ def _checked(fit: Any, step: AfterStep) -> dict[str, float]:
 def site_file(place: Path, site: str, ending: str) -> Path | None:
     """``SITE<ending>`` in ``place``, or a deployed site's ``SITE.<hash><ending>``; None where there is none.
 
-    Raises:
-        UserError: there are several, of several configurations or users.
+    UserError where there are several, of several configurations or users.
     """
     if (place / f"{site}{ending}").is_file():
         return place / f"{site}{ending}"

@@ -181,11 +181,7 @@ def open_model(
 
 
 def open_mix(folder: Path, site: str = "") -> Opened:
-    """The mix in ``folder`` as a model in use.
-
-    Raises:
-        UserError: its files do not fit together, a member is missing, or ``site`` is another hospital.
-    """
+    """The mix in ``folder`` as a model in use; UserError where its files do not fit together or ``site`` is another."""
     content = read_json(folder / MIX)
     expected(f"{MIX}: format", content.get("format") == FORMAT, f"{FORMAT}", content.get("format"))
     whose = content.get("site")

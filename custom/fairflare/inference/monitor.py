@@ -99,11 +99,7 @@ class Monitor:
         return self.certificate.cases
 
     def see(self, patients: Sequence[Patient]) -> int:
-        """Count the patients that follow those counted before, and return how many these are.
-
-        Raises:
-            UserError: the counted ones are not the first.
-        """
+        """Count the patients that follow those counted before, which are the first (else UserError): how many."""
         before = self.cases
         if len(patients) < before or _hash(patients[:before]) != self.seen:
             raise UserError(f"patients: expected the {before} that are counted, unchanged, and then new ones")

@@ -46,7 +46,7 @@ MOST = 1_000_000
 def images_of(
     named: Sequence[Path], *, masks: bool = False, volumes: bool = False
 ) -> tuple[dict[str, Path | Frame], list[str]]:
-    """Name -> file or slice, and what was passed over or cut, a line each.
+    """Name -> file or slice, and what was passed over or cut, a line each; UserError where a file or image is missing.
 
     The name is the one that results carry, with the folders below what was named; natural order. Of a file that holds
     several slices each is an input, "volume.nii.gz[0]" and so on.
@@ -55,9 +55,6 @@ def images_of(
         named: files of any name, and folders, of which every image below counts but hidden ones.
         masks: the run is on images with masks: those that lie beside images in a folder are no inputs.
         volumes: the run is on volumes: a file, or a series of DICOM, is one input.
-
-    Raises:
-        UserError: a file is missing, a folder holds no image, or two files would have one name.
     """
     found: dict[str, Path] = {}
     beside: list[str] = []
@@ -141,14 +138,9 @@ class Predictions:
 
 
 def predict(opened: Opened, named: Sequence[Path], folder: Path) -> Predictions:
-    """Predict what is named and write the results to ``folder``, an empty one.
+    """Predict the named image files and folders, or one table; UserError where something cannot be read.
 
-    Args:
-        named: image files and folders, or one table.
-        folder: gets ``predictions.csv``, masks, and ``fairflare.json`` that says how they came about.
-
-    Raises:
-        UserError: this run's inputs are no files, or something that is named cannot be read.
+    ``folder``, an empty one, gets ``predictions.csv``, masks, and ``fairflare.json`` that says how they came about.
     """
     table, images = opened.task.table_inputs(), opened.task.image_inputs()
     if table is None and images is None:
@@ -249,19 +241,13 @@ def _of_volumes(opened: Opened, files: Mapping[str, Path | Frame], folder: Path)
     batches = batches_of(opened, paths)
     if not opened.task.kind.has_masks:
         return _of_files(opened, names, batches)
-    thresholds, said = _thresholds(opened)
-    table: list[list[Any]] = []
-    taken: set[str] = set()
+    written = _Masks(opened, folder)
     for name, path, batch in zip(names, paths, opened.parts.trainer.shared_batches(batches), strict=True):
         masked = at_home(inputs.reader, path, _network(opened, batch.inputs).sigmoid()[0])
         suffix = suffix_of(path)
-        mask = f"{MASKS}/{_mask_name(name, suffix if suffix in NIFTI else '.nii.gz', taken)}"
-        (folder / mask).parent.mkdir(parents=True, exist_ok=True)
-        write_volume_mask(folder / mask, masked, thresholds, inputs.reader)
-        shares = [float(_flagged(p, t).double().mean()) for p, t in zip(masked[1], thresholds)]
-        table.append([name, mask, *shares])
-    header = ["file", "mask", *(f"share_{name}" for name in opened.task.classes)]
-    return Predictions(header, table, np.empty((len(table), 0)), said)
+        place = written.place(name, suffix if suffix in NIFTI else ".nii.gz", masked[1])
+        write_volume_mask(place, masked, written.thresholds, inputs.reader)
+    return written.predictions()
 
 
 def _masks(
@@ -271,35 +257,41 @@ def _masks(
     batches: Callable[[], Iterator[Batch]],
     folder: Path,
 ) -> Predictions:
-    """A mask file for each image, and in the table the share of pixels of each structure."""
     inputs = opened.task.image_inputs()
-    assert inputs is not None and inputs.reader.values is not None  # masks have values
-    classes, names = opened.task.classes, iter(files)
-    thresholds, said = _thresholds(opened)
-    table: list[list[Any]] = []
-    taken: set[str] = set()
+    assert inputs is not None and (reader := inputs.reader).values is not None  # masks have values
+    written, names = _Masks(opened, folder), iter(files)
     for batch in opened.parts.trainer.shared_batches(batches):
         for one in _network(opened, batch.inputs).sigmoid():
             name = next(names)
             place = places.get(name)
             if place is None:
                 raise UserError(f"{name}: its size cannot be read")
-            probabilities = restored(one, place.height, place.width)
-            mask = _mask_name(name, ending(files[name], place), taken)
-            path = folder / MASKS / mask
-            path.parent.mkdir(parents=True, exist_ok=True)
-            values = pixel_values(
-                probabilities, thresholds, inputs.reader.values, inputs.reader.background, path.suffix == ".png"
-            )
+            found = restored(one, place.height, place.width)
+            path, largest = written.place(name, suffix := ending(files[name], place), found), suffix == ".png"
+            values = pixel_values(found, written.thresholds, reader.values, reader.background, largest)
             write_mask(path, values, files[name], place)
-            shares = [float(_flagged(p, t).double().mean()) for p, t in zip(probabilities, thresholds)]
-            table.append([name, f"{MASKS}/{mask}", *shares])
-    header = ["file", "mask", *(f"share_{name}" for name in classes)]
-    return Predictions(header, table, np.empty((len(table), 0)), said)
+    return written.predictions()
 
 
-def _flagged(p: Tensor, threshold: float) -> Tensor:
-    return p > threshold if threshold == HALF else p >= threshold
+class _Masks:
+    """A mask file for each input, and in the table the share of pixels of each structure."""
+
+    def __init__(self, opened: Opened, folder: Path) -> None:
+        self.thresholds, self._said = _thresholds(opened)
+        self._folder, self._classes, self._rows = folder, opened.task.classes, dict[str, list[Any]]()
+
+    def place(self, name: str, suffix: str, probabilities: Tensor) -> Path:
+        """The file for an input's mask, of a name of its own in the file's folders; a.png and a.jpg do not meet."""
+        names = (f"{MASKS}/{mask_stem(name)}_mask{'' if k == 1 else k}{suffix}" for k in count(1))
+        mask = next(one for one in names if one not in self._rows)
+        flagged = (p > t if t == HALF else p >= t for p, t in zip(probabilities, self.thresholds))
+        self._rows[mask] = [name, mask, *(float(one.double().mean()) for one in flagged)]
+        (self._folder / mask).parent.mkdir(parents=True, exist_ok=True)
+        return self._folder / mask
+
+    def predictions(self) -> Predictions:
+        header = ["file", "mask", *(f"share_{name}" for name in self._classes)]
+        return Predictions(header, [*self._rows.values()], np.empty((len(self._rows), 0)), self._said)
 
 
 def _thresholds(opened: Opened) -> tuple[list[float], list[str]]:
@@ -310,14 +302,6 @@ def _thresholds(opened: Opened) -> tuple[list[float], list[str]]:
     if np.isnan(found):
         return [HALF] * n, ["the run's thresholds are for groups of patients, which no file names: 0.5 is used"]
     return [1.0 - found] * n, []
-
-
-def _mask_name(name: str, suffix: str, taken: set[str]) -> str:
-    """A name of its own for each file's mask, in the file's folders; a.png and a.jpg do not meet."""
-    names = (f"{mask_stem(name)}_mask{'' if k == 1 else k}{suffix}" for k in count(1))
-    found = next(one for one in names if one not in taken)
-    taken.add(found)
-    return found
 
 
 def _outputs(opened: Opened, batches: Callable[[], Iterator[Batch]]) -> Tensor:

@@ -185,10 +185,7 @@ EVENTS = "tb_events"
 class TensorBoard:
     """Writes ``weight/<site>``, ``<number>/<site>``, ``fairness/worst_|mean_<metric>`` and ``time/<phase>``.
 
-    Of the rule's notes it writes ``note_<name>`` (per round) and ``note_<name>/<site or group>``.
-
-    Args:
-        notes: what the rule declares, see ``core.notes.Note.to_json``.
+    Of the rule's notes (``core.notes.Note.to_json``) it writes ``note_<name>`` and ``note_<name>/<site or group>``.
     """
 
     def __init__(self, folder: Path, notes: Sequence[Mapping[str, Any]] = ()) -> None:

@@ -66,7 +66,11 @@ def clinical_section(trail: Trail, config: Json, about: Json, sites: Sequence[st
 
     def view(stage: str, site: str, cell: str = "") -> Json | None:
         fitted = (record.get("sites") or {}).get(site) or {} if stage == AFTER else {}
-        return _view(found[stage][site], cell, fitted, _flagging(fitted, threshold))
+        flagged_from: float | None = threshold
+        if "shared.threshold" in fitted:  # the site's own, by conformal risk control
+            own = number(fitted.get("own.threshold"))
+            flagged_from = None if own is None else 1.0 - own
+        return _view(found[stage][site], cell, fitted, flagged_from)
 
     rows: list[Json] = [{"site": site, **{stage: view(stage, site) for stage in found}} for site in sites]
     cells = [
@@ -113,14 +117,6 @@ def _numbers(content: Any, key: str) -> dict[str, float]:
 def _cells(many: Iterable[Numbers]) -> list[str]:
     """The groups that some site names, in the order of their first appearance sorted by name."""
     return sorted({name[2:] for numbers in many for name in numbers if name.startswith("n/")})
-
-
-def _flagging(fitted: Numbers, threshold: float) -> float | None:
-    """From which risk on patients are flagged: the site's own threshold by conformal risk control, or that of all."""
-    if "shared.threshold" not in fitted:
-        return threshold
-    own = number(fitted.get("own.threshold"))
-    return None if own is None else 1.0 - own
 
 
 def _view(numbers: Numbers, cell: str, fitted: Numbers, threshold: float | None) -> Json | None:
@@ -299,24 +295,18 @@ def of_site(found: Mapping[str, Any], about: Json) -> Json:
     threshold = number((about.get("clinical") or {}).get("threshold")) or 0.5
     seen = {} if about.get("curves") else views(found.get(CLINICAL) or {}, threshold)  # of times there are no risks
     whole = seen.pop("", None)
+    known = whole if whole and whole["positives"] is not None and whole["n"] else None
+    share = float(known["positives"] / known["n"]) if known else None
     few = f"none leaves of {plural(int(n or 0), 'case')}, with a minimum of {about.get('min_count')}"
     return {
         "n": n,
         "metrics": metrics,
         "calibration": whole,
         "calibration_why": "" if whole or not about.get("clinical") else few,
-        "trivial_brier": _constant(whole),
+        "trivial_brier": None if share is None else share * (1 - share),
         "survival": steps_of(found.get(CLINICAL) or {}, (about.get("curves") or {}).get("ends", ())),
         "groups": _groups((found.get("groups") or {}).get(TEST) or {}, seen, about),
     }
-
-
-def _constant(view: Json | None) -> float | None:
-    """The Brier score of giving everyone the share of the outcome."""
-    if not view or view["positives"] is None or not view["n"]:
-        return None
-    share = view["positives"] / view["n"]
-    return float(share * (1 - share))
 
 
 def _groups(cells: Mapping[str, Any], seen: Mapping[str, Json], about: Json) -> list[Json]:

@@ -189,9 +189,7 @@ def _caveats(run: Json, seeds: Sequence[Any]) -> list[str]:
 def dominated_by(points: Mapping[str, Sequence[float | None]], better: tuple[bool, bool]) -> dict[str, list[str]]:
     """Name -> the names that are at least as good in both quantities and better in one; [] for those of the front.
 
-    Args:
-        points: name -> its two values; a name that lacks one is left out.
-        better: whether higher values are better, of the first and of the second quantity.
+    A point that lacks a value is left out. ``better``: whether higher values are better, of either quantity.
     """
     found = {}
     for name, pair in points.items():

@@ -90,7 +90,15 @@ def contribution_tables(found: Mapping[str, Any]) -> list[Table]:
     if together["shapley"]:
         columns += [Column("value", "Value", group="Shapley"), Column("se", "Sampling error", group="Shapley")]
         columns += [Column("shapley_share", "Share", group="Shapley")]
-    rows = [Row(site, site, _cells(site, one, together["shapley"])) for site, one in together["leave_one_out"].items()]
+    rows = []
+    for site, one in together["leave_one_out"].items():
+        cells = {"drop": Cell.of(one["drop"], half=False), "p_holm": Cell(one["drop"]["p_holm"])}
+        cells |= {"loo_share": Cell.of(one["share"]), "verdict": Cell.text(one["verdict"])}
+        if together["shapley"]:
+            value = together["shapley"][site]
+            cells |= {"value": Cell.of(value["value"]), "se": Cell(value["se"])}
+            cells |= {"shapley_share": Cell.of(value["share"])}
+        rows.append(Row(site, site, cells))
     drawn = "" if not how or how["exact"] else f" Shapley values are of {how['permutations']} drawn orders per seed."
     caption = (
         f"Score: {label(found['metric'], {})}, mean over all sites' own test splits, of federations trained without "
@@ -99,15 +107,6 @@ def contribution_tables(found: Mapping[str, Any]) -> list[Table]:
     )
     sites = Table("sites", "Sites", columns, rows, "Site", caption)
     return [sites, _agreement_table(together["agreement"])]
-
-
-def _cells(site: str, one: Json, values: Json | None) -> dict[str, Cell]:
-    cells = {"drop": Cell.of(one["drop"], half=False), "p_holm": Cell(one["drop"]["p_holm"])}
-    cells |= {"loo_share": Cell.of(one["share"]), "verdict": Cell.text(one["verdict"])}
-    if values:
-        cells |= {"value": Cell.of(values[site]["value"]), "se": Cell(values[site]["se"])}
-        cells |= {"shapley_share": Cell.of(values[site]["share"])}
-    return cells
 
 
 def _agreement_table(found: Mapping[str, Any]) -> Table:

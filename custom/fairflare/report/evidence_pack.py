@@ -77,11 +77,12 @@ class Run:
 
     def _sentence(self, name: str) -> Said:
         """A text of the table of items, and the places that it is made of."""
-        given = {**self.detail, "run": self, "where": table("items.yaml")["where"]}
+        absent = dict.fromkeys(("learned", "after", "groups", "preflight"))  # in reports of earlier versions
+        given = {**absent, **self.detail, "run": self, "where": table("items.yaml")["where"]}
         made = environment().overlay(autoescape=False)
-        found = table("items.yaml")["sentences"][name]
-        words = made.from_string(found["say"]).render(given)
-        places = (made.from_string(place).render(given) for place in found["at"] if words)
+        ((where, text),) = table("items.yaml")["sentences"][name].items()
+        words = made.from_string(text).render(given)
+        places = made.from_string(where).render(given).split() if words else ()
         return (words, [at(place[1:]) if place.startswith("/") else place for place in places]) if words else None
 
     def rounds(self) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -257,9 +257,7 @@ def draw_benefits(
 ) -> None:
     """A point and its interval around zero for each of ``rows``, (name, row of a benefit), from the top.
 
-    Args:
-        words: verdict -> what the legend says; the verdicts themselves by default.
-        note: follows ``what`` below the axis.
+    ``words``: verdict -> what the legend says; ``note`` follows ``what`` below the axis.
     """
     figure.set_figheight(1.7 + 0.26 * len(rows))
     axes = figure.subplots()

@@ -25,11 +25,7 @@ LABEL = "label"
 
 
 def pooled(sent: Mapping[str, Cells]) -> dict[str, dict[str, float]]:
-    """Group -> {"n", "value"} over sites: the sum of the sizes, and the mean of the values weighted by them.
-
-    Args:
-        sent: site -> group -> {"n" > 0, "value"}; what is no finite number is passed over.
-    """
+    """Group -> {"n", "value"} over sites: the sum of the sizes, and the mean of the values weighted by them."""
     totals: dict[str, list[tuple[float, float]]] = {}
     for cells in sent.values():
         for group, (n, value) in known_cells(cells).items():

@@ -161,11 +161,9 @@ def texts(language: str) -> Mapping[str, Any]:
 
 
 def sheet(found: Mapping[str, Any], site: str, leaves: Sequence[Mapping[str, str]], language: str = "en") -> Json:
-    """The content of a hospital's sheet.
+    """The content of a hospital's sheet, from ``join.json``.
 
     Args:
-        found: ``join.json``.
-        site: one of its hospitals.
         leaves: what leaves a hospital: name, meaning and exchanges, from the schema of what travels.
         language: of the sentences; numbers stay as they are.
 

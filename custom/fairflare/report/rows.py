@@ -63,11 +63,7 @@ def _site_row(trail: Trail, site: str, description: str, headline: str) -> Json:
 
 
 def intervals_of(splits: Mapping[str, Any]) -> Json:
-    """Metric -> "low" and "high" over the site's test patients, of the metrics that have an interval.
-
-    Args:
-        splits: the site's results as the log has them; older ones have none.
-    """
+    """Metric -> "low" and "high" over the site's test patients, of metrics with an interval; older logs have none."""
     sent = splits.get(INTERVALS)
     pairs = sent.items() if isinstance(sent, Mapping) else ()
     proper = [(name, pair) for name, pair in pairs if isinstance(pair, Mapping)]
@@ -251,9 +247,8 @@ PLAIN = "sgd"
 def used_models(config: Mapping[str, Any], personal: Json | None) -> str | None:
     """ "personal" where sites use models of their own, else None.
 
-    Args:
-        config: of the run. Older ones do not say it: there the results of own models are those of the trainer, unless
-            that is the plain one, beside which a rule may show models that no site uses.
+    Where an older configuration does not say it, results of own models are those of the trainer, unless that is the
+    plain one, beside which a rule may show models that no site uses.
     """
     about = config.get("about") or {}
     if personal is None:
@@ -289,11 +284,7 @@ def own_rows(rows: Sequence[Json], personal: Json) -> list[Json]:
 
 
 def remark(methods: Iterable[Mapping[str, Any]]) -> str:
-    """Whose models the numbers of a comparison are of, in one sentence; "" where sites have none of their own.
-
-    Args:
-        methods: those of a comparison; ``used`` says whose models the sites use, ``shown`` whose results stand there.
-    """
+    """Whose models a comparison's numbers are of: sites' own are ``used``, and ``shown`` or not; "" without such."""
     own = [method for method in methods if method.get(USED)]
     shown = [str(method["label"]) for method in own if method.get(SHOWN)]
     hidden = [str(method["label"]) for method in own if not method.get(SHOWN)]

@@ -174,18 +174,13 @@ def _trend(of: str, values: Sequence[float], sign: int) -> Json | None:
     if len(values) < n:
         return None
     last = values[-n:]
-    slope, error, level = _line(last)
+    level, places = math.fsum(last) / n, [k - (n - 1) / 2 for k in range(n)]
+    spread = math.fsum(place**2 for place in places)
+    slope = math.fsum(place * value for place, value in zip(places, last)) / spread
+    left = math.fsum((value - level - slope * place) ** 2 for place, value in zip(places, last))
+    error = math.sqrt(left / (n - 2) / spread)
     least = LEAST[of] * (1 if of == "score" else abs(level))
     if sign * slope <= ERRORS * error or sign * slope * (n - 1) < least:
         return None
     half = slope * (n - 1) / 2
     return {"of": of, "rounds": n, "from": level - half, "to": level + half, "slope": slope, "error": error}
-
-
-def _line(values: Sequence[float]) -> tuple[float, float, float]:
-    n, level = len(values), math.fsum(values) / len(values)
-    places = [k - (n - 1) / 2 for k in range(n)]
-    spread = math.fsum(place**2 for place in places)
-    slope = math.fsum(place * value for place, value in zip(places, values)) / spread
-    left = math.fsum((value - level - slope * place) ** 2 for place, value in zip(places, values))
-    return slope, math.sqrt(left / (n - 2) / spread), level

@@ -52,8 +52,7 @@ Draw = Callable[["Figure", dict[str, Any]], str | None]
 def inline(key: str) -> Callable[[Draw], Callable[[dict[str, Any]], str]]:
     """Make ``draw(figure, data) -> title`` a function ``data -> SVG``; "" where it returns None, nothing to show.
 
-    Args:
-        key: prefix of the ids inside, different for every figure of a page.
+    ``key``: prefix of the ids inside, different for every figure of a page.
     """
 
     def decorate(draw: Draw) -> Callable[[dict[str, Any]], str]:

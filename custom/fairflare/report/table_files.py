@@ -107,11 +107,7 @@ class Cell:
 
     @classmethod
     def of(cls, found: Mapping[str, Any], *, half: bool = True, **more: Any) -> Cell:
-        """A mean with its interval ({"mean", "low", "high", "n"}, see ``fairness.mean_ci``).
-
-        Args:
-            half: write "0.812 ± 0.010" and not "0.812 [0.802, 0.822]".
-        """
+        """A mean with its interval (``fairness.mean_ci``): "0.812 ± 0.010", or not ``half``: "0.812 [0.802, 0.822]"."""
         mean, low, high = (found.get(key) for key in ("mean", "low", "high"))
         spread = None if high is None or mean is None or not half else high - mean
         return cls(mean, low, high, spread, found.get("n"), **more)
@@ -253,11 +249,7 @@ def with_best(table: Table) -> Table:
 
 
 def as_markdown(table: Table, *, heading: int | None = None) -> str:
-    """A Markdown table with its caption above and its footnotes below.
-
-    Args:
-        heading: level of a heading with the table's title, 1 to 6; None: no heading.
-    """
+    """A Markdown table under its caption, and a heading of this level (1 to 6, None: none), over its footnotes."""
     names = [f"{c.group}: {c.title}" if c.group else c.title for c in table.columns]
     lines = [[markdown(name) for name in (table.stub, *names)]]
     lines += [["---", *("---" if column.words else "--:" for column in table.columns)]]

@@ -128,9 +128,7 @@ Json = Mapping[str, Any]
 def label(metric: str, found: Json) -> str:
     """A metric's name in words.
 
-    Args:
-        metric: its name in answers and logs.
-        found: a summary or a comparison, whose "metrics" hold name -> label, meaning, chance, higher_is_better.
+    ``found``: a summary or a comparison, whose "metrics" hold name -> label, meaning, chance, higher_is_better.
     """
     return str(_told_of(metric, found).get("label") or named(metric).label)
 

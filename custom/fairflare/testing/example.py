@@ -100,15 +100,12 @@ def work_of_round(
     training: Training = TRAINING,
     example: tuple[nn.Module, SmallData] | None = None,
 ) -> LocalWork:
-    """The site's round ``t``, with torch seeded as a site seeds it.
+    """The site's round ``t`` of 1..4, with torch seeded as a site seeds it.
 
     Args:
-        t: 1..4.
-        memory: what the site has kept.
-        orders: what the rule sent to the site.
+        memory, orders: what the site has kept, and what the rule sent to it.
         receives: tensors that come beside the model; their values are made up.
         min_count: of a group whose numbers may leave.
-        training: local training settings.
         example: network and data; the small ones when None.
     """
     network, data = example or (small_network(), SmallData())
