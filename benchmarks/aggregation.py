@@ -226,13 +226,13 @@ def run(
     del outline
     second = {number.name: 0.5 for number in said[True]}
     transport, pieces = Prepared(answers, second), {"gate": [], "rule": [], "hashes": []}
-    from fairflare.engine import loop
+    from fairflare.engine import history
 
     class TimedGate(Gate):
         def inspect(self, *known: Any, **more: Any) -> Any:
             return recorded(pieces["gate"], lambda: Gate.inspect(self, *known, **more))
 
-    hashes, loop.left_behind = loop.left_behind, lambda after: recorded(pieces["hashes"], lambda: hashes(after))
+    hashes, history.left_behind = history.left_behind, lambda after: recorded(pieces["hashes"], lambda: hashes(after))
     try:
         with tempfile.TemporaryDirectory() as folder:
             Federation(
@@ -246,7 +246,7 @@ def run(
                 header={"method": id},
             ).run(given.pop())
     finally:
-        loop.left_behind = hashes
+        history.left_behind = hashes
     pieces["hashes"] = pieces["hashes"][-rounds:]  # the first was the first line's
     return transport, pieces
 

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from fairflare.engine import aggregation, files, loop
+from fairflare.engine import aggregation, files
 from fairflare.engine.loop import Federation
 from fairflare.engine.site import Site
 from fairflare.trainers.base import Trainer
@@ -46,7 +46,7 @@ def while_writing_state():
             die()
 
         seen.append(path.name)
-        second = path.name == loop.CHECKPOINT and seen.count(path.name) == 2
+        second = path.name == files.CHECKPOINT and seen.count(path.name) == 2
         return original(path, half if second else write)
 
     files.write_atomically = patched

@@ -5,14 +5,14 @@ import errno
 import os
 from pathlib import Path
 
-from fairflare.engine import files, loop
+from fairflare.engine import files
 
 MARKER = "FULL_DISK_MARKER"
 _original, _seen = files.write_atomically, []
 
 
 def _write(path, write):
-    if path.name == loop.CHECKPOINT:
+    if path.name == files.CHECKPOINT:
         _seen.append(path)
         if len(_seen) == 2 and not Path(os.environ[MARKER]).exists():
             Path(os.environ[MARKER]).touch()

@@ -292,7 +292,6 @@ def ahead(batches: Iterator[T], device: torch.device) -> Iterator[T]:
     """``batches``, each made while the device still computes on the one before: on a GPU, in a stream of their own.
 
     Args:
-        batches: tuples of tensors.
         device: where the network computes; nothing is made ahead where it is no GPU.
     """
     if device.type != "cuda":

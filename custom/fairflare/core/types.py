@@ -28,7 +28,6 @@ class Number:
 
     Attributes:
         name: its name; numbers of a family are "family/member".
-        meaning: what it is, for people.
         required: whether an answer without it is refused.
         of_examples: it counts examples: the gate takes whole numbers of at most this many times the site's training
             examples; None: no such count.
@@ -53,7 +52,6 @@ class TensorSpec:
     Attributes:
         name: what the tensors are called; a rule reads them under it.
         shapes: from what server and sites know alike to {entry: shape}.
-        meaning: what they are, for people.
         required: whether all entries must be there; otherwise any of them may be missing.
         bound: the largest absolute value that is accepted.
         compared: whether the gate holds its size against that of the other sites'; not for what honestly differs by
@@ -101,7 +99,6 @@ class Offer:
     """What a task has for methods to ask for.
 
     Attributes:
-        groups: names of the groups of the run's grouping.
         has_classes: whether every example has one class, as logit adjustment needs.
         family: what an exact regression takes its targets for, see ``tasks.kind.TaskKind``.
     """
@@ -119,7 +116,6 @@ class Need:
     """What a rule, trainer or probe cannot do without in a split of a site's data; preflight refuses less.
 
     Attributes:
-        least: the fewest examples.
         reason: what it needs them for, in words that end a sentence.
         both_classes: whether examples of one class alone will not do.
     """
@@ -305,7 +301,6 @@ class Info:
     """What a rule knows of a round beside model, replies and its own state.
 
     Attributes:
-        round: t and T.
         lr: local learning rate eta of the sites, >= 0; 0 where the server does not know it.
         steps: site -> optimizer steps that it took in this round, as its accepted answer says; lacks the sites whose
             answer does not say, and is empty before the answers.
@@ -401,7 +396,6 @@ class LocalWork:
 
     Attributes:
         network: holds the received model when a trainer or a received-model probe starts.
-        round: t and T.
         seed: this site's seed for this round; order and transforms derive from it alone.
         orders: the numbers the rule sent to this site and to no other.
         execution: where and how the network computes.

@@ -113,8 +113,6 @@ class InWorkers:
     Args:
         count: how many processes, at most one per site.
         build: makes sites, in the process where they live; "spawn" pickles it.
-        announce: called here with each site before its data are read.
-        tell: called here with what preflight finds at each site.
     """
 
     def __init__(

@@ -96,7 +96,6 @@ class ServerSums:
         pass_on: makes of {site: its sealed numbers} what is sent to every site.
         vouched: (site, statement) -> whether the statement is the site's own.
         sizes: how many bytes a site's sealed numbers may have.
-        statements: site -> what it stated in preflight.
         sites: of the run, as the sites know them; see ``sum_keys.threshold``.
     """
 
