@@ -19,9 +19,9 @@ from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.volumes import VolumeData, VolumeReader
 from fairflare.data.tensors import TensorData
 from fairflare.datasets.brain_seg import BrainSeg, weighted
-from fairflare.datasets.phantoms import DEEP, FIELD_OF_VIEW, bumps, soft, template, ventricle_region
+from fairflare.datasets.phantoms import DEEP, FIELD_OF_VIEW, MOST_PIXELS, bumps, soft, template, ventricle_region
 from fairflare.networks import volumes
-from fairflare.tasks.base import MOST_PIXELS, Preset, expect
+from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.masks import VOLUME_MASKS, of_volumes
 from fairflare.tasks.own.volume_segmentation import LARGE, SMALL
 
@@ -194,4 +194,5 @@ class BrainSeg3D(BrainSeg):
         return of_volumes(outputs, targets, (self.edge,) * 3, self.edge)
 
     def made(self, **splits: Any) -> TensorData:
-        return VolumeData(patch=(self.patch,) * 3, patches=self.patches, **splits)
+        about: dict[str, Any] = {"n_classes": 0, "mean": self.mean, "std": self.std}
+        return VolumeData(patch=(self.patch,) * 3, patches=self.patches, **splits, **about)

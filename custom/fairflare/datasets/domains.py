@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -22,7 +21,7 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, Training
 from fairflare.data.readers.geometry import NATURAL
 from fairflare.data.tensors import TensorData, normalised
-from fairflare.datasets.partition import SMALLEST_SITE, dirichlet_by_label, redrawn
+from fairflare.datasets.partition import redrawn
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import PARTITION, SPLIT, Task, expect, expect_choices, site_index
 
@@ -87,9 +86,7 @@ class OverDomains(Task):
     def dealt(self, domain: str, labels: np.ndarray) -> np.ndarray:
         """int64 (N,): which of its sites, from 0, has each image of a domain with such ``labels``, by a label skew."""
         seed = derive(self.data_seed, self.name, "skew", domain) % 2**32
-        n_sites = self._per_domain
-        draw = partial(dirichlet_by_label, labels, n_sites, self.alpha)
-        return redrawn(draw, labels, n_sites, seed, minimum=SMALLEST_SITE)
+        return redrawn(labels, self._per_domain, self.alpha, seed)
 
     def parts(self, site: str, members: np.ndarray) -> dict[str, np.ndarray]:
         """Split -> those of ``members``, what the site has of its domain, in random order: 10, 30 and 60 per cent."""

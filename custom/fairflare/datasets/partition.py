@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which site holds which example, decided from the labels and a seed alone, and the poor images of some sites.
-
-Beside its share a simulated site may have further test images: they cost rendering, and never an image to train on.
-"""
+"""Which site holds which example, decided from the labels and a seed alone, and the poor images of some sites."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,29 +51,21 @@ def dirichlet_with_corrupted(labels: np.ndarray, n_sites: int, n_corrupted: int,
     return sites
 
 
-def dirichlet_by_label(labels: np.ndarray, n_sites: int, alpha: float, seed: int) -> np.ndarray:
-    """Plain label-skewed split: each class is dealt to all sites by proportions from Dirichlet(alpha).
-
-    Arguments and result are those of ``dirichlet_with_corrupted`` without corrupted sites.
-    """
-    return dirichlet_with_corrupted(labels, n_sites, 0, alpha, seed)
-
-
 def redrawn(
-    draw: Callable[[int], np.ndarray],
     labels: np.ndarray,
     n_sites: int,
+    alpha: float,
     seed: int,
-    minimum: int,
+    *,
+    corrupted: int = 0,
+    cases: tuple[np.ndarray, np.ndarray | slice] | None = None,
+    minimum: int = SMALLEST_SITE,
     minimum_per_class: int = 0,
 ) -> np.ndarray:
-    """The first of ``draw(seed)``, ``draw(seed + 1)``, ... that leaves every site enough examples.
+    """The first split by ``seed``, ``seed`` + 1, ... that leaves every site enough examples; arguments as above.
 
     Args:
-        draw: seed -> (N,) site indices in 0..K-1.
-        labels: (N,) integers >= 0.
-        n_sites: K.
-        seed: of the first draw.
+        cases: where examples are dealt out by cases: the class of each, and int64 (N,) the case of every example.
         minimum: examples that each site needs.
         minimum_per_class: examples of every class that each site needs.
 
@@ -85,8 +73,9 @@ def redrawn(
         UserError: no such split in 200 draws, e.g. because there are too few examples for the sites.
     """
     n_classes = int(np.max(labels)) + 1
+    classes, place = cases or (labels, slice(None))
     for attempt in range(ATTEMPTS):
-        sites = draw((seed + attempt) % 2**32)
+        sites = dirichlet_with_corrupted(classes, n_sites, corrupted, alpha, (seed + attempt) % 2**32)[place]
         counts = np.bincount(sites * n_classes + labels, minlength=n_sites * n_classes).reshape(n_sites, n_classes)
         if counts.sum(1).min() >= minimum and counts.min() >= minimum_per_class:
             return sites
@@ -98,35 +87,11 @@ def redrawn(
 
 MOST_SITE_TESTS = 100_000
 """Test images of one site."""
-FIRST_BESIDE = 10**9
-"""Number of the first image that is in nobody's share."""
 
 
 def check_site_tests(wanted: int) -> None:
     """Raise UserError unless ``wanted`` is a number of test images."""
     expect("site_test_images", 0 <= wanted <= MOST_SITE_TESTS, f"0..{MOST_SITE_TESTS}", wanted)
-
-
-def own_rows(members: np.ndarray, held_out: Sequence[float], k: int, wanted: int, seed: int) -> dict[str, np.ndarray]:
-    """Split -> numbers of a site's images, sorted; behind its own test images as many others as make ``wanted``.
-
-    Args:
-        members: numbers of the images of its share.
-        held_out: shares of these for validation and testing.
-        k: the site's index; no two sites have a number in common.
-        wanted: test images of the site at least.
-        seed: of who is in which split.
-    """
-    n_val, n_test = (round(share * len(members)) for share in held_out)
-    shuffled = np.random.default_rng(seed).permutation(members)
-    val, test, train = map(np.sort, np.split(shuffled, (n_val, n_val + n_test)))
-    beside = FIRST_BESIDE + k * MOST_SITE_TESTS + np.arange(max(0, wanted - len(test)))
-    return {"train": train, "val": val, "test": np.concatenate((test, beside))}
-
-
-def labels_of(own: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Classes (n,) of further images, as frequent as among a site's ``own``; the first ones are the same for any n."""
-    return own[rng.integers(0, len(own), size=n)]
 
 
 def alike(spare: np.ndarray, classes: np.ndarray, own: np.ndarray) -> np.ndarray:
@@ -175,11 +140,7 @@ class PoorSites(Task):
 
     def dealt(self, labels: np.ndarray, seed: int) -> np.ndarray:
         """int64 (N,): the site's index of every example with such ``labels``, by the papers' rule."""
-
-        def draw(seed: int) -> np.ndarray:
-            return dirichlet_with_corrupted(labels, self.n_sites, self.corrupted, self.alpha, seed)
-
-        return redrawn(draw, labels, self.n_sites, seed, minimum=SMALLEST_SITE)
+        return redrawn(labels, self.n_sites, self.alpha, seed, corrupted=self.corrupted)
 
     def built(self, channels: int) -> nn.Module:
         options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
@@ -188,15 +149,6 @@ class PoorSites(Task):
     def table_sets(self) -> dict[str, str]:
         """The clean set and the one of the poor sites' own severity, as in FedISM+'s Tables II and III."""
         return {"clean": "clean", "corrupted": f"{self.corruption} {self.severity}"}
-
-
-REMARK = "repeats one image"
-"""Added to what a report says of the site."""
-
-
-def with_one_image(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """``rows`` with as many training rows as before, all of them the first; validation and test rows as they are."""
-    return {**rows, "train": np.full_like(rows["train"], rows["train"][0])}
 
 
 NOISE_SIGMA = {1: 0.08, 2: 0.12, 3: 0.18, 4: 0.26, 5: 0.38}

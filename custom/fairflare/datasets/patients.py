@@ -27,7 +27,7 @@ from fairflare.core.types import Training
 from fairflare.data.inputs import Scaling
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Split, TensorData
-from fairflare.datasets.partition import dirichlet_by_label, redrawn
+from fairflare.datasets.partition import redrawn
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import PARTITION, SPLIT, Preset, Task, expect, expect_choices, site_index
 from fairflare.tasks.kinds.classes import RISKS
@@ -288,15 +288,8 @@ def _site_of(task: TableTask, table: Table) -> np.ndarray:
 def _dealt(task: TableTask, table: Table, rows: np.ndarray, n_sites: int, seed: int) -> np.ndarray:
     """int64 (len(rows),) in 0..n_sites-1: label-skewed shares of ``rows`` that are large enough."""
     expect(f"task {task.name}", len(rows) > 0, "patients", 0)
-    classes, place = _cases(table, rows)
-    return redrawn(
-        lambda seed: dirichlet_by_label(classes, n_sites, task.alpha, seed)[place],
-        table.labels[rows],
-        n_sites,
-        seed,
-        minimum=task.smallest_site,
-        minimum_per_class=task.smallest_class,
-    )
+    least = {"minimum": task.smallest_site, "minimum_per_class": task.smallest_class}
+    return redrawn(table.labels[rows], n_sites, task.alpha, seed, cases=_cases(table, rows), **least)
 
 
 TEST_SHARE, VAL_SHARE = 0.3, 0.1

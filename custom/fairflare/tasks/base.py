@@ -25,15 +25,6 @@ from fairflare.functional.intervals import Array
 from fairflare.tasks.kind import Cases, Ends, TaskKind, interval_of, resampled, value_of
 from fairflare.tasks.kinds.classes import CLASSES
 
-MOST_PIXELS = 4 * 10**9
-"""Of all images that a simulated task renders, one byte each."""
-
-
-def expect_pixels(images: int, size: int) -> None:
-    """Raise UserError when ``images`` of ``size`` x ``size`` pixels are more than a machine can be asked to hold."""
-    most = MOST_PIXELS // size**2
-    expect("images", images <= most, f"at most {most} of {size} pixels, those for testing included", images)
-
 
 def expect_choices(options: Any) -> None:
     """Raise UserError unless every field of the dataclass ``options`` declared as a Literal holds one of its values."""
