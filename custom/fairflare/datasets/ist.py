@@ -19,7 +19,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.types import Training
 from fairflare.core.validation import Range, shown
 from fairflare.data.inputs import Scaling, TableInputs
-from fairflare.data.readers.table_features import Columns, Feature, as_numbers, parsed, stacked
+from fairflare.data.readers.table_features import Columns, Feature, as_numbers
 from fairflare.datasets.patients import Centres, CentreTask, fixed_split, packed
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import Preset, expect
@@ -44,13 +44,11 @@ AT_RANDOMISATION = (*NUMBERS, *CATEGORIES)
 COUNTRY_NAMES = {
     "ARGE": "Argentina", "AUSL": "Australia", "AUST": "Austria", "BELG": "Belgium", "BRAS": "Brazil", "CANA": "Canada",
     "CHIL": "Chile", "CZEC": "Czech-Republic", "DENM": "Denmark", "EIRE": "Ireland", "FINL": "Finland",
-    "FRAN": "France",
-    "GREE": "Greece", "HONG": "Hong-Kong", "HUNG": "Hungary", "INDI": "India", "ISRA": "Israel", "ITAL": "Italy",
-    "JAPA": "Japan", "NETH": "Netherlands", "NEW": "New-Zealand", "NORW": "Norway", "POLA": "Poland",
-    "PORT": "Portugal",
-    "ROMA": "Romania", "SING": "Singapore", "SLOK": "Slovakia", "SLOV": "Slovenia", "SOUT": "South-Africa",
-    "SPAI": "Spain", "SRI": "Sri-Lanka", "SWED": "Sweden", "SWIT": "Switzerland", "TURK": "Turkey", "UK": "UK",
-    "USA": "USA",
+    "FRAN": "France", "GREE": "Greece", "HONG": "Hong-Kong", "HUNG": "Hungary", "INDI": "India", "ISRA": "Israel",
+    "ITAL": "Italy", "JAPA": "Japan", "NETH": "Netherlands", "NEW": "New-Zealand", "NORW": "Norway", "POLA": "Poland",
+    "PORT": "Portugal", "ROMA": "Romania", "SING": "Singapore", "SLOK": "Slovakia", "SLOV": "Slovenia",
+    "SOUT": "South-Africa", "SPAI": "Spain", "SRI": "Sri-Lanka", "SWED": "Sweden", "SWIT": "Switzerland",
+    "TURK": "Turkey", "UK": "UK", "USA": "USA",
 }  # fmt: skip
 """The file's codes."""
 
@@ -99,10 +97,7 @@ def features_of(names: Sequence[str] = AT_RANDOMISATION) -> tuple[np.ndarray, np
     Raises:
         UserError: a column that was not known at randomisation: an outcome, or the trial's own prediction of one.
     """
-    numbers, plain = made_of(names)
-    arrays = parsed("ist.csv.gz", table_of(), (*numbers, *plain))
-    n = len(table_of()["AGE"])
-    return stacked(numbers, arrays, n), stacked(plain, arrays, n).astype(np.float32)
+    return TableInputs(*made_of(names)).features("ist.csv.gz", table_of())
 
 
 COUNTRIES = Training(rounds=30, epochs=1, batch_size=32, optimizer="sgd", lr=0.02, momentum=0.9, weight_decay=0.0)
@@ -265,7 +260,7 @@ def _centres(sites_by: str, least: int, outcome: str, columns: tuple[str, ...]) 
         if len(members) >= least and len(split["train"]):
             rows[site], kinds[site] = split, kind
     expect("least", len(rows) > 1, f"a number of patients that two sites by {sites_by} have", least)
-    return Centres(labels, *features_of(columns), _attributes(), rows, kinds)
+    return Centres(labels, *features_of(columns), attributes_of(table_of()), rows, kinds)
 
 
 @cache
@@ -275,19 +270,11 @@ def _members(sites_by: str) -> dict[str, tuple[str, np.ndarray]]:
     if sites_by == "country":
         names = sorted(COUNTRY_NAMES.items(), key=lambda item: item[1])
         found = {words: (code, np.flatnonzero(countries == code)) for code, words in names}
-        return {words: (f"{_hospitals(numbers[rows])}, code {code}", rows) for words, (code, rows) in found.items()}
+        many = {words: len(np.unique(numbers[rows])) for words, (_, rows) in found.items()}
+        said = {words: f"{n} hospital{'s' * (n > 1)}, code {found[words][0]}" for words, n in many.items()}
+        return {words: (said[words], rows) for words, (_, rows) in found.items()}
     members = [(number, np.flatnonzero(numbers == number)) for number in np.unique(numbers)]
     return {f"hospital-{number:03d}": (COUNTRY_NAMES[countries[rows[0]]], rows) for number, rows in members}
-
-
-def _hospitals(numbers: np.ndarray) -> str:
-    found = len(np.unique(numbers))
-    return f"{found} hospital{'s' * (found > 1)}"
-
-
-@cache
-def _attributes() -> dict[str, list[str]]:
-    return attributes_of(table_of())
 
 
 def attributes_of(columns: Columns) -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
 from importlib import resources
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from fairflare.tasks.base import PARTITION, SPLIT, Preset, Task, expect, expect_
 from fairflare.tasks.kinds.classes import RISKS
 
 DIRICHLET = "dirichlet"
+Data = TypeVar("Data", bound=TensorData)
 SPLITS = ("test", "val", "train")
 DEALING = ("alpha", "n_sites", "sites_by", "data_seed")
 """Options that say who has which patient, and nothing else."""
@@ -62,6 +63,12 @@ class Patients:
         inputs = torch.cat((scaled(self.numbers[rows]), torch.from_numpy(self.plain[rows])), dim=1)
         attributes = {name: [values[i] for i in rows] for name, values in self.attributes.items()}
         return Split(inputs, torch.from_numpy(self.labels[rows]), attributes)
+
+    def data(self, kind: type[Data], rows: Mapping[str, np.ndarray], scaled: Scaling, n_classes: int) -> Data:
+        """A site's data, of ``rows`` by split."""
+        data = kind.of({name: self.split(chosen, scaled) for name, chosen in rows.items()}, n_classes=n_classes)
+        data.scaling = scaled
+        return data
 
 
 @cache
@@ -198,11 +205,7 @@ class TableTask(Task):
 
     def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
         table, rows = self.table(own), self.rows(site, own)
-        scaled = Scaling.of(table.numbers[rows["train"]])
-        splits = {name: table.split(chosen, scaled) for name, chosen in rows.items()}
-        data = TensorData.of(splits, n_classes=len(self.classes))
-        data.scaling = scaled
-        return data
+        return table.data(TensorData, rows, Scaling.of(table.numbers[rows["train"]]), len(self.classes))
 
     def test_data_as(self, other: Task) -> dict[str, TensorData]:
         """All test patients of this task, each at the site that ``other`` has it at, prepared as that site would.
@@ -326,11 +329,15 @@ class CentreTask(Task):
     kind = RISKS
     small_sites: ClassVar[bool] = True
     simulated = "nothing"
+    reference = False  # no field: a task that has the option declares it
 
     model: str
 
     def __post_init__(self) -> None:
         expect_choices(self)
+
+    def initial_seed(self, seed: int) -> int:
+        return seed if self.reference else super().initial_seed(seed)
 
     @abstractmethod
     def centres(self) -> Centres:
@@ -357,10 +364,9 @@ class CentreTask(Task):
     def data_in(self, table: Centres, site: str) -> CentreData:
         """The patients of ``table`` that are the site's."""
         site_index(site, table.rows)
-        scaled = self.scaled_by(table.numbers[table.rows[site]["train"]])
-        splits = {name: table.split(chosen, scaled) for name, chosen in table.rows[site].items()}
-        data = CentreData.of(splits, n_classes=len(self.classes))
-        data.scaling = scaled
+        rows = table.rows[site]
+        data = table.data(CentreData, rows, self.scaled_by(table.numbers[rows["train"]]), len(self.classes))
+        data.lone = self.reference
         return data
 
 

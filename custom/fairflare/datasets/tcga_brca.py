@@ -77,9 +77,6 @@ class TcgaBrca(CentreTask, OnDisk):
     scaling: Literal["none", "age"] = "none"
     reference: bool = False
 
-    def initial_seed(self, seed: int) -> int:
-        return seed if self.reference else super().initial_seed(seed)
-
     def sites(self) -> dict[str, str]:
         return {region: f"region {k} of FLamby's" for k, region in enumerate(REGIONS)}  # no file is read for it
 
@@ -112,9 +109,7 @@ class TcgaBrca(CentreTask, OnDisk):
         return _centres(tuple(self.needed(folder / name) for name in FILES))
 
     def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
-        data = self.data_in(self.centres(own), site)
-        data.lone = self.reference
-        return data
+        return self.data_in(self.centres(own), site)
 
     def site_data(self, site: str) -> TensorData:
         return self.local_data(site, None)
