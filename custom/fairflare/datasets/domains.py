@@ -34,17 +34,18 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 @dataclass(frozen=True)
 class OverDomains(Task):
-    """What a task's sites hold, for a frozen dataclass whose ``n_sites`` is a multiple of its domains.
+    """A task whose sites hold one domain each, as many sites every domain.
 
-    Attributes:
-        domain_names: in the order of the sites.
-        most_sites: that there may be.
-        n_sites: in all.
+    Args:
+        n_sites: a multiple of 4 in 4..40; the paper has 20.
         alpha: concentration of a Dirichlet label skew between the sites of a domain; 0: none.
+        model: "small-cnn", "small-cnn-bn" (BatchNorm), "resnet10" (the paper's) or "resnet18".
+        data_seed: of who has which image, 0..2**32-1.
     """
 
     headline = "accuracy"
     domain_names: ClassVar[Sequence[str]]
+    """In the order of the sites."""
     most_sites: ClassVar[int] = 40
     alpha = 0.0  # no field: a task that has the option declares it
 
@@ -58,8 +59,6 @@ class OverDomains(Task):
         multiple = f"a multiple of {len(self.domain_names)} in {len(self.domain_names)}..{self.most_sites}"
         expect("n_sites", fits, multiple, self.n_sites)
         expect("alpha", 0 <= self.alpha < math.inf, "a number above 0, or 0 for no label skew", self.alpha)
-        limit = getattr(self, "limit", None)
-        expect("limit", limit is None or limit >= 2, "at least 2, or none", limit)
         expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
 
     def network(self) -> nn.Module:

@@ -144,23 +144,14 @@ class IchPhantom(Rendered, partition.PoorSites):
 
     The last ``corrupted`` sites hold poor images in all of their splits. A site renders only its own images; each image
     and its corruption depend on ``data_seed`` and the image's number alone.
+    The options are those of ``PoorSites`` and those below.
 
     Args:
-        n_sites: 2..100.
-        corrupted: sites with poor images, 0 <= corrupted < n_sites.
-        corruption: "noise" (Gaussian) or "motion" (blur).
-        severity: of the sites' corruption, 1..5.
-        alpha: concentration > 0 of the Dirichlet label skew.
         images: of all sites together.
         test_images: of each shared test set, 20..100000.
         site_test_images: of each site at least, 0..100000; what its share lacks is rendered beside it, new patients,
             their classes as frequent as in the share.
-        size: pixels along an edge, 32..512.
-        model: "small-cnn", "small-cnn-bn" (BatchNorm) or "resnet18".
-        pretrained_weights: path of ImageNet weights for "resnet18"; None starts from random ones.
-        augment: random rotation, shift and flip of training images.
         free_rider: number of a site whose training split repeats one image of its own, 1..n_sites; 0: none.
-        data_seed: 0..2**32-1; the papers' partitions use 2024.
     """
 
     name = "ich-phantom"

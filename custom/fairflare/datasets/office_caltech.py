@@ -47,15 +47,13 @@ class OfficeCaltech(OverDomains, ImagesOnDisk):
     Every site trains on ``share`` of the training part, no image twice; for a class that it has not drawn, one image is
     swapped with the rest. What no site trains on is dealt evenly to the validation and test splits of the domain's
     sites, which the paper does not have. Training images are flipped at random.
+    The options are those of ``OverDomains`` and those below.
 
     Args:
-        n_sites: a multiple of 4 in 4..40; the paper has 20.
         share: of a domain's training part that one site trains on, above 0, for all sites of the domain together at
             most 0.8; the paper has 0.1.
         size: edge in pixels that images are resampled to, 32..512; the paper has 192.
-        model: "small-cnn", "small-cnn-bn" (BatchNorm), "resnet10" (the paper's) or "resnet18".
         limit: the most images of each split of a site and of each shared test set, at least 2; none: all.
-        data_seed: of who has which image, 0..2**32-1.
     """
 
     name = "office-caltech"

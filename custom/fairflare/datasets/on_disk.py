@@ -183,7 +183,6 @@ class MasksOnDisk(ImagesOnDisk):
         for key in ("val_fraction", "test_fraction"):
             share = getattr(self, key)
             expect(key, 0 < share <= LARGEST_SHARE, f"a number in (0, {LARGEST_SHARE}]", share)
-        expect("limit", self.limit is None or self.limit >= 2, "at least 2, or none", self.limit)
         expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
 
     def drawn(self) -> tuple[str, ...]:

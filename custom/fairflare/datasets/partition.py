@@ -107,7 +107,20 @@ def alike(spare: np.ndarray, classes: np.ndarray, own: np.ndarray) -> np.ndarray
 
 @dataclass(frozen=True)
 class PoorSites(Task):
-    """Quality shift: the last ``corrupted`` of ``n_sites`` sites hold poor images, ``corruption`` of a ``severity``."""
+    """Quality shift: the last ``corrupted`` of ``n_sites`` sites hold poor images.
+
+    Args:
+        n_sites: 2..100; the papers have 20.
+        corrupted: sites with poor images, 0 <= corrupted < n_sites.
+        corruption: "noise" (Gaussian) or "motion" (blur).
+        severity: of the sites' corruption, 1..5.
+        alpha: concentration > 0 of the Dirichlet label skew.
+        size: pixels along an edge, 32..512; the papers' images have 224.
+        model: "small-cnn", "small-cnn-bn" (BatchNorm) or "resnet18".
+        pretrained_weights: path of ImageNet weights for "resnet18"; None starts from random ones.
+        augment: random rotation, shift and flip of training images.
+        data_seed: 0..2**32-1; the papers' partitions use 2024.
+    """
 
     headline = "balanced_accuracy"
     n_sites: int = 8

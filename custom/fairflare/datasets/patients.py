@@ -166,7 +166,6 @@ class TableTask(Task):
         expect("alpha", 0 < self.alpha < math.inf, "a number above 0", self.alpha)
         for key in ("test_fraction", "val_fraction"):
             expect(key, 0 < getattr(self, key) <= 0.5, "a number in (0, 0.5]", getattr(self, key))
-        expect("limit", self.limit is None or self.limit >= 2, "at least 2, or none", self.limit)
         expect("data_seed", self.data_seed >= 0, "at least 0", self.data_seed)
 
     @abstractmethod

@@ -26,7 +26,7 @@ from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
 from fairflare.datasets.on_disk import Arrays, ImagesOnDisk
 from fairflare.datasets.partition import MOTION_ANGLES, SMALLEST_SITE, PoorSites, gaussian_noise, motion_blur
-from fairflare.tasks.base import SPLIT, Preset, expect, site_index
+from fairflare.tasks.base import SPLIT, Preset, site_index
 
 
 @dataclass(frozen=True)
@@ -165,20 +165,13 @@ class QualityShift(PoorSites, ImagesOnDisk):
 
     The training table is split over the sites by the papers' rule and seed. Upstream, sites have no validation or test
     images of their own; here 15 % of a site's share each are set aside, corrupted where the site is. Images are in a
-    random order within a split, since the tables are sorted by class.
+    random order within a split, since the tables are sorted by class. The options are those of ``PoorSites`` and those
+    below.
 
     Args:
-        n_sites: 2..100; the papers have 20.
-        corrupted: sites with poor images, 0 <= corrupted < n_sites.
         corruption: "noise" (Gaussian, the folders ``gaussian*``) or "motion" (blur, the folders ``motion*``).
-        severity: of the sites' corruption, 1..5.
-        alpha: concentration > 0 of the Dirichlet label skew.
         partition: "rule" computes the split over sites; "file" reads it from the authors' ``dict_users_*.npy``, which
             unpickles: such a file can run any code, so take it only from where you trust.
-        size: pixels along an edge, 32..512; the papers' images have 224.
-        model: "small-cnn", "small-cnn-bn" (BatchNorm) or "resnet18".
-        pretrained_weights: path of ImageNet weights for "resnet18"; None starts from random ones.
-        augment: random rotation, shift and flip of training images.
         limit: the most images of a split, and of a shared test set, at least 2; None: all.
         data_seed: of the order and of what a site sets aside, 0..2**32-1.
     """
@@ -194,10 +187,6 @@ class QualityShift(PoorSites, ImagesOnDisk):
     partition: Literal["rule", "file"] = "rule"
     size: int = 64
     limit: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        expect("limit", self.limit is None or self.limit >= 2, "at least 2, or none", self.limit)
 
     def network(self) -> nn.Module:
         return self.built(len(self.mean))

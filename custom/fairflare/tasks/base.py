@@ -27,11 +27,13 @@ from fairflare.tasks.kinds.classes import CLASSES
 
 
 def expect_choices(options: Any) -> None:
-    """Raise UserError unless every field of the dataclass ``options`` declared as a Literal holds one of its values."""
+    """Raise UserError unless every option declared as a Literal holds one of its values, and ``limit`` leaves some."""
     for name, hint in hints(options.__class__).items():
         if typing.get_origin(hint) is typing.Literal:
             choices, value = typing.get_args(hint), getattr(options, name)
             expect(name, value in choices, f"one of {', '.join(choices)}", value)
+    limit = getattr(options, "limit", None)
+    expect("limit", limit is None or limit >= 2, "at least 2, or none", limit)
 
 
 def site_index(site: str, sites: Mapping[str, object]) -> int:

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -107,15 +107,56 @@ SHARED = "shared"
 """Folder beside the sites' lists that holds shared test sets, each a datalist whose images are under "testing"."""
 
 
-@dataclass(frozen=True)
-class OwnImages(OwnData):
-    """A task on 2D images of one size, from datalists as ``data.readers.datalist`` describes them.
+class OwnFiles(OwnData):
+    """A task on images or volumes of one size, from datalists as ``data.readers.datalist`` describes them.
+
+    A concrete task is a frozen dataclass with these options.
 
     Args:
         datalists: folder with one datalist per site on this machine; paths in them are relative to it.
-        size: edge in pixels that images are resampled to, 16..1024.
         mean: of each channel on [0, 1], separated by commas; 0.5 when empty.
         std: of each channel; 0.25 when empty.
+    """
+
+    mean: str
+    std: str
+    window: str
+    channels = 1
+    augment = False
+    volumes: ClassVar[bool] = False
+    """Whether an example is a whole volume."""
+
+    @abstractmethod
+    def reader(self) -> Any:
+        """How an item becomes tensors."""
+
+    def made(self, **splits: Any) -> TensorData:
+        """A site's data of its splits."""
+        return TensorData(**splits)
+
+    def read(self, own: SiteConfig) -> TensorData:
+        root = Path(own.data_root)
+        found = read_datalist(root / own.datalist, root, **self.kind.lists(self.classes), links=own.links)
+        mean, std = self._scaling()
+        return image_data(found, self, self.reader(), own=own, augment=self.augment, mean=mean, std=std, kind=self.made)
+
+    def image_inputs(self) -> ImageInputs | None:
+        if self.build_data:
+            return None
+        reader = self.reader()
+        return ImageInputs(reader, *resolved(reader, *self._scaling()), volumes=self.volumes)
+
+    def _scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and std per channel, as ``image_data`` takes them."""
+        return scaling_of(self.mean, self.std, self.channels)
+
+
+@dataclass(frozen=True)
+class OwnImages(OwnFiles):
+    """A task on 2D images; the options are those of ``OwnFiles`` and those below.
+
+    Args:
+        size: edge in pixels that images are resampled to, 16..1024.
         window: what values without a natural range (DICOM, NIfTI) are scaled by: "CENTRE,WIDTH" in the files' own units
             (Hounsfield units for CT), "file" (each file's own window) or "percentiles" (of each image); empty:
             -1000 to 1000 for Hounsfield units, else percentiles.
@@ -137,24 +178,8 @@ class OwnImages(OwnData):
     norm: str = ""
     augment: bool = False
 
-    @abstractmethod
-    def reader(self) -> Reader:
-        """How an item becomes tensors."""
-
-    def read(self, own: SiteConfig) -> TensorData:
-        root = Path(own.data_root)
-        found = read_datalist(root / own.datalist, root, **self.kind.lists(self.classes), links=own.links)
-        mean, std = self._scaling()
-        return image_data(found, self, self.reader(), own=own, augment=self.augment, mean=mean, std=std)
-
     def look(self, source: Source) -> Looked:
         return looked_at(source, self.window)
-
-    def image_inputs(self) -> ImageInputs | None:
-        if self.build_data:
-            return None
-        reader = self.reader()
-        return ImageInputs(reader, *resolved(reader, *self._scaling()))
 
     def test_sets(self) -> tuple[TestSet, ...]:
         if not self.has_test_sets:
@@ -173,10 +198,6 @@ class OwnImages(OwnData):
 
     def table_sets(self) -> dict[str, str]:
         return dict(read_description(Path(self.datalists)).get("table_sets", {})) if self.datalists else {}
-
-    def _scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and std per channel, as ``image_data`` takes them."""
-        return scaling_of(self.mean, self.std, self.channels)
 
     def _check_images(self, fewest: int) -> None:
         self._check_own(fewest)
