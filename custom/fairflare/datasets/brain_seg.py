@@ -110,10 +110,9 @@ def scanned(image: np.ndarray, scanner: Scanner, seed: int) -> np.ndarray:
 
 def weighted(depth: np.ndarray, shares: np.ndarray, proton: float, rng: np.random.Generator) -> np.ndarray:
     """What tissues look like by the weighting of the scanner's sequence; arguments as of ``phantoms.signal``."""
-    plain = {name: (1 - proton) * t1 + proton * density for name, (t1, density) in LEVELS.items()}
-    levels = {name: level * (1 + 0.04 * rng.standard_normal()) for name, level in plain.items()}
-    ordered = [levels[name] for name in ("grey", "white", "fluid", "bone", "scalp")]
-    return phantoms.signal(depth, shares[:2], ordered, 5, rng)
+    plain = [(1 - proton) * t1 + proton * density for t1, density in LEVELS.values()]
+    fluid, *matter, bone, scalp = (level * (1 + 0.04 * rng.standard_normal()) for level in plain)
+    return phantoms.signal(depth, shares[:2], (*matter, fluid, bone, scalp), 5, rng)
 
 
 def _as_bright(image: Tensor, before: Tensor) -> Tensor:

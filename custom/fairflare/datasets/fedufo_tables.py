@@ -95,13 +95,11 @@ class Ctg(TableTask, OnDisk):
 
     def table(self, own: SiteConfig | None = None) -> Table:
         root = self.root(own)
-        if (root / CSV).is_file() and not (root / EXCEL).exists():
-            if self.label != "CLASS":
-                raise UserError(f"label: expected CLASS, the only one in {CSV}, got {self.label!r}")
-            if self.unit != "segment":
-                raise UserError(f"unit: expected segment, since {CSV} names no examinations, got {self.unit!r}")
-            return _table((root / CSV).resolve(), self.label, self.features, self.unit)
-        return _table(self.needed(root / EXCEL).resolve(), self.label, self.features, self.unit)
+        file = CSV if (root / CSV).is_file() and not (root / EXCEL).exists() else EXCEL
+        if file == CSV:
+            expect("label", self.label == "CLASS", f"CLASS, the only one in {CSV}", self.label)
+            expect("unit", self.unit == "segment", f"segment, since {CSV} names no examinations", self.unit)
+        return _table(self.needed(root / file).resolve(), self.label, self.features, self.unit)
 
 
 @lru_cache(maxsize=4)
@@ -421,9 +419,6 @@ class SeerProstate(TableTask, OnDisk):
         """The columns of ``numbers`` and ``categories`` that "clean" or "paper" features are made of."""
         found = (*_parts(self.numbers, ";"), *_parts(self.categories, ";"))
         return found if features == "paper" else tuple(name for name in found if name not in LEAKS)
-
-    def n_features(self) -> int:
-        return self.table().n_features
 
     def table(self, own: SiteConfig | None = None) -> Table:
         folder = self.needed(self.root(own) / FOLDER)

@@ -18,6 +18,7 @@ import torch
 from fairflare.core.types import Training
 from fairflare.data.inputs import Scaling, TableInputs
 from fairflare.data.readers.table_features import Columns, Feature, as_numbers
+from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Grouping, TensorData
 from fairflare.datasets.patients import Centres, CentreTask, fixed_split
 from fairflare.tasks.base import Preset, expect
@@ -119,10 +120,10 @@ class Heart(CentreTask):
         super().__post_init__()
         expect("scaling", self.scaling == "centre" or self.protocol == "flamby", "centre", self.scaling)
 
-    def site_data(self, site: str) -> TensorData:
-        data = super().site_data(site)
+    def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
+        data = super().local_data(site, own)
         if self.scaling == "pooled":
-            table = self.centres()
+            table = self.table()
             everyone = np.concatenate([splits["train"] for splits in table.rows.values()])
             scaled = self.scaled_by(table.numbers[everyone])
             data.splits["train"] = table.split(table.rows[site]["train"], scaled)
@@ -132,7 +133,7 @@ class Heart(CentreTask):
     def sites(self) -> dict[str, str]:
         return dict(KINDS)  # no split, hence no scikit-learn
 
-    def centres(self) -> Centres:
+    def table(self, own: SiteConfig | None = None) -> Centres:
         return _centres(self.protocol)
 
     def scaled_by(self, train: np.ndarray) -> Scaling:

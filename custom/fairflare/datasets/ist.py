@@ -13,15 +13,14 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from torch import nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
 from fairflare.core.validation import Range, shown
 from fairflare.data.inputs import Scaling, TableInputs
 from fairflare.data.readers.table_features import Columns, Feature, as_numbers
+from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.patients import Centres, CentreTask, fixed_split, packed
-from fairflare.networks import builtin as networks
 from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.survival import Cox, Hazards, Survival
 
@@ -174,7 +173,7 @@ class Ist(CentreTask):
     def columns(self) -> tuple[str, ...]:
         return tuple(part.strip() for part in self.features.split(",")) if self.features else AT_RANDOMISATION
 
-    def centres(self) -> Centres:
+    def table(self, own: SiteConfig | None = None) -> Centres:
         return _centres(self.sites_by, self.least, self.outcome, self.columns())
 
     def scaled_by(self, train: np.ndarray) -> Scaling:
@@ -227,10 +226,7 @@ class IstSurvival(CentreTask):
     def kind(self) -> Survival:  # type: ignore[override]  # depends on an option
         return (Cox if self.output == "cox" else Hazards)(ends=DAYS)
 
-    def network(self) -> nn.Module:
-        return networks.build(self.model, self.centres().n_features, 1 if self.output == "cox" else len(DAYS))
-
-    def centres(self) -> Centres:
+    def table(self, own: SiteConfig | None = None) -> Centres:
         return _times_of_centres(self.least)
 
     def scaled_by(self, train: np.ndarray) -> Scaling:

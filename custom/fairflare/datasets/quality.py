@@ -276,11 +276,9 @@ class QualityShift(PoorSites, ImagesOnDisk):
         sizes = np.bincount(groups)[shuffled]
         starts = np.cumsum(sizes) - sizes
         n_val, n_test = round(VAL * len(members)), round(TEST * len(members))
-        found: dict[str, list[np.ndarray]] = {"train": [], "val": [], "test": []}
-        for group, start in zip(shuffled, starts):
-            split = "val" if start < n_val else "test" if start < n_val + n_test else "train"
-            found[split].append(members[groups == group])
-        return {name: np.concatenate(part) for name, part in found.items()}
+        split = np.digitize(starts, (n_val, n_val + n_test))
+        own = {name: shuffled[split == k] for name, k in (("train", 2), ("val", 0), ("test", 1))}
+        return {name: np.concatenate([members[groups == group] for group in part]) for name, part in own.items()}
 
     def table(self, root: Path, name: Literal["train", "test"]) -> Table:
         """``train.csv`` or ``test.csv``; MissingData or DataError (file, line, expected, got) where it is no such."""

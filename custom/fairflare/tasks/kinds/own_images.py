@@ -67,19 +67,6 @@ def image_data(
     return kind(**splits, n_classes=n_classes, mean=mean, std=std, augment=augment)
 
 
-def test_set(
-    name: str,
-    corrupted: bool,
-    items: Sequence[Item],
-    reader: Reader,
-    mean: Sequence[float] = (),
-    std: Sequence[float] = (),
-) -> TestSet:
-    """A shared test set of the images ``items``, read now; arguments as in ``image_data`` and ``TestSet``."""
-    images, targets = (torch.stack(part) for part in zip(*map(reader, items)))
-    return TestSet(name, corrupted, normalised(as_float(images), *resolved(reader, mean, std)), targets)
-
-
 def resolved(
     reader: Reader | VolumeReader, mean: Sequence[float], std: Sequence[float]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -107,7 +94,43 @@ SHARED = "shared"
 """Folder beside the sites' lists that holds shared test sets, each a datalist whose images are under "testing"."""
 
 
-class OwnFiles(OwnData):
+class ImageFiles(Task):
+    """A task whose examples are files with images or volumes, which are read when they are needed."""
+
+    augment: bool = False
+    volumes: ClassVar[bool] = False
+    """Whether an example is a whole volume."""
+
+    @abstractmethod
+    def reader(self) -> Any:
+        """How an item becomes tensors."""
+
+    @abstractmethod
+    def scaling(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Mean and std per channel on [0, 1], or () and ()."""
+
+    def made(self, **splits: Any) -> TensorData:
+        """A site's data of its splits."""
+        return TensorData(**splits)
+
+    def data_of(self, items: Mapping[str, Sequence[Item]], own: SiteConfig | None) -> TensorData:
+        """A site's data of its items; none is read yet."""
+        mean, std = self.scaling()
+        how: dict[str, Any] = {"augment": self.augment, "mean": mean, "std": std, "kind": self.made}
+        return image_data(items, self, self.reader(), own=own, **how)
+
+    def image_inputs(self) -> ImageInputs | None:
+        reader = self.reader()
+        return ImageInputs(reader, *resolved(reader, *self.scaling()), volumes=self.volumes)
+
+    def shared_set(self, name: str, corrupted: bool, items: Sequence[Item]) -> TestSet:
+        """A shared test set of the images ``items``, read now."""
+        reader = self.reader()
+        images, targets = (torch.stack(part) for part in zip(*map(reader, items)))
+        return TestSet(name, corrupted, normalised(as_float(images), *resolved(reader, *self.scaling())), targets)
+
+
+class OwnFiles(ImageFiles, OwnData):
     """A task on images or volumes of one size, from datalists as ``data.readers.datalist`` describes them.
 
     A concrete task is a frozen dataclass with these options.
@@ -122,32 +145,16 @@ class OwnFiles(OwnData):
     std: str
     window: str
     channels = 1
-    augment = False
-    volumes: ClassVar[bool] = False
-    """Whether an example is a whole volume."""
-
-    @abstractmethod
-    def reader(self) -> Any:
-        """How an item becomes tensors."""
-
-    def made(self, **splits: Any) -> TensorData:
-        """A site's data of its splits."""
-        return TensorData(**splits)
 
     def read(self, own: SiteConfig) -> TensorData:
         root = Path(own.data_root)
-        found = read_datalist(root / own.datalist, root, **self.kind.lists(self.classes), links=own.links)
-        mean, std = self._scaling()
-        return image_data(found, self, self.reader(), own=own, augment=self.augment, mean=mean, std=std, kind=self.made)
+        lists = read_datalist(root / own.datalist, root, **self.kind.lists(self.classes), links=own.links)
+        return self.data_of(lists, own)
 
     def image_inputs(self) -> ImageInputs | None:
-        if self.build_data:
-            return None
-        reader = self.reader()
-        return ImageInputs(reader, *resolved(reader, *self._scaling()), volumes=self.volumes)
+        return None if self.build_data else super().image_inputs()
 
-    def _scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and std per channel, as ``image_data`` takes them."""
+    def scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return scaling_of(self.mean, self.std, self.channels)
 
 
@@ -188,8 +195,7 @@ class OwnImages(OwnFiles):
         found = []
         for name, about in read_description(folder.parent)["shared"].items():
             lists = read_datalist(folder / f"{name}.json", folder, **self.kind.lists(self.classes))
-            corrupted = bool(about["corrupted"])
-            found.append(test_set(about["name"], corrupted, lists["test"], self.reader(), *self._scaling()))
+            found.append(self.shared_set(about["name"], bool(about["corrupted"]), lists["test"]))
         return tuple(found)
 
     @property
@@ -204,4 +210,4 @@ class OwnImages(OwnFiles):
         expect("size", SMALLEST <= self.size <= 1024, f"{SMALLEST}..1024", self.size)
         expect("channels", self.channels in (1, 3), "1 or 3", self.channels)
         ends_of(self.window)  # raises where it cannot be read
-        self._scaling()
+        self.scaling()

@@ -77,7 +77,7 @@ class OwnVolumes(OwnFiles):
         expect("spacing", bool(self.edges), "three numbers", self.spacing)
         expect("window", self.window != FILE, "CENTRE,WIDTH or percentiles for volumes", self.window)
         ends_of(self.window)  # raises where it cannot be read
-        self._scaling()
+        self.scaling()
 
 
 def three(key: str, text: str, kind: Callable[[str], Any], low: float, high: float) -> tuple[Any, ...]:
