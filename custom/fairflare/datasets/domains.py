@@ -96,16 +96,9 @@ class OverDomains(Task):
 
 
 def images_in(folders: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
-    """The PNG and JPEG files of ``folders``, in each of them by name.
+    """The PNG and JPEG files of ``folders``, one class each, by name: paths (N,) as objects, and int64 (N,) classes.
 
-    Args:
-        folders: class k is the k-th.
-
-    Returns:
-        Paths (N,) of dtype object, and int64 (N,) classes.
-
-    Raises:
-        DataError: "missing_file": a folder without an image.
+    Raises DataError "missing_file" for a folder without an image.
     """
     found = [sorted(p for p in folder.iterdir() if p.suffix.lower() in NATURAL) for folder in folders]
     for folder, paths in zip(folders, found):
@@ -130,12 +123,9 @@ class CroppedData(TensorData):
 
 
 def cropped(images: Tensor, fill: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image of (N, C, H, W) moved at random by up to ``PAD`` pixels along either axis.
+    """Each image of float32 (N, C, H, W) moved by 2 N random offsets of up to ``PAD`` pixels along either axis.
 
-    Args:
-        images: float32.
-        fill: (1, C, 1, 1), the colour beyond an image's border.
-        generator: of the 2 N offsets.
+    ``fill``: (1, C, 1, 1), the colour beyond an image's border.
     """
     (n, _, height, width), device = images.shape, images.device
     # Where nothing is padded the images keep their bits: adding and taking away ``fill`` would not see to that.

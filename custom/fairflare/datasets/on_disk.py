@@ -186,14 +186,7 @@ class MasksOnDisk(ImagesOnDisk):
 
 
 def dealt(names: Collection[str], val: float, test: float, seed: int) -> dict[str, list[str]]:
-    """Split -> which of ``names`` it gets, sorted; a function of the names and the seed alone.
-
-    Args:
-        names: of cases or files.
-        val: share for "val"; at least one name unless it is 0.
-        test: share for "test"; likewise.
-        seed: >= 0.
-    """
+    """Split -> which of ``names`` it gets, sorted, by names and seed alone; a share above 0 gets one name at least."""
     ordered = sorted(names)
     n_val, n_test = (max(1, round(share * len(ordered))) if share else 0 for share in (val, test))
     shuffled = [ordered[i] for i in np.random.default_rng(seed).permutation(len(ordered))]

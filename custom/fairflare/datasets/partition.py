@@ -28,13 +28,12 @@ def dirichlet_with_corrupted(labels: np.ndarray, n_sites: int, n_corrupted: int,
 
     Args:
         labels: (N,) integers >= 0.
-        n_sites: K.
-        n_corrupted: sites at the end of the list that hold poor images, 0 <= n_corrupted < K.
+        n_corrupted: 0 <= n_corrupted < ``n_sites`` = K.
         alpha: concentration > 0; large values approach an even split.
         seed: of a legacy NumPy generator, in 0..2**32-1; the papers use 2024.
 
     Returns:
-        int64 (N,): the site's index in 0..K-1 of every example. A site may be left with none: see ``redrawn``.
+        int64 (N,): the site's index of every example. A site may be left with none: see ``redrawn``.
     """
     rng = np.random.RandomState(seed)
     n_clean = n_sites - n_corrupted
@@ -177,7 +176,6 @@ def gaussian_noise(image: np.ndarray, severity: int, rng: np.random.RandomState)
 
     Args:
         image: uint8, any shape; a grey image gets one plane of noise.
-        severity: 1..5.
         rng: a legacy NumPy generator, so that the papers' seeded images come out bit for bit.
     """
     noise = rng.normal(size=image.shape, scale=NOISE_SIGMA[severity])
@@ -188,13 +186,9 @@ def motion_blur(image: np.ndarray, severity: int, angle: float, scale: float = 1
     """Blur along one direction as ImageMagick 6.9 does, which the papers' authors used: within one grey level of it.
 
     Args:
-        image: uint8 (H, W) or (H, W, C).
-        severity: 1..5.
-        angle: degrees, 0 is horizontal; the papers draw it from -45..45.
+        image: uint8 (H, W) or (H, W, C), as the result.
+        angle: degrees, 0 is horizontal.
         scale: image size / 224; the radii are made for 224 pixels and would wipe out a small image.
-
-    Returns:
-        uint8 of the same shape.
     """
     radius, sigma = MOTION_REACH[severity]
     blurred = streak(image, max(1, round(radius * scale)), sigma * scale, angle)
@@ -205,15 +199,11 @@ def streak(image: np.ndarray, radius: int, sigma: float, angle: float, stop_at_b
     """sum_i k_i x[y + i sin(angle), x + i cos(angle)], i = 0..2 radius, edges repeated: a one-sided motion trail.
 
     Args:
-        image: (H, W) or (H, W, C).
+        image: (H, W) or (H, W, C), as the result, which is float64.
         radius: pixels >= 1; the kernel has w = 2 radius + 1 taps.
         sigma: k_i ~ exp(-i^2 / (2 sigma^2)), normalised over the w taps.
-        angle: degrees.
         stop_at_border: drop the taps from the first whole-image displacement on, as the Python package
             ``imagecorruptions`` does; it only matters where the trail is longer than the image. ImageMagick keeps them.
-
-    Returns:
-        float64 of the same shape.
     """
     height, width = image.shape[:2]
     rows, columns = np.arange(height), np.arange(width)

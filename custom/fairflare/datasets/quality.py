@@ -321,20 +321,12 @@ def corrupt(
     rng: np.random.RandomState,
     wanted: Container[Path],
 ) -> Iterator[tuple[Path, np.ndarray]]:
-    """Corrupted versions of clean images, each drawn once and in order, as the authors froze theirs to disk.
+    """Paths and corrupted versions, uint8 (H, W) or (H, W, 3), in the order in which the authors froze theirs to disk.
 
     Args:
         paths: grey or colour images of 8 bits; noise is drawn per stored value, so a grey one gets one plane of it.
-        corruption: "noise" or "motion"; the direction of motion is uniform in ``MOTION_ANGLES``.
-        severity: 1..5.
-        rng: RandomState(0) upstream.
-        wanted: the images that are yielded; ``rng`` moves on for the others too.
-
-    Yields:
-        A path and uint8 (H, W) or (H, W, 3).
-
-    Raises:
-        DataError: a file is no image.
+        rng: RandomState(0) upstream; it draws the direction of motion within ``MOTION_ANGLES``, too.
+        wanted: the images that are yielded; ``rng`` moves on for the others too. DataError where one is no image.
     """
     for path in paths:
         if corruption == "noise":

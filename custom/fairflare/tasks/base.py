@@ -264,13 +264,8 @@ class Task(ABC):
     def measured(self, outputs: Tensor, targets: Tensor, counts: Array) -> dict[str, Array]:
         """``measures`` and ``group_measures`` of condensed outputs (finite) for many resamples of the cases at once.
 
-        Args:
-            outputs: N of them, at least 1.
-            targets: (N, ...).
-            counts: (B, N), how often each resample holds each case; with ones the metric is that of ``evaluate``.
-
-        Returns:
-            metric -> (B,), nan where a resample leaves it undefined.
+        Of N cases, at least 1, ``counts`` (B, N) says how often each resample holds each; with ones the metric is that
+        of ``evaluate``. Gives metric -> (B,), nan where a resample leaves it undefined.
         """
         cases = self._scored(outputs, targets)
         names = dict.fromkeys((*self.measures, *self.group_measures))
@@ -283,11 +278,8 @@ class Task(ABC):
     def ends(self, outputs: Tensor, targets: Tensor, least: int, level: float) -> dict[str, Ends]:
         """Metric -> its value and its interval over the cases, of the metrics that have one here.
 
-        Args:
-            outputs: N condensed ones, finite, N at least 1.
-            targets: (N, ...).
-            least: the fewest cases of every class for an interval of what compares classes.
-            level: in (0, 1), e.g. 0.95.
+        Outputs are condensed, finite and at least 1. ``least``: the fewest cases of every class for an interval of what
+        compares classes; ``level``: in (0, 1), e.g. 0.95.
         """
         cases, found = self._scored(outputs, targets), {}
         for metric in map(self.metric, self.metrics):

@@ -49,7 +49,7 @@ def labelled(
     """Everything at ``site`` that has a label, whatever split its list puts it in.
 
     Args:
-        task: the run's, whose classes and inputs count.
+        task: the run's.
         own: where its list or table is; None: where ``task`` looks for it.
         scaling: of a table's numbers; None: the run's for all sites, or where each scales its own, by these rows.
         label: the column with the label in a table; empty: the task's.

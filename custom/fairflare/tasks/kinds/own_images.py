@@ -46,12 +46,9 @@ def image_data(
     """The images of ``items``; none is read yet.
 
     Args:
-        items: "train", "val" and "test" -> the split's items; the last two may be missing.
-        task: its classes, and which attributes it knows.
-        reader: from item to tensors.
+        items: by split, some of which may be missing.
         own: the site's configuration: cache_rate, cache_gb, num_workers.
-        mean: per channel on [0, 1]; 0.5 when empty.
-        std: per channel; 0.25 when ``mean`` is empty.
+        mean: per channel on [0, 1]; 0.5, and a ``std`` of 0.25, when empty.
         kind: what is made of the splits.
     """
     own = own or SiteConfig()
