@@ -22,7 +22,7 @@ from fairflare.datasets.brain_seg import BrainSeg, weighted
 from fairflare.datasets.phantoms import DEEP, FIELD_OF_VIEW, MOST_PIXELS, bumps, soft, template, ventricle_region
 from fairflare.networks import volumes
 from fairflare.tasks.base import Preset, expect
-from fairflare.tasks.kinds.masks import VOLUME_MASKS, of_volumes
+from fairflare.tasks.kinds.masks import VOLUME_MASKS, of_volumes, structure_values
 from fairflare.tasks.own.volume_segmentation import LARGE, SMALL
 
 EDGE = 2
@@ -173,8 +173,7 @@ class BrainSeg3D(BrainSeg):
         return volumes.segmenter(self.model, (self.patch,) * 3, len(self.classes), self.norm)
 
     def image_inputs(self) -> ImageInputs:
-        values: dict[str, tuple[int, ...]] = {name: (k,) for k, name in enumerate(self.classes, start=1)}
-        reader = VolumeReader((self.edge,) * 3, (self.size,) * 3, values)
+        reader = VolumeReader((self.edge,) * 3, (self.size,) * 3, *structure_values("", self.classes))
         return ImageInputs(reader, tuple(self.mean), tuple(self.std), volumes=True)
 
     def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets import partition
 from fairflare.datasets.cache import rendered
-from fairflare.datasets.partition import MOTION_ANGLES, gaussian_noise, motion_blur
+from fairflare.datasets.partition import MOTION_ANGLES, RADIUS, gaussian_noise, motion_blur
 from fairflare.datasets.phantoms import GAP, REMARK, SOURCE, Head, Rendered, atlas, patient, signal, smooth_field, soft
 from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, TestSet, expect
 
@@ -133,9 +133,6 @@ NORMS = {
 
 SMALL = Training(rounds=40, batch_size=16, optimizer="adam", lr=1e-3, weight_decay=5e-4, logit_tau=1.0)
 MEDIUM = Training(rounds=100, batch_size=32, optimizer="adam", lr=1e-3, weight_decay=5e-4, logit_tau=1.0)
-# The papers' 0.1 is for a pretrained ResNet-18 of 11 M weights. Around this CNN's 0.1 M untrained ones it hides the
-# gradient: training never leaves the class prior.
-RADIUS: dict[str, Any] = {"settings": {"rho_max": 0.02}, "by_method": {"fedism": {"rho_max": 0.01}}}
 
 
 @dataclass(frozen=True)

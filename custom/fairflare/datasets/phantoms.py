@@ -30,7 +30,7 @@ from fairflare.datasets import partition
 from fairflare.datasets.cache import kept_splits
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import RENDERING, SPLIT, Task, expect, expect_choices, site_index
-from fairflare.tasks.kinds.masks import MASKS
+from fairflare.tasks.kinds.masks import MASKS, structure_values
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -377,8 +377,8 @@ class DeviceShift(Rendered):
         return networks.build(self.model, len(self.mean), len(self.classes), norm=self.norm)
 
     def image_inputs(self) -> ImageInputs:
-        values: dict[str, tuple[int, ...]] = {name: (k,) for k, name in enumerate(self.classes, start=1)}
-        return ImageInputs(Reader(self.size, len(self.mean), values), tuple(self.mean), tuple(self.std))
+        reader = Reader(self.size, len(self.mean), *structure_values("", self.classes))
+        return ImageInputs(reader, tuple(self.mean), tuple(self.std))
 
     def drawn(self) -> tuple[str, ...]:
         return SPLIT, RENDERING

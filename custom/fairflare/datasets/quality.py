@@ -25,7 +25,7 @@ from fairflare.core.types import Training
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
 from fairflare.datasets.on_disk import Arrays, ImagesOnDisk
-from fairflare.datasets.partition import MOTION_ANGLES, SMALLEST_SITE, PoorSites, gaussian_noise, motion_blur
+from fairflare.datasets.partition import MOTION_ANGLES, RADIUS, SMALLEST_SITE, PoorSites, gaussian_noise, motion_blur
 from fairflare.tasks.base import SPLIT, Preset, site_index
 
 
@@ -147,9 +147,7 @@ PRESETS = {
         "64 pixels, 100 images of each split and a small CNN; minutes on a laptop",
         {"limit": 100},
         Training(rounds=20, batch_size=16, optimizer="adam", lr=1e-3, weight_decay=5e-4, logit_tau=1.0),
-        # The papers' 0.1 is for a pretrained ResNet-18 and hides the gradient of this CNN's untrained weights.
-        settings={"rho_max": 0.02},
-        by_method={"fedism": {"rho_max": 0.01}},
+        **RADIUS,
     ),
     "paper": Preset(
         "the papers' setting: 224 pixels, ResNet-18 (they start from ImageNet weights), 300 rounds; for a GPU",

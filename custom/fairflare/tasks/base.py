@@ -22,7 +22,7 @@ from fairflare.data.inputs import ImageInputs, TableInputs
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import LABEL, NONE, Grouping, TensorData, as_float, make_grouping, normalised
 from fairflare.functional.intervals import Array
-from fairflare.tasks.kind import Cases, Ends, TaskKind, interval_of, resampled, value_of
+from fairflare.tasks.kind import Ends, TaskKind, interval_of, resampled, value_of
 from fairflare.tasks.kinds.classes import CLASSES
 
 
@@ -267,7 +267,7 @@ class Task(ABC):
         Of N cases, at least 1, ``counts`` (B, N) says how often each resample holds each; with ones the metric is that
         of ``evaluate``. Gives metric -> (B,), nan where a resample leaves it undefined.
         """
-        cases = self._scored(outputs, targets)
+        cases = self.kind.cases(outputs, targets, self.classes)
         names = dict.fromkeys((*self.measures, *self.group_measures))
         return {name: resampled(self.metric(name), cases, counts) for name in names}
 
@@ -281,7 +281,7 @@ class Task(ABC):
         Outputs are condensed, finite and at least 1. ``least``: the fewest cases of every class for an interval of what
         compares classes; ``level``: in (0, 1), e.g. 0.95.
         """
-        cases, found = self._scored(outputs, targets), {}
+        cases, found = self.kind.cases(outputs, targets, self.classes), {}
         for metric in map(self.metric, self.metrics):
             if not self.enough(metric.name, targets, least):
                 continue
@@ -289,9 +289,6 @@ class Task(ABC):
             if ends is not None and value is not None:
                 found[metric.name] = (value, *ends)
         return found
-
-    def _scored(self, outputs: Tensor, targets: Tensor) -> Cases:
-        return self.kind.cases(outputs, targets, self.classes)
 
     @property
     def default_grouping(self) -> str:

@@ -71,20 +71,6 @@ def resolved(
     return (tuple(mean), tuple(std)) if mean else ((MEAN,) * reader.channels, (STD,) * reader.channels)
 
 
-def scaling_of(mean: str, std: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std per channel as ``image_data`` takes them, from a task's options; raises UserError."""
-    found = []
-    for key, text in (("mean", mean), ("std", std)):
-        try:
-            found.append(tuple(float(part) for part in text.split(",")) if text else ())
-        except ValueError:
-            raise UserError(f"{key}: expected numbers separated by commas, got {text!r}") from None
-        fits = len(found[-1]) in (0, channels) and all(map(math.isfinite, found[-1]))
-        expect(key, fits, f"{channels} numbers, one per channel, or none", text)
-    expect("std", len(found[0]) == len(found[1]) and min(found[1], default=1) > 0, "as mean, above 0", std)
-    return found[0], found[1]
-
-
 SMALLEST = 16
 """Edge in pixels that the networks' poolings leave something of."""
 SHARED = "shared"
@@ -152,7 +138,16 @@ class OwnFiles(ImageFiles, OwnData):
         return None if self.build_data else super().image_inputs()
 
     def scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return scaling_of(self.mean, self.std, self.channels)
+        found = []
+        for key, text in (("mean", self.mean), ("std", self.std)):
+            try:
+                found.append(tuple(float(part) for part in text.split(",")) if text else ())
+            except ValueError:
+                raise UserError(f"{key}: expected numbers separated by commas, got {text!r}") from None
+            fits = len(found[-1]) in (0, self.channels) and all(map(math.isfinite, found[-1]))
+            expect(key, fits, f"{self.channels} numbers, one per channel, or none", text)
+        expect("std", len(found[0]) == len(found[1]) and min(found[1], default=1) > 0, "as mean, above 0", self.std)
+        return found[0], found[1]
 
 
 @dataclass(frozen=True)

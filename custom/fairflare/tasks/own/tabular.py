@@ -17,6 +17,7 @@ from fairflare.core.types import Training
 from fairflare.core.validation import Names, Text, shown, some
 from fairflare.data import table_columns
 from fairflare.data.inputs import Scaling, TableInputs
+from fairflare.data.readers.table_features import check_cells
 from fairflare.data.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.table_columns import Column, TableFingerprint, features_of
@@ -235,10 +236,7 @@ class Tabular(OwnData):
         cells = columns[self.label]
         names = [str(k) for k in range(len(self.classes))] if self.numbered else list(self.classes)
         place = {name: k for k, name in enumerate(names)}
-        for i, cell in enumerate(cells):
-            if cell not in place:
-                text = f"table {file}: row {i}: {self.label}: expected {some(names, 12)}, got {shown(cell)}"
-                raise DataError("label", text)
+        check_cells(file, self.label, [cell in place for cell in cells], some(names, 12), columns)
         return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
 
 
