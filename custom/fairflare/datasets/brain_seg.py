@@ -16,16 +16,8 @@ import torch
 from torch import Tensor
 
 from fairflare.core.seeds import derive
-from fairflare.datasets.phantoms import (
-    FIELD_OF_VIEW,
-    SOURCE,
-    Device,
-    DeviceShift,
-    patient,
-    signal,
-    smooth_field,
-    soft,
-)
+from fairflare.datasets import phantoms
+from fairflare.datasets.phantoms import Device, DeviceShift, smooth_field, soft
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.masks import PAPER, SMALL
 
@@ -92,7 +84,7 @@ def subject(size: int, proton: float, rng: np.random.Generator) -> tuple[np.ndar
         masks: uint8 (3, size, size), 1 where at least half of the pixel is the channel's tissue.
     """
     zoom = 2 if size < 128 else 1
-    head = patient(size * zoom, rng)
+    head = phantoms.patient(size * zoom, rng)
     ventricles = soft(head.ventricle + rng.uniform(0, 2.5))  # wider with age
     shares = np.stack((head.grey * (1 - ventricles), head.white * (1 - ventricles), ventricles))
     image = weighted(head.depth, shares, proton, rng) * (1 + 0.03 * smooth_field(size * zoom, 8, rng))
@@ -109,7 +101,8 @@ def scanned(image: np.ndarray, scanner: Scanner, seed: int) -> np.ndarray:
         seed: of what differs from image to image: the gain, the bias field's coefficients and the noise.
     """
     shown = torch.from_numpy(np.clip(image, 0, 1).astype(np.float32))[None]
-    for step in _flaws(scanner, FIELD_OF_VIEW / len(image), seed, "bilinear" if image.ndim == 2 else "trilinear"):
+    mode = "bilinear" if image.ndim == 2 else "trilinear"
+    for step in _flaws(scanner, phantoms.FIELD_OF_VIEW / len(image), seed, mode):
         shown = torch.as_tensor(step(shown)).float()
     gain = np.random.default_rng(derive(seed, "gain")).uniform(0.92, 1.08)
     return (shown[0] * gain * 255).round().clamp(0, 255).to(torch.uint8).numpy()
@@ -117,10 +110,9 @@ def scanned(image: np.ndarray, scanner: Scanner, seed: int) -> np.ndarray:
 
 def weighted(depth: np.ndarray, shares: np.ndarray, proton: float, rng: np.random.Generator) -> np.ndarray:
     """What tissues look like by the weighting of the scanner's sequence; arguments as of ``phantoms.signal``."""
-    plain = {name: (1 - proton) * t1 + proton * density for name, (t1, density) in LEVELS.items()}
-    levels = {name: level * (1 + 0.04 * rng.standard_normal()) for name, level in plain.items()}
-    ordered = [levels[name] for name in ("grey", "white", "fluid", "bone", "scalp")]
-    return signal(depth, shares[:2], ordered, 5, rng)
+    plain = [(1 - proton) * t1 + proton * density for t1, density in LEVELS.values()]
+    fluid, *matter, bone, scalp = (level * (1 + 0.04 * rng.standard_normal()) for level in plain)
+    return phantoms.signal(depth, shares[:2], (*matter, fluid, bone, scalp), 5, rng)
 
 
 def _as_bright(image: Tensor, before: Tensor) -> Tensor:
@@ -168,7 +160,7 @@ class BrainSeg(DeviceShift):
 
     name = "brain-seg"
     title = "Brain tissue segmentation across scanners"
-    real = f"the anatomy: tissue maps of {SOURCE}"
+    real = f"the anatomy: tissue maps of {phantoms.SOURCE}"
     simulated = "the MR look, the patients (warps of that brain), the sites and their scanners"
     classes = CHANNELS
     primary = "Dice score of the worst site"

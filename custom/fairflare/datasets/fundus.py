@@ -75,7 +75,7 @@ class Fundus(MasksOnDisk):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = [name.strip() for name in self.site_names.split(",")]
+        names = self._names()
         if self.layout == "sites":
             expect("site_names", len(set(names)) == len(names) >= 2, "at least two different folders", self.site_names)
             for name in names:
@@ -89,7 +89,10 @@ class Fundus(MasksOnDisk):
     def sites(self) -> dict[str, str]:
         if self.layout == "dofe":
             return dict(DOMAINS)
-        return {name.strip(): "a folder of photographs" for name in self.site_names.split(",")}
+        return dict.fromkeys(self._names(), "a folder of photographs")
+
+    def _names(self) -> list[str]:
+        return [name.strip() for name in self.site_names.split(",")]
 
     def domains(self) -> dict[str, str]:
         return {site: site for site in self.sites()}

@@ -18,7 +18,8 @@ import torch
 from fairflare.core.types import Training
 from fairflare.data.inputs import Scaling, TableInputs
 from fairflare.data.readers.table_features import Columns, Feature, as_numbers
-from fairflare.data.tensors import Grouping, Split, TensorData
+from fairflare.data.site_config import SiteConfig
+from fairflare.data.tensors import Grouping, TensorData
 from fairflare.datasets.patients import Centres, CentreTask, fixed_split
 from fairflare.tasks.base import Preset, expect
 
@@ -119,29 +120,20 @@ class Heart(CentreTask):
         super().__post_init__()
         expect("scaling", self.scaling == "centre" or self.protocol == "flamby", "centre", self.scaling)
 
-    def initial_seed(self, seed: int) -> int:
-        return seed if self.reference else super().initial_seed(seed)
-
-    def site_data(self, site: str) -> TensorData:
-        data = super().site_data(site)
+    def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
+        data = super().local_data(site, own)
         if self.scaling == "pooled":
-            data.splits["train"] = self._pooled_scaling(site, data)
+            table = self.table()
+            everyone = np.concatenate([splits["train"] for splits in table.rows.values()])
+            scaled = self.scaled_by(table.numbers[everyone])
+            data.splits["train"] = table.split(table.rows[site]["train"], scaled)
             data.grouped(Grouping())
-        data.lone = self.reference
         return data
-
-    def _pooled_scaling(self, site: str, data: TensorData) -> Split:
-        table = self.centres()
-        rows = np.concatenate([splits["train"] for splits in table.rows.values()])
-        scaled = self.scaled_by(table.numbers[rows])
-        train = data.splits["train"]
-        assert isinstance(train, Split)
-        return Split(scaled(table.numbers[table.rows[site]["train"]]), train.targets, train.attributes)
 
     def sites(self) -> dict[str, str]:
         return dict(KINDS)  # no split, hence no scikit-learn
 
-    def centres(self) -> Centres:
+    def table(self, own: SiteConfig | None = None) -> Centres:
         return _centres(self.protocol)
 
     def scaled_by(self, train: np.ndarray) -> Scaling:

@@ -23,10 +23,10 @@ from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets import partition
-from fairflare.datasets.cache import kept_splits, rendered
-from fairflare.datasets.partition import MOTION_ANGLES, gaussian_noise, motion_blur
-from fairflare.datasets.phantoms import GAP, SOURCE, Head, atlas, patient, signal, smooth_field, soft
-from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, TestSet, expect, expect_pixels, site_index
+from fairflare.datasets.cache import rendered
+from fairflare.datasets.partition import MOTION_ANGLES, RADIUS, gaussian_noise, motion_blur
+from fairflare.datasets.phantoms import GAP, REMARK, SOURCE, Head, Rendered, atlas, patient, signal, smooth_field, soft
+from fairflare.tasks.base import PARTITION, RENDERING, SPLIT, Preset, TestSet, expect
 
 CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
 SHARES = (0.10, 0.20, 0.15, 0.20, 0.35)
@@ -123,8 +123,6 @@ BLEEDS = (_epidural, _intraparenchymal, _intraventricular, _subarachnoid, _subdu
 """Per class: the shares of blood and of swollen tissue in each pixel, (P, P) in [0, 1]."""
 
 
-HELD_OUT = 0.15, 0.15
-"""Shares of a site's images in its validation and test splits."""
 NORMS = {
     "small-cnn": ((0.25,), (0.28,)),
     "small-cnn-bn": ((0.25,), (0.28,)),
@@ -135,34 +133,22 @@ NORMS = {
 
 SMALL = Training(rounds=40, batch_size=16, optimizer="adam", lr=1e-3, weight_decay=5e-4, logit_tau=1.0)
 MEDIUM = Training(rounds=100, batch_size=32, optimizer="adam", lr=1e-3, weight_decay=5e-4, logit_tau=1.0)
-# The papers' 0.1 is for a pretrained ResNet-18 of 11 M weights. Around this CNN's 0.1 M untrained ones it hides the
-# gradient: training never leaves the class prior.
-RADIUS: dict[str, Any] = {"settings": {"rho_max": 0.02}, "by_method": {"fedism": {"rho_max": 0.01}}}
 
 
 @dataclass(frozen=True)
-class IchPhantom(partition.PoorSites):
+class IchPhantom(Rendered, partition.PoorSites):
     """Image-quality shift as in FedISM+ (Wu et al., arXiv:2503.09587), on a phantom of its ICH data.
 
     The last ``corrupted`` sites hold poor images in all of their splits. A site renders only its own images; each image
     and its corruption depend on ``data_seed`` and the image's number alone.
+    The options are those of ``PoorSites`` and those below.
 
     Args:
-        n_sites: 2..100.
-        corrupted: sites with poor images, 0 <= corrupted < n_sites.
-        corruption: "noise" (Gaussian) or "motion" (blur).
-        severity: of the sites' corruption, 1..5.
-        alpha: concentration > 0 of the Dirichlet label skew.
         images: of all sites together.
         test_images: of each shared test set, 20..100000.
         site_test_images: of each site at least, 0..100000; what its share lacks is rendered beside it, new patients,
             their classes as frequent as in the share.
-        size: pixels along an edge, 32..512.
-        model: "small-cnn", "small-cnn-bn" (BatchNorm) or "resnet18".
-        pretrained_weights: path of ImageNet weights for "resnet18"; None starts from random ones.
-        augment: random rotation, shift and flip of training images.
         free_rider: number of a site whose training split repeats one image of its own, 1..n_sites; 0: none.
-        data_seed: 0..2**32-1; the papers' partitions use 2024.
     """
 
     name = "ich-phantom"
@@ -198,6 +184,8 @@ class IchPhantom(partition.PoorSites):
         ),
     }
 
+    held_out = (0.15, 0.15)
+
     images: Images = 1200
     test_images: Images = 2000
     site_test_images: Images = 500
@@ -205,19 +193,14 @@ class IchPhantom(partition.PoorSites):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = partition.SMALLEST_SITE * self.n_sites
-        expect("images", self.images >= least, f"at least {least} for {self.n_sites} sites", self.images)
         most = partition.MOST_SITE_TESTS
         expect("test_images", 20 <= self.test_images <= most, f"20..{most}", self.test_images)
-        partition.check_site_tests(self.site_test_images)
-        rendered = self.images + self.n_sites * self.site_test_images + 6 * self.test_images
-        expect_pixels(rendered, self.size)
-        expect("free_rider", 0 <= self.free_rider <= self.n_sites, f"0..{self.n_sites}", self.free_rider)
+        self._check_images(partition.SMALLEST_SITE * self.n_sites, 6 * self.test_images)
 
     def sites(self) -> dict[str, str]:
         found = super().sites()
         if self.free_rider:
-            found[f"site-{self.free_rider}"] += f"; {partition.REMARK}"
+            found[f"site-{self.free_rider}"] += REMARK
         return found
 
     def network(self) -> nn.Module:
@@ -230,24 +213,12 @@ class IchPhantom(partition.PoorSites):
     def drawn(self) -> tuple[str, ...]:
         return PARTITION, SPLIT, RENDERING
 
-    def site_data(self, site: str) -> TensorData:
+    def made(self, **splits: Any) -> TensorData:
         mean, std = NORMS[self.model]
-        k, rows = site_index(site, self.sites()), self.rows(site)
-        if k == self.free_rider - 1:
-            rows = partition.with_one_image(rows)
-        poor = k >= self.n_sites - self.corrupted
-        splits = kept_splits(self, site, lambda part: self._rendered(k, rows[part], poor))
         return TensorData(**splits, n_classes=len(self.classes), mean=mean, std=std, augment=self.augment)
 
-    def rows(self, site: str) -> dict[str, np.ndarray]:
-        """Split -> numbers of the site's images, sorted; each number is in one split of one site.
-
-        Those of at least ``images`` are test images beside the share that the split over sites gives the site.
-        """
-        k = site_index(site, self.sites())
-        members = np.flatnonzero(plan(self)[1] == k)
-        seed = derive(self.data_seed, self.name, "split", k)
-        return partition.own_rows(members, HELD_OUT, k, self.site_test_images, seed)
+    def members(self, k: int) -> np.ndarray:
+        return np.flatnonzero(plan(self)[1] == k)
 
     def test_sets(self) -> tuple[TestSet, ...]:
         kept, norm = rendered(self, "tests", self._tests), NORMS[self.model]
@@ -266,15 +237,16 @@ class IchPhantom(partition.PoorSites):
         return {**found, "targets": torch.from_numpy(labels)}
 
     def _labels(self, k: int, rows: np.ndarray) -> np.ndarray:
+        """Of images beside the share they are as frequent as in it, the first ones the same however many there are."""
         labels, sites = plan(self)
         rng = np.random.default_rng(derive(self.data_seed, self.name, "site test labels", k))
-        beside = rows >= self.images
-        return np.concatenate((labels[rows[~beside]], partition.labels_of(labels[sites == k], beside.sum(), rng)))
+        own, beside = labels[sites == k], rows >= self.images
+        return np.concatenate((labels[rows[~beside]], own[rng.integers(0, len(own), size=beside.sum())]))
 
-    def _rendered(self, k: int, rows: np.ndarray, poor: bool) -> Split:
+    def rendered(self, k: int, rows: np.ndarray) -> Split:
         labels = self._labels(k, rows)
         images = [self._image("site", i, label) for i, label in zip(rows, labels)]
-        if poor:
+        if k >= self.n_sites - self.corrupted:
             images = [self._corrupted(image, self.severity, "site", i) for i, image in zip(rows, images)]
         return Split(_stacked(images), torch.from_numpy(labels))
 

@@ -13,15 +13,14 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from torch import nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
 from fairflare.core.validation import Range, shown
 from fairflare.data.inputs import Scaling, TableInputs
-from fairflare.data.readers.table_features import Columns, Feature, as_numbers, parsed, stacked
+from fairflare.data.readers.table_features import Columns, Feature, as_numbers
+from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.patients import Centres, CentreTask, fixed_split, packed
-from fairflare.networks import builtin as networks
 from fairflare.tasks.base import Preset, expect
 from fairflare.tasks.kinds.survival import Cox, Hazards, Survival
 
@@ -44,13 +43,11 @@ AT_RANDOMISATION = (*NUMBERS, *CATEGORIES)
 COUNTRY_NAMES = {
     "ARGE": "Argentina", "AUSL": "Australia", "AUST": "Austria", "BELG": "Belgium", "BRAS": "Brazil", "CANA": "Canada",
     "CHIL": "Chile", "CZEC": "Czech-Republic", "DENM": "Denmark", "EIRE": "Ireland", "FINL": "Finland",
-    "FRAN": "France",
-    "GREE": "Greece", "HONG": "Hong-Kong", "HUNG": "Hungary", "INDI": "India", "ISRA": "Israel", "ITAL": "Italy",
-    "JAPA": "Japan", "NETH": "Netherlands", "NEW": "New-Zealand", "NORW": "Norway", "POLA": "Poland",
-    "PORT": "Portugal",
-    "ROMA": "Romania", "SING": "Singapore", "SLOK": "Slovakia", "SLOV": "Slovenia", "SOUT": "South-Africa",
-    "SPAI": "Spain", "SRI": "Sri-Lanka", "SWED": "Sweden", "SWIT": "Switzerland", "TURK": "Turkey", "UK": "UK",
-    "USA": "USA",
+    "FRAN": "France", "GREE": "Greece", "HONG": "Hong-Kong", "HUNG": "Hungary", "INDI": "India", "ISRA": "Israel",
+    "ITAL": "Italy", "JAPA": "Japan", "NETH": "Netherlands", "NEW": "New-Zealand", "NORW": "Norway", "POLA": "Poland",
+    "PORT": "Portugal", "ROMA": "Romania", "SING": "Singapore", "SLOK": "Slovakia", "SLOV": "Slovenia",
+    "SOUT": "South-Africa", "SPAI": "Spain", "SRI": "Sri-Lanka", "SWED": "Sweden", "SWIT": "Switzerland",
+    "TURK": "Turkey", "UK": "UK", "USA": "USA",
 }  # fmt: skip
 """The file's codes."""
 
@@ -99,10 +96,7 @@ def features_of(names: Sequence[str] = AT_RANDOMISATION) -> tuple[np.ndarray, np
     Raises:
         UserError: a column that was not known at randomisation: an outcome, or the trial's own prediction of one.
     """
-    numbers, plain = made_of(names)
-    arrays = parsed("ist.csv.gz", table_of(), (*numbers, *plain))
-    n = len(table_of()["AGE"])
-    return stacked(numbers, arrays, n), stacked(plain, arrays, n).astype(np.float32)
+    return TableInputs(*made_of(names)).features("ist.csv.gz", table_of())
 
 
 COUNTRIES = Training(rounds=30, epochs=1, batch_size=32, optimizer="sgd", lr=0.02, momentum=0.9, weight_decay=0.0)
@@ -179,7 +173,7 @@ class Ist(CentreTask):
     def columns(self) -> tuple[str, ...]:
         return tuple(part.strip() for part in self.features.split(",")) if self.features else AT_RANDOMISATION
 
-    def centres(self) -> Centres:
+    def table(self, own: SiteConfig | None = None) -> Centres:
         return _centres(self.sites_by, self.least, self.outcome, self.columns())
 
     def scaled_by(self, train: np.ndarray) -> Scaling:
@@ -232,10 +226,7 @@ class IstSurvival(CentreTask):
     def kind(self) -> Survival:  # type: ignore[override]  # depends on an option
         return (Cox if self.output == "cox" else Hazards)(ends=DAYS)
 
-    def network(self) -> nn.Module:
-        return networks.build(self.model, self.centres().n_features, 1 if self.output == "cox" else len(DAYS))
-
-    def centres(self) -> Centres:
+    def table(self, own: SiteConfig | None = None) -> Centres:
         return _times_of_centres(self.least)
 
     def scaled_by(self, train: np.ndarray) -> Scaling:
@@ -265,7 +256,7 @@ def _centres(sites_by: str, least: int, outcome: str, columns: tuple[str, ...]) 
         if len(members) >= least and len(split["train"]):
             rows[site], kinds[site] = split, kind
     expect("least", len(rows) > 1, f"a number of patients that two sites by {sites_by} have", least)
-    return Centres(labels, *features_of(columns), _attributes(), rows, kinds)
+    return Centres(labels, *features_of(columns), attributes_of(table_of()), rows, kinds)
 
 
 @cache
@@ -275,19 +266,11 @@ def _members(sites_by: str) -> dict[str, tuple[str, np.ndarray]]:
     if sites_by == "country":
         names = sorted(COUNTRY_NAMES.items(), key=lambda item: item[1])
         found = {words: (code, np.flatnonzero(countries == code)) for code, words in names}
-        return {words: (f"{_hospitals(numbers[rows])}, code {code}", rows) for words, (code, rows) in found.items()}
+        many = {words: len(np.unique(numbers[rows])) for words, (_, rows) in found.items()}
+        said = {words: f"{n} hospital{'s' * (n > 1)}, code {found[words][0]}" for words, n in many.items()}
+        return {words: (said[words], rows) for words, (_, rows) in found.items()}
     members = [(number, np.flatnonzero(numbers == number)) for number in np.unique(numbers)]
     return {f"hospital-{number:03d}": (COUNTRY_NAMES[countries[rows[0]]], rows) for number, rows in members}
-
-
-def _hospitals(numbers: np.ndarray) -> str:
-    found = len(np.unique(numbers))
-    return f"{found} hospital{'s' * (found > 1)}"
-
-
-@cache
-def _attributes() -> dict[str, list[str]]:
-    return attributes_of(table_of())
 
 
 def attributes_of(columns: Columns) -> dict[str, list[str]]:

@@ -47,15 +47,13 @@ class OfficeCaltech(OverDomains, ImagesOnDisk):
     Every site trains on ``share`` of the training part, no image twice; for a class that it has not drawn, one image is
     swapped with the rest. What no site trains on is dealt evenly to the validation and test splits of the domain's
     sites, which the paper does not have. Training images are flipped at random.
+    The options are those of ``OverDomains`` and those below.
 
     Args:
-        n_sites: a multiple of 4 in 4..40; the paper has 20.
         share: of a domain's training part that one site trains on, above 0, for all sites of the domain together at
             most 0.8; the paper has 0.1.
         size: edge in pixels that images are resampled to, 32..512; the paper has 192.
-        model: "small-cnn", "small-cnn-bn" (BatchNorm), "resnet10" (the paper's) or "resnet18".
         limit: the most images of each split of a site and of each shared test set, at least 2; none: all.
-        data_seed: of who has which image, 0..2**32-1.
     """
 
     name = "office-caltech"
@@ -123,9 +121,7 @@ class OfficeCaltech(OverDomains, ImagesOnDisk):
     def listed(self, root: Path, domain: str) -> dict[str, list[Item]]:
         """ "train" and "test" -> the domain's images by class and file name.
 
-        Raises:
-            MissingData: a class has no folder.
-            DataError: a class has no image, or there are further classes, e.g. those of Office-31.
+        Raises MissingData without a class's folder, DataError where it is empty or others are there, e.g. Office-31's.
         """
         folder = self.needed(root / FOLDER / domain)
         paths, labels = images_in([self.needed(folder / name) for name in self.classes])
@@ -143,18 +139,9 @@ class OfficeCaltech(OverDomains, ImagesOnDisk):
 def dealt(
     labels: np.ndarray, n_sites: int, share: float, n_classes: int, seed: int, name: str
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For every site, the examples that it trains on, with every class among them, and those that it is tested on.
+    """For every site the positions in ``labels`` (N,) that it trains on, and those that it is tested on; none twice.
 
-    Args:
-        labels: (N,) in 0..n_classes-1.
-        n_sites: K.
-        share: each site trains on floor(share N).
-        n_classes: C.
-        seed: of all draws.
-        name: of the domain, for errors.
-
-    Returns:
-        K pairs of positions in ``labels``; each is in one array of one pair.
+    Each trains on floor(share N), every class among them. ``name``: of the domain, for errors.
 
     Raises:
         UserError: a site's share has no room for every class, or a class has too few examples for all sites.

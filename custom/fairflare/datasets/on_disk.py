@@ -20,15 +20,13 @@ import numpy as np
 from torch import nn
 
 from fairflare.core.errors import DataError, MissingData, UserError
-from fairflare.data.inputs import ImageInputs
 from fairflare.data.readers.datalist import Item
-from fairflare.data.readers.pictures import Reader
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
 from fairflare.networks import own as own_network
 from fairflare.tasks.base import DATA_FOLDER, OPEN_SPLIT, Task, TestSet, expect, expect_choices
 from fairflare.tasks.kinds.masks import MASKS
-from fairflare.tasks.kinds.own_images import image_data, resolved, test_set
+from fairflare.tasks.kinds.own_images import ImageFiles
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,14 +62,13 @@ class OnDisk(Task):
         return path
 
 
-class ImagesOnDisk(OnDisk):
+class ImagesOnDisk(ImageFiles, OnDisk):
     """2D images of a published data set; a concrete task says which are whose.
 
     A concrete task is a frozen dataclass with a field ``limit``: the most examples of a split, None for all.
     """
 
     limit: int | None
-    augment: bool = False
     mean: ClassVar[tuple[float, ...]] = ()
     std: ClassVar[tuple[float, ...]] = ()
     """Per channel on [0, 1]."""
@@ -84,10 +81,6 @@ class ImagesOnDisk(OnDisk):
         Only the files of ``site`` need to be there, as far as the layout allows. Raises MissingData, DataError.
         """
 
-    @abstractmethod
-    def reader(self) -> Reader:
-        """How an item becomes tensors."""
-
     def shared_items(self, root: Path) -> Mapping[str, tuple[bool, Sequence[Item]]]:
         """Name of a shared test set -> whether its images are corrupted, and the images."""
         return {}
@@ -98,12 +91,13 @@ class ImagesOnDisk(OnDisk):
     def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
         expect("site", site in self.sites(), f"one of {', '.join(self.sites())}", site)
         items = {split: self.limited(part) for split, part in self.items(self.root(own), site).items()}
-        reader, mean, std, kind = self.reader(), self.mean, self.std, self.data_kind
-        return image_data(items, self, reader, own=own, augment=self.augment, mean=mean, std=std, kind=kind)
+        return self.data_of(items, own)
 
-    def image_inputs(self) -> ImageInputs:
-        reader = self.reader()
-        return ImageInputs(reader, *resolved(reader, self.mean, self.std))
+    def scaling(self) -> tuple[Sequence[float], Sequence[float]]:
+        return self.mean, self.std
+
+    def made(self, **splits: Any) -> TensorData:
+        return self.data_kind(**splits)
 
     def check_data(self) -> None:
         for site in self.sites():
@@ -111,10 +105,8 @@ class ImagesOnDisk(OnDisk):
                 raise UserError(f"task {self.name}: {site} has no training images in {self.root()}")
 
     def test_sets(self) -> tuple[TestSet, ...]:
-        return tuple(
-            test_set(name, corrupted, self.limited(items), self.reader(), self.mean, self.std)
-            for name, (corrupted, items) in self.shared_items(self.root()).items()
-        )
+        sets = self.shared_items(self.root()).items()
+        return tuple(self.shared_set(name, corrupted, self.limited(items)) for name, (corrupted, items) in sets)
 
     def limited(self, items: Sequence[Item]) -> Sequence[Item]:
         return items if self.limit is None else items[: self.limit]
@@ -183,7 +175,6 @@ class MasksOnDisk(ImagesOnDisk):
         for key in ("val_fraction", "test_fraction"):
             share = getattr(self, key)
             expect(key, 0 < share <= LARGEST_SHARE, f"a number in (0, {LARGEST_SHARE}]", share)
-        expect("limit", self.limit is None or self.limit >= 2, "at least 2, or none", self.limit)
         expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
 
     def drawn(self) -> tuple[str, ...]:
@@ -195,14 +186,7 @@ class MasksOnDisk(ImagesOnDisk):
 
 
 def dealt(names: Collection[str], val: float, test: float, seed: int) -> dict[str, list[str]]:
-    """Split -> which of ``names`` it gets, sorted; a function of the names and the seed alone.
-
-    Args:
-        names: of cases or files.
-        val: share for "val"; at least one name unless it is 0.
-        test: share for "test"; likewise.
-        seed: >= 0.
-    """
+    """Split -> which of ``names`` it gets, sorted, by names and seed alone; a share above 0 gets one name at least."""
     ordered = sorted(names)
     n_val, n_test = (max(1, round(share * len(ordered))) if share else 0 for share in (val, test))
     shuffled = [ordered[i] for i in np.random.default_rng(seed).permutation(len(ordered))]

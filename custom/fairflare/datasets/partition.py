@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which site holds which example, decided from the labels and a seed alone, and the poor images of some sites.
-
-Beside its share a simulated site may have further test images: they cost rendering, and never an image to train on.
-"""
+"""Which site holds which example, decided from the labels and a seed alone, and the poor images of some sites."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
@@ -32,13 +28,12 @@ def dirichlet_with_corrupted(labels: np.ndarray, n_sites: int, n_corrupted: int,
 
     Args:
         labels: (N,) integers >= 0.
-        n_sites: K.
-        n_corrupted: sites at the end of the list that hold poor images, 0 <= n_corrupted < K.
+        n_corrupted: 0 <= n_corrupted < ``n_sites`` = K.
         alpha: concentration > 0; large values approach an even split.
         seed: of a legacy NumPy generator, in 0..2**32-1; the papers use 2024.
 
     Returns:
-        int64 (N,): the site's index in 0..K-1 of every example. A site may be left with none: see ``redrawn``.
+        int64 (N,): the site's index of every example. A site may be left with none: see ``redrawn``.
     """
     rng = np.random.RandomState(seed)
     n_clean = n_sites - n_corrupted
@@ -55,29 +50,21 @@ def dirichlet_with_corrupted(labels: np.ndarray, n_sites: int, n_corrupted: int,
     return sites
 
 
-def dirichlet_by_label(labels: np.ndarray, n_sites: int, alpha: float, seed: int) -> np.ndarray:
-    """Plain label-skewed split: each class is dealt to all sites by proportions from Dirichlet(alpha).
-
-    Arguments and result are those of ``dirichlet_with_corrupted`` without corrupted sites.
-    """
-    return dirichlet_with_corrupted(labels, n_sites, 0, alpha, seed)
-
-
 def redrawn(
-    draw: Callable[[int], np.ndarray],
     labels: np.ndarray,
     n_sites: int,
+    alpha: float,
     seed: int,
-    minimum: int,
+    *,
+    corrupted: int = 0,
+    cases: tuple[np.ndarray, np.ndarray | slice] | None = None,
+    minimum: int = SMALLEST_SITE,
     minimum_per_class: int = 0,
 ) -> np.ndarray:
-    """The first of ``draw(seed)``, ``draw(seed + 1)``, ... that leaves every site enough examples.
+    """The first split by ``seed``, ``seed`` + 1, ... that leaves every site enough examples; arguments as above.
 
     Args:
-        draw: seed -> (N,) site indices in 0..K-1.
-        labels: (N,) integers >= 0.
-        n_sites: K.
-        seed: of the first draw.
+        cases: where examples are dealt out by cases: the class of each, and int64 (N,) the case of every example.
         minimum: examples that each site needs.
         minimum_per_class: examples of every class that each site needs.
 
@@ -85,8 +72,9 @@ def redrawn(
         UserError: no such split in 200 draws, e.g. because there are too few examples for the sites.
     """
     n_classes = int(np.max(labels)) + 1
+    classes, place = cases or (labels, slice(None))
     for attempt in range(ATTEMPTS):
-        sites = draw((seed + attempt) % 2**32)
+        sites = dirichlet_with_corrupted(classes, n_sites, corrupted, alpha, (seed + attempt) % 2**32)[place]
         counts = np.bincount(sites * n_classes + labels, minlength=n_sites * n_classes).reshape(n_sites, n_classes)
         if counts.sum(1).min() >= minimum and counts.min() >= minimum_per_class:
             return sites
@@ -98,35 +86,11 @@ def redrawn(
 
 MOST_SITE_TESTS = 100_000
 """Test images of one site."""
-FIRST_BESIDE = 10**9
-"""Number of the first image that is in nobody's share."""
 
 
 def check_site_tests(wanted: int) -> None:
     """Raise UserError unless ``wanted`` is a number of test images."""
     expect("site_test_images", 0 <= wanted <= MOST_SITE_TESTS, f"0..{MOST_SITE_TESTS}", wanted)
-
-
-def own_rows(members: np.ndarray, held_out: Sequence[float], k: int, wanted: int, seed: int) -> dict[str, np.ndarray]:
-    """Split -> numbers of a site's images, sorted; behind its own test images as many others as make ``wanted``.
-
-    Args:
-        members: numbers of the images of its share.
-        held_out: shares of these for validation and testing.
-        k: the site's index; no two sites have a number in common.
-        wanted: test images of the site at least.
-        seed: of who is in which split.
-    """
-    n_val, n_test = (round(share * len(members)) for share in held_out)
-    shuffled = np.random.default_rng(seed).permutation(members)
-    val, test, train = map(np.sort, np.split(shuffled, (n_val, n_val + n_test)))
-    beside = FIRST_BESIDE + k * MOST_SITE_TESTS + np.arange(max(0, wanted - len(test)))
-    return {"train": train, "val": val, "test": np.concatenate((test, beside))}
-
-
-def labels_of(own: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Classes (n,) of further images, as frequent as among a site's ``own``; the first ones are the same for any n."""
-    return own[rng.integers(0, len(own), size=n)]
 
 
 def alike(spare: np.ndarray, classes: np.ndarray, own: np.ndarray) -> np.ndarray:
@@ -140,9 +104,27 @@ def alike(spare: np.ndarray, classes: np.ndarray, own: np.ndarray) -> np.ndarray
     return spare[place < np.floor(most * shares)[classes]]
 
 
+# The papers' 0.1 is for a pretrained ResNet-18 of 11 M weights. Around this CNN's 0.1 M untrained ones it hides the
+# gradient: training never leaves the class prior.
+RADIUS: dict[str, Any] = {"settings": {"rho_max": 0.02}, "by_method": {"fedism": {"rho_max": 0.01}}}
+
+
 @dataclass(frozen=True)
 class PoorSites(Task):
-    """Quality shift: the last ``corrupted`` of ``n_sites`` sites hold poor images, ``corruption`` of a ``severity``."""
+    """Quality shift: the last ``corrupted`` of ``n_sites`` sites hold poor images.
+
+    Args:
+        n_sites: 2..100; the papers have 20.
+        corrupted: sites with poor images, 0 <= corrupted < n_sites.
+        corruption: "noise" (Gaussian) or "motion" (blur).
+        severity: of the sites' corruption, 1..5.
+        alpha: concentration > 0 of the Dirichlet label skew.
+        size: pixels along an edge, 32..512; the papers' images have 224.
+        model: "small-cnn", "small-cnn-bn" (BatchNorm) or "resnet18".
+        pretrained_weights: path of ImageNet weights for "resnet18"; None starts from random ones.
+        augment: random rotation, shift and flip of training images.
+        data_seed: 0..2**32-1; the papers' partitions use 2024.
+    """
 
     headline = "balanced_accuracy"
     n_sites: int = 8
@@ -175,11 +157,7 @@ class PoorSites(Task):
 
     def dealt(self, labels: np.ndarray, seed: int) -> np.ndarray:
         """int64 (N,): the site's index of every example with such ``labels``, by the papers' rule."""
-
-        def draw(seed: int) -> np.ndarray:
-            return dirichlet_with_corrupted(labels, self.n_sites, self.corrupted, self.alpha, seed)
-
-        return redrawn(draw, labels, self.n_sites, seed, minimum=SMALLEST_SITE)
+        return redrawn(labels, self.n_sites, self.alpha, seed, corrupted=self.corrupted)
 
     def built(self, channels: int) -> nn.Module:
         options = {"pretrained_weights": self.pretrained_weights} if self.model == "resnet18" else {}
@@ -188,15 +166,6 @@ class PoorSites(Task):
     def table_sets(self) -> dict[str, str]:
         """The clean set and the one of the poor sites' own severity, as in FedISM+'s Tables II and III."""
         return {"clean": "clean", "corrupted": f"{self.corruption} {self.severity}"}
-
-
-REMARK = "repeats one image"
-"""Added to what a report says of the site."""
-
-
-def with_one_image(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """``rows`` with as many training rows as before, all of them the first; validation and test rows as they are."""
-    return {**rows, "train": np.full_like(rows["train"], rows["train"][0])}
 
 
 NOISE_SIGMA = {1: 0.08, 2: 0.12, 3: 0.18, 4: 0.26, 5: 0.38}
@@ -212,7 +181,6 @@ def gaussian_noise(image: np.ndarray, severity: int, rng: np.random.RandomState)
 
     Args:
         image: uint8, any shape; a grey image gets one plane of noise.
-        severity: 1..5.
         rng: a legacy NumPy generator, so that the papers' seeded images come out bit for bit.
     """
     noise = rng.normal(size=image.shape, scale=NOISE_SIGMA[severity])
@@ -223,13 +191,9 @@ def motion_blur(image: np.ndarray, severity: int, angle: float, scale: float = 1
     """Blur along one direction as ImageMagick 6.9 does, which the papers' authors used: within one grey level of it.
 
     Args:
-        image: uint8 (H, W) or (H, W, C).
-        severity: 1..5.
-        angle: degrees, 0 is horizontal; the papers draw it from -45..45.
+        image: uint8 (H, W) or (H, W, C), as the result.
+        angle: degrees, 0 is horizontal.
         scale: image size / 224; the radii are made for 224 pixels and would wipe out a small image.
-
-    Returns:
-        uint8 of the same shape.
     """
     radius, sigma = MOTION_REACH[severity]
     blurred = streak(image, max(1, round(radius * scale)), sigma * scale, angle)
@@ -240,15 +204,11 @@ def streak(image: np.ndarray, radius: int, sigma: float, angle: float, stop_at_b
     """sum_i k_i x[y + i sin(angle), x + i cos(angle)], i = 0..2 radius, edges repeated: a one-sided motion trail.
 
     Args:
-        image: (H, W) or (H, W, C).
+        image: (H, W) or (H, W, C), as the result, which is float64.
         radius: pixels >= 1; the kernel has w = 2 radius + 1 taps.
         sigma: k_i ~ exp(-i^2 / (2 sigma^2)), normalised over the w taps.
-        angle: degrees.
         stop_at_border: drop the taps from the first whole-image displacement on, as the Python package
             ``imagecorruptions`` does; it only matters where the trail is longer than the image. ImageMagick keeps them.
-
-    Returns:
-        float64 of the same shape.
     """
     height, width = image.shape[:2]
     rows, columns = np.arange(height), np.arange(width)

@@ -27,7 +27,7 @@ from fairflare.core.types import Training
 from fairflare.data.inputs import Scaling
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Split, TensorData
-from fairflare.datasets.partition import dirichlet_by_label, redrawn
+from fairflare.datasets.partition import redrawn
 from fairflare.networks import builtin as networks
 from fairflare.tasks.base import PARTITION, SPLIT, Preset, Task, expect, expect_choices, site_index
 from fairflare.tasks.kinds.classes import RISKS
@@ -104,8 +104,55 @@ class Table(Patients):
     cases: np.ndarray | None = None
 
 
+class PatientTask(Task):
+    """A task on one table of patients; a concrete one is a frozen dataclass with the option ``model``."""
+
+    quick = True
+    reference = False  # no field: a task that has the option declares it
+    data_kind: ClassVar[type[TensorData]] = TensorData
+
+    model: str
+
+    @abstractmethod
+    def table(self, own: SiteConfig | None = None) -> Patients:
+        """All patients; the same object for the same file and options.
+
+        Raises:
+            UserError: a file is missing or not the table that is expected.
+        """
+
+    @abstractmethod
+    def rows(self, site: str, own: SiteConfig | None = None) -> dict[str, np.ndarray]:
+        """Split -> the site's rows of the table, sorted; each patient is in one split of one site at most."""
+
+    def n_features(self) -> int:
+        """Columns of ``numbers`` and ``plain`` together."""
+        return self.table().n_features
+
+    def scaled_by(self, train: np.ndarray) -> Scaling:
+        """How a site with the training numbers ``train`` (n, columns) prepares numbers."""
+        return Scaling.of(train)
+
+    def initial_seed(self, seed: int) -> int:
+        return seed if self.reference else super().initial_seed(seed)
+
+    def network(self) -> nn.Module:
+        return networks.build(self.model, self.n_features(), self.kind.head(self.classes)[0])
+
+    def site_data(self, site: str) -> TensorData:
+        return self.local_data(site, None)
+
+    def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
+        table, rows = self.table(own), self.rows(site, own)
+        scaled = self.scaled_by(table.numbers[rows["train"]])
+        splits = {name: table.split(chosen, scaled) for name, chosen in rows.items()}
+        data = self.data_kind.of(splits, n_classes=len(self.classes))
+        data.scaling, data.lone = scaled, self.reference
+        return data
+
+
 @dataclass(frozen=True)
-class TableTask(Task):
+class TableTask(PatientTask):
     """A task whose sites are natural groups of one table's rows, label-skewed shares of all, or such shares of a group.
 
     A concrete task is a frozen dataclass with the fields below; with natural groups also sites_by: ``natural``,
@@ -121,7 +168,6 @@ class TableTask(Task):
         data_seed: of the split over sites and into train, val and test; >= 0.
     """
 
-    quick = True
     natural: ClassVar[str] = ""
     """What ``sites_by`` calls the natural groups; empty: there are none."""
     natural_words: ClassVar[str] = ""
@@ -159,20 +205,10 @@ class TableTask(Task):
         expect("alpha", 0 < self.alpha < math.inf, "a number above 0", self.alpha)
         for key in ("test_fraction", "val_fraction"):
             expect(key, 0 < getattr(self, key) <= 0.5, "a number in (0, 0.5]", getattr(self, key))
-        expect("limit", self.limit is None or self.limit >= 2, "at least 2, or none", self.limit)
         expect("data_seed", self.data_seed >= 0, "at least 0", self.data_seed)
 
     @abstractmethod
-    def table(self, own: SiteConfig | None = None) -> Table:
-        """All patients; the same object for the same file.
-
-        Raises:
-            UserError: a file is missing or not the table that is expected.
-        """
-
-    @abstractmethod
-    def n_features(self) -> int:
-        """Columns of ``numbers`` and ``plain`` together."""
+    def table(self, own: SiteConfig | None = None) -> Table: ...
 
     def sites(self) -> dict[str, str]:
         skew = f"label skew, alpha {self.alpha:g}"
@@ -181,28 +217,15 @@ class TableTask(Task):
         elif self.sites_by == self.natural:
             kinds = list(self.natural_groups)
         else:
-            kinds = [f"{group}; {skew}" for group in self.natural_groups for _ in range(self._per_group())]
+            natural = len(self.natural_groups)
+            kinds = [f"{group}; {skew}" for group in self.natural_groups for _ in range(self.n_sites // natural)]
         return {f"site-{k}": kind for k, kind in enumerate(kinds, start=1)}
-
-    def network(self) -> nn.Module:
-        return networks.build(self.model, self.n_features(), len(self.classes))
 
     def drawn(self) -> tuple[str, ...]:
         return (SPLIT,) if self.sites_by == self.natural else (PARTITION, SPLIT)
 
     def check_data(self) -> None:
         self.table()
-
-    def site_data(self, site: str) -> TensorData:
-        return self.local_data(site, None)
-
-    def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
-        table, rows = self.table(own), self.rows(site, own)
-        scaled = Scaling.of(table.numbers[rows["train"]])
-        splits = {name: table.split(chosen, scaled) for name, chosen in rows.items()}
-        data = TensorData.of(splits, n_classes=len(self.classes))
-        data.scaling = scaled
-        return data
 
     def test_data_as(self, other: Task) -> dict[str, TensorData]:
         """All test patients of this task, each at the site that ``other`` has it at, prepared as that site would.
@@ -229,7 +252,6 @@ class TableTask(Task):
         return found
 
     def rows(self, site: str, own: SiteConfig | None = None) -> dict[str, np.ndarray]:
-        """Split -> the site's rows of the table, sorted; each patient is in one split of one site."""
         k, table = site_index(site, self.sites()), self.table(own)
         members = np.flatnonzero(_site_of(self, table) == k)
         classes, place = _cases(table, members)
@@ -243,9 +265,6 @@ class TableTask(Task):
                 split[part] = number
         found = {name: members[split[place] == number] for number, name in enumerate(SPLITS)}
         return {name: found[name][: self.limit] for name in ("train", "val", "test")}
-
-    def _per_group(self) -> int:
-        return self.n_sites // len(self.natural_groups)
 
 
 def _cases(table: Table, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -273,7 +292,7 @@ def _site_of(task: TableTask, table: Table) -> np.ndarray:
             expect(f"task {task.name}", enough, expected, counts.tolist())
         assert table.groups is not None  # a task that names its natural groups reads them
         return table.groups
-    per_group = task._per_group()
+    per_group = task.n_sites // len(task.natural_groups)
     sites = np.empty(len(everyone), dtype=np.int64)
     for k, group in enumerate(task.natural_groups):
         members = np.flatnonzero(table.groups == k)
@@ -288,15 +307,8 @@ def _site_of(task: TableTask, table: Table) -> np.ndarray:
 def _dealt(task: TableTask, table: Table, rows: np.ndarray, n_sites: int, seed: int) -> np.ndarray:
     """int64 (len(rows),) in 0..n_sites-1: label-skewed shares of ``rows`` that are large enough."""
     expect(f"task {task.name}", len(rows) > 0, "patients", 0)
-    classes, place = _cases(table, rows)
-    return redrawn(
-        lambda seed: dirichlet_by_label(classes, n_sites, task.alpha, seed)[place],
-        table.labels[rows],
-        n_sites,
-        seed,
-        minimum=task.smallest_site,
-        minimum_per_class=task.smallest_class,
-    )
+    least = {"minimum": task.smallest_site, "minimum_per_class": task.smallest_class}
+    return redrawn(table.labels[rows], n_sites, task.alpha, seed, cases=_cases(table, rows), **least)
 
 
 TEST_SHARE, VAL_SHARE = 0.3, 0.1
@@ -322,53 +334,31 @@ class CentreData(TensorData):
     least: ClassVar[int] = 1
 
 
-class CentreTask(Task):
+class CentreTask(PatientTask):
     """Binary risk from a table whose sites are real centres; a concrete task is a frozen dataclass with ``model``.
 
     No seed draws anything: there is no ``data_seed``, and ``compare`` repeats initial model and order alone.
     """
 
     headline = "auc"
-    quick = True
     kind = RISKS
     small_sites: ClassVar[bool] = True
     simulated = "nothing"
-
-    model: str
+    data_kind = CentreData
 
     def __post_init__(self) -> None:
         expect_choices(self)
 
     @abstractmethod
-    def centres(self) -> Centres:
-        """All patients; the same object for the same options."""
-
-    def scaled_by(self, train: np.ndarray) -> Scaling:
-        """How a site with the training numbers ``train`` (n, columns) prepares numbers."""
-        return Scaling.of(train)
+    def table(self, own: SiteConfig | None = None) -> Centres: ...
 
     def sites(self) -> dict[str, str]:
-        return dict(self.centres().kinds)
+        return dict(self.table().kinds)
 
-    def network(self) -> nn.Module:
-        return networks.build(self.model, self.centres().n_features, len(self.classes))
-
-    def rows(self, site: str) -> dict[str, np.ndarray]:
-        """Split -> places of the site's patients in the table."""
-        site_index(site, self.centres().rows)
-        return dict(self.centres().rows[site])
-
-    def site_data(self, site: str) -> TensorData:
-        return self.data_in(self.centres(), site)
-
-    def data_in(self, table: Centres, site: str) -> CentreData:
-        """The patients of ``table`` that are the site's."""
-        site_index(site, table.rows)
-        scaled = self.scaled_by(table.numbers[table.rows[site]["train"]])
-        splits = {name: table.split(chosen, scaled) for name, chosen in table.rows[site].items()}
-        data = CentreData.of(splits, n_classes=len(self.classes))
-        data.scaling = scaled
-        return data
+    def rows(self, site: str, own: SiteConfig | None = None) -> dict[str, np.ndarray]:
+        found = self.table(own).rows
+        site_index(site, found)
+        return dict(found[site])
 
 
 def fixed_split(rows: np.ndarray, task: str, site: str) -> dict[str, np.ndarray]:

@@ -29,8 +29,8 @@ from fairflare.data.tensors import Split, TensorData
 from fairflare.datasets import partition
 from fairflare.datasets.cache import kept_splits
 from fairflare.networks import builtin as networks
-from fairflare.tasks.base import RENDERING, SPLIT, Task, expect, expect_choices, expect_pixels, site_index
-from fairflare.tasks.kinds.masks import MASKS
+from fairflare.tasks.base import RENDERING, SPLIT, Task, expect, expect_choices, site_index
+from fairflare.tasks.kinds.masks import MASKS, structure_values
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -228,6 +228,69 @@ def nilearn_file(name: str) -> Path:
 
 SMALLEST_SITE = 16
 """Images that every site has at least."""
+FIRST_BESIDE = 10**9
+"""Number of the first image that is in nobody's share."""
+MOST_PIXELS = 4 * 10**9
+"""Of all images that a simulated task renders, one byte each."""
+REMARK = "; repeats one image"
+"""Added to what a report says of a free rider's site."""
+
+
+class Rendered(Task):
+    """A simulated task whose sites render their own images, each a function of ``data_seed`` and its number alone.
+
+    A concrete task is a frozen dataclass with these options. Beside its share a site may have further test images: they
+    cost rendering, and never an image to train on.
+    """
+
+    n_sites: int
+    images: int
+    site_test_images: int
+    size: int
+    free_rider: int
+    data_seed: int
+    held_out: ClassVar[tuple[float, float]]
+    """Shares of a site's images in its validation and test splits."""
+
+    def _check_images(self, least: int, shared: int = 0) -> None:
+        """Raise UserError unless there are ``least`` images, and no more, ``shared`` ones included, than fit."""
+        expect("images", self.images >= least, f"at least {least} for {self.n_sites} sites", self.images)
+        partition.check_site_tests(self.site_test_images)
+        n, most = self.images + self.n_sites * self.site_test_images + shared, MOST_PIXELS // self.size**2
+        expect("images", n <= most, f"at most {most} of {self.size} pixels, those for testing included", n)
+        expect("free_rider", 0 <= self.free_rider <= self.n_sites, f"0..{self.n_sites}", self.free_rider)
+
+    @abstractmethod
+    def members(self, k: int) -> np.ndarray:
+        """Numbers of the images in the share of site ``k``, from 0."""
+
+    @abstractmethod
+    def rendered(self, k: int, rows: np.ndarray) -> Split:
+        """The images of site ``k`` with these numbers."""
+
+    @abstractmethod
+    def made(self, **splits: Any) -> TensorData:
+        """A site's data of its splits."""
+
+    def site_data(self, site: str) -> TensorData:
+        k, rows = site_index(site, self.sites()), self.rows(site)
+        if k == self.free_rider - 1:
+            rows["train"] = np.full_like(rows["train"], rows["train"][0])
+        return self.made(**kept_splits(self, site, lambda part: self.rendered(k, rows[part])))
+
+    def rows(self, site: str) -> dict[str, np.ndarray]:
+        """Split -> numbers of the site's images, sorted; each number is one patient, in one split of one site.
+
+        Those of at least ``images`` are test patients beside the site's share, as many as ``site_test_images`` lacks.
+        """
+        k = site_index(site, self.sites())
+        members = self.members(k)
+        n_val, n_test = (round(share * len(members)) for share in self.held_out)
+        shuffled = np.random.default_rng(derive(self.data_seed, self.name, "split", k)).permutation(members)
+        val, test, train = map(np.sort, np.split(shuffled, (n_val, n_val + n_test)))
+        first = FIRST_BESIDE + k * partition.MOST_SITE_TESTS
+        beside = first + np.arange(max(0, self.site_test_images - len(test)))
+        return {"train": train, "val": val, "test": np.concatenate((test, beside))}
 
 
 @dataclass(frozen=True)
@@ -252,7 +315,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class DeviceShift(Task):
+class DeviceShift(Rendered):
     """A segmentation task whose sites differ in their device and in how many patients they have.
 
     A site renders only its own images; each image depends on ``data_seed`` and its number alone. A concrete task names
@@ -276,8 +339,6 @@ class DeviceShift(Task):
     """One per site."""
     shares: ClassVar[Sequence[float]]
     """How much of all images the site with each device has, relative to the others."""
-    held_out: ClassVar[tuple[float, float]]
-    """Shares of a site's images in its validation and test splits."""
     mean: ClassVar[Sequence[float]]
     """Per channel of values on [0, 1]; as many as the images have channels."""
     std: ClassVar[Sequence[float]]
@@ -297,13 +358,9 @@ class DeviceShift(Task):
     def __post_init__(self) -> None:
         expect_choices(self)
         expect("n_sites", 2 <= self.n_sites <= len(self.devices), f"2..{len(self.devices)}", self.n_sites)
-        least = int(np.ceil(SMALLEST_SITE / min(self._shares())))
-        expect("images", self.images >= least, f"at least {least} for {self.n_sites} sites", self.images)
-        partition.check_site_tests(self.site_test_images)
         expect("size", 32 <= self.size <= 512 and self.size % 16 == 0, "a multiple of 16 in 32..512", self.size)
-        expect_pixels(self.images + self.n_sites * self.site_test_images, self.size)
+        self._check_images(int(np.ceil(SMALLEST_SITE / min(self._shares()))))
         expect("shift", 0 <= self.shift <= 1, "a number in [0, 1]", self.shift)
-        expect("free_rider", 0 <= self.free_rider <= self.n_sites, f"0..{self.n_sites}", self.free_rider)
         expect("data_seed", 0 <= self.data_seed < 2**32, "0..2**32-1", self.data_seed)
 
     @abstractmethod
@@ -313,45 +370,31 @@ class DeviceShift(Task):
     def sites(self) -> dict[str, str]:
         words = [device.words for device in self.devices[: self.n_sites]]
         if self.free_rider:
-            words[self.free_rider - 1] += f"; {partition.REMARK}"
+            words[self.free_rider - 1] += REMARK
         return {f"site-{k}": kind for k, kind in enumerate(words, start=1)}
 
     def network(self) -> nn.Module:
         return networks.build(self.model, len(self.mean), len(self.classes), norm=self.norm)
 
     def image_inputs(self) -> ImageInputs:
-        values: dict[str, tuple[int, ...]] = {name: (k,) for k, name in enumerate(self.classes, start=1)}
-        return ImageInputs(Reader(self.size, len(self.mean), values), tuple(self.mean), tuple(self.std))
+        reader = Reader(self.size, len(self.mean), *structure_values("", self.classes))
+        return ImageInputs(reader, tuple(self.mean), tuple(self.std))
 
     def drawn(self) -> tuple[str, ...]:
         return SPLIT, RENDERING
 
-    def site_data(self, site: str) -> TensorData:
-        k, rows = site_index(site, self.sites()), self.rows(site)
-        if k == self.free_rider - 1:
-            rows = partition.with_one_image(rows)
-        device = self.devices[k].at(self.shift)
-        splits = kept_splits(self, site, lambda part: self._rendered(rows[part], device))
-        return self.made(**splits, n_classes=0, mean=self.mean, std=self.std, augment=self.augment)
-
     def made(self, **splits: Any) -> TensorData:
-        return TensorData(**splits)
+        return TensorData(**splits, n_classes=0, mean=self.mean, std=self.std, augment=self.augment)
 
-    def rows(self, site: str) -> dict[str, np.ndarray]:
-        """Split -> numbers of the site's images, sorted; each number is one patient, in one split of one site.
-
-        Those of at least ``images`` are test patients beside the site's share.
-        """
-        k = site_index(site, self.sites())
+    def members(self, k: int) -> np.ndarray:
         ends = np.round(np.cumsum((0, *self._shares())) * self.images).astype(int)
-        members = np.arange(ends[k], ends[k + 1])
-        seed = derive(self.data_seed, self.name, "split", k)
-        return partition.own_rows(members, self.held_out, k, self.site_test_images, seed)
+        return np.arange(ends[k], ends[k + 1])
 
     def _shares(self) -> np.ndarray:
         shares = np.array(self.shares[: self.n_sites])
         return shares / shares.sum()
 
-    def _rendered(self, rows: np.ndarray, device: Device) -> Split:
+    def rendered(self, k: int, rows: np.ndarray) -> Split:
+        device = self.devices[k].at(self.shift)
         images, masks = zip(*(self.image(i, device) for i in rows))
         return Split(torch.from_numpy(np.stack(images)), torch.from_numpy(np.stack(masks)))

@@ -129,14 +129,9 @@ def cases_in(folder: Path) -> list[Case]:
 
 
 def slices_of(case: Case, foreground: bool) -> list[Slice]:
-    """The slices of ``case`` from the first to the last; opens its segmentation only.
+    """The slices of ``case`` in order, or those with a labelled voxel; its name becomes the attribute "patient_id".
 
-    Args:
-        case: its name becomes the attribute "patient_id".
-        foreground: whether slices without a labelled voxel are left out.
-
-    Raises:
-        DataError: see ``segmentation``; "mask_values" when slices with labels are wanted and there are none.
+    Opens the segmentation only. Raises DataError, see ``segmentation``; "mask_values" where no voxel is labelled.
     """
     chosen = chosen_slices(segmentation(case.label), foreground)
     if not chosen:

@@ -25,8 +25,8 @@ from fairflare.core.types import Training
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
 from fairflare.datasets.on_disk import Arrays, ImagesOnDisk
-from fairflare.datasets.partition import MOTION_ANGLES, SMALLEST_SITE, PoorSites, gaussian_noise, motion_blur
-from fairflare.tasks.base import SPLIT, Preset, expect, site_index
+from fairflare.datasets.partition import MOTION_ANGLES, RADIUS, SMALLEST_SITE, PoorSites, gaussian_noise, motion_blur
+from fairflare.tasks.base import SPLIT, Preset, site_index
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,7 @@ PRESETS = {
         "64 pixels, 100 images of each split and a small CNN; minutes on a laptop",
         {"limit": 100},
         Training(rounds=20, batch_size=16, optimizer="adam", lr=1e-3, weight_decay=5e-4, logit_tau=1.0),
-        # The papers' 0.1 is for a pretrained ResNet-18 and hides the gradient of this CNN's untrained weights.
-        settings={"rho_max": 0.02},
-        by_method={"fedism": {"rho_max": 0.01}},
+        **RADIUS,
     ),
     "paper": Preset(
         "the papers' setting: 224 pixels, ResNet-18 (they start from ImageNet weights), 300 rounds; for a GPU",
@@ -165,20 +163,13 @@ class QualityShift(PoorSites, ImagesOnDisk):
 
     The training table is split over the sites by the papers' rule and seed. Upstream, sites have no validation or test
     images of their own; here 15 % of a site's share each are set aside, corrupted where the site is. Images are in a
-    random order within a split, since the tables are sorted by class.
+    random order within a split, since the tables are sorted by class. The options are those of ``PoorSites`` and those
+    below.
 
     Args:
-        n_sites: 2..100; the papers have 20.
-        corrupted: sites with poor images, 0 <= corrupted < n_sites.
         corruption: "noise" (Gaussian, the folders ``gaussian*``) or "motion" (blur, the folders ``motion*``).
-        severity: of the sites' corruption, 1..5.
-        alpha: concentration > 0 of the Dirichlet label skew.
         partition: "rule" computes the split over sites; "file" reads it from the authors' ``dict_users_*.npy``, which
             unpickles: such a file can run any code, so take it only from where you trust.
-        size: pixels along an edge, 32..512; the papers' images have 224.
-        model: "small-cnn", "small-cnn-bn" (BatchNorm) or "resnet18".
-        pretrained_weights: path of ImageNet weights for "resnet18"; None starts from random ones.
-        augment: random rotation, shift and flip of training images.
         limit: the most images of a split, and of a shared test set, at least 2; None: all.
         data_seed: of the order and of what a site sets aside, 0..2**32-1.
     """
@@ -194,10 +185,6 @@ class QualityShift(PoorSites, ImagesOnDisk):
     partition: Literal["rule", "file"] = "rule"
     size: int = 64
     limit: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        expect("limit", self.limit is None or self.limit >= 2, "at least 2, or none", self.limit)
 
     def network(self) -> nn.Module:
         return self.built(len(self.mean))
@@ -287,11 +274,9 @@ class QualityShift(PoorSites, ImagesOnDisk):
         sizes = np.bincount(groups)[shuffled]
         starts = np.cumsum(sizes) - sizes
         n_val, n_test = round(VAL * len(members)), round(TEST * len(members))
-        found: dict[str, list[np.ndarray]] = {"train": [], "val": [], "test": []}
-        for group, start in zip(shuffled, starts):
-            split = "val" if start < n_val else "test" if start < n_val + n_test else "train"
-            found[split].append(members[groups == group])
-        return {name: np.concatenate(part) for name, part in found.items()}
+        split = np.digitize(starts, (n_val, n_val + n_test))
+        own = {name: shuffled[split == k] for name, k in (("train", 2), ("val", 0), ("test", 1))}
+        return {name: np.concatenate([members[groups == group] for group in part]) for name, part in own.items()}
 
     def table(self, root: Path, name: Literal["train", "test"]) -> Table:
         """``train.csv`` or ``test.csv``; MissingData or DataError (file, line, expected, got) where it is no such."""
@@ -334,20 +319,12 @@ def corrupt(
     rng: np.random.RandomState,
     wanted: Container[Path],
 ) -> Iterator[tuple[Path, np.ndarray]]:
-    """Corrupted versions of clean images, each drawn once and in order, as the authors froze theirs to disk.
+    """Paths and corrupted versions, uint8 (H, W) or (H, W, 3), in the order in which the authors froze theirs to disk.
 
     Args:
         paths: grey or colour images of 8 bits; noise is drawn per stored value, so a grey one gets one plane of it.
-        corruption: "noise" or "motion"; the direction of motion is uniform in ``MOTION_ANGLES``.
-        severity: 1..5.
-        rng: RandomState(0) upstream.
-        wanted: the images that are yielded; ``rng`` moves on for the others too.
-
-    Yields:
-        A path and uint8 (H, W) or (H, W, 3).
-
-    Raises:
-        DataError: a file is no image.
+        rng: RandomState(0) upstream; it draws the direction of motion within ``MOTION_ANGLES``, too.
+        wanted: the images that are yielded; ``rng`` moves on for the others too. DataError where one is no image.
     """
     for path in paths:
         if corruption == "noise":

@@ -14,7 +14,7 @@ import numpy as np
 
 from fairflare.core.types import Training
 from fairflare.data.inputs import TableInputs
-from fairflare.data.readers.table_features import Feature, parsed, stacked
+from fairflare.data.readers.table_features import Feature
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.patients import Table, TableTask, packed
 from fairflare.tasks.base import Preset
@@ -46,22 +46,10 @@ cells_of = partial(packed, "support2.csv.gz")
 """9,105 cells of each column."""
 
 
-MADE_NUMBERS = tuple(Feature(name) for name in NUMBERS)
-MADE_FLAGS = tuple(Feature(name, (value,)) for name, values in CATEGORIES.items() for value in values)
-"""What the columns make."""
-
-
 @cache
-def numbers_of() -> np.ndarray:
-    """float64 (9105, 20), nan where missing."""
-    return stacked(MADE_NUMBERS, parsed("support2.csv.gz", cells_of(), MADE_NUMBERS), len(cells_of()["age"]))
-
-
-@cache
-def flags_of() -> np.ndarray:
-    """float32 (9105, 26): the one-hot columns in the order of ``CATEGORIES``."""
-    found = stacked(MADE_FLAGS, parsed("support2.csv.gz", cells_of(), MADE_FLAGS), len(cells_of()["age"]))
-    return found.astype(np.float32)
+def features() -> tuple[np.ndarray, np.ndarray]:
+    """Numbers float64 (9105, 20), nan where missing; the one-hot columns float32 (9105, 26) by ``CATEGORIES``."""
+    return Support2().table_inputs().features("support2.csv.gz", cells_of())
 
 
 @cache
@@ -114,8 +102,8 @@ class Support2(TableTask):
 
     def table_inputs(self) -> TableInputs:
         return TableInputs(
-            numbers=MADE_NUMBERS,
-            plain=MADE_FLAGS,
+            numbers=tuple(Feature(name) for name in NUMBERS),
+            plain=tuple(Feature(name, (value,)) for name, values in CATEGORIES.items() for value in values),
             known=CATEGORIES,
             attributes=lambda columns: {name: list(columns[name]) for name in Support2.attributes if name in columns},
         )
@@ -126,11 +114,11 @@ class Support2(TableTask):
 
 @cache
 def table_of(label: str) -> Table:
-    cells = cells_of()
+    cells, (numbers, plain) = cells_of(), features()
     return Table(
         labels=outcomes(label),
-        numbers=numbers_of(),
-        plain=flags_of(),
+        numbers=numbers,
+        plain=plain,
         attributes={name: cells[name] for name in Support2.attributes},
         groups=np.array([DISEASE_CLASSES.index(cell) for cell in cells["dzclass"]]),
     )

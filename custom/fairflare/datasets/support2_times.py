@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from torch import nn
 
 from fairflare.data.inputs import TableInputs
+from fairflare.data.site_config import SiteConfig
 from fairflare.datasets.patients import Centres, CentreTask, fixed_split, packed
 from fairflare.datasets.support2 import DISEASE_CLASSES, N_FEATURES, TRAINING, Support2, table_of
 from fairflare.datasets.support2 import outcomes as died
-from fairflare.networks import builtin as networks
 from fairflare.tasks.base import Preset
 from fairflare.tasks.kinds.amounts import Counts
 from fairflare.tasks.kinds.survival import Cox, Hazards, Survival
@@ -34,7 +33,10 @@ class Support2Classes(CentreTask):
     simulated = Support2.simulated
     attributes = Support2.attributes
 
-    def centres(self) -> Centres:
+    def n_features(self) -> int:
+        return N_FEATURES
+
+    def table(self, own: SiteConfig | None = None) -> Centres:
         table = table_of("death")
         rows = {f"site-{k}": np.flatnonzero(table.groups == k - 1) for k in range(1, len(DISEASE_CLASSES) + 1)}
         split = {site: fixed_split(members, "support2", site) for site, members in rows.items()}
@@ -72,9 +74,6 @@ class Support2Survival(Support2Classes):
     def kind(self) -> Survival:  # type: ignore[override]  # depends on an option
         return (Cox if self.output == "cox" else Hazards)(ends=ENDS)
 
-    def network(self) -> nn.Module:
-        return networks.build(self.model, N_FEATURES, 1 if self.output == "cox" else len(ENDS))
-
     def outcomes(self) -> np.ndarray:
         return np.stack((_days("d.time"), died("death")), axis=1).astype(np.float32)
 
@@ -96,9 +95,6 @@ class Support2Stay(Support2Classes):
     presets = {"default": Preset("four sites, one per disease class; seconds on a laptop", {}, TRAINING)}
 
     model: Literal["mlp", "linear", "regression"] = "mlp"
-
-    def network(self) -> nn.Module:
-        return networks.build(self.model, N_FEATURES, 1)
 
     def outcomes(self) -> np.ndarray:
         return _days("slos").astype(np.float32)

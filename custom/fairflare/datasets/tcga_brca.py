@@ -18,7 +18,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import nn
 
 from fairflare.core.errors import DataError
 from fairflare.core.types import Training
@@ -26,10 +25,8 @@ from fairflare.data.inputs import Scaling, TableInputs
 from fairflare.data.readers.table_features import Feature, as_numbers
 from fairflare.data.readers.tables import read_columns
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.tensors import TensorData
 from fairflare.datasets.on_disk import OnDisk
 from fairflare.datasets.patients import Centres, CentreTask
-from fairflare.networks import builtin as networks
 from fairflare.tasks.base import Preset, TestSet
 from fairflare.tasks.kinds.survival import Cox
 
@@ -77,14 +74,11 @@ class TcgaBrca(CentreTask, OnDisk):
     scaling: Literal["none", "age"] = "none"
     reference: bool = False
 
-    def initial_seed(self, seed: int) -> int:
-        return seed if self.reference else super().initial_seed(seed)
-
     def sites(self) -> dict[str, str]:
         return {region: f"region {k} of FLamby's" for k, region in enumerate(REGIONS)}  # no file is read for it
 
-    def network(self) -> nn.Module:
-        return networks.build(self.model, N_COVARIATES, 1)
+    def n_features(self) -> int:
+        return N_COVARIATES
 
     @property
     def outcome_columns(self) -> tuple[str, ...]:
@@ -102,22 +96,14 @@ class TcgaBrca(CentreTask, OnDisk):
         return (TestSet(TOGETHER, False, inputs, targets),)
 
     def check_data(self) -> None:
-        self.centres()
+        self.table()
 
-    def centres(self, own: SiteConfig | None = None) -> Centres:
+    def table(self, own: SiteConfig | None = None) -> Centres:
         return self._read(own)[0]
 
     def _read(self, own: SiteConfig | None = None) -> tuple[Centres, tuple[str, ...]]:
         folder = self.root(own) / FOLDER
         return _centres(tuple(self.needed(folder / name) for name in FILES))
-
-    def local_data(self, site: str, own: SiteConfig | None) -> TensorData:
-        data = self.data_in(self.centres(own), site)
-        data.lone = self.reference
-        return data
-
-    def site_data(self, site: str) -> TensorData:
-        return self.local_data(site, None)
 
     def scaled_by(self, train: np.ndarray) -> Scaling:
         mean, sd = torch.zeros(N_COVARIATES, dtype=torch.float64), torch.ones(N_COVARIATES, dtype=torch.float64)

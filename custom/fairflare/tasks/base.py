@@ -22,25 +22,18 @@ from fairflare.data.inputs import ImageInputs, TableInputs
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import LABEL, NONE, Grouping, TensorData, as_float, make_grouping, normalised
 from fairflare.functional.intervals import Array
-from fairflare.tasks.kind import Cases, Ends, TaskKind, interval_of, resampled, value_of
+from fairflare.tasks.kind import Ends, TaskKind, interval_of, resampled, value_of
 from fairflare.tasks.kinds.classes import CLASSES
-
-MOST_PIXELS = 4 * 10**9
-"""Of all images that a simulated task renders, one byte each."""
-
-
-def expect_pixels(images: int, size: int) -> None:
-    """Raise UserError when ``images`` of ``size`` x ``size`` pixels are more than a machine can be asked to hold."""
-    most = MOST_PIXELS // size**2
-    expect("images", images <= most, f"at most {most} of {size} pixels, those for testing included", images)
 
 
 def expect_choices(options: Any) -> None:
-    """Raise UserError unless every field of the dataclass ``options`` declared as a Literal holds one of its values."""
+    """Raise UserError unless every option declared as a Literal holds one of its values, and ``limit`` leaves some."""
     for name, hint in hints(options.__class__).items():
         if typing.get_origin(hint) is typing.Literal:
             choices, value = typing.get_args(hint), getattr(options, name)
             expect(name, value in choices, f"one of {', '.join(choices)}", value)
+    limit = getattr(options, "limit", None)
+    expect("limit", limit is None or limit >= 2, "at least 2, or none", limit)
 
 
 def site_index(site: str, sites: Mapping[str, object]) -> int:
@@ -271,15 +264,10 @@ class Task(ABC):
     def measured(self, outputs: Tensor, targets: Tensor, counts: Array) -> dict[str, Array]:
         """``measures`` and ``group_measures`` of condensed outputs (finite) for many resamples of the cases at once.
 
-        Args:
-            outputs: N of them, at least 1.
-            targets: (N, ...).
-            counts: (B, N), how often each resample holds each case; with ones the metric is that of ``evaluate``.
-
-        Returns:
-            metric -> (B,), nan where a resample leaves it undefined.
+        Of N cases, at least 1, ``counts`` (B, N) says how often each resample holds each; with ones the metric is that
+        of ``evaluate``. Gives metric -> (B,), nan where a resample leaves it undefined.
         """
-        cases = self._scored(outputs, targets)
+        cases = self.kind.cases(outputs, targets, self.classes)
         names = dict.fromkeys((*self.measures, *self.group_measures))
         return {name: resampled(self.metric(name), cases, counts) for name in names}
 
@@ -290,13 +278,10 @@ class Task(ABC):
     def ends(self, outputs: Tensor, targets: Tensor, least: int, level: float) -> dict[str, Ends]:
         """Metric -> its value and its interval over the cases, of the metrics that have one here.
 
-        Args:
-            outputs: N condensed ones, finite, N at least 1.
-            targets: (N, ...).
-            least: the fewest cases of every class for an interval of what compares classes.
-            level: in (0, 1), e.g. 0.95.
+        Outputs are condensed, finite and at least 1. ``least``: the fewest cases of every class for an interval of what
+        compares classes; ``level``: in (0, 1), e.g. 0.95.
         """
-        cases, found = self._scored(outputs, targets), {}
+        cases, found = self.kind.cases(outputs, targets, self.classes), {}
         for metric in map(self.metric, self.metrics):
             if not self.enough(metric.name, targets, least):
                 continue
@@ -304,9 +289,6 @@ class Task(ABC):
             if ends is not None and value is not None:
                 found[metric.name] = (value, *ends)
         return found
-
-    def _scored(self, outputs: Tensor, targets: Tensor) -> Cases:
-        return self.kind.cases(outputs, targets, self.classes)
 
     @property
     def default_grouping(self) -> str:

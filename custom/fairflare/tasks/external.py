@@ -13,10 +13,10 @@ from torch import Tensor
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import Finding, merged
 from fairflare.core.types import SiteData
-from fairflare.core.validation import shown
 from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
 from fairflare.data.readers.datalist import read_datalist
 from fairflare.data.readers.files import FileSplit
+from fairflare.data.readers.table_features import check_cells
 from fairflare.data.readers.tables import read_table
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Grouping, Split, TensorData
@@ -49,7 +49,7 @@ def labelled(
     """Everything at ``site`` that has a label, whatever split its list puts it in.
 
     Args:
-        task: the run's, whose classes and inputs count.
+        task: the run's.
         own: where its list or table is; None: where ``task`` looks for it.
         scaling: of a table's numbers; None: the run's for all sites, or where each scales its own, by these rows.
         label: the column with the label in a table; empty: the task's.
@@ -106,7 +106,7 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
     given = table.attributes(columns)
     attributes = {key: list(given.get(key, [""] * len(cells))) for key in task.attributes}
     if task.kind.has_classes:
-        targets = _classes(task, path.name, label, columns[label])
+        targets = _classes(task, path.name, label, columns)
     else:
         targets = task.kind.of_cells(path.name, columns, outcome, task.classes)
     made = _for_testing(task, Split(inputs, targets, attributes))
@@ -115,16 +115,14 @@ def _rows(task: Task, table: TableInputs, own: SiteConfig, scaling: Scaling | No
     return made
 
 
-def _classes(task: Task, file: str, label: str, cells: Sequence[str]) -> Tensor:
+def _classes(task: Task, file: str, label: str, columns: Mapping[str, Sequence[str]]) -> Tensor:
     """int64 (N,) from classes' names, or their numbers where the run knows no names."""
     numbered = bool(getattr(task, "numbered", False))
     names = [str(k) for k in range(len(task.classes))] if numbered else list(task.classes)
     place = {name: k for k, name in enumerate(names)}
-    for row, cell in enumerate(cells):
-        if cell not in place:
-            text = f"expected a class of the run ({', '.join(names)[:60]}), got {shown(cell)}"
-            raise DataError("label", f"table {file}: row {row}: {label}: {text}")
-    return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
+    fits = [cell in place for cell in columns[label]]
+    check_cells(file, label, fits, f"a class of the run ({', '.join(names)[:60]})", columns)
+    return torch.tensor([place[cell] for cell in columns[label]], dtype=torch.int64)
 
 
 def _files(task: Task, images: ImageInputs, own: SiteConfig) -> TensorData:

@@ -89,6 +89,8 @@ class TaskKind(ABC):
     """Whether targets are masks (N, C, ...) of one channel per structure, and outputs their logits."""
     has_times: ClassVar[bool] = False
     """Whether targets are times and events (N, 2): then the kind is a ``kinds.survival.Survival``."""
+    case_type: ClassVar[type[Cases]] = Cases
+    """What the metrics of this kind take."""
     family: ClassVar[str] = ""
     """What an exact regression takes targets for: "bernoulli", "gaussian", "poisson" or "cox"; "": there is none."""
     outputs: ClassVar[str]
@@ -134,9 +136,9 @@ class TaskKind(ABC):
         """What evaluation keeps of one batch of outputs (N, ...) and targets; both as they are by default."""
         return outputs, targets
 
-    def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> Cases:
+    def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> Any:
         """Condensed outputs and targets as the metrics of this kind take them."""
-        return Cases(outputs.detach().cpu(), targets.cpu(), tuple(classes))
+        return self.case_type(outputs.detach().cpu(), targets.cpu(), tuple(classes))
 
     def loss(self, cases: Any) -> float:
         """The mean of the default objective over the cases, at least 1 and finite, in float64."""

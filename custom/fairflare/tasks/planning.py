@@ -283,8 +283,10 @@ def _scaling(prints: Prints) -> list[Choice]:
         return []
     window, chosen = _window(known)
     channels = max(len(one.mean or ()) for one in known)
-    means = [[_channel(one.mean, k) for one in known] for k in range(channels)]
-    spreads = [[_channel(one.std, k) for one in known] for k in range(channels)]
+    # Of each channel the sites' values; a grey site has one for all channels.
+    means, spreads = (
+        [[(getattr(one, name) * channels)[k] for one in known] for k in range(channels)] for name in ("mean", "std")
+    )
     if window is not None:
         low, high = window
         scaled = [np.clip((np.array(one.values) - low) / (high - low), 0, 1) for one in known]
@@ -387,11 +389,6 @@ def _sites(n: int) -> str:
 
 def _power_above(value: float) -> int:
     return int(2 ** math.ceil(math.log2(max(value, 1))))
-
-
-def _channel(values: Sequence[float] | None, k: int) -> float:
-    found = list(values or ())
-    return found[k] if k < len(found) else found[0]
 
 
 def _listed(values: Sequence[float]) -> str:

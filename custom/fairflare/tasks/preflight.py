@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
@@ -165,12 +166,10 @@ def _shared_patients(items: Mapping[str, list[Item]]) -> Iterator[Finding]:
     patients = {
         split: {i.attributes[PATIENT] for i in part if PATIENT in i.attributes} for split, part in items.items()
     }
-    for split, others in (("val", ("train",)), ("test", ("train", "val"))):
-        for other in others:
-            both = patients[split] & patients[other]
-            if both:
-                text = f"{len(both)} patients of the {split} split are in the {other} split too"
-                yield Finding("error", "patient_overlap", split, len(both), text)
+    for other, split in combinations(SPLIT_NAMES, 2):
+        if both := patients[split] & patients[other]:
+            text = f"{len(both)} patients of the {split} split are in the {other} split too"
+            yield Finding("error", "patient_overlap", split, len(both), text)
 
 
 def _of_sizes(data: TensorData, classes: Sequence[str], needs: Sequence[Need]) -> Iterator[Finding]:

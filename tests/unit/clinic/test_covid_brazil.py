@@ -87,12 +87,12 @@ def test_a_region_has_its_own_patients(folder):
     task = CovidBrazil()
     for k, site in enumerate(task.sites()):
         rows = np.concatenate(list(task.rows(site).values()))
-        assert len(rows) == PER_REGION and set(patients().region[rows]) == {k}
+        assert len(rows) == PER_REGION and set(patients()["region"][rows]) == {k}
 
 
 def test_splits_hold_their_share_of_both_outcomes(folder):
     task = CovidBrazil(test_fraction=0.25, val_fraction=0.2)
-    died = patients().died
+    died = patients()["died"]
     for site in task.sites():
         rows = task.rows(site)
         members = died[np.concatenate(list(rows.values()))]
@@ -118,7 +118,7 @@ def test_label_skew_within_regions(folder, monkeypatch):
     assert list(task.sites().values())[3:5] == ["North; label skew, alpha 0.3", "Northeast; label skew, alpha 0.3"]
     rows = [np.concatenate(list(task.rows(site).values())) for site in task.sites()]
     assert sorted(np.concatenate(rows)) == list(range(N))
-    died, region = patients().died, patients().region
+    died, region = patients()["died"], patients()["region"]
     for k, members in enumerate(rows):
         assert set(region[members]) == {k // 2} and np.bincount(died[members], minlength=2).min() >= 5
         assert len(members) >= 20
@@ -165,11 +165,11 @@ def test_clean_features_hold_no_days(folder, monkeypatch):
 def test_clean_features_follow_their_patients(folder):
     columns, rows = columns_of(CovidBrazil(), split="test")
     table = patients()
-    train = table.age[CovidBrazil().rows("site-2")["train"]]
-    np.testing.assert_allclose(columns[0], (table.age[rows] - train.mean()) / train.std(), atol=1e-5)
-    np.testing.assert_array_equal(columns[1], table.sex[rows] == 1)
-    np.testing.assert_array_equal(columns[2:19].T, table.flags[rows])
-    np.testing.assert_array_equal(columns[19:24].T, table.race[rows, None] == np.arange(5))
+    train = table["age"][CovidBrazil().rows("site-2")["train"]]
+    np.testing.assert_allclose(columns[0], (table["age"][rows] - train.mean()) / train.std(), atol=1e-5)
+    np.testing.assert_array_equal(columns[1], table["sex"][rows] == 1)
+    np.testing.assert_array_equal(columns[2:19].T, table["flags"][rows])
+    np.testing.assert_array_equal(columns[19:24].T, table["race"][rows, None] == np.arange(5))
 
 
 def test_paper_features_leak_and_are_unscaled(folder):
@@ -177,10 +177,10 @@ def test_paper_features_leak_and_are_unscaled(folder):
     columns, rows = columns_of(task)
     table = patients()
     assert len(columns) == 30 and task.network()(torch.zeros(2, 30)).shape == (2, 2)
-    np.testing.assert_array_equal(columns[0], table.age[rows])
-    np.testing.assert_array_equal(columns[-1], table.days[rows])
-    np.testing.assert_array_equal(columns[-1] > 10, table.died[rows] == 1)
-    bins = np.digitize(table.age[rows], (40, 50, 60, 70))
+    np.testing.assert_array_equal(columns[0], table["age"][rows])
+    np.testing.assert_array_equal(columns[-1], table["days"][rows])
+    np.testing.assert_array_equal(columns[-1] > 10, table["died"][rows] == 1)
+    bins = np.digitize(table["age"][rows], (40, 50, 60, 70))
     np.testing.assert_array_equal(columns[24:29].T, bins[:, None] == np.arange(5))
 
 

@@ -117,7 +117,7 @@ def test_all_patients_with_what_is_missing_marked():
     task = load("heart", "full")
     sizes = [[task.site_data(site).size(split) for split in ("train", "val", "test")] for site in SITES]
     assert sizes == [[182, 30, 91], [177, 29, 88], [74, 12, 37], [120, 20, 60]]
-    table = task.centres()
+    table = task.table()
     assert table.n_features == 35 and len(table.labels) == 920
     at = {site: np.concatenate(list(task.rows(site).values())) for site in SITES}
     chol, marks = table.numbers[:, NUMBERS.index("chol")], table.plain[:, -len(GAPS) :]
@@ -130,7 +130,7 @@ def test_all_patients_with_what_is_missing_marked():
 def test_the_diagnosis_is_no_feature():
     """No column of either protocol is the label or follows it one to one."""
     for preset in SPLITS:
-        table = load("heart", preset).centres()
+        table = load("heart", preset).table()
         for column in (*table.numbers.T, *table.plain.T):
             known = ~np.isnan(column)
             assert abs(np.corrcoef(column[known], table.labels[known])[0, 1]) < 0.8 or column[known].std() == 0
@@ -161,7 +161,7 @@ def test_groups_by_sex_and_age():
     grouping = load("heart").grouping("sex+age")
     assert len(grouping.names) == 6 and data.grouped(grouping).group_counts.sum() == 85
     ages = heart.patients("Hungary")["age"]
-    bands = load("heart", "full").centres().attributes["age"]
+    bands = load("heart", "full").table().attributes["age"]
     rows = np.sort(np.concatenate(list(load("heart", "full").rows("Hungary").values())))
     assert sum(bands[i] == "up to 50" for i in rows) == (ages <= 50).sum()
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fairflare.core.errors import UserError
-from fairflare.datasets.partition import dirichlet_by_label, dirichlet_with_corrupted, redrawn
+from fairflare.datasets.partition import dirichlet_with_corrupted, redrawn
 
 LABELS = np.random.default_rng(0).integers(0, 5, size=600)
 
@@ -25,7 +25,7 @@ def test_the_first_of_each_class_go_to_clean_sites():
 
 
 def test_no_corrupted_sites_leaves_nothing_out():
-    sites = dirichlet_by_label(LABELS, 4, 1.0, seed=3)
+    sites = dirichlet_with_corrupted(LABELS, 4, 0, 1.0, seed=3)
     assert sites.min() >= 0 and set(sites) == {0, 1, 2, 3}
 
 
@@ -43,25 +43,25 @@ def test_global_generator_is_left_alone():
 
 
 def test_large_alpha_is_nearly_even():
-    counts = np.bincount(dirichlet_by_label(LABELS, 4, 1e6, seed=0))
+    counts = np.bincount(dirichlet_with_corrupted(LABELS, 4, 0, 1e6, seed=0))
     assert abs(counts - 150).max() < 45  # four standard deviations of the multinomial draw
 
 
 def test_redrawn_keeps_a_good_first_draw_and_replaces_a_poor_one():
     def draw(seed):
-        return dirichlet_by_label(LABELS, 6, 0.3, seed)
+        return dirichlet_with_corrupted(LABELS, 6, 0, 0.3, seed)
 
     sizes = [np.bincount(draw(seed), minlength=6).min() for seed in range(30)]
     minimum = max(sizes)
-    assert (redrawn(draw, LABELS, 6, seed=0, minimum=min(sizes)) == draw(0)).all()
-    assert (redrawn(draw, LABELS, 6, seed=0, minimum=minimum) == draw(sizes.index(minimum))).all()
+    assert (redrawn(LABELS, 6, 0.3, seed=0, minimum=min(sizes)) == draw(0)).all()
+    assert (redrawn(LABELS, 6, 0.3, seed=0, minimum=minimum) == draw(sizes.index(minimum))).all()
 
 
 def test_redrawn_looks_at_every_class():
-    sites = redrawn(lambda s: dirichlet_by_label(LABELS, 4, 2.0, s), LABELS, 4, 0, minimum=1, minimum_per_class=8)
+    sites = redrawn(LABELS, 4, 2.0, 0, minimum=1, minimum_per_class=8)
     assert min(((sites == k) & (c == LABELS)).sum() for k in range(4) for c in range(5)) >= 8
 
 
 def test_impossible_minimum_is_an_error_that_helps():
     with pytest.raises(UserError, match="600 examples over 4 sites with at least 200 each"):
-        redrawn(lambda s: dirichlet_by_label(LABELS, 4, 1.0, s), LABELS, 4, 0, minimum=200)
+        redrawn(LABELS, 4, 1.0, 0, minimum=200)

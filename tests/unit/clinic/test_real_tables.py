@@ -38,17 +38,17 @@ def ctg_table(monkeypatch):
 
 
 def test_the_covid_table(covid_table):
-    assert len(covid_table.died) == 6882 and covid_table.died.sum() == 3254
-    assert np.bincount(covid_table.region).tolist() == [105, 510, 714, 624, 4929]
-    assert np.bincount(covid_table.region, covid_table.died).tolist() == [28, 373, 461, 174, 2218]
-    assert np.bincount(covid_table.race).tolist() == [2229, 4061, 443, 137, 12]
-    assert np.bincount(covid_table.sex).tolist() == [2875, 4007] and (covid_table.age >= 60).sum() == 3447
+    assert len(covid_table["died"]) == 6882 and covid_table["died"].sum() == 3254
+    assert np.bincount(covid_table["region"]).tolist() == [105, 510, 714, 624, 4929]
+    assert np.bincount(covid_table["region"], covid_table["died"]).tolist() == [28, 373, 461, 174, 2218]
+    assert np.bincount(covid_table["race"]).tolist() == [2229, 4061, 443, 137, 12]
+    assert np.bincount(covid_table["sex"]).tolist() == [2875, 4007] and (covid_table["age"] >= 60).sum() == 3447
 
 
 def test_codes_stand_for_what_they_are_called(covid_table):
     """Most patients of the South are white and most of the North are not, as the census has it."""
-    white = covid_table.race == fedufo_tables.RACES.index("white")
-    share = {name: white[covid_table.region == k].mean() for k, name in enumerate(fedufo_tables.REGIONS)}
+    white = covid_table["race"] == fedufo_tables.RACES.index("white")
+    share = {name: white[covid_table["region"] == k].mean() for k, name in enumerate(fedufo_tables.REGIONS)}
     assert share["South"] > 0.9 and share["North"] < 0.15
 
 
@@ -68,8 +68,8 @@ def test_regions_and_shares_are_whole(preset, covid_table):
 
 
 def test_no_clean_feature_alone_predicts_the_outcome(covid_table):
-    died = covid_table.died == 1
-    for column in (covid_table.age, *fedufo_tables.clean_flags(covid_table).T):
+    died = covid_table["died"] == 1
+    for column in (covid_table["age"], *fedufo_tables.clean_flags(covid_table).T):
         assert 0.4 < auc(column, died) < 0.75
 
 
@@ -80,14 +80,14 @@ def test_what_the_covid_table_lets_one_predict(covid_table):
 
     def fit(features):
         x = StandardScaler().fit_transform(features)
-        model = LogisticRegression(max_iter=1000).fit(x, covid_table.died)
-        return model.score(x, covid_table.died), auc(model.decision_function(x), covid_table.died == 1)
+        model = LogisticRegression(max_iter=1000).fit(x, covid_table["died"])
+        return model.score(x, covid_table["died"]), auc(model.decision_function(x), covid_table["died"] == 1)
 
-    clean = np.column_stack((covid_table.age, fedufo_tables.clean_flags(covid_table)))
+    clean = np.column_stack((covid_table["age"], fedufo_tables.clean_flags(covid_table)))
     accuracy, area = fit(clean)
     assert 0.72 < accuracy < 0.75 and 0.79 < area < 0.82
-    assert abs(fit(np.column_stack((clean, covid_table.days)))[1] - area) < 0.01
-    assert covid_table.died[covid_table.days == 0].mean() > 0.75
+    assert abs(fit(np.column_stack((clean, covid_table["days"])))[1] - area) < 0.01
+    assert covid_table["died"][covid_table["days"] == 0].mean() > 0.75
 
 
 def test_the_ctg_table(ctg_table):

@@ -42,7 +42,7 @@ def test_no_feature_alone_predicts_the_outcome():
     from fairflare.tasks.metrics import auc
 
     died = support2.outcomes("hospital_death") == 1
-    for column in support2.numbers_of().T:
+    for column in support2.features()[0].T:
         known = ~np.isnan(column)
         value = auc(column[known], died[known])
         assert 0.25 < value < 0.75
@@ -55,7 +55,7 @@ def test_every_category_of_the_table_is_known():
 
 def test_missing_category_is_a_row_of_zeros():
     start = 2
-    race = support2.flags_of()[:, start : start + 5]
+    race = support2.features()[1][:, start : start + 5]
     missing = np.array(support2.cells_of()["race"]) == ""
     assert (race[missing] == 0).all() and (race[~missing].sum(1) == 1).all()
 
@@ -140,7 +140,7 @@ def test_gaps_are_filled_with_the_sites_training_median():
     task = Support2()
     column = support2.NUMBERS.index("alb")
     rows, data = task.rows("site-2"), task.site_data("site-2")
-    raw = support2.numbers_of()[:, column]
+    raw = support2.features()[0][:, column]
     median = np.nanmedian(raw[rows["train"]])
     filled = np.where(np.isnan(raw[rows["train"]]), median, raw[rows["train"]])
     expected = (median - filled.mean()) / filled.std()
@@ -153,7 +153,7 @@ def test_gaps_are_filled_with_the_sites_training_median():
 def test_test_patients_do_not_move_the_statistics(monkeypatch):
     task = Support2()
     before, test = (task.site_data("site-4").splits[name].inputs for name in ("train", "test"))
-    changed = support2.numbers_of().copy()
+    changed = support2.features()[0].copy()
     changed[task.rows("site-4")["test"]] = 1e6
     changed[task.rows("site-1")["train"]] = 1e6
     other = dataclasses.replace(table_of(task.label), numbers=changed)

@@ -118,6 +118,16 @@ def parsed(file: str, columns: Columns, features: Sequence[Feature], gaps: Seque
     return found
 
 
+def check_cells(
+    file: str, name: str, fits: Sequence[bool] | np.ndarray, expected: str, columns: Columns, code: str = "label"
+) -> None:
+    """Raise DataError that names the first cell of a column that does not fit."""
+    if not all(fits):
+        row = int(np.argmin(fits))
+        text = f"table {file}: row {row}: {name}: expected {expected}, got {shown(columns[name][row])}"
+        raise DataError(code, text)
+
+
 def gaps_of(name: str, gaps: Collection[str]) -> set[str]:
     """What stands for a missing value in the column ``name``: of ``gaps`` "NA", and "9" of "sex=9" in sex."""
     return {*gaps, *(one.removeprefix(f"{name}=") for one in gaps)}

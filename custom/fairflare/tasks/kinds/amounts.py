@@ -16,16 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairflare.core.errors import DataError, UserError
+from fairflare.core.errors import UserError
 from fairflare.core.types import Objective, SiteData
 from fairflare.core.validation import Names, shown
 from fairflare.core.validation import expected as expect
-from fairflare.data.readers.table_features import LARGEST, as_numbers
+from fairflare.data.readers.table_features import LARGEST, as_numbers, check_cells
 from fairflare.functional.intervals import Array
-from fairflare.tasks import (
-    kind,
-    metrics_regression,  # noqa: F401  (a job carries the metrics with the kind)
-)
+from fairflare.tasks import kind, metrics_regression  # noqa: F401  (a job carries the metrics with the kind)
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
 from fairflare.tasks.kinds.own import OwnData
 
@@ -151,6 +148,7 @@ class Amounts(TaskKind):
     mean: float = 0.0
     spread: float = 1.0
 
+    case_type: ClassVar[type[AmountCases]] = AmountCases
     family: ClassVar[str] = "gaussian"
     outputs: ClassVar[str] = "amounts (N, 1) in spreads from the mean"
     targets: ClassVar[str] = "amounts (N,) in spreads from the mean"
@@ -185,7 +183,7 @@ class Amounts(TaskKind):
         return squared_error
 
     def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> AmountCases:
-        return AmountCases(outputs.detach().cpu(), targets.cpu(), tuple(classes), self.mean, self.spread)
+        return self.case_type(outputs.detach().cpu(), targets.cpu(), tuple(classes), self.mean, self.spread)
 
     def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
         return [f"predicted_{classes[0]}"], (self.mean + self.spread * outputs.double()).tolist()
@@ -217,6 +215,7 @@ class Counts(Amounts):
     metrics: tuple[str, ...] = ("rmse", "mae", "deviance", "r2", "calibration_slope", "within")
     headline: str = "deviance"
 
+    case_type = CountCases
     family: ClassVar[str] = "poisson"
     outputs: ClassVar[str] = "logarithms of rates (N, 1)"
     targets: ClassVar[str] = "counts (N,), or counts and exposures (N, 2)"
@@ -230,9 +229,10 @@ class Counts(Amounts):
         self, file: str, columns: Mapping[str, Sequence[str]], names: Sequence[str], classes: Sequence[str]
     ) -> Tensor:
         found = [as_numbers(file, name, columns[name]) for name in names]
-        _check(file, names[0], (found[0] >= 0) & (found[0] % 1 == 0), "a whole number of at least 0", columns)
+        whole = (found[0] >= 0) & (found[0] % 1 == 0)
+        check_cells(file, names[0], whole, "a whole number of at least 0", columns, "number")
         if len(names) > 1:
-            _check(file, names[1], found[1] > 0, "an exposure above 0", columns)
+            check_cells(file, names[1], found[1] > 0, "an exposure above 0", columns, "number")
         return torch.from_numpy(found[0] if len(names) == 1 else np.stack(found, axis=1)).float()
 
     def summary(self, targets: Tensor) -> list[float] | None:
@@ -240,9 +240,6 @@ class Counts(Amounts):
 
     def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
         return poisson_deviance
-
-    def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> CountCases:
-        return CountCases(outputs.detach().cpu(), targets.cpu(), tuple(classes))
 
     def answer(self, outputs: Tensor, classes: Sequence[str]) -> tuple[list[str], list[list[Any]]]:
         rates = _expected(outputs.double(), torch.ones(len(outputs), dtype=torch.float64))
@@ -308,11 +305,3 @@ class OwnAmounts(OwnData):
     @property
     def headline(self) -> str:  # type: ignore[override]  # depends on an option
         return self.kind.headline
-
-
-def _check(file: str, name: str, fits: np.ndarray, expected: str, columns: Mapping[str, Sequence[str]]) -> None:
-    """Raise DataError that names the first cell that does not fit."""
-    if not fits.all():
-        row = int(np.flatnonzero(~fits)[0])
-        cell = shown(columns[name][row])
-        raise DataError("number", f"table {file}: row {row}: {name}: expected {expected}, got {cell}")

@@ -89,15 +89,13 @@ class Classes(TaskKind):
     score: str = "accuracy"
 
     has_classes: ClassVar[bool] = True
+    case_type = ClassCases
     family: ClassVar[str] = "bernoulli"
     outputs: ClassVar[str] = "logits (N, C)"
     targets: ClassVar[str] = "classes (N,)"
 
     def objective(self, class_counts: Tensor, logit_tau: float) -> Objective:
         return local_objective(class_counts, logit_tau)
-
-    def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> ClassCases:
-        return ClassCases(outputs.detach().cpu(), targets.cpu(), tuple(classes))
 
     def loss(self, cases: ClassCases) -> float:
         return float(F.cross_entropy(cases.logits, cases.targets))

@@ -23,6 +23,7 @@ from fairflare.core.metric import Metric
 from fairflare.core.types import Objective, SiteData
 from fairflare.core.validation import Names, shown, some
 from fairflare.core.validation import expected as expect
+from fairflare.data.readers.table_features import check_cells
 from fairflare.functional.intervals import Array
 from fairflare.tasks import kind, metrics_multilabel
 from fairflare.tasks.kind import Answers, Baseline, Cases, TaskKind
@@ -141,7 +142,7 @@ class Labels(TaskKind):
         self, file: str, columns: Mapping[str, Sequence[str]], names: Sequence[str], classes: Sequence[str]
     ) -> Tensor:
         if tuple(names) == tuple(classes):
-            return torch.stack([_yes_no(file, name, columns[name]) for name in names], dim=1)
+            return torch.stack([_yes_no(file, name, columns) for name in names], dim=1)
         found = []
         for row, cell in enumerate(columns[names[0]]):
             try:
@@ -274,13 +275,9 @@ class OwnLabels(OwnData):
         return kind_of(self.classes, self.nothing, self.thresholds)
 
 
-def _yes_no(file: str, name: str, cells: Sequence[str]) -> Tensor:
+def _yes_no(file: str, name: str, columns: Mapping[str, Sequence[str]]) -> Tensor:
     """float32 (N,) of 1, 0 and nan from a label's own column."""
-    found = []
-    for row, cell in enumerate(cells):
-        word = cell.lower().removesuffix(".0")
-        if cell and word not in YES | NO:
-            text = f"table {file}: row {row}: {name}: expected 1 or 0 (yes or no), or nothing, got {shown(cell)}"
-            raise DataError("label", text)
-        found.append(UNKNOWN if not cell else float(word in YES))
-    return torch.tensor(found)
+    words = [cell.lower().removesuffix(".0") for cell in columns[name]]
+    known = [not cell or word in YES | NO for cell, word in zip(columns[name], words)]
+    check_cells(file, name, known, "1 or 0 (yes or no), or nothing", columns)
+    return torch.tensor([float(word in YES) if cell else UNKNOWN for cell, word in zip(columns[name], words)])

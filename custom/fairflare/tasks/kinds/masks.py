@@ -124,6 +124,7 @@ class Segmentation(TaskKind):
     score: str = "dice"
 
     has_masks: ClassVar[bool] = True
+    case_type = MaskCases
     outputs: ClassVar[str] = "logits (N, C, H, W)"
     targets: ClassVar[str] = "masks (N, C, H, W)"
     looked_at: ClassVar[tuple[int, int]] = (16, 256)
@@ -135,9 +136,6 @@ class Segmentation(TaskKind):
 
     def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return condensed(outputs, targets)
-
-    def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> MaskCases:
-        return MaskCases(outputs.cpu(), targets.cpu(), tuple(classes))
 
     def loss(self, cases: MaskCases) -> float:
         return float(soft_loss(cases.outputs, cases.targets).mean())
@@ -248,13 +246,11 @@ class VolumeMasks(Segmentation):
 
     outputs: ClassVar[str] = "logits (N, C, X, Y, Z)"
     targets: ClassVar[str] = "masks (N, C, X, Y, Z)"
+    case_type = VolumeCases
     looked_at = (4, 32)
 
     def condense(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return of_volumes(outputs, targets, self.spacing, self.tolerance)
-
-    def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> VolumeCases:
-        return VolumeCases(outputs.cpu(), targets.cpu(), tuple(classes))
 
 
 VOLUME_MASKS = VolumeMasks()

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -46,12 +46,9 @@ def image_data(
     """The images of ``items``; none is read yet.
 
     Args:
-        items: "train", "val" and "test" -> the split's items; the last two may be missing.
-        task: its classes, and which attributes it knows.
-        reader: from item to tensors.
+        items: by split, some of which may be missing.
         own: the site's configuration: cache_rate, cache_gb, num_workers.
-        mean: per channel on [0, 1]; 0.5 when empty.
-        std: per channel; 0.25 when ``mean`` is empty.
+        mean: per channel on [0, 1]; 0.5, and a ``std`` of 0.25, when empty.
         kind: what is made of the splits.
     """
     own = own or SiteConfig()
@@ -67,38 +64,11 @@ def image_data(
     return kind(**splits, n_classes=n_classes, mean=mean, std=std, augment=augment)
 
 
-def test_set(
-    name: str,
-    corrupted: bool,
-    items: Sequence[Item],
-    reader: Reader,
-    mean: Sequence[float] = (),
-    std: Sequence[float] = (),
-) -> TestSet:
-    """A shared test set of the images ``items``, read now; arguments as in ``image_data`` and ``TestSet``."""
-    images, targets = (torch.stack(part) for part in zip(*map(reader, items)))
-    return TestSet(name, corrupted, normalised(as_float(images), *resolved(reader, mean, std)), targets)
-
-
 def resolved(
     reader: Reader | VolumeReader, mean: Sequence[float], std: Sequence[float]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and std per channel as they are used: what is given, or where nothing better is known."""
     return (tuple(mean), tuple(std)) if mean else ((MEAN,) * reader.channels, (STD,) * reader.channels)
-
-
-def scaling_of(mean: str, std: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std per channel as ``image_data`` takes them, from a task's options; raises UserError."""
-    found = []
-    for key, text in (("mean", mean), ("std", std)):
-        try:
-            found.append(tuple(float(part) for part in text.split(",")) if text else ())
-        except ValueError:
-            raise UserError(f"{key}: expected numbers separated by commas, got {text!r}") from None
-        fits = len(found[-1]) in (0, channels) and all(map(math.isfinite, found[-1]))
-        expect(key, fits, f"{channels} numbers, one per channel, or none", text)
-    expect("std", len(found[0]) == len(found[1]) and min(found[1], default=1) > 0, "as mean, above 0", std)
-    return found[0], found[1]
 
 
 SMALLEST = 16
@@ -107,15 +77,85 @@ SHARED = "shared"
 """Folder beside the sites' lists that holds shared test sets, each a datalist whose images are under "testing"."""
 
 
-@dataclass(frozen=True)
-class OwnImages(OwnData):
-    """A task on 2D images of one size, from datalists as ``data.readers.datalist`` describes them.
+class ImageFiles(Task):
+    """A task whose examples are files with images or volumes, which are read when they are needed."""
+
+    augment: bool = False
+    volumes: ClassVar[bool] = False
+    """Whether an example is a whole volume."""
+
+    @abstractmethod
+    def reader(self) -> Any:
+        """How an item becomes tensors."""
+
+    @abstractmethod
+    def scaling(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Mean and std per channel on [0, 1], or () and ()."""
+
+    def made(self, **splits: Any) -> TensorData:
+        """A site's data of its splits."""
+        return TensorData(**splits)
+
+    def data_of(self, items: Mapping[str, Sequence[Item]], own: SiteConfig | None) -> TensorData:
+        """A site's data of its items; none is read yet."""
+        mean, std = self.scaling()
+        how: dict[str, Any] = {"augment": self.augment, "mean": mean, "std": std, "kind": self.made}
+        return image_data(items, self, self.reader(), own=own, **how)
+
+    def image_inputs(self) -> ImageInputs | None:
+        reader = self.reader()
+        return ImageInputs(reader, *resolved(reader, *self.scaling()), volumes=self.volumes)
+
+    def shared_set(self, name: str, corrupted: bool, items: Sequence[Item]) -> TestSet:
+        """A shared test set of the images ``items``, read now."""
+        reader = self.reader()
+        images, targets = (torch.stack(part) for part in zip(*map(reader, items)))
+        return TestSet(name, corrupted, normalised(as_float(images), *resolved(reader, *self.scaling())), targets)
+
+
+class OwnFiles(ImageFiles, OwnData):
+    """A task on images or volumes of one size, from datalists as ``data.readers.datalist`` describes them.
+
+    A concrete task is a frozen dataclass with these options.
 
     Args:
         datalists: folder with one datalist per site on this machine; paths in them are relative to it.
-        size: edge in pixels that images are resampled to, 16..1024.
         mean: of each channel on [0, 1], separated by commas; 0.5 when empty.
         std: of each channel; 0.25 when empty.
+    """
+
+    mean: str
+    std: str
+    window: str
+    channels = 1
+
+    def read(self, own: SiteConfig) -> TensorData:
+        root = Path(own.data_root)
+        lists = read_datalist(root / own.datalist, root, **self.kind.lists(self.classes), links=own.links)
+        return self.data_of(lists, own)
+
+    def image_inputs(self) -> ImageInputs | None:
+        return None if self.build_data else super().image_inputs()
+
+    def scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        found = []
+        for key, text in (("mean", self.mean), ("std", self.std)):
+            try:
+                found.append(tuple(float(part) for part in text.split(",")) if text else ())
+            except ValueError:
+                raise UserError(f"{key}: expected numbers separated by commas, got {text!r}") from None
+            fits = len(found[-1]) in (0, self.channels) and all(map(math.isfinite, found[-1]))
+            expect(key, fits, f"{self.channels} numbers, one per channel, or none", text)
+        expect("std", len(found[0]) == len(found[1]) and min(found[1], default=1) > 0, "as mean, above 0", self.std)
+        return found[0], found[1]
+
+
+@dataclass(frozen=True)
+class OwnImages(OwnFiles):
+    """A task on 2D images; the options are those of ``OwnFiles`` and those below.
+
+    Args:
+        size: edge in pixels that images are resampled to, 16..1024.
         window: what values without a natural range (DICOM, NIfTI) are scaled by: "CENTRE,WIDTH" in the files' own units
             (Hounsfield units for CT), "file" (each file's own window) or "percentiles" (of each image); empty:
             -1000 to 1000 for Hounsfield units, else percentiles.
@@ -137,24 +177,8 @@ class OwnImages(OwnData):
     norm: str = ""
     augment: bool = False
 
-    @abstractmethod
-    def reader(self) -> Reader:
-        """How an item becomes tensors."""
-
-    def read(self, own: SiteConfig) -> TensorData:
-        root = Path(own.data_root)
-        found = read_datalist(root / own.datalist, root, **self.kind.lists(self.classes), links=own.links)
-        mean, std = self._scaling()
-        return image_data(found, self, self.reader(), own=own, augment=self.augment, mean=mean, std=std)
-
     def look(self, source: Source) -> Looked:
         return looked_at(source, self.window)
-
-    def image_inputs(self) -> ImageInputs | None:
-        if self.build_data:
-            return None
-        reader = self.reader()
-        return ImageInputs(reader, *resolved(reader, *self._scaling()))
 
     def test_sets(self) -> tuple[TestSet, ...]:
         if not self.has_test_sets:
@@ -163,8 +187,7 @@ class OwnImages(OwnData):
         found = []
         for name, about in read_description(folder.parent)["shared"].items():
             lists = read_datalist(folder / f"{name}.json", folder, **self.kind.lists(self.classes))
-            corrupted = bool(about["corrupted"])
-            found.append(test_set(about["name"], corrupted, lists["test"], self.reader(), *self._scaling()))
+            found.append(self.shared_set(about["name"], bool(about["corrupted"]), lists["test"]))
         return tuple(found)
 
     @property
@@ -174,13 +197,9 @@ class OwnImages(OwnData):
     def table_sets(self) -> dict[str, str]:
         return dict(read_description(Path(self.datalists)).get("table_sets", {})) if self.datalists else {}
 
-    def _scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and std per channel, as ``image_data`` takes them."""
-        return scaling_of(self.mean, self.std, self.channels)
-
     def _check_images(self, fewest: int) -> None:
         self._check_own(fewest)
         expect("size", SMALLEST <= self.size <= 1024, f"{SMALLEST}..1024", self.size)
         expect("channels", self.channels in (1, 3), "1 or 3", self.channels)
         ends_of(self.window)  # raises where it cannot be read
-        self._scaling()
+        self.scaling()

@@ -6,20 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import Names
-from fairflare.data.inputs import ImageInputs
-from fairflare.data.readers.datalist import Source, read_datalist
+from fairflare.data.readers.datalist import Source
 from fairflare.data.readers.stored import FILE, ends_of
 from fairflare.data.readers.volumes import LONGEST, SHORTEST, VolumeData, VolumeReader, looked_at
-from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import TensorData
 from fairflare.tasks.base import expect
-from fairflare.tasks.kinds.own import OwnData
-from fairflare.tasks.kinds.own_images import image_data, resolved, scaling_of
+from fairflare.tasks.kinds.own_images import OwnFiles
 
 FEWEST, MOST = 16, 512
 """Voxels along an edge."""
@@ -28,18 +24,19 @@ MOST_VOXELS = 2**25
 
 
 @dataclass(frozen=True)
-class OwnVolumes(OwnData):
+class OwnVolumes(OwnFiles):
     """A task on volumes (NIfTI, or a file of a DICOM series), which are turned and resampled to one grid.
 
+    The options are those of ``OwnFiles`` and those below.
+
     Args:
-        datalists: folder with one datalist per site on this machine; paths in them are relative to it.
         spacing: edges of a voxel in millimetres to the right, the front and above, separated by commas.
         shape: voxels along these axes, 16..512 each; volumes are cut or filled up around their centre.
-        mean: of the voxels on [0, 1]; 0.5 when empty.
-        std: of the voxels; 0.25 when empty.
         window: what values are scaled by: "CENTRE,WIDTH" in the files' own units (Hounsfield units for CT), or
             "percentiles" (of each volume); empty: -1000 to 1000 for Hounsfield units, else percentiles.
     """
+
+    volumes = True
 
     datalists: str = ""
     site_names: Names = ""
@@ -65,27 +62,13 @@ class OwnVolumes(OwnData):
         return three("shape", self.shape, int, FEWEST, MOST)
 
     def reader(self) -> VolumeReader:
-        """How an item becomes tensors."""
         return VolumeReader(self.edges, self.voxels, window=self.window)
 
     def made(self, **splits: Any) -> TensorData:
-        """A site's data of its splits."""
         return VolumeData(**splits)
-
-    def read(self, own: SiteConfig) -> TensorData:
-        root = Path(own.data_root)
-        found = read_datalist(root / own.datalist, root, **self.kind.lists(self.classes), links=own.links)
-        mean, std = scaling_of(self.mean, self.std, 1)
-        return image_data(found, self, self.reader(), own=own, mean=mean, std=std, kind=self.made)
 
     def look(self, source: Source) -> Any:
         return looked_at(source, self.window)
-
-    def image_inputs(self) -> ImageInputs | None:
-        if self.build_data:
-            return None
-        reader = self.reader()
-        return ImageInputs(reader, *resolved(reader, *scaling_of(self.mean, self.std, 1)), volumes=True)
 
     def _check_volumes(self, fewest: int) -> None:
         self._check_own(fewest)
@@ -94,7 +77,7 @@ class OwnVolumes(OwnData):
         expect("spacing", bool(self.edges), "three numbers", self.spacing)
         expect("window", self.window != FILE, "CENTRE,WIDTH or percentiles for volumes", self.window)
         ends_of(self.window)  # raises where it cannot be read
-        scaling_of(self.mean, self.std, 1)
+        self.scaling()
 
 
 def three(key: str, text: str, kind: Callable[[str], Any], low: float, high: float) -> tuple[Any, ...]:

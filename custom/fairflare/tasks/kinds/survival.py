@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairflare.core.errors import DataError, UserError
+from fairflare.core.errors import UserError
 from fairflare.core.types import Objective, SiteData
-from fairflare.core.validation import shown
-from fairflare.data.readers.table_features import as_numbers
+from fairflare.data.readers.table_features import as_numbers, check_cells
 from fairflare.functional.intervals import Array
 from fairflare.tasks.kind import Baseline, Cases, TaskKind
 from fairflare.tasks.metrics_survival import KIND
@@ -162,13 +161,9 @@ class Survival(TaskKind):
         """float32 (N, 2): times and events, of the columns of events and of times."""
         event, time = names
         times = as_numbers(file, time, columns[time])
-        for row, (found, cell) in enumerate(zip(times, columns[event], strict=True)):
-            if not (math.isfinite(found) and found >= 0):
-                text = f"expected a time of at least 0, got {shown(columns[time][row])}"
-                raise DataError("label", f"table {file}: row {row}: {time}: {text}")
-            if cell not in HAPPENED:
-                text = f"expected 1 (an event) or 0 (none until then), got {shown(cell)}"
-                raise DataError("label", f"table {file}: row {row}: {event}: {text}")
+        check_cells(file, time, np.isfinite(times) & (times >= 0), "a time of at least 0", columns)
+        known = [cell in HAPPENED for cell in columns[event]]
+        check_cells(file, event, known, "1 (an event) or 0 (none until then)", columns)
         events = np.array([HAPPENED[cell] for cell in columns[event]])
         return torch.from_numpy(np.stack((times, events), axis=1)).float()
 

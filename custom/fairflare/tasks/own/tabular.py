@@ -15,22 +15,12 @@ from fairflare.core.errors import DataError, UserError
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
 from fairflare.core.validation import Names, Text, shown, some
+from fairflare.data import table_columns
 from fairflare.data.inputs import Scaling, TableInputs
+from fairflare.data.readers.table_features import check_cells
 from fairflare.data.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.table_columns import (
-    Column,
-    TableFingerprint,
-    as_scaling,
-    as_text,
-    coded,
-    features_of,
-    names_of,
-    open_levels,
-    read_columns,
-    read_scaling,
-    table_fingerprint,
-)
+from fairflare.data.table_columns import Column, TableFingerprint, features_of
 from fairflare.data.tensors import Split, TensorData
 from fairflare.networks import own as own_network
 from fairflare.tasks.base import OPEN_SPLIT, Preset, expect
@@ -112,10 +102,11 @@ class Tabular(OwnData):
             expect("features", name not in self._features(), f"no {name!r}, which is the label", self.features)
         columns = self._read_columns()
         numbers, _ = features_of(self._features(), columns)
-        scaling = read_scaling(self.scaling, len(numbers)) if self.scaling else None
+        scaling = table_columns.read_scaling(self.scaling, len(numbers))
         # One way to write each, so that a run is the same however its options were spelled.
-        object.__setattr__(self, "columns", as_text(columns))
-        object.__setattr__(self, "scaling", as_scaling(scaling) if self.scaling and scaling else self.scaling)
+        object.__setattr__(self, "columns", table_columns.as_text(columns))
+        if self.scaling and scaling:
+            object.__setattr__(self, "scaling", table_columns.as_scaling(scaling))
 
     def network(self) -> nn.Module:
         expect("features", bool(self._features()), "columns of the table, separated by commas", self.features)
@@ -145,7 +136,7 @@ class Tabular(OwnData):
     @property
     def lacks_levels(self) -> bool:
         """Whether a category's levels are not agreed yet, so that nobody knows how many features there are."""
-        return bool(open_levels(self._read_columns()))
+        return bool(table_columns.open_levels(self._read_columns()))
 
     def targets(self, own: SiteConfig) -> Tensor:
         """Those of the training rows; raises DataError as ``read``."""
@@ -160,7 +151,9 @@ class Tabular(OwnData):
             return len(train), None
         names, known = self._features(), self._read_columns()
         needed = {name: [columns[name][i] for i in train] for name in self._needed() if name in columns}
-        found = table_fingerprint(table.name, needed, names, known, GAPS, min_count, sums_only=own.secure_sum)
+        found = table_columns.table_fingerprint(
+            table.name, needed, names, known, GAPS, min_count, sums_only=own.secure_sum
+        )
         return len(train), found
 
     def unlabelled(self, own: SiteConfig) -> int:
@@ -175,10 +168,10 @@ class Tabular(OwnData):
         return (OPEN_SPLIT,)
 
     def _features(self) -> list[str]:
-        return names_of(self.features)
+        return table_columns.names_of(self.features)
 
     def _read_columns(self) -> dict[str, Column]:
-        return read_columns(self.columns, self._features())
+        return table_columns.read_columns(self.columns, self._features())
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -190,7 +183,7 @@ class Tabular(OwnData):
 
     def _inputs(self) -> TableInputs:
         columns = self._read_columns()
-        if lacking := open_levels(columns):
+        if lacking := table_columns.open_levels(columns):
             text = "expected levels; `fairflare plan` agrees on those of all sites"
             raise UserError(f"columns: {lacking!r}: {text}")
         numbers, plain = features_of(self._features(), columns)
@@ -201,9 +194,9 @@ class Tabular(OwnData):
             numbers=numbers,
             plain=plain,
             known={**attributes, **levels, **both},
-            gaps=(*GAPS, *coded(columns)),
+            gaps=(*GAPS, *table_columns.coded(columns)),
             attributes=lambda columns: {name: list(columns[name]) for name in attributes if name in columns},
-            fixed=read_scaling(self.scaling, len(numbers)),
+            fixed=table_columns.read_scaling(self.scaling, len(numbers)),
         )
 
     def _table(self, own: SiteConfig) -> tuple[Path, dict[str, list[str]], dict[str, np.ndarray], Tensor]:
@@ -247,10 +240,7 @@ class Tabular(OwnData):
         cells = columns[self.label]
         names = [str(k) for k in range(len(self.classes))] if self.numbered else list(self.classes)
         place = {name: k for k, name in enumerate(names)}
-        for i, cell in enumerate(cells):
-            if cell not in place:
-                text = f"table {file}: row {i}: {self.label}: expected {some(names, 12)}, got {shown(cell)}"
-                raise DataError("label", text)
+        check_cells(file, self.label, [cell in place for cell in cells], some(names, 12), columns)
         return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
 
 
