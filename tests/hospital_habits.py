@@ -119,6 +119,11 @@ def nine_among_labels(root):
     return ("'9' among 0, 1", "--missing died=9")
 
 
+def nine_among_grades(root):
+    write(root, cohort(n=128).assign(died=[0, 1, 2, 3, 4, 5, 6, 9] * 16))
+    return ("'9' among 0, 1, 2, 3", "--missing died=9")
+
+
 def nine_among_codes(root):
     write(root, cohort().assign(sex=[0, 1, 1, 9] * 30))
     return ("9 stands 30 times", "--missing sex=9")
@@ -232,6 +237,7 @@ HABITS = {
         code_among_numbers,
         words_for_unknown_among_labels,
         nine_among_labels,
+        nine_among_grades,
         nine_among_codes,
         other_codes_at_one_site,
         unknown_split_word,

@@ -253,13 +253,29 @@ def test_the_risk_is_that_of_yes_and_dates_of_two_digits_are_no_category(tmp_pat
     assert found.classes == ("nein", "ja") and "admitted" not in found.options["features"]
 
 
-def test_a_column_called_censored_is_no_event_by_itself(tmp_path):
-    table = hospital_tables.cohort().rename(columns={"died": "censored"}).assign(days=range(120))
+@pytest.mark.parametrize("name", ["censored", "alive"])
+def test_a_column_called_censored_is_no_event_by_itself(name, tmp_path):
+    table = hospital_tables.cohort().rename(columns={"died": name}).assign(days=range(120))
     hospital_habits.write(tmp_path, table)
-    chosen = Choices(time="days", event="censored", horizons="60")
-    with pytest.raises(UserError, match="its name may say that 1 is censored"):
+    chosen = Choices(time="days", event=name, horizons="60")
+    with pytest.raises(UserError, match="its name may say that 1 is no event"):
         look(tmp_path, chosen)
-    assert look(tmp_path, replace(chosen, keep=("censored",))).found.kind == "survival"
+    assert look(tmp_path, replace(chosen, keep=(name,))).found.kind == "survival"
+    with pytest.raises(UserError, match="in the unit of days: 119 at most, got 365"):
+        look(tmp_path, replace(chosen, keep=(name,), horizons="60,365"))
+
+
+def test_an_outcome_s_numbers_are_checked_as_a_predictor_s(tmp_path):
+    table = hospital_tables.cohort(sites=("A", "B")).drop(columns="died").assign(hba1c=[5 + k / 40 for k in range(120)])
+    hospital_habits.write(tmp_path, table.assign(hba1c=[999 if k % 40 == 0 else 5 + k / 40 for k in range(120)]))
+    chosen = Choices(kind="regression", label="hba1c")
+    with pytest.raises(UserError, match="hba1c: 999 stands 3 times .*--missing hba1c=999"):
+        look(tmp_path, chosen)
+    assert len(look(tmp_path, replace(chosen, missing=("hba1c=999",))).found.examples) == 117
+    hospital_habits.write(
+        tmp_path, table.assign(hba1c=table["hba1c"].where(table["hospital"] == "A", 40 + table["age"]))
+    )
+    assert any(note.startswith("hba1c: about 6.475 at A and ") for note in look(tmp_path, chosen).found.notes)
 
 
 def test_dates_that_may_mean_two_days_are_left_out(tmp_path):

@@ -155,7 +155,7 @@ def _add(
                 f"{name}: {len(odd)} cells are no numbers, such as {shown(odd.iloc[0])}, and count as missing"
             )
         cells = cells.where(pd.to_numeric(cells, errors="coerce").notna(), "")
-        _check_numbers(found, name, pd.to_numeric(cells, errors="coerce"), sites, chosen)
+        found.notes.extend(checked_numbers(name, pd.to_numeric(cells, errors="coerce"), sites, chosen))
     elif float(filled.map(naming.is_date).mean()) >= MOSTLY:
         days = naming.of_sites(cells, sites) if chosen.since else None
         if days is None:
@@ -220,8 +220,8 @@ def _are_signed(name: str, odd: pd.Series, chosen: Choices) -> bool:
     return bool(chosen.ask(what, readings))
 
 
-def _check_numbers(found: Predictors, name: str, numbers: pd.Series, sites: pd.Series, chosen: Choices) -> None:
-    """Refuse infinite numbers and codes for missing values; note where sites seem to have other units."""
+def checked_numbers(name: str, numbers: pd.Series, sites: pd.Series, chosen: Choices) -> list[str]:
+    """Notes where sites seem to have other units; asks about codes for missing values, and refuses infinite numbers."""
     known = numbers.dropna()
     if not np.isfinite(known).all() or (known.abs() > MOST).any():
         raise UserError(f"init: {name}: expected numbers below {MOST:g} in size, got {known.abs().max():g}")
@@ -238,7 +238,7 @@ def _check_numbers(found: Predictors, name: str, numbers: pd.Series, sites: pd.S
         if not low - far <= code <= high + far or (code < 0 <= rest.min()):
             what = f"{code:g} stands {hits} times and lies far from the other numbers ({low:g} to {high:g})"
             _ask_missing(name, what, [code], chosen)
-    found.notes.extend(unit_notes(name, known, sites))
+    return unit_notes(name, known, sites)
 
 
 def _ask_missing(name: str, what: str, codes: Iterable[float], chosen: Choices) -> None:
@@ -537,12 +537,12 @@ def asked_columns(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, 
             raise UserError(
                 f"{flag}: expected a column among {some(columns, 12)}, got {shown(name) if name else 'none'}"
             )
-    if "censor" in event.lower() and event not in chosen.keep:
+    if re.search("censor|alive|surviv", event.lower()) and event not in chosen.keep:
         readings = [
             Reading("1 is an event", f"--keep {event}"),
-            Reading("1 is censored, without an event", "--event another column, which is 1 at an event"),
+            Reading("1 is somebody without an event", "--event another column, which is 1 at an event"),
         ]
-        if chosen.ask(f"{event}: its name may say that 1 is censored", readings):
+        if chosen.ask(f"{event}: its name may say that 1 is no event", readings):
             raise UserError("--event: expected a column that is 1 at an event and 0 without one")
     if not chosen.horizons:
         text = "expected the times until which survival is asked for, as 365 or 30,90,365, in the unit of"

@@ -195,8 +195,9 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
         UserError: nothing can be made of it, in one line that says why.
     """
     files, plain = walk(root, tell), flat(chosen)
-    found = by_headers(files, _found(files, plain))
+    found = _found(files, plain)
     check_texts(found)
+    found = by_headers(files, found)
     if plain.kind and found.kind != plain.kind:
         raise UserError(f"--kind: expected {found.kind}, which is what {root} holds, got {chosen.kind}")
     if not found.examples:

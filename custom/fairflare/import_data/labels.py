@@ -222,7 +222,7 @@ def _check_rare(name: str, counts: Mapping[str, int]) -> None:
         text = f"{shown(rare[0])} has {counts[rare[0]]} of {total} rows"
         raise UserError(f"init: {name}: {text}: a mistake (--missing {rare[0]}), or a class (--classes A,B,...)")
     codes = [value for value in counts if value in CODES or bare(value) in WORDS["cell_unknown"]]
-    codes += ["9"] if "9" in counts and {*counts} <= {*"01239"} else []
+    codes += ["9"] if "9" in counts and {*counts} <= {*"01234569"} else []
     if len(counts) > 2 and codes:
         text = f"{shown(codes[0])} among {some([value for value in in_order(counts) if value not in codes], 4)}"
         raise UserError(

@@ -38,6 +38,7 @@ from fairflare.import_data.proposal import (
     site_names,
 )
 from fairflare.tasks.forms import FORMS
+from fairflare.tasks.own.survival import ends_of
 
 KINDS = tuple(suffix for suffix in SUFFIXES if suffix != ".txt")
 """A text beside images is seldom a table; one that is given to ``init`` is read."""
@@ -372,7 +373,7 @@ def _images(
         names, options = structures(files.root, labels, chosen.classes, {})
         return Found("segmentation", "a table of images and masks", examples, names, options, whence, notes)
     layout = f"a table of images with column {', '.join(several) or label}"
-    notes += outcome.notes
+    notes += (*outcome.notes, *_of_amounts(outcome, label, sites, chosen))
     others = {name: list(kept[name]) for name in columns if name not in (image, label, *several, *role.values())}
     suspects = read.telling(others, labels, sites) if FORMS[outcome.kind].classes else ()
     return Found(outcome.kind, layout, examples, outcome.classes, outcome.options, whence, notes, suspects)
@@ -458,11 +459,17 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
     told = [{name: "" if one is None else str(one) for name, one in row.items()} for row in outcome.told]
     cells = pd.DataFrame({**found.cells, **spent}).to_dict("records")
     cells = [{**own, **row} for own, row in zip(cells, told or [{}] * len(cells), strict=True)]
-    notes = (*_left_out(label, missing), *outcome.notes)
+    notes = (*_left_out(label, missing), *outcome.notes, *_of_amounts(outcome, label, sites, chosen))
     options = {"label": "" if several else label, **exposure, **outcome.options}
     layout = f"tables with column {', '.join(several) or label}"
     made = Found(outcome.kind, layout, [], outcome.classes, options, notes=notes)
     return _with_rows(made, kept, sites, role, groups, found, outcome.labels, cells)
+
+
+def _of_amounts(outcome: read.Outcome, label: str, sites: Sequence[str], chosen: Choices) -> list[str]:
+    """What to say of an outcome's numbers at the ``sites``; codes for missing ones are asked about."""
+    numbers = pd.to_numeric(pd.Series(list(outcome.labels), dtype=object), errors="coerce").astype(float)
+    return read.checked_numbers(label, numbers, pd.Series(sites), chosen) if "regression" in outcome.kind else []
 
 
 def _left_out(label: str, missing: pd.Series) -> tuple[str, ...]:
@@ -511,6 +518,10 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], time: str,
     kept = table[~missing].reset_index(drop=True)
     if kept.empty:
         raise UserError(f"init: {event}: expected events, every row has none")
+    longest = pd.to_numeric(kept[time], errors="coerce").max()
+    if (end := max(ends_of(chosen.horizons, 1))) > longest * (1 + 1e-6):  # horizons are float32
+        text = f"expected times until which somebody is observed, in the unit of {time}: {longest:g} at most"
+        raise UserError(f"--horizons: {text}, got {end:g}")
     sites = _sites(files, kept, role["site"], chosen)
     kept = read.checked_times(kept, time, event, sites)
     _check_copies(kept, columns, role["patient"], chosen)
@@ -519,7 +530,7 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], time: str,
     found = read.predictors(kept[list(columns)], kept[event], taken, pd.Series(sites), chosen)
     found.cells[time] = kept[time]
     happened = f"{int((kept[event] == '1').sum())} of {len(kept)} rows have an event"
-    units = read.unit_notes(time, pd.to_numeric(kept[time]), pd.Series(sites))
+    units = read.checked_numbers(time, pd.to_numeric(kept[time]), pd.Series(sites), chosen)
     notes = (*_left_out(event, missing), f"{happened}; survival until {chosen.horizons} is asked for", *units)
     options = {"label": event, "time": time, "horizons": chosen.horizons}
     made = Found("survival", f"tables with times ({time}) and events ({event})", [], (), options, notes=notes)

@@ -132,6 +132,7 @@ def _fitted(outputs: Array, targets: Ints, kind: str) -> dict[str, float]:
 
 
 ALL = "all"
+GUESSING = 0.5
 LOOKED_AT = 200
 """Images that are held against the training's."""
 LAST = Round(1, 1)
@@ -177,7 +178,12 @@ def evaluate(opened: Opened, hospitals: Mapping[str, SiteConfig], asked: Asked) 
         remarks += [f"{name}: {text}" for text in one.remarks]
         answers[name], beside[name] = one.answer(), one.beside()
     about = {**about_task(config, parts), **about_evaluation(opened, config, asked.split)}
-    return evaluation(about, answers, beside), remarks
+    content = evaluation(about, answers, beside)
+    for name, site in content["sites"].items():
+        if (area := site["metrics"].get("auc_ovo") or {}).get("high") and area["high"] < GUESSING:
+            text = f"an area under the curve of {area['value']:.2f} is worse than guessing"
+            remarks.append(f"{name}: {text}: is the outcome coded the other way round?")
+    return content, remarks
 
 
 def _scored(opened: Opened) -> Task:

@@ -147,7 +147,17 @@ def _outcome(prints: Prints) -> list[Choice]:
 
 def cautions(prints: Prints) -> list[str]:
     """What the sites differ in and no setting mends, one line each."""
-    return [*_of_tables(_tables(prints)), *_of_spacing(prints), *_of_values(prints)]
+    outcomes = {site: tuple(one.outcome) for site, one in prints.items() if one.outcome}
+    return [*_units("outcome", outcomes), *_of_tables(_tables(prints)), *_of_spacing(prints), *_of_values(prints)]
+
+
+def _units(name: str, known: Mapping[str, tuple[float, ...]]) -> list[str]:
+    """A line where two sites' mean and spread are of other units."""
+    if len(known) < 2 or not other_units(low := min(known.values()), high := max(known.values())):
+        return []
+    at = [next(site for site in known if known[site] == end) for end in (low, high)]
+    text = f"a mean of {low[0]:.4g} at {at[0]} and of {high[0]:.4g} at {at[1]}"
+    return [f"{name}: {text}: are the units the same?"]
 
 
 def _of_tables(tables: Mapping[str, TableFingerprint]) -> list[str]:
@@ -162,10 +172,7 @@ def _of_tables(tables: Mapping[str, TableFingerprint]) -> list[str]:
         found.append(f"{some(silent)}: no mean or spread leaves, so the scaling is that of the other sites")
     for name in scaled:
         known = {site: table.numbers[name][1:] for site, table in tables.items() if name in table.numbers}
-        if len(known) > 1 and other_units(low := min(known.values()), high := max(known.values())):
-            at = [next(site for site in known if known[site] == end) for end in (low, high)]
-            text = f"a mean of {low[0]:.4g} at {at[0]} and of {high[0]:.4g} at {at[1]}"
-            found.append(f"{name}: {text}: are the units the same?")
+        found += _units(name, known)
     for name in one.levels:
         alike: dict[str, list[str]] = {}
         for level in in_order({level for table in tables.values() for level in table.levels.get(name, ())}):

@@ -196,6 +196,11 @@ def test_sites_whose_pixels_differ_in_width_are_named():
     assert "0.5 mm wide at near and 2 mm at far" in cautions(prints)[0]
 
 
+def test_outcomes_in_other_units_at_one_site_are_said():
+    prints = {"a": Fingerprint(20, outcome=[6.5, 1.0]), "b": Fingerprint(20, outcome=[47.0, 11.0])}
+    assert cautions(prints) == ["outcome: a mean of 6.5 at a and of 47 at b: are the units the same?"]
+
+
 def test_images_of_another_brightness_at_one_site_are_said():
     prints = {site: Fingerprint(20, 64, 64, None, False, [mean], [0.2]) for site, mean in zip("abc", (0.5, 0.35, 0.6))}
     assert "a mean of 0.35 at b and of 0.60 at c: are images of one inverted" in cautions(prints)[0]

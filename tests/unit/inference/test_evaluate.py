@@ -77,6 +77,13 @@ def test_a_tables_figures_are_scikit_learns(table_run, hospital, tmp_path, capsy
     assert "risk of <strong>outcome</strong>" in render(coded) and "risk of <strong>died</strong>" in page
 
 
+def test_an_outcome_that_is_coded_the_other_way_is_said(table_run, hospital, tmp_path, capsys):
+    text = hospital.read_text().replace("died", "?").replace("lived", "died").replace("?", "lived")
+    (tmp_path / "turned.csv").write_text(text)
+    code, _, err = call(capsys, "evaluate", table_run, tmp_path / "turned.csv", "--out", tmp_path / "e")
+    assert code == 0 and "coded the other way round?" in " ".join(err.split())
+
+
 def test_other_units_than_the_trainings_are_said(table_run, hospital, tmp_path, capsys):
     table = [{**row, "age": float(row["age"]) * 12} for row in cells(hospital)]
     with (tmp_path / "months.csv").open("w", newline="") as file:
