@@ -72,6 +72,7 @@ cmd_prepare() {
     fi
     "$PYTHON" "$HERE/federation.py" check-port "$PORT"
     [ -z "${RELAYS:-}" ] || "$PYTHON" "$HERE/federation.py" check-port "$((PORT + 1))"
+    echo "preparing: startup kits below $FOLDER"
     rm -rf "$FOLDER/poc" "$FOLDER/provisioned" "$FOLDER/sites" "$FOLDER/stores" "$FOLDER/last_job"
     mkdir -p "$FOLDER/home"
     sed -E -e "s/^( *(fed_learn|admin)_port:).*/\1 $PORT/" -e "s/^( *port:).*/\1 $((PORT + 1))/" \
@@ -194,6 +195,7 @@ cmd_stop() {
         return
     fi
     if "$PYTHON" "$HERE/federation.py" show "$KITS" >/dev/null; then
+        echo "stopping: what runs with the kits below $FOLDER, up to a minute"
         flare --format json system shutdown all --force --startup-kit "$ADMIN" >/dev/null 2>&1 &
         local shutdown=$! waited=0
         while kill -0 "$shutdown" 2>/dev/null && [ "$waited" -lt 30 ]; do sleep 1; waited=$((waited + 1)); done

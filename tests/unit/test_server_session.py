@@ -2,10 +2,13 @@
 """The session with a running server, without one."""
 
 import os
+from types import SimpleNamespace
 
 from nvflare.fuel.f3.comm_config import CommConfigurator
+from nvflare.fuel.flare_api.api_spec import JobNotRunning
 from nvflare.fuel.utils.config_service import ConfigService
 
+from fairflare.engine.setup.config import make_config
 from fairflare.flare import deploy
 
 
@@ -18,3 +21,25 @@ def test_flare_looks_for_its_configuration_in_the_kit_alone(tmp_path, monkeypatc
     monkeypatch.setattr(os, "walk", lambda top: looked.append(top) or iter(()))
     with deploy.Server("lead@hub.org", tmp_path):
         assert set(looked) == {str(tmp_path)}
+
+
+def test_whoever_waits_for_a_job_is_told_how_far_it_is(monkeypatch):
+    monkeypatch.setattr(deploy, "POLL", 0.0)
+    monkeypatch.setattr(deploy, "PROGRESS_POLL", -1.0)
+    metas = iter([{"status": "RUNNING"}] * 4 + [{"status": "FINISHED:COMPLETED"}])
+    rounds = iter(["start", "train, round 1 of 2", "train, round 1 of 2", ""])
+    server = SimpleNamespace(began=lambda: "", meta=lambda job: next(metas), progress=lambda job: next(rounds))
+    said = []
+    deploy._wait(server, "7", "7", float("inf"), said.append)
+    assert said == [f"job 7: {text}" for text in ("RUNNING", "start", "train, round 1 of 2", "FINISHED:COMPLETED")]
+
+
+def test_a_job_that_has_ended_has_no_progress_and_that_is_no_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr(deploy.Server, "_ask", lambda *_: (_ for _ in ()).throw(JobNotRunning("7")))
+    assert deploy.Server("lead", tmp_path).progress("7") == ""
+
+
+def test_a_site_that_is_not_connected_is_named_before_the_run_begins():
+    config, said = make_config("fedavg", "support2"), []
+    deploy._check_sites(config, ["site-1", "site-2", "site-3"], said.append)
+    assert said == ["not connected, so that the job starts without: site-4"]

@@ -80,7 +80,7 @@ def run_deployed(
     deadline = time.monotonic() + timeout
     watch(f"{user}: connecting to the server of {kit}")
     with _no_logs(), tempfile.TemporaryDirectory(prefix="fairflare_deploy_") as scratch, Server(user, kit) as server:
-        _check_sites(config, server.connected())
+        _check_sites(config, server.connected(), watch)
         with silent():
             recipe.export(scratch)
         job = server.submit(Path(scratch) / recipe.name)
@@ -125,15 +125,17 @@ class Late(RunFailed):
     """Nobody waits for the job any longer, and it goes on."""
 
 
-def _check_sites(config: RunConfig, connected: Collection[str]) -> None:
+def _check_sites(config: RunConfig, connected: Collection[str], watch: Watch) -> None:
     """Raise unless enough of the run's sites are connected: FLARE would let the job wait for them without a word."""
     wanted = config.clients or site_names(config)
     here = [name for name in wanted if name in connected]
     if not here:
         names = f"expected {', '.join(wanted)}, connected are {', '.join(connected) or 'none'}"
         raise UserError(f"none of the run's sites is there: {names}; --set clients=A,B,... says who takes them")
+    missing = ", ".join(sorted(set(wanted) - set(here)))
+    if missing:
+        watch(f"not connected, so that the job starts without: {missing}")
     if len(here) < config.min_sites:
-        missing = ", ".join(sorted(set(wanted) - set(here)))
         raise RunFailed(f"{len(here)} of the run's sites are connected, {config.min_sites} needed; missing: {missing}")
 
 
