@@ -102,7 +102,6 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _ask(counter: Counter, what: str, readings: Sequence[Reading]) -> int:
     """The reading that somebody at the terminal chooses."""
-
     with counter.aside():
         console.say(f"{what}:")
         for number, one in enumerate(readings, start=1):
