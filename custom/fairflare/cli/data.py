@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import csv
 import shlex
 import sys
 from collections.abc import Sequence
@@ -95,8 +96,6 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
 
 
 def _names(text: str) -> tuple[str, ...]:
-    import csv
-
     return tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), ()) if name.strip())
 
 
