@@ -256,8 +256,7 @@ def _tested(
         folds = np.stack(place[client])[:, rows].astype(np.float64)
         right = everybody[client].targets.numpy()[rows] if event < 0 else labels[client][rows] == event
         tested[client] = OutOfFold(right.astype(np.float64), all_risks, folds=folds)
-    for client, out_of_fold in tested.items():
-        if not np.isfinite(out_of_fold.risks).all():
+        if not np.isfinite(all_risks).all():
             raise UserError(f"join: {client}: a model's risks are not finite; it has diverged")
     return tested, candidates, kinds, refused
 

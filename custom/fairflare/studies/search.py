@@ -243,11 +243,9 @@ def run_search(search: Search, folder: Path, *, workers: Workers | None = 1) -> 
 def checked(search: Search) -> RunConfig:
     """The run at the low end of every range, when both ends can be built; raises UserError."""
     _optuna()
-    ends = {
-        k: (s.low, s.high) if isinstance(s, Range) else (s.values[0], s.values[-1]) for k, s in search.space.items()
-    }
-    search.config({key: high for key, (_, high) in ends.items()})
-    config = search.config({key: low for key, (low, _) in ends.items()})
+    both = {key: (one.low, one.high) if isinstance(one, Range) else one.values for key, one in search.space.items()}
+    search.config({key: ends[-1] for key, ends in both.items()})
+    config = search.config({key: ends[0] for key, ends in both.items()})
     expected("search", config.task != Script.name, "a task whose splits this package reads, no script's", config.task)
     return config
 
