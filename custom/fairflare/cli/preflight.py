@@ -261,11 +261,14 @@ def prepare(task: ImagesOnDisk, root: Path, dest: Path, progress: Tell | None = 
     description = _description(task, root, dest)
     sites, shared = _sites(task, root), _shared(task, root)
     writer = _Writer(task, sum(map(len, (*sites, *shared))), progress or (lambda *_: None))
-    with as_before(), replaced(dest, partial(_refuse_full, dest), option="") as folder:
-        torch.set_num_threads(1)  # more gain nothing on one image, and take five times as long on a busy machine
-        description["sites"] = {part.folder: writer.write(part, folder) for part in sites}
-        description[SHARED] = {part.folder: writer.write(part, folder / SHARED) for part in shared}
-        _save_json(description, folder / f"{DESCRIPTION}.json")
+    try:
+        with as_before(), replaced(dest, partial(_refuse_full, dest), option="") as folder:
+            torch.set_num_threads(1)  # more gain nothing on one image, and take five times as long on a busy machine
+            description["sites"] = {part.folder: writer.write(part, folder) for part in sites}
+            description[SHARED] = {part.folder: writer.write(part, folder / SHARED) for part in shared}
+            _save_json(description, folder / f"{DESCRIPTION}.json")
+    except OSError as error:
+        raise UserError(f"{dest}: cannot be written ({error.strerror or type(error).__name__})") from None
     return description
 
 
