@@ -264,11 +264,9 @@ class Federation:
             keep: predictors that are known before the outcome, whatever their names say.
             missing: cells that stand for a missing value.
             data_folder: keeps what was read of a table; by default a private folder that goes with this object.
-            out: the folder of the run; by default that of the command line, below ``runs``, and of a table the private
-                one.
+            out: the run's folder; by default that of the command line, below ``runs``, and of a table the private one.
             env: "local", or "sim" for FLARE's simulator.
-            workers: processes that compute side by side; 1 by default, since a fork of a process that has used torch
-                or runs a notebook may not be safe. The bits are the same.
+            workers: processes that compute side by side; a fork of one that has used torch may not be safe.
             force: replaces another run in the folder.
             progress: shows how far it is on stderr.
 
@@ -410,8 +408,7 @@ class Federation:
         """The model on new images or the rows of a table, as ``fairflare predict`` does it (docs/using-a-model.md).
 
         Args:
-            inputs: files, a folder, or one table; or a DataFrame with the columns of ``fit``, of which the outcome is
-                not read.
+            inputs: files, a folder, or one table; or a DataFrame with the columns of ``fit`` but the outcome.
             site: whose model, scaling and thresholds are used; empty: the shared model alone.
             which: "final" or "best".
             plain: neither recalibration nor thresholds.

@@ -32,7 +32,6 @@ TEMPLATES = Path(__file__).parent / "templates"
 @json_option
 def list_methods(parts: bool, as_json: bool) -> None:
     """Methods: what they are for, what they cost, and their parameters with defaults."""
-
     put_off()
     from fairflare.studies import describe
 
@@ -64,7 +63,6 @@ def describe(name: str) -> Told:
 
     The default is the one that the method or the task's preset has; a name of several settings is listed with each.
     """
-
     put_off()
     from fairflare.studies.describe import about
 
@@ -81,7 +79,6 @@ def new(kind: str, name: str, out: Path) -> Told:
 
     No file is overwritten. The example is a method of its own at once: run it, then change it.
     """
-
     put_off()
     files = write_part(kind, name, out)
     return {"files": [str(path) for path in files]}, partial(console.written, files, name)
@@ -90,8 +87,7 @@ def new(kind: str, name: str, out: Path) -> Told:
 def write_part(kind: str, name: str, folder: Path) -> list[Path]:
     """Write the plugin ``name``, its test and its card into ``folder``, which is made if need be; return the files.
 
-    Raises:
-        UserError: the name cannot be an id and a module, is taken, or a file of that name is there; nothing is written.
+    UserError, and nothing is written, where the name cannot be an id and a module, is taken, or such a file is there.
     """
     from fairflare.engine.files import save_text
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import csv
 import shlex
 import sys
 from collections.abc import Sequence
@@ -95,14 +96,11 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
 
 
 def _names(text: str) -> tuple[str, ...]:
-    import csv
-
     return tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), ()) if name.strip())
 
 
 def _ask(counter: Counter, what: str, readings: Sequence[Reading]) -> int:
     """The reading that somebody at the terminal chooses."""
-
     with counter.aside():
         console.say(f"{what}:")
         for number, one in enumerate(readings, start=1):

@@ -41,12 +41,9 @@ COMMANDS = {command: module for module, commands in MODULES.items() for command 
 
 
 def explained(error: BaseException) -> int:
-    """Say what ``error`` means on stderr.
-
-    Returns:
-        The exit code: 2 for a user's mistake, 1 for a failed run, 130 for Ctrl-C, another for a signal. With
-        ``FAIRFLARE_DEBUG`` an error that nobody has foreseen is raised again, so that its traceback shows.
-    """
+    """Say what ``error`` means on stderr; returns the exit code: 2 for a user's mistake, 1 for a failed run, 130 for
+    Ctrl-C, another for a signal. With ``FAIRFLARE_DEBUG`` an error that nobody has foreseen is raised again, so that
+    its traceback shows."""
     if isinstance(error, click.ClickException):
         return _complain(error.format_message(), 2)
     if isinstance(error, FairFlareError):

@@ -56,6 +56,7 @@ CONFIGURATIONS = (".yaml", ".yml")
 """Of a folder with a configuration for each site; where there are lists or tables too, these are meant."""
 LISTS = (".json", ".csv", ".parquet")
 Tell = Callable[[str, int, int], None]
+"""Takes a site or test set, how many of its files (or of all) are read or written, and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,7 @@ class Question:
 def check(path: Path, asked: Question, tell: Tell = lambda part, done, total: None) -> dict[str, list[Finding]]:
     """Site -> findings on its data, sites in natural order.
 
-    ``path`` is a site's configuration, a folder of configurations, or the folder of all sites' data and lists;
-    ``tell`` is called now and then with a site, how many of its files have been read, and how many there are.
+    ``path`` is a site's configuration, a folder of configurations, or the folder of all sites' data and lists.
     """
     if not path.is_dir():
         return {asked.site or named_in(path): check_site(path, asked, tell)}
@@ -222,8 +222,6 @@ MOST_STRUCTURES = 8
 """A mask is one PNG of 8 bits: a bit per structure."""
 KEYS = {split: key for key, split in SPLITS.items()}
 Corrupted = Iterator[tuple[Path, np.ndarray]]
-Progress = Callable[[str, int, int], None]
-"""Takes the name of the site or test set, how many images are written, and how many there will be in all."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +249,7 @@ class Part:
             yield split, i, dataclasses.replace(item, image=image)
 
 
-def prepare(task: ImagesOnDisk, root: Path, dest: Path, progress: Progress | None = None) -> dict[str, Any]:
+def prepare(task: ImagesOnDisk, root: Path, dest: Path, progress: Tell | None = None) -> dict[str, Any]:
     """Write the images of ``task`` at its size to ``dest``, which appears whole or not at all.
 
     ``fairflare run METHOD --datalists DEST`` with the settings of ``dataset.json`` then reads the images (uint8), masks
@@ -269,11 +267,14 @@ def prepare(task: ImagesOnDisk, root: Path, dest: Path, progress: Progress | Non
     description = _description(task, root, dest)
     sites, shared = _sites(task, root), _shared(task, root)
     writer = _Writer(task, sum(map(len, (*sites, *shared))), progress or (lambda *_: None))
-    with as_before(), replaced(dest, partial(_refuse_full, dest), option="") as folder:
-        torch.set_num_threads(1)  # more gain nothing on one image, and take five times as long on a busy machine
-        description["sites"] = {part.folder: writer.write(part, folder) for part in sites}
-        description[SHARED] = {part.folder: writer.write(part, folder / SHARED) for part in shared}
-        _save_json(description, folder / f"{DESCRIPTION}.json")
+    try:
+        with as_before(), replaced(dest, partial(_refuse_full, dest), option="") as folder:
+            torch.set_num_threads(1)  # more gain nothing on one image, and take five times as long on a busy machine
+            description["sites"] = {part.folder: writer.write(part, folder) for part in sites}
+            description[SHARED] = {part.folder: writer.write(part, folder / SHARED) for part in shared}
+            _save_json(description, folder / f"{DESCRIPTION}.json")
+    except OSError as error:
+        raise UserError(f"{dest}: cannot be written ({error.strerror or type(error).__name__})") from None
     return description
 
 
@@ -352,7 +353,7 @@ def _paths(items: Mapping[str, Sequence[Item]]) -> set[Path]:
 
 
 class _Writer:
-    def __init__(self, task: ImagesOnDisk, total: int, progress: Progress) -> None:
+    def __init__(self, task: ImagesOnDisk, total: int, progress: Tell) -> None:
         self.task, self.read = task, task.reader()
         self.done, self.total, self.progress = 0, total, progress
         self.patients: dict[tuple[str, str], int] = {}
@@ -405,7 +406,7 @@ def _refuse_full(dest: Path) -> None:
 
 
 def prepare_dataset(
-    dataset: str, source: Path, dest: Path, values: Mapping[str, Any], progress: Progress | None = None
+    dataset: str, source: Path, dest: Path, values: Mapping[str, Any], progress: Tell | None = None
 ) -> dict[str, Any]:
     """Write the data set ``dataset`` ("name" or "name:preset") below ``source`` to ``dest``; see ``prepare``."""
     name, _, preset = dataset.partition(":")

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fairflare.cli import console, options
 from fairflare.studies.labels import comparison_name, folder_name, on_grid
+
+if TYPE_CHECKING:
+    from fairflare.studies.contribution import Question
 
 
 @click.command()
@@ -104,6 +107,13 @@ def compare(
     return found, partial(results.comparison, found, folder)
 
 
+def _question(methods: tuple[str, ...], seeds: str, **asked: Any) -> Question:
+    from fairflare.studies.contribution import Question
+
+    chosen, others = tuple(options.parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
+    return Question(methods[0], seeds=chosen, others=others, **asked)
+
+
 @click.command()
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD [METHOD...]")
 @options.choices_options
@@ -118,9 +128,7 @@ def compare(
 )
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
 @options.grid_options
-def contribution(
-    methods: tuple[str, ...], task: str, seeds: str, out: Path | None, force: bool, workers: Any, **asked: Any
-) -> options.Told:
+def contribution(out: Path | None, force: bool, workers: Any, **asked: Any) -> options.Told:
     """Measure each site's contribution: METHOD once with all sites and once without each of them.
 
     With several seeds each site's drop has an interval and a p value. Every further METHOD is run with all
@@ -128,12 +136,12 @@ def contribution(
     in --out are reused, so that an interrupted measurement goes on where it stopped.
     """
     from fairflare.cli import results
-    from fairflare.studies.contribution import Question, measure_contribution
+    from fairflare.studies.contribution import measure_contribution
 
-    chosen, others = tuple(options.parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
-    question = Question(methods[0], task, chosen, others, **asked)
-    which = f"seed{chosen[0]}" if len(chosen) == 1 else "seeds"
-    folder = out or Path("runs") / f"contribution-{folder_name(methods[0])}-{task.replace(':', '-')}-{which}"
+    question = _question(**asked)
+    which = f"seed{question.seeds[0]}" if len(question.seeds) == 1 else "seeds"
+    name = f"contribution-{folder_name(question.method)}-{question.task.replace(':', '-')}-{which}"
+    folder = out or Path("runs") / name
     found = measure_contribution(question, folder, force=force, workers=workers)
     return found, partial(results.contribution, found, folder)
 
@@ -145,29 +153,18 @@ def contribution(
 @options.option("--kinds", default="zeros,noise,stale,copied", metavar="A,B", help="Also: repeated.")
 @click.option("--fixed-data", is_flag=True, help="The same data for every seed, where a task draws them.")
 @options.grid_options
-def riders(
-    methods: tuple[str, ...],
-    task: str,
-    seeds: str,
-    kinds: str,
-    out: Path | None,
-    force: bool,
-    workers: Any,
-    **asked: Any,
-) -> options.Told:
+def riders(kinds: str, out: Path | None, force: bool, workers: Any, **asked: Any) -> options.Told:
     """Simulate free riders under each METHOD: who finds them, and who is accused instead.
 
     One site, another for each seed, sends zeros, noise, the last global step, another site's update, or trains with one
     image again and again. Detectors see what the server sees. docs/comparing.md says what each of them marks.
     """
     from fairflare.cli import results
-    from fairflare.studies.contribution import Question
     from fairflare.studies.free_riders import measure_riders
 
-    chosen, others = tuple(options.parse_seeds(seeds)), tuple(on_grid(methods, ())[1:])
-    question = Question(methods[0], task, chosen, others, **asked)
+    question = _question(**asked)
     shared = {**question.choices, "fixed_data": question.fixed_data}
-    folder = out or Path("runs") / comparison_name(task, shared, "riders")
+    folder = out or Path("runs") / comparison_name(question.task, shared, "riders")
     wanted = [kind.strip() for kind in kinds.split(",")]
     found = measure_riders(question, wanted, folder, force=force, workers=workers)
     return found, partial(results.riders, found, folder)

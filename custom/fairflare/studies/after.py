@@ -75,7 +75,6 @@ def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, A
         return write_report(folder)
 
 
-COX = "cox"
 FEW = "too few patients to tell their numbers"
 
 
@@ -146,7 +145,7 @@ def _prepared(folder: Path, shadows: int) -> tuple[RunConfig, Parts, Attack, str
     parts = build_parts(config)
     if parts.has_personal or parts.rule.own_models:
         raise UserError(f"risk: {config.method} gives sites models of their own, expected one for all")
-    if parts.task.kind.family == COX:
+    if parts.task.kind.family == "cox":
         raise UserError("risk: the loss of one patient depends on the others at risk (choose model hazards)")
     if config.headline == "best":
         model = files.read_model(folder / BEST)

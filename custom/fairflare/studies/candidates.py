@@ -28,7 +28,6 @@ from fairflare.core.seeds import derive
 from fairflare.core.types import LocalWork, Round, StateDict, Training
 from fairflare.core.validation import SITE, expected
 from fairflare.data.tensors import Grouping, Split, TensorData
-from fairflare.engine.evaluation import predict
 from fairflare.engine.files import CONFIG, MODEL, is_there, read_json, read_model, read_tensors, save_json, save_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import INPUTS_ENDING, beside, personal_file
@@ -47,7 +46,7 @@ from fairflare.studies import display
 from fairflare.studies.folders import JOIN, OWN_MODELS
 from fairflare.studies.labels import folder_name
 from fairflare.studies.parallel import Workers
-from fairflare.studies.runs import run_once
+from fairflare.studies.runs import predicted, run_once
 from fairflare.studies.study import Study
 from fairflare.tasks.folds import ALL, everyone
 from fairflare.tasks.folds import part as rows_of
@@ -81,13 +80,8 @@ def moved(
     Class shares: a model trained with logits adjusted by each site's own shares (``logit_tau``) is balanced, and gets
     tau log(n_1 / n_0) back (Menon et al., ICLR 2021, equation 10 read backwards). Any other has the federation's
     shares, for which it gets the site's own (Saerens et al., Neural Computation 14, 2002, equation 2.4); with equal
-    ones nothing changes.
-
-    Args:
-        label: the method's, as it was asked.
-        logits: (N,) of the site's training patients.
-        labels: (N,) 0 or 1, both there.
-        odds: ``federation_odds``; None: class shares are a candidate after ``logit_tau`` alone.
+    ones nothing changes. Logits and labels, 0 and 1, are (N,) of the site's training patients; odds are
+    ``federation_odds``, None: class shares are a candidate after ``logit_tau`` alone.
     """
     if parts.has_personal or parts.counts_own:
         return {label: 0.0}
@@ -121,12 +115,9 @@ class Trained:
         return read_model(self.folder / MODEL)
 
     def outputs(self, model: StateDict, data: TensorData, split: Any, *, plain: bool = False) -> tuple[Tensor, Tensor]:
-        """Condensed outputs and targets of a split; ``plain``: of data as they are, not as the trainer has them."""
-        parts, device = self.parts, default_device()
-        parts.network.load_state_dict(model)
-        prepared = data.on(device) if plain else parts.trainer.site_data(data.on(device))
-        batches = prepared.fixed(split, int(self.config.training["batch_size"]))
-        return predict(placed(parts.network, device), batches, device, parts.task.condense)[:2]
+        """``predicted`` by this model."""
+        self.parts.network.load_state_dict(model)
+        return predicted(self.parts, self.config, data, split, plain=plain)
 
     def logits(self, model: StateDict, data: TensorData, split: Any, *, plain: bool = False) -> tuple[Array, Array]:
         """(N,) logits of the event, against all other classes, in a split, and its labels, 0 or 1."""
@@ -143,10 +134,6 @@ class Trained:
         found = cases.risks if task.kind.has_times else cases.dice.mean(1) + 0 * soft_loss(cases.outputs, cases.targets)
         return np.asarray(found, dtype=np.float64)
 
-    def moves(self, label: str, logits: Array, labels: Array, shares: bool) -> dict[str, float]:
-        """``moved``, with class shares among the candidates where they are asked for."""
-        return moved(self.parts, self.config, label, logits, labels, self.odds if shares else None)
-
     def risks(self, label: str, client: str, data: TensorData, shares: bool, of: Any = "test") -> dict[str, Array]:
         """Candidate -> its risks of the site's patients in the split ``of``."""
         model = self.model_for(client)
@@ -154,7 +141,8 @@ class Trained:
             return {label: self.scores(model, data, of)}
         fit, labels = self.logits(model, data, "train")
         new = fit if of == "train" else self.logits(model, data, of)[0]
-        return {name: sigmoid(new + by) for name, by in self.moves(label, fit, labels, shares).items()}
+        moves = moved(self.parts, self.config, label, fit, labels, self.odds if shares else None)
+        return {name: sigmoid(new + by) for name, by in moves.items()}
 
     def own(self, data: TensorData) -> tuple[Array, str]:
         """The risks of the test patients by the best model of the site's own training patients, and its kind."""
@@ -269,12 +257,8 @@ Json = dict[str, Any]
 def combine(folder: Path, out: Path, *, force: bool = False, workers: Workers | None = 1) -> Json:
     """Train what a join would deploy, write each hospital's mix below ``out`` and return site -> member -> weight.
 
-    Args:
-        folder: of a finished ``join``; gets the runs on all patients, which are reused.
-        force: replaces earlier mixes in ``out``.
-        workers: see ``parallel.budget``.
-
-    Raises UserError: the folder holds no finished join, or a model cannot be stored.
+    The ``folder`` of the finished join gets the runs on all patients, which are reused; ``force`` replaces earlier
+    mixes. Raises UserError: the folder holds no finished join, or a model cannot be stored.
     """
     found = read_join(folder)
     if found.get("event"):
@@ -328,16 +312,13 @@ def _share(row: Any) -> float | None:
 def deployed_runs(folder: Path, found: Mapping[str, Any]) -> dict[str, RunConfig]:
     """Label -> the run of each method that a mix needs, on all patients, as the join's folds had it."""
     weights: Mapping[str, float] = found["weights"]
-    used = [label for label in found["methods"] if any(w and _of(name, label) for name, w in weights.items())]
+    names = [name for name, weight in weights.items() if weight]
+    used = [m for m in found["methods"] if any(name == m or name.startswith(f"{m} + ") for name in names)]
     runs = {}
     for label in used:
         fold = folder / f"{folder_name(label)}-fold0of{found['folds']}-deal0"
         runs[label] = on_fold(RunConfig.from_json(read_json(fold / CONFIG)), ALL)
     return runs
-
-
-def _of(candidate: str, label: str) -> bool:
-    return candidate == label or candidate.startswith(f"{label} + ")
 
 
 def mix_of(client: str, found: Mapping[str, Any], trained: Mapping[str, Trained]) -> mix.Made:
@@ -357,7 +338,8 @@ def mix_of(client: str, found: Mapping[str, Any], trained: Mapping[str, Trained]
         described = read_json(one.folder / CONFIG)
         runs[label] = {**described, "fold": "", "options": without_folders(described["options"])}
         fit, labels = one.logits(one.model_for(client), data, "train")
-        for name, by in one.moves(label, fit, labels, label + SHARES in weights).items():
+        odds = one.odds if label + SHARES in weights else None
+        for name, by in moved(one.parts, one.config, label, fit, labels, odds).items():
             if share * weights.get(name, 0.0):
                 members.append(mix.Member(name, label, share * weights[name], by))
                 networks[label] = one.parts.network

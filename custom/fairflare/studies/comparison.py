@@ -20,12 +20,10 @@ import torch
 from torch import Tensor
 
 from fairflare.core.errors import UserError
-from fairflare.core.execution import default_device, placed
 from fairflare.core.manifest import all_versions
 from fairflare.core.seeds import derive
 from fairflare.core.validation import expected
 from fairflare.data.tensors import TensorData
-from fairflare.engine.evaluation import predict
 from fairflare.engine.files import CHECKPOINT, MODEL, load_checkpoint, read_model, save_json, save_text
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, site_of_client
@@ -42,7 +40,7 @@ from fairflare.report.table_files import as_csv as tables_as_csv
 from fairflare.report.table_files import as_latex
 from fairflare.studies.folders import COMPARISON, COMPARISON_PAGE, check_path, content
 from fairflare.studies.parallel import Workers
-from fairflare.studies.runs import run_once
+from fairflare.studies.runs import predicted, run_once
 from fairflare.studies.study import Study
 from fairflare.tasks import kind
 from fairflare.tasks.base import Task
@@ -207,7 +205,7 @@ def initial_scores(config: RunConfig) -> dict[str, float | None]:
     parts.network.load_state_dict(parts.model)
     names = site_of_client(config, parts.task)
     data = {name: parts.task.site_data(site) for name, site in names.items()}
-    return {name: _score(parts.task, *_predicted(parts, config, own)) for name, own in data.items()}
+    return {name: _score(parts.task, *predicted(parts, config, own)) for name, own in data.items()}
 
 
 def on_mixture(config: RunConfig, folder: Path, options: Mapping[str, Any], higher: bool) -> Json:
@@ -219,15 +217,15 @@ def on_mixture(config: RunConfig, folder: Path, options: Mapping[str, Any], high
     parts = _loaded(config, folder)
     data = parts.task.test_data_as(_other(parts.task, config, options))
     models = load_checkpoint(folder / CHECKPOINT).models if parts.rule.counts_own else {}
-    predicted = {}
+    answers: Predicted = {}
     for site, own in data.items():
         if site in models:
             parts.network.load_state_dict(models[site])
         if own.size("test"):
-            predicted[site] = _predicted(parts, config, own)
-    values = {site: _score(parts.task, *found) for site, found in predicted.items()}
-    sites = {site: {"n": len(found[1]), "value": values[site]} for site, found in predicted.items()}
-    levels = _levels(predicted) if parts.task.kind.has_classes else {}
+            answers[site] = predicted(parts, config, own)
+    values = {site: _score(parts.task, *found) for site, found in answers.items()}
+    sites = {site: {"n": len(found[1]), "value": values[site]} for site, found in answers.items()}
+    levels = _levels(answers) if parts.task.kind.has_classes else {}
     return {**_summary(values, higher), "std_sample": std(values, ddof=1), "sites": sites, **levels}
 
 
@@ -255,10 +253,10 @@ def _quantities(config: RunConfig, folder: Path, resamples: int, higher: bool, d
     """Each of ``RESAMPLED`` for every resample of the patients, whose seed is ``drawn_by``; nan where undefined."""
     parts = _loaded(config, folder)
     names = site_of_client(config, parts.task)
-    predicted = {name: _predicted(parts, config, parts.task.site_data(site)) for name, site in names.items()}
+    outputs = {name: predicted(parts, config, parts.task.site_data(site)) for name, site in names.items()}
     found: dict[str, list[float]] = {name: [] for name in RESAMPLED}
     for number in range(resamples):
-        values = {site: _score(parts.task, *_redrawn(drawn_by, site, number, *p)) for site, p in predicted.items()}
+        values = {site: _score(parts.task, *_redrawn(drawn_by, site, number, *p)) for site, p in outputs.items()}
         for name, value in _summary(values, higher).items():
             found[name].append(float("nan") if value is None else value)
     return found
@@ -277,13 +275,6 @@ def _summary(values: Mapping[str, float | None], higher: bool) -> dict[str, floa
 
 def _score(task: Task, outputs: Tensor, targets: Tensor) -> float | None:
     return task.evaluate(outputs, targets).get(task.headline) if len(targets) else None
-
-
-def _predicted(parts: Parts, config: RunConfig, data: TensorData) -> tuple[Tensor, Tensor]:
-    device = default_device()
-    prepared = parts.trainer.site_data(data.on(device))
-    batches = prepared.fixed("test", int(config.training["batch_size"]))
-    return predict(placed(parts.network, device), batches, device, parts.task.condense)[:2]
 
 
 def _loaded(config: RunConfig, folder: Path) -> Parts:

@@ -116,7 +116,7 @@ def _listed_row(entry: Method) -> dict[str, Any]:
         **{key: getattr(entry, key) for key in ("rule", "selector", "server_optimizer")},
         "card": f"{CARDS}/{entry.id}.md",
         "cost": round(relative_cost(entry), 2),
-        "parameters": _parameters(entry),
+        "parameters": {row["name"]: row["default"] for row in method_settings(entry)},
     }
 
 
@@ -128,16 +128,6 @@ def _method_row(entry: Method) -> dict[str, Any]:
     sends = [{key: row[key] for key in row if key != "method"} for row in _leaving(entry, _outline())]
     more = {"sends": sends, "receives": received_by(entry), "needs": needs_of(entry)}
     return {**listed, **effort(entry), **more, "parameters": parameters}
-
-
-def _parameters(entry: Method) -> dict[str, Any]:
-    """Shortest name that works -> default, of every setting of the method's parts."""
-    classes = registry.owners(entry)
-    owners = Owners(classes, entry.shared)
-    own = {owner: registry.parameters(cls) for owner, cls in classes.items()}
-    defaults = {f"{owner}.{key}": value for owner, found in own.items() for key, value in found.items()}
-    defaults |= {full: given.value for full, given in defaults_of(entry, owners).items()}
-    return {name: defaults[targets[0]] for name, targets in owners.names().items()}
 
 
 def part_rows() -> list[dict[str, Any]]:

@@ -150,10 +150,6 @@ class Observer:
         if finding.level == "error":
             self.note(f"{site}: {finding}")
 
-    def lost(self, text: str) -> None:
-        """A site's process has ended; ``text`` names the site and says what follows, in one line."""
-        self.note(text)
-
     def saw(self, entry: Mapping[str, Any]) -> None:
         if entry["event"] in ("start", "resume"):
             self.began(entry, entry.get("from_round", 0))

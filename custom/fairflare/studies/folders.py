@@ -208,18 +208,15 @@ def check_collection(folder: Path, is_part: Callable[[str], bool] = lambda name:
     check_path(folder)
     for item in content(folder):
         if item.is_dir() and not item.is_symlink():
-            known = is_part(item.name) and (is_run(item) or not content(item) or _is_half_made(item))
+            # perhaps of a command that was killed before the configuration was there
+            half_made = all(files.HALF_WRITTEN.fullmatch(one.name) for one in content(item)) and not strangers(item)
+            known = is_part(item.name) and (is_run(item) or half_made)
             inside = {SHEETS: RUN_FOLDERS[EDITIONS], OWN_MODELS: RUN_FOLDERS[SITES]}.get(item.name)
             known |= inside is not None and all(_is_own_file(one, inside) for one in content(item))
         else:
             known = _is_own_file(item, re.compile("|".join(map(re.escape, SUMMARIES))))
         if not known:
             raise UserError(f"--out {folder}: holds {item.name!r}, which is no run of a comparison or measurement")
-
-
-def _is_half_made(folder: Path) -> bool:
-    """A run's folder whose command was killed before the configuration was there."""
-    return all(files.HALF_WRITTEN.fullmatch(item.name) for item in content(folder)) and not strangers(folder)
 
 
 def _put_aside(folder: Path) -> None:

@@ -8,7 +8,7 @@ answer of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -154,7 +154,8 @@ def measure_join(
     method's models cannot be asked one by one, or the folder holds something else.
     """
     runs = question.runs()
-    first = build_parts(next(iter(runs.values())), at_site=True)
+    config = next(iter(runs.values()))
+    first = build_parts(config, at_site=True)
     deployed = question.deployed() if _checked(first, question, runs) else {}
     design, split = question.design, isinstance(question.design, OneSplit)
     words = f"one fold of {design.folds}" if split else f"{design.folds} folds, {design.repeats} repetitions"
@@ -171,12 +172,14 @@ def measure_join(
         else:
             tested = _with_deployed(question, deployed, folder, tested, names)
             found = answers(tested, names, design, question.margin, question.new_size)
-            # a split has few patients, so that no group is told
-            for client, attributes in _attributes(next(iter(runs.values())), () if split else tested).items():
-                found["sites"][client]["groups"] = by_group(tested[client], attributes, names, design)
+            task = build_parts(dataclasses.replace(config, fold=""), at_site=True).task
+            sites = site_of_client(config, task)
             for client, one in tested.items():
+                if not split:  # which has few patients, so that no group is told
+                    attributes = everyone(task.site_data(sites[client])).attributes
+                    found["sites"][client]["groups"] = by_group(one, attributes, names, design)
                 found["sites"][client]["other_scores"] = by_score(one, names, design)
-        title = titled(next(iter(runs.values())), first)
+        title = titled(config, first)
         told = {"title": title, "task": question.task, "methods": list(question.methods)}
         more = {"not_validated": [found["score"]] if plain else list(SCORES), "new_size": question.new_size}
         more |= {"event": question.event, "privacy": question.privacy(), "one_split": split, "refused": refused}
@@ -253,8 +256,7 @@ def _tested(
         folds = np.stack(place[client])[:, rows].astype(np.float64)
         right = everybody[client].targets.numpy()[rows] if event < 0 else labels[client][rows] == event
         tested[client] = OutOfFold(right.astype(np.float64), all_risks, folds=folds)
-    for client, out_of_fold in tested.items():
-        if not np.isfinite(out_of_fold.risks).all():
+        if not np.isfinite(all_risks).all():
             raise UserError(f"join: {client}: a model's risks are not finite; it has diverged")
     return tested, candidates, kinds, refused
 
@@ -301,13 +303,6 @@ def _why(tested: Mapping[str, OutOfFold], names: Sequence[str], question: Questi
     at = [*(1 + names.index(name) for name in chain), 0]
     models = {site: (one.labels, Models(*(one.risks[k] for k in at))) for site, one in tested.items()}
     return dict(zip(("why", "why_average"), explained(models, question.design), strict=True))
-
-
-def _attributes(config: RunConfig, clients: Iterable[str]) -> dict[str, Mapping[str, Sequence[str]]]:
-    """Client -> attribute -> its patients' values, in the order in which they are tested."""
-    plain = build_parts(dataclasses.replace(config, fold=""), at_site=True).task
-    names = site_of_client(config, plain)
-    return {client: everyone(plain.site_data(names[client])).attributes for client in clients}
 
 
 def _event(parts: Parts, question: Question) -> int:

@@ -87,7 +87,7 @@ def join_by_job(
     with created(folder), opened(folder):
         _make_room(folder, config, force)
         display.note(f"{plan.folds} federated trainings in one job, then sums over {len(site_names(config))} sites")
-        if not _is_complete(folder):
+        if not is_there(folder / JOIN) or AuditLog(folder / AUDIT).last.get("status") != "completed":
             _run(config, folder, env, deployment)
         result = finished(read_json(folder / JOIN), titled(plan.first, build_parts(plan.first, at_site=True)))
         save_json(folder / JOIN, result)
@@ -121,10 +121,6 @@ def finished(result: Mapping[str, Any], title: str) -> dict[str, Any]:
     found["sites"] = {s: {**row, "answer": sentence(row, names, weights)} for s, row in result["sites"].items()}  # type: ignore[arg-type]  # it only looks through them
     few = not any(result["candidates"].values())
     return {"title": title, **found, "methods": names, "note": SEPARATELY if few else "", **facts()}
-
-
-def _is_complete(folder: Path) -> bool:
-    return is_there(folder / JOIN) and AuditLog(folder / AUDIT).last.get("status") == "completed"
 
 
 def _make_room(folder: Path, config: RunConfig, force: bool) -> None:

@@ -256,7 +256,7 @@ def _figures(table: Table, shown: Shown, plan: Plan, places: Sequence[Place], fo
     """SVG elements; none for a printed table."""
     if table.draw == "pictures":
         return segmentations(table, _first_runs(table, plan, places, folder))
-    return drawn(table, shown) if table.draw else []
+    return drawn(table, shown)
 
 
 def _looks(plan: Plan) -> dict[str, list[str]]:

@@ -254,8 +254,6 @@ Columns = Sequence[Column]
 
 
 def drawn(panel: declaration.Table, table: Table) -> list[str]:
-    if not panel.draw:
-        return []
     draw = {
         **{"curve": _curves, "rounds": _over_columns, "density": _over_columns, "layers": _over_columns},
         **{"consistency": _over_columns, "bars": _bars, "heat": _heat, "landscape": _maps},

@@ -303,11 +303,7 @@ def _outcome(one: One, config: RunConfig, folder: Path, workers: int) -> Outcome
 def _serve(channel: Channel, folder: Path, one: One, environment: Mapping[str, str] | None = None) -> None:
     """What a process does: the runs that it is given, one after the other."""
     set_variables({key: text or None for key, text in (environment or {}).items()})
-
-    def say(*said: Any) -> None:
-        channel.send(("said", *said))
-
-    with display.told_to(say):
+    with display.told_to(lambda *said: channel.send(("said", *said))):
         while True:
             name, config, workers = channel.receive()
             channel.send(("ended", *_outcome(one, config, folder / name, workers)))

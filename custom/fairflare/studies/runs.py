@@ -16,12 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 from rich.markup import escape
+from torch import Tensor
 
 from fairflare.core import registry, user_code
 from fairflare.core.errors import NO_SPACE, FairFlareError, RunFailed, UserError, advice, is_full
+from fairflare.core.execution import default_device, placed
 from fairflare.core.types import Training
 from fairflare.core.workers import start_method, usable_cores
+from fairflare.data.tensors import TensorData
 from fairflare.engine import audit
+from fairflare.engine.evaluation import predict
 from fairflare.engine.files import AUDIT, MODEL, is_file, is_there, read_json
 from fairflare.engine.history import events
 from fairflare.engine.loop import Observer
@@ -177,6 +181,16 @@ def run_once(
     return resume(folder, **how)
 
 
+def predicted(
+    parts: Parts, config: RunConfig, data: TensorData, split: Any = "test", *, plain: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Condensed outputs and targets of a split's cases; ``plain``: of data as they are, not as the trainer has them."""
+    device = default_device()
+    prepared = data.on(device) if plain else parts.trainer.site_data(data.on(device))
+    batches = prepared.fixed(split, int(config.training["batch_size"]))
+    return predict(placed(parts.network, device), batches, device, parts.task.condense)[:2]
+
+
 def workers_for(wanted: int | None, config: RunConfig, parts: Parts) -> int:
     """How many processes the sites of a run on this machine are spread over.
 
@@ -255,7 +269,7 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
     with display.progress(title(config), rounds, len(names), starting=True, headline=headline) as progress:
 
         def lost(site: str) -> None:
-            progress.lost(_without(config, folder, site, len(names)))
+            progress.note(_without(config, folder, site, len(names)))
 
         run_simulator(config, folder, names, threads, watch=progress.follow, lost=lost)
     last = (events(audit.verify(folder / AUDIT, torn=True)) or [{}])[-1]

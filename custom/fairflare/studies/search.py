@@ -61,11 +61,6 @@ class Range:
     high: float
     log: bool = False
 
-    @property
-    def ends(self) -> tuple[float, float]:
-        """Values that the setting must take."""
-        return self.low, self.high
-
     def __str__(self) -> str:
         return f"{self.low}..{self.high}{':log' if self.log else ''}"
 
@@ -80,10 +75,6 @@ class Choices:
     """One of some values, as texts of the command line."""
 
     values: tuple[str, ...]
-
-    @property
-    def ends(self) -> tuple[str, str]:
-        return self.values[0], self.values[-1]
 
     def __str__(self) -> str:
         return ",".join(self.values)
@@ -252,9 +243,9 @@ def run_search(search: Search, folder: Path, *, workers: Workers | None = 1) -> 
 def checked(search: Search) -> RunConfig:
     """The run at the low end of every range, when both ends can be built; raises UserError."""
     _optuna()
-    low, high = ({key: one.ends[k] for key, one in search.space.items()} for k in (0, 1))
-    search.config(high)
-    config = search.config(low)
+    both = {key: (one.low, one.high) if isinstance(one, Range) else one.values for key, one in search.space.items()}
+    search.config({key: ends[-1] for key, ends in both.items()})
+    config = search.config({key: ends[0] for key, ends in both.items()})
     expected("search", config.task != Script.name, "a task whose splits this package reads, no script's", config.task)
     return config
 

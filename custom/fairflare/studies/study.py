@@ -355,12 +355,10 @@ def groups_table(report: Mapping[str, Any]) -> pandas.DataFrame:
     import pandas
 
     found = report["detail"].get("groups") or {"rows": [], "metric": None}
-    rows = [
-        {**{key: row[key] for key in ("group", "n", "value", "sites")}, "metric": found["metric"]}
-        | {f"{end}_site": row[end]["site"] for end in ("lowest", "highest")}
-        | {end: row[end]["value"] for end in ("lowest", "highest")}
-        for row in found["rows"]
-    ]
+    rows = []
+    for row in found["rows"]:
+        ends = {end: row[end]["value"] for end in ("lowest", "highest")}
+        rows.append({**row, **ends, **{f"{end}_site": row[end]["site"] for end in ends}, "metric": found["metric"]})
     names = ["group", "metric", "n", "value", "sites", "lowest", "lowest_site", "highest", "highest_site"]
     return pandas.DataFrame(rows, columns=names)
 

@@ -26,13 +26,10 @@ OWN_DATA = ("--data", "--datalists")
 
 
 class Waiting:
-    """Says on stderr what is going on: one line that is drawn again at a terminal, ever rarer lines in a pipe.
-
-    Args:
-        text: what is going on by now, one line without control characters.
-    """
+    """Says on stderr what is going on: one line that is drawn again at a terminal, ever rarer lines in a pipe."""
 
     def __init__(self, text: Callable[[], str]) -> None:
+        """``text``: what is going on by now, one line without control characters."""
         self._text, self._stream, self._drawn = text, sys.stderr, False
         self._began, self._ended = time.monotonic(), threading.Event()
         self._last = self._began
@@ -94,11 +91,7 @@ _starting: list[Waiting] = []
 
 @contextlib.contextmanager
 def starting(words: Sequence[str]) -> Iterator[None]:
-    """Within: a command that looks at a user's own data says so soon; others do at a terminal alone.
-
-    Args:
-        words: the command line.
-    """
+    """Within: a command line that looks at a user's own data says so soon; others do at a terminal alone."""
     command = words[0] if words else ""
     own = command != "run" or any(word.partition("=")[0] in OWN_DATA for word in words)
     if command in LOOKS and (own or at_terminal(sys.stderr)):

@@ -286,15 +286,8 @@ def test_sites_hand_their_fingerprints_over_as_files(tmp_path):
     plans.write_plan(found, tmp_path / "plan.json")
     assert found == plans.plan_for("classification", values_of(tmp_path, sizes))
     given = {"train.epochs": "2", "size": "48"}
-    assert plan_values(tmp_path / "plan.json", "classification", given).keys() == {
-        "channels",
-        "mean",
-        "std",
-        "batch_size",
-        "rounds",
-        "best_by",
-        "headline",
-    }
+    found = plan_values(tmp_path / "plan.json", "classification", given)
+    assert found.keys() == {"channels", "mean", "std", "batch_size", "rounds", "best_by", "headline"}
     with pytest.raises(UserError, match="is of classification data"):
         plan_values(tmp_path / "plan.json", "segmentation", {})
     with pytest.raises(UserError, match="second fingerprint of site a"):
