@@ -32,7 +32,7 @@ from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, examp
 from fairflare.aggregators.own import View, from_shared, moved
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Need, Paper, Reply, StateDict, Weights
+from fairflare.core.types import Info, Need, Reply, StateDict, Weights
 from fairflare.core.validation import Range, within
 from fairflare.functional.blocks import gram
 
@@ -87,10 +87,8 @@ FEWEST = 4
     "cffl",
     title="CFFL",
     summary="A model per site; sites whose models do well at home download more of the others' updates.",
-    paper=Paper.cited(
-        "Lyu et al.: Collaborative Fairness in Federated Learning. Federated Learning, LNCS 12500 2020. "
-        "https://arxiv.org/abs/2008.12161"
-    ),
+    paper="Lyu et al.: Collaborative Fairness in Federated Learning. Federated Learning, LNCS 12500 2020. "
+    "https://arxiv.org/abs/2008.12161",
     probes=("local-error",),
 )
 @dataclass(frozen=True)
@@ -224,10 +222,8 @@ TINY = 1e-7
     "cgsv",
     title="CGSV",
     summary="A model per site; sites whose updates agree with the aggregate receive more of it.",
-    paper=Paper.cited(
-        "Xu et al.: Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning. NeurIPS 2021. "
-        "https://proceedings.neurips.cc/paper/2021/hash/8682cc30db9c025ecd3fee433f8ab54c-Abstract.html"
-    ),
+    paper="Xu et al.: Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning. NeurIPS 2021. "
+    "https://proceedings.neurips.cc/paper/2021/hash/8682cc30db9c025ecd3fee433f8ab54c-Abstract.html",
 )
 @dataclass(frozen=True)
 class CGSV(Rule):

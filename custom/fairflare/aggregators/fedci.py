@@ -28,7 +28,7 @@ from fairflare.aggregators.base import (
 )
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
+from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.shapley import Coalition, coalitions, exact, prefixes, sampled
 
@@ -41,10 +41,8 @@ MOST_EXACT = 10
     "fedci",
     title="FedCI",
     summary="Weighs sites by Shapley values that all sites measure in every round; up to 2^K - 1 models are sent.",
-    paper=Paper.cited(
-        "Jiang et al.: Fair Federated Medical Image Segmentation via Client Contribution Estimation. CVPR 2023. "
-        "https://arxiv.org/abs/2303.16520"
-    ),
+    paper="Jiang et al.: Fair Federated Medical Image Segmentation via Client Contribution Estimation. CVPR 2023. "
+    "https://arxiv.org/abs/2303.16520",
     probes=("local-error", "coalition-error"),
     shared={"score_metric": ("probe.local-error.score_metric", "probe.coalition-error.score_metric")},
 )

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Literal
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, example_shares, limited, shares
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, Round, StateDict, Weights
+from fairflare.core.types import Info, Reply, Round, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.simplex import with_newcomers
 
@@ -25,7 +25,7 @@ PAIRS: dict[str, tuple[str, str]] = {"loss": ("loss", "trained_loss"), "error": 
 """Setting ``gap`` -> what a site sends of the received model and of its own trained one."""
 THIRD = 3
 """The authors' code divides by the number of sites that its experiments had."""
-GENERALIZATION = Paper.cited(
+GENERALIZATION = (
     "Zhang et al.: Federated Domain Generalization with Generalization Adjustment. CVPR 2023. "
     "https://openaccess.thecvf.com/content/CVPR2023/html/Zhang_Federated_Domain_Generalization_With_Generalization_Adjustment_CVPR_2023_paper.html"
 )

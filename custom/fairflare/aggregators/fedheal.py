@@ -37,7 +37,7 @@ from fairflare.aggregators.base import (
 )
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
+from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.core.validation import within
 from fairflare.functional.blocks import BLOCK, blocks_of, equalised, gram, square_of
 from fairflare.functional.consistency import Consistency
@@ -47,10 +47,8 @@ from fairflare.functional.consistency import Consistency
     "fedheal",
     title="FedHEAL",
     summary="Ignores inconsistent parameter updates and favours sites far from the model; for domain skew.",
-    paper=Paper.cited(
-        "Chen et al.: Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity. CVPR "
-        "2024. https://arxiv.org/abs/2405.16585"
-    ),
+    paper="Chen et al.: Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity. CVPR "
+    "2024. https://arxiv.org/abs/2405.16585",
 )
 @dataclass(frozen=True)
 class FedHEAL(WeighingRule):

@@ -19,7 +19,7 @@ from typing import Literal
 
 from fairflare.aggregators.base import State, SummedRule, example_shares, shares
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, Weights
+from fairflare.core.types import Info, Reply, Weights
 from fairflare.core.validation import within
 
 FLOOR = 1e-10
@@ -39,10 +39,8 @@ REFERENCE = {"probe_transform": "train"}
     "fedism",
     title="FedISM",
     summary="Matches sharpness across sites at one fixed search radius; for image-quality shift.",
-    paper=Paper.cited(
-        "Wu et al.: From Optimization to Generalization: Fair Federated Learning against Quality Shift via "
-        "Inter-Client Sharpness Matching. IJCAI 2024. https://arxiv.org/abs/2404.17805"
-    ),
+    paper="Wu et al.: From Optimization to Generalization: Fair Federated Learning against Quality Shift via "
+    "Inter-Client Sharpness Matching. IJCAI 2024. https://arxiv.org/abs/2404.17805",
     trainer="gsam",
     probes=("sharpness",),
     settings={"rho_max": 0.05, "rho_tau": 0.0},
@@ -159,10 +157,8 @@ method(
     title="FedISM+",
     summary="Matches sharpness (S) or perturbed loss (L) at a radius that grows over the rounds; for quality shift.",
     rule="fedism",
-    paper=Paper.cited(
-        "Wu et al.: Fair Federated Medical Image Classification Against Quality Shift via Inter-Client Progressive "
-        "State Matching. arXiv 2025. https://arxiv.org/abs/2503.09587"
-    ),
+    paper="Wu et al.: Fair Federated Medical Image Classification Against Quality Shift via Inter-Client Progressive "
+    "State Matching. arXiv 2025. https://arxiv.org/abs/2503.09587",
     trainer="gsam",
     probes=("sharpness",),
     settings={"rho_max": 0.1, "rho_tau": 0.5},

@@ -25,7 +25,7 @@ from fairflare.aggregators.base import (
 )
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
+from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 
 COSTS: dict[str, str] = {"loss": "trained_loss", "error": "trained_error"}
@@ -40,10 +40,8 @@ STEEPEST = 1e3
     "fedcostwavg",
     title="FedCostWAvg",
     summary="Weighs sites by their number of examples and by how much their cost fell.",
-    paper=Paper.cited(
-        "Maechler et al.: FedCostWAvg: A New Averaging for Better Federated Learning. BrainLes 2021. "
-        "https://arxiv.org/abs/2111.08649"
-    ),
+    paper="Maechler et al.: FedCostWAvg: A New Averaging for Better Federated Learning. BrainLes 2021. "
+    "https://arxiv.org/abs/2111.08649",
     probes=("trained-loss", "local-error"),
 )
 @dataclass(frozen=True)
@@ -102,10 +100,8 @@ PROBES = ("trained-loss", "local-error")
     "fedpid",
     title="FedPID",
     summary="As FedPIDAvg, with the progress since the first round in place of the sum of costs.",
-    paper=Paper.cited(
-        "Maechler et al.: FedPID: An Aggregation Method for Federated Learning. arXiv 2024. "
-        "https://arxiv.org/abs/2411.02152"
-    ),
+    paper="Maechler et al.: FedPID: An Aggregation Method for Federated Learning. arXiv 2024. "
+    "https://arxiv.org/abs/2411.02152",
     probes=PROBES,
     settings={"integral": "progress"},
 )
@@ -201,9 +197,7 @@ method(
     title="FedPIDAvg",
     summary="Weighs sites by their size, the last fall of their cost and the sum of their last costs.",
     rule="fedpid",
-    paper=Paper.cited(
-        "Maechler et al.: FedPIDAvg: A PID Controller Inspired Aggregation Method for Federated Learning. BrainLes "
-        "2022. https://arxiv.org/abs/2304.12117"
-    ),
+    paper="Maechler et al.: FedPIDAvg: A PID Controller Inspired Aggregation Method for Federated Learning. BrainLes "
+    "2022. https://arxiv.org/abs/2304.12117",
     probes=PROBES,
 )

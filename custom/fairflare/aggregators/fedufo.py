@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, limited, shares, uniform
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Paper, Reply, StateDict, Training, Weights
+from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Reply, StateDict, Training, Weights
 from fairflare.core.validation import Range, within
 from fairflare.functional.simplex import Ball, ascended, in_ball, in_ball_reference
 
@@ -34,10 +34,8 @@ LAMBDA = "The adversary's weight in the next round."
     "fedufo",
     title="FedUFO",
     summary="Raises the weight of sites and groups of patients with larger losses; for subpopulations.",
-    paper=Paper.cited(
-        "Zhang et al.: Unified fair federated learning for digital healthcare. Patterns 2024. "
-        "https://doi.org/10.1016/j.patter.2023.100907"
-    ),
+    paper="Zhang et al.: Unified fair federated learning for digital healthcare. Patterns 2024. "
+    "https://doi.org/10.1016/j.patter.2023.100907",
     trainer="weighted",
     probes=("group-loss",),
     reference={"apply": "local", "weight_sum": "batch", "radius": 0.0, "keep_optimizer": True},

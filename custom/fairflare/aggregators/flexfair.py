@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Literal
 from fairflare.aggregators.base import Outcome, State, SummedRule, add_weighted, example_shares, limited, shares
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Paper, Reply, StateDict, Training, Weights
+from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Reply, StateDict, Training, Weights
 from fairflare.core.validation import Range, within
 from fairflare.functional.group_rates import Cell, slope_of, variance_penalty
 
@@ -49,10 +49,8 @@ class Found:
     summary="FedAvg with a penalty on how much the losses of sites, or of groups of patients, differ.",
     trainer="weighted",
     probes=("group-loss",),
-    paper=Paper.cited(
-        "Xing et al.: Achieving flexible fairness metrics in federated medical imaging. Nature Communications 2025. "
-        "https://doi.org/10.1038/s41467-025-58549-0"
-    ),
+    paper="Xing et al.: Achieving flexible fairness metrics in federated medical imaging. Nature Communications 2025. "
+    "https://doi.org/10.1038/s41467-025-58549-0",
 )
 @dataclass(frozen=True)
 class FlexFair(SummedRule):

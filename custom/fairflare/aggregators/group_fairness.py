@@ -33,7 +33,7 @@ from fairflare.aggregators.base import (
 )
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
+from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.core.validation import Names, Range
 from fairflare.functional.group_rates import CORRECT, FAMILIES, SEEN, Counts, Rate, counts_of, rates, share, summed
 from fairflare.functional.simplex import softmax
@@ -46,10 +46,8 @@ RATES: dict[str, Rate] = {"eo": "tpr", "dp": "selected"}
     "fairfed",
     title="FairFed",
     summary="Weighs sites whose gap between groups is close to the federation's; for demographic groups.",
-    paper=Paper.cited(
-        "Ezzeldin et al.: FairFed: Enabling Group Fairness in Federated Learning. AAAI 2023. "
-        "https://arxiv.org/abs/2110.00857"
-    ),
+    paper="Ezzeldin et al.: FairFed: Enabling Group Fairness in Federated Learning. AAAI 2023. "
+    "https://arxiv.org/abs/2110.00857",
     probes=("fairness-counts",),
     reference={"metric": "accuracy"},
 )
@@ -195,10 +193,8 @@ Metric = Literal["worst-tpr", "eo-sd", "ap-sd", "eo-gap"]
     "fairfedavg",
     title="FairFedAvg",
     summary="Weighs sites by their examples and by how evenly the model decides among their groups.",
-    paper=Paper.cited(
-        "Poulain et al.: Improving Fairness in AI Models on Electronic Health Records: The Case for Federated Learning "
-        "Methods. FAccT 2023. https://arxiv.org/abs/2305.11386"
-    ),
+    paper="Poulain et al.: Improving Fairness in AI Models on Electronic Health Records: The Case for Federated "
+    "Learning Methods. FAccT 2023. https://arxiv.org/abs/2305.11386",
     probes=("fairness-counts",),
 )
 @dataclass(frozen=True)

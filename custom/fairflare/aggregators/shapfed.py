@@ -32,7 +32,7 @@ from fairflare.aggregators.own import from_shared
 from fairflare.core.errors import RunFailed
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import HELD, Info, Offer, Paper, Reply, StateDict, Weights
+from fairflare.core.types import HELD, Info, Offer, Reply, StateDict, Weights
 from fairflare.core.validation import Range, within
 from fairflare.functional.blocks import head_of
 
@@ -41,10 +41,8 @@ from fairflare.functional.blocks import head_of
     "shapfed",
     title="ShapFed",
     summary="Weighs sites by how their last layer's update agrees with the sum, class by class; can reward sites.",
-    paper=Paper.cited(
-        "Tastan et al.: Redefining Contributions: Shapley-Driven Federated Learning. IJCAI 2024. "
-        "https://arxiv.org/abs/2406.00569"
-    ),
+    paper="Tastan et al.: Redefining Contributions: Shapley-Driven Federated Learning. IJCAI 2024. "
+    "https://arxiv.org/abs/2406.00569",
     probes=("held-classes",),
 )
 @dataclass(frozen=True)

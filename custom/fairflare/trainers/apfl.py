@@ -11,7 +11,7 @@ import torch
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import method
-from fairflare.core.types import Batch, Cost, LocalWork, Objective, Paper
+from fairflare.core.types import Batch, Cost, LocalWork, Objective
 from fairflare.core.validation import Range
 from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, optimizer_beside
 
@@ -23,9 +23,7 @@ LOCAL, ALPHA = "local model", "mixing weight"
     "apfl",
     title="APFL",
     summary="FedAvg, and at each site a mixture of the shared model with one of its own.",
-    paper=Paper.cited(
-        "Deng et al.: Adaptive Personalized Federated Learning. arXiv 2020. https://arxiv.org/abs/2003.13461"
-    ),
+    paper="Deng et al.: Adaptive Personalized Federated Learning. arXiv 2020. https://arxiv.org/abs/2003.13461",
 )
 @dataclass(frozen=True)
 class APFL(PlainTrainer):

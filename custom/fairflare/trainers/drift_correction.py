@@ -29,7 +29,7 @@ import torch
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import method
-from fairflare.core.types import Info, LocalWork, Paper, Reply, StateDict, TensorSpec, Training
+from fairflare.core.types import Info, LocalWork, Reply, StateDict, TensorSpec, Training
 from fairflare.core.validation import Range, within
 from fairflare.functional.blocks import parameters
 from fairflare.trainers.base import PlainTrainer, ServerState
@@ -70,10 +70,8 @@ OWN = "control"
     summary="Control variates take each site's own drift out of its local steps; for SGD and many local steps.",
     settings={"weighting": "uniform"},
     shared={"weighting": ("rule.weighting", "trainer.weighting")},
-    paper=Paper.cited(
-        "Karimireddy et al.: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. ICML 2020. "
-        "https://arxiv.org/abs/1910.06378"
-    ),
+    paper="Karimireddy et al.: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. ICML 2020. "
+    "https://arxiv.org/abs/1910.06378",
 )
 @dataclass(frozen=True)
 class Scaffold(PlainTrainer):
@@ -174,9 +172,8 @@ MOST_NORM = 10.0
     title="FedDyn",
     summary="Each site's objective is corrected by its own history, so that all sites' optima agree.",
     settings={"rule.weighting": "uniform"},
-    paper=Paper.cited(
-        "Acar et al.: Federated Learning Based on Dynamic Regularization. ICLR 2021. https://arxiv.org/abs/2111.04263"
-    ),
+    paper="Acar et al.: Federated Learning Based on Dynamic Regularization. ICLR 2021. "
+    "https://arxiv.org/abs/2111.04263",
 )
 @dataclass(frozen=True)
 class FedDynTrainer(PlainTrainer):

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from fairflare.core.errors import UserError
 from fairflare.core.execution import ahead
 from fairflare.core.registry import method
-from fairflare.core.types import Cost, LocalWork, Paper, StateDict
+from fairflare.core.types import Cost, LocalWork, StateDict
 from fairflare.core.validation import Names, Range
 from fairflare.functional.blocks import layers_of
 from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, local_batches, optimizer_beside
@@ -19,10 +19,8 @@ from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, local_b
     "fedper",
     title="FedPer",
     summary="FedAvg over all layers but the last, of which every site has its own; for label shift.",
-    paper=Paper.cited(
-        "Arivazhagan et al.: Federated Learning with Personalization Layers. arXiv 2019. "
-        "https://arxiv.org/abs/1912.00818"
-    ),
+    paper="Arivazhagan et al.: Federated Learning with Personalization Layers. arXiv 2019. "
+    "https://arxiv.org/abs/1912.00818",
 )
 @dataclass(frozen=True)
 class FedPer(PlainTrainer):
@@ -55,10 +53,8 @@ class FedPer(PlainTrainer):
     "fedrep",
     title="FedRep",
     summary="As FedPer, but each site fits its own last layer first, and then the shared ones to it; for label shift.",
-    paper=Paper.cited(
-        "Collins et al.: Exploiting Shared Representations for Personalized Federated Learning. ICML 2021. "
-        "https://arxiv.org/abs/2102.07078"
-    ),
+    paper="Collins et al.: Exploiting Shared Representations for Personalized Federated Learning. ICML 2021. "
+    "https://arxiv.org/abs/2102.07078",
 )
 @dataclass(frozen=True)
 class FedRep(FedPer):
@@ -102,10 +98,8 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
     "fedbn",
     title="FedBN",
     summary="FedAvg over all layers but BatchNorm, of which every site has its own; for feature shift.",
-    paper=Paper.cited(
-        "Li et al.: FedBN: Federated Learning on Non-IID Features via Local Batch Normalization. ICLR 2021. "
-        "https://arxiv.org/abs/2102.07623"
-    ),
+    paper="Li et al.: FedBN: Federated Learning on Non-IID Features via Local Batch Normalization. ICLR 2021. "
+    "https://arxiv.org/abs/2102.07623",
 )
 @dataclass(frozen=True)
 class FedBN(PlainTrainer):
@@ -131,10 +125,8 @@ class FedBN(PlainTrainer):
     "silobn",
     title="SiloBN",
     summary="FedAvg whose sites keep BatchNorm's running statistics and share its scale and shift; for feature shift.",
-    paper=Paper.cited(
-        "Andreux et al.: Siloed Federated Learning for Multi-centric Histopathology Datasets. DART 2020. "
-        "https://arxiv.org/abs/2008.07424"
-    ),
+    paper="Andreux et al.: Siloed Federated Learning for Multi-centric Histopathology Datasets. DART 2020. "
+    "https://arxiv.org/abs/2008.07424",
 )
 @dataclass(frozen=True)
 class SiloBN(FedBN):

@@ -27,7 +27,6 @@ from fairflare.core.types import (
     LocalWork,
     Objective,
     Outline,
-    Paper,
     Reply,
     SiteData,
     SplitName,
@@ -163,10 +162,8 @@ class OwnNormalised:
     "fedrdn",
     title="FedRDN",
     summary="FedAvg on images normalised with the statistics of drawn sites; for scanners that differ.",
-    paper=Paper.cited(
-        "Yan et al.: A Simple Data Augmentation for Feature Distribution Skewed Federated Learning. CVPR 2025. "
-        "https://arxiv.org/abs/2306.09363"
-    ),
+    paper="Yan et al.: A Simple Data Augmentation for Feature Distribution Skewed Federated Learning. CVPR 2025. "
+    "https://arxiv.org/abs/2306.09363",
 )
 @dataclass(frozen=True)
 class FedRDN(PlainTrainer):

@@ -11,7 +11,7 @@ import torch
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import method
-from fairflare.core.types import Batch, Cost, LocalWork, Objective, Offer, Paper, StateDict
+from fairflare.core.types import Batch, Cost, LocalWork, Objective, Offer, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.features import features_of, lacks_features, model_contrast
 from fairflare.trainers.base import PlainTrainer
@@ -24,7 +24,7 @@ PREVIOUS = "previous model"
     "moon",
     title="MOON",
     summary="FedAvg whose local features stay close to the shared model's and away from the site's last ones.",
-    paper=Paper.cited("Li et al.: Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257"),
+    paper="Li et al.: Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257",
 )
 @dataclass(frozen=True)
 class Moon(PlainTrainer):

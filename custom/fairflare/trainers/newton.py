@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 
 from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Info, LocalWork, Objective, Offer, Paper, StateDict
+from fairflare.core.types import Batch, Info, LocalWork, Objective, Offer, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.likelihood import (
     COX_SUMS,
@@ -274,7 +274,7 @@ def _own_sums(design: torch.Tensor, outcome: torch.Tensor, name: str) -> torch.T
     return torch.stack(rows).nan_to_num(0.0) * estimate.isfinite()
 
 
-GLORE = Paper.cited(
+GLORE = (
     "Wu et al.: Grid Binary LOgistic REgression (GLORE): building shared models without sharing data. JAMIA 2012. "
     "https://doi.org/10.1136/amiajnl-2012-000862"
 )

@@ -23,7 +23,6 @@ from fairflare.core.types import (
     LocalWork,
     Objective,
     Offer,
-    Paper,
     Reply,
     Round,
     StateDict,
@@ -46,10 +45,8 @@ LONGEST = 10.0
     "fedproto",
     title="FedProto",
     summary="Own models, joined by the mean features of each class; with share=both the models are averaged too.",
-    paper=Paper.cited(
-        "Tan et al.: FedProto: Federated Prototype Learning across Heterogeneous Clients. AAAI 2022. "
-        "https://arxiv.org/abs/2105.00243"
-    ),
+    paper="Tan et al.: FedProto: Federated Prototype Learning across Heterogeneous Clients. AAAI 2022. "
+    "https://arxiv.org/abs/2105.00243",
 )
 @dataclass(frozen=True)
 class FedProto(PlainTrainer):
@@ -155,10 +152,8 @@ REFERENCE_ROUNDS = 100
     "fedproc",
     title="FedProc",
     summary="FedAvg whose local features are drawn to the federation's class means, strongly at first.",
-    paper=Paper.cited(
-        "Mu et al.: FedProc: Prototypical Contrastive Federated Learning on Non-IID Data. Future Generation Computer "
-        "Systems 2023. https://arxiv.org/abs/2109.12273"
-    ),
+    paper="Mu et al.: FedProc: Prototypical Contrastive Federated Learning on Non-IID Data. Future Generation Computer "
+    "Systems 2023. https://arxiv.org/abs/2109.12273",
 )
 @dataclass(frozen=True)
 class FedProc(PlainTrainer):

@@ -16,7 +16,7 @@ import torch
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import method
-from fairflare.core.types import Batch, Cost, LocalWork, Objective, Paper
+from fairflare.core.types import Batch, Cost, LocalWork, Objective
 from fairflare.core.validation import Range
 from fairflare.trainers.base import PlainTrainer, add_proximal, keep_optimizer_beside, optimizer_beside
 
@@ -25,9 +25,7 @@ from fairflare.trainers.base import PlainTrainer, add_proximal, keep_optimizer_b
     "fedprox",
     title="FedProx",
     summary="FedAvg whose sites stay near the received model: a proximal term on top of the local objective.",
-    paper=Paper.cited(
-        "Li et al.: Federated Optimization in Heterogeneous Networks. MLSys 2020. https://arxiv.org/abs/1812.06127"
-    ),
+    paper="Li et al.: Federated Optimization in Heterogeneous Networks. MLSys 2020. https://arxiv.org/abs/1812.06127",
 )
 @dataclass(frozen=True)
 class FedProx(PlainTrainer):
@@ -54,10 +52,8 @@ class FedProx(PlainTrainer):
     "ditto",
     title="Ditto",
     summary="FedAvg, and at each site a model of its own that is drawn towards the shared one.",
-    paper=Paper.cited(
-        "Li et al.: Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021. "
-        "https://arxiv.org/abs/2012.04221"
-    ),
+    paper="Li et al.: Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021. "
+    "https://arxiv.org/abs/2012.04221",
 )
 @dataclass(frozen=True)
 class Ditto(PlainTrainer):
@@ -123,10 +119,8 @@ class Ditto(PlainTrainer):
     title="pFedMe",
     summary="A model of each site's own that is drawn to the shared one, which follows the sites' own models in turn.",
     settings={"weighting": "uniform"},
-    paper=Paper.cited(
-        "T Dinh et al.: Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020. "
-        "https://arxiv.org/abs/2006.08848"
-    ),
+    paper="T Dinh et al.: Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020. "
+    "https://arxiv.org/abs/2006.08848",
 )
 @dataclass(frozen=True)
 class PFedMe(PlainTrainer):
