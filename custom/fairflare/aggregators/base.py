@@ -16,6 +16,8 @@ from fairflare.core.types import Info, Need, Offer, Reply, StateDict, Training, 
 
 State = Mapping[str, Any]
 """A rule's memory: nested dicts of floats, strings and tensors, saved with the model after every round."""
+Notes = Mapping[str, Any]
+"""Name -> value of what ``Rule.notes`` declares, as far as a round has it."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Outcome:
         model: w^{t+1}, with the entries of w^t.
         weights: site -> its share of the update, for the sites of the round's replies.
         state: the rule's next state.
-        notes: name -> value of what ``Rule.notes`` declares, as far as the round has it.
+        notes: what the round says.
         models: site -> a model of its own, with the entries of w^t, if the rule gives sites such (``own_models``). The
             site is sent it in the rounds to come, until it is given another; sites without one are sent ``model``.
     """
@@ -34,7 +36,7 @@ class Outcome:
     model: StateDict
     weights: Weights
     state: State
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    notes: Notes = field(default_factory=dict)
     models: Mapping[str, StateDict] = field(default_factory=dict)
 
 
@@ -155,9 +157,15 @@ class WeighingRule(Rule):
         """Non-negative weights that sum to 1 over the replies' sites, and the next state; always pure."""
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w^{t+1} = w^t + sum_k p_k D_k with the weights p of ``weigh``."""
-        weights, next_state = self.weigh(replies, state, info)
-        return Outcome(add_weighted(model, replies, weights), weights, next_state)
+        """w^{t+1} = w^t + sum_k p_k D_k with the weights p of ``weigh``; where a rule ``caps``, within the cap."""
+        weights, after = self.weigh(replies, state, info)
+        weights = limited(weights, info.cap) if self.caps else weights
+        notes = self.round_notes(weights, replies, state, after, info)
+        return Outcome(add_weighted(model, replies, weights), weights, after, notes)
+
+    def round_notes(self, weights: Weights, replies: Sequence[Reply], before: State, after: State, info: Info) -> Notes:
+        """``Outcome.notes`` of a round that led with these ``weights`` from one state to the next; none by default."""
+        return {}
 
 
 class SummedRule(WeighingRule):

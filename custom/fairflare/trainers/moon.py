@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
+from torch.optim import Optimizer
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import method
@@ -55,9 +56,7 @@ class Moon(PlainTrainer):
             frozen = [_frozen(work.network, model) for model in (work.received, work.memory.get(PREVIOUS))]
             work.scratch["frozen"] = frozen
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
+    def step(self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch) -> torch.Tensor:
         if not self.mu:
             return super().step(work, optimizer, objective, batch)
         optimizer.zero_grad(set_to_none=True)
