@@ -291,7 +291,7 @@ def liars_among(sites: int, share: float = LIARS) -> int:
 
 
 def limited(weights: Weights, cap: float) -> Weights:
-    """``weights`` with none above ``cap``; equal ones where fewer sites than 1 / ``cap`` weigh anything.
+    """``weights`` (>= 0, sum 1) with none above ``cap`` > 0; equal ones where at most 1 / ``cap`` sites weigh anything.
 
     What is above is shared by the other sites in their proportions, until none is.
     """
@@ -300,24 +300,6 @@ def limited(weights: Weights, cap: float) -> Weights:
     positive = sum(1 for w in weights.values() if w > 0)
     if cap * positive <= 1:
         return {site: 1 / positive if w > 0 else 0.0 for site, w in weights.items()}
-    return capped(weights, cap)
-
-
-def capped(weights: Weights, cap: float) -> Weights:
-    """The weights with none above ``cap``: the others keep their proportions and share what is left, until none is.
-
-    Args:
-        weights: >= 0, sum 1.
-        cap: > 0; at most 1 / K gives equal weights.
-
-    Raises:
-        ValueError: too few positive weights to reach 1 under the cap.
-    """
-    if cap * len(weights) <= 1:
-        return dict.fromkeys(weights, 1 / len(weights))
-    positive = sum(1 for w in weights.values() if w > 0)
-    if cap * positive < 1:
-        raise ValueError(f"cap must be at least 1 / {positive}, the number of positive weights, got {cap:g}")
     full: set[str] = set()
     while True:
         rest = math.fsum(w for site, w in weights.items() if site not in full)

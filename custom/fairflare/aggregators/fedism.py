@@ -90,10 +90,9 @@ class FedISM(SummedRule):
         fresh = power_shares(scores, self.q, priors, offset=FLOOR if self.variant == "reference" else 0.0)
         known = {site: kept for site, kept in state.get("weights", {}).items() if site in fresh}
         mass, new, n = sum(known.values()), len(fresh) - len(known), len(fresh)
-        weights, kept = {}, {}
-        for site, share in fresh.items():
-            weights[site], kept[site] = self._averaged(share, known.get(site), mass, new, n)
-        return weights, {"weights": {**state.get("weights", {}), **kept}}
+        found = {site: self._averaged(share, known.get(site), mass, new, n) for site, share in fresh.items()}
+        kept = {site: keep for site, (_, keep) in found.items()}
+        return {site: w for site, (w, _) in found.items()}, {"weights": {**state.get("weights", {}), **kept}}
 
     def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:
         """x_k^q, what was kept (0 for a new site), 1 for a new site (else 0), and 1."""
@@ -118,13 +117,9 @@ class FedISM(SummedRule):
         return f"q={self.q:g} is above {MOST_Q}, where x^q leaves the range of doubles" if self.q > MOST_Q else ""
 
     def _averaged(self, fresh: float, kept: float | None, mass: float, new: int, n: int) -> tuple[float, float]:
-        """A site's weight and what is kept of it.
+        """A site's weight and what is kept of it, from its w~ and what was kept, None for a new site.
 
-        Args:
-            fresh: its w~.
-            kept: what was kept of it; None for a new site.
-            mass: sum of what was kept of the sites of this round.
-            new: how many of the ``n`` sites of this round are new.
+        ``mass`` is the sum of what was kept of the sites of this round, ``new`` how many of these ``n`` are new.
         """
         if new == n or not mass:
             return fresh, fresh

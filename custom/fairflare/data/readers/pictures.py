@@ -57,24 +57,24 @@ class Reader:
     def __call__(self, item: Item) -> tuple[Tensor, Tensor]:
         """uint8 (channels, size, size), and int64 () or uint8 (structures, size, size) of 0 and 1.
 
-        Raises:
-            DataError: "unreadable", "not_2d", "nonfinite", "shape" (the mask's differs from the image's) or
-                "mask_values".
+        DataError "unreadable", "not_2d", "nonfinite", "shape" (the mask's differs from the image's) or "mask_values".
         """
         found = _slice(item.image, self.window)
         image = self._image(found)
         if self.values is None:
             return image, torch.tensor(item.label)
+        name = name_of(item.image)
         if isinstance(item.label, (int, float, tuple)):
-            raise DataError("entry", f"{_named(item.image)}: expected a mask, got the class {item.label}")
-        mask = _slice(_mask_of(item.image, item.label), mask=True).pixels[0]
+            raise DataError("entry", f"{name}: expected a mask, got the class {item.label}")
+        source = _mask_of(item.image, item.label)
+        mask = _slice(source, mask=True).pixels[0]
         if mask.shape != found.pixels.shape[1:]:
             image_shape, mask_shape = ("x".join(map(str, shape)) for shape in (found.pixels.shape[1:], mask.shape))
-            raise DataError("shape", f"{_named(item.image)}: {image_shape} pixels, its mask has {mask_shape}")
-        if _lies_elsewhere(item.image, _mask_of(item.image, item.label)):
+            raise DataError("shape", f"{name}: {image_shape} pixels, its mask has {mask_shape}")
+        if _lies_elsewhere(item.image, source):
             text = "expected a mask on its image's pixels, by their headers it is turned, of other spacing or elsewhere"
-            raise DataError("shape", f"{_named(item.image)}: {text}")
-        return image, self._mask(mask, _named(item.label))
+            raise DataError("shape", f"{name}: {text}")
+        return image, self._mask(mask, name_of(item.label))
 
     def image(self, source: Source) -> Tensor:
         """uint8 (channels, size, size)."""
@@ -82,7 +82,7 @@ class Reader:
 
     def mask(self, source: Source) -> Tensor:
         """uint8 (structures, size, size) of 0 and 1."""
-        return self._mask(_slice(source, mask=True).pixels[0], _named(source))
+        return self._mask(_slice(source, mask=True).pixels[0], name_of(source))
 
     def geometry(self, source: Path | Frame) -> Geometry | None:
         """What a file's header says; None where it cannot be read."""
@@ -92,15 +92,14 @@ class Reader:
         image = torch.from_numpy(found.scaled(self.window)).float()
         if len(image) != self.channels:
             image = image.mean(0, keepdim=True).expand(self.channels, -1, -1)
-        if image.shape[1:] != (self.size, self.size):
-            edges = (self.size, self.size)
-            image = F.interpolate(image[None], edges, mode="bilinear", antialias=True, align_corners=False)[0]
+        if image.shape[1:] != self.shape:
+            image = F.interpolate(image[None], self.shape, mode="bilinear", antialias=True, align_corners=False)[0]
         return image.round().clamp(0, 255).to(torch.uint8)
 
     def _mask(self, pixels: np.ndarray, name: str) -> Tensor:
         masks = structure_masks(pixels, self.values or {}, self.background, name)
-        if masks.shape[1:] != (self.size, self.size):
-            masks = F.interpolate(masks[None], (self.size, self.size), mode="nearest-exact")[0]
+        if masks.shape[1:] != self.shape:
+            masks = F.interpolate(masks[None], self.shape, mode="nearest-exact")[0]
         return masks.to(torch.uint8)
 
 
@@ -196,18 +195,16 @@ def _slice(source: Source, window: str = "", *, mask: bool = False) -> Stored:
 
 
 def _picture_of(path: Path, mask: bool) -> Stored:
-    """A PNG or JPEG; a palette's numbers are colours, but in a mask they are its structures."""
+    """A PNG or JPEG without alpha; a palette's numbers are colours, but in a mask they are its structures."""
     from PIL import Image
 
     try:
         with Image.open(path) as file:
-            mode = file.mode
-            if mode == "P" and not mask:
-                colours = np.asarray(file.convert("RGB"), dtype=np.float32)
-                return Stored(np.moveaxis(colours, -1, 0), natural=True)
+            shown = file.convert("RGB") if file.mode == "P" and not mask else file
+            mode, found = file.mode, np.moveaxis(np.atleast_3d(np.asarray(shown, dtype=np.float32)), -1, 0)
     except Exception as error:  # decoders raise whatever their libraries do
         raise unreadable(path, type(error).__name__) from None
-    pixels = _picture(path)
+    pixels = finite(path, found[: {4: 3, 2: 1}.get(len(found), len(found))])
     return Stored(pixels, natural=not mode.startswith(("I", "F"))) if not mask else _natural(pixels)
 
 
@@ -235,17 +232,5 @@ def _mask_of(image: Source, label: Path | np.ndarray) -> Source:
     return label
 
 
-def _picture(path: Path) -> np.ndarray:
-    """float32 (C, H, W)."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as file:
-            found = np.moveaxis(np.atleast_3d(np.asarray(file, dtype=np.float32)), -1, 0)
-    except Exception as error:  # decoders raise whatever their libraries do
-        raise unreadable(path, type(error).__name__) from None
-    return finite(path, found[: {4: 3, 2: 1}.get(len(found), len(found))])  # without alpha
-
-
-def _named(source: Source) -> str:
+def name_of(source: Source) -> str:
     return "an image in memory" if isinstance(source, np.ndarray) else source.name
