@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 
 from fairflare.core.registry import method, selector
 from fairflare.core.seeds import derive
-from fairflare.core.types import Paper, Round
+from fairflare.core.types import Round
 from fairflare.core.validation import Names, Range
 
 __path__: list[str] = []  # plugins of 0.2 import `participation.base`, see `MOVED` in core.plugins
@@ -142,7 +142,7 @@ class Pool(Selector):
         return tuple(sites[:1])
 
 
-MCMAHAN = Paper.cited(
+MCMAHAN = (
     "McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017. "
     "https://arxiv.org/abs/1602.05629"
 )

@@ -34,6 +34,9 @@ class Images:
 
     training = fixed
 
+    def size(self, split):
+        return len(self.images)
+
 
 @pytest.mark.parametrize("variant, tolerance", [("paper", 1e-12), ("reference", 1e-12), ("medsegbench", 1e-6)])
 def test_every_sites_statistics(variant, tolerance):

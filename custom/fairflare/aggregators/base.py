@@ -16,6 +16,8 @@ from fairflare.core.types import Info, Need, Offer, Reply, StateDict, Training, 
 
 State = Mapping[str, Any]
 """A rule's memory: nested dicts of floats, strings and tensors, saved with the model after every round."""
+Notes = Mapping[str, Any]
+"""Name -> value of what ``Rule.notes`` declares, as far as a round has it."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Outcome:
         model: w^{t+1}, with the entries of w^t.
         weights: site -> its share of the update, for the sites of the round's replies.
         state: the rule's next state.
-        notes: name -> value of what ``Rule.notes`` declares, as far as the round has it.
+        notes: what the round says.
         models: site -> a model of its own, with the entries of w^t, if the rule gives sites such (``own_models``). The
             site is sent it in the rounds to come, until it is given another; sites without one are sent ``model``.
     """
@@ -34,7 +36,7 @@ class Outcome:
     model: StateDict
     weights: Weights
     state: State
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    notes: Notes = field(default_factory=dict)
     models: Mapping[str, StateDict] = field(default_factory=dict)
 
 
@@ -155,9 +157,15 @@ class WeighingRule(Rule):
         """Non-negative weights that sum to 1 over the replies' sites, and the next state; always pure."""
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """w^{t+1} = w^t + sum_k p_k D_k with the weights p of ``weigh``."""
-        weights, next_state = self.weigh(replies, state, info)
-        return Outcome(add_weighted(model, replies, weights), weights, next_state)
+        """w^{t+1} = w^t + sum_k p_k D_k with the weights p of ``weigh``; where a rule ``caps``, within the cap."""
+        weights, after = self.weigh(replies, state, info)
+        weights = limited(weights, info.cap) if self.caps else weights
+        notes = self.round_notes(weights, replies, state, after, info)
+        return Outcome(add_weighted(model, replies, weights), weights, after, notes)
+
+    def round_notes(self, weights: Weights, replies: Sequence[Reply], before: State, after: State, info: Info) -> Notes:
+        """``Outcome.notes`` of a round that led with these ``weights`` from one state to the next; none by default."""
+        return {}
 
 
 class SummedRule(WeighingRule):
@@ -283,7 +291,7 @@ def liars_among(sites: int, share: float = LIARS) -> int:
 
 
 def limited(weights: Weights, cap: float) -> Weights:
-    """``weights`` with none above ``cap``; equal ones where fewer sites than 1 / ``cap`` weigh anything.
+    """``weights`` (>= 0, sum 1) with none above ``cap`` > 0; equal ones where at most 1 / ``cap`` sites weigh anything.
 
     What is above is shared by the other sites in their proportions, until none is.
     """
@@ -292,24 +300,6 @@ def limited(weights: Weights, cap: float) -> Weights:
     positive = sum(1 for w in weights.values() if w > 0)
     if cap * positive <= 1:
         return {site: 1 / positive if w > 0 else 0.0 for site, w in weights.items()}
-    return capped(weights, cap)
-
-
-def capped(weights: Weights, cap: float) -> Weights:
-    """The weights with none above ``cap``: the others keep their proportions and share what is left, until none is.
-
-    Args:
-        weights: >= 0, sum 1.
-        cap: > 0; at most 1 / K gives equal weights.
-
-    Raises:
-        ValueError: too few positive weights to reach 1 under the cap.
-    """
-    if cap * len(weights) <= 1:
-        return dict.fromkeys(weights, 1 / len(weights))
-    positive = sum(1 for w in weights.values() if w > 0)
-    if cap * positive < 1:
-        raise ValueError(f"cap must be at least 1 / {positive}, the number of positive weights, got {cap:g}")
     full: set[str] = set()
     while True:
         rest = math.fsum(w for site, w in weights.items() if site not in full)

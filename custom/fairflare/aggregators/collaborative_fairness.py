@@ -32,7 +32,7 @@ from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, examp
 from fairflare.aggregators.own import View, from_shared, moved
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Need, Paper, Reply, StateDict, Weights
+from fairflare.core.types import Info, Need, Reply, StateDict, Weights
 from fairflare.core.validation import Range, within
 from fairflare.functional.blocks import gram
 
@@ -48,12 +48,9 @@ def bounds(sizes: np.ndarray, counts: Sequence[int]) -> list[float]:
 
 
 def layer_bounds(update: torch.Tensor, fractions: Sequence[float], always_drop: bool = False) -> list[float]:
-    """For each fraction q the bound that keeps the ceil(q N) largest of one layer's N entries.
+    """For each fraction q in [0, 1] the bound that keeps the ceil(q N) largest of one layer's N entries.
 
-    Args:
-        fractions: each in [0, 1].
-        always_drop: True keeps N - 1 at most, as the code of CGSV and CFFL does, but for layers of one entry, on which
-            it fails.
+    With ``always_drop`` N - 1 at most, as in the code of CGSV and CFFL, but for layers of one entry, on which it fails.
     """
     sizes = _magnitudes(update)
     most = max(len(sizes) - always_drop, 1)
@@ -72,9 +69,7 @@ def at_least(update: torch.Tensor, bound: float) -> torch.Tensor:
 
 def _magnitudes(update: torch.Tensor) -> np.ndarray:
     """(N,), in float32 or wider."""
-    wide = update.detach().to(torch.promote_types(update.dtype, torch.float32))
-    sizes: np.ndarray = wide.reshape(-1).abs().numpy()
-    return sizes
+    return np.asarray(update.detach().to(torch.promote_types(update.dtype, torch.float32)).reshape(-1).abs())
 
 
 FADE = 0.8
@@ -87,10 +82,8 @@ FEWEST = 4
     "cffl",
     title="CFFL",
     summary="A model per site; sites whose models do well at home download more of the others' updates.",
-    paper=Paper.cited(
-        "Lyu et al.: Collaborative Fairness in Federated Learning. Federated Learning, LNCS 12500 2020. "
-        "https://arxiv.org/abs/2008.12161"
-    ),
+    paper="Lyu et al.: Collaborative Fairness in Federated Learning. Federated Learning, LNCS 12500 2020. "
+    "https://arxiv.org/abs/2008.12161",
     probes=("local-error",),
 )
 @dataclass(frozen=True)
@@ -137,7 +130,17 @@ class CFFL(Rule):
         keys = [key for key in model if key in replies[0].trainable]
         step = add_weighted({key: torch.zeros_like(model[key]) for key in keys}, heard, p)
         received = _received(counting, reputation)
-        own = self._own(model, replies, heard, p, step, received, info)
+        limits = dict(zip(received, whole_bounds(step, keys, list(received.values())))) if received else {}
+        counted = {r.site: r.update for r in heard}
+
+        def change(reply: Reply, key: str) -> torch.Tensor:
+            """What the site's own model moves by; who is removed goes on with what it has trained."""
+            site = reply.site
+            if site not in counted:
+                return reply.update[key]
+            return reply.update[key] + at_least(step[key], limits[site]) - p[site] * counted[site][key]
+
+        own = {r.site: moved(r, model, info, partial(change, r)) for r in replies}
         weights = {r.site: mean.get(r.site, 0.0) for r in replies} if counting else uniform([r.site for r in replies])
         rest = {key: value for key, value in model.items() if key not in step}
         after = add_weighted(rest, [from_shared(r, model, info) for r in replies], weights)
@@ -178,29 +181,6 @@ class CFFL(Rule):
         (bound,) = whole_bounds(clipped, sorted(reply.trainable & set(reply.update)), [self.theta])
         return replace(reply, update=View(clipped, lambda key, change: at_least(change, bound)))
 
-    def _own(
-        self,
-        model: StateDict,
-        replies: Sequence[Reply],
-        heard: Sequence[Reply],
-        p: Weights,
-        step: StateDict,
-        received: Weights,
-        info: Info,
-    ) -> dict[str, StateDict]:
-        """Site -> its next model; who is removed goes on with what it has trained."""
-        sites = list(received)
-        limits = dict(zip(sites, whole_bounds(step, list(step), list(received.values())))) if sites else {}
-        counted = {r.site: r.update for r in heard}
-
-        def change(reply: Reply, key: str) -> torch.Tensor:
-            if reply.site not in counted:
-                return reply.update[key]
-            received = at_least(step[key], limits[reply.site])
-            return reply.update[key] + received - p[reply.site] * counted[reply.site][key]
-
-        return {r.site: moved(r, model, info, partial(change, r)) for r in replies}
-
 
 def _score(reply: Reply) -> float | None:
     error = reply.scalars.get("trained_error")
@@ -224,10 +204,8 @@ TINY = 1e-7
     "cgsv",
     title="CGSV",
     summary="A model per site; sites whose updates agree with the aggregate receive more of it.",
-    paper=Paper.cited(
-        "Xu et al.: Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning. NeurIPS 2021. "
-        "https://proceedings.neurips.cc/paper/2021/hash/8682cc30db9c025ecd3fee433f8ab54c-Abstract.html"
-    ),
+    paper="Xu et al.: Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning. NeurIPS 2021. "
+    "https://proceedings.neurips.cc/paper/2021/hash/8682cc30db9c025ecd3fee433f8ab54c-Abstract.html",
 )
 @dataclass(frozen=True)
 class CGSV(Rule):
@@ -260,25 +238,27 @@ class CGSV(Rule):
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         """As above; the weights are r before the round. State: "reputation", site -> r > 0."""
         before = state.get("reputation", {})
-        weights = self._weights(replies, before)
+        # r over the sites that are here; n_k / n in the first round, and the others' mean for who is new later.
+        known = filled({r.site: before.get(r.site) for r in replies})
+        weights = shares(known) if before else example_shares(replies)
         factors, cosines = self._compared(replies, weights)
         reputation = self._earned(before, cosines)
         received = self._received(reputation)
         zeros = {key: torch.zeros_like(value) for key, value in model.items() if key in replies[0].trainable}
         step = add_weighted(zeros, replies, factors)
-        own = self._own(model, replies, step, received, info)
+        fractions = [received[r.site] for r in replies]
+        limits = {key: layer_bounds(change, fractions, self.variant == "reference") for key, change in step.items()}
+
+        def part(k: int, key: str) -> torch.Tensor:
+            return at_least(step[key], limits[key][k])
+
+        own = {r.site: moved(r, model, info, partial(part, k)) for k, r in enumerate(replies)}
         rest = {key: value for key, value in model.items() if key not in step}
         local = [from_shared(r, model, info) for r in replies]
         after = add_weighted(rest, local, weights) | {key: model[key] + change for key, change in step.items()}
         notes = {"reputation": shares(reputation), "cosine": cosines, "received": received}
         following = {"reputation": {**before, **reputation}}
         return Outcome({key: after[key] for key in model}, weights, following, notes, own)
-
-    def _weights(self, replies: Sequence[Reply], before: Mapping[str, float]) -> Weights:
-        """r over the sites that are here; n_k / n in the first round, and the others' mean for who is new later."""
-        if not before:
-            return example_shares(replies)
-        return shares(filled({r.site: before.get(r.site) for r in replies}))
 
     def _compared(self, replies: Sequence[Reply], weights: Weights) -> tuple[Weights, dict[str, float]]:
         """What each update is multiplied by in u, and its cosine with u; 0 for an update of zero."""
@@ -302,16 +282,3 @@ class CGSV(Rule):
         earned = {site: math.tanh(self.beta * r) for site, r in reputation.items()}
         most = max(earned.values())
         return {site: value / most if most > 0 else 1.0 for site, value in earned.items()}
-
-    def _own(
-        self, model: StateDict, replies: Sequence[Reply], step: StateDict, received: Weights, info: Info
-    ) -> dict[str, StateDict]:
-        """Site -> its next model."""
-        drop = self.variant == "reference"
-        fractions = [received[r.site] for r in replies]
-        limits = {key: layer_bounds(change, fractions, drop) for key, change in step.items()}
-
-        def part(k: int, key: str) -> torch.Tensor:
-            return at_least(step[key], limits[key][k])
-
-        return {r.site: moved(r, model, info, partial(part, k)) for k, r in enumerate(replies)}

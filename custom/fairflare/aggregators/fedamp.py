@@ -17,7 +17,7 @@ from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, examp
 from fairflare.aggregators.own import from_shared
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, StateDict
+from fairflare.core.types import Info, Reply, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.robust import distances
 
@@ -27,10 +27,8 @@ from fairflare.functional.robust import distances
     title="FedAMP",
     summary="Sends each site a mixture of the models that are like its own, near which it trains; own models.",
     trainer="fedprox",
-    paper=Paper.cited(
-        "Huang et al.: Personalized Cross-Silo Federated Learning on Non-IID Data. AAAI 2021. "
-        "https://arxiv.org/abs/2007.03797"
-    ),
+    paper="Huang et al.: Personalized Cross-Silo Federated Learning on Non-IID Data. AAAI 2021. "
+    "https://arxiv.org/abs/2007.03797",
 )
 @dataclass(frozen=True)
 class FedAMP(Rule):

@@ -9,17 +9,15 @@ from typing import Literal
 
 from fairflare.aggregators.base import Outcome, Rule, State, SummedRule, add_weighted, example_shares, uniform
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
+from fairflare.core.types import Info, Reply, StateDict, Weights
 
 
 @method(
     "fedavg",
     title="FedAvg",
     summary="Averages the sites' models by their number of examples: the baseline.",
-    paper=Paper.cited(
-        "McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017. "
-        "https://arxiv.org/abs/1602.05629"
-    ),
+    paper="McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017. "
+    "https://arxiv.org/abs/1602.05629",
 )
 @dataclass(frozen=True)
 class FedAvg(SummedRule):
@@ -49,10 +47,8 @@ class FedAvg(SummedRule):
     "solo",
     title="Solo",
     summary="Every site trains alone, with a model of its own: what it would have without the federation.",
-    paper=Paper.cited(
-        "McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017. "
-        "https://arxiv.org/abs/1602.05629"
-    ),
+    paper="McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017. "
+    "https://arxiv.org/abs/1602.05629",
 )
 @dataclass(frozen=True)
 class Solo(Rule):

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, filled, limited, shares, uniform
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
+from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.functional.blocks import novelty
 
 FLOOR = 1e-6
@@ -33,10 +33,8 @@ SCORE = "Novelty times error gap. Score and limit are this package's interpretat
     "fedce",
     title="FedCE",
     summary="Weighs sites by estimated contribution: novel updates, and loss of accuracy without them.",
-    paper=Paper.cited(
-        "Jiang et al.: Fair Federated Medical Image Segmentation via Client Contribution Estimation. CVPR 2023. "
-        "https://arxiv.org/abs/2303.16520"
-    ),
+    paper="Jiang et al.: Fair Federated Medical Image Segmentation via Client Contribution Estimation. CVPR 2023. "
+    "https://arxiv.org/abs/2303.16520",
     probes=("leave-one-out", "local-error"),
     shared={"score_metric": ("probe.leave-one-out.score_metric", "probe.local-error.score_metric")},
 )

@@ -15,20 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar, Literal
 
-from fairflare.aggregators.base import (
-    Outcome,
-    State,
-    WeighingRule,
-    add_weighted,
-    example_shares,
-    filled,
-    limited,
-    shares,
-    uniform,
-)
+from fairflare.aggregators.base import Notes, State, WeighingRule, add_weighted, convex, example_shares, filled, uniform
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
+from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.shapley import Coalition, coalitions, exact, prefixes, sampled
 
@@ -41,10 +31,8 @@ MOST_EXACT = 10
     "fedci",
     title="FedCI",
     summary="Weighs sites by Shapley values that all sites measure in every round; up to 2^K - 1 models are sent.",
-    paper=Paper.cited(
-        "Jiang et al.: Fair Federated Medical Image Segmentation via Client Contribution Estimation. CVPR 2023. "
-        "https://arxiv.org/abs/2303.16520"
-    ),
+    paper="Jiang et al.: Fair Federated Medical Image Segmentation via Client Contribution Estimation. CVPR 2023. "
+    "https://arxiv.org/abs/2303.16520",
     probes=("local-error", "coalition-error"),
     shared={"score_metric": ("probe.local-error.score_metric", "probe.coalition-error.score_metric")},
 )
@@ -86,16 +74,12 @@ class FedCI(WeighingRule):
         values = self._values(replies, info)
         before = state.get("sums", {}) if self.accumulate else {}
         sums = {site: before.get(site, 0.0) + value for site, value in values.items()}
-        good = {r.site: max(sums[r.site], 0.0) for r in replies}
-        weights = shares(good) if sum(good.values()) > 0 else example_shares(replies)
+        weights = convex({r.site: sums[r.site] for r in replies}, replies)
         return weights, {"sums": {**before, **sums}} if self.accumulate else dict(state)
 
-    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        weights, after = self.weigh(replies, state, info)
-        weights = limited(weights, info.cap)
+    def round_notes(self, weights: Weights, replies: Sequence[Reply], before: State, after: State, info: Info) -> Notes:
         evaluated = {name for r in replies for name in r.scalars if name.startswith(f"{ERROR}/")}
-        notes = {"contribution": weights, "shapley": self._values(replies, info), "evaluated": len(evaluated)}
-        return Outcome(add_weighted(model, replies, weights), weights, after, notes)
+        return {"contribution": weights, "shapley": self._values(replies, info), "evaluated": len(evaluated)}
 
     def _coalitions(self, sites: Sequence[str], info: Info) -> list[Coalition]:
         """Those that are evaluated."""

@@ -24,7 +24,7 @@ import torch
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, shares, uniform
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, StateDict
+from fairflare.core.types import Info, Reply, StateDict
 from fairflare.core.validation import Range, within
 from fairflare.functional.blocks import gram
 
@@ -33,9 +33,7 @@ from fairflare.functional.blocks import gram
     "fedfv",
     title="FedFV",
     summary="Removes from each update what points against the others' before averaging; badly served sites come last.",
-    paper=Paper.cited(
-        "Wang et al.: Federated Learning with Fair Averaging. IJCAI 2021. https://arxiv.org/abs/2104.14937"
-    ),
+    paper="Wang et al.: Federated Learning with Fair Averaging. IJCAI 2021. https://arxiv.org/abs/2104.14937",
     probes=("group-loss",),
 )
 @dataclass(frozen=True)

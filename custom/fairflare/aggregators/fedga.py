@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, example_shares, limited, shares
+from fairflare.aggregators.base import Notes, State, WeighingRule, convex
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, Round, StateDict, Weights
+from fairflare.core.types import Info, Reply, Round, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.simplex import with_newcomers
 
@@ -25,7 +25,7 @@ PAIRS: dict[str, tuple[str, str]] = {"loss": ("loss", "trained_loss"), "error": 
 """Setting ``gap`` -> what a site sends of the received model and of its own trained one."""
 THIRD = 3
 """The authors' code divides by the number of sites that its experiments had."""
-GENERALIZATION = Paper.cited(
+GENERALIZATION = (
     "Zhang et al.: Federated Domain Generalization with Generalization Adjustment. CVPR 2023. "
     "https://openaccess.thecvf.com/content/CVPR2023/html/Zhang_Federated_Domain_Generalization_With_Generalization_Adjustment_CVPR_2023_paper.html"
 )
@@ -73,15 +73,11 @@ class GeneralizationAdjustment(WeighingRule):
         """a of the sites that are here; all known sites keep theirs, and a newcomer stands at their mean."""
         before = with_newcomers(state.get("a", {}), [r.site for r in replies])
         after = self._moved(before, self._gaps(replies, state), info.round)
-        here = {r.site: after[r.site] for r in replies}
-        weights = shares(here) if sum(here.values()) > 0 else example_shares(replies)
+        weights = convex({r.site: after[r.site] for r in replies}, replies)
         return weights, {"a": after, "trained": {r.site: r.scalars[self.wanted[1]] for r in replies}}
 
-    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        weights, following = self.weigh(replies, state, info)
-        weights = limited(weights, info.cap)
-        notes = {"gap": gaps} if (gaps := self._gaps(replies, state)) else {}
-        return Outcome(add_weighted(model, replies, weights), weights, following, notes)
+    def round_notes(self, weights: Weights, replies: Sequence[Reply], before: State, after: State, info: Info) -> Notes:
+        return {"gap": gaps} if (gaps := self._gaps(replies, before)) else {}
 
     def _gaps(self, replies: Sequence[Reply], state: State) -> dict[str, float]:
         """Site -> F_k(w^t) - F_k(w_k of the round before), for the sites that took part in both."""

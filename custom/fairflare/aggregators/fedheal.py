@@ -25,19 +25,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from fairflare.aggregators.base import (
-    Outcome,
-    State,
-    WeighingRule,
-    add_weighted,
-    example_shares,
-    limited,
-    shares,
-    uniform,
-)
+from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, example_shares, limited, shares
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
+from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.core.validation import within
 from fairflare.functional.blocks import BLOCK, blocks_of, equalised, gram, square_of
 from fairflare.functional.consistency import Consistency
@@ -47,10 +38,8 @@ from fairflare.functional.consistency import Consistency
     "fedheal",
     title="FedHEAL",
     summary="Ignores inconsistent parameter updates and favours sites far from the model; for domain skew.",
-    paper=Paper.cited(
-        "Chen et al.: Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity. CVPR "
-        "2024. https://arxiv.org/abs/2405.16585"
-    ),
+    paper="Chen et al.: Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity. CVPR "
+    "2024. https://arxiv.org/abs/2405.16585",
 )
 @dataclass(frozen=True)
 class FedHEAL(WeighingRule):
@@ -86,11 +75,7 @@ class FedHEAL(WeighingRule):
         return outcome.weights, outcome.state
 
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        """The paper's step; two passes over the updates, since this round's distances change this round's weights.
-
-        The counters in ``state`` are advanced in place (``donates``): a second history would double the server's
-        memory.
-        """
+        """The paper's step; two passes over the updates, since this round's distances change this round's weights."""
         sites, masks, distances = [r.site for r in replies], None, list[float]()
         if self.parts != "fael":
             masks = Consistency.of(replies, state, self.tau, self.variant == "reference")
@@ -135,15 +120,13 @@ class FedHEAL(WeighingRule):
             return dict(zip(start, equalised(gram(replies)).tolist())), {}
         carried, steps = dict(state.get("p", {})), dict(state.get("dp", {}))
         if self.variant == "reference":
-            start = uniform(start)
+            start = dict.fromkeys(start, 1 / len(start))
         present = _joined(start, carried)
         mass = 1.0 if self.variant == "reference" else sum(present.values())
         fresh = shares(distances)
-        raw = {}
-        for site in start:
-            steps[site] = (1 - self.beta) * steps.get(site, 0.0) + self.beta * fresh[site]
-            # p is a share of the sites that are here, as fresh is: both on the scale of 1.
-            raw[site] = present[site] / mass + steps[site]
+        steps |= {site: (1 - self.beta) * steps.get(site, 0.0) + self.beta * fresh[site] for site in start}
+        # p is a share of the sites that are here, as fresh is: both on the scale of 1.
+        raw = {site: present[site] / mass + steps[site] for site in start}
         weights = shares(raw)
         if self.variant == "reference":
             return weights, {"p": {**carried, **raw}, "dp": steps}

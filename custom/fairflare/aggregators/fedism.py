@@ -19,7 +19,7 @@ from typing import Literal
 
 from fairflare.aggregators.base import State, SummedRule, example_shares, shares
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, Weights
+from fairflare.core.types import Info, Reply, Weights
 from fairflare.core.validation import within
 
 FLOOR = 1e-10
@@ -39,10 +39,8 @@ REFERENCE = {"probe_transform": "train"}
     "fedism",
     title="FedISM",
     summary="Matches sharpness across sites at one fixed search radius; for image-quality shift.",
-    paper=Paper.cited(
-        "Wu et al.: From Optimization to Generalization: Fair Federated Learning against Quality Shift via "
-        "Inter-Client Sharpness Matching. IJCAI 2024. https://arxiv.org/abs/2404.17805"
-    ),
+    paper="Wu et al.: From Optimization to Generalization: Fair Federated Learning against Quality Shift via "
+    "Inter-Client Sharpness Matching. IJCAI 2024. https://arxiv.org/abs/2404.17805",
     trainer="gsam",
     probes=("sharpness",),
     settings={"rho_max": 0.05, "rho_tau": 0.0},
@@ -92,10 +90,9 @@ class FedISM(SummedRule):
         fresh = power_shares(scores, self.q, priors, offset=FLOOR if self.variant == "reference" else 0.0)
         known = {site: kept for site, kept in state.get("weights", {}).items() if site in fresh}
         mass, new, n = sum(known.values()), len(fresh) - len(known), len(fresh)
-        weights, kept = {}, {}
-        for site, share in fresh.items():
-            weights[site], kept[site] = self._averaged(share, known.get(site), mass, new, n)
-        return weights, {"weights": {**state.get("weights", {}), **kept}}
+        found = {site: self._averaged(share, known.get(site), mass, new, n) for site, share in fresh.items()}
+        kept = {site: keep for site, (_, keep) in found.items()}
+        return {site: w for site, (w, _) in found.items()}, {"weights": {**state.get("weights", {}), **kept}}
 
     def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:
         """x_k^q, what was kept (0 for a new site), 1 for a new site (else 0), and 1."""
@@ -120,13 +117,9 @@ class FedISM(SummedRule):
         return f"q={self.q:g} is above {MOST_Q}, where x^q leaves the range of doubles" if self.q > MOST_Q else ""
 
     def _averaged(self, fresh: float, kept: float | None, mass: float, new: int, n: int) -> tuple[float, float]:
-        """A site's weight and what is kept of it.
+        """A site's weight and what is kept of it, from its w~ and what was kept, None for a new site.
 
-        Args:
-            fresh: its w~.
-            kept: what was kept of it; None for a new site.
-            mass: sum of what was kept of the sites of this round.
-            new: how many of the ``n`` sites of this round are new.
+        ``mass`` is the sum of what was kept of the sites of this round, ``new`` how many of these ``n`` are new.
         """
         if new == n or not mass:
             return fresh, fresh
@@ -159,10 +152,8 @@ method(
     title="FedISM+",
     summary="Matches sharpness (S) or perturbed loss (L) at a radius that grows over the rounds; for quality shift.",
     rule="fedism",
-    paper=Paper.cited(
-        "Wu et al.: Fair Federated Medical Image Classification Against Quality Shift via Inter-Client Progressive "
-        "State Matching. arXiv 2025. https://arxiv.org/abs/2503.09587"
-    ),
+    paper="Wu et al.: Fair Federated Medical Image Classification Against Quality Shift via Inter-Client Progressive "
+    "State Matching. arXiv 2025. https://arxiv.org/abs/2503.09587",
     trainer="gsam",
     probes=("sharpness",),
     settings={"rho_max": 0.1, "rho_tau": 0.5},

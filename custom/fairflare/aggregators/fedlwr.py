@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, limited, shares, uniform
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
+from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.functional.blocks import LAST_ENCODER, SIMILARITY, Group, layers_of
 
 LOW, HIGH = 1e-4, 0.99
@@ -29,10 +29,8 @@ RHO = "The weight rho of each site in each layer."
     "fedlwr",
     title="Fed-LWR",
     summary="Weighs every layer by how far each site's features moved; for feature shift between scanners.",
-    paper=Paper.cited(
-        "Yan et al.: A New Perspective to Boost Performance Fairness for Medical Federated Learning. MICCAI 2024. "
-        "https://arxiv.org/abs/2410.19765"
-    ),
+    paper="Yan et al.: A New Perspective to Boost Performance Fairness for Medical Federated Learning. MICCAI 2024. "
+    "https://arxiv.org/abs/2410.19765",
     probes=("layer-similarity",),
     shared={
         "scope": ("rule.scope", "probe.layer-similarity.scope"),

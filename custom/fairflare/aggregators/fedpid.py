@@ -13,19 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fairflare.aggregators.base import (
-    Outcome,
-    State,
-    SummedRule,
-    WeighingRule,
-    add_factors,
-    convex,
-    example_shares,
-    limited,
-)
+from fairflare.aggregators import base
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
+from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 
 COSTS: dict[str, str] = {"loss": "trained_loss", "error": "trained_error"}
@@ -40,14 +31,12 @@ STEEPEST = 1e3
     "fedcostwavg",
     title="FedCostWAvg",
     summary="Weighs sites by their number of examples and by how much their cost fell.",
-    paper=Paper.cited(
-        "Maechler et al.: FedCostWAvg: A New Averaging for Better Federated Learning. BrainLes 2021. "
-        "https://arxiv.org/abs/2111.08649"
-    ),
+    paper="Maechler et al.: FedCostWAvg: A New Averaging for Better Federated Learning. BrainLes 2021. "
+    "https://arxiv.org/abs/2111.08649",
     probes=("trained-loss", "local-error"),
 )
 @dataclass(frozen=True)
-class FedCostWAvg(SummedRule):
+class FedCostWAvg(base.SummedRule):
     """Weights from examples and from the ratio of two costs (Maechler et al., https://arxiv.org/abs/2111.08649).
 
     A site without a cost of an earlier round takes its share of the examples there, so that the first round is FedAvg.
@@ -65,7 +54,7 @@ class FedCostWAvg(SummedRule):
     def wanted(self) -> tuple[str, ...]:
         return (COSTS[self.cost],)
 
-    def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
+    def weigh(self, replies: Sequence[Reply], state: base.State, info: Info) -> tuple[Weights, base.State]:
         before = state.get("costs", {})
         terms = {r.site: self.terms(r.scalars, r.n_examples, before.get(r.site)) for r in replies}
         sums = [sum(column) for column in zip(*terms.values())]
@@ -102,15 +91,13 @@ PROBES = ("trained-loss", "local-error")
     "fedpid",
     title="FedPID",
     summary="As FedPIDAvg, with the progress since the first round in place of the sum of costs.",
-    paper=Paper.cited(
-        "Maechler et al.: FedPID: An Aggregation Method for Federated Learning. arXiv 2024. "
-        "https://arxiv.org/abs/2411.02152"
-    ),
+    paper="Maechler et al.: FedPID: An Aggregation Method for Federated Learning. arXiv 2024. "
+    "https://arxiv.org/abs/2411.02152",
     probes=PROBES,
     settings={"integral": "progress"},
 )
 @dataclass(frozen=True)
-class FedPID(WeighingRule):
+class FedPID(base.WeighingRule):
     """Weights by a PID controller (Maechler et al., https://arxiv.org/abs/2304.12117 and arXiv:2411.02152).
 
     A term that has no positive value takes the shares of the examples; so does, within a term, a site that is new.
@@ -148,22 +135,22 @@ class FedPID(WeighingRule):
     def wanted(self) -> tuple[str, ...]:
         return (COSTS[self.cost],)
 
-    def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
+    def weigh(self, replies: Sequence[Reply], state: base.State, info: Info) -> tuple[Weights, base.State]:
         factors, following = self._factors(replies, state)
-        return convex(factors, replies), following
+        return base.convex(factors, replies), following
 
-    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: base.State, info: Info) -> base.Outcome:
         factors, following = self._factors(replies, state)
-        weights = convex(factors, replies)
+        weights = base.convex(factors, replies)
         if self.variant == "reference":
             total, trainable = sum(factors.values()), replies[0].trainable  # the weights need not sum to 1
             model = {key: total * value if key in trainable else value for key, value in model.items()}
         elif self.clamp:
-            factors = weights = limited(weights, info.cap)
-        return Outcome(add_factors(model, replies, factors, weights), weights, following, {"factor": factors})
+            factors = weights = base.limited(weights, info.cap)
+        return base.Outcome(base.add_factors(model, replies, factors, weights), weights, following, {"factor": factors})
 
-    def _factors(self, replies: Sequence[Reply], state: State) -> tuple[dict[str, float], State]:
-        known, examples = state.get("costs", {}), example_shares(replies)
+    def _factors(self, replies: Sequence[Reply], state: base.State) -> tuple[dict[str, float], base.State]:
+        known, examples = state.get("costs", {}), base.example_shares(replies)
         pasts = {r.site: self._appended(known.get(r.site), r.scalars[self.wanted[0]]) for r in replies}
         fell = {site: past["1"] - past["0"] for site, past in pasts.items() if "1" in past}
         following = {"costs": {**known, **pasts}}
@@ -201,9 +188,7 @@ method(
     title="FedPIDAvg",
     summary="Weighs sites by their size, the last fall of their cost and the sum of their last costs.",
     rule="fedpid",
-    paper=Paper.cited(
-        "Maechler et al.: FedPIDAvg: A PID Controller Inspired Aggregation Method for Federated Learning. BrainLes "
-        "2022. https://arxiv.org/abs/2304.12117"
-    ),
+    paper="Maechler et al.: FedPIDAvg: A PID Controller Inspired Aggregation Method for Federated Learning. BrainLes "
+    "2022. https://arxiv.org/abs/2304.12117",
     probes=PROBES,
 )

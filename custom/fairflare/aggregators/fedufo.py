@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
-from fairflare.aggregators.base import Outcome, State, WeighingRule, add_weighted, limited, shares, uniform
+from fairflare.aggregators.base import Notes, State, WeighingRule, shares, uniform
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Paper, Reply, StateDict, Training, Weights
+from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Reply, Training, Weights
 from fairflare.core.validation import Range, within
 from fairflare.functional.simplex import Ball, ascended, in_ball, in_ball_reference
 
@@ -34,10 +34,8 @@ LAMBDA = "The adversary's weight in the next round."
     "fedufo",
     title="FedUFO",
     summary="Raises the weight of sites and groups of patients with larger losses; for subpopulations.",
-    paper=Paper.cited(
-        "Zhang et al.: Unified fair federated learning for digital healthcare. Patterns 2024. "
-        "https://doi.org/10.1016/j.patter.2023.100907"
-    ),
+    paper="Zhang et al.: Unified fair federated learning for digital healthcare. Patterns 2024. "
+    "https://doi.org/10.1016/j.patter.2023.100907",
     trainer="weighted",
     probes=("group-loss",),
     reference={"apply": "local", "weight_sum": "batch", "radius": 0.0, "keep_optimizer": True},
@@ -147,13 +145,9 @@ class FedUFO(WeighingRule):
             following["groups"] = self._next(state.get("groups", {}), risks, self._radius(1 - self._sites_share))
         return self._weights(replies, state), following
 
-    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        weights, following = self.weigh(replies, state, info)
-        weights = limited(weights, info.cap)
-        notes: dict[str, Any] = {"group_loss": _group_risks(replies, "mean")}
-        names = [name for name in ("client", "group", "cell") if f"{name}s" in following]
-        notes |= {f"{name}_lambda": following[f"{name}s"] for name in names}
-        return Outcome(add_weighted(model, replies, weights), weights, following, notes)
+    def round_notes(self, weights: Weights, replies: Sequence[Reply], before: State, after: State, info: Info) -> Notes:
+        names = [name for name in ("client", "group", "cell") if f"{name}s" in after]
+        return {"group_loss": _group_risks(replies, "mean"), **{f"{name}_lambda": after[f"{name}s"] for name in names}}
 
     @property
     def _sites_share(self) -> float:

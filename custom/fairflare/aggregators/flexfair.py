@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from fairflare.aggregators.base import Outcome, State, SummedRule, add_weighted, example_shares, limited, shares
+from fairflare.aggregators.base import Notes, State, SummedRule, example_shares, shares
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Paper, Reply, StateDict, Training, Weights
+from fairflare.core.types import GROUP_COUNT, GROUP_LOSS, Info, Offer, Reply, Training, Weights
 from fairflare.core.validation import Range, within
 from fairflare.functional.group_rates import Cell, slope_of, variance_penalty
 
@@ -28,15 +28,9 @@ LARGEST, LEAST = 10.0, -1.0
 EXTRA = "What an example's weight differs from 1 by in the next round, before it is bounded."
 
 
-@dataclass(frozen=True)
-class Found:
-    """What one round says.
-
-    Attributes:
-        extra: cell -> lam c_g n / n_g, not yet clamped; 0 for a cell that no penalty is of.
-        penalty: P, summed where there are several.
-        cells: how many cells the penalties are of.
-    """
+class Found(NamedTuple):
+    """What one round says: cell -> lam c_g n / n_g, not yet clamped, 0 for one that no penalty is of; the sum of the
+    penalties P, and how many cells they are of."""
 
     extra: Mapping[str, float]
     penalty: float
@@ -49,10 +43,8 @@ class Found:
     summary="FedAvg with a penalty on how much the losses of sites, or of groups of patients, differ.",
     trainer="weighted",
     probes=("group-loss",),
-    paper=Paper.cited(
-        "Xing et al.: Achieving flexible fairness metrics in federated medical imaging. Nature Communications 2025. "
-        "https://doi.org/10.1038/s41467-025-58549-0"
-    ),
+    paper="Xing et al.: Achieving flexible fairness metrics in federated medical imaging. Nature Communications 2025. "
+    "https://doi.org/10.1038/s41467-025-58549-0",
 )
 @dataclass(frozen=True)
 class FlexFair(SummedRule):
@@ -144,15 +136,14 @@ class FlexFair(SummedRule):
             return example_shares(replies), following
         return shares({r.site: r.n_examples * self._mean_weight(r, state["extra"]) for r in replies}), following
 
-    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        weights, following = self.weigh(replies, state, info)
-        weights = limited(weights, info.cap)
-        _, found = self._next(replies, state)
-        known = {"site_extra" if self.cells == "sites" else "group_extra": following.get("extra", {})}
-        notes = {"penalty": found.penalty, "penalised": found.cells, **known} if self.lam else {}
-        if self.lam and self.apply == "local":
-            notes["bounded"] = sum(not self._least - 1 <= e <= LARGEST - 1 for e in found.extra.values())
-        return Outcome(add_weighted(model, replies, weights), weights, following, notes)
+    def round_notes(self, weights: Weights, replies: Sequence[Reply], before: State, after: State, info: Info) -> Notes:
+        if not self.lam:
+            return {}
+        _, found = self._next(replies, before)
+        known = {"site_extra" if self.cells == "sites" else "group_extra": after["extra"]}
+        beyond = sum(not self._least - 1 <= e <= LARGEST - 1 for e in found.extra.values())
+        bounded = {"bounded": beyond} if self.apply == "local" else {}
+        return {"penalty": found.penalty, "penalised": found.cells, **known, **bounded}
 
     def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:
         """n_k s_k with the weight s_k of the round before, n_k L_k, n_k, L_k and 1."""
@@ -185,7 +176,6 @@ class FlexFair(SummedRule):
 
     def _next(self, replies: Sequence[Reply], state: State) -> tuple[State, Found]:
         """The next state, of the sites that are here; a cell without losses keeps its weight."""
-        before: Mapping[str, float] = state.get("extra", {})
         if not self.lam:
             return state, Found({}, 0.0, 0)
         if self.cells == "sites":
@@ -193,7 +183,7 @@ class FlexFair(SummedRule):
         else:
             cells = _groups(replies)
         found = self._found(cells)
-        return {"extra": {**before, **found.extra}}, found
+        return {"extra": {**state.get("extra", {}), **found.extra}}, found
 
     def _found(self, cells: Mapping[str, Cell]) -> Found:
         extra, penalty, counted = dict.fromkeys(sorted(cells), 0.0), 0.0, 0

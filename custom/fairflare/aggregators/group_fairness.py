@@ -25,7 +25,6 @@ from fairflare.aggregators.base import (
     State,
     WeighingRule,
     add_factors,
-    add_weighted,
     convex,
     example_shares,
     limited,
@@ -33,7 +32,7 @@ from fairflare.aggregators.base import (
 )
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
+from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.core.validation import Names, Range
 from fairflare.functional.group_rates import CORRECT, FAMILIES, SEEN, Counts, Rate, counts_of, rates, share, summed
 from fairflare.functional.simplex import softmax
@@ -46,10 +45,8 @@ RATES: dict[str, Rate] = {"eo": "tpr", "dp": "selected"}
     "fairfed",
     title="FairFed",
     summary="Weighs sites whose gap between groups is close to the federation's; for demographic groups.",
-    paper=Paper.cited(
-        "Ezzeldin et al.: FairFed: Enabling Group Fairness in Federated Learning. AAAI 2023. "
-        "https://arxiv.org/abs/2110.00857"
-    ),
+    paper="Ezzeldin et al.: FairFed: Enabling Group Fairness in Federated Learning. AAAI 2023. "
+    "https://arxiv.org/abs/2110.00857",
     probes=("fairness-counts",),
     reference={"metric": "accuracy"},
 )
@@ -96,23 +93,20 @@ class FairFed(WeighingRule):
     def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
         factors, following, notes = self._weighed(replies, state)
         weights = convex(factors, replies)
-        if self._clips:
+        if self.caps:
             factors = weights = limited(weights, info.cap)
         return Outcome(add_factors(model, replies, factors, weights), weights, following, notes | {"factor": factors})
 
     def moved(self, carried: Mapping[str, float], deviations: Mapping[str, float]) -> dict[str, float]:
         """w~ after a round: w~_k - beta (d_k - mean d) for the sites that have a deviation, clipped at 0 or not."""
         mean = sum(deviations.values()) / len(deviations)
-        low = 0.0 if self._clips else -math.inf
+        low = 0.0 if self.caps else -math.inf
         fresh = {site: carried[site] - self.beta * (d - mean) for site, d in deviations.items()}
         return {**carried, **{site: max(value, low) for site, value in fresh.items()}}
 
     @property
     def caps(self) -> bool:  # type: ignore[override]  # depends on options
-        return self._clips
-
-    @property
-    def _clips(self) -> bool:
+        """Where w~ is clipped at 0."""
         return self.clip and self.variant != "fedufo"
 
     def _weighed(self, replies: Sequence[Reply], state: State) -> tuple[dict[str, float], State, dict[str, Any]]:
@@ -195,10 +189,8 @@ Metric = Literal["worst-tpr", "eo-sd", "ap-sd", "eo-gap"]
     "fairfedavg",
     title="FairFedAvg",
     summary="Weighs sites by their examples and by how evenly the model decides among their groups.",
-    paper=Paper.cited(
-        "Poulain et al.: Improving Fairness in AI Models on Electronic Health Records: The Case for Federated Learning "
-        "Methods. FAccT 2023. https://arxiv.org/abs/2305.11386"
-    ),
+    paper="Poulain et al.: Improving Fairness in AI Models on Electronic Health Records: The Case for Federated "
+    "Learning Methods. FAccT 2023. https://arxiv.org/abs/2305.11386",
     probes=("fairness-counts",),
 )
 @dataclass(frozen=True)
@@ -226,11 +218,10 @@ class FairFedAvg(WeighingRule):
     def weigh(self, replies: Sequence[Reply], state: State, info: Info) -> tuple[Weights, State]:
         return self.weighed(_unfairness(replies, self.metric), replies, state)
 
-    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
-        found = _unfairness(replies, self.metric)
-        weights, following = self.weighed(found, replies, state)
-        weights = limited(weights, info.cap)
-        return Outcome(add_weighted(model, replies, weights), weights, following, {"unfairness": found})
+    def round_notes(
+        self, weights: Weights, replies: Sequence[Reply], before: State, after: State, info: Info
+    ) -> Mapping[str, Any]:
+        return {"unfairness": _unfairness(replies, self.metric)}
 
     def weighed(self, found: Mapping[str, float], replies: Sequence[Reply], state: State) -> tuple[Weights, State]:
         """Weights and next state from m_k, where that is known.

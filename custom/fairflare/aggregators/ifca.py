@@ -17,7 +17,7 @@ from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, examp
 from fairflare.aggregators.own import from_shared
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, StateDict, Weights
+from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.robust import distances
 
@@ -29,10 +29,8 @@ LOSS = "cluster_loss"
     title="IFCA",
     summary="Clusters of sites, each with a model of its own; a site joins the cluster whose model fits it best.",
     probes=("cluster-loss",),
-    paper=Paper.cited(
-        "Ghosh et al.: An Efficient Framework for Clustered Federated Learning. NeurIPS 2020. "
-        "https://arxiv.org/abs/2006.04088"
-    ),
+    paper="Ghosh et al.: An Efficient Framework for Clustered Federated Learning. NeurIPS 2020. "
+    "https://arxiv.org/abs/2006.04088",
 )
 @dataclass(frozen=True)
 class IFCA(Rule):

@@ -31,7 +31,7 @@ from fairflare.aggregators.base import Outcome, Rule, State, SummedRule, add_sca
 from fairflare.core.errors import UserError
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Info, Paper, Reply, StateDict, Training, Weights
+from fairflare.core.types import Info, Reply, StateDict, Training, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.blocks import blocks_of, square_of
 from fairflare.functional.simplex import of_largest, projected, projected_reference, softmax, with_newcomers
@@ -41,7 +41,7 @@ from fairflare.functional.simplex import of_largest, projected, projected_refere
     "afl",
     title="AFL",
     summary="Weighs sites for the worst mixture of them: weights climb with the losses, projected on the simplex.",
-    paper=Paper.cited("Mohri et al.: Agnostic Federated Learning. ICML 2019. https://arxiv.org/abs/1902.00146"),
+    paper="Mohri et al.: Agnostic Federated Learning. ICML 2019. https://arxiv.org/abs/1902.00146",
     probes=("loss",),
 )
 @dataclass(frozen=True)
@@ -138,9 +138,7 @@ MOST_Q = 30
 """(1e-10)^30 and (1e6)^30 times any number of examples are doubles."""
 WORST_ONLY = 100.0
 """From this q on the reference takes the site with the largest loss alone."""
-PAPER = Paper.cited(
-    "Li et al.: Fair Resource Allocation in Federated Learning. ICLR 2020. https://arxiv.org/abs/1905.10497"
-)
+PAPER = "Li et al.: Fair Resource Allocation in Federated Learning. ICLR 2020. https://arxiv.org/abs/1905.10497"
 
 
 @method(
@@ -278,9 +276,8 @@ APPEAL = "appeal"
     title="MaxFL",
     summary="Weighs most the sites that the shared model is about to win or to lose against their own; for its appeal.",
     probes=("appeal",),
-    paper=Paper.cited(
-        "Cho et al.: Maximizing Global Model Appeal in Federated Learning. TMLR 2024. https://arxiv.org/abs/2205.14840"
-    ),
+    paper="Cho et al.: Maximizing Global Model Appeal in Federated Learning. TMLR 2024. "
+    "https://arxiv.org/abs/2205.14840",
 )
 @dataclass(frozen=True)
 class MaxFL(SummedRule):

@@ -15,10 +15,6 @@ class View(Mapping[str, "torch.Tensor"]):
     """An update seen through a function: an entry is read and changed when it is asked for, and kept by nobody here."""
 
     def __init__(self, update: Mapping[str, torch.Tensor], change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
-        """
-        Args:
-            change: key, entry -> another tensor of the same form.
-        """
         self._update, self._change = update, change
 
     def __getitem__(self, key: str) -> torch.Tensor:
@@ -36,25 +32,19 @@ class View(Mapping[str, "torch.Tensor"]):
 
 def from_shared(reply: Reply, model: StateDict, info: Info) -> Reply:
     """The reply with the difference of the site's trained model to ``model``, wherever the site started."""
-    sent = info.models.get(reply.site)
-    if sent is None:
+    if reply.site not in info.models:
         return reply
-    start = sent
+    start = info.models[reply.site]
     return replace(reply, update=View(reply.update, lambda key, change: start[key] - model[key] + change))
 
 
 def moved(reply: Reply, model: StateDict, info: Info, step: Callable[[str], torch.Tensor]) -> StateDict:
-    """The site's next model: trainable entries are those it was sent plus ``step``, running statistics its own.
+    """The site's next model: trainable entries are those it was sent plus ``step`` of them, running statistics its own.
 
-    Args:
-        model: w^t, which the site was sent unless it has a model of its own.
-        step: key -> what is added to the entry that was sent.
+    It was sent ``model``, w^t, unless it has a model of its own.
     """
-    sent = info.models.get(reply.site, model)
     made = {}
-    for key, value in sent.items():
-        if key in reply.trainable:
-            made[key] = (value + step(key)).to(value.dtype)
-        else:
-            made[key] = (value + reply.update[key]).to(value.dtype) if key in reply.update else value.clone()
+    for key, value in info.models.get(reply.site, model).items():
+        change = step(key) if key in reply.trainable else reply.update.get(key)
+        made[key] = value.clone() if change is None else (value + change).to(value.dtype)
     return made

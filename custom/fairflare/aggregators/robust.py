@@ -19,7 +19,7 @@ import torch
 from fairflare.aggregators.base import AUTO, Combining, Outcome, State, add_weighted, liars_among, shares
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import Paper, Reply, StateDict, Weights
+from fairflare.core.types import Reply, StateDict, Weights
 from fairflare.core.validation import Range
 from fairflare.functional.blocks import blocks_of
 from fairflare.functional.robust import BLOCK, distances, krum_scores, median, trimmed_mean
@@ -28,7 +28,7 @@ Combine: TypeAlias = "Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.nd
 REMOVED = Note(
     "removed", "Removed weight", "fraction", meaning="What of the site's weight p_k had no part in the model."
 )
-YIN = Paper.cited(
+YIN = (
     "Yin et al.: Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates. ICML 2018. "
     "https://arxiv.org/abs/1803.01498"
 )
@@ -103,10 +103,8 @@ class TrimmedMean(Combining):
     "multi-krum",
     title="Multi-Krum",
     summary="Averages the updates that have near neighbours and drops the others; against a few wild sites.",
-    paper=Paper.cited(
-        "Blanchard et al.: Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent. NeurIPS 2017. "
-        "https://arxiv.org/abs/1703.02757"
-    ),
+    paper="Blanchard et al.: Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent. NeurIPS 2017. "
+    "https://arxiv.org/abs/1703.02757",
 )
 @dataclass(frozen=True)
 class MultiKrum(Combining):

@@ -17,22 +17,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from fairflare.aggregators.base import (
-    Outcome,
-    Rule,
-    State,
-    add_factors,
-    add_weighted,
-    example_shares,
-    filled,
-    shares,
-    uniform,
-)
+from fairflare.aggregators import base
 from fairflare.aggregators.own import from_shared
 from fairflare.core.errors import RunFailed
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
-from fairflare.core.types import HELD, Info, Offer, Paper, Reply, StateDict, Weights
+from fairflare.core.types import HELD, Info, Offer, Reply, StateDict, Weights
 from fairflare.core.validation import Range, within
 from fairflare.functional.blocks import head_of
 
@@ -41,14 +31,12 @@ from fairflare.functional.blocks import head_of
     "shapfed",
     title="ShapFed",
     summary="Weighs sites by how their last layer's update agrees with the sum, class by class; can reward sites.",
-    paper=Paper.cited(
-        "Tastan et al.: Redefining Contributions: Shapley-Driven Federated Learning. IJCAI 2024. "
-        "https://arxiv.org/abs/2406.00569"
-    ),
+    paper="Tastan et al.: Redefining Contributions: Shapley-Driven Federated Learning. IJCAI 2024. "
+    "https://arxiv.org/abs/2406.00569",
     probes=("held-classes",),
 )
 @dataclass(frozen=True)
-class ShapFed(Rule):
+class ShapFed(base.Rule):
     """Class-wise contributions (Tastan et al., arXiv:2406.00569); despite its name no Shapley value.
 
     Args:
@@ -103,7 +91,7 @@ class ShapFed(Rule):
             return "classes=held needs examples with one class label each; set classes=all"
         return ""
 
-    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: State, info: Info) -> Outcome:
+    def aggregate(self, model: StateDict, replies: Sequence[Reply], state: base.State, info: Info) -> base.Outcome:
         """As above; the weights are p, none below 0, normalised.
 
         State: "gamma" (site -> number in [-1, 1]) and with direction=bounded "factors" (site -> p_k).
@@ -111,9 +99,9 @@ class ShapFed(Rule):
         scores = self._scores(model, replies, state)
         gamma = self._averaged(scores, state)
         factors = self._factors(replies, gamma, state)
-        weights = shares({site: max(factor, 0.0) for site, factor in factors.items()})
+        weights = base.shares({site: max(factor, 0.0) for site, factor in factors.items()})
         gone = [from_shared(r, model, info) for r in replies]
-        after = add_factors(model, gone, factors, weights)
+        after = base.add_factors(model, gone, factors, weights)
         received = self._received(gamma) if self.rewards else {}
         own = {r.site: _mixed(model, r, after, received[r.site]) for r in gone if r.site in received}
         by_class = {site: {str(c): s for c, s in row.items()} for site, row in scores.items()}
@@ -123,16 +111,16 @@ class ShapFed(Rule):
         following = {"gamma": {**state.get("gamma", {}), **gamma}}
         if self.direction == "bounded":
             following["factors"] = {**state.get("factors", {}), **factors}
-        return Outcome(after, weights, following, notes, own)
+        return base.Outcome(after, weights, following, notes, own)
 
-    def _scores(self, model: StateDict, replies: Sequence[Reply], state: State) -> dict[str, dict[int, float]]:
+    def _scores(self, model: StateDict, replies: Sequence[Reply], state: base.State) -> dict[str, dict[int, float]]:
         """Site -> class -> s; a row of zeros scores 0, a class that the site lacks is left out."""
         try:
             keys = head_of(model, replies[0].trainable, self.head)
         except ValueError as error:
             raise RunFailed(str(error)) from None
         heads = np.stack([_rows(r, keys) for r in replies])
-        known = filled({r.site: state.get("gamma", {}).get(r.site) for r in replies})
+        known = base.filled({r.site: state.get("gamma", {}).get(r.site) for r in replies})
         gamma = np.array([known[r.site] for r in replies])
         counted = heads
         if self.direction == "bounded":
@@ -151,7 +139,7 @@ class ShapFed(Rule):
     def _counts(self, reply: Reply, c: int) -> bool:
         return self.classes == "all" or reply.scalars.get(f"{HELD}/{c}", 1.0) > 0
 
-    def _averaged(self, scores: Mapping[str, Mapping[int, float]], state: State) -> dict[str, float]:
+    def _averaged(self, scores: Mapping[str, Mapping[int, float]], state: base.State) -> dict[str, float]:
         """gamma of the sites that are here; who is new, or has no class to be scored on, keeps what there is."""
         before, found = state.get("gamma", {}), {}
         for site, row in scores.items():
@@ -160,18 +148,18 @@ class ShapFed(Rule):
             found[site] = now if old is None else self.mu * old + (1 - self.mu) * now
         return found
 
-    def _factors(self, replies: Sequence[Reply], gamma: Mapping[str, float], state: State) -> Weights:
+    def _factors(self, replies: Sequence[Reply], gamma: Mapping[str, float], state: base.State) -> Weights:
         """What the updates are multiplied by; they sum to 1."""
         if self.weighting == "examples":
-            return example_shares(replies)
+            return base.example_shares(replies)
         total, bounded = sum(gamma.values()), self.direction == "bounded"
         if self.weighting == "uniform" or (total <= 0 and not bounded):
-            return uniform(gamma)
+            return base.uniform(gamma)
         if total <= 0 or (bounded and not self.clip and max(gamma.values()) > total):
-            before = filled({site: state.get("factors", {}).get(site) for site in gamma})
-            return shares({site: max(value, 0.0) for site, value in before.items()})
+            before = base.filled({site: state.get("factors", {}).get(site) for site in gamma})
+            return base.shares({site: max(value, 0.0) for site, value in before.items()})
         if self.clip:
-            return shares({site: max(value, 0.0) for site, value in gamma.items()})
+            return base.shares({site: max(value, 0.0) for site, value in gamma.items()})
         return {site: value / total for site, value in gamma.items()}
 
     def _received(self, gamma: Mapping[str, float]) -> dict[str, float]:
@@ -200,7 +188,7 @@ def _bounded(heads: np.ndarray) -> np.ndarray:
 
 def _mixed(model: StateDict, reply: Reply, shared: StateDict, received: float) -> StateDict:
     """(1 - f) w_k + f w, with f within [0, 1] for running statistics."""
-    own, convex = add_weighted(model, [reply], {reply.site: 1.0}), min(max(received, 0.0), 1.0)
+    own, convex = base.add_weighted(model, [reply], {reply.site: 1.0}), min(max(received, 0.0), 1.0)
     return {
         key: torch.lerp(own[key], value, received if key in reply.trainable else convex)
         if value.is_floating_point()

@@ -85,7 +85,7 @@ def method(
     *,
     title: str,
     summary: str,
-    paper: Paper,
+    paper: Paper | str,
     rule: str = "",
     trainer: str = "sgd",
     probes: tuple[str, ...] = (),
@@ -98,11 +98,13 @@ def method(
     """Declare method ``id``, see ``Method``.
 
     Without ``rule`` the declaration stands above the class (a frozen dataclass of its parameters) of a rule, which it
-    also registers as rule ``id``, or of a trainer, registered as trainer ``id``, under FedAvg.
+    also registers as rule ``id``, or of a trainer, registered as trainer ``id``, under FedAvg. ``paper`` may be a text,
+    see ``Paper.cited``.
 
     Raises:
-        ValueError: the id is taken, or ``settings`` change local training.
+        ValueError: the id is taken, ``settings`` change local training, or ``paper`` is another text.
     """
+    paper = Paper.cited(paper) if isinstance(paper, str) else paper
     refuse_training(settings or {})
     if not all(isinstance(one, Mapping) for one in (settings or {}, reference or {}, shared or {})):
         raise UserError(f"method {validation.shown(id)}: expected mappings as settings, reference and shared")

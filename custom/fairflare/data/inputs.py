@@ -73,11 +73,7 @@ class Scaling:
 
     @classmethod
     def of(cls, train: np.ndarray) -> Scaling:
-        """Median, mean and spread (population) of the rows; a column without a single value counts as all zeros.
-
-        Args:
-            train: float64 (n, features), nan where missing.
-        """
+        """Median, mean and population's spread of float64 (n, features), nan where missing; an empty column is 0."""
         if not train.shape[1]:
             return cls(*(torch.empty(0, dtype=torch.float64) for _ in range(3)))
         empty = np.isnan(train).all(0)

@@ -79,9 +79,7 @@ def find_site_config(local: Path | None = None, site: str = "") -> SiteConfig | 
     """The configuration that ``FAIRFLARE_SITE_CONFIG`` names, or ``fairflare_site.yaml`` in ``local``; None: neither.
 
     Where the variable names a folder, as for trying several sites on one machine, it is ``<site>.yaml`` in there.
-
-    Raises:
-        UserError: see ``read_site_config``, or a name that could leave the folder.
+    UserError as ``read_site_config``, or for a name that could leave the folder.
     """
     if named := os.environ.get(VARIABLE):
         path = Path(named)
@@ -95,11 +93,7 @@ def find_site_config(local: Path | None = None, site: str = "") -> SiteConfig | 
 
 
 def read_site_config(path: Path) -> SiteConfig:
-    """Read a YAML or JSON file.
-
-    Raises:
-        UserError: no such file, not a mapping, an unknown key (lists the known ones) or a value of another kind.
-    """
+    """Read a YAML or JSON file; UserError for none, an unknown key (lists the known) or a value of another kind."""
     where = f"site configuration {path.name}"
     content = _content(path, where)
     check_plain(where, content)

@@ -225,8 +225,9 @@ class TableFingerprint:
     def from_json(cls, content: Any, site: str) -> TableFingerprint:
         """Read ``to_json`` back from whoever sends it; UserError for a key or value that it cannot have."""
         what = f"fingerprint of {site}: table"
-        if not isinstance(content, Mapping) or set(content) != {one.name for one in fields(cls)}:
-            raise UserError(f"{what}: expected the keys {', '.join(sorted(KEYS))}")
+        keys = {one.name for one in fields(cls)}
+        if not isinstance(content, Mapping) or set(content) != keys:
+            raise UserError(f"{what}: expected the keys {', '.join(sorted(keys))}")
         features = _nonempty_texts(f"{what}: features", content["features"])
         try:
             columns = read_columns(json.dumps(content["columns"]), features)
@@ -270,16 +271,10 @@ def table_fingerprint(
     *,
     sums_only: bool = False,
 ) -> TableFingerprint:
-    """What of the training rows ``cells`` may leave.
+    """What of the training rows ``cells`` may leave; ``min_count`` is the fewest rows that a number or level may be of.
 
-    Args:
-        cells: column -> the training rows' cells.
-        gaps: words that stand for a missing value.
-        min_count: the fewest rows that a number or level may be of.
-        sums_only: the site hands out numbers of its own in secure sums alone, so none of columns leave here.
-
-    Raises:
-        DataError: a cell is not what its column's kind asks for.
+    ``gaps`` are words that stand for a missing value. With ``sums_only`` the site hands out numbers of its own in
+    secure sums alone, so none of columns leave here. DataError where a cell is not what its column's kind asks for.
     """
     kinds, gaps = without_levels(columns), (*gaps, *coded(columns))
     scaled, _ = features_of(features, kinds)
@@ -322,9 +317,7 @@ def agreed(tables: Mapping[str, TableFingerprint]) -> list[tuple[str, str, str]]
     """(setting, value, reason): the levels of all sites, and mean and spread over all their training rows.
 
     A missing number counts as the mean. A number that varies nowhere, or of which no site may tell anything, becomes 0.
-
-    Raises:
-        UserError: the sites' features differ, or how they are read.
+    UserError where the sites' features differ, or how they are read.
     """
     if not tables:
         return []

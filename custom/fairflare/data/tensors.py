@@ -142,15 +142,10 @@ class TensorData:
         return self.splits[split].attributes
 
     def training(self, batch_size: int, seed: int) -> Iterator[Batch]:
-        """One shuffled epoch with train transforms; bit for bit a function of ``seed``, whatever torch's global state.
-
-        Raises:
-            ValueError: ``batch_size`` < 2.
-        """
+        """One shuffled epoch with train transforms; bit for bit a function of ``seed``, whatever the global state."""
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(self.size("train"), generator=generator)
-        batches = batches_of(order, batch_size, self.lone)
-        yield from self._picked(batches, generator)
+        yield from self._picked(batches_of(order, batch_size, self.lone), generator)
 
     def picked(self, batches: Sequence[Tensor], seed: int) -> Iterator[Batch]:
         """The training examples of each batch of row numbers, with train transforms, which ``seed`` fixes."""
@@ -350,13 +345,8 @@ class Grouping:
 def make_grouping(by: str, task: str, classes: Sequence[str], attributes: Mapping[str, Sequence[str]]) -> Grouping:
     """The grouping that ``by`` names: "none", "label", an attribute, or several joined with "+" as in "label+sex".
 
-    Args:
-        by: what to group by.
-        classes: the classes' names; empty where examples have no single class.
-        attributes: name -> values of the task's sensitive attributes.
-
-    Raises:
-        UserError: the task has no such attribute.
+    ``classes`` are the classes' names, empty where examples have no single class; ``attributes`` name -> values of the
+    task's sensitive attributes. UserError where the task has no such attribute.
     """
     if by == NONE:
         return Grouping()

@@ -56,13 +56,9 @@ def resnet18(in_channels: int, classes: int, pretrained_weights: str | None = No
     """ResNet-18 (He et al., CVPR 2016, arXiv:1512.03385) with torchvision's layout and names, built by MONAI.
 
     Args:
-        in_channels: 3 where pretrained weights are used.
-        pretrained_weights: path of a state dict with torchvision's names, e.g. ``resnet18-f37072fd.pth`` (ImageNet);
-            its last layer is left out when it has another number of classes. None: random initialisation.
+        pretrained_weights: path of a state dict with torchvision's names, e.g. ``resnet18-f37072fd.pth`` (ImageNet, 3
+            channels); its last layer is left out when it has another number of classes. None: random initialisation.
         norm: "batch" is the paper's; "instance" takes images of more than 32 pixels, "group" any.
-
-    Raises:
-        UserError: the file is missing, not a state dict, or belongs to another network.
     """
     from monai.networks.nets import resnet18 as build_resnet18
 
@@ -85,10 +81,7 @@ def resnet10(in_channels: int, classes: int, norm: Norm = "batch") -> nn.Module:
 
     A 3x3 convolution of stride 1 without pooling, then one residual block each of 64, 128, 256 and 512 channels: 4.90
     million parameters for colour images and 10 classes. The 5.43 million of the authors' network include a projection
-    head that classification does not use.
-
-    Args:
-        norm: "batch" is the paper's.
+    head that classification does not use. BatchNorm is the paper's.
     """
     from monai.networks.nets import ResNet
 
@@ -174,9 +167,8 @@ class Ordered(nn.Module):
 def regression(features: int, classes: int = 2) -> Regression:
     """``Regression`` of two classes, of one output ``Line``; raises UserError for others."""
     if classes not in (1, 2):
-        raise UserError(
-            f"network: regression is for 2 classes, an amount, a count or one log risk (output=cox), got {classes}"
-        )
+        kinds = "2 classes, an amount, a count or one log risk (output=cox)"
+        raise UserError(f"network: regression is for {kinds}, got {classes}")
     return Regression(features) if classes > 1 else Line(features)
 
 
@@ -225,21 +217,14 @@ class UNet(nn.Module):
 
 
 def unet(in_channels: int, out_channels: int, norm: Norm = "batch", padding: int = 0) -> UNet:
-    """The U-Net of FedCE and Fed-LWR: 41 layers with parameters, 7.76 million of them, four poolings.
-
-    Args:
-        in_channels: of the images, whose edges are multiples of 16.
-        norm: "batch" is the papers'.
-    """
+    """The U-Net of FedCE and Fed-LWR: 41 layers with 7.76 million parameters, for images of edges that 16 divides."""
     return UNet(in_channels, out_channels, (32, 64, 128, 256, 512), norm, padding)
 
 
 def small_unet(in_channels: int, out_channels: int, norm: Norm = "instance", padding: int = 0) -> UNet:
-    """A U-Net of about 120,000 parameters with three poolings, for images of 64 pixels on a laptop.
+    """A U-Net of about 120,000 parameters for images of edges that 8 divides, as 64 pixels, on a laptop.
 
-    Args:
-        in_channels: of the images, whose edges are multiples of 8.
-        norm: averaged BatchNorm statistics of sites whose images differ in contrast fit none of them; "batch" shows it.
+    Averaged BatchNorm statistics of sites whose images differ in contrast fit none of them; norm="batch" shows it.
     """
     return UNet(in_channels, out_channels, (8, 16, 32, 64), norm, padding)
 
@@ -270,12 +255,8 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 def build(name: str, *args: int, **kwargs: object) -> nn.Module:
     """The network ``name`` with the arguments of its function; weights come from torch's global generator.
 
-    With ``cuts`` the network of one output is one of ``Ordered`` classes, one more than cuts.
-
-    Its attribute ``made_of`` says how it was made, for whoever exports it.
-
-    Raises:
-        UserError: there is no such network; the text lists the valid names.
+    With ``cuts`` the network of one output is one of ``Ordered`` classes, one more than cuts. Its attribute ``made_of``
+    says how it was made, for whoever exports it. UserError lists the valid names where there is no such network.
     """
     if name not in NETWORKS:
         raise UserError(f"network: expected one of {', '.join(NETWORKS)}, got {name!r}")

@@ -12,15 +12,12 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_parameter_registration_hook,
-)
+from torch.nn.modules import module as hooks
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import expected, shown, unlisted
@@ -261,9 +258,7 @@ def _counted(name: str) -> Iterator[None]:
         if held > LARGEST:
             raise UserError(f"model: {name}: expected at most {LARGEST:,} parameters, got more")
 
-    hooks = (register_module_parameter_registration_hook(count), register_module_buffer_registration_hook(count))
-    try:
+    with ExitStack() as held_hooks:
+        held_hooks.callback(hooks.register_module_parameter_registration_hook(count).remove)
+        held_hooks.callback(hooks.register_module_buffer_registration_hook(count).remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -55,16 +55,10 @@ def check_model(model: str, names: Sequence[str]) -> None:
 def build(
     model: str, inputs: tuple[int, ...], outputs: tuple[int, ...], *, cuts: int = 0, **options: object
 ) -> nn.Module:
-    """The network that ``model`` names, by name or by class.
+    """The network that ``model`` names, by name or by class, for examples and outputs of these shapes, channels first.
 
-    Args:
-        inputs: shape of one example, channels or features first.
-        outputs: shape of its output, classes or structures first.
-        cuts: of classes in an order, see ``builtin.Ordered``; 0: there is none.
-        options: of a network by name, e.g. norm; a class has its own.
-
-    Raises:
-        UserError: the class cannot be imported or built, is no ``torch.nn.Module``, or gives another output.
+    ``cuts`` are those of ``builtin.Ordered``, 0: none; ``options`` those of a network by name. UserError where a class
+    cannot be imported or built, is no ``torch.nn.Module``, or gives another output.
     """
     if not is_own(model):
         return networks.build(model, inputs[0], outputs[0], **options, **({"cuts": cuts} if cuts else {}))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 
@@ -34,27 +34,20 @@ FEWEST = 4
 Estimator = Literal["unbiased", "biased"]
 
 
-@dataclass(frozen=True)
-class Compact:
+class Compact(NamedTuple):
     """Centred features X (n, p) of one batch as linear HSIC needs it, in float64: X itself where p < n, else X X^T."""
 
-    rows: torch.Tensor | None = None
-    gram: torch.Tensor | None = None
+    matrix: torch.Tensor
+    is_gram: bool
 
     @property
     def diagonal(self) -> torch.Tensor:
         """float64 (n,): squared norms of the rows."""
-        return self._rows.square().sum(1) if self.gram is None else self.gram.diagonal()
+        return self.matrix.diagonal() if self.is_gram else self.matrix.square().sum(1)
 
     def full(self) -> torch.Tensor:
         """float64 (n, n): X X^T."""
-        return self._rows @ self._rows.T if self.gram is None else self.gram
-
-    @property
-    def _rows(self) -> torch.Tensor:
-        if self.rows is None:
-            raise ValueError("expected rows or their Gram matrix, got neither")
-        return self.rows
+        return self.matrix if self.is_gram else self.matrix @ self.matrix.T
 
 
 def compact(features: torch.Tensor) -> Compact:
@@ -67,18 +60,18 @@ def compact(features: torch.Tensor) -> Compact:
     n, p = flat.shape
     if p < n:
         rows = flat.double()
-        return Compact(rows=(rows - rows.mean(0)).cpu())
+        return Compact((rows - rows.mean(0)).cpu(), is_gram=False)
     gram = torch.zeros(n, n, dtype=torch.float64, device=flat.device)
     for block in torch.split(flat, COLUMNS, dim=1):
         block = block.to(torch.promote_types(block.dtype, torch.float32))
         centred = block - block.mean(0)
         gram += (centred @ centred.T).double()
-    return Compact(gram=gram.cpu())
+    return Compact(gram.cpu(), is_gram=True)
 
 
 def joined(a: Compact, b: Compact) -> Compact:
     """The compact form of both features side by side, for a module that is called twice."""
-    return Compact(gram=a.full() + b.full())
+    return Compact(a.full() + b.full(), is_gram=True)
 
 
 def hsic(a: Compact, b: Compact, estimator: Estimator) -> float:
@@ -87,7 +80,10 @@ def hsic(a: Compact, b: Compact, estimator: Estimator) -> float:
     "biased": <K, L>_F / (n - 1)^2 of centred kernels. "unbiased" (HSIC_1, n >= 4): diagonals set to zero; since the
     features are centred, every row of K sums to 0 and all of its sums follow from the diagonals k and l.
     """
-    inner = _inner(a, b)
+    if a.is_gram or b.is_gram:
+        inner = float((a.full() * b.full()).sum())
+    else:
+        inner = float((a.matrix.T @ b.matrix).square().sum())
     k, l = a.diagonal, b.diagonal  # noqa: E741  (the literature's names)
     n = len(k)
     if estimator == "biased":
@@ -114,12 +110,6 @@ def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     a, b = (x.detach().flatten(1).double() for x in (a, b))
     norms = a.norm(dim=1) * b.norm(dim=1)
     return torch.where(norms > 0, (a * b).sum(1) / norms.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-
-
-def _inner(a: Compact, b: Compact) -> float:
-    if a.rows is not None and b.rows is not None and a.gram is None and b.gram is None:
-        return float((a.rows.T @ b.rows).square().sum())
-    return float((a.full() * b.full()).sum())
 
 
 Observe: TypeAlias = "Callable[[str, torch.Tensor], None]"

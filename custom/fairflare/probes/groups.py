@@ -51,14 +51,12 @@ class GroupLoss(Probe):
     probe_batch: Few = 64
 
     def scalars(self, outline: Outline) -> tuple[Number, ...]:
-        per_group = [
-            (
-                Number(f"{GROUP_LOSS}/{name}", 0.0, LARGEST_LOSS, f"mean loss of the received model on group {name}"),
-                Number(f"{GROUP_COUNT}/{name}", 0.0, float(MOST_EXAMPLES), f"training examples of group {name}"),
-            )
-            for name in outline.groups
-        ]
-        return (*self.reports, *(scalar for pair in per_group for scalar in pair))
+        found, most = list(self.reports), float(MOST_EXAMPLES)
+        for name in outline.groups:
+            meaning = f"mean loss of the received model on group {name}"
+            found.append(Number(f"{GROUP_LOSS}/{name}", 0.0, LARGEST_LOSS, meaning))
+            found.append(Number(f"{GROUP_COUNT}/{name}", 0.0, most, f"training examples of group {name}"))
+        return tuple(found)
 
     @no_grad
     def measure(self, work: LocalWork) -> dict[str, float]:

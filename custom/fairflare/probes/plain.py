@@ -30,16 +30,9 @@ Loader = Iterable[Any]
 def sharpness(model: torch.nn.Module, loader: Loader, loss: Loss, rho: float) -> dict[str, float]:
     """Loss F, perturbed loss L = F(w + rho g / ||g||) and sharpness S = L - F of ``model``, in evaluation mode.
 
-    Wu et al., arXiv:2503.09587, Eq. 9 to 11. Two forward passes and one backward pass; the model is left as it was.
-
-    Args:
-        model: on the device where it is measured.
-        loader: all of the site's training examples.
-        loss: see ``Loss``.
-        rho: radius >= 0; ``work.rho`` is that of the run's round.
-
-    Returns:
-        "loss", "perturbed_loss" and "sharpness", as FedISM and FedISM+ take them.
+    Wu et al., arXiv:2503.09587, Eq. 9 to 11. Two forward passes and one backward pass over all training examples; the
+    model is left as it was. ``rho`` >= 0 is the radius, ``work.rho`` that of the run's round. Returns "loss",
+    "perturbed_loss" and "sharpness", as FedISM and FedISM+ take them.
     """
     return Sharpness(rho_max=rho, rho_tau=0.0).measure(_work(model, loader, loss))
 
@@ -47,16 +40,9 @@ def sharpness(model: torch.nn.Module, loader: Loader, loss: Loss, rho: float) ->
 def layer_similarity(model: torch.nn.Module, anchor: StateDict, loader: Loader, **settings: Any) -> dict[str, float]:
     """How alike each layer's features are under ``model`` and under the weights ``anchor``: linear CKA.
 
-    Yan et al., arXiv:2410.19765, Eq. 2; two forward passes, and the model is left as it was.
-
-    Args:
-        model: the site's own trained model.
-        anchor: what Fed-LWR's second exchange brings.
-        loader: at least four examples per batch.
-        settings: of the probe, e.g. ``estimator="biased"`` or ``group="block"``; those of the run by default.
-
-    Returns:
-        "similarity/LAYER" -> from -1 to 1.
+    Yan et al., arXiv:2410.19765, Eq. 2; two forward passes of at least four examples per batch, and the site's own
+    trained ``model`` is left as it was. ``anchor`` is what Fed-LWR's second exchange brings; ``settings`` are the
+    probe's, e.g. ``estimator="biased"`` or ``group="block"``. Returns "similarity/LAYER" -> from -1 to 1.
     """
     work = _work(model, loader, torch.nn.functional.cross_entropy)
     work.received = anchor
@@ -65,12 +51,9 @@ def layer_similarity(model: torch.nn.Module, anchor: StateDict, loader: Loader, 
 
 @no_grad
 def layer_features(model: torch.nn.Module, loader: Loader, group: Group = "leaf") -> dict[str, torch.Tensor]:
-    """Each layer's output (N, ...) on all of the loader's examples, in evaluation mode, on the CPU.
+    """Each layer's output (N, ...) on all of a small loader's examples, in evaluation mode, kept on the CPU.
 
-    Args:
-        model: any network.
-        loader: small: everything is kept.
-        group: what a layer is, see ``functional.blocks``.
+    ``group`` says what a layer is, see ``functional.blocks``.
     """
     work, probe = _work(model, loader, torch.nn.functional.cross_entropy), LayerSimilarity(group=group)
     points, found = probe._points(model.eval()), dict[str, list[torch.Tensor]]()
@@ -86,17 +69,9 @@ def group_losses(
     """The site's mean loss and, of each group that is large enough, its size and mean loss.
 
     Zhang et al. (FedUFO), Patterns 5, 2024. What is left out is what the package's own sites leave out: groups below
-    ``min_count``, and as many more as hide them.
-
-    Args:
-        model: in evaluation mode while it is measured.
-        loader: its batches have a third part: each example's index among ``groups``, -1 in none.
-        loss: one that gives losses of single examples, see ``Loss``.
-        groups: their names, in the run's order.
-        min_count: the fewest examples of a group whose numbers leave; None: none leave.
-
-    Returns:
-        "loss", "group_loss/NAME" and "group_count/NAME".
+    ``min_count`` examples, all where it is None, and as many more as hide them. Batches have a third part: each
+    example's index among ``groups``, -1 in none; ``loss`` gives losses of single examples. Returns "loss",
+    "group_loss/NAME" and "group_count/NAME".
     """
     if _single(loss) is None:
         raise UserError("group_losses: expected a loss that takes reduction='none', as torch.nn.functional's do")

@@ -26,7 +26,7 @@ from typing import Annotated, Literal
 import torch
 
 from fairflare.core.registry import method, server_optimizer
-from fairflare.core.types import Paper, StateDict
+from fairflare.core.types import StateDict
 from fairflare.core.validation import Range
 from fairflare.server_optimizers.base import ServerOptimizer, State
 
@@ -58,7 +58,7 @@ class Momentum(ServerOptimizer):
         return {key: self.lr * value for key, value in m.items()}, {"m": m}
 
 
-HSU = Paper.cited(
+HSU = (
     "Hsu et al.: Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification. arXiv "
     "2019. https://arxiv.org/abs/1909.06335"
 )
@@ -156,7 +156,7 @@ class Yogi(Adaptive):
         return v - (1 - self.beta2) * square * torch.sign(v - square)
 
 
-REDDI = Paper.cited("Reddi et al.: Adaptive Federated Optimization. ICLR 2021. https://arxiv.org/abs/2003.00295")
+REDDI = "Reddi et al.: Adaptive Federated Optimization. ICLR 2021. https://arxiv.org/abs/2003.00295"
 
 SCALED = "FedAvg whose server scales every position of its step by {}."
 

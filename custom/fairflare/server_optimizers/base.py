@@ -26,24 +26,12 @@ class ServerOptimizer(ABC):
 
     @abstractmethod
     def change(self, update: StateDict, state: State) -> tuple[StateDict, State]:
-        """w^{t+1} - w^t entry by entry, and the next state.
-
-        Args:
-            update: Delta of every trainable entry, in float32 or wider.
-            state: what the last call returned; empty before the first round.
-        """
+        """w^{t+1} - w^t and the next state, from Delta (trainable entries, float32 or wider) and the last state."""
 
     def step(
         self, model: StateDict, combined: StateDict, state: State, trainable: Collection[str]
     ) -> tuple[StateDict, State]:
-        """w^{t+1} and the next state.
-
-        Args:
-            model: w^t.
-            combined: w', what the rule made of this round.
-            state: what the last step returned; empty before the first.
-            trainable: names of the trainable entries.
-        """
+        """w^{t+1} and the next state, from w^t, the rule's w' and what the last step returned, {} before the first."""
         moved = [key for key in model if key in trainable and key in combined and model[key].is_floating_point()]
         change, after = self.change({key: _wide(combined[key]) - _wide(model[key]) for key in moved}, state)
         return combined | {key: (_wide(model[key]) + change[key]).to(model[key].dtype) for key in moved}, after

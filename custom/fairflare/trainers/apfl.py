@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
+from torch.optim import Optimizer
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import method
-from fairflare.core.types import Batch, Cost, LocalWork, Objective, Paper
+from fairflare.core.types import Batch, Cost, LocalWork, Objective
 from fairflare.core.validation import Range
 from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, optimizer_beside
 
@@ -23,16 +24,13 @@ LOCAL, ALPHA = "local model", "mixing weight"
     "apfl",
     title="APFL",
     summary="FedAvg, and at each site a mixture of the shared model with one of its own.",
-    paper=Paper.cited(
-        "Deng et al.: Adaptive Personalized Federated Learning. arXiv 2020. https://arxiv.org/abs/2003.13461"
-    ),
+    paper="Deng et al.: Adaptive Personalized Federated Learning. arXiv 2020. https://arxiv.org/abs/2003.13461",
 )
 @dataclass(frozen=True)
 class APFL(PlainTrainer):
     """The shared model w trains as in FedAvg; v descends f(m) at the mixture m = alpha v + (1 - alpha) w.
 
-    Deng et al., "Adaptive Personalized Federated Learning", 2020, https://arxiv.org/abs/2003.13461, Algorithm 1.
-    Every site's v begins as the first model that it receives. The personal model is m.
+    Deng et al., Algorithm 1. Every site's v begins as the first model that it receives. The personal model is m.
 
     Args:
         alpha: v's share of the mixture at first, in [0, 1]; 0 is FedAvg, 1 trains v alone.
@@ -55,9 +53,7 @@ class APFL(PlainTrainer):
         _mix(work)
         optimizer_beside(work, own)
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
+    def step(self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch) -> torch.Tensor:
         """One step of w and one of v, both with gradients from before; returns w's loss."""
         own, mixed, alpha = (work.scratch[name] for name in ("own", "mixed", "alpha"))
         mixed.zero_grad(set_to_none=True)

@@ -12,6 +12,7 @@ from itertools import count, islice
 from typing import Any, ClassVar
 
 import torch
+from torch.optim import Optimizer
 
 from fairflare.core.execution import ahead, no_grad
 from fairflare.core.registry import trainer
@@ -77,19 +78,16 @@ class Trainer(ABC):
     """Why ``fewest`` is more than any example, in words."""
 
     def fewest(self, model: StateDict, min_count: int | None) -> int:
-        """The fewest training examples of a site whose update may leave it unmasked.
+        """The fewest training examples of a site whose update may leave it unmasked; of ``model`` only shapes count.
 
-        Args:
-            model: a state dict of which names and shapes count.
-            min_count: the fewest patients of a group whose numbers may leave the site; None: none leave.
+        ``min_count`` is the fewest patients of a group whose numbers may leave the site; None: none leave.
         """
         return 0
 
     def train(self, work: LocalWork) -> float:
-        """Train ``work.network`` in place from the model of the round; ``work.steps`` counts the optimizer steps.
+        """Train ``work.network`` in place; the mean training loss, each batch measured before its step.
 
-        Returns:
-            The mean training loss, each batch measured before its step.
+        ``work.steps`` counts the optimizer steps.
         """
         try:
             return float(self._train(work))
@@ -159,42 +157,27 @@ class Trainer(ABC):
     def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
         """Name -> {entry: tensor}, sent to ``site`` beside the model before it trains; declared in ``receives``.
 
-        Args:
-            state: what ``collect`` made of the last round; empty before the first one.
+        ``state`` is what ``collect`` made of the last round, empty before the first one; by default what is sent is
+        what it holds under the declared names.
         """
-        return {}
+        return {spec.name: state[spec.name] for spec in self.receives if spec.name in state}
 
     def orders(self, state: ServerState, site: str, info: Info) -> dict[str, float]:
         """Numbers that are sent to ``site`` alone before it trains, under other names than the rule's."""
         return {}
 
     def collect(self, model: StateDict, replies: Sequence[Reply], state: ServerState, info: Info) -> ServerState:
-        """The next state of the server half.
-
-        Args:
-            model: w^t.
-            replies: of the round, accepted and sorted by site.
-            state: of the round before; empty in the first one.
-        """
+        """The server half's next state, of w^t, the accepted replies by site and the last state, {} in round 1."""
         return state
 
     def correct(self, model: StateDict, combined: StateDict, state: ServerState, info: Info) -> StateDict:
-        """w^{t+1}, before the server optimizer's step; the rule's model by default.
-
-        Args:
-            model: w^t.
-            combined: what the rule has made of the updates.
-            state: what ``collect`` has just returned.
-        """
+        """w^{t+1} before the server optimizer's step, of w^t, the rule's ``combined`` model and ``collect``'s state."""
         return combined
 
     def personal_entries(self, model: StateDict) -> frozenset[str]:
-        """Names of the model's entries that stay at each site; none by default.
+        """Names of the model's entries that stay at each site, by names and shapes alone; none by default.
 
         No update of them leaves a site, and the server's model keeps their initial values.
-
-        Args:
-            model: a state dict; only names and shapes are looked at, so that server and sites agree.
 
         Raises:
             UserError: the model has nothing that this trainer could keep at the sites.
@@ -202,13 +185,9 @@ class Trainer(ABC):
         return frozenset()
 
     def site_model(self, received: StateDict, memory: Mapping[str, Any]) -> StateDict:
-        """The model that a site measures and trains in a round.
+        """The model that a site measures and trains in a round, of w^t and what it has kept from the rounds before.
 
         By default the received one, with the site's personal entries, once it has some, in place of the server's.
-
-        Args:
-            received: w^t as the server sent it.
-            memory: what the site has kept from the rounds before.
         """
         own = memory.get(PERSONAL, {})
         return received | {key: own[key] for key in self.personal_entries(received) if key in own}
@@ -230,11 +209,7 @@ class Trainer(ABC):
         return data
 
     def shared_batches(self, batches: Callable[[], Iterator[Batch]]) -> Iterator[Batch]:
-        """A shared test set, which is no site's, as this trainer's networks take it; by default as it is.
-
-        Args:
-            batches: makes the set's batches anew at every call.
-        """
+        """A shared test set, no site's, as this trainer's networks take it; ``batches`` makes it anew at every call."""
         return batches()
 
     @property
@@ -261,11 +236,7 @@ class Trainer(ABC):
     def backward(
         self, work: LocalWork, objective: Objective, batch: Batch, network: torch.nn.Module | None = None
     ) -> torch.Tensor:
-        """Add the gradient of the batch's mean loss to the network's gradients; returns that loss.
-
-        Args:
-            network: another one than ``work.network``, e.g. the site's personal model.
-        """
+        """Add the gradient of the batch's mean loss to those of ``network`` (``work.network``); returns that loss."""
 
         def part(outputs: torch.Tensor, rows: slice) -> torch.Tensor:
             if outputs.shape[0] == (n := batch.targets.shape[0]):
@@ -275,9 +246,7 @@ class Trainer(ABC):
         return work.execution.backward(network or work.network, batch.inputs, part)
 
     @abstractmethod
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
+    def step(self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch) -> torch.Tensor:
         """One optimizer step on one batch; returns the batch's mean loss at the weights before it."""
 
 
@@ -289,9 +258,7 @@ class PlainTrainer(Trainer):
     A trainer that only adds terms to the gradient derives from it and implements ``correct_gradients``.
     """
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
+    def step(self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch) -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
         loss = self.backward(work, objective, batch)
         self.correct_gradients(work)
@@ -306,7 +273,7 @@ SERVER_HALF = ("tensors_for", "orders", "collect", "correct")
 """The methods that make up a trainer's server half."""
 
 
-def make_optimizer(network: torch.nn.Module, training: Training) -> torch.optim.Optimizer:
+def make_optimizer(network: torch.nn.Module, training: Training) -> Optimizer:
     """Adam with betas (.9, adam_beta2) or SGD over the trainable parameters, fused: one pass over memory."""
     parameters = [p for p in network.parameters() if p.requires_grad]
     shared: dict[str, Any] = {"lr": training.lr, "weight_decay": training.weight_decay, "fused": True}
@@ -315,7 +282,7 @@ def make_optimizer(network: torch.nn.Module, training: Training) -> torch.optim.
     return eager(torch.optim.Adam)(parameters, betas=(0.9, training.adam_beta2), **shared)
 
 
-def go_on(optimizer: torch.optim.Optimizer, kept: dict[str, Any]) -> None:
+def go_on(optimizer: Optimizer, kept: dict[str, Any]) -> None:
     """Load what ``optimizer`` was when ``kept`` was its state dict.
 
     Fused steps take memory as it comes, so that a moment has to lie as its parameter does.
@@ -331,7 +298,7 @@ BESIDE = "personal optimizer"
 """Key of a site's memory: the state of a second optimizer, in runs that keep optimizers."""
 
 
-def optimizer_beside(work: LocalWork, network: torch.nn.Module) -> torch.optim.Optimizer:
+def optimizer_beside(work: LocalWork, network: torch.nn.Module) -> Optimizer:
     """A second optimizer of the round, for ``network``; it lies in ``work.scratch["beside"]``, too."""
     work.scratch["beside"] = optimizer = make_optimizer(network, work.training)
     if work.training.keep_optimizer and BESIDE in work.memory:
@@ -351,12 +318,8 @@ to leave them alone: 1.3 CPU seconds in every process that trains, and a look fo
 
 
 @cache
-def eager(cls: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
-    """The optimizer ``cls`` without what its methods are wrapped in: the same arithmetic and the same state.
-
-    Args:
-        cls: a class of ``torch.optim`` whose ``differentiable`` stays off, as it is by default.
-    """
+def eager(cls: type[Optimizer]) -> Callable[..., Optimizer]:
+    """torch's optimizer ``cls`` without what its methods are wrapped in: the same arithmetic and the same state."""
     methods: dict[str, Any] = {name: inspect.unwrap(getattr(cls, name)) for name in WRAPPED}
     methods["step"] = torch.no_grad()(methods["step"])  # as the wrapper has it
     methods["step"].hooked = True  # nor in a profiler's mark, which costs a small model's step a tenth
@@ -364,7 +327,7 @@ def eager(cls: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimiz
     return type(cls.__name__, (cls,), methods)
 
 
-def _clear(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+def _clear(self: Optimizer, set_to_none: bool = True) -> None:
     """``zero_grad`` without a profiler's mark."""
     for group in self.param_groups:
         for parameter in group["params"]:
@@ -407,16 +370,9 @@ def _endless(work: LocalWork, seed: int, epoch: int, done: int) -> Iterator[tupl
 def add_proximal(parameters: Sequence[torch.Tensor], anchor: Sequence[torch.Tensor], mu: float) -> torch.Tensor:
     """Add the gradient mu (w - w^t) of the proximal term mu/2 ||w - w^t||^2 to the parameters' gradients.
 
-    Li et al. (FedProx), MLSys 2020, https://arxiv.org/abs/1812.06127, Eq. 2; with a personal model in place of w it is
-    the regulariser of Ditto, https://arxiv.org/abs/2012.04221, Eq. 1.
-
-    Args:
-        parameters: w, with gradients; a parameter without one (frozen) is passed over.
-        anchor: w^t, in the same order, shapes and on the same device.
-        mu: >= 0; 0 adds nothing.
-
-    Returns:
-        The term's value mu/2 ||w - w^t||^2 over the parameters that have gradients.
+    Returns the term's value, over the parameters that have gradients; ``anchor`` is w^t. Li et al. (FedProx), MLSys
+    2020, https://arxiv.org/abs/1812.06127, Eq. 2; with a personal model in place of w it is the regulariser of Ditto,
+    https://arxiv.org/abs/2012.04221, Eq. 1.
     """
     pairs = [(w, w.grad, a) for w, a in zip(parameters, anchor, strict=True) if w.grad is not None]
     total = torch.zeros((), dtype=torch.float64, device=parameters[0].device if parameters else None)

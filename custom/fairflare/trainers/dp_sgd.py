@@ -13,9 +13,8 @@ metrics of splits that the model was not trained on.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ import torch
 from fairflare.core.errors import UserError
 from fairflare.core.registry import trainer
 from fairflare.core.seeds import derive
-from fairflare.core.types import Batch, Cost, LocalWork, Number, Offer, SplitName, Training
+from fairflare.core.types import Cost, LocalWork, Number, Offer, Training
 from fairflare.core.validation import Range
 from fairflare.privacy.differential_privacy import Draws, Mechanism, epsilon_of, noise_for
 from fairflare.trainers.base import Trainer, make_optimizer
@@ -32,17 +31,6 @@ SPENT = "privacy budget spent: this site takes no further part"
 COX = "cox"
 PATIENTS = ("patient_id", "patient")
 """Attributes that tell whose a record is."""
-
-
-@runtime_checkable
-class Picks(Protocol):
-    """A site's data that can be read record by record, as ``data.tensors.TensorData`` can."""
-
-    def picked(self, batches: Sequence[torch.Tensor], seed: int) -> Iterator[Batch]:
-        """The training examples of each batch of row numbers, with train transforms, which ``seed`` fixes."""
-
-    def size(self, split: SplitName) -> int:
-        """Number of examples in ``split``."""
 
 
 @trainer("dp-sgd")
@@ -131,8 +119,9 @@ class PrivateTrainer(Trainer):
         from opacus import GradSampleModule
         from opacus.optimizers import DPOptimizer
 
-        plan, training, data = self.planned(work), work.training, work.data
-        if not isinstance(data, Picks):
+        plan, training = self.planned(work), work.training
+        data: Any = work.data
+        if not hasattr(data, "picked"):  # as ``data.tensors.TensorData`` has it
             raise UserError(f"trainer dp-sgd: expected data that are read by record, got {type(data).__name__}")
         n = data.size("train")
         draws = Draws(None if self.draws == "system" else derive(work.seed, "noise"))

@@ -3,9 +3,6 @@
 
 SCAFFOLD: control variates, estimates of sites' gradients and of their mean, take each site's drift out of its steps.
 
-Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
-https://arxiv.org/abs/1910.06378, Algorithm 1.
-
 FedDyn: at a site a regulariser that moves with the site's own history, at the server the drift of all sites.
 
 start       w = wbar^t + drift, as the server sends them
@@ -29,7 +26,7 @@ import torch
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import method
-from fairflare.core.types import Info, LocalWork, Paper, Reply, StateDict, TensorSpec, Training
+from fairflare.core.types import Info, LocalWork, Reply, StateDict, TensorSpec, Training
 from fairflare.core.validation import Range, within
 from fairflare.functional.blocks import parameters
 from fairflare.trainers.base import PlainTrainer, ServerState
@@ -50,12 +47,9 @@ def steps_taken(steps: int, momentum: float = 0.0) -> float:
 
 
 def mean_gradients(start: Mapping[str, torch.Tensor], end: Mapping[str, torch.Tensor], length: float) -> StateDict:
-    """Entry -> (w^t - y) / length: the (weighted) mean of the directions that SGD has gone from w^t to y.
+    """Entry -> (w^t - y) / length: the (weighted) mean of the directions that SGD has gone from w^t to y = ``end``.
 
-    Args:
-        start: w^t, on the device of ``end``.
-        end: y, the parameters after training.
-        length: learning rate times ``steps_taken``, > 0.
+    ``length`` is the learning rate times ``steps_taken``.
     """
     return {key: (start[key] - y.detach()) / length for key, y in end.items()}
 
@@ -70,17 +64,14 @@ OWN = "control"
     summary="Control variates take each site's own drift out of its local steps; for SGD and many local steps.",
     settings={"weighting": "uniform"},
     shared={"weighting": ("rule.weighting", "trainer.weighting")},
-    paper=Paper.cited(
-        "Karimireddy et al.: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. ICML 2020. "
-        "https://arxiv.org/abs/1910.06378"
-    ),
+    paper="Karimireddy et al.: SCAFFOLD: Stochastic Controlled Averaging for Federated Learning. ICML 2020. "
+    "https://arxiv.org/abs/1910.06378",
 )
 @dataclass(frozen=True)
 class Scaffold(PlainTrainer):
     """Each step goes along g(y) - c_i + c; c_i+ estimates the site's gradient, c follows the mean of the c_i.
 
-    c += |S|/N sum_k p_k (c_k+ - c_k) over the sites S of a round, of N known ones. Karimireddy et al., ICML 2020,
-    https://arxiv.org/abs/1910.06378, Algorithm 1.
+    c += |S|/N sum_k p_k (c_k+ - c_k) over the sites S of a round, of N known ones (Karimireddy et al., Algorithm 1).
 
     Args:
         estimate: "steps": c_i+ = c_i - c + (w^t - y) / (K eta), option II, which holds for SGD alone; with momentum
@@ -114,9 +105,6 @@ class Scaffold(PlainTrainer):
             for key, change in reply.tensors.get(CHANGE.name, {}).items():
                 c[key] = change * (here * share) + c.get(key, 0)
         return {CONTROL.name: {key: value.clamp(-CONTROL.bound, CONTROL.bound) for key, value in c.items()}}
-
-    def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
-        return dict(state)
 
     def setup(self, work: LocalWork) -> None:
         work.scratch["c"] = _filled(work, work.tensors.get(CONTROL.name, {}))
@@ -174,9 +162,8 @@ MOST_NORM = 10.0
     title="FedDyn",
     summary="Each site's objective is corrected by its own history, so that all sites' optima agree.",
     settings={"rule.weighting": "uniform"},
-    paper=Paper.cited(
-        "Acar et al.: Federated Learning Based on Dynamic Regularization. ICLR 2021. https://arxiv.org/abs/2111.04263"
-    ),
+    paper="Acar et al.: Federated Learning Based on Dynamic Regularization. ICLR 2021. "
+    "https://arxiv.org/abs/2111.04263",
 )
 @dataclass(frozen=True)
 class FedDynTrainer(PlainTrainer):
@@ -200,10 +187,6 @@ class FedDynTrainer(PlainTrainer):
 
     def __post_init__(self) -> None:
         within(self, alpha="(0, inf)")
-
-    def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
-        """The drift, the same for every site; nothing before the first round."""
-        return dict(state)
 
     def orders(self, state: ServerState, site: str, info: Info) -> dict[str, float]:
         """n / (K n_k), by which the authors' code scales alpha (``variant=reference``)."""
@@ -235,13 +218,13 @@ class FedDynTrainer(PlainTrainer):
     def correct_gradients(self, work: LocalWork) -> None:
         """grad F + alpha (sum of past updates) + alpha (w - w^t); the step returns F."""
         alpha, past, anchor = (work.scratch[name] for name in ("alpha", "past", "anchor"))
-        moved = {key: w for key, w in _trained(work).items() if w.grad is not None}
+        moved: dict[str, Any] = {key: w for key, w in _trained(work).items() if w.grad is not None}
         for key, w in moved.items():
-            _gradient(w).add_(past[key] - anchor[key], alpha=alpha)
+            w.grad.add_(past[key] - anchor[key], alpha=alpha)
         if self.variant == "reference":
             torch.nn.utils.clip_grad_norm_(moved.values(), MOST_NORM)
         for w in moved.values():
-            _gradient(w).add_(w.detach(), alpha=alpha)
+            w.grad.add_(w.detach(), alpha=alpha)
 
     @no_grad
     def finish(self, work: LocalWork) -> None:
@@ -252,11 +235,6 @@ class FedDynTrainer(PlainTrainer):
 def _trained(work: LocalWork) -> StateDict:
     """Name -> parameter, of those that training moves."""
     return {key: parameter for key, parameter in work.network.named_parameters() if parameter.requires_grad}
-
-
-def _gradient(parameter: Any) -> torch.Tensor:
-    gradient: torch.Tensor = parameter.grad
-    return gradient
 
 
 def _moved(total: torch.Tensor, drift: torch.Tensor | None, here: int, known: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from fairflare.core.errors import UserError
 from fairflare.core.execution import ahead
 from fairflare.core.registry import method
-from fairflare.core.types import Cost, LocalWork, Paper, StateDict
+from fairflare.core.types import Cost, LocalWork, StateDict
 from fairflare.core.validation import Names, Range
 from fairflare.functional.blocks import layers_of
 from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, local_batches, optimizer_beside
@@ -19,17 +19,14 @@ from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, local_b
     "fedper",
     title="FedPer",
     summary="FedAvg over all layers but the last, of which every site has its own; for label shift.",
-    paper=Paper.cited(
-        "Arivazhagan et al.: Federated Learning with Personalization Layers. arXiv 2019. "
-        "https://arxiv.org/abs/1912.00818"
-    ),
+    paper="Arivazhagan et al.: Federated Learning with Personalization Layers. arXiv 2019. "
+    "https://arxiv.org/abs/1912.00818",
 )
 @dataclass(frozen=True)
 class FedPer(PlainTrainer):
     """Plain training of all layers; the last ones stay at the site.
 
-    Arivazhagan et al., "Federated Learning with Personalization Layers", 2019, https://arxiv.org/abs/1912.00818,
-    Algorithms 1 and 2. A layer is a module with a matrix and the normalisation after it.
+    Arivazhagan et al., 2019, Algorithms 1 and 2. A layer is a module with a matrix and the normalisation after it.
 
     Args:
         layers: K_P >= 1, how many of the last layers stay, in the order in which the network registers them.
@@ -55,17 +52,14 @@ class FedPer(PlainTrainer):
     "fedrep",
     title="FedRep",
     summary="As FedPer, but each site fits its own last layer first, and then the shared ones to it; for label shift.",
-    paper=Paper.cited(
-        "Collins et al.: Exploiting Shared Representations for Personalized Federated Learning. ICML 2021. "
-        "https://arxiv.org/abs/2102.07078"
-    ),
+    paper="Collins et al.: Exploiting Shared Representations for Personalized Federated Learning. ICML 2021. "
+    "https://arxiv.org/abs/2102.07078",
 )
 @dataclass(frozen=True)
 class FedRep(FedPer):
     """The site's own last layers learn first, with the shared ones fixed; then the shared ones, with its own fixed.
 
-    Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021,
-    https://arxiv.org/abs/2102.07078, Algorithm 1. The round's local steps are those of the shared layers.
+    Collins et al., ICML 2021, Algorithm 1. The round's local steps are those of the shared layers.
 
     Args:
         head_passes: how many times as many steps the head makes before, >= 1.
@@ -102,25 +96,15 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
     "fedbn",
     title="FedBN",
     summary="FedAvg over all layers but BatchNorm, of which every site has its own; for feature shift.",
-    paper=Paper.cited(
-        "Li et al.: FedBN: Federated Learning on Non-IID Features via Local Batch Normalization. ICLR 2021. "
-        "https://arxiv.org/abs/2102.07623"
-    ),
+    paper="Li et al.: FedBN: Federated Learning on Non-IID Features via Local Batch Normalization. ICLR 2021. "
+    "https://arxiv.org/abs/2102.07623",
 )
 @dataclass(frozen=True)
 class FedBN(PlainTrainer):
-    """Plain training; scale, shift and running statistics of BatchNorm stay at the site.
-
-    Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021,
-    https://arxiv.org/abs/2102.07623, Algorithm 1.
-    """
+    """Plain training; scale, shift and running statistics of BatchNorm stay at the site (Li et al., Algorithm 1)."""
 
     def personal_entries(self, model: StateDict) -> frozenset[str]:
-        """All entries of the layers that have running statistics (BatchNorm, and InstanceNorm that tracks them).
-
-        Raises:
-            UserError: the model has no such layer.
-        """
+        """All entries of the layers that have running statistics (BatchNorm, and InstanceNorm that tracks them)."""
         layers = [keys for keys in layers_of(model).values() if any(key.endswith("running_mean") for key in keys)]
         if not layers:
             raise UserError("trainer fedbn or silobn: expected a network with BatchNorm, which this one has none of")
@@ -131,23 +115,13 @@ class FedBN(PlainTrainer):
     "silobn",
     title="SiloBN",
     summary="FedAvg whose sites keep BatchNorm's running statistics and share its scale and shift; for feature shift.",
-    paper=Paper.cited(
-        "Andreux et al.: Siloed Federated Learning for Multi-centric Histopathology Datasets. DART 2020. "
-        "https://arxiv.org/abs/2008.07424"
-    ),
+    paper="Andreux et al.: Siloed Federated Learning for Multi-centric Histopathology Datasets. DART 2020. "
+    "https://arxiv.org/abs/2008.07424",
 )
 @dataclass(frozen=True)
 class SiloBN(FedBN):
-    """Plain training; BatchNorm's running statistics stay at the site, its scale and shift are averaged.
-
-    Andreux et al., "Siloed Federated Learning for Multi-centric Histopathology Datasets", DART 2020,
-    https://arxiv.org/abs/2008.07424.
-    """
+    """Plain training; BatchNorm's running statistics stay at the site, its scale and shift are averaged."""
 
     def personal_entries(self, model: StateDict) -> frozenset[str]:
-        """The running statistics of the layers that have them, with their counters.
-
-        Raises:
-            UserError: the model has no such layer.
-        """
+        """The running statistics of the layers that have them, with their counters."""
         return frozenset(key for key in super().personal_entries(model) if key.endswith(STATISTICS))

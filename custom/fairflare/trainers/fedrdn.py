@@ -14,9 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
+from torch.optim import Optimizer
 
 from fairflare.core.errors import UserError
 from fairflare.core.registry import method
@@ -27,7 +29,6 @@ from fairflare.core.types import (
     LocalWork,
     Objective,
     Outline,
-    Paper,
     Reply,
     SiteData,
     SplitName,
@@ -49,15 +50,10 @@ class Pair(NamedTuple):
 
 
 def pair_of(images: Iterable[torch.Tensor], statistic: Statistic = "images") -> Pair:
-    """The pair of all images, in one pass over batches (N, C, ...) of them.
+    """The pair of all images, in one pass over batches (N, C, ...) of them; ValueError where there is no image.
 
-    Args:
-        images: batches; at least one image.
-        statistic: "images": means over the images of their own mean and standard deviation, divided by the number of
-            pixels; "sample": by that number less one; "pixels": mean and standard deviation of all pixels together.
-
-    Raises:
-        ValueError: there is no image.
+    "images": means over the images of their own mean and standard deviation, divided by the number of pixels; "sample":
+    by that number less one; "pixels": mean and standard deviation of all pixels together.
     """
     first, second, n = torch.zeros(()), torch.zeros(()), 0
     for batch in images:
@@ -108,18 +104,14 @@ def channels(model: StateDict) -> int:
     return next((int(value.shape[1]) for value in model.values() if value.dim() > 3), 0)
 
 
-def _pair(outline: Outline) -> dict[str, tuple[int, ...]]:
+def _pairs(names: Iterable[object], outline: Outline) -> dict[str, tuple[int, ...]]:
     wide = channels(outline.model)
-    return {"pair": (2, wide)} if wide else {}
+    return {str(name): (2, wide) for name in names} if wide else {}
 
 
-def _pairs(outline: Outline) -> dict[str, tuple[int, ...]]:
-    wide = channels(outline.model)
-    return {str(k): (2, wide) for k in range(MOST_SITES)} if wide else {}
-
-
-OWN = TensorSpec("statistics", _pair, "mean and log standard deviation of the site's training images per channel")
-ALL = TensorSpec("all_statistics", _pairs, "those of all sites that have sent theirs, without names")
+MEANING = "mean and log standard deviation of the site's training images per channel"
+OWN = TensorSpec("statistics", partial(_pairs, ["pair"]), MEANING)
+ALL = TensorSpec("all_statistics", partial(_pairs, range(MOST_SITES)), "those of all sites that sent theirs, unnamed")
 
 
 class OwnNormalised:
@@ -131,27 +123,18 @@ class OwnNormalised:
     """
 
     def __init__(self, data: SiteData, statistic: Statistic) -> None:
-        self._data, self._statistic = data, statistic
-        self._pair: Pair | None = None
+        self._data, self._statistic, self.size = data, statistic, data.size
         self.class_counts, self.group_counts = data.class_counts, data.group_counts
 
-    @property
+    @cached_property
     def pair(self) -> Pair:
         """The site's own, taken when it is first asked for."""
-        if self._pair is None:
-            self._pair = pair_of((batch.inputs for batch in self._data.fixed("train", MEASURE)), self._statistic)
-        return self._pair
-
-    def size(self, split: SplitName) -> int:
-        """Number of examples in ``split``."""
-        return self._data.size(split)
+        return pair_of((batch.inputs for batch in self._data.fixed("train", MEASURE)), self._statistic)
 
     def training(self, batch_size: int, seed: int) -> Iterator[Batch]:
-        """See ``SiteData``; normalised after the transforms."""
         return self._normalised(self._data.training(batch_size, seed))
 
     def fixed(self, split: SplitName, batch_size: int, at_most: int | None = None) -> Iterator[Batch]:
-        """See ``SiteData``."""
         return self._normalised(self._data.fixed(split, batch_size, at_most))
 
     def _normalised(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -163,10 +146,8 @@ class OwnNormalised:
     "fedrdn",
     title="FedRDN",
     summary="FedAvg on images normalised with the statistics of drawn sites; for scanners that differ.",
-    paper=Paper.cited(
-        "Yan et al.: A Simple Data Augmentation for Feature Distribution Skewed Federated Learning. CVPR 2025. "
-        "https://arxiv.org/abs/2306.09363"
-    ),
+    paper="Yan et al.: A Simple Data Augmentation for Feature Distribution Skewed Federated Learning. CVPR 2025. "
+    "https://arxiv.org/abs/2306.09363",
 )
 @dataclass(frozen=True)
 class FedRDN(PlainTrainer):
@@ -205,9 +186,7 @@ class FedRDN(PlainTrainer):
         generator = torch.Generator().manual_seed(derive(work.seed, "pairs"))
         work.scratch.update(own=own, pairs=[pair for pair in pairs if _usable(pair, own)], generator=generator)
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
+    def step(self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch) -> torch.Tensor:
         pairs: Sequence[Pair] = work.scratch["pairs"]
         if pairs:
             means, sds = self.drawn(pairs, len(batch.targets), work.scratch["generator"])

@@ -18,6 +18,7 @@ from functools import partial
 from typing import ClassVar
 
 import torch
+from torch.optim import Optimizer
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import trainer
@@ -50,9 +51,7 @@ class GSAM(Trainer):
     def __post_init__(self) -> None:
         within(self, rho_max="[0, inf)", rho_tau="[0, inf)", gsam_alpha="[0, inf)")
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
+    def step(self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch) -> torch.Tensor:
         rho = rho_at(work.round, self.rho_max, self.rho_tau)
         closure = partial(self.backward, work, objective, batch)
         return gsam_step(work.network, optimizer, closure, rho, self.gsam_alpha)
@@ -69,25 +68,12 @@ class SAM(GSAM):
 
 
 def gsam_step(
-    network: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    closure: Callable[[], torch.Tensor],
-    rho: float,
-    alpha: float,
+    network: torch.nn.Module, optimizer: Optimizer, closure: Callable[[], torch.Tensor], rho: float, alpha: float
 ) -> torch.Tensor:
-    """One step of ``optimizer`` along GSAM's direction.
+    """One step of ``optimizer`` along GSAM's direction; returns the loss of the first, unperturbed pass.
 
-    Args:
-        network: its BatchNorm layers keep their running statistics in the second pass.
-        optimizer: any torch optimizer over the parameters that ``closure`` differentiates.
-        closure: computes the batch's loss, calls ``backward`` on it and returns it.
-        rho: search radius >= 0.
-        alpha: weight of the surrogate gap >= 0.
-
-    Returns:
-        The loss of the first, unperturbed pass.
-
-    If the second pass raises, weights and momenta are restored before the error goes on.
+    ``closure`` computes the batch's loss, calls ``backward`` on it and returns it. BatchNorm keeps its running
+    statistics in the second pass; if that raises, weights and momenta are restored before the error goes on.
     """
     optimizer.zero_grad(set_to_none=True)
     loss = closure()

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
+from torch.optim import Optimizer
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import method
-from fairflare.core.types import Batch, Cost, LocalWork, Objective, Offer, Paper, StateDict
+from fairflare.core.types import Batch, Cost, LocalWork, Objective, Offer, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.features import features_of, lacks_features, model_contrast
 from fairflare.trainers.base import PlainTrainer
@@ -24,7 +25,7 @@ PREVIOUS = "previous model"
     "moon",
     title="MOON",
     summary="FedAvg whose local features stay close to the shared model's and away from the site's last ones.",
-    paper=Paper.cited("Li et al.: Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257"),
+    paper="Li et al.: Model-Contrastive Federated Learning. CVPR 2021. https://arxiv.org/abs/2103.16257",
 )
 @dataclass(frozen=True)
 class Moon(PlainTrainer):
@@ -55,9 +56,7 @@ class Moon(PlainTrainer):
             frozen = [_frozen(work.network, model) for model in (work.received, work.memory.get(PREVIOUS))]
             work.scratch["frozen"] = frozen
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
+    def step(self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch) -> torch.Tensor:
         if not self.mu:
             return super().step(work, optimizer, objective, batch)
         optimizer.zero_grad(set_to_none=True)

@@ -13,28 +13,12 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
+from torch.optim import Optimizer
 
 from fairflare.core.registry import method, trainer
-from fairflare.core.types import Batch, Info, LocalWork, Objective, Offer, Paper, StateDict
+from fairflare.core.types import Batch, Info, LocalWork, Objective, Offer, StateDict
 from fairflare.core.validation import Range
-from fairflare.functional.likelihood import (
-    COX_SUMS,
-    LARGEST_LOG,
-    Family,
-    Sums,
-    Terms,
-    aliased,
-    bernoulli,
-    fitted,
-    gaussian,
-    marginal,
-    newton_step,
-    own_intercept,
-    poisson,
-    poisson_start,
-    profiled,
-    sums,
-)
+from fairflare.functional import likelihood as ml
 from fairflare.trainers.base import ServerState, Trainer
 
 BIAS, SPREAD, OWN = "bias", "log_sd", "own_fit"
@@ -91,18 +75,17 @@ class Newton(Trainer):
         work.steps = 1
         return -float(found.value) / found.examples
 
-    def _own_fit(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> torch.Tensor:
+    def _own_fit(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> Any:
         """What the site's own fit adds, see ``Regression.own``; it is made once in a run."""
         if OWN not in work.memory:
             work.memory[OWN] = _own_sums(design, outcome, work.family)
-        kept: torch.Tensor = work.memory[OWN]
-        return kept
+        return work.memory[OWN]
 
     def fewest(self, model: StateDict, min_count: int | None) -> int:
         """Sums over fewer patients than there are parameters could be solved for these."""
         return max(len(model["score"]), min_count or 0)
 
-    def _sums(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> Sums:
+    def _sums(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> ml.Sums:
         network: Any = work.network
         weight, bias = network.weight.detach().cpu(), network.bias.detach().cpu()
         if work.family == COX:
@@ -110,16 +93,16 @@ class Newton(Trainer):
         family, outcome = family_of(work.family, outcome)
         both = torch.cat((weight, bias))
         if self.intercept == "random":
-            return marginal(family, _with_ones(design), outcome, both, float(network.log_sd.detach()))
+            return ml.marginal(family, _with_ones(design), outcome, both, float(network.log_sd.detach()))
         if self.intercept == "shared":
             first = not float(network.best[1]) and not bool(both.any())
-            return _padded(sums(_start(family) if first else family, _with_ones(design), outcome, both), len(weight))
-        alone = own_intercept(family, design @ weight, outcome)
+            return _padded(ml.sums(_start(family) if first else family, _with_ones(design), outcome, both), len(weight))
+        alone = ml.own_intercept(family, design @ weight, outcome)
         if alone is None:  # whatever the coefficients, the site's own intercept explains its outcomes
             p = len(weight)
-            return _padded(Sums(design.new_zeros(()), design.new_zeros(p), design.new_zeros(p, p), len(outcome)), p)
+            return _padded(ml.Sums(design.new_zeros(()), design.new_zeros(p), design.new_zeros(p, p), len(outcome)), p)
         network.bias.data.fill_(alone)
-        return _padded(profiled(family, design, outcome, weight, alone), len(weight))
+        return _padded(ml.profiled(family, design, outcome, weight, alone), len(weight))
 
     def correct(self, model: StateDict, combined: StateDict, state: ServerState, info: Info) -> StateDict:
         """Newton's next parameters, or, where the last step made the likelihood much worse, half of that step."""
@@ -135,7 +118,7 @@ class Newton(Trainer):
             score, information = combined["score"] - penalty * here, combined["information"] + penalty.diag()
             dropped = self.dropped(information)
             dropped[-1] |= info.round.number <= SETTLING
-            there = here + newton_step(score, information, dropped)
+            there = here + ml.newton_step(score, information, dropped)
             last, best = here, torch.tensor([value, 1.0], dtype=torch.float64)
         moved = {"weight": there[:-2], BIAS: there[-2:-1], SPREAD: there[-1:], "last": last, "best": best}
         return {key: moved.get(key, value).clone() for key, value in combined.items()}
@@ -145,7 +128,7 @@ class Newton(Trainer):
         p = len(information) - 2
         found = torch.ones(p + 2, dtype=torch.bool)
         free = p if self.intercept == "site" else p + 1
-        found[:free] = aliased(information[:free, :free], first=p if free > p else None)
+        found[:free] = ml.aliased(information[:free, :free], first=p if free > p else None)
         found[-1] = self.intercept != "random"
         return found
 
@@ -162,9 +145,7 @@ class Newton(Trainer):
         fits = {"weight", BIAS, "score", "information"} <= set(network.state_dict())
         return "" if fits else "it needs model=regression"
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
+    def step(self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch) -> torch.Tensor:
         raise NotImplementedError("Newton's method has no steps on batches")
 
 
@@ -196,21 +177,21 @@ class NewtonAlone(Newton):
 
 
 COX = "cox"
-FAMILIES: dict[str, Family] = {"bernoulli": bernoulli, "gaussian": gaussian, "poisson": poisson}
+FAMILIES: dict[str, ml.Family] = {"bernoulli": ml.bernoulli, "gaussian": ml.gaussian, "poisson": ml.poisson}
 
 
-def family_of(name: str, targets: torch.Tensor) -> tuple[Family, torch.Tensor]:
+def family_of(name: str, targets: torch.Tensor) -> tuple[ml.Family, torch.Tensor]:
     """The family ``name``, and the outcomes (N,) of ``targets``; of counts these may be (N, 2) with exposures."""
     if name == "poisson" and targets.dim() > 1:
-        return partial(poisson, offset=targets[:, 1].log()), targets[:, 0]
+        return partial(ml.poisson, offset=targets[:, 1].log()), targets[:, 0]
     return FAMILIES[name], targets
 
 
-def _start(family: Family) -> Family:
+def _start(family: ml.Family) -> ml.Family:
     """What takes the family's place in the first round."""
     if isinstance(family, partial):
-        return partial(poisson_start, **family.keywords)
-    return poisson_start if family is poisson else family
+        return partial(ml.poisson_start, **family.keywords)
+    return ml.poisson_start if family is ml.poisson else family
 
 
 FARTHEST = 15.0
@@ -230,23 +211,23 @@ def _patients(work: LocalWork) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(inputs), torch.cat(targets)
 
 
-def _cox_sums(design: torch.Tensor, outcome: torch.Tensor, coefficients: torch.Tensor) -> Sums:
+def _cox_sums(design: torch.Tensor, outcome: torch.Tensor, coefficients: torch.Tensor) -> ml.Sums:
     """A site's own sums of Cox's model; ``outcome`` holds times and events (N, 2)."""
-    cox: Any = importlib.import_module(COX_SUMS)
+    cox: Any = importlib.import_module(ml.COX_SUMS)
     value, score, information = cox.partial_likelihood(design, outcome[:, 0], outcome[:, 1], coefficients)
-    return Sums(value, score, information, len(outcome))
+    return ml.Sums(value, score, information, len(outcome))
 
 
 def _with_ones(design: torch.Tensor) -> torch.Tensor:
     return torch.cat((design, torch.ones_like(design[:, :1])), dim=1)
 
 
-def _padded(found: Sums, p: int) -> Sums:
+def _padded(found: ml.Sums, p: int) -> ml.Sums:
     """The sums with a place for each of the p + 2 parameters, 0 for those that they are not of."""
     more = p + 2 - len(found.score)
     pad = torch.nn.functional.pad
     score, information = pad(found.score, (0, more)), pad(found.information, (0, more, 0, more))
-    return Sums(found.value, score, information, found.examples)
+    return ml.Sums(found.value, score, information, found.examples)
 
 
 def _variance(design: torch.Tensor, outcome: torch.Tensor, estimate: torch.Tensor) -> float:
@@ -259,11 +240,11 @@ def _variance(design: torch.Tensor, outcome: torch.Tensor, estimate: torch.Tenso
 def _own_sums(design: torch.Tensor, outcome: torch.Tensor, name: str) -> torch.Tensor:
     """(5, p) what the site adds to the sums over sites' own fits, see ``Regression.own``."""
     if name == COX:
-        alone = fitted(partial(_cox_sums, design, outcome), design.shape[1], far=FARTHEST)
+        alone = ml.fitted(partial(_cox_sums, design, outcome), design.shape[1], far=FARTHEST)
     else:
         family, outcome = family_of(name, outcome)
         whole, p = _with_ones(design), design.shape[1]
-        alone = fitted(partial(sums, family, whole, outcome), p + 1, first=p)
+        alone = ml.fitted(partial(ml.sums, family, whole, outcome), p + 1, first=p)
         if alone is not None and name == "gaussian":
             alone = alone[0], alone[1] * _variance(design, outcome, alone[0])
     if alone is None:
@@ -274,7 +255,7 @@ def _own_sums(design: torch.Tensor, outcome: torch.Tensor, name: str) -> torch.T
     return torch.stack(rows).nan_to_num(0.0) * estimate.isfinite()
 
 
-GLORE = Paper.cited(
+GLORE = (
     "Wu et al.: Grid Binary LOgistic REgression (GLORE): building shared models without sharing data. JAMIA 2012. "
     "https://doi.org/10.1136/amiajnl-2012-000862"
 )
@@ -305,15 +286,12 @@ class Dispersed(NamedTuple):
 
 
 def negative_binomial(logarithm: torch.Tensor, outcome: torch.Tensor, log_alpha: float) -> Dispersed:
-    """Counts of mean mu = exp(logarithm) and variance mu + alpha mu^2 ("NB2").
+    """Counts ``outcome`` (N,) of mean mu = exp(``logarithm``), (N,), and variance mu + alpha mu^2 ("NB2").
 
     Hilbe, Negative Binomial Regression, 2nd ed., 2011, chapter 8; with r = 1 / alpha.
-
-    Args:
-        logarithm: (N,) linear predictor and offset.
-        outcome: (N,) counts.
     """
-    mean, r = logarithm.clamp(max=LARGEST_LOG).exp(), torch.tensor(min(-log_alpha, SMALLEST), dtype=torch.float64).exp()
+    mean = logarithm.clamp(max=ml.LARGEST_LOG).exp()
+    r = torch.tensor(min(-log_alpha, SMALLEST), dtype=torch.float64).exp()
     both, size = r + mean, outcome + r
     value = torch.lgamma(size) - torch.lgamma(r) - torch.lgamma(outcome + 1)
     value = value + outcome * logarithm - outcome * both.log() - r * torch.log1p(mean / r)
@@ -332,7 +310,7 @@ class NegativeBinomial(Newton):
     that of their spread, and moves from the fourth round on. Sites' own fits are not made.
     """
 
-    def _sums(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> Sums:
+    def _sums(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> ml.Sums:
         network: Any = work.network
         weight, bias = network.weight.detach().cpu(), network.bias.detach().cpu()
         log_alpha = float(network.log_sd.detach())
@@ -341,10 +319,10 @@ class NegativeBinomial(Newton):
             return super()._sums(work, design, outcome)
         _, counts = family_of("poisson", outcome)
         if self.intercept == "site":
-            alone = own_intercept(_terms(offset, log_alpha), design @ weight, counts)
+            alone = ml.own_intercept(_terms(offset, log_alpha), design @ weight, counts)
             if alone is None:  # no event at all, whatever the coefficients
                 p = len(weight) + 2
-                return Sums(weight.new_zeros(()), weight.new_zeros(p), weight.new_zeros(p, p), len(counts))
+                return ml.Sums(weight.new_zeros(()), weight.new_zeros(p), weight.new_zeros(p, p), len(counts))
             network.bias.data.fill_(alone)
             bias = bias.new_full((1,), alone)
         found = negative_binomial(design @ weight + bias + offset, counts, log_alpha)
@@ -357,7 +335,7 @@ class NegativeBinomial(Newton):
             with_own = information[:, -2]
             information = information - torch.outer(with_own, with_own) / with_own[-2]
             information[-2], information[:, -2], score[-2] = 0.0, 0.0, 0.0
-        return Sums(found.value.sum(), score, information, len(counts))
+        return ml.Sums(found.value.sum(), score, information, len(counts))
 
     def dropped(self, information: torch.Tensor) -> torch.Tensor:
         found = super().dropped(information)
@@ -374,11 +352,11 @@ class NegativeBinomial(Newton):
         return torch.zeros_like(work.network.own)  # type: ignore[arg-type]  # a buffer
 
 
-def _terms(offset: torch.Tensor, log_alpha: float) -> Callable[[torch.Tensor, torch.Tensor], Terms]:
+def _terms(offset: torch.Tensor, log_alpha: float) -> Callable[[torch.Tensor, torch.Tensor], ml.Terms]:
     """What ``own_intercept`` maximises."""
 
-    def family(predictor: torch.Tensor, counts: torch.Tensor) -> Terms:
+    def family(predictor: torch.Tensor, counts: torch.Tensor) -> ml.Terms:
         found = negative_binomial(predictor + offset, counts, log_alpha)
-        return Terms(found.value, found.slope, found.curvature)
+        return ml.Terms(found.value, found.slope, found.curvature)
 
     return family

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
+from torch.optim import Optimizer
 
 from fairflare.core.registry import method
 from fairflare.core.types import (
@@ -23,7 +24,6 @@ from fairflare.core.types import (
     LocalWork,
     Objective,
     Offer,
-    Paper,
     Reply,
     Round,
     StateDict,
@@ -46,10 +46,8 @@ LONGEST = 10.0
     "fedproto",
     title="FedProto",
     summary="Own models, joined by the mean features of each class; with share=both the models are averaged too.",
-    paper=Paper.cited(
-        "Tan et al.: FedProto: Federated Prototype Learning across Heterogeneous Clients. AAAI 2022. "
-        "https://arxiv.org/abs/2105.00243"
-    ),
+    paper="Tan et al.: FedProto: Federated Prototype Learning across Heterogeneous Clients. AAAI 2022. "
+    "https://arxiv.org/abs/2105.00243",
 )
 @dataclass(frozen=True)
 class FedProto(PlainTrainer):
@@ -93,9 +91,6 @@ class FedProto(PlainTrainer):
         fresh = {label: torch.stack([one[label] for one in sent if label in one]).mean(0) for label in labels}
         return {MEANS.name: {**state.get(MEANS.name, {}), **fresh}}
 
-    def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
-        return dict(state)
-
     def setup(self, work: LocalWork) -> None:
         """The prototypes on the device; a model of the site's own goes on from where it was."""
         found = work.tensors.get(MEANS.name, {})
@@ -103,9 +98,7 @@ class FedProto(PlainTrainer):
         if self.keeps_personal_model:
             work.network.load_state_dict(work.personal or work.received)
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
+    def step(self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch) -> torch.Tensor:
         means = work.scratch["means"]
         if not means or not self.lam:
             return super().step(work, optimizer, objective, batch)
@@ -155,10 +148,8 @@ REFERENCE_ROUNDS = 100
     "fedproc",
     title="FedProc",
     summary="FedAvg whose local features are drawn to the federation's class means, strongly at first.",
-    paper=Paper.cited(
-        "Mu et al.: FedProc: Prototypical Contrastive Federated Learning on Non-IID Data. Future Generation Computer "
-        "Systems 2023. https://arxiv.org/abs/2109.12273"
-    ),
+    paper="Mu et al.: FedProc: Prototypical Contrastive Federated Learning on Non-IID Data. Future Generation Computer "
+    "Systems 2023. https://arxiv.org/abs/2109.12273",
 )
 @dataclass(frozen=True)
 class FedProc(PlainTrainer):
@@ -194,9 +185,7 @@ class FedProc(PlainTrainer):
         found = work.tensors.get(GLOBAL.name, {})
         work.scratch["prototypes"] = {int(label): mean.to(work.device) for label, mean in found.items()}
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
+    def step(self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch) -> torch.Tensor:
         prototypes, a = work.scratch["prototypes"], self.share(work.round)
         if not prototypes or a >= 1:
             return super().step(work, optimizer, objective, batch)
@@ -218,9 +207,6 @@ class FedProc(PlainTrainer):
                 parts = (reply.tensors[PROTOTYPES][label].double() * (weight / total) for weight, reply in said)
                 after[label] = sum(parts, zero).float()
         return {GLOBAL.name: after}
-
-    def tensors_for(self, state: ServerState, site: str, info: Info) -> dict[str, StateDict]:
-        return dict(state)
 
     def _weight(self, reply: Reply, label: str) -> float:
         """How many examples a site's prototype stands for, never more than it has; 1 for MarsFL's plain mean."""

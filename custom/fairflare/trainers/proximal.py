@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
+from torch.optim import Optimizer
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import method
-from fairflare.core.types import Batch, Cost, LocalWork, Objective, Paper
+from fairflare.core.types import Batch, Cost, LocalWork, Objective
 from fairflare.core.validation import Range
 from fairflare.trainers.base import PlainTrainer, add_proximal, keep_optimizer_beside, optimizer_beside
 
@@ -25,15 +26,11 @@ from fairflare.trainers.base import PlainTrainer, add_proximal, keep_optimizer_b
     "fedprox",
     title="FedProx",
     summary="FedAvg whose sites stay near the received model: a proximal term on top of the local objective.",
-    paper=Paper.cited(
-        "Li et al.: Federated Optimization in Heterogeneous Networks. MLSys 2020. https://arxiv.org/abs/1812.06127"
-    ),
+    paper="Li et al.: Federated Optimization in Heterogeneous Networks. MLSys 2020. https://arxiv.org/abs/1812.06127",
 )
 @dataclass(frozen=True)
 class FedProx(PlainTrainer):
-    """Each step minimises f(w) + mu/2 ||w - w^t||^2 over the parameters, with the task's optimizer.
-
-    Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, https://arxiv.org/abs/1812.06127, Eq. 2.
+    """Each step minimises f(w) + mu/2 ||w - w^t||^2 over the parameters, with the task's optimizer (Li et al., Eq. 2).
 
     Args:
         mu: weight of the proximal term, >= 0; 0 is plain training. The authors try 0.001, 0.01, 0.1 and 1.
@@ -54,17 +51,14 @@ class FedProx(PlainTrainer):
     "ditto",
     title="Ditto",
     summary="FedAvg, and at each site a model of its own that is drawn towards the shared one.",
-    paper=Paper.cited(
-        "Li et al.: Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021. "
-        "https://arxiv.org/abs/2012.04221"
-    ),
+    paper="Li et al.: Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021. "
+    "https://arxiv.org/abs/2012.04221",
 )
 @dataclass(frozen=True)
 class Ditto(PlainTrainer):
     """The shared model trains as in FedAvg; v minimises f(v) + lam/2 ||v - w^t||^2 on the same batches.
 
-    Every site's v begins as the first model that it receives. Li et al., "Ditto: Fair and Robust Federated Learning
-    Through Personalization", ICML 2021, https://arxiv.org/abs/2012.04221, Algorithm 1.
+    Every site's v begins as the first model that it receives (Li et al., ICML 2021, Algorithm 1).
 
     Args:
         lam: lambda >= 0; 0 trains v alone, a large one keeps it at w^t. The authors choose among 0.1, 1 and 2.
@@ -87,9 +81,7 @@ class Ditto(PlainTrainer):
         work.scratch["own"] = own
         optimizer_beside(work, own)
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
+    def step(self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch) -> torch.Tensor:
         """One step of the shared model, then one of v; returns the loss of the model that is sent."""
         if self.aggregate == "personal":
             return self._personal_step(work, optimizer, objective, batch, work.network)
@@ -98,12 +90,7 @@ class Ditto(PlainTrainer):
         return loss
 
     def _personal_step(
-        self,
-        work: LocalWork,
-        optimizer: torch.optim.Optimizer,
-        objective: Objective,
-        batch: Batch,
-        own: torch.nn.Module,
+        self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch, own: torch.nn.Module
     ) -> torch.Tensor:
         """One step of v = ``own``; returns f(v), without the term."""
         optimizer.zero_grad(set_to_none=True)
@@ -123,18 +110,15 @@ class Ditto(PlainTrainer):
     title="pFedMe",
     summary="A model of each site's own that is drawn to the shared one, which follows the sites' own models in turn.",
     settings={"weighting": "uniform"},
-    paper=Paper.cited(
-        "T Dinh et al.: Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020. "
-        "https://arxiv.org/abs/2006.08848"
-    ),
+    paper="T Dinh et al.: Personalized Federated Learning with Moreau Envelopes. NeurIPS 2020. "
+    "https://arxiv.org/abs/2006.08848",
 )
 @dataclass(frozen=True)
 class PFedMe(PlainTrainer):
     """On each batch theta descends f(theta) + lam/2 ||theta - w||^2, and w moves by -eta lam (w - theta).
 
-    T Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020,
-    https://arxiv.org/abs/2006.08848, Algorithm 1. theta begins each round as w^t and descends by the task's
-    optimizer; it is the personal model.
+    T Dinh et al., Algorithm 1. theta begins each round as w^t and descends by the task's optimizer; it is the personal
+    model.
 
     Args:
         lam: lambda > 0; a large one keeps theta at w.
@@ -156,9 +140,7 @@ class PFedMe(PlainTrainer):
         work.scratch["own"] = copy.deepcopy(work.network)
         optimizer_beside(work, work.scratch["own"])
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
+    def step(self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch) -> torch.Tensor:
         """theta's steps, then w's; returns the loss of theta before them."""
         own, losses = work.scratch["own"], []
         for _ in range(self.inner_steps):

@@ -7,8 +7,7 @@ What a site computes is what ``PlainTrainer`` computes for it alone, but sums ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,15 +21,8 @@ MOST_STACKED = 50_000_000
 """Parameters of all models that are trained in one call, 200 MB; more sites are trained in several calls."""
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What local training left at one site.
-
-    Attributes:
-        model: parameter -> its value after the round.
-        steps: optimizer steps.
-        loss: mean training loss, each batch measured before its step.
-    """
+class Trained(NamedTuple):
+    """What training left at a site: parameters, optimizer steps, mean loss with each batch measured before its step."""
 
     model: StateDict
     steps: int
@@ -58,10 +50,8 @@ def train_together(works: Sequence[LocalWork]) -> list[Trained]:
     """One round of plain training at every site of ``works``, which share network, objective and optimizer settings.
 
     Their numbers of examples, batches and steps may differ. The networks are left alone; the place of each site in its
-    data, with ``local_steps``, is left in its ``work.memory``.
-
-    Raises:
-        UserError: the network does something that cannot be batched over models.
+    data, with ``local_steps``, is left in its ``work.memory``. UserError where the network does what cannot be batched
+    over models.
     """
     queues = [list(local_batches(work)) for work in works]
     order = sorted(range(len(works)), key=lambda k: -len(queues[k]))  # those that still train are always the first

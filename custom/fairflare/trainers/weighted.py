@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch.optim import Optimizer
 
 from fairflare.core.execution import moved
 from fairflare.core.registry import trainer
@@ -36,9 +37,7 @@ class WeightedTrainer(Trainer):
         own = float(of_groups[:-1].mean()) if work.groups else 0.0
         work.scratch.update(shared=shared, groups=of_groups.to(work.device), own=own)
 
-    def step(
-        self, work: LocalWork, optimizer: torch.optim.Optimizer, objective: Objective, batch: Batch
-    ) -> torch.Tensor:
+    def step(self, work: LocalWork, optimizer: Optimizer, objective: Objective, batch: Batch) -> torch.Tensor:
         shared, of_groups, own = (work.scratch[name] for name in ("shared", "groups", "own"))
         # Index -1, an example in no group, falls on the last place.
         s = of_groups[moved(batch.groups % len(of_groups), work.device)]

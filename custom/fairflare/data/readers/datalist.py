@@ -84,13 +84,10 @@ Label = Callable[[Any], Any]
 def read_datalist(path: Path, root: Path, **how: Any) -> dict[str, list[Item]]:
     """Split ("train", "val", "test") -> items in the list's order, without those that have no label.
 
-    Args:
-        how: masks: whether labels are paths of masks; classes: their names, of which, or of whose places from 0, a
-            label is one, ignored for masks; links: whether a symbolic link in the data root may lead out of it; label:
-            how a label is read that is neither a class nor a mask.
-
-    Raises:
-        DataError: names the file, the split, the entry's number (from 0), what was expected and what came.
+    ``how``: masks: whether labels are paths of masks; classes: their names, of which, or of whose places from 0, a
+    label is one, ignored for masks; links: whether a symbolic link in the data root may lead out of it; label: how a
+    label is read that is neither a class nor a mask. DataError names the file, the split, and the entry's number from
+    0.
     """
     found = {}
     for key, entries in read_lists(path).items():
@@ -135,14 +132,7 @@ def checked_items(
 
 
 def _item(
-    where: str,
-    entry: Any,
-    root: Path,
-    *,
-    masks: bool,
-    classes: Sequence[str],
-    links: bool = False,
-    label: Label | None = None,
+    where: str, entry: Any, root: Path, *, masks: bool, classes: Sequence[str], links: bool = False, label: Any = None
 ) -> Item:
     if not isinstance(entry, dict):
         raise DataError("entry", f'{where}: expected {{"image": ..., "label": ...}}, got {type(entry).__name__}')
@@ -185,10 +175,8 @@ def inside(root: Path, text: Any, where: str, links: bool = False) -> Path:
     """The file ``text`` below ``root``, with its links followed.
 
     A list may come from elsewhere, so that what it names must lie below the data root. A symbolic link there was made
-    by somebody who may write there; it may lead out of the root where the site says so (``links``).
-
-    Raises:
-        DataError: the file is missing or leads out of the root; says so where a symbolic link is the reason.
+    by somebody who may write there; it may lead out of the root where the site says so (``links``). DataError where the
+    file is missing or leads out of the root, and says so where a symbolic link is the reason.
     """
     if not isinstance(text, str) or not text or "\0" in text:
         raise DataError("entry", f"{where}: expected a path, got {shown(text)}")

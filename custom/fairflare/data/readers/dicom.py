@@ -57,11 +57,7 @@ def _told(path: Path, name: str) -> Any:
 
 
 def header(path: Path) -> Any:
-    """The pydicom dataset without its pixels.
-
-    Raises:
-        DataError: "unreadable": no DICOM, no image, or one that says it holds more pixels than there may be.
-    """
+    """The pydicom dataset without its pixels; DataError "unreadable": no DICOM, no image, or too many pixels."""
     with stored.guarded(path):
         pydicom = pydicom_quietly()
         meta, size = pydicom.filereader.read_file_meta_info(path), path.stat().st_size
@@ -71,9 +67,8 @@ def header(path: Path) -> Any:
         rows, columns, samples = (int(found.get(name) or 0) for name in ("Rows", "Columns", "SamplesPerPixel"))
         bits, many, samples = int(found.get("BitsAllocated") or 0), frames_in(found), samples or 1
         if not rows or not columns:
-            raise stored.WrongHeaderError(
-                f"DICOM without an image, modality {str(found.get('Modality') or 'unknown')[:16]}"
-            )
+            modality = str(found.get("Modality") or "unknown")[:16]
+            raise stored.WrongHeaderError(f"DICOM without an image, modality {modality}")
         if rows * columns * samples > stored.MOST_PIXELS or not 0 < many <= stored.MOST_FRAMES or samples not in (1, 3):
             raise stored.WrongHeaderError(f"a header of {many} x {rows} x {columns} pixels with {samples} values each")
         told, syntax = rows * columns * samples * many * bits // 8, meta.get("TransferSyntaxUID")
@@ -94,13 +89,9 @@ def read(path: Path, frame: int | None = None, *, window: str = "", mask: bool =
     Greater values are brighter: MONOCHROME1 is turned round, but for Hounsfield units, which mean the same however they
     are to be shown. Grey values are rescaled; colours come as RGB on 0 to 255, from palettes too.
 
-    Args:
-        window: "file" applies the file's own VOI LUT or its first window.
-        mask: values are those of structures: neither turned round nor windowed.
-
-    Raises:
-        DataError: "unreadable" (with the compression and the package to install, where one is missing), "not_2d",
-            "nonfinite".
+    The window "file" applies the file's own VOI LUT or its first window; a ``mask`` is neither turned round nor
+    windowed. DataError "unreadable" (with the compression and the package to install, where one is missing), "not_2d",
+    "nonfinite".
     """
     found = header(path)
     with stored.guarded(path):
@@ -155,9 +146,7 @@ def _decoded(path: Path, found: Any, frame: int) -> np.ndarray:
 
 
 def _packages(name: str) -> str:
-    return "pylibjpeg " + (
-        "pylibjpeg-openjpeg" if "2000" in name else "pylibjpeg-rle" if "RLE" in name else "pylibjpeg-libjpeg"
-    )
+    return f"pylibjpeg pylibjpeg-{'openjpeg' if '2000' in name else 'rle' if 'RLE' in name else 'libjpeg'}"
 
 
 def _coloured(found: Any, pixels: np.ndarray, photometric: str) -> np.ndarray:

@@ -6,10 +6,9 @@ from __future__ import annotations
 import gzip
 import io
 import math
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
@@ -24,17 +23,8 @@ MOST_PACKED = 1032
 """Times that deflate can shrink."""
 
 
-@dataclass(frozen=True, eq=False)
-class Checked:
-    """A file whose header is sound.
-
-    Attributes:
-        image: nibabel's, of which no voxel has been read.
-        height: voxels along its first axis.
-        width: along the second.
-        frames: slices along the third.
-        channels: of each voxel.
-    """
+class Checked(NamedTuple):
+    """A sound file: nibabel's image, of which no voxel has been read, and its voxels on three axes and in channels."""
 
     image: Any
     height: int
@@ -51,11 +41,10 @@ def checked(path: Path) -> Any:
 
 
 def opened(path: Path) -> Checked:
-    """What the header says, no voxel is read.
+    """What the header says; no voxel is read.
 
-    Raises:
-        DataError: "unreadable" for a header that is damaged, too large, or says more than the file can hold; "not_2d"
-            where slices lie along more than one axis.
+    DataError "unreadable" for a header that is damaged, too large, or says more than the file can hold; "not_2d" where
+    slices lie along more than one axis.
     """
     image = checked(path)
     shape = [int(n) for n in image.shape]
@@ -74,11 +63,8 @@ def opened(path: Path) -> Checked:
 def read(path: Path, frame: int | None = None, *, window: str = "") -> stored.Stored:
     """One slice along the last axis, number ``frame`` from 0; of a file with one slice it need not be named.
 
-    Args:
-        window: "file" scales by the header's cal_min and cal_max.
-
-    Raises:
-        DataError: as ``opened``; "nonfinite"; "unreadable" where window is "file" and the header has none.
+    The window "file" scales by the header's cal_min and cal_max, DataError "unreadable" where it has none; else the
+    errors of ``opened``, and "nonfinite".
     """
     found = opened(path)
     k = stored.chosen_frame(path, frame, found.frames)
@@ -118,9 +104,8 @@ def _check_numbers(size: int, head: Any, packed: bool) -> None:
     if not shape or min(shape) < 1:
         raise stored.WrongHeaderError(f"a header of {'x'.join(map(str, shape)) or 'no'} voxels")
     if dtype.kind not in "iuf":
-        raise stored.WrongHeaderError(
-            f"voxels of type {dtype.kind}{8 * dtype.itemsize}; expected whole or real numbers"
-        )
+        voxels = f"voxels of type {dtype.kind}{8 * dtype.itemsize}"
+        raise stored.WrongHeaderError(f"{voxels}; expected whole or real numbers")
     if not 0 <= offset <= MOST_HEADER:
         raise stored.WrongHeaderError(f"a header of {offset:g} bytes")
     if math.isinf(slope) or (slope and not math.isnan(slope) and not math.isfinite(shift)):

@@ -60,24 +60,24 @@ class Reader:
     def __call__(self, item: Item) -> tuple[Tensor, Tensor]:
         """uint8 (channels, size, size), and int64 () or uint8 (structures, size, size) of 0 and 1.
 
-        Raises:
-            DataError: "unreadable", "not_2d", "nonfinite", "shape" (the mask's differs from the image's) or
-                "mask_values".
+        DataError "unreadable", "not_2d", "nonfinite", "shape" (the mask's differs from the image's) or "mask_values".
         """
         found = _slice(item.image, self.window)
         image = self._image(found)
         if self.values is None:
             return image, torch.tensor(item.label)
+        name = name_of(item.image)
         if isinstance(item.label, (int, float, tuple)):
-            raise DataError("entry", f"{_named(item.image)}: expected a mask, got the class {item.label}")
-        mask = _slice(_mask_of(item.image, item.label), mask=True).pixels[0]
+            raise DataError("entry", f"{name}: expected a mask, got the class {item.label}")
+        source = _mask_of(item.image, item.label)
+        mask = _slice(source, mask=True).pixels[0]
         if mask.shape != found.pixels.shape[1:]:
             image_shape, mask_shape = ("x".join(map(str, shape)) for shape in (found.pixels.shape[1:], mask.shape))
-            raise DataError("shape", f"{_named(item.image)}: {image_shape} pixels, its mask has {mask_shape}")
-        if _lies_elsewhere(item.image, _mask_of(item.image, item.label)):
+            raise DataError("shape", f"{name}: {image_shape} pixels, its mask has {mask_shape}")
+        if _lies_elsewhere(item.image, source):
             how = "by their headers it is turned, of other spacing, elsewhere or nowhere"
-            raise DataError("shape", f"{_named(item.image)}: expected a mask on its image's pixels, {how}")
-        return image, self._mask(mask, _named(item.label))
+            raise DataError("shape", f"{name}: expected a mask on its image's pixels, {how}")
+        return image, self._mask(mask, name_of(item.label))
 
     def image(self, source: Source) -> Tensor:
         """uint8 (channels, size, size)."""
@@ -85,7 +85,7 @@ class Reader:
 
     def mask(self, source: Source) -> Tensor:
         """uint8 (structures, size, size) of 0 and 1."""
-        return self._mask(_slice(source, mask=True).pixels[0], _named(source))
+        return self._mask(_slice(source, mask=True).pixels[0], name_of(source))
 
     def geometry(self, source: Path | Frame) -> Geometry | None:
         """What a file's header says; None where it cannot be read."""
@@ -95,15 +95,14 @@ class Reader:
         image = torch.from_numpy(found.scaled(self.window)).float()
         if len(image) != self.channels:
             image = image.mean(0, keepdim=True).expand(self.channels, -1, -1)
-        if image.shape[1:] != (self.size, self.size):
-            edges = (self.size, self.size)
-            image = F.interpolate(image[None], edges, mode="bilinear", antialias=True, align_corners=False)[0]
+        if image.shape[1:] != self.shape:
+            image = F.interpolate(image[None], self.shape, mode="bilinear", antialias=True, align_corners=False)[0]
         return image.round().clamp(0, 255).to(torch.uint8)
 
     def _mask(self, pixels: np.ndarray, name: str) -> Tensor:
         masks = structure_masks(pixels, self.values or {}, self.background, name)
-        if masks.shape[1:] != (self.size, self.size):
-            masks = F.interpolate(masks[None], (self.size, self.size), mode="nearest-exact")[0]
+        if masks.shape[1:] != self.shape:
+            masks = F.interpolate(masks[None], self.shape, mode="nearest-exact")[0]
         return masks.to(torch.uint8)
 
 
@@ -242,5 +241,5 @@ def _mask_of(image: Source, label: Path | np.ndarray) -> Source:
     return label
 
 
-def _named(source: Source) -> str:
+def name_of(source: Source) -> str:
     return "an image in memory" if isinstance(source, np.ndarray) else source.name

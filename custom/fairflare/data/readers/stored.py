@@ -43,11 +43,10 @@ class Stored:
     hounsfield: bool = False
 
     def scaled(self, window: str = "") -> np.ndarray:
-        """float32 (C, H, W) from 0 to 255.
+        """float32 (C, H, W) from 0 to 255; natural values are left alone.
 
-        Args:
-            window: "CENTRE,WIDTH", "file" (which the file's reader has applied), "percentiles", or "": Hounsfield units
-                between fixed ends and everything else between its own percentiles. Natural values are left alone.
+        ``window`` is "CENTRE,WIDTH", "file" (which the file's reader has applied), "percentiles", or "": Hounsfield
+        units between fixed ends and everything else between its own percentiles.
         """
         if self.natural:
             return self.pixels
@@ -97,8 +96,7 @@ def structure_masks(
 ) -> Tensor:
     """float32 (structures, ...) of 0 and 1: where the values of a mask, ``name`` of a file, are each structure's.
 
-    Raises:
-        DataError: "mask_values": a value is neither a structure's nor the background's.
+    DataError "mask_values": a value is neither a structure's nor the background's.
     """
     known = {*background, *(v for group in values.values() for v in group)}
     strange = sorted({float(v) for v in np.unique(pixels)} - known)
@@ -125,11 +123,7 @@ def guarded(path: Path) -> Iterator[None]:
 
 
 def chosen_frame(path: Path, frame: int | None, frames: int) -> int:
-    """Which of a file's slices is meant, from 0.
-
-    Raises:
-        DataError: "not_2d": none is named in a file of several, or there is no such slice.
-    """
+    """Which of a file's slices is meant, from 0; DataError "not_2d": none is named of several, or there is no such."""
     if frame is None and frames != 1:
         how = f'name one in its list, "frame": 0 to {frames - 1}'
         raise DataError("not_2d", f"{path.name}: expected one 2D slice, got {frames}; {how}")

@@ -124,10 +124,8 @@ def _table(path: Path, rows: Iterable[tuple[str, list[str]]]) -> tuple[list[str]
             continue
         row = [cell.strip() for cell in cells]
         if len(row) > len(names) and any(row[len(names) :]):
-            text = (
-                f"{place}: expected {len(names)} cells, as the header has, got {len(row)}: nothing may stand above it"
-            )
-            raise _refused(path, "unreadable", text)
+            text = f"expected {len(names)} cells, as the header has, got {len(row)}: nothing may stand above it"
+            raise _refused(path, "unreadable", f"{place}: {text}")
         longest = max(map(len, row), default=0)
         if longest > LONGEST_CELL:
             at = next(k for k, cell in enumerate(row) if len(cell) == longest)

@@ -24,7 +24,7 @@ from fairflare.core.types import Batch, SplitName
 from fairflare.data.readers import dicom, nifti
 from fairflare.data.readers.datalist import Frame, Item, Source
 from fairflare.data.readers.geometry import form_of, geometry_of
-from fairflare.data.readers.pictures import POINTS, Looked, is_measured
+from fairflare.data.readers.pictures import POINTS, Looked, is_measured, name_of
 from fairflare.data.readers.stored import MOST_PIXELS, Stored, finite, guarded, structure_masks, unreadable
 from fairflare.data.tensors import TensorData, as_float, batches_of, normalised
 
@@ -78,18 +78,16 @@ class VolumeReader:
     def __call__(self, item: Item) -> tuple[Tensor, Tensor]:
         """uint8 (1, X, Y, Z), and int64 () or uint8 (structures, X, Y, Z) of 0 and 1.
 
-        Raises:
-            DataError: "unreadable", "not_3d", "nonfinite", "series", "spacing", "shape" (the mask lies on another grid
-                than the image) or "mask_values".
+        DataError as ``read``, "shape" (the mask lies on another grid than the image) or "mask_values".
         """
         found = read(item.image)
         image = self._on_grid(self._scaled(found), found, "bilinear")
         if self.values is None:
             return _bytes(image), torch.tensor(item.label)
         if not isinstance(item.label, Path):
-            raise DataError("entry", f"{_name(item.image)}: expected a mask's file, got the class {item.label}")
+            raise DataError("entry", f"{name_of(item.image)}: expected a mask's file, got the class {item.label}")
         mask = read(item.label, mask=True)
-        _check_alike(found, mask, _name(item.image))
+        _check_alike(found, mask, name_of(item.image))
         return _bytes(image), self._mask(mask, item.label.name)
 
     def image(self, source: Source) -> Tensor:
@@ -98,7 +96,7 @@ class VolumeReader:
 
     def mask(self, source: Source) -> Tensor:
         """uint8 (structures, X, Y, Z) of 0 and 1."""
-        return self._mask(read(source, mask=True), _name(source))
+        return self._mask(read(source, mask=True), name_of(source))
 
     def placed(self, source: Source) -> tuple[Any, Volume]:
         """MONAI's tensor float32 (1, X, Y, Z) of 0 to 255, which knows where its voxels lie; and the file's volume."""
@@ -141,7 +139,7 @@ def read(source: Source, *, mask: bool = False) -> Volume:
             size that can be; "series" where slices do not make up one volume.
     """
     if not isinstance(source, Path):
-        raise DataError("entry", f"{_name(source)}: expected a volume's file, got one slice")
+        raise DataError("entry", f"{name_of(source)}: expected a volume's file, got one slice")
     form = form_of(source)
     if form == "picture":
         raise DataError("not_3d", f"{source.name}: expected a volume (NIfTI, or a DICOM series), got a picture")
@@ -266,10 +264,6 @@ def looked_at(source: Source, window: str = "") -> Looked:
     )
 
 
-def _name(source: Source) -> str:
-    return "an image in memory" if isinstance(source, np.ndarray) else source.name
-
-
 MOST = 8
 """Patches or whole volumes of a batch in evaluation, whatever is asked for: what bounds the memory of probes."""
 Places = tuple[slice, ...]
@@ -323,12 +317,9 @@ class VolumeData(TensorData):
 
 
 def patch_of(mask: Tensor, patch: Sequence[int], seed: int) -> Places:
-    """Where a patch lies, drawn by MONAI around a voxel of the background or a structure, each as often.
+    """Where a patch lies, drawn by MONAI around a voxel of the background or a structure that there is, each as often.
 
-    Args:
-        mask: (structures, X, Y, Z) of 0 and 1; what it does not show is not drawn.
-        patch: voxels along each axis, at most the mask's.
-        seed: the place is a function of the arguments alone.
+    ``mask`` is (structures, X, Y, Z) of 0 and 1; the place is a function of the arguments alone.
     """
     from monai.transforms import RandCropByLabelClasses
 
