@@ -161,4 +161,5 @@ def test_what_a_bundle_carries_imports_nothing_of_this_package(name):
     text = copied(name)
     assert "import fairflare" not in text and "from fairflare" not in text
     carried = {file.rpartition("/")[2].removesuffix(".py") for file in COPIED}
+    assert len(carried) == len(COPIED), "two of them would be one file in scripts/"
     assert set(re.findall(r"from scripts\.(\w+) import", text)) <= carried
