@@ -8,7 +8,6 @@ max(C K, 1) sites. In a pool one site trains, on the training data of all.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -21,7 +20,7 @@ from fairflare.core.validation import Names, Range
 __path__: list[str] = []  # plugins of 0.2 import `participation.base`, see `MOVED` in core.plugins
 
 
-class Selector(ABC):
+class Selector:
     """A frozen dataclass of parameters whose ``select`` is a pure function of its arguments.
 
     A site that is not selected trains nothing in that round and is neither absent nor rejected; the rule sees it as a
@@ -31,9 +30,8 @@ class Selector(ABC):
     pools: ClassVar[bool] = False
     """Whether the sites that it selects train on the training data of all sites; in process, on data that may be."""
 
-    @abstractmethod
     def select(self, sites: Sequence[str], round: Round, seed: int, least: int) -> tuple[str, ...]:
-        """The sites that take part, in the order of ``sites``.
+        """The sites that take part, in the order of ``sites``; by default those of ``ever``.
 
         Args:
             sites: the training sites that are there, at least one.
@@ -41,6 +39,7 @@ class Selector(ABC):
             seed: the run's.
             least: fewest accepted sites that the round needs; no fewer are selected where that many are there.
         """
+        return self.ever(sites)
 
     def ever(self, sites: Sequence[str]) -> tuple[str, ...]:
         """Those of the training sites ``sites`` that it may select in some round, in their order.
@@ -59,9 +58,6 @@ class Selector(ABC):
 @dataclass(frozen=True)
 class All(Selector):
     """Every training site takes part in every round."""
-
-    def select(self, sites: Sequence[str], round: Round, seed: int, least: int) -> tuple[str, ...]:
-        return tuple(sites)
 
 
 @selector("share")
@@ -84,15 +80,10 @@ class Share(Selector):
 
     def select(self, sites: Sequence[str], round: Round, seed: int, least: int) -> tuple[str, ...]:
         """The first of the sites in an order that is drawn for this round."""
-        count = max(least, math.ceil(round_off(self.share * len(sites))))
+        count = max(least, math.ceil(self.share * len(sites) - 5e-10))  # 0.1 of 30 sites are 3, whatever the rounding
         drawn = sorted(sites, key=lambda site: (derive(seed, "select", round.number, site), site))
         chosen = set(drawn[:count])
         return tuple(site for site in sites if site in chosen)
-
-
-def round_off(count: float) -> float:
-    """``count`` without the rounding error of a product: 0.1 of 30 sites are 3 and not 4."""
-    return round(count, 9)
 
 
 @selector("list")
@@ -110,9 +101,6 @@ class Named(Selector):
     def names(self) -> tuple[str, ...]:
         """The names in the list."""
         return tuple(name.strip() for name in self.sites.split(",") if name.strip())
-
-    def select(self, sites: Sequence[str], round: Round, seed: int, least: int) -> tuple[str, ...]:
-        return self.ever(sites)
 
     def ever(self, sites: Sequence[str]) -> tuple[str, ...]:
         return tuple(site for site in sites if site in self.names)
@@ -134,9 +122,6 @@ class Pool(Selector):
     """
 
     pools = True
-
-    def select(self, sites: Sequence[str], round: Round, seed: int, least: int) -> tuple[str, ...]:
-        return tuple(sites[:1])
 
     def ever(self, sites: Sequence[str]) -> tuple[str, ...]:
         return tuple(sites[:1])

@@ -186,13 +186,14 @@ class SummedRule(WeighingRule):
     def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:
         """What this site adds to the sums, each finite and >= 0; ``kept`` is what ``own_weight`` said to keep."""
 
-    @abstractmethod
     def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
-        """This site's weight, and what it keeps for the rounds to come.
+        """This site's weight, by default its share of the first sum, and what it keeps for the rounds to come.
 
         Over the sites of a round these are the weights of ``weigh``. Whatever ``sums`` are, the weight is in [0, 1]:
         an error for some sums and none for others would tell whoever made them up something of ``terms``.
         """
+        total = max(sums[0], terms[0])
+        return terms[0] / total if total > 0 else 1 / max(sums[self.counted or 0], 1.0), 0.0
 
     def unsummable(self) -> str:
         """Why these parameters need more than sums, in words that end a sentence; empty when they do not."""

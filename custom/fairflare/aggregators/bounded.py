@@ -50,12 +50,7 @@ def _of_rule(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Bounded(Rule):
-    """A rule that sees clipped updates, and whose weights are capped before they are applied.
-
-    Args:
-        rule: says everything but that.
-        bounds: of every site.
-    """
+    """A ``rule`` that sees clipped updates, and whose weights are capped before they are applied."""
 
     weighs_sums: ClassVar[bool] = False
     """Clipped sums over patients are those of no patients."""

@@ -39,9 +39,6 @@ class FedAvg(SummedRule):
     def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:
         return (float(n_examples) if self.weighting == "examples" else 1.0,)
 
-    def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
-        return terms[0] / max(sums[0], terms[0]), 0.0
-
 
 @method(
     "solo",

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, limited, shares, uniform
+from fairflare.aggregators.base import Outcome, Rule, State, add_weighted, filled, limited, shares, uniform
 from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Reply, StateDict, Weights
@@ -83,12 +83,10 @@ class FedLWR(Rule):
 
     def _rho(self, layer: str, replies: Sequence[Reply]) -> Weights:
         deltas = {r.site: r.scalars.get(f"{SIMILARITY}/{layer}") for r in replies}
-        known = [delta for delta in deltas.values() if delta is not None]
-        if not known:
+        if all(delta is None for delta in deltas.values()):
             return uniform(deltas)
-        usual = sum(known) / len(known)
         low, high = (LOW, HIGH) if self.clip else (-1.0, 1.0)
-        distances = {site: 1 - min(max(usual if d is None else d, low), high) for site, d in deltas.items()}
+        distances = {site: 1 - min(max(delta, low), high) for site, delta in filled(deltas).items()}
         if self.variant == "reference":
             total = sum(distances.values()) + OFFSET
             return {site: distance / total for site, distance in distances.items()}

@@ -91,7 +91,7 @@ class AFL(Rule):
         if self.average == "none":
             return Outcome(after, weights, following, notes)
         if "lambda" in state:
-            following = {**following, "average": _averaged(model, state), "averaged": _models(state) + 1}
+            following = {**following, "average": _averaged(model, state), "averaged": state.get("averaged", 0) + 1}
         if info.round.number < info.round.total:
             return Outcome(after, weights, following, notes)
         mean = _averaged(after, following)
@@ -114,14 +114,9 @@ class AFL(Rule):
         return shares(here), {**state, "lambda": current | climbed}
 
 
-def _models(state: State) -> int:
-    """How many models the state's average is the mean of."""
-    return int(state.get("averaged", 0))
-
-
 def _averaged(model: StateDict, state: State) -> StateDict:
     """The running mean with one more model; what is no floating-point number is the last model's."""
-    before, count = state.get("average", {}), _models(state) + 1
+    before, count = state.get("average", {}), int(state.get("averaged", 0)) + 1
     return {
         key: before[key] + (value - before[key]) / count if count > 1 and value.is_floating_point() else value.clone()
         for key, value in model.items()
@@ -252,9 +247,6 @@ class QFFL(SummedRule):
         amount = self._floored(scalars["loss"]) ** self.q
         return amount * (n_examples if self.prior == "examples" else 1), 1.0
 
-    def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
-        return terms[0] / max(sums[0], terms[0]), 0.0
-
     def unsummable(self) -> str:
         """Powers must stay within doubles, and the largest of all is no sum."""
         return f"q={self.q:g} is above {MOST_Q}, where F^q leaves the range of doubles" if self.q > MOST_Q else ""
@@ -295,7 +287,3 @@ class MaxFL(SummedRule):
 
     def terms(self, scalars: Mapping[str, float], n_examples: int, kept: float | None) -> tuple[float, ...]:
         return scalars[APPEAL], 1.0
-
-    def own_weight(self, terms: Sequence[float], kept: float | None, sums: Sequence[float]) -> tuple[float, float]:
-        total = max(sums[0], terms[0])
-        return terms[0] / total if total > 0 else 1 / max(sums[1], 1.0), 0.0

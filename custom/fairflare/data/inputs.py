@@ -29,10 +29,7 @@ LONGEST = 100_000
 class Scaling:
     """How a site prepares numbers: gaps become ``fill``, then (x - mean) / std; a spread of 0 is only centred.
 
-    Attributes:
-        fill: float64 (n,).
-        mean: float64 (n,).
-        std: float64 (n,), >= 0.
+    All three are float64 (n,), ``std`` >= 0.
     """
 
     fill: Tensor

@@ -16,22 +16,10 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 
+from fairflare.core import types
 from fairflare.core.errors import UserError
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import probe
-from fairflare.core.types import (
-    GROUP_COUNT,
-    GROUP_LOSS,
-    HELD,
-    LARGEST_LOSS,
-    MOST_EXAMPLES,
-    Cost,
-    LocalWork,
-    Need,
-    Number,
-    Offer,
-    Outline,
-)
 from fairflare.core.validation import Few, Range
 from fairflare.functional.group_rates import CORRECT, FAMILIES, SEEN
 from fairflare.privacy.counts import released
@@ -43,23 +31,23 @@ from fairflare.probes.base import Probe
 class GroupLoss(Probe):
     """Mean loss of the site and, as far as the site's minimum count lets them leave, size and mean loss per group."""
 
-    cost: ClassVar[Cost] = Cost(forward=1)
-    reports: ClassVar[tuple[Number, ...]] = (
-        Number("loss", 0.0, LARGEST_LOSS, "mean loss of the received model on the training split"),
+    cost: ClassVar[types.Cost] = types.Cost(forward=1)
+    reports: ClassVar[tuple[types.Number, ...]] = (
+        types.Number("loss", 0.0, types.LARGEST_LOSS, "mean loss of the received model on the training split"),
     )
 
     probe_batch: Few = 64
 
-    def scalars(self, outline: Outline) -> tuple[Number, ...]:
-        found, most = list(self.reports), float(MOST_EXAMPLES)
+    def scalars(self, outline: types.Outline) -> tuple[types.Number, ...]:
+        found, most = list(self.reports), float(types.MOST_EXAMPLES)
         for name in outline.groups:
             meaning = f"mean loss of the received model on group {name}"
-            found.append(Number(f"{GROUP_LOSS}/{name}", 0.0, LARGEST_LOSS, meaning))
-            found.append(Number(f"{GROUP_COUNT}/{name}", 0.0, most, f"training examples of group {name}"))
+            found.append(types.Number(f"{types.GROUP_LOSS}/{name}", 0.0, types.LARGEST_LOSS, meaning))
+            found.append(types.Number(f"{types.GROUP_COUNT}/{name}", 0.0, most, f"training examples of group {name}"))
         return tuple(found)
 
     @no_grad
-    def measure(self, work: LocalWork) -> dict[str, float]:
+    def measure(self, work: types.LocalWork) -> dict[str, float]:
         """ "loss": the mean over the training split, >= 0; of each group that may leave its mean and its count.
 
         Examples in no group count in "loss" alone. Nothing of a group leaves whose size may not (``released``).
@@ -78,7 +66,7 @@ class GroupLoss(Probe):
         may_leave = released(counts, work.min_count, unknown=n - sum(counts))
         for name, total, count, free in zip(work.groups, sums.tolist(), counts, may_leave):
             if free and count:
-                found |= {f"{GROUP_LOSS}/{name}": total / count, f"{GROUP_COUNT}/{name}": float(count)}
+                found |= {f"{types.GROUP_LOSS}/{name}": total / count, f"{types.GROUP_COUNT}/{name}": float(count)}
         return found
 
 
@@ -106,28 +94,28 @@ class FairnessCounts(Probe):
         count_split: the split that is counted.
     """
 
-    cost: ClassVar[Cost] = Cost(forward=1)
-    reports: ClassVar[tuple[Number, ...]] = (
-        Number(CORRECT, 0.0, float(MOST_EXAMPLES), "examples that the received model gets right"),
-        Number(SEEN, 0.0, float(MOST_EXAMPLES), "examples that it was asked for"),
+    cost: ClassVar[types.Cost] = types.Cost(forward=1)
+    reports: ClassVar[tuple[types.Number, ...]] = (
+        types.Number(CORRECT, 0.0, float(types.MOST_EXAMPLES), "examples that the received model gets right"),
+        types.Number(SEEN, 0.0, float(types.MOST_EXAMPLES), "examples that it was asked for"),
     )
 
     positive: Annotated[int, Range(0, 9_999)] = 1
     count_split: Literal["train", "val"] = "train"
     probe_batch: Few = 64
 
-    def scalars(self, outline: Outline) -> tuple[Number, ...]:
+    def scalars(self, outline: types.Outline) -> tuple[types.Number, ...]:
         if outline.classes > 1 and self.positive >= outline.classes:
             raise UserError(f"positive: expected a class from 0 to {outline.classes - 1}, got {self.positive}")
         per_group = [
-            Number(f"{family}/{name}", 0.0, float(MOST_EXAMPLES), meaning.format(name))
+            types.Number(f"{family}/{name}", 0.0, float(types.MOST_EXAMPLES), meaning.format(name))
             for name in outline.groups
             for family, meaning in zip(FAMILIES, MEANINGS)
         ]
         most = 1.0 if self.count_split == "train" else VALIDATION
         return tuple(replace(number, of_examples=most) for number in (*self.reports, *per_group))
 
-    def measure(self, work: LocalWork) -> dict[str, float]:
+    def measure(self, work: types.LocalWork) -> dict[str, float]:
         called, right, actual, members = self._decisions(work)
         found = {CORRECT: float(right.sum()), SEEN: float(len(right))}
         rows = [members == g for g in range(len(work.groups))]
@@ -140,7 +128,7 @@ class FairnessCounts(Probe):
         return found
 
     @no_grad
-    def _decisions(self, work: LocalWork) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _decisions(self, work: types.LocalWork) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of every example: whether it is called positive, whether its class is right, is positive; its group."""
         network, parts = work.network.eval(), []
         for batch in work.data.fixed(self.count_split, self.probe_batch):
@@ -152,7 +140,7 @@ class FairnessCounts(Probe):
         called, right, actual, members = (torch.cat(column) for column in zip(*parts))
         return called, right, actual, members
 
-    def _free(self, cells: list[tuple[int, int]], actual: torch.Tensor, work: LocalWork) -> list[bool]:
+    def _free(self, cells: list[tuple[int, int]], actual: torch.Tensor, work: types.LocalWork) -> list[bool]:
         """Which groups' counts may leave: as positives, as negatives and as groups."""
         totals = (int(actual.sum()), int((~actual).sum()))
         lists = [([cell[k] for cell in cells], totals[k]) for k in (0, 1)] + [([sum(c) for c in cells], sum(totals))]
@@ -160,11 +148,11 @@ class FairnessCounts(Probe):
         return [all(verdict) for verdict in zip(*verdicts)]
 
     @property
-    def needs(self) -> tuple[Need, ...]:
+    def needs(self) -> tuple[types.Need, ...]:
         words = "the method counts right and wrong answers on it"
-        return () if self.count_split == "train" else (Need(self.count_split, 1, words),)
+        return () if self.count_split == "train" else (types.Need(self.count_split, 1, words),)
 
-    def missing(self, offer: Offer) -> str:
+    def missing(self, offer: types.Offer) -> str:
         return "" if offer.has_classes else "it counts right and wrong answers, which needs one class per example"
 
 
@@ -176,14 +164,14 @@ class HeldClasses(Probe):
     A class of fewer examples looks like one that is not there. A site that lets no group's numbers leave says nothing.
     """
 
-    cost: ClassVar[Cost] = Cost()
+    cost: ClassVar[types.Cost] = types.Cost()
 
-    def scalars(self, outline: Outline) -> tuple[Number, ...]:
+    def scalars(self, outline: types.Outline) -> tuple[types.Number, ...]:
         meaning = "1 if the site's training split holds the class, 0 if not"
-        return tuple(Number(f"{HELD}/{c}", 0.0, 1.0, meaning) for c in range(outline.classes))
+        return tuple(types.Number(f"{types.HELD}/{c}", 0.0, 1.0, meaning) for c in range(outline.classes))
 
-    def measure(self, work: LocalWork) -> dict[str, float]:
+    def measure(self, work: types.LocalWork) -> dict[str, float]:
         if work.min_count is None:
             return {}
         least = max(work.min_count, 1)
-        return {f"{HELD}/{c}": float(n >= least) for c, n in enumerate(work.data.class_counts.tolist())}
+        return {f"{types.HELD}/{c}": float(n >= least) for c, n in enumerate(work.data.class_counts.tolist())}

@@ -15,7 +15,6 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fairflare.core.execution import no_grad
 from fairflare.core.registry import probe
 from fairflare.core.seeds import derive
 from fairflare.core.types import LARGEST_LOSS, Batch, Cost, LocalWork, Number, Objective
@@ -67,37 +66,32 @@ class Sharpness(Probe):
         parameters = [p for p in network.parameters() if p.requires_grad]
         saved = [p.detach().clone() for p in parameters]
         try:
-            loss = self._loss_and_gradient(work, objective)
-            parameters = [p for p in parameters if p.grad is not None]
-            self._ascend(parameters, rho_at(work.round, self.rho_max, self.rho_tau))
-            perturbed_loss = self._loss(work, objective)
+            network.zero_grad(set_to_none=True)
+            loss = self._loss(work, objective, "first pass")
+            with torch.no_grad():
+                self._ascend(parameters, rho_at(work.round, self.rho_max, self.rho_tau))
+                perturbed_loss = self._loss(work, objective, "second pass")
         finally:
             network.zero_grad(set_to_none=True)
             with torch.no_grad():
                 torch._foreach_copy_([p for p in network.parameters() if p.requires_grad], saved)
         return {"loss": loss, "perturbed_loss": perturbed_loss, "sharpness": perturbed_loss - loss}
 
-    def _loss_and_gradient(self, work: LocalWork, objective: Objective) -> float:
-        """The mean loss; leaves the gradient of the summed loss, whose direction is all that matters, in ``grad``."""
-        work.network.zero_grad(set_to_none=True)
-        total, seen = _nothing(work), 0
-        for inputs, targets, _ in self._batches(work, "first pass"):
-            losses = objective(work.network(inputs), targets, reduction="none")
-            losses.sum().backward()
-            total, seen = total + losses.detach().double().sum(), seen + len(targets)
-        return float(total) / seen
-
-    @no_grad
     def _ascend(self, parameters: Sequence[torch.Tensor], rho: float) -> None:
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        torch._foreach_add_(list(parameters), gradients, alpha=rho / (float(global_norm(gradients)) + TINY))
+        moving, gradients = zip(*((p, p.grad) for p in parameters if p.grad is not None))
+        torch._foreach_add_(moving, gradients, alpha=rho / (float(global_norm(gradients)) + TINY))
 
-    @no_grad
-    def _loss(self, work: LocalWork, objective: Objective) -> float:
-        total, seen = _nothing(work), 0
-        for inputs, targets, _ in self._batches(work, "second pass"):
+    def _loss(self, work: LocalWork, objective: Objective, label: str) -> float:
+        """The mean loss; with gradients on, the summed loss's, whose direction is all that matters, is in ``grad``.
+
+        The sum is read once, at its end: reading it after every batch would hold a GPU up.
+        """
+        total, seen = torch.zeros((), dtype=torch.float64, device=work.device), 0
+        for inputs, targets, _ in self._batches(work, label):
             losses = objective(work.network(inputs), targets, reduction="none")
-            total, seen = total + losses.double().sum(), seen + len(targets)
+            if losses.requires_grad:
+                losses.sum().backward()
+            total, seen = total + losses.detach().double().sum(), seen + len(targets)
         return float(total) / seen
 
     def _batches(self, work: LocalWork, label: str) -> Iterator[Batch]:
@@ -108,8 +102,3 @@ class Sharpness(Probe):
         for batch in batches:
             work.stop_if_aborted()
             yield batch.to(work.device)
-
-
-def _nothing(work: LocalWork) -> torch.Tensor:
-    """A sum that is read once, at its end: reading it after every batch would hold a GPU up."""
-    return torch.zeros((), dtype=torch.float64, device=work.device)

@@ -115,12 +115,7 @@ ALL = TensorSpec("all_statistics", partial(_pairs, range(MOST_SITES)), "those of
 
 
 class OwnNormalised:
-    """A site's images normalised with the site's own pair; all else as its data have it.
-
-    Args:
-        data: the site's data.
-        statistic: of its training images, with evaluation transforms.
-    """
+    """A site's images normalised with the site's own pair, the ``statistic`` of its training images; else its data."""
 
     def __init__(self, data: SiteData, statistic: Statistic) -> None:
         self._data, self._statistic, self.size = data, statistic, data.size

@@ -40,11 +40,7 @@ DECATHLON_TESTS = "test"
 
 @dataclass(frozen=True)
 class Frame:
-    """One slice of a file that holds several.
-
-    Attributes:
-        number: of the slice, from 0: a frame of DICOM, a place on the last axis of NIfTI.
-    """
+    """One slice of a file of several, by its number from 0: a frame of DICOM, a place on the last axis of NIfTI."""
 
     path: Path
     number: int

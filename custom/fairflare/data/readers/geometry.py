@@ -23,12 +23,9 @@ Form = Literal["picture", "nifti", "dicom"]
 
 @dataclass(frozen=True, eq=False)
 class Geometry:
-    """Of one 2D slice, its axes in the order in which ``pictures.Reader`` reads them.
+    """Of one 2D slice, its axes in the order in which ``pictures.Reader`` reads them: height, then width in pixels.
 
     Attributes:
-        height: pixels along the first axis.
-        width: along the second.
-        channels: of each pixel.
         spacing: millimetres along both axes; None where the file does not say.
         affine: (4, 4) from voxels of the slice as it is stored to RAS; None where there is none.
         shape: of the slice's array as it is stored.
@@ -144,7 +141,7 @@ def _dicom_affine(file: Any, k: int) -> np.ndarray | None:
     return np.asarray(np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine)
 
 
-IMAGES = (".png", ".jpg", ".jpeg", ".nii", ".nii.gz", ".dcm", ".dicom")
+IMAGES = (*NATURAL, *NIFTI, *dicom.SUFFIXES)
 """Suffixes of images that are read."""
 MASK_WORDS = """mask masks label labels labelstr labelsts labelsval seg segs segmentation segmentations gt groundtruth
     ground_truth annotation annotations"""

@@ -39,12 +39,7 @@ AXES = "RAS"
 
 @dataclass(frozen=True, eq=False)
 class Volume:
-    """One volume as it is stored.
-
-    Attributes:
-        stored: its voxels, float32 (X, Y, Z).
-        affine: float64 (4, 4) from voxels to millimetres to the right, the front and above.
-    """
+    """One volume as it is stored: voxels float32 (X, Y, Z), and the affine float64 (4, 4) from these to RAS in mm."""
 
     stored: Stored
     affine: np.ndarray
