@@ -61,8 +61,6 @@ class Ctg(TableTask, OnDisk):
         n_sites: 2..50; FedUFO has 2.
         alpha: concentration > 0 of the Dirichlet split over the label (an examination's most frequent one); FedUFO's
             is 10,000, close to even. Redrawn until every site has 40 segments and 5 of each class.
-        test_fraction: share of each site's examinations in its test split, in (0, .5].
-        limit: the most segments of a split, at least 2; none: all.
     """
 
     name = "ctg"
