@@ -303,7 +303,7 @@ class Prostate(MasksOnDisk):
         images = self.needed(root / "dataset_2D")
         path = self.needed(root / "datalist_2D" / f"client_{site}.json")
         lists = read_datalist(path, images, masks=True, classes=())
-        found = {split: [with_case(item) for item in lists[split]] for split in SPLIT_NAMES}
+        found: dict[str, list[Item]] = {split: [with_case(item) for item in lists[split]] for split in SPLIT_NAMES}
         if not found["test"]:
             found["val"], found["test"] = halved(found["val"], derive(self.data_seed, self.name, site))
         cases = {split: {item.attributes["patient_id"] for item in found[split]} - {""} for split in SPLIT_NAMES}
