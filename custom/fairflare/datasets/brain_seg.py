@@ -71,13 +71,9 @@ SCANNERS = (
 
 
 def subject(size: int, proton: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """A patient's slice without any scanner's flaws, and where its tissues are.
+    """A patient's slice without any scanner's flaws, and where its tissues are, whatever ``proton`` (``Scanner``) is.
 
     Small images are drawn at twice their size and averaged, as a scanner's thick pixels do.
-
-    Args:
-        size: pixels along an edge.
-        proton: see ``Scanner``; the patient is the same whatever it is.
 
     Returns:
         image: float64 (size, size), about [0, 1].
@@ -121,12 +117,7 @@ def _as_bright(image: Tensor, before: Tensor) -> Tensor:
 
 
 def _flaws(scanner: Scanner, pixel: float, seed: int, mode: str) -> Iterator[Callable[[Any], Any]]:
-    """The scanner's steps in the order in which they happen, each (1, size, ...) -> the same.
-
-    Args:
-        pixel: edge of the image's pixels in millimetres.
-        mode: how an image of larger pixels is brought back to these.
-    """
+    """The scanner's steps in the order in which they happen, each (1, size, ...) -> the same; ``pixel`` is in mm."""
     from monai import transforms as mt  # takes seconds to import
 
     def seeded(step: Any) -> Callable[[Any], Any]:

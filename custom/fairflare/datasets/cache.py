@@ -39,6 +39,7 @@ from torch import Tensor
 
 from fairflare.core import seeds, tensor_files
 from fairflare.core.errors import UserError
+from fairflare.core.findings import SPLIT_NAMES
 from fairflare.core.manifest import module_files, reached
 from fairflare.data.tensors import Split
 
@@ -55,7 +56,6 @@ LIBRARIES = (
 """Packages that draw, or whose files are drawn on."""
 ROOM = "fairflare.datasets."
 """Where all code that renders lies, but for the seeds and what the tasks derive from."""
-SPLITS = ("train", "val", "test")
 
 
 def rendered(task: Any, part: str, render: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -80,12 +80,12 @@ def kept_splits(task: Any, site: str, render: Callable[[str], Split]) -> dict[st
     """The splits of a site of a simulated task, which ``render`` returns by name; see ``rendered``."""
 
     def render_all() -> dict[str, Tensor]:
-        splits = {name: render(name) for name in SPLITS}
+        splits = {name: render(name) for name in SPLIT_NAMES}
         inputs = {f"{name} inputs": split.inputs for name, split in splits.items()}
         return inputs | {f"{name} targets": split.targets for name, split in splits.items()}
 
     found = rendered(task, site, render_all)
-    return {name: Split(found[f"{name} inputs"], found[f"{name} targets"]) for name in SPLITS}
+    return {name: Split(found[f"{name} inputs"], found[f"{name} targets"]) for name in SPLIT_NAMES}
 
 
 def folder() -> Path | None:

@@ -73,12 +73,9 @@ def classes_of(domain: str) -> np.ndarray:
 
 
 def drawn_digit(domain: str, number: int, seed: int) -> np.ndarray:
-    """Image ``number`` of ``domain``: uint8 (3, 32, 32), RGB, a function of the arguments alone.
+    """Image ``number`` of ``numbers_in(domain)``: uint8 (3, 32, 32), RGB, a function of the arguments alone.
 
-    Args:
-        domain: one of ``DOMAINS``.
-        number: one of ``numbers_in``.
-        seed: of the photograph's piece, or of font, position and colours; the handwriting is what it is.
+    ``seed``: of the photograph's piece, or of font, position and colours; the handwriting is what it is.
     """
     rng = np.random.default_rng(derive(seed, "digits", domain, "image", int(number)))
     return np.ascontiguousarray(_DRAWERS[domain](int(number), rng).transpose(2, 0, 1))

@@ -57,9 +57,7 @@ def mnist(images: Path, labels: Path) -> Images:
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """The uint8 array of an IDX file (LeCun, yann.lecun.com/exdb/mnist), gzipped where its name ends in ".gz".
 
-    Raises:
-        DataError: the file cannot be read, holds another type or number of dimensions, or another number of bytes than
-            it says.
+    Raises DataError where it cannot be read, or holds another type, number of dimensions or of bytes.
     """
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
@@ -80,9 +78,7 @@ def usps(path: Path) -> Images:
     """The 16x16 digits of a LIBSVM file, packed by bzip2 where its name ends in ".bz2".
 
     Labels 1 to 10 mean 0 to 9; values in [-1, 1] become (x + 1) / 2 * 255, cut to whole numbers as torchvision does.
-
-    Raises:
-        DataError: the file cannot be read, or holds another number of columns, other values or other labels.
+    Raises DataError where the file cannot be read, or holds another number of columns, other values or other labels.
     """
     from sklearn.datasets import load_svmlight_file
 
@@ -101,11 +97,7 @@ def usps(path: Path) -> Images:
 
 
 def svhn(path: Path) -> Images:
-    """The 32x32 colour digits of a MATLAB file with X (32, 32, 3, N) and y (N, 1), where 10 means 0.
-
-    Raises:
-        DataError: the file cannot be read, or holds other arrays or other labels.
-    """
+    """The 32x32 colour digits of a MATLAB file with X (32, 32, 3, N) and y (N, 1), where 10 means 0; else DataError."""
     from scipy.io import loadmat
 
     try:
@@ -124,10 +116,7 @@ def pickled(path: Path) -> Images:
     """The digits of one of FedBN's files: a pickle of (images, labels), admitted as far as it consists of arrays.
 
     Nothing but NumPy's own constructors of numeric arrays is looked up, so that a pickle that names any other function
-    ends in an error. A forged file may still crash the process: read only what you trust.
-
-    Raises:
-        DataError: the file cannot be read, names something else, or holds other arrays or other labels.
+    ends in a DataError, as other arrays do. A forged file may still crash the process: read only what you trust.
     """
     try:
         with path.open("rb") as file:
@@ -275,11 +264,7 @@ class Digits5(OverDomains, ImagesOnDisk):
         return [self.needed(root / name)]
 
     def digits(self, root: Path, domain: str, split: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray]:
-        """All images of a published set, uint8 (N, H, W), (N, H, W, 3) or paths (N,), and int64 (N,) labels.
-
-        Raises:
-            MissingData, DataError: see ``digit_files``.
-        """
+        """All images of a published set, uint8 (N, H, W), (N, H, W, 3) or paths (N,), and int64 (N,) labels."""
         files = self.files(root, domain, split)
         if self.layout == "fedbn":
             return joined(files)

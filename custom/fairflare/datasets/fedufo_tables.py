@@ -61,8 +61,6 @@ class Ctg(TableTask, OnDisk):
         n_sites: 2..50; FedUFO has 2.
         alpha: concentration > 0 of the Dirichlet split over the label (an examination's most frequent one); FedUFO's
             is 10,000, close to even. Redrawn until every site has 40 segments and 5 of each class.
-        test_fraction: share of each site's examinations in its test split, in (0, .5].
-        limit: the most segments of a split, at least 2; none: all.
     """
 
     name = "ctg"
@@ -222,7 +220,6 @@ def _one(column: np.ndarray) -> np.ndarray:
 TRAINING = Training(rounds=20, epochs=1, batch_size=32, optimizer="sgd", lr=0.1, momentum=0.0, weight_decay=0.0)
 """FedUFO's batch of 32. Plain SGD, where upstream has Adam, because Adam undoes a weight on the loss; FedAvg levels off
 within these 20 rounds."""
-FEATURES = {"clean": 24, "paper": 30}
 
 
 @dataclass(frozen=True)
@@ -289,7 +286,7 @@ class CovidBrazil(TableTask, OnDisk):
     features: Literal["clean", "paper"] = "clean"
 
     def n_features(self) -> int:
-        return FEATURES[self.features]
+        return 24 if self.features == "clean" else 30
 
     def table(self, own: SiteConfig | None = None) -> Table:
         return _covid_table(self.needed(self.root(own) / FILE).resolve(), self.features)

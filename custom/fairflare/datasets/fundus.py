@@ -139,8 +139,7 @@ def _files(folder: Path) -> dict[str, Path]:
         if path.suffix.lower() not in NATURAL or path.name.startswith("."):
             continue
         if path.stem in found:
-            raise DataError(
-                "data", f"{folder.name}/{path.name}: expected one such file, got {found[path.stem].name} too"
-            )
+            other = found[path.stem].name
+            raise DataError("data", f"{folder.name}/{path.name}: expected one such file, got {other} too")
         found[path.stem] = path
     return found

@@ -117,9 +117,6 @@ def eye(size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
     Small images are drawn at twice their size and averaged, as a sensor's large pixels do.
 
-    Args:
-        size: pixels along an edge.
-
     Returns:
         image: float64 (3, size, size), red, green and blue, about [0, 1].
         masks: uint8 (2, size, size), 1 where at least half of the pixel is disc or cup; the cup lies in the disc.
@@ -138,9 +135,7 @@ def eye(size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 def photographed(image: np.ndarray, camera: Camera, seed: int) -> np.ndarray:
     """What ``camera`` makes of an image of ``eye``: uint8 of the same shape, a function of the arguments alone.
 
-    Args:
-        image: (3, size, size), about [0, 1].
-        seed: of what differs from image to image: exposure, colour balance, the side that is lit, and the noise.
+    ``seed``: of what differs from image to image: exposure, colour balance, the side that is lit, and the noise.
     """
     from scipy.ndimage import gaussian_filter  # takes a while to import
 

@@ -42,7 +42,8 @@ def render(label: int, size: int, rng: np.random.Generator) -> np.ndarray:
     zoom = 2 if size < 128 else 1
     head = patient(size * zoom, rng)
     ventricle = head.ventricle + rng.uniform(0, 2.5)  # wider with age
-    image = _tissue(head, ventricle, rng)
+    matter = np.stack((head.grey, head.white)) * (1 - soft(ventricle))
+    image = signal(head.depth, matter, (GREY, WHITE, CSF, BONE, SCALP), 6, rng)
     blood, swelling = BLEEDS[label](head, ventricle, rng)
     level = rng.uniform(0.62, 0.78) + 0.03 * smooth_field(size * zoom, 12, rng)
     image = image - 0.12 * swelling
@@ -50,11 +51,6 @@ def render(label: int, size: int, rng: np.random.Generator) -> np.ndarray:
     image = image.reshape(size, zoom, size, zoom).mean((1, 3))
     image = image * rng.uniform(0.95, 1.05) + 0.02 * rng.standard_normal((size, size))
     return np.round(np.clip(image, 0, 1) * 255).astype(np.uint8)
-
-
-def _tissue(head: Head, ventricle: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    matter = np.stack((head.grey, head.white)) * (1 - soft(ventricle))
-    return signal(head.depth, matter, (GREY, WHITE, CSF, BONE, SCALP), 6, rng)
 
 
 def _under_skull(head: Head, thickness: np.ndarray) -> np.ndarray:

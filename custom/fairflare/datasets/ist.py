@@ -63,9 +63,7 @@ def column_of(name: str) -> np.ndarray:
 def outcomes(label: str) -> np.ndarray:
     """int64 (N,): 1 where the outcome occurred, 0 where not, -1 where nobody knows.
 
-    Args:
-        label: "dependent-or-dead" six months after the stroke (OCCODE 1 or 2; the trial's own), or "death" at any time
-            of the follow-up (DIED), which is known of everyone.
+    "dependent-or-dead" six months after the stroke (OCCODE 1 or 2; the trial's own), or "death" at any time (DIED).
     """
     if label == "death":
         return column_of("DIED").astype(np.int64)
@@ -91,11 +89,7 @@ def made_of(names: Sequence[str]) -> tuple[tuple[Feature, ...], tuple[Feature, .
 
 
 def features_of(names: Sequence[str] = AT_RANDOMISATION) -> tuple[np.ndarray, np.ndarray]:
-    """The features that the columns ``names`` make: numbers float64 (N, n), and 0 or 1 as float32 (N, m).
-
-    Raises:
-        UserError: a column that was not known at randomisation: an outcome, or the trial's own prediction of one.
-    """
+    """The features that the columns ``names`` make: numbers float64 (N, n), and 0 or 1 as float32 (N, m)."""
     return TableInputs(*made_of(names)).features("ist.csv.gz", table_of())
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from fairflare.core.errors import UserError
+from fairflare.core.findings import SPLIT_NAMES
 from fairflare.core.seeds import derive
 from fairflare.core.types import Training
 from fairflare.data.inputs import Scaling
@@ -263,8 +264,7 @@ class TableTask(PatientTask):
             n_val = round(self.val_fraction * (len(cases) - n_test))
             for number, part in enumerate(np.split(rng.permutation(cases), (n_test, n_test + n_val))):
                 split[part] = number
-        found = {name: members[split[place] == number] for number, name in enumerate(SPLITS)}
-        return {name: found[name][: self.limit] for name in ("train", "val", "test")}
+        return {name: members[split[place] == SPLITS.index(name)][: self.limit] for name in SPLIT_NAMES}
 
 
 def _cases(table: Table, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

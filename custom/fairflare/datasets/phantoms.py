@@ -94,11 +94,7 @@ class Head:
 
 @cache
 def atlas() -> Atlas:
-    """The template, read once per process.
-
-    Raises:
-        UserError: nilearn is not installed.
-    """
+    """The template, read once per process; UserError where nilearn is not installed."""
     from scipy.ndimage import binary_fill_holes
 
     t1, grey, white = (_volume(kind) for kind in ("t1", "gm", "wm"))
@@ -138,13 +134,12 @@ def soft(millimetres: np.ndarray, width: float = 2.0) -> np.ndarray:
 def signal(
     depth: np.ndarray, shares: np.ndarray, levels: Sequence[float], skull: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """What tissues look like, in the brain and around it.
+    """What tissues look like, in the brain and around it; lengths are in millimetres.
 
     Args:
-        depth: millimetres below the brain's surface.
         shares: of each pixel that are grey and white matter, [0, 1].
         levels: of grey matter, white matter, fluid, bone and scalp.
-        skull: its thinnest in millimetres.
+        skull: its thinnest.
     """
     grey, white = shares
     image = levels[0] * grey + levels[1] * white + levels[2] * np.clip(1 - grey - white, 0, 1)

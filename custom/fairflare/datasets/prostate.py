@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairflare.core.errors import DataError
+from fairflare.core.findings import SPLIT_NAMES
 from fairflare.core.seeds import derive
 from fairflare.data.readers.datalist import Item, read_datalist
 from fairflare.data.readers.pictures import Reader
@@ -162,10 +163,7 @@ def standardised(path: Path) -> np.ndarray:
     """uint8 (slices, H, W): the volume clipped to its percentiles 0.5 and 99.5, then z-scored.
 
     A z-score z, clipped to -5..5, is stored as round((z + 5) / 10 * 255), so that steps of 0.04 remain; from v / 255,
-    subtracting 0.5 and dividing by 0.1 gives z back.
-
-    Raises:
-        DataError: "unreadable", "data" or "nonfinite".
+    subtracting 0.5 and dividing by 0.1 gives z back. Raises DataError "unreadable", "data" or "nonfinite".
     """
     values = _stored(path)
     values = np.clip(values, *np.percentile(values, (LOW, HIGH)))
@@ -212,7 +210,6 @@ FED_CE = {
     "PROSTATEx": "PROSTATEx challenge",
 }
 FEWEST_CASES = 3
-SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -306,11 +303,11 @@ class Prostate(MasksOnDisk):
         images = self.needed(root / "dataset_2D")
         path = self.needed(root / "datalist_2D" / f"client_{site}.json")
         lists = read_datalist(path, images, masks=True, classes=())
-        found = {split: [with_case(item) for item in lists[split]] for split in SPLITS}
+        found: dict[str, list[Item]] = {split: [with_case(item) for item in lists[split]] for split in SPLIT_NAMES}
         if not found["test"]:
             found["val"], found["test"] = halved(found["val"], derive(self.data_seed, self.name, site))
-        cases = {split: {item.attributes["patient_id"] for item in found[split]} - {""} for split in SPLITS}
-        for a, b in combinations(SPLITS, 2):
+        cases = {split: {item.attributes["patient_id"] for item in found[split]} - {""} for split in SPLIT_NAMES}
+        for a, b in combinations(SPLIT_NAMES, 2):
             if both := sorted(cases[a] & cases[b]):
                 text = f"datalist {path.name}: expected each case in one list, got {both[0]} in {a} and {b}"
                 raise DataError("patient_overlap", text)

@@ -72,7 +72,6 @@ class Support2(TableTask):
         sites_by: "dzclass": one site per disease class, so four; "dirichlet": label skew over ``n_sites``;
             "dzclass+dirichlet": label skew over as many sites in each disease class.
         n_sites: 4 for "dzclass", else 2..50 and for "dzclass+dirichlet" a multiple of 4.
-        alpha: concentration > 0 of the Dirichlet split.
     """
 
     name = "support2"

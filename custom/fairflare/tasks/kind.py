@@ -136,7 +136,7 @@ class TaskKind(ABC):
         """What evaluation keeps of one batch of outputs (N, ...) and targets; both as they are by default."""
         return outputs, targets
 
-    def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> Any:
+    def cases(self, outputs: Tensor, targets: Tensor, classes: Sequence[str]) -> Cases:
         """Condensed outputs and targets as the metrics of this kind take them."""
         return self.case_type(outputs.detach().cpu(), targets.cpu(), tuple(classes))
 

@@ -7,7 +7,7 @@ are in ``metrics_survival``. Nothing here imports PyTorch, so that a report can 
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,15 +53,10 @@ def auc_ovo(wins: np.ndarray, sizes: np.ndarray) -> float | None:
     Of ``wins`` (C, C) and the examples of each class (C,); None when fewer than two classes are present.
     """
     present = np.flatnonzero(sizes)
-    rows, columns = (present[places] for places in _ordered_pairs(len(present)))
+    one, other = (present[places] for places in np.triu_indices(len(present), 1))
+    # Each pair, then the same the other way round: the order of the sum.
+    rows, columns = np.stack((one, other), 1).ravel(), np.stack((other, one), 1).ravel()
     return float(np.mean(wins[rows, columns] / (sizes[rows] * sizes[columns]))) if len(rows) else None
-
-
-@lru_cache(maxsize=64)
-def _ordered_pairs(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """First and second of every ordered pair of n things: each pair, then the same the other way round."""
-    one, other = np.triu_indices(n, 1)
-    return np.stack((one, other), 1).ravel(), np.stack((other, one), 1).ravel()
 
 
 def auc_ovr(wins: np.ndarray, sizes: np.ndarray) -> float | None:

@@ -110,10 +110,7 @@ def squared_error(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -
 def poisson_deviance(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
     """2 (y log(y / m) - y + m) of counts y and what is expected, m = e exp(f) (McCullagh and Nelder, 1989, 2.3).
 
-    Args:
-        logits: f (N, 1), logarithms of rates per unit of exposure.
-        targets: y (N,), or y and exposures e > 0 as (N, 2).
-        reduction: "mean" over cases, or "none".
+    Logits f (N, 1) are logarithms of rates per unit of exposure; targets y (N,), or y and exposures e > 0 as (N, 2).
     """
     counts, exposures = _counts(targets)
     saturated = torch.xlogy(counts, counts) - counts

@@ -33,10 +33,8 @@ SMOOTH = 1e-5
 def dice_loss(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
     """1 - (2 sum(p t) + s) / (sum p + sum t + s) of p = sigmoid(logits), averaged over channels (``monai``'s DiceLoss).
 
-    Args:
-        logits: (N, C, H, W).
-        targets: (N, C, H, W) masks of 0 and 1, any dtype; channels may overlap.
-        reduction: "mean" over examples, or "none": (N,), each in [0, 1].
+    Logits and targets, masks of 0 and 1, are (N, C, ...); channels may overlap. ``reduction``: "mean" over examples, or
+    "none": (N,), each in [0, 1].
     """
     if reduction not in ("mean", "none"):
         raise ValueError(f"reduction: expected mean or none, got {reduction!r}")
@@ -45,11 +43,9 @@ def dice_loss(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Te
 
 
 def condensed(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The pixel sums from which ``hard_dice`` and ``soft_loss`` follow, in place of full-size outputs.
+    """The pixel sums from which ``hard_dice`` and ``soft_loss`` follow, in place of full-size outputs (N, C, ...).
 
-    Args:
-        logits: (N, C, H, W); a pixel is predicted where its logit is > 0, that is where p > 1/2.
-        targets: (N, C, H, W) masks of 0 and 1.
+    A pixel is predicted where its logit is > 0, that is where p > 1/2.
 
     Returns:
         float64 (N, C, 4): predicted and true, predicted, sum of p t, sum of p (both nan where a logit is not finite).

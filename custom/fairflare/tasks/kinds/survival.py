@@ -51,10 +51,7 @@ def intervals_of(targets: Tensor, ends: Sequence[float]) -> tuple[Tensor, Tensor
 def hazard_loss(logits: Tensor, targets: Tensor, *, reduction: str = "mean", ends: Sequence[float]) -> Tensor:
     """- log likelihood of discrete hazards (Gensheimer and Narasimhan, PeerJ 7, 2019, Eq. 1).
 
-    Args:
-        logits: (N, K) of the hazard in each interval.
-        targets: (N, 2) times and events.
-        ends: of the K intervals, rising.
+    Of logits (N, K) of the hazard in each interval, times and events (N, 2), and the K rising ``ends`` of these.
     """
     last, died = intervals_of(targets, ends)
     steps = torch.arange(logits.shape[1], device=logits.device)
@@ -66,11 +63,8 @@ def efron_loss(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> T
     """- log partial likelihood of these cases alone (Cox 1972; ties as Efron, JASA 72, 1977), per case.
 
     In a batch of a site it is that of the site's own risk sets: stratified by hospital. A case without an event adds 0,
-    and so does a batch without one; tied events share what they add equally.
-
-    Args:
-        logits: (N, 1) log risks, called so as every objective does.
-        targets: (N, 2) times and events.
+    and so does a batch without one; tied events share what they add equally. ``logits``, called so as every objective
+    does: log risks (N, 1); ``targets``: times and events (N, 2).
     """
     order = targets[:, 0].argsort(descending=True, stable=True)
     risk, died = logits[order, 0], targets[order, 1].to(logits.dtype)

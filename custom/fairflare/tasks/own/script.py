@@ -37,7 +37,6 @@ class Script(OwnData):
     by_script = True
     title = "Your own training script"
     real = "everything: the sites' own data, read by their own script"
-    simulated = "nothing"
     suffixes = ("",)
     presets = {
         "default": Preset("how it trains is the script's; these numbers are told to it", {}, Training(rounds=10))

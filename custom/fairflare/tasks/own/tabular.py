@@ -245,11 +245,7 @@ class Tabular(OwnData):
 
 
 def scaled_by(train: np.ndarray) -> Scaling:
-    """A site's own scaling: gaps as the training median, 0 where a column has no training value at all.
-
-    Args:
-        train: float64 (n, features), nan where missing.
-    """
+    """A site's own scaling by ``train`` (n, features): a gap, nan, as the median, 0 of a column without any value."""
     known = ~np.isnan(train).all(axis=0)
     medians = np.zeros(train.shape[1])
     medians[known] = np.nanmedian(train[:, known], axis=0)
