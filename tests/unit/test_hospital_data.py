@@ -3,6 +3,7 @@
 
 import csv
 import json
+import shutil
 from collections import defaultdict
 from dataclasses import replace
 
@@ -386,3 +387,19 @@ def test_a_column_that_tells_the_class_of_images_is_said(form, tmp_path):
         (tmp_path / f"{site}.json").write_text(json.dumps({"training": own}))
     suspects = look(tmp_path, Choices()).found.suspects
     assert suspects == ("laterality alone tells the class at A (area under the curve 1.000)",)
+
+
+def test_images_of_two_sites_of_two_rows_and_of_none_are_said(tmp_path):
+    drawn = hospital_folders.Drawn()
+    for k in range(24):
+        drawn.save(tmp_path / "a" / f"{k}.png", k % 2)
+    for k in range(12):
+        (tmp_path / "a" / f"{k}.png").rename(tmp_path / "a" / f"s{k}.png")
+        shutil.copy(tmp_path / "a" / f"s{k}.png", tmp_path / "a" / f"t{k}.png")
+    names = [f"{where}{k}" for where in "st" for k in range(12)]
+    rows = [{"image": f"{name}.png", "label": "xy"[k % 2], "site": "AB"[k // 12]} for k, name in enumerate(names)]
+    hospital_habits.write(tmp_path, pd.DataFrame([*rows, *rows[:3]]))
+    notes = look(tmp_path, Choices()).found.notes
+    assert "3 rows name an image that another row names, too: it counts twice" in notes
+    assert "12 images are in no row and are left out, e.g. a/12.png" in notes
+    assert "12 images are files of another site, too, e.g. a/t0.png and a/s0.png" in notes

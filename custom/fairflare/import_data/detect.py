@@ -8,6 +8,7 @@ Splits go by patient: nobody is in two, classes are spread evenly, and the same 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import warnings
@@ -47,6 +48,8 @@ from fairflare.tasks.forms import FORMS
 from fairflare.tasks.kinds.own import DESCRIPTION, PREFIX
 
 PATIENTS = ("patient_id", "patient", "subject_id", "subject", "case_id", "PatientID", "patientID", "patientId")
+CHUNK = 2**12
+"""Bytes that are compared, three times in a file."""
 UNNAMED = "{}: a table that is not read: to have it read, call it .csv and put it beside the others"
 KNOWN = ("image", "label", "frame", *PATIENTS)
 
@@ -227,7 +230,7 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
         found = replace(found, options={**found.options, "window": chosen.window})
     if chosen.patient == "none":
         found = replace(found, patients="", examples=[replace(one, patient="") for one in found.examples])
-    notes += _shared_ids(found)
+    notes += _shared_ids(found) + _copied(files.root, found)
     divided, splits = with_splits(replace(found, notes=notes), chosen.new_splits)
     for site in divided.sites:
         one = divided.of(site)[0]
@@ -237,6 +240,22 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
             pixels(root, one.image, one.frame)
     used = {path for one in divided.examples for path in (one.image, one.label)}
     return Proposal(divided, splits, tuple(path for path in files.links_out if path in used))
+
+
+def _copied(root: Path, found: Found) -> tuple[str, ...]:
+    """What to say where two sites have the same file, by its size and what stands at its beginning, middle and end."""
+    seen: dict[tuple[int, bytes], Example] = {}
+    twins: list[tuple[str, str]] = []
+    for one in (one for one in found.examples if one.image and len(found.sites) > 1):
+        with (root / one.image).open("rb") as file:
+            size, parts = os.fstat(file.fileno()).st_size, b""
+            for place in (0, size // 2, max(0, size - CHUNK)):
+                file.seek(place)
+                parts += file.read(CHUNK)
+        other = seen.setdefault((size, hashlib.blake2b(parts, digest_size=16).digest()), one)
+        twins += [(one.image, other.image)] if one.site != other.site else []
+    text = f"{len(twins)} images are files of another site, too, e.g. {twins[0][0]} and {twins[0][1]}" if twins else ""
+    return (text,) if twins else ()
 
 
 def _shared_ids(found: Found) -> tuple[str, ...]:

@@ -290,10 +290,7 @@ def _patients(files: Files, table: pd.DataFrame, columns: Sequence[str], key: st
     image = "@image"
     joined = table.iloc[list(kept.values())].reset_index(drop=True).assign(**{HOME: ".", image: list(kept)})
     patient = chosen.patient or key
-    found = _images(files, joined, columns, image, {path: path for path in images}, replace(chosen, patient=patient))
-    lost = len(images) - len(kept)
-    note = (f"{lost} images are of nobody in the table and are left out",) if lost else ()
-    return replace(found, notes=(*found.notes, *note))
+    return _images(files, joined, columns, image, {path: path for path in images}, replace(chosen, patient=patient))
 
 
 def _sites(files: Files, table: pd.DataFrame, column: str, chosen: Choices) -> list[str]:
@@ -367,6 +364,11 @@ def _images(
         examples = [replace(one, told=told) for one, told in zip(examples, outcome.told, strict=True)]
     bare_rows, gone = int((there & ~labelled).sum()), list(table[image][~there])
     notes: tuple[str, ...] = (f"{bare_rows} rows have no label and are left out",) if bare_rows else ()
+    if again := len(images) - len({*images}):
+        notes += (f"{again} rows name an image that another row names, too: it counts twice",)
+    named = {*paths}
+    if lost := [path for path in files.images if not geometry.is_mask(path) and path not in named]:
+        notes += (f"{len(lost)} images are in no row and are left out, e.g. {lost[0]}",)
     if gone:
         notes += (f"{len(gone)} rows name images that are not there and are left out, e.g. {shown(gone[0])}",)
     if outcome is None:
