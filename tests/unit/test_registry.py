@@ -66,6 +66,14 @@ def test_a_method_of_a_trainer_alone_is_one_declaration(monkeypatch, tmp_path):
     assert entry.rule == "fedavg" and registry.get_trainer("mine")().mu == 0.5 and entry.settings == {"mu": 0.25}
 
 
+def test_a_papers_text_is_read_or_refused():
+    about = {"title": "Mine", "summary": "s", "rule": "fedavg"}
+    registry.method("mine", paper="A et al.: t. v 2026. https://example.org", **about)
+    assert registry.get_method("mine").paper == Paper("A et al.", "t", "v", 2026, "https://example.org")
+    with pytest.raises(ValueError, match="expected AUTHORS: TITLE"):
+        registry.method("other", paper="A et al., 2026", **about)
+
+
 def test_an_installed_package_is_found_through_its_entry_point(monkeypatch, tmp_path):
     (tmp_path / "a_package_of_mine.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from torch.optim import Optimizer
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import method
 from fairflare.core.types import Batch, Cost, LocalWork, Objective
 from fairflare.core.validation import Range
-from fairflare.trainers.base import PlainTrainer, keep_optimizer_beside, optimizer_beside
+from fairflare.trainers.base import Optimizer, PlainTrainer, keep_optimizer_beside, optimizer_beside
 
 LOCAL, ALPHA = "local model", "mixing weight"
 """Keys of a site's memory: v and alpha."""

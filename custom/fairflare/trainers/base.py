@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count, islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
-from torch.optim import Optimizer
 
 from fairflare.core.execution import ahead, no_grad
 from fairflare.core.registry import trainer
@@ -34,6 +33,7 @@ from fairflare.core.types import (
     Training,
 )
 
+Optimizer: TypeAlias = "torch.optim.Optimizer"  # as text: whoever lists methods does without torch
 ServerState = Mapping[str, Any]
 """What the server keeps for a trainer from round to round: nested dicts of numbers, strings and tensors."""
 

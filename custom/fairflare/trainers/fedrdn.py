@@ -18,7 +18,6 @@ from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch.optim import Optimizer
 
 from fairflare.core.errors import UserError
 from fairflare.core.registry import method
@@ -35,7 +34,7 @@ from fairflare.core.types import (
     StateDict,
     TensorSpec,
 )
-from fairflare.trainers.base import PlainTrainer, ServerState
+from fairflare.trainers.base import Optimizer, PlainTrainer, ServerState
 
 Statistic = Literal["images", "sample", "pixels"]
 LEAST_SD = 1e-8

@@ -18,14 +18,13 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from torch.optim import Optimizer
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import trainer
 from fairflare.core.types import Batch, Cost, LocalWork, Objective
 from fairflare.core.validation import within
 from fairflare.functional.perturbation import TINY, frozen_running_statistics, global_norm, perturbed, rho_at
-from fairflare.trainers.base import Trainer
+from fairflare.trainers.base import Optimizer, Trainer
 
 BLOCK = 2**17
 """Entries per block: half a megabyte in float32."""

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from torch.optim import Optimizer
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import method
 from fairflare.core.types import Batch, Cost, LocalWork, Objective, Offer, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional.features import features_of, lacks_features, model_contrast
-from fairflare.trainers.base import PlainTrainer
+from fairflare.trainers.base import Optimizer, PlainTrainer
 
 PREVIOUS = "previous model"
 """Key of a site's memory: the model that its last round ended in."""

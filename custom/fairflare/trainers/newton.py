@@ -13,13 +13,12 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch.optim import Optimizer
 
 from fairflare.core.registry import method, trainer
 from fairflare.core.types import Batch, Info, LocalWork, Objective, Offer, StateDict
 from fairflare.core.validation import Range
 from fairflare.functional import likelihood as ml
-from fairflare.trainers.base import ServerState, Trainer
+from fairflare.trainers.base import Optimizer, ServerState, Trainer
 
 BIAS, SPREAD, OWN = "bias", "log_sd", "own_fit"
 SETTLING = 3

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from torch.optim import Optimizer
 
 from fairflare.core.registry import method
 from fairflare.core.types import (
@@ -32,7 +31,7 @@ from fairflare.core.types import (
 from fairflare.core.validation import Range
 from fairflare.functional.features import class_distance, class_means, features_of, lacks_features, prototype_contrast
 from fairflare.privacy.counts import released
-from fairflare.trainers.base import PlainTrainer, ServerState
+from fairflare.trainers.base import Optimizer, PlainTrainer, ServerState
 
 MEANS = TensorSpec(
     "prototypes", lambda o: {str(c): (o.features,) for c in range(o.classes)}, "mean features of a class"

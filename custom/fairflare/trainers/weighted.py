@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch.optim import Optimizer
 
 from fairflare.core.execution import moved
 from fairflare.core.registry import trainer
 from fairflare.core.types import Batch, LocalWork, Objective
-from fairflare.trainers.base import Trainer
+from fairflare.trainers.base import Optimizer, Trainer
 
 
 @trainer("weighted")
