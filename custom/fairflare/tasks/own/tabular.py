@@ -102,10 +102,10 @@ class Tabular(OwnData):
             expect("features", name not in self._features(), f"no {name!r}, which is the label", self.features)
         columns = self._read_columns()
         numbers, _ = features_of(self._features(), columns)
-        scaling = table_columns.read_scaling(self.scaling, len(numbers))
+        scaling = table_columns.read_scaling(self.scaling, len(numbers)) if self.scaling else None
         # One way to write each, so that a run is the same however its options were spelled.
         object.__setattr__(self, "columns", table_columns.as_text(columns))
-        if self.scaling and scaling:
+        if scaling:
             object.__setattr__(self, "scaling", table_columns.as_scaling(scaling))
 
     def network(self) -> nn.Module:
