@@ -101,7 +101,7 @@ def test_no_step_of_a_trainer_asks_the_device_for_a_number(name, options, unfuse
     work, trainer = work_on(torch.device("meta"), data()), registry.trainers()[name](**options)
     work.data = trainer.site_data(work.data)
     if name == "fedrdn":  # a site measures its images once in a run
-        work.data._pair = trainer.site_data(data()).pair
+        work.data.pair = trainer.site_data(data()).pair
     loss = trainer._train(work)
     assert loss.device.type == "meta" and work.steps == 6
     with pytest.raises(RuntimeError):
