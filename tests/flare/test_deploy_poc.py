@@ -39,7 +39,7 @@ def test_fedism_plus_with_one_command(poc, tmp_path):
     expected = in_process(tmp_path / "local", "fedism-plus", *TABLE)
     done = poc.fairflare("run", "fedism-plus", *TABLE, "--env", "poc", "--out", tmp_path / "run")
     assert f"submitted by {ADMIN}" in done.stderr and "FINISHED:COMPLETED" in done.stderr
-    assert re.search(r"round \d of \d", done.stderr), "how far the job is"
+    assert re.search(r"job \S+: (start|\w+, round \d of \d)\n", done.stderr), "how far the job is"
     assert "report:" in done.stdout and "Connecting" not in done.stdout
     entries = check_run(tmp_path / "run", expected)
     assert entries[0]["sites"] == SITES and entries[0]["method"] == "fedism-plus"

@@ -78,7 +78,6 @@ def run_deployed(
     poll = SITES_POLL if env == "poc" else None
     recipe = FairRecipe(config, simulation=False, preinstalled=preinstalled, poll=poll)
     deadline = time.monotonic() + timeout
-    watch(f"{user}: connecting to the server of {kit}")
     with _no_logs(), tempfile.TemporaryDirectory(prefix="fairflare_deploy_") as scratch, Server(user, kit) as server:
         _check_sites(config, server.connected(), watch)
         with silent():
@@ -133,20 +132,19 @@ def _check_sites(config: RunConfig, connected: Collection[str], watch: Watch) ->
         names = f"expected {', '.join(wanted)}, connected are {', '.join(connected) or 'none'}"
         raise UserError(f"none of the run's sites is there: {names}; --set clients=A,B,... says who takes them")
     missing = ", ".join(sorted(set(wanted) - set(here)))
-    if missing:
-        watch(f"not connected, so that the job starts without: {missing}")
     if len(here) < config.min_sites:
         raise RunFailed(f"{len(here)} of the run's sites are connected, {config.min_sites} needed; missing: {missing}")
+    if missing:
+        watch(f"not connected, so that the job starts without: {missing}")
 
 
 def _wait(server: Server, job: str, federation: str, deadline: float, watch: Watch) -> dict[str, Any]:
-    status, seen, began, asked = "", [], server.began(), time.monotonic()
+    status, seen, began, asked = "", [], server.began(), float("-inf")
     while True:
         meta = server.meta(job)
-        at = ""
-        if status == RUNNING and time.monotonic() - asked > PROGRESS_POLL:
-            at, asked = server.progress(job), time.monotonic()
-        for text in _waits(meta) + _refusals(meta) + [at] * bool(at):
+        at = server.progress(job) if status == RUNNING and time.monotonic() - asked > PROGRESS_POLL else ""
+        asked = time.monotonic() if at else asked
+        for text in [*_waits(meta), *_refusals(meta), *filter(None, [at])]:
             if text not in seen:
                 seen.append(text)
                 watch(f"job {job}: {text}")
