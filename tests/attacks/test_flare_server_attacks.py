@@ -21,15 +21,17 @@ from nvflare.security.security import FLAuthorizer
 
 from fairflare.flare.site_policy import SitePolicy
 
+COMMANDS, CHECK = dict(shell_cmd.SHELL_CMD_VALIDATORS), Workspace._check_job_id
+"""As FLARE has them: a site's own check, once made, changes them for its process."""
 STRICT = Path(__file__).parents[2] / "poc_workspace" / "local" / "authorization.json"
 
 
 @pytest.fixture
 def ask(tmp_path, monkeypatch):
     """Sends a client whose own authorization is the strict sample what a server may send that asks nobody."""
-    monkeypatch.setattr(shell_cmd, "SHELL_CMD_VALIDATORS", commands := dict(shell_cmd.SHELL_CMD_VALIDATORS))
+    monkeypatch.setattr(shell_cmd, "SHELL_CMD_VALIDATORS", commands := dict(COMMANDS))
     monkeypatch.setattr("fairflare.flare.site_policy.SHELL_CMD_VALIDATORS", commands)
-    monkeypatch.setattr(Workspace, "_check_job_id", staticmethod(Workspace._check_job_id))
+    monkeypatch.setattr(Workspace, "_check_job_id", staticmethod(CHECK))
     monkeypatch.setattr(AuditService, "the_auditor", None)
     monkeypatch.setattr(AuthorizationService, "the_authorizer", None)
     AuditService.initialize(str(tmp_path / "audit.log"))

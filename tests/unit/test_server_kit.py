@@ -64,6 +64,9 @@ class Forgetful(All):
     def ever(self, sites):
         return tuple(sites[1:])
 
+    def select(self, sites, round, seed, least):
+        return tuple(sites)
+
 
 class Picky(All):
     def missing(self, sites):

@@ -25,6 +25,7 @@ import drift_plan as plan  # noqa: E402
 import run as study  # noqa: E402
 
 from fairflare.core.seeds import derive  # noqa: E402
+from fairflare.data.site_config import SiteConfig  # noqa: E402
 from fairflare.datasets.heart import Heart  # noqa: E402
 from fairflare.datasets.ist import Ist  # noqa: E402
 from fairflare.datasets.patients import TEST_SHARE, VAL_SHARE, CentreTask  # noqa: E402
@@ -51,9 +52,9 @@ class Dealt(CentreTask):
         """The splits."""
         return (SPLIT,)
 
-    def rows(self, site: str) -> dict[str, np.ndarray]:
+    def rows(self, site: str, own: SiteConfig | None = None) -> dict[str, np.ndarray]:
         """Split -> places of the site's patients: 30, 10 and 60 per cent for test, validation and training."""
-        everyone = np.sort(np.concatenate(list(super().rows(site).values())))
+        everyone = np.sort(np.concatenate(list(super().rows(site, own).values())))
         shuffled = np.random.default_rng(derive(self.data_seed, self.name, "deal", site)).permutation(everyone)
         n_test, n_val = round(TEST_SHARE * len(everyone)), round(VAL_SHARE * len(everyone))
         parts = zip(("test", "val", "train"), np.split(shuffled, (n_test, n_test + n_val)))
