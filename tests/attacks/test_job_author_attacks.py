@@ -14,6 +14,7 @@ from fairflare.core.schema import Instruction
 from fairflare.core.types import Round
 from fairflare.engine.memory import SpentFile
 from fairflare.engine.setup.assembly import build_site
+from fairflare.engine.setup.at_site import spender
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.join_site import Ledger
 from fairflare.engine.setup.parts import build_parts
@@ -79,6 +80,17 @@ def test_a_private_job_that_has_just_begun_leaves_the_next_one_no_more_than_it_m
     with pytest.raises(UserError, match="trainer.epsilon: expected at most 2, which is left of this site's budget"):
         after_spending(policy, tmp_path, next_one).check(next_one)
     after_spending(policy, tmp_path, config).check(config)  # a killed run goes on within its own 3
+
+
+def test_a_new_job_is_not_taken_for_a_federation_called_none(tmp_path):
+    """Its author names the first job's federation so that the second one's ledger seems to be the first one's."""
+    config = make_config("fedavg", "heart:full", values={"trainer": "dp-sgd", "epsilon": "3", "federation": "none"})
+    key = spender(config)
+    SpentFile(tmp_path / "hospital-a.privacy.json", key).write({"epsilon": 3.0, "budget": 3.0, "delta": 1e-5})
+    after_spending(Policy(epsilon=5), tmp_path, config).check(config)
+    new = dataclasses.replace(config, federation="")
+    with pytest.raises(UserError, match="trainer.epsilon: expected at most 2"):
+        after_spending(Policy(epsilon=5), tmp_path, new).check(new)
 
 
 def test_two_jobs_that_charge_at_the_same_time_are_both_charged(tmp_path):

@@ -132,7 +132,19 @@ def test_a_job_that_brings_its_code_is_accepted_unless_the_site_says_otherwise(s
     assert "brings code (app/custom)" in site.ask(app)
 
 
-@each("name", ["sitecustomize.py", "json.py", "torch/__init__.py", "nvflare/net.py", "hashlib.pyc", "ssl.abi3.so"])
+@each(
+    "name",
+    [
+        "sitecustomize.py",
+        "json.py",
+        "torch/__init__.py",
+        "nvflare/net.py",
+        "hashlib.pyc",
+        "ssl.abi3.so",
+        "yaml.py",
+        "PIL/Image.py",
+    ],
+)
 def test_code_in_the_place_of_a_library_is_refused(site, name):
     """It would run before the job's own modules do, or as part of FLARE, whatever else a reviewer has read."""
     app = site.app()

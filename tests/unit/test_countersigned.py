@@ -249,6 +249,28 @@ def test_an_evaluation_that_is_rewritten_with_its_report_is_found(signed, tmp_pa
     assert log_verifier.check(run, signed.root, [signed.heads["site-1"]]).problem
 
 
+@pytest.mark.parametrize(
+    "rounds, told", [((), "evaluation"), ((3,), "updates 3, evaluation"), ((1, 2, 4), "updates 1 to 2, 4, evaluation")]
+)
+def test_what_a_site_vouches_for_is_named(rounds, told):
+    def entry(seq, event, round):
+        kind = {"round": "accepted", "evaluation": "sites"}[event]
+        one = {"task": event, "round": round, "update": NOBODY}
+        return {
+            "seq": seq,
+            "event": event,
+            "round": round,
+            kind: ["a"],
+            "head": {"seq": seq - 1, "hash": ""},
+            "signed": {"a": one},
+        }
+
+    entries = [{"seq": 0, "event": "start"}, *(entry(k, "round", n) for k, n in enumerate(rounds, 1))]
+    found, nothing = log_verifier.Verified(), SimpleNamespace(check_head=lambda *_: None, check_answer=lambda *_: None)
+    log_verifier._check_signatures([*entries, entry(len(entries), "evaluation", 4)], nothing, found, signed=True)
+    assert found.vouched["site a"].startswith(f"its own: {told}; it has seen")
+
+
 def test_a_site_that_changes_its_own_file_is_found(signed, other, kits, tmp_path):
     lines = [json.loads(line) for line in signed.heads["site-2"].read_text().splitlines()]
     own = next(number for number, line in enumerate(lines) if "told" in line)

@@ -19,6 +19,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +30,7 @@ from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 
 from fairflare.core import registry
 from fairflare.core.errors import FairFlareError, UserError
-from fairflare.core.manifest import PACKAGES, check_code
+from fairflare.core.manifest import check_code
 from fairflare.core.settings import document
 from fairflare.core.user_code import check_name
 from fairflare.core.validation import Entries, Range
@@ -37,7 +38,7 @@ from fairflare.core.validation import expected as expect
 from fairflare.engine.files import read_json
 from fairflare.engine.memory import SPENT_ENDING
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.at_site import event_of
+from fairflare.engine.setup.at_site import event_of, spender
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.method_parts import NO_STEP
 from fairflare.flare.paths import STATE, unescaped
@@ -138,9 +139,9 @@ class Policy:
 
 def after_spending(policy: Policy, state: Path, config: RunConfig) -> Policy:
     """``policy`` with what the site's ledgers in ``state`` leave to ``config``: other runs' budgets are theirs."""
-    own = f"{config.federation or 'none'} {config.sha256()}"
+    own = config.federation and spender(config)  # a new federation has spent nothing
     ledgers = [read_json(path)["runs"] for path in state.glob(f"*{SPENT_ENDING}")]
-    runs = [run for ledger in ledgers for name, run in ledger.items() if not name.startswith(own)]
+    runs = [run for ledger in ledgers for name, run in ledger.items() if not (own and name.startswith(own))]
     left = {
         key: max(0.0, whole - sum(run.get(granted, run[key]) for run in runs))
         for key, granted, whole in (("epsilon", "budget", policy.epsilon), ("delta", "delta", policy.delta))
@@ -188,8 +189,6 @@ CLIENT = "config_fed_client"
 """FLARE takes the first file of this name that it finds in the app, in any of several formats."""
 SIMULATED = "simulate_job"
 """The id that FLARE's simulator gives."""
-LIBRARIES = {*sys.stdlib_module_names, *PACKAGES, "sitecustomize", "usercustomize"}
-"""Modules that a job's of the same name would run in place of, or before, whatever imports them."""
 LARGEST = 2**20
 """Bytes of a site's configuration in a job."""
 LONGEST = 400
@@ -265,8 +264,9 @@ def check_app(app: Path, policy: Policy, homes: list[Path], state: Path | None =
     _check_classes(content, executor, policy, (app / "custom").exists())
     check_config(executor, policy, homes, state)
     check_code(app, fresh=True)
-    for path in sorted((app / "custom").glob("*")):
-        fits = path.name.partition(".")[0] not in LIBRARIES
+    libraries = {*sys.stdlib_module_names, *packages_distributions(), "sitecustomize", "usercustomize"} - {"fairflare"}
+    for path in sorted((app / "custom").glob("*")):  # one of these would run in a library's place, or before all else
+        fits = path.name.partition(".")[0] not in libraries
         expect("custom", fits, "no module in the place of a library's", path.name)
 
 

@@ -161,9 +161,9 @@ def _check_signatures(entries: Sequence[Entry], signers: Signers, found: Verifie
     for site, last in sorted(seen.items()):
         rounds = {one for one in own.get(site, ()) if isinstance(one, int)}
         ends = (n for n in sorted(rounds) if not {n - 1, n + 1} <= rounds)
-        spans = "updates" + "".join(f"{' to' if n - 1 in rounds else ','} {n}" for n in ends).removeprefix(",")
-        told = ", ".join([spans, *(one for one in own.get(site, ()) if one not in rounds)])
-        found.vouched[f"site {site}"] = f"its own: {told}; it has seen {_named(entries[:last])}"
+        spans = "".join(f"{' to' if n - 1 in rounds else ','} {n}" for n in ends).removeprefix(",")
+        told = [f"updates{spans}"] * bool(rounds) + [str(one) for one in own.get(site, ()) if one not in rounds]
+        found.vouched[f"site {site}"] = f"its own: {', '.join(told)}; it has seen {_named(entries[:last])}"
 
 
 def _named(entries: Sequence[Entry]) -> str:

@@ -147,9 +147,14 @@ def build_site(
     )
 
 
+def spender(config: RunConfig) -> str:
+    """What the keys of a run in a site's ledger begin with."""
+    return f"{config.federation} {config.sha256()}"
+
+
 def _spent(config: RunConfig, home: Path | None, of: str = "") -> SpentFile:
     """Where a site keeps what it has spent in this run."""
-    return SpentFile(home and home.with_name(home.name + SPENT_ENDING), f"{config.federation} {config.sha256()}{of}")
+    return SpentFile(home and home.with_name(home.name + SPENT_ENDING), spender(config) + of)
 
 
 def _look(
