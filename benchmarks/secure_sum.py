@@ -30,11 +30,11 @@ from torch import nn
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.networks import builtin as networks
-from fairflare.privacy import encrypted_sums
 from fairflare.privacy import secure_sums as masks
 from fairflare.privacy.secure_sums import Credentials, Ring, Scale, number_scheme
 from fairflare.privacy.sum_keys import SEALED, SHARE, PairwiseKeys, SelfMasks, recover, stream_of, threshold
 from fairflare.privacy.sum_protocol import SumOrder, graph_of
+from fairflare_lab.privacy import encrypted_sums
 
 VALUES = [3e-7, 0.05, 0.0, 1.0]
 

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from scipy.io import savemat
 
-from fairflare.datasets.digits5 import DOMAINS, FEDBN_FOLDERS
+from fairflare_lab.datasets.digits5 import DOMAINS, FEDBN_FOLDERS
 
 SIZES = {"train": 300, "test": 40}
 SHAPES = {"MNIST": (28, 28), "USPS": (16, 16), "SVHN": (32, 32, 3), "SYN": (32, 32, 3)}

@@ -9,8 +9,8 @@ import yaml
 from bs4 import BeautifulSoup
 
 from cases import later
-from fairflare.report.evidence_files import DOCUMENTS
-from fairflare.studies.after import init_evidence
+from fairflare_lab.report.evidence_files import DOCUMENTS
+from fairflare_lab.studies.evidence import init_evidence
 
 xmlschema = later("xmlschema")
 schema = later("cyclonedx.schema")

@@ -16,8 +16,8 @@ import plateau_regimes as regimes
 from plateau_regimes import CONTRIBUTION, SEEDS, SITES, Regime
 from scipy.stats import kendalltau
 
-from fairflare.functional import shapley
 from fairflare.report.fairness import corrected, holm, paired
+from fairflare_lab.functional import shapley
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"

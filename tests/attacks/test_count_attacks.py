@@ -14,7 +14,7 @@ from fairflare.engine.gate import Gate
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
-from fairflare.probes.groups import FairnessCounts
+from fairflare_lab.methods.fairness_counts import FairnessCounts
 
 MODEL = {"w": torch.zeros(2)}
 HONEST = {

@@ -6,13 +6,13 @@ import dataclasses
 import pytest
 
 from cases import each
-from fairflare.aggregators.flexfair import FlexFair
 from fairflare.cli.options import ROBUST
 from fairflare.core.types import Info, Round
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
+from fairflare_lab.methods.flexfair import FlexFair
 
 SMALL = {"n_sites": 3, "batch_size": 64, "lr": 0.01}
 

@@ -19,11 +19,11 @@ from fairflare.engine.in_process import InProcess
 from fairflare.engine.memory import SiteMemory
 from fairflare.engine.server_sums import ServerSums
 from fairflare.engine.site import Site
-from fairflare.privacy.encrypted_sums import EXPONENTS, new_contexts
 from fairflare.privacy.secure_sums import BITS, SIZE, Credentials, Ring, combiner, number_scheme, sealed_sizes
 from fairflare.privacy.sum_keys import PairwiseKeys
 from fairflare.privacy.sum_protocol import SumRefused
 from fairflare.trainers.gsam import GSAM
+from fairflare_lab.privacy.encrypted_sums import EXPONENTS, new_contexts
 
 NAMES = [f"site-{k}" for k in range(1, 5)]
 VICTIM = "site-2"

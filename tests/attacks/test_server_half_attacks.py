@@ -16,7 +16,8 @@ from fairflare.engine.gate import Gate
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.norms import TENSORS
 from fairflare.engine.setup.config import make_config
-from fairflare.trainers.drift_correction import CONTROL, HISTORY, Scaffold
+from fairflare.trainers.drift_correction import CONTROL, Scaffold
+from fairflare_lab.methods.feddyn import HISTORY
 from runs import TASK, bits, interrupted, run
 
 VALUES = {"n_sites": 3, "batch_size": 64, "lr": 0.01, "optimizer": "sgd"}

@@ -25,7 +25,7 @@ from fairflare.engine.setup.assembly import build_federation, build_site, site_n
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.flare.simulate import run_simulator
-from fairflare.studies.after import write_evidence
+from fairflare_lab.studies.evidence import write_evidence
 
 pytestmark = pytest.mark.flare
 HERE = Path(__file__).parent

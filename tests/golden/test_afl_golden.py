@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.aggregators.loss_weights import AFL
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.simplex import projected, projected_reference
+from fairflare_lab.methods.afl import AFL
 from golden import folder
 
 FILE = np.load(folder() / "afl.npz")

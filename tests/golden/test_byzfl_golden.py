@@ -13,9 +13,10 @@ import torch
 
 from fairflare.aggregators.bounded import Bounded, Bounds
 from fairflare.aggregators.fedavg import FedAvg
-from fairflare.aggregators.robust import Median, MultiKrum, TrimmedMean
+from fairflare.aggregators.robust import Median, TrimmedMean
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional import robust
+from fairflare_lab.methods.multi_krum import MultiKrum
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.aggregators.collaborative_fairness import CFFL, at_least, layer_bounds
 from fairflare.core.types import Info, Reply, Round
+from fairflare_lab.methods.collaborative_fairness import CFFL, at_least, layer_bounds
 from golden import folder
 
 GOLDEN = json.loads((folder() / "cffl.json").read_text())

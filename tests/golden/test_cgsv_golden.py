@@ -4,8 +4,8 @@
 import numpy as np
 import torch
 
-from fairflare.aggregators.collaborative_fairness import CGSV
 from fairflare.core.types import Info, Reply, Round
+from fairflare_lab.methods.collaborative_fairness import CGSV
 from golden import folder
 
 GOLDEN = np.load(folder() / "cgsv.npz")

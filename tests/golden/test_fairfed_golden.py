@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.aggregators.group_fairness import FairFed, FairFedAvg
 from fairflare.core.types import Info, Reply, Round
+from fairflare_lab.methods.group_fairness import FairFed, FairFedAvg
 from golden import folder
 
 FAIR = json.loads((folder() / "fairfed.json").read_text())

@@ -8,7 +8,7 @@ from torch import nn
 
 from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.types import Batch, Info, LocalWork, Reply, Round, Training
-from fairflare.trainers.drift_correction import DRIFT, HISTORY, FedDynTrainer
+from fairflare_lab.methods.feddyn import DRIFT, HISTORY, FedDynTrainer
 from golden import folder
 
 GOLDEN = np.load(folder() / "local_terms.npz")

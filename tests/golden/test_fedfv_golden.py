@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.aggregators.fedfv import FedFV
 from fairflare.core.types import Info, Reply, Round
+from fairflare_lab.methods.fedfv import FedFV
 from golden import folder
 
 GOLDEN = np.load(folder() / "fedfv.npz")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.aggregators.fedpid import FedCostWAvg, FedPID
 from fairflare.core.types import Info, Reply, Round
+from fairflare_lab.methods.fedpid import FedCostWAvg, FedPID
 from golden import folder
 
 PID = json.loads((folder() / "fedpid.json").read_text())

@@ -11,7 +11,7 @@ from fairflare.core.types import Batch, Info, Outline, Reply, Round
 from fairflare.engine.setup.config import make_config
 from fairflare.functional.features import class_distance, class_means
 from fairflare.testing import check_trainer
-from fairflare.trainers.prototypes import MEANS, FedProto
+from fairflare_lab.methods.prototypes import MEANS, FedProto
 from golden import folder
 from runs import bits, interrupted, run
 

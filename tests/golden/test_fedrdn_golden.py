@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fairflare.core.types import Batch
-from fairflare.trainers.fedrdn import STATISTICS, FedRDN, OwnNormalised, Pair, normalised_by, pair_of, renormalised
+from fairflare_lab.methods.fedrdn import STATISTICS, FedRDN, OwnNormalised, Pair, normalised_by, pair_of, renormalised
 from golden import folder
 
 GOLDEN = np.load(folder() / "fedrdn.npz")

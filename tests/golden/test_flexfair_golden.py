@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from cases import each
-from fairflare.aggregators.flexfair import FlexFair
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.group_rates import Cell, variance_penalty
+from fairflare_lab.methods.flexfair import FlexFair
 from golden import folder
 
 GOLDEN = np.load(folder() / "flexfair.npz")

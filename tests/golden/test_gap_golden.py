@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fairflare.aggregators.fedga import GeneralizationAdjustment
 from fairflare.core.types import Info, Reply, Round
+from fairflare_lab.methods.fedga import GeneralizationAdjustment
 from golden import folder
 
 GA = json.loads((folder() / "fedga.json").read_text())

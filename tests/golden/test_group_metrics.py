@@ -10,8 +10,8 @@ import json
 import numpy as np
 import pytest
 
-from fairflare.report import contribution as agreement
 from fairflare.report import fairness, groups
+from fairflare_lab.report import contribution as agreement
 from golden import folder
 
 METRICS = json.loads((folder() / "metrics.json").read_text())

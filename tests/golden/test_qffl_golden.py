@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.aggregators.loss_weights import QFFL, QFedAvg
+from fairflare.aggregators.qffl import QFFL
 from fairflare.core.types import Info, Reply, Round
+from fairflare_lab.methods.qfedavg import QFedAvg
 from golden import folder
 
 ONE = np.load(folder() / "qfedavg.npz")

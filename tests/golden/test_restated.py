@@ -7,13 +7,13 @@ import restated
 import torch
 from torch import nn
 
-from fairflare.aggregators.loss_weights import MaxFL
 from fairflare.core.types import PERSONAL, Batch, Info, LocalWork, Reply, Round, Training
-from fairflare.probes.loss import Appeal, slope
-from fairflare.trainers.apfl import ALPHA, APFL, LOCAL
 from fairflare.trainers.base import PlainTrainer
 from fairflare.trainers.fedper import FedPer, FedRep
-from fairflare.trainers.proximal import PFedMe
+from fairflare_lab.methods.apfl import ALPHA, APFL, LOCAL
+from fairflare_lab.methods.appeal import Appeal, slope
+from fairflare_lab.methods.maxfl import MaxFL
+from fairflare_lab.methods.pfedme import PFedMe
 from golden import folder
 
 GOLDEN = np.load(folder() / "local_terms.npz")

@@ -6,9 +6,9 @@ import pytest
 import restated
 import torch
 
-from fairflare.aggregators.fedamp import FedAMP
-from fairflare.aggregators.ifca import IFCA
 from fairflare.core.types import Info, Reply, Round
+from fairflare_lab.methods.fedamp import FedAMP
+from fairflare_lab.methods.ifca import IFCA
 
 K, P, T = 5, 6, 4
 TRAINABLE = frozenset({"w"})

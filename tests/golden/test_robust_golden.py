@@ -9,8 +9,9 @@ from cases import each
 from fairflare.aggregators import base
 from fairflare.aggregators.bounded import Bounded, Bounds, norm_of
 from fairflare.aggregators.fedavg import FedAvg
-from fairflare.aggregators.robust import Median, MultiKrum, TrimmedMean
+from fairflare.aggregators.robust import Median, TrimmedMean
 from fairflare.core.types import Info, Reply, Round
+from fairflare_lab.methods.multi_krum import MultiKrum
 from golden import folder
 
 GOLDEN = np.load(folder() / "robust.npz")

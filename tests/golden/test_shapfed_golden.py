@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.aggregators.shapfed import ShapFed
 from fairflare.core.types import Info, Reply, Round
+from fairflare_lab.methods.shapfed import ShapFed
 from golden import folder
 
 GOLDEN = np.load(folder() / "shapfed.npz")

@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from fairflare.aggregators.fedci import FedCI, label
 from fairflare.core.types import Info, Reply, Round
-from fairflare.functional.shapley import coalitions, exact, prefixes, sampled
+from fairflare_lab.functional.shapley import coalitions, exact, prefixes, sampled
+from fairflare_lab.methods.fedci import FedCI, label
 from golden import folder
 
 GOLDEN = json.loads((folder() / "contribution.json").read_text())

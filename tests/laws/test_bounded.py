@@ -15,13 +15,13 @@ from fairflare.aggregators.fedce import FedCE
 from fairflare.aggregators.fedheal import FedHEAL
 from fairflare.aggregators.fedism import FedISM
 from fairflare.aggregators.fedlwr import FedLWR
-from fairflare.aggregators.loss_weights import QFedAvg
 from fairflare.aggregators.robust import Median
 from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round
 from fairflare.engine.audit import verify
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare_lab.methods.qfedavg import QFedAvg
 from helpers import initial_model, make_federation
 
 INFO = Info(Round(1, 5))

@@ -9,15 +9,16 @@ import torch
 from cases import each
 from fairflare.aggregators.base import add_weighted, uniform
 from fairflare.aggregators.bounded import Bounded, Bounds
-from fairflare.aggregators.collaborative_fairness import CFFL, CGSV
-from fairflare.aggregators.fedfv import FedFV
-from fairflare.aggregators.robust import Median, MultiKrum, TrimmedMean
-from fairflare.aggregators.shapfed import ShapFed
+from fairflare.aggregators.robust import Median, TrimmedMean
 from fairflare.core import registry
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.blocks import head_of
 from fairflare.testing.laws import CHECKS
+from fairflare_lab.methods.collaborative_fairness import CFFL, CGSV
+from fairflare_lab.methods.fedfv import FedFV
+from fairflare_lab.methods.multi_krum import MultiKrum
+from fairflare_lab.methods.shapfed import ShapFed
 
 VARIANTS = [
     ("fedfv", {"alpha": 0.0}),

@@ -6,10 +6,10 @@ import json
 import pytest
 import torch
 
-from fairflare.aggregators.loss_weights import AFL
 from fairflare.cli.main import main
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.simplex import projected, with_newcomers
+from fairflare_lab.methods.afl import AFL
 
 
 def reply(site, loss, move=0.0):

@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from fairflare.aggregators.base import add_weighted, example_shares
-from fairflare.aggregators.fedci import FedCI, label
 from fairflare.core.types import Info, Outline, Reply, Round
 from fairflare.engine.audit import verify
 from fairflare.engine.gate import Gate
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.loop import Federation
-from fairflare.probes.loss import CoalitionError, LocalError
+from fairflare.probes.loss import LocalError
 from fairflare.trainers.base import PlainTrainer
+from fairflare_lab.methods.coalition_error import CoalitionError
+from fairflare_lab.methods.fedci import FedCI, label
 from helpers import initial_model, make_sites, small_network
 
 PROBES = (LocalError(), CoalitionError())

@@ -13,7 +13,7 @@ from fairflare.core.errors import UserError
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
-from fairflare.studies.contribution import Question, contribution_of, measure_contribution
+from fairflare_lab.studies.contribution import Question, contribution_of, measure_contribution
 
 
 def call(capsys, *arguments):

@@ -4,8 +4,8 @@
 import pytest
 import torch
 
-from fairflare.aggregators.fedpid import STEEPEST, FedCostWAvg, FedPID
 from fairflare.core.types import Info, Reply, Round
+from fairflare_lab.methods.fedpid import STEEPEST, FedCostWAvg, FedPID
 
 COUNTS = {"a": 30, "b": 10, "c": 40}
 

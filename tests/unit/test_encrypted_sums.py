@@ -4,16 +4,16 @@
 import pytest
 
 from fairflare.core.errors import UserError
-from fairflare.privacy import encrypted_sums as checked
 from fairflare.privacy import secure_sums as masks
 from fairflare.privacy.secure_sums import MaskedSums
 from fairflare.privacy.sum_keys import PairwiseKeys
 from fairflare.privacy.sum_protocol import SumOrder, SumRefused
+from fairflare_lab.privacy import encrypted_sums as checked
 
 ts = pytest.importorskip("tenseal", reason="the extra he is not installed")
 
 from cases import each  # noqa: E402
-from fairflare.privacy.encrypted_sums import (  # noqa: E402
+from fairflare_lab.privacy.encrypted_sums import (  # noqa: E402
     CheckedSums,  # noqa: E402
     EncryptedSums,
     added,

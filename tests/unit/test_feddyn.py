@@ -11,7 +11,7 @@ from fairflare.core.types import Batch, Info, LocalWork, Reply, Round, Training
 from fairflare.engine.setup.config import make_config
 from fairflare.testing.example import copied, work_of_round
 from fairflare.trainers.base import PlainTrainer
-from fairflare.trainers.drift_correction import DRIFT, HISTORY, FedDynTrainer
+from fairflare_lab.methods.feddyn import DRIFT, HISTORY, FedDynTrainer
 
 PLAIN = Training(epochs=20, lr=0.1, batch_size=2, optimizer="sgd", momentum=0.0, weight_decay=0.0)
 

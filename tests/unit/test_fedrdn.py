@@ -17,7 +17,7 @@ from fairflare.engine.setup.parts import build_parts
 from fairflare.testing import check_trainer
 from fairflare.testing.example import SmallData, copied, work_of_round
 from fairflare.trainers.base import PlainTrainer
-from fairflare.trainers.fedrdn import ALL, LEAST_SD, MOST_SITES, OWN, FedRDN, normalised_by, pair_of
+from fairflare_lab.methods.fedrdn import ALL, LEAST_SD, MOST_SITES, OWN, FedRDN, normalised_by, pair_of
 
 INFO = Info(Round(1, 4))
 

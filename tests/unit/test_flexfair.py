@@ -6,13 +6,13 @@ import torch
 
 from cases import each
 from fairflare.aggregators.fedavg import FedAvg
-from fairflare.aggregators.flexfair import FlexFair
 from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round, Training
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.functional.group_rates import Cell, variance_penalty
+from fairflare_lab.methods.flexfair import FlexFair
 
 INFO = Info(Round(1, 3))
 

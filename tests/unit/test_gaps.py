@@ -4,9 +4,9 @@
 import pytest
 
 from cases import each
-from fairflare.aggregators.fedga import GeneralizationAdjustment
 from fairflare.core.registry import get_method
 from fairflare.core.types import Info, Reply, Round
+from fairflare_lab.methods.fedga import GeneralizationAdjustment
 
 
 def weigh(rule, state, t, **sites):

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from cases import each
-from fairflare.aggregators.group_fairness import FairFed, FairFedAvg
 from fairflare.core.errors import UserError
 from fairflare.core.types import Batch, Info, LocalWork, Offer, Outline, Reply, Round
 from fairflare.functional.group_rates import Counts, counts_of, rates, summed
-from fairflare.probes.groups import FairnessCounts
 from fairflare.testing import check_probe
+from fairflare_lab.methods.fairness_counts import FairnessCounts
+from fairflare_lab.methods.group_fairness import FairFed, FairFedAvg
 from helpers import TRAINING
 
 INFO = Info(Round(1, 5))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fairflare.core.types import LocalWork, Outline, Round
-from fairflare.probes.groups import HeldClasses
+from fairflare_lab.methods.held_classes import HeldClasses
 from helpers import TRAINING, Blobs, small_network
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from fairflare.core.types import LocalWork, Round
-from fairflare.probes.loss import Loss, TrainedLoss
+from fairflare.probes.loss import Loss
 from fairflare.testing import check_probe
+from fairflare_lab.methods.trained_loss import TrainedLoss
 from helpers import TRAINING, Blobs, small_network
 
 

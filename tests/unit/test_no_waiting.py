@@ -22,9 +22,9 @@ from fairflare.core.execution import Execution
 from fairflare.core.types import LocalWork, Round, Training
 from fairflare.data import tensors
 from fairflare.data.tensors import Grouping, Split, TensorData
-from fairflare.datasets.domains import CroppedData, FlippedData
 from fairflare.trainers import base
 from fairflare.trainers.base import PlainTrainer
+from fairflare_lab.datasets.domains import CroppedData, FlippedData
 
 for module in pkgutil.iter_modules(fairflare.trainers.__path__):
     importlib.import_module(f"fairflare.trainers.{module.name}")

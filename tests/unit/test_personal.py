@@ -21,10 +21,11 @@ from fairflare.engine.memory import SiteMemory, claimed, forget, personal_file
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.config_checks import _check_sites
 from fairflare.privacy.egress import Egress
-from fairflare.trainers.apfl import APFL
 from fairflare.trainers.base import PlainTrainer
-from fairflare.trainers.fedper import STATISTICS, FedBN, FedPer, FedRep, SiloBN
+from fairflare.trainers.fedper import FedBN, FedPer, FedRep
 from fairflare.trainers.proximal import Ditto, FedProx
+from fairflare_lab.methods.apfl import APFL
+from fairflare_lab.methods.silobn import STATISTICS, SiloBN
 from helpers import initial_model, make_federation, make_sites, small_network
 
 NORM = frozenset(key for key in initial_model() if key.startswith("1."))

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.aggregators.loss_weights import LONGEST, QFFL, QFedAvg
+from fairflare.aggregators.qffl import QFFL
 from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round, Training
+from fairflare_lab.methods.qfedavg import LONGEST, QFedAvg
 
 INFO = Info(Round(1, 5), lr=0.5)
 

@@ -9,7 +9,7 @@ import torch
 from fairflare.cli.main import main
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
-from fairflare.studies.free_riders import DETECTORS, FIRST_STEP, Riding, marked, rate, rates, rider_of, rider_tables
+from fairflare_lab.studies.free_riders import DETECTORS, FIRST_STEP, Riding, marked, rate, rates, rider_of, rider_tables
 
 SITES = ("site-1", "site-2", "site-3", "site-4")
 KEYS = frozenset(("w",))

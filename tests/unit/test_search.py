@@ -14,7 +14,7 @@ from fairflare.data.tensors import TensorData
 from fairflare.engine.audit import verify
 from fairflare.engine.best import Choice
 from fairflare.engine.setup.config import make_config
-from fairflare.studies.search import (
+from fairflare_lab.studies.search import (
     Choices,
     Range,
     Search,

@@ -13,12 +13,12 @@ import torch
 
 from fairflare.cli.main import main
 from fairflare.core.errors import UserError
-from fairflare.datasets.tcga_brca import REGIONS, TcgaBrca
 from fairflare.engine.setup import tasks
 from fairflare.functional import survival as maths
 from fairflare.functional.survival import partial_likelihood
-from fairflare.papers.declaration import named
-from fairflare.papers.tabulate import published_numbers
+from fairflare_lab.datasets.tcga_brca import REGIONS, TcgaBrca
+from fairflare_lab.papers.declaration import named
+from fairflare_lab.papers.tabulate import published_numbers
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "flamby-tcga-brca"
 SHARED = Path(__file__).parents[3] / "shared" / "data"

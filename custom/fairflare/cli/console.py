@@ -122,17 +122,6 @@ def findings(found: Mapping[str, Sequence[Finding]], several: bool) -> None:
             say(f"{f'{some(usable)}: ' if several else ''}{words}: the data can be used")
 
 
-def prepared(found: Mapping[str, Any], dest: Path) -> None:
-    """What ``fairflare prepare`` wrote, and the command that runs on it."""
-    rows = [
-        (name, str(about.get("kind", "shared test set")), *(str(about.get(split, "")) for split in SPLITS))
-        for kind in ("sites", "shared")
-        for name, about in found[kind].items()
-    ]
-    show_table(f"{found['task']} in {dest}", ("site or test set", "what it is", *SPLITS), rows, left=2)
-    say(f"run it: fairflare run METHOD --datalists {dest}")
-
-
 def settings(found: Mapping[str, Any]) -> None:
     """What ``describe.about`` found."""
     _entry(found["name"], found["title"])
@@ -153,37 +142,6 @@ def _value(value: Any) -> str:
     if value in ("", [], ()):
         return "empty"
     return f"{value:g}" if isinstance(value, float) else as_text(value)
-
-
-def papers(rows: Sequence[Mapping[str, Any]]) -> None:
-    """The table of ``fairflare paper``."""
-    from fairflare.studies.paper_list import in_words
-
-    paper = ""
-    for row in rows:
-        if row["paper"] != paper:
-            paper = row["paper"]
-            out.print(f"\n{escape(paper)}")
-        _entry(row["name"], row["title"])
-        _indented(f"{row['runs']} runs, {in_words(row['seconds'])} on {row['cores']} cores")
-        _indented(*map(_data_words, row["data"]))
-
-
-def exhibit(found: Mapping[str, Any]) -> None:
-    """Which files an exhibit is in, with the tables themselves."""
-    path = next((Path(file) for file in found["files"] if file.endswith(".md")), None)
-    if path is not None:
-        out.print(escape(path.read_text(encoding="utf-8")), soft_wrap=True)
-    for file in found["files"]:
-        say(f"{Path(file).suffix.lstrip('.')}: {file}")
-
-
-def _data_words(data: Mapping[str, Any]) -> str:
-    if data["here"]:
-        whose = " (your copy)" if data["needs"] else ", which comes with the package"
-        return f"{data['title']}: {data['task']}{whose}"
-    instead = f"; otherwise {data['stand_in']} stands for it" if data["stand_in"] else "; nothing stands for it"
-    return f"{data['title']}: needs {', '.join(data['needs'])} in FAIRFLARE_DATA{instead}"
 
 
 T = TypeVar("T")

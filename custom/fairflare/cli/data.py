@@ -154,26 +154,6 @@ def preflight(
 
 
 @click.command()
-@click.argument("dataset")
-@click.argument("source", type=options.AnyPath(path_type=Path, exists=True, file_okay=False))
-@click.argument("dest", type=options.PATH)
-@options.set_option
-@options.as_json
-def prepare(dataset: str, source: Path, dest: Path, values: options.Values) -> options.Told:
-    """Write DATASET, which lies below SOURCE, to DEST as images of one size with a datalist per site.
-
-    DATASET is a task that reads images from disk, e.g. rsna-ich or prostate:paper; --set changes its options. Corrupted
-    images that it lacks are made, once and seeded. Nothing is downloaded.
-    """
-    from fairflare.cli.preflight import prepare_dataset
-    from fairflare.studies.display import Counter
-
-    with Counter(f"preparing {dataset}") as counter:
-        found = prepare_dataset(dataset, source, dest, options.own_names(values, "task"), counter.saw)
-    return found, partial(console.prepared, found, dest)
-
-
-@click.command()
 @click.argument("site_config", type=options.PATH)
 @click.option("--kind", type=click.Choice([*FORMS]), required=True, help="What the data are.")
 @click.option("--classes", metavar="N", required=True, help="Classes or structures: a number, or names A,B,C.")

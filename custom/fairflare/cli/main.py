@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from fairflare import __version__
+from fairflare.core import lab, plugins
 from fairflare.core.errors import FairFlareError, MissingData, UserError
 from fairflare.core.processes import ends_by_signal, how_it_ended
 from fairflare.core.validation import CONTROL, shown
@@ -29,12 +30,12 @@ MISTAKES |= {errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.EPERM, errno.EROFS}
 """Refusals of the system that another argument would not meet; a full disk, say, is a failed run."""
 MODULES = {
     "about": "describe list new tasks",
-    "data": "fingerprint init plan prepare preflight",
+    "data": "fingerprint init plan preflight",
     "decision": "combine join join-forecast join-sheet monitor sheet",
-    "folders": "after convert evidence forget inspect report risk verify watch",
+    "folders": "after convert forget inspect report risk verify watch",
     "model": "evaluate export-model predict",
     "run": "export resume run",
-    "studies": "compare contribution paper riders search",
+    "studies": "compare",
 }
 COMMANDS = {command: module for module, commands in MODULES.items() for command in commands.split()}
 """Command -> the module of this package that has it, which is imported when the command is asked for."""
@@ -82,10 +83,15 @@ class Commands(click.Group):
     """``COMMANDS``, each with the whole first sentence of its help, which click cuts to what is left of one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
+        return sorted({*COMMANDS, *plugins.commands()})
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
+            if point := plugins.commands().get(name):
+                command: click.Command = point.load()
+                return command
+            if name in lab.COMMANDS:
+                raise UserError(f"fairflare {name}: {lab.WHERE}")
             return None
         module = importlib.import_module(f"fairflare.cli.{COMMANDS[name]}")
         return next(one for one in vars(module).values() if isinstance(one, click.Command) and one.name == name)

@@ -3,7 +3,9 @@
 
 A file in one of ``ROOMS`` is found by being there, and imported when what it declares is asked for. Files from
 outside the package are found through ``FAIRFLARE_PLUGINS`` (paths of ``.py`` files, separated as in ``PATH``), those of
-installed packages through entry points in the group ``fairflare.plugins``, each of which names a module to import.
+installed distributions through entry points in the group ``fairflare.plugins``. Each entry point names a module to
+import, or a package whose files are found as those in ``ROOMS`` are; jobs carry what a run needs of such a package.
+Packages of tasks have the group ``fairflare.tasks``, click commands ``fairflare.commands``.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
@@ -26,7 +28,9 @@ from typing import Any
 from fairflare.core.errors import UserError
 
 VARIABLE = "FAIRFLARE_PLUGINS"
-GROUP = "fairflare.plugins"
+GROUP, TASKS, COMMANDS = "fairflare.plugins", "fairflare.tasks", "fairflare.commands"
+SECURE_SUMS = "fairflare.secure_sums"
+"""Schemes that hide a site's numbers: each entry point names the module of one."""
 ROOMS = ("participation", "trainers", "probes", "aggregators", "server_optimizers")
 MOVED = {
     "fairflare.rules": "fairflare.aggregators",
@@ -84,31 +88,35 @@ def load(tables: Tables, complete: Callable[[], None]) -> list[str]:
         spec = _spec(path)
         _once(("file", str(path)), partial(_import_file, spec), f"{VARIABLE}: {path}", tables, complete)
         names.append(VARIABLE)
-    for point in _entry_points():
-        _once(("entry point", point.value), point.load, f"entry point {point.name} of {GROUP}", tables, complete)
-        names.append(GROUP)
+    for point in in_group():
+        if not _folders(point.module):
+            _once(("entry point", point.value), point.load, f"entry point {point.name} of {GROUP}", tables, complete)
+            names.append(GROUP)
+    for module, _ in package_modules():
+        _once(("entry point", module), partial(importlib.import_module, module), f"{GROUP}: {module}", tables, complete)
     return names
 
 
 def declared_in(pattern: re.Pattern[str], rooms: Sequence[str], what: str, id: str) -> str | None:
-    """The module in ``rooms`` whose text declares ``id``, so that only it has to be imported.
+    """The module in ``rooms`` or an installed package whose text declares ``id``, so that only it has to be imported.
 
-    None where no text says so, and where plugins are there or this is the copy in a job, which may carry some: then
-    everything is imported, and what is declared twice is found.
+    None where no text does, and where plugins of one module are there or this is the copy in a job, which may carry
+    some: then everything is imported, and what is declared twice is found.
     """
     in_job = not (PACKAGE / "cli").is_dir()
-    return None if in_job or files() or _entry_points() else _declarations(pattern, tuple(rooms)).get((what, id))
+    return None if in_job or files() or installed_modules() else _declarations(pattern, tuple(rooms)).get((what, id))
 
 
 @cache
 def _declarations(pattern: re.Pattern[str], rooms: tuple[str, ...]) -> dict[tuple[str, str], str]:
     """(what, id) -> the module that declares it."""
-    found = {}
+    homes = {}
     for room in rooms:
         for file in (*PACKAGE.glob(f"{room}.py"), *(PACKAGE / room).glob("*.py")):
-            for what, id in pattern.findall(file.read_text(encoding="utf-8")):
-                found[what, id] = ".".join(("fairflare", *file.relative_to(PACKAGE).with_suffix("").parts))
-    return found
+            homes[file] = ".".join(("fairflare", *file.relative_to(PACKAGE).with_suffix("").parts))
+    homes |= {file: name for group in (GROUP, TASKS) for name, file in package_modules(group)}
+    declared = ((pattern.findall(file.read_text(encoding="utf-8")), home) for file, home in homes.items())
+    return {key: home for keys, home in declared for key in keys}
 
 
 def files() -> tuple[Path, ...]:
@@ -116,7 +124,47 @@ def files() -> tuple[Path, ...]:
 
 
 def installed_modules() -> tuple[str, ...]:
-    return tuple(point.module for point in _entry_points())
+    """The modules that entry points name, without the packages among them."""
+    return tuple(point.module for point in in_group() if not _folders(point.module))
+
+
+def installed_packages(group: str = GROUP) -> tuple[EntryPoint, ...]:
+    """The entry points that name a package."""
+    return tuple(point for point in in_group(group) if _folders(point.module))
+
+
+def commands() -> dict[str, EntryPoint]:
+    """Name of a command -> the entry point of an installed distribution that brings it."""
+    return {point.name: point for point in in_group(COMMANDS)}
+
+
+def modules_by_name(group: str) -> dict[str, str]:
+    """Name -> module of each entry point in ``group``."""
+    return {point.name: point.module for point in in_group(group)}
+
+
+def top_packages() -> set[str]:
+    """The top-level packages that hold installed packages of plugins."""
+    return {point.module.partition(".")[0] for group in (GROUP, TASKS) for point in installed_packages(group)}
+
+
+def package_modules(group: str = GROUP) -> Iterator[tuple[str, Path]]:
+    """Dotted name and file of every module in a package that an entry point names."""
+    for point in installed_packages(group):
+        for folder in _folders(point.module):
+            for file in sorted(Path(folder).glob("*.py")):
+                if file.stem != "__init__":
+                    yield f"{point.module}.{file.stem}", file
+
+
+@cache
+def _folders(module: str) -> tuple[str, ...]:
+    """The folders of a package; none of a module, nor of a name that cannot be found."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # loading it complains, and names the entry point
+        return ()
+    return tuple(spec.submodule_search_locations or ()) if spec else ()
 
 
 def forget() -> None:
@@ -151,8 +199,9 @@ def _import_rooms() -> None:
 
 
 @cache
-def _entry_points() -> tuple[EntryPoint, ...]:
-    return tuple(sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)))
+def in_group(group: str = GROUP) -> tuple[EntryPoint, ...]:
+    """The entry points of installed distributions in ``group``, sorted."""
+    return tuple(sorted(entry_points(group=group), key=lambda point: (point.name, point.value)))
 
 
 def _name(path: Path) -> str:

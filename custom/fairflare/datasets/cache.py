@@ -128,15 +128,19 @@ def _code(task: type) -> str:
     A job carries just these files of the room, so that FLARE's processes name the same content alike.
     """
     package = Path(seeds.__file__).parents[1]
-    room = {name: path for name, path in module_files(package).items() if name.startswith(ROOM)}
-    named = [cls.__module__ for cls in task.__mro__ if cls.__module__.startswith("fairflare.")]
-    files = {Path(seeds.__file__), *(Path(str(sys.modules[name].__file__)) for name in named)}
-    files |= {room[name] for name in reached((*named, __name__), room)}
-    found = hashlib.sha256()
-    for file in sorted(files):
-        content = file.read_bytes()
-        found.update(f"{file.relative_to(package)} {len(content)}\n".encode() + content)
-    return found.hexdigest()
+    modules = {name: path for name, path in module_files(package).items() if name.startswith(ROOM)}
+    tops = {package.name, task.__module__.partition(".")[0]}
+    named = [cls.__module__ for cls in task.__mro__ if cls.__module__.partition(".")[0] in tops]
+    for top in tops - {package.name}:  # a distribution of its own
+        if folder := getattr(sys.modules[top], "__path__", None):
+            modules |= module_files(Path(next(iter(folder))))
+    files = {seeds.__name__: Path(seeds.__file__), **{name: Path(str(sys.modules[name].__file__)) for name in named}}
+    files |= {name: modules[name] for name in reached((*named, __name__), modules)}
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        content = files[name].read_bytes()
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 @functools.cache

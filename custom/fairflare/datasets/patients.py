@@ -66,9 +66,9 @@ class Patients:
 
 
 @cache
-def packed(file: str) -> Mapping[str, tuple[str, ...]]:
-    """Column -> its cells as text, "" where missing, of a packed CSV file of the package, in the file's order."""
-    content = gzip.decompress(resources.files("fairflare.datasets").joinpath(f"data/{file}").read_bytes())
+def packed(file: str, package: str = "fairflare.datasets") -> Mapping[str, tuple[str, ...]]:
+    """Column -> its cells as text, "" where missing, of a packed CSV file of ``package``, in the file's order."""
+    content = gzip.decompress(resources.files(package).joinpath(f"data/{file}").read_bytes())
     names, *rows = csv.reader(content.decode().splitlines())
     return dict(zip(names, zip(*rows)))
 

@@ -28,7 +28,7 @@ from nvflare.apis.job_def import is_valid_job_id
 from nvflare.apis.workspace import Workspace
 from nvflare.private.fed.client.shell_cmd import SHELL_CMD_VALIDATORS
 
-from fairflare.core import registry
+from fairflare.core import plugins, registry
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.manifest import check_code
 from fairflare.core.settings import document
@@ -264,7 +264,8 @@ def check_app(app: Path, policy: Policy, homes: list[Path], state: Path | None =
     _check_classes(content, executor, policy, (app / "custom").exists())
     check_config(executor, policy, homes, state)
     check_code(app, fresh=True)
-    libraries = {*sys.stdlib_module_names, *packages_distributions(), "sitecustomize", "usercustomize"} - {"fairflare"}
+    libraries = {*sys.stdlib_module_names, *packages_distributions(), "sitecustomize", "usercustomize"}
+    libraries -= {"fairflare", *plugins.top_packages()}  # of which a job carries a copy
     for path in sorted((app / "custom").glob("*")):  # one of these would run in a library's place, or before all else
         fits = path.name.partition(".")[0] not in libraries
         expect("custom", fits, "no module in the place of a library's", path.name)

@@ -13,6 +13,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,13 @@ from fairflare.flare.egress import JOIN
 from fairflare.flare.executor import SCRIPT
 from fairflare.functional.likelihood import COX_SUMS
 from fairflare.networks.own import MONAI, is_own
-from fairflare.privacy.secure_sums import CHECKED
+from fairflare.privacy.secure_sums import module_of as sums_module
 from fairflare.tasks.own.script import Script
 
 PACKAGE = "fairflare"
 KIND_OF_TIMES = "fairflare.tasks.kinds.survival"
 DATA = Path("datasets", "data")
+GROUPS = (plugins.GROUP, plugins.TASKS, plugins.SECURE_SUMS)
 ABOUT_DATA = "README.md"
 """Origin and licence of the data files, which go with each of them."""
 CACHES = shutil.ignore_patterns("__pycache__", "*.pyc")
@@ -62,7 +64,9 @@ def stage(app: Path, side: str, config: RunConfig, *, code: bool = True) -> None
     left_out: dict[str, str] = {}
     if code:
         own = [path for name, path in manifest.code_of(app) if path.suffix == ".py"]
-        left_out = copy_package(custom / PACKAGE, needed([*components, *modules_of_run(config)], [*own, *own_files()]))
+        names, files = [*components, *modules_of_run(config)], [*own, *own_files()]
+        left_out = copy_package(custom / PACKAGE, needed(names, files))
+        copy_plugin_packages(custom, names, files)
     if not custom.is_dir():
         return
     content = {
@@ -98,22 +102,73 @@ def copy_package(target: Path, kept: Iterable[Path]) -> dict[str, str]:
     return {name: manifest.entry_of(path)["sha256"] for name, path in files.items()}
 
 
+def copy_plugin_packages(custom: Path, names: Iterable[str], own: Iterable[Path] = ()) -> None:
+    """Copy what an app needs of installed packages of plugins into ``custom``, with the entry points that name them.
+
+    Args:
+        names, own: as in ``needed``.
+    """
+    modules = _modules()
+    kept = {name for name in _reached(names, own, modules) if name.partition(".")[0] != PACKAGE}
+    for top in sorted({name.partition(".")[0] for name in kept}):
+        folder = _package_folders()[top]
+        paths = [modules[name] for name in kept if name.partition(".")[0] == top]
+        for path in {*paths, *_other_files(folder, paths)}:
+            target = custom / top / path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+        points = [point for group in GROUPS for point in plugins.in_group(group) if _top_of(point) == top]
+        about = custom / f"{top}-{points[0].dist.version if points[0].dist else 0}.dist-info"
+        about.mkdir()
+        groups = (
+            f"[{group}]\n" + "".join(f"{one.name} = {one.value}\n" for one in points if one.group == group)
+            for group in GROUPS
+        )
+        (about / "entry_points.txt").write_text("\n".join(groups), encoding="utf-8")
+        version = about.stem.rpartition("-")[2]
+        text = f"Metadata-Version: 2.1\nName: {top.replace('_', '-')}\nVersion: {version}\n"
+        (about / "METADATA").write_text(text, encoding="utf-8")
+
+
 def needed(names: Iterable[str], own: Iterable[Path] = ()) -> set[Path]:
-    """The files of the package, relative to it, that an app needs.
+    """The files of this package, relative to it, that an app needs.
 
     Args:
         names: dotted names of classes and modules from which it begins.
         own: files from outside the package that it brings, or that a site has installed as plugins.
     """
-    package = Path(fairflare.__file__).parent
-    modules = module_files(package)
+    package, modules = Path(fairflare.__file__).parent, _modules()
+    paths = [modules[name] for name in _reached(names, own, modules) if name.partition(".")[0] == PACKAGE]
+    return {path.relative_to(package) for path in [*paths, *_other_files(package, paths)]}
+
+
+def _top_of(point: EntryPoint) -> str:
+    return point.module.partition(".")[0]
+
+
+def _package_folders() -> dict[str, Path]:
+    """Top-level package -> folder: this one, and those of installed packages of plugins."""
+    folders = {PACKAGE: Path(fairflare.__file__).parent}
+    for top in plugins.top_packages():
+        spec = find_spec(top)
+        assert spec is not None and spec.submodule_search_locations  # it is a package
+        folders[top] = Path(next(iter(spec.submodule_search_locations)))
+    return folders
+
+
+def _modules() -> dict[str, Path]:
+    """Dotted name -> file of every module that a job may carry."""
+    return {name: path for folder in _package_folders().values() for name, path in module_files(folder).items()}
+
+
+def _reached(names: Iterable[str], own: Iterable[Path], modules: Mapping[str, Path]) -> set[str]:
+    """The modules that an app needs, see ``needed``."""
     names = [*names, *(name for path in own for name in _imported(path))]
     found: set[str] = set()
     while not (more := reached([*names, *_declared_with(found, modules)], modules)) <= found:
         found |= more
         names += [CURVES, COX_SUMS] if KIND_OF_TIMES in found else []  # which others need none of
-    paths = [modules[name] for name in found]
-    return {path.relative_to(package) for path in [*paths, *_other_files(package, paths)]}
+    return found
 
 
 def modules_of_run(config: RunConfig) -> list[str]:
@@ -127,7 +182,7 @@ def modules_of_run(config: RunConfig) -> list[str]:
     homes = [f"{PACKAGE}.{module}" for module, _ in registry.BASES.values()]
     wanted = {SCRIPT: config.task == Script.name, EXTERNAL: config.evaluation, FOLDS: bool(config.fold)}
     wanted |= {SITE_NOISE: bool(config.site_epsilon), AFTER: config.after != NO_STEP}
-    wanted[CHECKED] = config.secure_sum == "ckks"
+    wanted |= {sums_module("ckks"): True} if config.secure_sum == "ckks" else {}
     wanted[MONAI] = is_own(str(config.options.get("model", "")))
     own, _ = STEP_CLASSES.get(config.after, ("", ""))
     wanted |= {module: module == own for module, _ in STEP_CLASSES.values()}
@@ -136,7 +191,7 @@ def modules_of_run(config: RunConfig) -> list[str]:
 
 
 def own_files() -> list[Path]:
-    """The plugins, the files that ``FAIRFLARE_CODE`` names, and installed plugins."""
+    """The plugins, the files that ``FAIRFLARE_CODE`` names, and installed plugins of one module."""
     code = [file for path in user_code.code_files() for file in (path.rglob("*.py") if path.is_dir() else [path])]
     return [*plugins.files(), *code, *_installed()]
 
@@ -176,7 +231,7 @@ def _other_files(package: Path, paths: list[Path]) -> Iterator[Path]:
     """Files beside modules that are no modules: of data sets those that they name."""
     for folder in {path.parent for path in paths}:
         yield from (path for path in folder.iterdir() if path.is_file() and path.suffix not in (".py", ".pyc"))
-    if any((package / "datasets") in path.parents for path in paths):
+    if any((package / "datasets") in path.parents for path in paths):  # of data sets those that their modules name
         text = "\n".join(path.read_text(encoding="utf-8") for path in paths if path.parent.name != "data")
         data = [path for path in sorted((package / DATA).glob("*")) if path.name in text and path.name != ABOUT_DATA]
         yield from [*data, package / DATA / ABOUT_DATA] if data else []

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairflare.core import lab, plugins
 from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
 from fairflare.privacy import sum_protocol as protocol
@@ -41,8 +42,6 @@ from fairflare.privacy.sum_keys import BLOCK, TAG, PairwiseKeys, Stream, new_buf
 
 NONE = "none"
 SCHEMES = (NONE, "masks", "ckks")
-CHECKED = "fairflare.privacy.encrypted_sums"
-"""Of "ckks", by a name that no reader of imports follows: other jobs do not carry it."""
 MOST_CKKS_Q = 4
 """(1e-10)^4 and (1e6)^4 times 1e12 examples are numbers that CKKS can sum."""
 CIPHERTEXT = 2**19
@@ -312,8 +311,18 @@ def check_scheme(name: str) -> None:
     """Raise UserError unless there is a scheme ``name`` and this machine has what it needs."""
     if name not in SCHEMES:
         raise UserError(f"secure_sum: expected one of {', '.join(SCHEMES)}, got {name!r}")
-    if name == "ckks" and find_spec("tenseal") is None:
-        raise UserError("secure_sum=ckks needs TenSEAL: pip install 'fairflare[he]'")
+    if name == "ckks":
+        module_of(name)
+        if find_spec("tenseal") is None:
+            raise UserError("secure_sum=ckks needs TenSEAL: pip install 'fairflare-lab[he]'")
+
+
+def module_of(name: str) -> str:
+    """The module of a scheme that an installed distribution brings; UserError where none does."""
+    module = plugins.modules_by_name(plugins.SECURE_SUMS).get(name)
+    if module is None:
+        raise UserError(f"secure_sum={name}: {lab.WHERE}")
+    return module
 
 
 def sealed_sizes(name: str, terms: int) -> range:
@@ -336,7 +345,7 @@ def number_scheme(name: str, keys: PairwiseKeys, credentials: Credentials) -> pr
     masked = MaskedSums(keys)
     if name != "ckks":
         return masked
-    scheme: protocol.NumberScheme = import_module(CHECKED).sums_of(masked, credentials.ckks())
+    scheme: protocol.NumberScheme = import_module(module_of(name)).sums_of(masked, credentials.ckks())
     return scheme
 
 
@@ -346,11 +355,13 @@ def combiner(name: str, credentials: Credentials) -> Callable[[Mapping[str, byte
     if name != "ckks":
         return passed_on
     context = credentials.ckks()
-    return partial(import_module(CHECKED).combine, context=context)
+    return partial(import_module(module_of(name)).combine, context=context)
 
 
 def make_contexts(folder: Path) -> None:
     """Write new contexts for a simulated run with "ckks" into ``folder``."""
     (folder / HE).mkdir(exist_ok=True)
-    for name, content in zip((SITE_CONTEXT, SERVER_CONTEXT), import_module(CHECKED).new_contexts(), strict=True):
+    for name, content in zip(
+        (SITE_CONTEXT, SERVER_CONTEXT), import_module(module_of("ckks")).new_contexts(), strict=True
+    ):
         (folder / HE / name).write_bytes(content)

@@ -10,19 +10,18 @@ Jiang et al. (FedCE), CVPR 2023, arXiv:2303.16520, Eq. 4. The site remembers its
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from fairflare.core.execution import no_grad
 from fairflare.core.registry import probe
 from fairflare.core.types import LARGEST_LOSS, Cost, LocalWork, Need, Number, Offer, SplitName
-from fairflare.core.validation import Few, Range
-from fairflare.probes.base import Probe, showing
+from fairflare.core.validation import Few
+from fairflare.probes.base import Probe
 
 
 @probe("loss")
@@ -49,74 +48,6 @@ class Loss(Probe):
     def needs(self) -> tuple[Need, ...]:
         only_val = Need("val", 1, "the method weighs sites by the loss on it")
         return () if self.loss_split == "train" else (only_val,)
-
-
-@probe("trained-loss")
-@dataclass(frozen=True)
-class TrainedLoss(Loss):
-    """As ``Loss``, after local training."""
-
-    reports: ClassVar[tuple[Number, ...]] = (
-        Number("trained_loss", 0.0, LARGEST_LOSS, "mean loss of the site's trained model on one split of its own data"),
-    )
-    when = "trained"
-
-
-@probe("cluster-loss")
-@dataclass(frozen=True)
-class ClusterLoss(Loss):
-    """Mean loss of a cluster's model (IFCA), which the server shows in a further exchange: a forward pass for each."""
-
-    cost: ClassVar[Cost] = Cost(forward=2)
-    reports: ClassVar[tuple[Number, ...]] = (
-        Number("cluster_loss", 0.0, LARGEST_LOSS, "mean loss of a cluster's model on one split of the site's data"),
-    )
-    when = "anchored"
-
-    def measure(self, work: LocalWork) -> dict[str, float]:
-        with showing(work):
-            return super().measure(work)
-
-
-RHO = "required loss"
-"""Key of a site's memory: rho_k."""
-
-
-@probe("appeal")
-@dataclass(frozen=True)
-class Appeal(Loss):
-    """MaxFL's q_k: the sigmoid's slope at F_k(w^t) - rho_k, with the site's own requirement rho_k, which stays there.
-
-    Cho et al., TMLR 2024, https://arxiv.org/abs/2205.14840: rho_k is the loss of a model that site k trains alone. Here
-    that is its model at the end of the first round in which it trains, and it has no opinion in that round (1/4).
-
-    Args:
-        rho: one loss that all sites require; empty: each site's own, as above.
-        loss_split: the split that both losses are measured on.
-    """
-
-    cost: ClassVar[Cost] = Cost(forward=1)
-    reports: ClassVar[tuple[Number, ...]] = (
-        Number("appeal", 0.0, 0.25, "slope of the sigmoid at the received model's loss minus the one that is required"),
-    )
-
-    rho: Annotated[float, Range(0, 1e6)] | None = None
-
-    def measure(self, work: LocalWork) -> dict[str, float]:
-        rho = work.memory.get(RHO) if self.rho is None else self.rho
-        away = 0.0 if rho is None else mean_loss(work, self.loss_split, self.probe_batch) - rho
-        return {"appeal": slope(away)}
-
-    def remember(self, work: LocalWork) -> None:
-        """rho_k of the model that has just been trained, where there is none yet."""
-        if self.rho is None and RHO not in work.memory:
-            work.memory[RHO] = mean_loss(work, self.loss_split, self.probe_batch)
-
-
-def slope(x: float) -> float:
-    """s (1 - s), s the sigmoid at ``x``: in [0, 1/4], 1/4 at 0, the same for -x; 0 where ``x`` is no number."""
-    small = math.exp(-abs(x))
-    return small / (1 + small) ** 2 if x == x else 0.0
 
 
 @no_grad
@@ -220,19 +151,3 @@ class LocalError(ErrorProbe):
     def measure(self, work: LocalWork) -> dict[str, float]:
         before = self.error_of(work.received_metrics, work, "received_error")
         return before | self.error_of(work.evaluate("val"), work, "trained_error")
-
-
-@probe("coalition-error")
-@dataclass(frozen=True)
-class CoalitionError(ErrorProbe):
-    """Error of a coalition's model (FedCI), which the server shows in a further exchange: one forward pass for each."""
-
-    reports: ClassVar[tuple[Number, ...]] = (
-        Number("coalition_error", 0.0, 1.0, "error of a coalition's model on the site's own validation data"),
-    )
-    when = "anchored"
-    needs = (Need("val", FEWEST, "the method weighs sites by errors on it", both_classes=True),)
-
-    def measure(self, work: LocalWork) -> dict[str, float]:
-        with showing(work):
-            return self.error_of(work.evaluate("val"), work, "coalition_error")

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import accumulate
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from fairflare.report import svg
 from fairflare.report.after import GAINS, LOSES, UNCLEAR
 from fairflare.report.rows import SHOWN
-from fairflare.report.values import capital, in_order, label, number, plural, rendered, signed, text
+from fairflare.report.values import capital, in_order, label, plural, rendered, signed, text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -401,23 +400,6 @@ def front_figure(figure: Figure, comparison: Json) -> str | None:
     x, y = (f"{found[key]['name']} ({side} is better)" for key, side in zip("xy", sides))
     svg.legend(figure, axes, x, y, columns=1)
     return f"Pareto front: {found['y']['name']} against {found['x']['name']}"
-
-
-@svg.inline("search")
-def progress(figure: Figure, found: Json) -> str | None:
-    from matplotlib.ticker import MaxNLocator
-
-    points = [(row["trial"], row["score"]) for row in found["trials"] if row["score"] is not None]
-    if len(points) < 2:
-        return None
-    axes = figure.subplots()
-    best = [*accumulate((score for _, score in points), max)]
-    numbers = [trial for trial, _ in points]
-    axes.plot(numbers, [score for _, score in points], "o", color=svg.BLUE, label="trial")
-    axes.step(numbers, best, where="post", color=svg.ORANGE, label="best so far")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    svg.legend(figure, axes, "trial", f"{found['objective']} of {found['metric']}\n(validation)")
-    return f"Score on validation: {text(number(points[0][1]))} at first, {text(best[-1])} at best"
 
 
 MOST_LINES = 40

@@ -11,7 +11,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.notes import Note, read
-from fairflare.report import contribution, svg
+from fairflare.report import svg
+from fairflare.report.agreement import agreement
 from fairflare.report.audit_reader import Trail
 from fairflare.report.fairness import finite
 from fairflare.report.values import MISSING, capital, digits, in_order, listing, number, text
@@ -72,7 +73,7 @@ def _section(note: Note, trail: Trail, data_shares: Mapping[str, float | None]) 
             row["data_share"] = number(data_shares.get(row["name"]))
         held = [row for row in rows if row["data_share"] is not None]
         last, data = ({row["name"]: row[key] for row in held} for key in ("last", "data_share"))
-        section["agreement"] = {"of": "last", "with": "data_share", **contribution.agreement(last, data)}
+        section["agreement"] = {"of": "last", "with": "data_share", **agreement(last, data)}
     return section
 
 

@@ -19,7 +19,7 @@ from fairflare.report.fairness import finite, mean
 from fairflare.report.groups import known_cells
 from fairflare.report.rows import USED, as_used, remark
 from fairflare.report.sanity_checks import trivial_of
-from fairflare.report.table_files import csv_text, shown
+from fairflare.report.table_files import shown
 from fairflare.report.values import (
     drawn,
     in_order,
@@ -133,23 +133,6 @@ def render_compare(comparison: Json) -> str:
 
 def _metric_names(summary: Json, metrics: Iterable[Json]) -> dict[str, str]:
     return {name: label(name, summary) for name in in_order(name for found in metrics for name in found)}
-
-
-TRIAL_COLUMNS = ("score", "mean", "worst", "worst_site")
-
-
-def trials_csv(found: Mapping[str, Any]) -> str:
-    """A line per trial: number, each setting, score, mean and worst site on validation, and why one failed."""
-    names, kept = list(found["over"]), (*TRIAL_COLUMNS, "reason")
-    rows = found["trials"]
-    lines = [[row["trial"], *(row["values"][name] for name in names), *(row[key] for key in kept)] for row in rows]
-    return csv_text(["trial", *names, *kept], lines)
-
-
-def render_search(found: Json) -> str:
-    from fairflare.report.figures import progress
-
-    return rendered("search", {"label": label}, found=found, figures=drawn([progress(found)]))
 
 
 FORMAT = 1

@@ -152,12 +152,15 @@ def _told_of(metric: str, found: Json) -> Json:
     return (found.get("metrics") or {}).get(metric) or {}
 
 
-def rendered(name: str, filters: Mapping[str, Callable[..., Any]] | None = None, **values: Any) -> str:
+def rendered(
+    name: str, filters: Mapping[str, Callable[..., Any]] | None = None, folder: Path | None = None, **values: Any
+) -> str:
     """The template ``name`` with ``values``; the same values give the same bytes.
 
     ``filters`` are functions of a module, not made for the page: each set of them compiles its templates once.
+    ``folder`` holds the template where it is another package's.
     """
-    return environment(tuple((filters or {}).items())).get_template(f"{name}.html.j2").render(**values)
+    return environment(tuple((filters or {}).items()), folder).get_template(f"{name}.html.j2").render(**values)
 
 
 def drawn(figures: Iterable[str]) -> list[Markup]:
@@ -168,14 +171,14 @@ def drawn(figures: Iterable[str]) -> list[Markup]:
 
 
 @cache
-def environment(filters: tuple[tuple[str, Callable[..., Any]], ...] = ()) -> Environment:
-    """Templates of this folder, with the filters that write values; an unknown name in a template is an error."""
+def environment(filters: tuple[tuple[str, Callable[..., Any]], ...] = (), folder: Path | None = None) -> Environment:
+    """Templates of ``folder`` and of this one, with the filters that write values; unknown names are errors."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     blocks: dict[str, Any] = dict.fromkeys(("trim_blocks", "lstrip_blocks", "keep_trailing_newline"), True)
-    folder = FileSystemLoader(Path(__file__).parent)
-    made = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, **blocks)
+    loader = FileSystemLoader([*([folder] if folder else []), Path(__file__).parent])
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
     code: Callable[[str], Markup] = Markup("<code>{}</code>").format
     made.filters |= {"num": text, "interval": ends, "code": code}
     made.filters |= {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Server optimizers with memory: FedAvgM's momentum; FedAdagrad, FedAdam and FedYogi.
+"""Server optimizers with memory: FedAvgM's momentum, and FedAdam.
 
     m <- beta m + Delta          (FedAvgM, "undamped", the paper)      m <- beta m + (1 - beta) Delta     ("damped")
     w <- w + eta m
@@ -8,9 +8,7 @@ Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federa
 https://arxiv.org/abs/1909.06335.
 
     m <- b1 m + (1 - b1) Delta
-    v <- v + Delta^2                              Adagrad
-    v <- b2 v + (1 - b2) Delta^2                  Adam
-    v <- v - (1 - b2) Delta^2 sign(v - Delta^2)   Yogi
+    v <- b2 v + (1 - b2) Delta^2
     w <- w + eta m / (sqrt v + tau)
 
 m starts at 0 and v at tau^2; no bias correction. Reddi et al., "Adaptive Federated Optimization", ICLR 2021,
@@ -75,7 +73,7 @@ method(
 
 @dataclass(frozen=True)
 class Adaptive(ServerOptimizer):
-    """What the three share.
+    """What FedAdam shares with optimizers that differ in the second moment.
 
     Args:
         lr: eta > 0, the server's learning rate; choose it by a grid (the paper: 10^-3 to 10).
@@ -112,18 +110,6 @@ class Adaptive(ServerOptimizer):
         return change, {"m": m, "v": v}
 
 
-@server_optimizer("adagrad")
-@dataclass(frozen=True)
-class Adagrad(Adaptive):
-    """FedAdagrad: v is the sum of all squared updates; without momentum, as in the paper."""
-
-    beta1: Annotated[float, Range(0, 1)] = 0.0
-
-    def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        """v + Delta^2."""
-        return v + square
-
-
 @server_optimizer("adam")
 @dataclass(frozen=True)
 class Adam(Adaptive):
@@ -140,22 +126,6 @@ class Adam(Adaptive):
         return self.beta2 * v + (1 - self.beta2) * square
 
 
-@server_optimizer("yogi")
-@dataclass(frozen=True)
-class Yogi(Adaptive):
-    """FedYogi: v moves towards the squared update by at most (1 - b2) Delta^2.
-
-    Args:
-        beta2: b2 in [0, 1).
-    """
-
-    beta2: Annotated[float, Range(0, 1)] = 0.99
-
-    def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        """v - (1 - b2) Delta^2 sign(v - Delta^2)."""
-        return v - (1 - self.beta2) * square * torch.sign(v - square)
-
-
 REDDI = "Reddi et al.: Adaptive Federated Optimization. ICLR 2021. https://arxiv.org/abs/2003.00295"
 
 SCALED = "FedAvg whose server scales every position of its step by {}."
@@ -167,20 +137,4 @@ method(
     paper=REDDI,
     rule="fedavg",
     server_optimizer="adam",
-)
-method(
-    "fedyogi",
-    title="FedYogi",
-    summary=SCALED.format("an average of squared updates that changes slowly"),
-    paper=REDDI,
-    rule="fedavg",
-    server_optimizer="yogi",
-)
-method(
-    "fedadagrad",
-    title="FedAdagrad",
-    summary=SCALED.format("the sum of all squared updates"),
-    paper=REDDI,
-    rule="fedavg",
-    server_optimizer="adagrad",
 )

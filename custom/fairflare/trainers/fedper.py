@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sites keep some layers, the others are averaged: the last in FedPer and FedRep, BatchNorm in FedBN and SiloBN."""
+"""Sites keep some layers, the others are averaged: the last in FedPer and FedRep, BatchNorm in FedBN."""
 
 from __future__ import annotations
 
@@ -88,10 +88,6 @@ class FedRep(FedPer):
         keep_optimizer_beside(work)
 
 
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-"""Entries of a layer that are no parameters."""
-
-
 @method(
     "fedbn",
     title="FedBN",
@@ -109,19 +105,3 @@ class FedBN(PlainTrainer):
         if not layers:
             raise UserError("trainer fedbn or silobn: expected a network with BatchNorm, which this one has none of")
         return frozenset(key for keys in layers for key in keys)
-
-
-@method(
-    "silobn",
-    title="SiloBN",
-    summary="FedAvg whose sites keep BatchNorm's running statistics and share its scale and shift; for feature shift.",
-    paper="Andreux et al.: Siloed Federated Learning for Multi-centric Histopathology Datasets. DART 2020. "
-    "https://arxiv.org/abs/2008.07424",
-)
-@dataclass(frozen=True)
-class SiloBN(FedBN):
-    """Plain training; BatchNorm's running statistics stay at the site, its scale and shift are averaged."""
-
-    def personal_entries(self, model: StateDict) -> frozenset[str]:
-        """The running statistics of the layers that have them, with their counters."""
-        return frozenset(key for key in super().personal_entries(model) if key.endswith(STATISTICS))

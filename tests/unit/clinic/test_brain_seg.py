@@ -11,10 +11,10 @@ import torch
 from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
-from fairflare.datasets import brain_seg
-from fairflare.datasets.brain_seg import BrainSeg
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
+from fairflare_lab.datasets import brain_seg
+from fairflare_lab.datasets.brain_seg import BrainSeg
 
 needs_nilearn = pytest.mark.skipif(find_spec("nilearn") is None, reason="needs the demo extra (nilearn)")
 

@@ -21,13 +21,14 @@ import fairflare
 from cases import each
 from fairflare.cli.main import main
 from fairflare.core.manifest import imports, module_files
-from fairflare.datasets import brain_seg, cache, digits, fundus_phantom, ich_phantom
+from fairflare.datasets import cache, ich_phantom
 from fairflare.datasets.ich_phantom import IchPhantom
 from fairflare.engine import audit
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
 from fairflare.flare import simulate
 from fairflare.studies.runs import execute
+from fairflare_lab.datasets import brain_seg, digits, fundus_phantom
 
 TASKS = {
     "ich-phantom": {"images": 72, "n_sites": 3, "corrupted": 1, "size": 32, "test_images": 20, "site_test_images": 8},

@@ -15,9 +15,9 @@ import torch
 from cases import each
 from fairflare.core.errors import MissingData, UserError
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets import fedufo_tables
-from fairflare.datasets.fedufo_tables import CovidBrazil
 from fairflare.engine.setup.tasks import load
+from fairflare_lab.datasets import fedufo_tables
+from fairflare_lab.datasets.fedufo_tables import CovidBrazil
 
 PER_REGION = 80
 N = PER_REGION * len(fedufo_tables.REGIONS)

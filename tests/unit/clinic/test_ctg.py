@@ -17,9 +17,9 @@ from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets.fedufo_tables import CLASSES, MEASURED, ONE_HOT, Ctg
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.tasks import load
+from fairflare_lab.datasets.fedufo_tables import CLASSES, MEASURED, ONE_HOT, Ctg
 
 NAMES = ("FileName", "Date", "SegFile", *MEASURED, *ONE_HOT, "CLASS", "NSP")
 STATE = (1, 1, 1, 1, 2, 1, 1, 3, 3, 2)

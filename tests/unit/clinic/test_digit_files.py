@@ -13,8 +13,8 @@ from cases import each
 from digit_tree import SIZES, drawn, write_files, write_idx
 from fairflare.core.errors import DataError
 from fairflare.core.findings import CODES
-from fairflare.datasets import digits5
-from fairflare.datasets.digits5 import Digits5
+from fairflare_lab.datasets import digits5
+from fairflare_lab.datasets.digits5 import Digits5
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ import torch
 from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
-from fairflare.datasets import digits, domains
-from fairflare.datasets.digits import DOMAINS, MNIST, OPTDIGITS, PHOTO, RENDERED, Digits, plan
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
+from fairflare_lab.datasets import digits, domains
+from fairflare_lab.datasets.digits import DOMAINS, MNIST, OPTDIGITS, PHOTO, RENDERED, Digits, plan
 
 needs_demo = pytest.mark.skipif(
     any(find_spec(package) is None for package in ("mlxtend", "skimage")),

@@ -15,11 +15,11 @@ from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets.digits5 import DOMAINS, Digits5
-from fairflare.datasets.domains import CroppedData
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
 from fairflare.tasks.kinds.classes import CLASSES
+from fairflare_lab.datasets.digits5 import DOMAINS, Digits5
+from fairflare_lab.datasets.domains import CroppedData
 
 TINY = dict(n_sites=8, share=0.1)
 

@@ -13,9 +13,9 @@ from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets.fundus import DOMAINS, Fundus
 from fairflare.engine.setup.tasks import every, load
 from fairflare.tasks.kinds.masks import PAPER
+from fairflare_lab.datasets.fundus import DOMAINS, Fundus
 
 N_TRAIN, N_TEST = 10, 4
 SITES = ("ORIGA", "BinRushed", "Magrabia")

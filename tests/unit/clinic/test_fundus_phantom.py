@@ -10,10 +10,10 @@ import torch
 from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.types import Training
-from fairflare.datasets import fundus_phantom
-from fairflare.datasets.fundus_phantom import FundusPhantom
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
+from fairflare_lab.datasets import fundus_phantom
+from fairflare_lab.datasets.fundus_phantom import FundusPhantom
 
 TINY = dict(images=320, size=32, site_test_images=0)
 PLAIN = fundus_phantom.Camera("")

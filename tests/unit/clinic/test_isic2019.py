@@ -11,10 +11,11 @@ import torch
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData
 from fairflare.core.findings import CODES
-from fairflare.datasets import partition, quality
-from fairflare.datasets.quality import METADATA, Isic2019
+from fairflare.datasets import partition
 from fairflare.engine.setup.tasks import load
 from fairflare.tasks.base import DATA_FOLDER
+from fairflare_lab.datasets import quality
+from fairflare_lab.datasets.quality import METADATA, Isic2019
 from golden import folder as golden_folder
 from quality_tree import open_rgb, write_table, write_tree
 

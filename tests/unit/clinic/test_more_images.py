@@ -78,7 +78,7 @@ def test_classes_are_as_frequent_as_in_the_share():
 
 def test_skewed_digits_keep_their_skew():
     task = load("digits", alpha=0.3, site_test_images=300)
-    from fairflare.datasets import digits
+    from fairflare_lab.datasets import digits
 
     for site in list(task.sites())[2:6]:
         rows, labels = task.rows(site), digits.classes_of(task.domain(site))

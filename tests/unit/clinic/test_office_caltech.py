@@ -18,11 +18,11 @@ from fairflare.core.findings import CODES
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Split, TensorData
-from fairflare.datasets import domains
-from fairflare.datasets.domains import FlippedData
-from fairflare.datasets.office_caltech import DOMAINS, FOLDER, OfficeCaltech, dealt
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.tasks import load
+from fairflare_lab.datasets import domains
+from fairflare_lab.datasets.domains import FlippedData
+from fairflare_lab.datasets.office_caltech import DOMAINS, FOLDER, OfficeCaltech, dealt
 
 DSLR = (12, 21, 12, 13, 10, 24, 22, 12, 8, 23)
 """Images per class; the smallest domain of the data set."""

@@ -8,9 +8,9 @@ import pytest
 from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import MissingData
-from fairflare.datasets.on_disk import OnDisk
 from fairflare.engine.setup.tasks import every, load
 from fairflare.tasks.base import DATA_FOLDER
+from fairflare_lab.datasets.on_disk import OnDisk
 
 LOADERS = {name: cls for name, cls in every().items() if issubclass(cls, OnDisk)}
 NAMED = {

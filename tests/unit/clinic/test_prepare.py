@@ -12,17 +12,17 @@ import torch
 from PIL import Image
 
 from fairflare.cli.main import main
-from fairflare.cli.preflight import prepare
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.readers.datalist import Item
 from fairflare.data.readers.pictures import Reader
-from fairflare.datasets import quality
-from fairflare.datasets.on_disk import ImagesOnDisk
-from fairflare.datasets.quality import METADATA, Isic2019, RsnaIch
 from fairflare.engine.setup.tasks import load
 from fairflare.tasks.base import DATA_FOLDER
 from fairflare.tasks.kinds.masks import MASKS
 from fairflare.tasks.kinds.own import sites_in
+from fairflare_lab.datasets import quality
+from fairflare_lab.datasets.on_disk import ImagesOnDisk
+from fairflare_lab.datasets.quality import METADATA, Isic2019, RsnaIch
+from fairflare_lab.studies.prepare import prepare
 from quality_tree import save, write_tree
 
 ICH = dict(n_sites=4, corrupted=1, alpha=20.0, size=32, limit=15)

@@ -17,10 +17,10 @@ from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.types import Training
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets import prostate
-from fairflare.datasets.prostate import FED_CE, SAML, GreyMaskReader, Prostate
 from fairflare.engine.setup.tasks import every, load
 from fairflare.tasks.preflight import preflight
+from fairflare_lab.datasets import prostate
+from fairflare_lab.datasets.prostate import FED_CE, SAML, GreyMaskReader, Prostate
 
 EDGE, DEPTH, CASES = 32, 5, 6
 FOREGROUND = (1, 2, 3)

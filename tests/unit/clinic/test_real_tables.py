@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from fairflare.cli.main import main
-from fairflare.datasets import fedufo_tables
-from fairflare.datasets.fedufo_tables import CovidBrazil, Ctg
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.tasks import load
 from fairflare.tasks.metrics import auc
+from fairflare_lab.datasets import fedufo_tables
+from fairflare_lab.datasets.fedufo_tables import CovidBrazil, Ctg
 
 
 def folder_with(file, monkeypatch):

@@ -14,10 +14,11 @@ from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.findings import CODES
-from fairflare.datasets import partition, quality
-from fairflare.datasets.quality import RsnaIch, read_partition
+from fairflare.datasets import partition
 from fairflare.engine.setup.tasks import load
 from fairflare.tasks.base import DATA_FOLDER
+from fairflare_lab.datasets import quality
+from fairflare_lab.datasets.quality import RsnaIch, read_partition
 from golden import folder as golden_folder
 from quality_tree import open_rgb, picture, write_table, write_tree
 

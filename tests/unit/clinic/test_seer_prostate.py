@@ -12,8 +12,8 @@ from cases import each
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.site_config import SiteConfig
-from fairflare.datasets.fedufo_tables import CATEGORIES, LABEL, NUMBERS, SEER_RACE, SEER_SEX, SeerProstate, _ranks
 from fairflare.engine.setup.tasks import load
+from fairflare_lab.datasets.fedufo_tables import CATEGORIES, LABEL, NUMBERS, SEER_RACE, SEER_SEX, SeerProstate, _ranks
 
 YEARS = ("2018", "2019")
 N = 900

@@ -14,9 +14,9 @@ from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.data.site_config import SiteConfig
 from fairflare.datasets import support2
-from fairflare.datasets.support import CATEGORIES, NUMBERS, PAPER_NUMBERS, Support
 from fairflare.engine.audit import verify
 from fairflare.engine.setup.tasks import load
+from fairflare_lab.datasets.support import CATEGORIES, NUMBERS, PAPER_NUMBERS, Support
 
 N = 480
 COMPLETE = (*NUMBERS, "avtisst")

@@ -7,8 +7,8 @@ import pytest
 
 from cases import each
 from fairflare.core.errors import DataError
-from fairflare.datasets import prostate
-from fairflare.datasets.on_disk import dealt
+from fairflare_lab.datasets import prostate
+from fairflare_lab.datasets.on_disk import dealt
 
 EDGE, DEPTH = 32, 5
 

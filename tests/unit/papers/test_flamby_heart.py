@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fairflare.cli.main import main
-from fairflare.papers.declaration import named
-from fairflare.papers.tabulate import published_numbers
+from fairflare_lab.papers.declaration import named
+from fairflare_lab.papers.tabulate import published_numbers
 
 CLOSE = 0.02
 RESULTS = Path(__file__).parents[3] / "docs" / "results"

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from fairflare.cli import main as cli
 from fairflare.core.errors import RunFailed, UserError
-from fairflare.papers.declaration import PAPERS, Block, Column, Data, Exhibit, Row, Table
 from fairflare.report.write import verify_run
-from fairflare.studies import paper
-from fairflare.studies.paper import Choices, make_exhibit
-from fairflare.studies.paper_list import _data_of, paper_rows, preset_pairs
+from fairflare_lab.papers.declaration import PAPERS, Block, Column, Data, Exhibit, Row, Table
+from fairflare_lab.studies import paper
+from fairflare_lab.studies.paper import Choices, make_exhibit
+from fairflare_lab.studies.paper_list import _data_of, paper_rows, preset_pairs
 
 OWN = Data("own", "Patients of four hospitals", "covid-brazil:regions", ("covid_brazil.csv",), "support2", "SUPPORT2")
 COLUMNS = (
@@ -33,7 +33,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 from test_paper_command import CHOICES, TOY, make_exhibit
-from fairflare.studies import paper
+from fairflare_lab.studies import paper
 from pathlib import Path
 first, done = paper.run_once, []
 def run(config, folder, **more):

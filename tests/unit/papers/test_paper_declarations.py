@@ -8,12 +8,12 @@ import pytest
 from cases import each
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
-from fairflare.papers.declaration import PAPERS, exhibits, named
-from fairflare.papers.measures import MEASURES
 from fairflare.report.table_files import KEY
 from fairflare.studies.describe import method_rows, task_rows
 from fairflare.studies.labels import folder_name, split_method
-from fairflare.studies.paper_panels import OF_DATA
+from fairflare_lab.papers.declaration import PAPERS, exhibits, named
+from fairflare_lab.papers.measures import MEASURES
+from fairflare_lab.studies.paper_panels import OF_DATA
 
 TABLES = [
     pytest.param(exhibit, table, id=f"{exhibit.name}-{table.key}")

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from fairflare.papers.declaration import Block, Column, Data, Row, Table
-from fairflare.papers.measures import Beside, Run, evaluated
-from fairflare.papers.tabulate import Used, differences, tabulated
-from fairflare.studies.paper_list import Speed, in_words, relative_cost, took
+from fairflare_lab.papers.declaration import Block, Column, Data, Row, Table
+from fairflare_lab.papers.measures import Beside, Run, evaluated
+from fairflare_lab.papers.tabulate import Used, differences, tabulated
+from fairflare_lab.studies.paper_list import Speed, in_words, relative_cost, took
 
 DATA = Data("d", "The data", "support2:default", needs=("file",), stand_in="support2:default", words="other patients")
 

@@ -9,14 +9,14 @@ from torch import nn
 
 from fairflare.core.errors import UserError
 from fairflare.engine.files import CHECKPOINT, Checkpoint, save_checkpoint
-from fairflare.papers.declaration import Block, Column, Data, Exhibit, Row, Table
 from fairflare.report.table_files import Cell
 from fairflare.report.table_files import Column as ShownColumn
 from fairflare.report.table_files import Row as ShownRow
 from fairflare.report.table_files import Table as Shown
-from fairflare.studies.paper import Choices, Plan
-from fairflare.studies.paper_panels import BINS, STEPS, _around, consistency, densities, drawn, standalone
 from fairflare.tasks.base import TestSet
+from fairflare_lab.papers.declaration import Block, Column, Data, Exhibit, Row, Table
+from fairflare_lab.studies.paper import Choices, Plan
+from fairflare_lab.studies.paper_panels import BINS, STEPS, _around, consistency, densities, drawn, standalone
 
 OWN = Data("own", "Patients", "covid-brazil:regions", ("covid_brazil.csv",), "support2", "SUPPORT2")
 MEAN = (Column("mean", "Mean", "over-sites", {"which": "mean"}),)

@@ -10,13 +10,13 @@ from itertools import groupby
 from pathlib import Path
 
 from cases import each
-from fairflare.datasets import digits5, office_caltech
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
-from fairflare.papers import measures, tabulate
-from fairflare.papers.declaration import exhibits
-from fairflare.studies import paper_panels
 from fairflare.studies.labels import split_method
+from fairflare_lab.datasets import digits5, office_caltech
+from fairflare_lab.papers import measures, tabulate
+from fairflare_lab.papers.declaration import exhibits
+from fairflare_lab.studies import paper_panels
 
 PRINTED = json.loads(Path(__file__).with_name("printed.json").read_text(encoding="utf-8"))
 OURS = {name: exhibit for name, exhibit in exhibits().items() if not exhibit.own and not name.startswith("flamby")}

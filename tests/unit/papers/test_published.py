@@ -12,7 +12,7 @@ import pytest
 
 from cases import each
 from fairflare.aggregators.fedufo import FedUFO
-from fairflare.papers import tabulate
+from fairflare_lab.papers import tabulate
 
 sys.path[:0] = [str(Path(__file__).parent)]
 from test_printed_form import OURS, PRINTED, Shown  # noqa: E402

@@ -15,11 +15,11 @@ from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
-from fairflare.report.evidence_files import questions
-from fairflare.report.evidence_pack import table
 from fairflare.report.write import write_report
-from fairflare.studies.after import init_evidence, write_evidence
 from fairflare.studies.folders import strangers
+from fairflare_lab.report.evidence_files import questions
+from fairflare_lab.report.evidence_pack import table
+from fairflare_lab.studies.evidence import init_evidence, write_evidence
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from fairflare.report import contribution as agreement
+from fairflare_lab.report import contribution as agreement
 
 
 def game(sites, utility):

@@ -3,7 +3,7 @@
 
 import pytest
 
-from fairflare.report.contribution import (
+from fairflare_lab.report.contribution import (
     EXACT_TO,
     coalitions,
     joining_orders,

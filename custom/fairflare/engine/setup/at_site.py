@@ -33,7 +33,7 @@ from fairflare.engine.setup.run_config import RunConfig, site_of_client
 from fairflare.engine.setup.site_parts import Parts, shape, step_of
 from fairflare.engine.site import Site
 from fairflare.privacy.egress import Egress
-from fairflare.privacy.secure_sums import CHECKED, NONE, Credentials, masked_sizes, number_scheme, sealed_sizes
+from fairflare.privacy.secure_sums import NONE, Credentials, masked_sizes, module_of, number_scheme, sealed_sizes
 from fairflare.tasks.base import Task
 from fairflare.tasks.kind import trivial_results
 from fairflare.tasks.preflight import preflight
@@ -300,6 +300,6 @@ def new_credentials(config: RunConfig) -> tuple[Credentials, Credentials]:
     """The sites' and the server's for a run on one machine."""
     if config.secure_sum != "ckks":
         return Credentials(), Credentials()
-    at_site, at_server = importlib.import_module(CHECKED).new_contexts()
+    at_site, at_server = importlib.import_module(module_of("ckks")).new_contexts()
     # Not lambdas: the sites' go to processes that may have been spawned.
     return Credentials(ckks=partial(bytes, at_site)), Credentials(ckks=partial(bytes, at_server))

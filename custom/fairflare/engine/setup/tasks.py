@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks: a concrete ``Task`` is found by being in a file of ``tasks/own`` or ``datasets``, or in a plugin."""
+"""The tasks: a concrete ``Task`` is found by being in a file of ``tasks/own`` or ``datasets``, or in a plugin.
+
+Installed packages of tasks are found through entry points in the group ``fairflare.tasks``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from functools import cache
 from types import ModuleType
 from typing import TypeVar
 
-from fairflare.core import metric, plugins, registry
+from fairflare.core import lab, metric, plugins, registry
 from fairflare.core.errors import UserError
 from fairflare.core.validation import parsed, shown, unlisted
 from fairflare.tasks.base import Task
@@ -38,11 +41,11 @@ def _named(module: ModuleType) -> dict[str, type[Task]]:
 @cache
 def _modules() -> tuple[ModuleType, ...]:
     """A job for a hospital's own data carries no published or simulated data sets."""
-    names = [f"fairflare.{room.replace('/', '.')}" for room in ROOMS if (plugins.PACKAGE / room).is_dir()]
-    found = ((name, pkgutil.iter_modules(importlib.import_module(name).__path__)) for name in names)
-    return tuple(
-        importlib.import_module(f"{name}.{info.name}") for name, infos in found for info in infos if not info.ispkg
-    )
+    rooms = [f"fairflare.{room.replace('/', '.')}" for room in ROOMS if (plugins.PACKAGE / room).is_dir()]
+    found = ((room, pkgutil.iter_modules(importlib.import_module(room).__path__)) for room in rooms)
+    names = [f"{room}.{info.name}" for room, infos in found for info in infos if not info.ispkg]
+    names += [name for name, _ in plugins.package_modules(plugins.TASKS)]
+    return tuple(map(importlib.import_module, names))
 
 
 def every() -> dict[str, type[Task]]:
@@ -102,5 +105,5 @@ def known(name: str) -> type[Task]:
 
 def _known(kind: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
-        raise UserError(unlisted(f"{kind}:", name, table))
+        raise UserError(lab.absent(kind, name) or unlisted(f"{kind}:", name, table))
     return table[name]

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sections and pages of these studies, and the templates of the evidence pack."""
