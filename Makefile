@@ -27,10 +27,10 @@ help:
 	@echo "make sbom       build/dist/: the wheel, the same bytes for the same commit, and its bill of materials"
 	@echo "make oldest     the package alone in build/oldest with the oldest libraries that setup.cfg allows, and a small run (PYTHON=python3.10: later ones have no wheels of them); newest likewise"
 
-$(STAMP): setup.cfg pyproject.toml constraints.txt
+$(STAMP): setup.cfg pyproject.toml constraints.txt lab/pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[demo,test]"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e ".[demo,test]" -e lab
 	@touch $@
 
 demo: $(STAMP)
@@ -53,11 +53,11 @@ mutations: $(STAMP)
 	@$(BIN)/python tests/mutations.py
 
 test-fast: $(STAMP)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/unit tests/golden tests/laws
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests/unit tests/golden tests/laws lab/tests
 
 coverage: $(STAMP)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term-missing:skip-covered \
-		tests/unit tests/golden tests/laws tests/attacks
+		tests/unit tests/golden tests/laws tests/attacks lab/tests
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -13,9 +13,9 @@ METHODS = frozenset(
 )
 TASKS = frozenset(
     (
-        *("brain-seg", "brain-seg3d", "covid-brazil", "ctg", "digits", "digits5", "fundus", "fundus-phantom", "isic2019"),
-        *("office-caltech", "prostate", "rsna-ich", "seer-prostate", "support", "support2-stay", "support2-survival"),
-        "tcga-brca",
+        *("brain-seg", "brain-seg3d", "covid-brazil", "ctg", "digits", "digits5", "fundus", "fundus-phantom"),
+        *("isic2019", "office-caltech", "prostate", "rsna-ich", "seer-prostate", "support", "support2-stay"),
+        *("support2-survival", "tcga-brca"),
     )
 )
 WHERE = "is part of fairflare-lab, which is not installed: pip install 'fairflare[lab]'"

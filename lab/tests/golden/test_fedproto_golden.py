@@ -12,7 +12,7 @@ from fairflare.engine.setup.config import make_config
 from fairflare.functional.features import class_distance, class_means
 from fairflare.testing import check_trainer
 from fairflare_lab.methods.prototypes import MEANS, FedProto
-from golden import folder
+from golden import file
 from runs import bits, interrupted, run
 
 INFO = Info(Round(1, 2))
@@ -31,7 +31,7 @@ def means_of(features, targets):
 
 
 def test_the_authors_prototypes_and_loss():
-    golden = np.load(folder() / "local_terms.npz")
+    golden = np.load(file("local_terms.npz"))
     sites = []
     for k in range(3):
         found = means_of(torch.tensor(golden[f"fedproto/feat{k}"]), torch.tensor(golden[f"fedproto/lab{k}"]))

@@ -6,9 +6,9 @@ import torch
 
 from fairflare.core.types import Info, Reply, Round
 from fairflare_lab.methods.collaborative_fairness import CGSV
-from golden import folder
+from golden import file
 
-GOLDEN = np.load(folder() / "cgsv.npz")
+GOLDEN = np.load(file("cgsv.npz"))
 KEYS = ("a.weight", "a.bias", "b.weight", "b.bias")
 ROUNDS, SITES = 3, len(GOLDEN["shard"])
 CLOSE = {"rtol": 0, "atol": 1e-6}

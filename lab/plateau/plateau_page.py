@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes docs/which-method-when.md, and a paragraph of each method's card, from the files in ``results``.
 
-python benchmarks/plateau/plateau_page.py
+python lab/plateau/plateau_page.py
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def told(regime: Regime, values: Values) -> str:
     return " ".join(found if n == len(SEEDS) else [*found, GO_ON.format(key=regime.key)])
 
 
-GO_ON = "`python benchmarks/plateau/plateau_run.py FOLDER --only {key} --seeds N,...`, then `--collect`, adds seeds."
+GO_ON = "`python lab/plateau/plateau_run.py FOLDER --only {key} --seeds N,...`, then `--collect`, adds seeds."
 
 
 def plateau(regime: Regime) -> list[str]:
@@ -353,8 +353,8 @@ Kinds of federation, each made so that one of the five papers' mechanisms should
 at what cost, and beside it a ceiling (what knowing the truth would give) and a placebo (the method with its weights
 shuffled). Networks of about 24,000 parameters and real handwriting at 16 x 16 pixels, but for *quality shift of scans*
 (66,000, real scans at 28 x 28). This page is written by
-`python benchmarks/plateau/plateau_page.py` from [the results](../benchmarks/plateau/results); regimes, endpoints and
-the rule were [written down](../benchmarks/plateau/plateau_regimes.py) before the runs."""
+`python lab/plateau/plateau_page.py` from [the results](../lab/plateau/results); regimes, endpoints and
+the rule were [written down](../lab/plateau/plateau_regimes.py) before the runs."""
 UNITS = """Gains are points of the regime's endpoint (of Kendall's tau in *contribution*, over n_k), with 95 % intervals
 over seeds. A verdict is about the mechanism in this federation; it is no promise for another one."""
 LIMITS = """## What this cannot show

@@ -8,9 +8,9 @@ from cases import each
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.group_rates import Cell, variance_penalty
 from fairflare_lab.methods.flexfair import FlexFair
-from golden import folder
+from golden import file
 
-GOLDEN = np.load(folder() / "flexfair.npz")
+GOLDEN = np.load(file("flexfair.npz"))
 INFO = Info(Round(1, 2))
 
 

@@ -9,9 +9,9 @@ import torch
 
 from fairflare.core.types import Info, Reply, Round
 from fairflare_lab.methods.collaborative_fairness import CFFL, at_least, layer_bounds
-from golden import folder
+from golden import file
 
-GOLDEN = json.loads((folder() / "cffl.json").read_text())
+GOLDEN = json.loads(file("cffl.json").read_text())
 ROUNDS = GOLDEN["rounds"]
 UPDATE = {f"l{i}.w": torch.tensor(layer, dtype=torch.float64) for i, layer in enumerate(GOLDEN["grad"])}
 CLOSE = {"rtol": 0, "atol": 1e-6}

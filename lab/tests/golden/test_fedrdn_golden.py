@@ -7,9 +7,9 @@ import torch
 
 from fairflare.core.types import Batch
 from fairflare_lab.methods.fedrdn import STATISTICS, FedRDN, OwnNormalised, Pair, normalised_by, pair_of, renormalised
-from golden import folder
+from golden import file
 
-GOLDEN = np.load(folder() / "fedrdn.npz")
+GOLDEN = np.load(file("fedrdn.npz"))
 SITES = [torch.from_numpy(GOLDEN[f"site{k}/images"]) for k in range(3)]
 NAMES = {"paper": "paper", "reference": "ref", "medsegbench": "medsegbench"}
 """Variant -> name in the file."""

@@ -11,10 +11,10 @@ import torch
 from cases import each
 from fairflare.core.types import Info, Reply, Round
 from fairflare_lab.methods.group_fairness import FairFed, FairFedAvg
-from golden import folder
+from golden import file
 
-FAIR = json.loads((folder() / "fairfed.json").read_text())
-POULAIN = json.loads((folder() / "poulain.json").read_text())
+FAIR = json.loads(file("fairfed.json").read_text())
+POULAIN = json.loads(file("poulain.json").read_text())
 N = [int(n) for n in FAIR["n"]]
 ROUNDS = len(FAIR["acc"])
 ALL = range(len(N))

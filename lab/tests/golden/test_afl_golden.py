@@ -12,9 +12,9 @@ from cases import each
 from fairflare.core.types import Info, Reply, Round
 from fairflare.functional.simplex import projected, projected_reference
 from fairflare_lab.methods.afl import AFL
-from golden import folder
+from golden import file
 
-FILE = np.load(folder() / "afl.npz")
+FILE = np.load(file("afl.npz"))
 ROUNDS, SITES = FILE["loss"].shape
 CASES = sorted({key.split("/")[0] for key in FILE.files if key.endswith("/lambdas")})
 

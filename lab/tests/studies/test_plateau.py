@@ -15,7 +15,7 @@ from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks
 from plugin_files import loaded
 
-FOLDER = ROOT / "benchmarks" / "plateau"
+FOLDER = ROOT / "lab" / "plateau"
 sys.path[:0] = [str(FOLDER)]
 import plateau_page as page  # noqa: E402
 import plateau_regimes as regimes  # noqa: E402
@@ -42,7 +42,7 @@ def test_page_and_cards_follow_from_the_files_which_are_small():
     assert page.PAGE.read_text(encoding="utf-8") == page.written()
     for name in page.CARDS:
         card = (page.PAGE.parent / "methods" / f"{name}.md").read_text(encoding="utf-8")
-        assert card == page.with_bench(card, name), f"{name}: python benchmarks/plateau/plateau_page.py writes it"
+        assert card == page.with_bench(card, name), f"{name}: python lab/plateau/plateau_page.py writes it"
     files = [path for path in page.RESULTS.iterdir() if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 1_000_000
     assert json.loads((page.RESULTS / "about.json").read_text(encoding="utf-8"))["versions"]["fairflare"]

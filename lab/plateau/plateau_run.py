@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the runs of ``plateau_regimes.py`` that are missing, a seed after the other, and keeps scores.
 
-    python benchmarks/plateau/plateau_run.py FOLDER [--only quality,looks] [--seeds 0,1,2] [--until 17:05]
-    python benchmarks/plateau/plateau_run.py FOLDER --collect      # FOLDER's scores as benchmarks/plateau/results
+    python lab/plateau/plateau_run.py FOLDER [--only quality,looks] [--seeds 0,1,2] [--until 17:05]
+    python lab/plateau/plateau_run.py FOLDER --collect      # FOLDER's scores as lab/plateau/results
 
 FOLDER keeps a file for each run that has ended; the same command goes on with what is missing, also beside another one
 that has other regimes. Scans are read from the folder that FAIRFLARE_DATA names. ``plateau_page.py`` writes the page

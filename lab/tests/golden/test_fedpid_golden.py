@@ -9,9 +9,9 @@ import torch
 
 from fairflare.core.types import Info, Reply, Round
 from fairflare_lab.methods.fedpid import FedCostWAvg, FedPID
-from golden import folder
+from golden import file
 
-PID = json.loads((folder() / "fedpid.json").read_text())
+PID = json.loads(file("fedpid.json").read_text())
 SETTINGS = {name: PID[name] for name in ("alpha", "beta", "gamma")}
 
 

@@ -88,7 +88,7 @@ class Bench(Task):
     classes = digits.CLASSES
     headline = "accuracy"
     hidden: ClassVar[tuple[int, ...]] = HIDDEN
-    presets = {"bench": Preset("see benchmarks/plateau", {}, Training())}
+    presets = {"bench": Preset("see lab/plateau", {}, Training())}
     data_seed: int = 0
 
     def drawn(self) -> tuple[str, ...]:
@@ -263,7 +263,7 @@ class Scans(Quality20):
 
 SCAN_EDGE = 28
 
-METHOD = Paper("The FairFLARE authors", "Plateau bench", "benchmarks", 2026, "benchmarks/plateau")
+METHOD = Paper("The FairFLARE authors", "Plateau bench", "benchmarks", 2026, "lab/plateau")
 
 
 @rule("plateau-fixed")

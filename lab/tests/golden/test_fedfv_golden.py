@@ -7,9 +7,9 @@ import torch
 
 from fairflare.core.types import Info, Reply, Round
 from fairflare_lab.methods.fedfv import FedFV
-from golden import folder
+from golden import file
 
-GOLDEN = np.load(folder() / "fedfv.npz")
+GOLDEN = np.load(file("fedfv.npz"))
 ROUNDS, SITES, _ = GOLDEN["grads"].shape
 # The authors' code takes norms in float32.
 CLOSE = {"rtol": 0, "atol": 1e-6}

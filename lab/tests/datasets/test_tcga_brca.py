@@ -20,8 +20,8 @@ from fairflare_lab.datasets.tcga_brca import REGIONS, TcgaBrca
 from fairflare_lab.papers.declaration import named
 from fairflare_lab.papers.tabulate import published_numbers
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results" / "flamby-tcga-brca"
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+RESULTS = Path(__file__).parents[3] / "docs" / "results" / "flamby-tcga-brca"
+SHARED = Path(__file__).parents[4] / "shared" / "data"
 here = pytest.mark.skipif(not (SHARED / "tcga_brca" / "brca.csv").is_file(), reason="a table that the user brings")
 COUNTS = {  # train n, events, test n, events
     "Northeast": (248, 45, 63, 14),

@@ -10,9 +10,9 @@ import torch
 
 from fairflare.core.types import Info, Reply, Round
 from fairflare_lab.methods.shapfed import ShapFed
-from golden import folder
+from golden import file
 
-GOLDEN = np.load(folder() / "shapfed.npz")
+GOLDEN = np.load(file("shapfed.npz"))
 KEYS = ("conv.weight", "linear.weight", "linear.bias")
 ROUNDS, SITES = 4, len(GOLDEN["ref/r0/gamma"])
 

@@ -10,9 +10,9 @@ import torch
 from fairflare.core.types import Info, Reply, Round
 from fairflare_lab.functional.shapley import coalitions, exact, prefixes, sampled
 from fairflare_lab.methods.fedci import FedCI, label
-from golden import folder
+from golden import file
 
-GOLDEN = json.loads((folder() / "contribution.json").read_text())
+GOLDEN = json.loads(file("contribution.json").read_text())
 UTILITY = {frozenset(filter(None, key.split(","))): value for key, value in GOLDEN["utilities"].items()}
 PLAYERS = sorted(frozenset().union(*UTILITY))
 

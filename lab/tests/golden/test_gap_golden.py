@@ -9,10 +9,10 @@ import pytest
 
 from fairflare.core.types import Info, Reply, Round
 from fairflare_lab.methods.fedga import GeneralizationAdjustment
-from golden import folder
+from golden import file
 
-GA = json.loads((folder() / "fedga.json").read_text())
-DG = json.loads((folder() / "feddg_ga.json").read_text())
+GA = json.loads(file("fedga.json").read_text())
+DG = json.loads(file("feddg_ga.json").read_text())
 
 
 def weights_of(rule, before, after, total):

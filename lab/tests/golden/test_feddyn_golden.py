@@ -9,9 +9,9 @@ from torch import nn
 from fairflare.aggregators.fedavg import FedAvg
 from fairflare.core.types import Batch, Info, LocalWork, Reply, Round, Training
 from fairflare_lab.methods.feddyn import DRIFT, HISTORY, FedDynTrainer
-from golden import folder
+from golden import file
 
-GOLDEN = np.load(folder() / "local_terms.npz")
+GOLDEN = np.load(file("local_terms.npz"))
 KEYS = ("0.weight", "0.bias", "2.weight", "2.bias")
 SPLITS = (slice(0, 20), slice(20, 40))
 TRAINING = Training(epochs=2, lr=0.1, batch_size=40, optimizer="sgd", momentum=0.0, weight_decay=1e-3)
