@@ -17,7 +17,7 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "custom"))
+sys.path[:0] = [str(ROOT / "custom"), str(ROOT / "lab")]
 
 PROJECT = {
     "README.md": "project/README.md",
@@ -25,6 +25,7 @@ PROJECT = {
     "CHANGELOG.md": "project/CHANGELOG.md",
     "SECURITY.md": "project/SECURITY.md",
     "poc_workspace/README.md": "project/poc_workspace.md",
+    **{f"lab/cards/{path.name}": f"methods/{path.name}" for path in sorted((ROOT / "lab" / "cards").glob("*.md"))},
 }
 """File of the repository -> its page."""
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")

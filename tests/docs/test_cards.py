@@ -12,9 +12,10 @@ from fairflare.core import registry
 from fairflare.core.plugins import PACKAGE
 from fairflare.studies.describe import method_rows
 
-CARDS = Path(__file__).parents[2] / "docs" / "methods"
+ROOT = Path(__file__).parents[2]
+CARDS = (ROOT / "docs" / "methods", ROOT / "lab" / "cards")
 METHODS = sorted(registry.methods())
-LINKED = re.compile(r"\]\(([a-z-]+)\.md\)")
+LINKED = re.compile(r"\]\((?:[a-z./]*/)?([a-z-]+)\.md\)")
 ROW = re.compile(r"^\| (`[^|]*`) \| ([^|]*) \|", re.MULTILINE)
 
 
@@ -24,7 +25,7 @@ def parameters() -> dict[str, dict[str, object]]:
 
 
 def card(id: str) -> str:
-    return (CARDS / f"{id}.md").read_text(encoding="utf-8")
+    return next(folder / f"{id}.md" for folder in CARDS if (folder / f"{id}.md").is_file()).read_text(encoding="utf-8")
 
 
 def defaults(text: str) -> dict[str, str]:
@@ -70,6 +71,6 @@ def test_the_tables_are_read():
 def test_a_card_names_the_files_of_its_parts(id):
     """Those of a selector or a server optimizer only where the method has one."""
     found = {inspect.getfile(cls) for cls in registry.owners(registry.get_method(id)).values()}
-    names = {Path(file).relative_to(PACKAGE).as_posix() for file in found} - {"participation.py"}
-    missing = [name for name in names - {"server_optimizers/base.py"} if f"custom/fairflare/{name})" not in card(id)]
+    names = {Path(file).name for file in found if PACKAGE / "participation.py" != Path(file)}
+    missing = [name for name in names - {"base.py"} if f"/{name})" not in card(id)]
     assert not missing, f"docs/methods/{id}.md: {missing}"

@@ -207,9 +207,19 @@ OWNERS: Mapping[str, str] = {
 }
 
 
+def card(entry: Method) -> str:
+    """Where the method's card stands in the repository; "" of a plugin from elsewhere."""
+    return {"fairflare": f"docs/methods/{entry.id}.md", "fairflare_lab": f"lab/cards/{entry.id}.md"}.get(origin(entry), "")
+
+
+def origin(entry: Method) -> str:
+    """The top-level package that declares a method."""
+    return entry.home.partition(".")[0]
+
+
 def _method(entry: Method) -> dict[str, Any]:
     made = f"trainer {entry.trainer}, probes {', '.join(registry.probes_of(entry)) or 'none'}, rule {entry.rule}"
-    lines = [entry.summary, str(entry.paper), made, f"card: docs/methods/{entry.id}.md"]
+    lines = [entry.summary, str(entry.paper), made, f"card: {card(entry)}"]
     use = "local training: fairflare describe train; the run: fairflare describe run"
     return {"name": entry.id, "title": entry.title, "about": lines, "settings": method_settings(entry), "use": use}
 
