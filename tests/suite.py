@@ -172,7 +172,7 @@ def process_of_a_file(tmp_path_factory):
     yield
     for table, old in zip(tables, registered):
         for id in table.keys() - old.keys():
-            if not getattr(table[id], "home", table[id].__module__).startswith("fairflare."):
+            if not getattr(table[id], "home", table[id].__module__).startswith(("fairflare.", "fairflare_lab.")):
                 del table[id]
                 registry._whole.discard(id)
     plugins.forget()

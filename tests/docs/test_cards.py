@@ -71,6 +71,6 @@ def test_the_tables_are_read():
 def test_a_card_names_the_files_of_its_parts(id):
     """Those of a selector or a server optimizer only where the method has one."""
     found = {inspect.getfile(cls) for cls in registry.owners(registry.get_method(id)).values()}
-    names = {Path(file).name for file in found if PACKAGE / "participation.py" != Path(file)}
+    names = {Path(file).name for file in found if Path(file) != PACKAGE / "participation.py"}
     missing = [name for name in names - {"base.py"} if f"/{name})" not in card(id)]
     assert not missing, f"docs/methods/{id}.md: {missing}"

@@ -71,7 +71,7 @@ def test_the_sdist_holds_tests_docs_and_all_that_make_needs(sdist):
     jobs/fedavg_ich/job.py app_configs/fedavg_ich/meta.json benchmarks/cka.py poc_workspace/project.yml
     custom/fairflare/py.typed custom/fairflare/report/run.html.j2 custom/fairflare/datasets/data/support2.csv.gz
     custom/fairflare/datasets/data/processed.va.data custom/fairflare/datasets/data/ist.csv.gz
-    custom/fairflare/engine/setup/config.py
+    custom/fairflare/engine/setup/config.py lab/pyproject.toml lab/fairflare_lab/papers/data/fedce.yaml
     """
     assert not set(wanted.split()) - names
     assert not [name for name in names if name.endswith(".pyc") or "__pycache__" in name or name.startswith("runs")]

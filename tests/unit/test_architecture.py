@@ -18,7 +18,7 @@ from fairflare.core.manifest import module_files, module_of
 PACKAGE = Path(__file__).parents[2] / "custom" / "fairflare"
 PARTS = {"participation", "trainers", "probes", "aggregators", "server_optimizers"}
 RUN = {"core", "functional", "privacy", "data", "networks", "tasks", "engine"}
-DESK = {*RUN, "datasets", "report", "papers", "flare", "inference"}
+DESK = {*RUN, "datasets", "report", "flare", "inference"}
 BELOW = {
     "core": set(),
     "functional": {"core"},
@@ -34,7 +34,6 @@ BELOW = {
     "engine": {"core", "functional", "privacy", "data", "networks", "tasks", *PARTS},
     "datasets": {"core", "functional", "data", "networks", "tasks"},
     "report": {"core", "functional", "engine"},
-    "papers": {"core", "report"},
     "flare": {"core", "functional", "privacy", "data", "networks", "tasks", "engine", "report", "aggregators"},
     "inference": {"core", "functional", "data", "networks", "tasks", "engine", "report", "trainers"},
     "testing": {"core", "functional", "privacy", "data", "networks", "tasks", "engine", *PARTS},
@@ -134,6 +133,11 @@ def test_aggregators_touch_no_data_device_or_file(path):
     for name in imports(path):
         assert name.split(".")[0] not in ("pathlib", "os", "io", "socket", "subprocess"), f"{path.name} imports {name}"
     assert ".cuda" not in path.read_text() and "open(" not in path.read_text()
+
+
+@each("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_the_house_does_not_import_the_research_distribution(path):
+    assert not [name for name in imports(path) if name.partition(".")[0] == "fairflare_lab"], path.name
 
 
 def test_imports_are_absolute():

@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from functools import cache
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -158,7 +159,8 @@ def test_with_a_plugin_everything_is_imported(monkeypatch):
     assert plugins.declared_in(plugins.PART, plugins.ROOMS, "method", "fedavg") is None
     monkeypatch.delenv(plugins.VARIABLE)
     assert plugins.declared_in(plugins.PART, plugins.ROOMS, "method", "fedavg") == "fairflare.aggregators.fedavg"
-    monkeypatch.setattr(plugins, "_entry_points", lambda: ("installed",))
+    entry = EntryPoint("mine", "a_module_of_mine", plugins.GROUP)
+    monkeypatch.setattr(plugins, "in_group", lambda group=plugins.GROUP: (entry,))
     assert plugins.declared_in(plugins.PART, plugins.ROOMS, "method", "fedavg") is None
 
 

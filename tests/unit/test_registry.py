@@ -77,9 +77,8 @@ def test_a_papers_text_is_read_or_refused():
 def test_an_installed_package_is_found_through_its_entry_point(monkeypatch, tmp_path):
     (tmp_path / "a_package_of_mine.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(
-        plugins, "_entry_points", lambda: (EntryPoint("mine", "a_package_of_mine", "fairflare.plugins"),)
-    )
+    entry = EntryPoint("mine", "a_package_of_mine", "fairflare.plugins")
+    monkeypatch.setattr(plugins, "in_group", lambda group=plugins.GROUP: (entry,) if group == plugins.GROUP else ())
     assert "mine" in registry.methods()
     sys.modules.pop("a_package_of_mine")
 
@@ -97,10 +96,10 @@ def test_a_package_that_fails_is_named_and_leaves_nothing(monkeypatch, tmp_path)
     (tmp_path / "another_of_mine.py").write_text(SOURCE + "raise RuntimeError('no')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     entry = EntryPoint("broken", "another_of_mine", "fairflare.plugins")
-    monkeypatch.setattr(plugins, "_entry_points", lambda: (entry,))
+    monkeypatch.setattr(plugins, "in_group", lambda group=plugins.GROUP: (entry,) if group == plugins.GROUP else ())
     with pytest.raises(UserError, match="entry point broken of fairflare.plugins: RuntimeError: no"):
         registry.methods()
-    monkeypatch.setattr(plugins, "_entry_points", lambda: ())
+    monkeypatch.setattr(plugins, "in_group", lambda group=plugins.GROUP: ())
     assert "mine" not in registry.methods() and "mine" not in registry.trainers()
 
 

@@ -65,7 +65,8 @@ def methods(rows: Sequence[Mapping[str, Any]]) -> None:
         others = (("selector", "all"), ("server_optimizer", "none"))
         made_of += "".join(f", {kind.replace('_', ' ')} {row[kind]}" for kind, usual in others if row[kind] != usual)
         parameters = ", ".join(f"{key}={value}" for key, value in row["parameters"].items())
-        _entry(row["id"], f"{row['title']} ({row['paper']}), {row['cost']:g} x FedAvg")
+        origin = "" if row["package"] == "fairflare" else f", from {row['package']}"
+        _entry(row["id"], f"{row['title']} ({row['paper']}), {row['cost']:g} x FedAvg{origin}")
         _indented(row["summary"], made_of, parameters)
 
 

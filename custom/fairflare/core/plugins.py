@@ -89,12 +89,17 @@ def load(tables: Tables, complete: Callable[[], None]) -> list[str]:
         _once(("file", str(path)), partial(_import_file, spec), f"{VARIABLE}: {path}", tables, complete)
         names.append(VARIABLE)
     for point in in_group():
-        if not _folders(point.module):
+        if not _search_path(point.module):
             _once(("entry point", point.value), point.load, f"entry point {point.name} of {GROUP}", tables, complete)
             names.append(GROUP)
     for module, _ in package_modules():
         _once(("entry point", module), partial(importlib.import_module, module), f"{GROUP}: {module}", tables, complete)
     return names
+
+
+def in_job() -> bool:
+    """Whether this is the copy of the package that a job carries."""
+    return not (PACKAGE / "cli").is_dir()
 
 
 def declared_in(pattern: re.Pattern[str], rooms: Sequence[str], what: str, id: str) -> str | None:
@@ -103,8 +108,7 @@ def declared_in(pattern: re.Pattern[str], rooms: Sequence[str], what: str, id: s
     None where no text does, and where plugins of one module are there or this is the copy in a job, which may carry
     some: then everything is imported, and what is declared twice is found.
     """
-    in_job = not (PACKAGE / "cli").is_dir()
-    return None if in_job or files() or installed_modules() else _declarations(pattern, tuple(rooms)).get((what, id))
+    return None if in_job() or files() or installed_modules() else _declarations(pattern, tuple(rooms)).get((what, id))
 
 
 @cache
@@ -125,7 +129,7 @@ def files() -> tuple[Path, ...]:
 
 def installed_modules() -> tuple[str, ...]:
     """The modules that entry points name, without the packages among them."""
-    return tuple(point.module for point in in_group() if not _folders(point.module))
+    return tuple(point.module for point in in_group() if not _search_path(point.module))
 
 
 def installed_packages(group: str = GROUP) -> tuple[EntryPoint, ...]:
@@ -157,9 +161,18 @@ def package_modules(group: str = GROUP) -> Iterator[tuple[str, Path]]:
                     yield f"{point.module}.{file.stem}", file
 
 
+def _folders(module: str) -> list[str]:
+    """The folders of a package; none of a module.
+
+    In a job only a package that the job carries counts: an installed one may need what the job's copy lacks.
+    """
+    folders = _search_path(module)
+    return [one for one in folders if not in_job() or PACKAGE.parent in Path(one).parents]
+
+
 @cache
-def _folders(module: str) -> tuple[str, ...]:
-    """The folders of a package; none of a module, nor of a name that cannot be found."""
+def _search_path(module: str) -> tuple[str, ...]:
+    """The folders of a package, wherever it lies; none of a module, nor of a name that cannot be found."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):  # loading it complains, and names the entry point

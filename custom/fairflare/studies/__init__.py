@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs and what is asked of several: comparison, contribution, free riders, search, papers."""
+"""Runs, comparisons of runs, and the decision whether to join."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from fairflare.tasks.base import Task
 
 FEDAVG = Cost(forward=1, backward=1)
-CARDS = "docs/methods"
-"""Where every method has its card, named after its id."""
+CARDS = {"fairflare": "docs/methods", "fairflare_lab": "lab/cards"}
+"""Package -> where the repository has a card of each of its methods, named after the method's id."""
 
 
 def method_rows() -> list[dict[str, Any]]:
@@ -38,6 +38,17 @@ def method_rows() -> list[dict[str, Any]]:
 def listed_rows() -> list[dict[str, Any]]:
     """The same without what follows from a network or a task: exchanges, what is sent and received, and needs."""
     return [_listed_row(entry) for entry in registry.methods().values()]
+
+
+def package(entry: Method) -> str:
+    """The top-level package, or the plugin's module, that declares a method."""
+    return entry.home.partition(".")[0]
+
+
+def card(entry: Method) -> str:
+    """Where the repository has the method's card; "" of a plugin from elsewhere."""
+    folder = CARDS.get(package(entry))
+    return f"{folder}/{entry.id}.md" if folder else ""
 
 
 def relative_cost(entry: Method) -> float:
@@ -114,7 +125,8 @@ def _listed_row(entry: Method) -> dict[str, Any]:
         "trainer": entry.trainer,
         "probes": list(registry.probes_of(entry)),
         **{key: getattr(entry, key) for key in ("rule", "selector", "server_optimizer")},
-        "card": f"{CARDS}/{entry.id}.md",
+        "card": card(entry),
+        "package": package(entry),
         "cost": round(relative_cost(entry), 2),
         "parameters": {row["name"]: row["default"] for row in method_settings(entry)},
     }
@@ -205,16 +217,6 @@ OWNERS: Mapping[str, str] = {
     "after": "the step after the last round",
     "run": "the run",
 }
-
-
-def card(entry: Method) -> str:
-    """Where the method's card stands in the repository; "" of a plugin from elsewhere."""
-    return {"fairflare": f"docs/methods/{entry.id}.md", "fairflare_lab": f"lab/cards/{entry.id}.md"}.get(origin(entry), "")
-
-
-def origin(entry: Method) -> str:
-    """The top-level package that declares a method."""
-    return entry.home.partition(".")[0]
 
 
 def _method(entry: Method) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def _tenseal() -> Any:
     try:
         import tenseal
     except ImportError:
-        raise UserError("secure_sum=ckks needs TenSEAL: pip install 'fairflare[he]'") from None
+        raise UserError("secure_sum=ckks needs TenSEAL: pip install 'fairflare-lab[he]'") from None
     return tenseal
 
 

@@ -254,7 +254,7 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise UserError("search: needs Optuna, which is not installed: pip install 'fairflare[search]'") from None
+        raise UserError("search: needs Optuna, which is not installed: pip install 'fairflare-lab[search]'") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
