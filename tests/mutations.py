@@ -88,7 +88,7 @@ DEFECTS = [
     ),
     Defect(
         "aggregator q-FedAvg: the bound of the curvature is not squared",
-        "aggregators/loss_weights.py",
+        "aggregators/qffl.py",
         "slope * bound**2 *",
         "slope * bound *",
         ("golden/test_qffl_golden.py",),

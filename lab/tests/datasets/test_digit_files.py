@@ -7,10 +7,10 @@ import struct
 
 import numpy as np
 import pytest
-from digit_tree import SIZES, drawn, write_files, write_idx
 from scipy.io import savemat
 
 from cases import each
+from digit_tree import SIZES, drawn, write_files, write_idx
 from fairflare.core.errors import DataError
 from fairflare.core.findings import CODES
 from fairflare_lab.datasets import digits5

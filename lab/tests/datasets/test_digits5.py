@@ -8,9 +8,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from digit_tree import SIZES, drawn, label_of, write_fedbn, write_files
 
 from cases import each
+from digit_tree import SIZES, drawn, label_of, write_fedbn, write_files
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
 from fairflare.core.types import Training

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from quality_tree import open_rgb, write_table, write_tree
 
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData
@@ -18,6 +17,7 @@ from fairflare.tasks.base import DATA_FOLDER
 from fairflare_lab.datasets import quality
 from fairflare_lab.datasets.quality import METADATA, Isic2019
 from golden import folder as golden_folder
+from quality_tree import open_rgb, write_table, write_tree
 
 COUNTS, TESTS = (20, 44, 24, 12, 20, 12, 12, 16), (3, 4, 3, 2, 3, 2, 2, 2)
 TINY = dict(n_sites=4, corrupted=1, alpha=20.0, size=32)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from quality_tree import save, write_tree
 
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, MissingData, UserError
@@ -24,6 +23,7 @@ from fairflare_lab.datasets import quality
 from fairflare_lab.datasets.on_disk import ImagesOnDisk
 from fairflare_lab.datasets.quality import METADATA, Isic2019, RsnaIch
 from fairflare_lab.studies.prepare import prepare
+from quality_tree import save, write_tree
 
 ICH = dict(n_sites=4, corrupted=1, alpha=20.0, size=32, limit=15)
 SPLITS = {"train": "training", "val": "validation", "test": "testing"}

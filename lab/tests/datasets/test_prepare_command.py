@@ -4,9 +4,9 @@
 import json
 
 import pytest
-from quality_tree import write_tree
 
 from fairflare.cli.main import main
+from quality_tree import write_tree
 
 ICH = dict(n_sites=4, corrupted=1, alpha=20.0, size=32, limit=15)
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from quality_tree import open_rgb, picture, write_table, write_tree
 
 from cases import each
 from fairflare.cli.main import main
@@ -21,6 +20,7 @@ from fairflare.tasks.base import DATA_FOLDER
 from fairflare_lab.datasets import quality
 from fairflare_lab.datasets.quality import RsnaIch, read_partition
 from golden import folder as golden_folder
+from quality_tree import open_rgb, picture, write_table, write_tree
 
 COUNTS, TESTS = (22, 34, 30, 36, 58), (4, 5, 4, 5, 8)
 TINY = dict(n_sites=4, corrupted=1, alpha=20.0, size=32)

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 import pytest
-from evidence_checks import answers, check_pack, measured
 
+from evidence_checks import answers, check_pack, measured
 from fairflare.cli.main import main
 from fairflare.core.errors import UserError
 from fairflare.engine.setup.config import make_config
