@@ -87,17 +87,17 @@ DEFECTS = [
         ("golden/test_fedism_golden.py",),
     ),
     Defect(
-        "aggregator q-FedAvg: the bound of the curvature is not squared",
+        "aggregator q-FFL: a larger loss lowers the weight",
         "aggregators/qffl.py",
-        "slope * bound**2 *",
-        "slope * bound *",
+        "math.log(priors[site]) + self.q * math.log(f)",
+        "math.log(priors[site]) - self.q * math.log(f)",
         ("golden/test_qffl_golden.py",),
     ),
     Defect(
-        "aggregator multi-Krum: one site more is kept",
+        "aggregator trimmed mean: half of the mass is dropped",
         "aggregators/robust.py",
-        "sorted(scores.values())[count - 1]",
-        "sorted(scores.values())[min(count, len(scores) - 1)]",
+        "trim=self._trim(len(replies))",
+        "trim=self._trim(len(replies)) / 2",
         ("golden/test_robust_golden.py",),
     ),
 ]
