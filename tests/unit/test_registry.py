@@ -83,15 +83,6 @@ def test_an_installed_package_is_found_through_its_entry_point(monkeypatch, tmp_
     sys.modules.pop("a_package_of_mine")
 
 
-def test_a_plugin_may_import_names_of_before():
-    code = "import fairflare.core.plugins, fairflare.rules.base as old, fairflare.aggregators.base as new; "
-    code += "from fairflare.selectors.base import Selector; from fairflare.clinic.base import Task; "
-    code += "from fairflare.participation.base import All; assert issubclass(All, Selector); "
-    code += "assert old is new and Task.__module__ == 'fairflare.tasks.base'"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_package_that_fails_is_named_and_leaves_nothing(monkeypatch, tmp_path):
     (tmp_path / "another_of_mine.py").write_text(SOURCE + "raise RuntimeError('no')\n")
     monkeypatch.syspath_prepend(str(tmp_path))

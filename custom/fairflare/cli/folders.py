@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands on a folder that is there: of a run, of an earlier version, of an exported job."""
+"""Commands on a folder that is there: of a run, of an exported job."""
 
 from __future__ import annotations
 
@@ -64,13 +64,11 @@ def verify(folder: Path, head: str, heads: tuple[Path, ...], root: Path | None, 
     from fairflare.engine.history import events
     from fairflare.privacy.log_verifier import check
     from fairflare.report.write import absent, verified_run
-    from fairflare.studies.folders import as_converted
 
     worker = at_work(folder)
     try:
-        with as_converted(folder) as place:
-            run_history, entries = verified_run(place, head)
-            signed = check(place, root, heads)
+        run_history, entries = verified_run(folder, head)
+        signed = check(folder, root, heads)
     except UserError:
         if not (worker := worker or at_work(folder)):  # which may have ended, or begun, in the meantime
             raise
@@ -213,23 +211,6 @@ def risk(folder: Path, shadows: int, site: str | None, site_data: Path | None) -
         return {"folder": str(folder), "site": site, "risk": told}, "\n".join(said)
     found = measure_risk(folder, shadows)["detail"]["risk"]
     return {"folder": str(folder), "risk": found}, found["sentence"]
-
-
-@click.command()
-@click.argument("folders", type=PATH, nargs=-1, required=True, metavar="FOLDER...")
-@as_json
-def convert(folders: tuple[Path, ...]) -> Told:
-    """Make this version's files of the weights and checkpoints that an earlier version left in FOLDER.
-
-    FOLDER is a run's, or a federation's in a site's or server's workspace (fairflare_state/ID). Files named *.pt become
-    *.safetensors with the same contents, bit for bit, and go. Earlier versions wrote pickles, which no other command
-    reads: they are read as data, and nothing in them is executed.
-    """
-    from fairflare.studies.folders import convert
-
-    done = {str(folder): convert(folder) for folder in folders}
-    said = [f"{folder}: {', '.join(names) or 'nothing to convert'}" for folder, names in done.items()]
-    return done, "\n".join(said)
 
 
 @click.command()

@@ -32,7 +32,7 @@ MODULES = {
     "about": "describe list new tasks",
     "data": "fingerprint init plan preflight",
     "decision": "combine join join-forecast join-sheet monitor sheet",
-    "folders": "after convert forget inspect report risk verify watch",
+    "folders": "after forget inspect report risk verify watch",
     "model": "evaluate export-model predict",
     "run": "export resume run",
     "studies": "compare",

@@ -11,7 +11,6 @@ Packages of tasks have the group ``fairflare.tasks``, click commands ``fairflare
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.util
 import os
 import pkgutil
@@ -32,21 +31,6 @@ GROUP, TASKS, COMMANDS = "fairflare.plugins", "fairflare.tasks", "fairflare.comm
 SECURE_SUMS = "fairflare.secure_sums"
 """Schemes that hide a site's numbers: each entry point names the module of one."""
 ROOMS = ("participation", "trainers", "probes", "aggregators", "server_optimizers")
-MOVED = {
-    "fairflare.rules": "fairflare.aggregators",
-    "fairflare.rules.base": "fairflare.aggregators.base",
-    "fairflare.selectors": "fairflare.participation",
-    "fairflare.selectors.base": "fairflare.participation",
-    "fairflare.participation.base": "fairflare.participation",
-    "fairflare.clinic": "fairflare.tasks",
-    "fairflare.clinic.base": "fairflare.tasks.base",
-    "fairflare.core.objectives": "fairflare.core.types",
-    "fairflare.aggregators.bounds": "fairflare.aggregators.base",
-    "fairflare.functional.proximal": "fairflare.trainers.base",
-    "fairflare.functional.resampling": "fairflare.functional.intervals",
-    "fairflare.core.layers": "fairflare.functional.blocks",
-}
-"""What plugins written for 0.1 and 0.2 import -> where it is now; for one version."""
 Tables = Sequence[dict[str, Any]]
 PACKAGE = Path(__file__).parents[1]
 PART = re.compile(r'^@?(selector|trainer|probe|rule|server_optimizer|method)\(\s*"([^"]+)"', re.MULTILINE)
@@ -54,17 +38,6 @@ TASK = re.compile(r'^    (name)(?:: [^=]+)? = "([^"]+)"', re.MULTILINE)
 """How files of the package declare a part or method, and a task: (what, id)."""
 
 
-class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives the module of today for a name in ``MOVED``; before the path's finder, which would load a second copy."""
-
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname in MOVED else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        sys.modules[module.__name__] = importlib.import_module(MOVED[module.__name__])
-
-
-sys.meta_path.insert(0, _Moved())
 _done: set[tuple[str, str]] = set()
 """Plugins that have been imported without an error."""
 _in_rooms: list[str] = []

@@ -12,7 +12,7 @@ from typing import Any
 from fairflare.aggregators.base import add_weighted, without_negative_variances
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Reply, Round, StateDict
-from fairflare.engine.files import is_there, read_tensors, refuse_earlier, save_tensors
+from fairflare.engine.files import is_there, read_tensors, save_tensors
 from fairflare.engine.memory import ALONE_ENDING, WORK_ENDING, SiteMemory, beside
 from fairflare.privacy.egress import all_finite
 from fairflare.trainers.base import Trainer
@@ -62,7 +62,6 @@ class Alone:
         self.model = {key: value.detach().clone() for key, value in first.items()}
         if self.path is None:
             return
-        refuse_earlier(beside(self.path, WORK_ENDING))
         if not is_there(beside(self.path, WORK_ENDING)):
             return
         kept = _checked(read_tensors(beside(self.path, WORK_ENDING)), first, self.rounds)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from fairflare.core.types import StateDict
 
 CONFIG = "config.json"
-SUFFIX, EARLIER = ".safetensors", ".pt"
-"""Of a file of tensors, and of those that earlier versions wrote: pickles."""
+SUFFIX = ".safetensors"
+"""Of a file of tensors."""
 CHECKPOINT = f"checkpoint{SUFFIX}"
 MODEL = f"model{SUFFIX}"
 INITIAL = f"initial{SUFFIX}"
@@ -104,18 +104,6 @@ def read_tensors(path: Path) -> Any:
     from fairflare.core.tensor_files import read  # only where tensors are read: seconds for a command that reads none
 
     return read(path)
-
-
-def is_earlier(path: Path) -> bool:
-    """Whether an earlier version's file of tensors lies in place of ``path``."""
-    return is_there(path.with_suffix(EARLIER)) and not is_there(path)
-
-
-def refuse_earlier(path: Path) -> None:
-    """Raise UserError where ``is_earlier``: such files are pickles, which one command alone reads."""
-    if is_earlier(path):
-        name, text = path.with_suffix(EARLIER).name, "was written by an earlier version of this package"
-        raise UserError(f"{name}: {text}; `fairflare convert FOLDER` makes this version's files of the folder's")
 
 
 def read_model(path: Path) -> dict[str, torch.Tensor]:

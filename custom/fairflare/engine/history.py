@@ -311,7 +311,6 @@ def read_standing(folder: Path, run: RunHistory) -> files.Checkpoint | None:
     Raises:
         UserError: the checkpoint is missing, unreadable or another one.
     """
-    files.refuse_earlier(folder / files.CHECKPOINT)
     allowed = [standing for standing in (run.standing, run.before) if standing is not None]
     if not files.is_there(folder / files.CHECKPOINT):
         if any(standing.round == 0 for standing in allowed):
@@ -340,7 +339,6 @@ def read_final(folder: Path, run: RunHistory) -> dict[str, Any] | None:
     Raises:
         UserError: it is unreadable or another one, or the log has no end, which is written before the model.
     """
-    files.refuse_earlier(folder / files.MODEL)
     if not files.is_there(folder / files.MODEL):
         return None
     if not run.finish:

@@ -115,7 +115,6 @@ class SiteMemory:
         self._rounds: dict[int, dict[str, Any]] = {}
         if path is None:
             return
-        files.refuse_earlier(path)
         if path.is_file():
             content = files.read_tensors(path)
             rounds = content.items() if isinstance(content, dict) else [("", None)]

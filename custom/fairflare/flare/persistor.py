@@ -11,7 +11,7 @@ from nvflare.app_common.model_desc import ModelDescriptor
 from nvflare.app_opt.pt.file_model_persistor import PTFileModelPersistor
 
 from fairflare.core.errors import RunFailed
-from fairflare.engine.files import CHECKPOINT, MODEL, load_checkpoint, read_model, refuse_earlier
+from fairflare.engine.files import CHECKPOINT, MODEL, load_checkpoint, read_model
 from fairflare.flare.paths import federation_id, refuse_foreign, server_folder
 
 NAME = "fairflare"
@@ -35,7 +35,6 @@ class FairPersistor(PTFileModelPersistor):
     def load_model(self, fl_ctx: FLContext) -> ModelLearnable:
         """The final model, or that of the last round; RunFailed for another job's federation."""
         folder = self._folder(fl_ctx)
-        refuse_earlier(folder / CHECKPOINT)
         ended = (folder / MODEL).is_file()
         model = read_model(folder / MODEL) if ended else dict(load_checkpoint(folder / CHECKPOINT).model)
         return make_model_learnable(model, {})

@@ -242,12 +242,7 @@ def _checked_config(folder: Path, run_history: RunHistory) -> dict[str, Any]:
 
 
 def _logged_model(folder: Path, run_history: RunHistory) -> tuple[StateDict | None, str]:
-    """The folder's model and its hash: ``model.safetensors`` of a run that ended, else that of the last checkpoint.
-
-    Of a run of an earlier version, whose files of tensors no report reads: None, and what the log says.
-    """
-    if files.is_earlier(folder / CHECKPOINT):
-        return None, str(run_history.finish["model_sha256"] if run_history.finish else run_history.standing.model)
+    """The folder's model and its hash: ``model.safetensors`` of a run that ended, else that of the last checkpoint."""
     standing, final = read_standing(folder, run_history), read_final(folder, run_history)
     if final is None and standing is None:
         raise UserError(f"{folder}: no round was finished, so there is no model")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +16,8 @@ from pathlib import Path
 from fairflare.core.errors import FairFlareError, UserError
 from fairflare.core.processes import end_what_is_left
 from fairflare.engine import audit, files
-from fairflare.engine.files import AUDIT, CONFIG, EARLIER, SUFFIX, Busy, is_file, is_there, locked, save_tensors
+from fairflare.engine.files import CONFIG, Busy, locked
 from fairflare.engine.history import events
-from fairflare.engine.pickled import read_pickled
 from fairflare.engine.setup.local import SITES
 from fairflare.report import EDITIONS, EVALUATION_PAGE, EVIDENCE, PAGE, REPORT
 from fairflare.report import EVALUATION as EVALUATION_RESULT
@@ -34,11 +32,10 @@ SUMMARIES += tuple(f"{name}.{end}" for name in ("contribution", "riders") for en
 FLARE_LOG = "flare_log.txt"
 EVALUATION_FILES = (EVALUATION_RESULT, EVALUATION_PAGE)
 WEIGHTS = (files.CHECKPOINT, files.MODEL, files.BEST, files.INITIAL)
-EARLIER_WEIGHTS = tuple(name.replace(files.SUFFIX, files.EARLIER) for name in WEIGHTS)
 STATEMENTS = ("statement.md", "statement.json")
-RUN_FILES = (CONFIG, files.AUDIT, *WEIGHTS, *EARLIER_WEIGHTS, REPORT, PAGE, LOG, FLARE_LOG, RIDER, *STATEMENTS)
+RUN_FILES = (CONFIG, files.AUDIT, *WEIGHTS, REPORT, PAGE, LOG, FLARE_LOG, RIDER, *STATEMENTS)
 RUN_FILES += EVALUATION_FILES
-TENSORS = rf"({re.escape(files.SUFFIX)}|{re.escape(files.EARLIER)})"
+TENSORS = re.escape(files.SUFFIX)
 PREFLIGHT = re.compile(r"preflight_[^/]+\.txt")
 RUN_FOLDERS = {
     SITES: re.compile(rf"[^/]+({TENSORS}(\.lock)?|\.(after|asked|inputs)\.json)"),
@@ -278,50 +275,3 @@ def _clear_half_written(folder: Path) -> None:
     names = (*RUN_FILES, *SUMMARIES)
     files.clear_half_written(folder, lambda name: name in names or bool(PREFLIGHT.fullmatch(name)))
     files.clear_half_written(folder / SITES, lambda name: bool(RUN_FOLDERS[SITES].fullmatch(name)))
-
-
-def earlier_files(folder: Path) -> list[Path]:
-    """The earlier version's files of tensors in a run's ``folder``, or in what a federation has left at a site."""
-    inside = [folder / name for name in (files.BEST_MODELS, files.UNSCORED, SITES)]
-    found = [path for place in inside if not place.is_symlink() for path in sorted(place.glob(f"*{EARLIER}"))]
-    return [path for path in (*(folder / name for name in EARLIER_WEIGHTS), *found) if is_file(path)]
-
-
-def convert(folder: Path) -> list[str]:
-    """Make this version's files of the earlier ones in ``folder``, which go once all are there; returns their names.
-
-    After a kill the same again goes on. Contents, and with them the hashes in the log, stay what they are. Raises
-    UserError: a file holds something else than an earlier version wrote, or another command is at work there.
-    """
-    if not folder.is_dir():
-        raise UserError(f"{str(folder)!r}: expected a folder")
-    with opened(folder), contextlib.ExitStack() as stack:
-        found = earlier_files(folder)
-        for path in found:
-            if path.parent.name == SITES:
-                stack.enter_context(locked(path.parent, f"{path.name}.lock"))
-            if not is_there(path.with_suffix(SUFFIX)):
-                save_tensors(path.with_suffix(SUFFIX), read_pickled(path))
-        for path in found:
-            path.unlink()
-    return [path.relative_to(folder).as_posix() for path in found]
-
-
-@contextlib.contextmanager
-def as_converted(folder: Path) -> Iterator[Path]:
-    """Within: a run's ``folder``, or in place of one of an earlier version a copy of what a check reads, converted."""
-    found = earlier_files(folder)
-    if not found or not all(is_file(folder / name) for name in (CONFIG, AUDIT)):
-        yield folder
-        return
-    with tempfile.TemporaryDirectory(prefix="fairflare_") as scratch:
-        places = (folder, folder / files.BEST_MODELS, folder / files.UNSCORED)
-        kept = [path for place in places for path in place.glob(f"*{SUFFIX}")]
-        for path in [*kept, *(folder / name for name in (CONFIG, AUDIT, REPORT, PAGE)), *found]:
-            copy = Path(scratch) / path.relative_to(folder)
-            copy.parent.mkdir(exist_ok=True)
-            if path.suffix != EARLIER:
-                shutil.copyfile(path, copy) if is_file(path) else None
-            elif path.parent.name != SITES and not is_there(path.with_suffix(SUFFIX)):
-                save_tensors(copy.with_suffix(SUFFIX), read_pickled(path))
-        yield Path(scratch)

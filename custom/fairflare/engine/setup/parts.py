@@ -186,8 +186,6 @@ def source_of(path: Path) -> Path:
             raise UserError(f"init_from: no such file or folder: {path.name}")
         return path.resolve()
     if files.is_file(path / files.CONFIG) and (files.is_file(path / files.AUDIT) or files.is_file(path / files.MODEL)):
-        if files.is_file(earlier := path / f"model{files.EARLIER}") and not files.is_file(path / files.MODEL):
-            return earlier.resolve()
         if not files.is_file(path / files.MODEL):
             raise UserError(f"init_from: the run in {path.name} has not ended: it has no {files.MODEL}")
         return (path / files.MODEL).resolve()
