@@ -13,7 +13,7 @@ import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from fairflare.core import registry, validation
+from fairflare.core import lab, registry, validation
 from fairflare.core.errors import UserError
 from fairflare.core.registry import Method
 from fairflare.core.schema import answer_fields
@@ -266,7 +266,8 @@ def key_settings(key: str) -> list[Row]:
     keys = sorted({row[kind] for row in rows for kind in ("name", "full")})
     places = f"methods: `fairflare list`, tasks: `fairflare tasks`, owners: {', '.join(owners)}"  # names are hundreds
     subjects = [*registry.methods(), *tasks.every(), *owners, *keys]
-    raise UserError(unlisted("method, task, owner or key", key, subjects, places))
+    absent = lab.absent("method", key) or lab.absent("task", key)
+    raise UserError(absent or unlisted("method, task, owner or key", key, subjects, places))
 
 
 def all_settings() -> list[Row]:
