@@ -25,6 +25,7 @@ PROJECT = {
     "CHANGELOG.md": "project/CHANGELOG.md",
     "SECURITY.md": "project/SECURITY.md",
     "poc_workspace/README.md": "project/poc_workspace.md",
+    **{f"lab/docs/{path.name}": path.name for path in sorted((ROOT / "lab" / "docs").glob("*.md"))},
     **{f"lab/cards/{path.name}": f"methods/{path.name}" for path in sorted((ROOT / "lab" / "cards").glob("*.md"))},
 }
 """File of the repository -> its page."""

@@ -13,7 +13,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
-    *sorted(p for p in (ROOT / "docs").rglob("*.md")),
+    *sorted(p for folder in ("docs", "lab/docs", "lab/cards") for p in (ROOT / folder).rglob("*.md")),
     *sorted((ROOT / "poc_workspace").glob("*.md")),
     *sorted((ROOT / "jobs").rglob("*.md")),
 ]

@@ -22,7 +22,7 @@ def evidence(words: tuple[str, ...], out: Path | None, human: Path | None) -> To
 
     CHAI model card, CycloneDX ML-BOM, RO-Crate, TRIPOD+AI map, EU AI Act Annex IV skeleton, data protection, change
     control. `fairflare evidence init RUN` writes RUN/evidence.yaml with the questions that only a human can answer.
-    docs/evidence.md
+    lab/docs/evidence.md
     """
     from fairflare_lab.studies.evidence import init_evidence, write_evidence
 

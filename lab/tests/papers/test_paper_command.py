@@ -153,7 +153,7 @@ def test_the_list_is_eighty_columns_wide_and_says_time_and_data(tmp_path):
 
 
 def index_lines():
-    """The lines of docs/papers.md's table: name, title, data sets and what stands for them."""
+    """The lines of lab/docs/papers.md's table: name, title, data sets and what stands for them."""
     lines = []
     for one in PAPERS:
         for exhibit in one.exhibits:
@@ -165,7 +165,7 @@ def index_lines():
 
 
 def test_the_page_has_every_name():
-    page = (Path(__file__).parents[3] / "docs" / "papers.md").read_text(encoding="utf-8").splitlines()
+    page = (Path(__file__).parents[3] / "lab" / "docs" / "papers.md").read_text(encoding="utf-8").splitlines()
     assert [line for line in page if line.startswith("| `")] == index_lines()
 
 

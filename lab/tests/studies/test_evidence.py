@@ -58,7 +58,7 @@ def test_documents_are_valid_blank_and_filled_and_the_report_s(kind, runs, tmp_p
     assert filled["score"] > 90 > blank["score"]
     if kind == "table":
         told = f"reaches {blank['score']} of 100 with no answer and {filled['score']} with all"
-        assert told in (ROOT / "docs" / "evidence.md").read_text()
+        assert told in (ROOT / "lab" / "docs" / "evidence.md").read_text()
     for title, row in filled["documents"].items():
         before = blank["documents"][title]
         assert before["human"] == 0 and row["evidence"] == before["evidence"]
