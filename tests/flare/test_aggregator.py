@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
@@ -97,6 +98,23 @@ def test_a_method_with_more_on_the_server_than_a_rule_is_refused(monkeypatch):
     monkeypatch.setattr(registry, "get_method", lambda id: own)
     with pytest.raises(UserError, match="fedavg selects sites or steps on the server by itself: use FairRecipe"):
         FairAggregator("fedavg")
+
+
+@each("method", ["ditto", "fedbn", "fedrep", "moon", "fedprox", "apfl", "silobn", "fedper", "pfedme"])
+def test_a_method_that_acts_at_the_sites_is_not_silently_fedavg(method):
+    with pytest.raises(UserError, match=f"{method} acts at the sites .trainer .*: use FairRecipe"):
+        FairAggregator(method)
+
+
+def test_a_result_without_an_authenticated_name_is_left_out():
+    """ScatterAndGather: what a client writes about its own name counts for nothing."""
+    aggregator = FairAggregator("fedavg")
+    answer = FLModelUtils.to_shareable(FLModel(params={"w": np.ones(1)}, meta={"client_name": "somebody"}))
+    assert not aggregator.accept(answer, FLContext()) and not aggregator._answers
+    peer, context = FLContext(), FLContext()
+    peer.set_prop(ReservedKey.IDENTITY_NAME, "a", private=False, sticky=False)
+    context.set_peer_context(peer)
+    assert aggregator.accept(answer, context) and aggregator._answers[0].site == "a"
 
 
 def test_settings_have_either_name():

@@ -75,6 +75,46 @@ def test_stock_recipe_weighs_by_sharpness(tmp_path):
     assert [event.step for event in events.Scalars("sites/worst_accuracy")] == [0, 1]
 
 
+GATHER = """
+import sys
+from nvflare.app_common.shareablegenerators.full_model_shareable_generator import FullModelShareableGenerator
+from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
+from nvflare.app_opt.pt.file_model_persistor import PTFileModelPersistor
+from nvflare.job_config.api import FedJob
+from nvflare.job_config.script_runner import ScriptRunner
+from fairflare.flare.aggregator import FairAggregator
+from tiny_net import TinyNet
+
+job = FedJob(name="stock", min_clients=2)
+job.to_server(PTFileModelPersistor(model=TinyNet()), id="persistor")
+job.to_server(FullModelShareableGenerator(), id="generator")
+job.to_server(FairAggregator("fedism", rounds=2, settings={"q": 1.0, "beta": 1.0}), id="aggregator")
+job.to_server(ScatterAndGather(
+    min_clients=2, num_rounds=2, aggregator_id="aggregator", persistor_id="persistor",
+    shareable_generator_id="generator", train_task_name="train",
+))
+for site in ("site-1", "site-2"):
+    job.to(ScriptRunner(script="client_api_script.py", params_transfer_type="DIFF"), site)
+job.simulator_run(sys.argv[1] + "/stock")
+"""
+
+
+@pytest.mark.flare
+def test_scatter_and_gather_weighs_by_sharpness(tmp_path):
+    """The controller of FLARE's own jobs hands on no client's name: it comes from the peer's context."""
+    for name in ("client_api_script.py", "tiny_net.py"):
+        (tmp_path / name).write_text((HERE / name).read_text())
+    (tmp_path / "job.py").write_text(GATHER)
+    workspace = tmp_path / "ws" / "stock"
+    status, said = attempt([sys.executable, "job.py", tmp_path / "ws"], workspace, cwd=tmp_path)
+    assert status == 0, said[-2000:]
+    saved = torch.load(next((workspace / "server").glob("**/FL_global_model.pt")), weights_only=True)["model"]
+    log = (workspace / "server" / "log.txt").read_text()
+    weights = json.loads(re.search(r"round 2 weights: (\{.*\})", log).group(1).replace("'", '"'))
+    assert weights == pytest.approx({"site-1": 0.25, "site-2": 0.75})
+    torch.testing.assert_close(torch.as_tensor(saved["1.running_mean"]), torch.full((2,), 5.0))
+
+
 def test_only_aggregated_sites_count_and_none_is_told_of_others(monkeypatch):
     """What FLARE's controller goes on with, and sends out, is as it was; the copy for its records has more."""
     heard = []

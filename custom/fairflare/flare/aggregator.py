@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from nvflare.apis.dxo import DataKind, from_shareable
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fairflare.aggregators.base import Rule, example_shares
 from fairflare.core import registry
@@ -33,6 +35,8 @@ HOOKS = ("orders", "tensors_for", "anchor", "anchors")
 """What a rule sends beside the model, for which a stock recipe has no place."""
 SITE_WEIGHTS = "fairflare_site_weights"
 """A property of the server's FLARE context: accepted site -> weight of the round."""
+PLAIN = "sgd"
+"""The trainer of methods that leave local training as it is."""
 UNASKED = frozenset(name for name, spec in answer_fields().items() if spec.kind == "count" and not spec.declared)
 """What the schema measures and clients of a stock recipe need not report."""
 
@@ -48,7 +52,8 @@ class FairAggregator(ModelAggregator):
     Both exchange formats of that recipe work, NumPy arrays (its default) and PyTorch tensors. The gate judges answers
     against the model that FLARE sent for training. Of integer entries (BatchNorm's counter) differences mean nothing:
     they are left out and stay as they are. When most sites answer with the same part of the model's entries (adapters
-    of a large model), that part is what everyone must answer with. A site that the gate rejects is left out of the
+    of a large model), that part is what everyone must answer with. ScatterAndGather takes it as its aggregator, too
+    (``aggregator_id``), with ``FullModelShareableGenerator``. A site that the gate rejects is left out of the
     round and named in the server's log; weights stay on the server. The rule's memory lives in this object: it does
     not outlast the job.
     """
@@ -88,6 +93,9 @@ class FairAggregator(ModelAggregator):
             raise UserError(f"{method} selects sites or steps on the server by itself: use FairRecipe for it")
         if any(getattr(type(self._rule), hook) is not getattr(Rule, hook) for hook in HOOKS) or self._rule.own_models:
             raise UserError(f"{method} sends sites more than the model: use FairRecipe for it")
+        if entry.rule == "fedavg" and entry.trainer != PLAIN:
+            acts = f"{method} acts at the sites (trainer {entry.trainer}); its aggregator is FedAvg's"
+            raise UserError(f"{acts}: use FairRecipe for it, or FairAggregator('fedavg') with a script that trains so")
         if made.trainer.has_server_half:
             raise UserError(f"{method}'s trainer has a server half: use FairRecipe for it")
         self._probes = made.probes
@@ -111,6 +119,17 @@ class FairAggregator(ModelAggregator):
 
     def reset_stats(self) -> None:
         self._answers = []
+
+    def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
+        """Take one client's result under ScatterAndGather, where only the peer's context has the client's name."""
+        self.fl_ctx = fl_ctx
+        peer = fl_ctx.get_peer_context()
+        site = peer.get_identity_name() if peer is not None else ""
+        if not site:
+            self.warning("a result without the name that FLARE authenticated is left out")
+            return False
+        self._answers.append(answer_from_model(FLModelUtils.from_shareable(shareable), site))
+        return True
 
     def accept_model(self, model: FLModel) -> None:
         """Take one client's result; the gate looks at it when the round is complete."""
