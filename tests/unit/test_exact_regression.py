@@ -124,9 +124,10 @@ def test_random_intercepts_equal_the_pooled_maximum(tmp_path):
         assert (up + down - 2 * top) / STEP**2 == pytest.approx(-1, abs=0.05)
 
 
-def test_a_site_of_few_patients_needs_secure_sums(tmp_path):
+@pytest.mark.parametrize("secure", ["none", "masks"])
+def test_a_site_of_few_patients_sends_no_sums(tmp_path, secure):
     with pytest.raises(RunFailed, match="few_examples"):
-        run(tmp_path, "ist:hospitals")
+        run(tmp_path, "ist:hospitals", secure_sum=secure)
 
 
 REFUSED = [
@@ -210,9 +211,9 @@ def test_what_has_no_estimate_is_named(tmp_path):
 
 
 def test_an_intercept_for_each_of_466_hospitals():
-    """The sums alone, without a run, whose small hospitals need secure sums."""
+    """The sums alone, without a run, which refuses small hospitals."""
     task = tasks.load("ist", "hospitals")
-    config = make_config("glm", "ist:hospitals", values={"secure_sum": "masks"})
+    config = make_config("glm", "ist:hospitals")
     sites = [one for one in patients(config) if len(set(one[1])) == 2]
     assert len(task.sites()) == 466
     beta = torch.zeros(sites[0][0].shape[1], dtype=torch.float64)

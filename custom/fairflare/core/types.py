@@ -417,6 +417,7 @@ class LocalWork:
         send_tensors: name -> {entry: tensor} that leaves with the update; trainers and probes declare it in ``sends``.
         tensors: name -> {entry: tensor} that the rule sent beside the model, float32 on the CPU; the parts that
             receive it declare it in ``receives``.
+        support: kind of sum -> the weight of each training patient in what leaves (N,), see ``privacy.referee``.
         ledger: what a private trainer has spent; None: nobody keeps it.
     """
 
@@ -443,6 +444,7 @@ class LocalWork:
     send_numbers: dict[str, float] = field(default_factory=dict)
     send_tensors: dict[str, Mapping[str, torch.Tensor]] = field(default_factory=dict)
     tensors: Mapping[str, StateDict] = field(default_factory=dict)
+    support: dict[str, torch.Tensor] = field(default_factory=dict)
     ledger: Ledger | None = None
 
     @property

@@ -29,6 +29,7 @@ from fairflare.engine.checks import Rejection, first_good, left_out, silent
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import SiteMemory
 from fairflare.privacy.egress import check_scalars
+from fairflare.privacy.referee import Referee
 from fairflare.privacy.secure_sums import MaskedSums, Ring, Scale, mask_update
 from fairflare.privacy.sum_keys import PairwiseKeys, SelfMasks, self_masked, stream_of
 from fairflare.privacy.sum_protocol import NumberScheme, Rosters, Sealed, SumOrder, SumRefused, fingerprint
@@ -99,6 +100,9 @@ class Plain:
     def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
         """Take what sites say of themselves in preflight; the rejections of those that cannot take part."""
         return []
+
+    def go_on(self, sets: Sequence[Sequence[str]]) -> None:
+        """Take the accepted sites of every round of a run that goes on."""
 
     def combine(self, trained: Trained) -> Combined:
         """Check and combine a round's answers; raises RunFailed where an exchange has fewer sites than ``min_sites``.
@@ -195,6 +199,7 @@ class SiteSums:
         memory: the site's; the rule's number is kept in it from round to round.
         scalars: the probes' numbers with their ranges, which nobody else can check.
         noise: what is done to the weighted update before it is masked; None: nothing.
+        referee: what the site agrees to over rounds and jobs; None: it has answered nothing before.
     """
 
     goes_back: ClassVar[bool] = False
@@ -211,6 +216,7 @@ class SiteSums:
         federation: str = "",
         ring: Ring | None = None,
         noise: SiteNoise | None = None,
+        referee: Referee | None = None,
     ) -> None:
         self._rule, self._scheme, self._keys, self._memory, self._scalars = rule, scheme, keys, memory, scalars
         self._sums, self._updates = Rosters(keys.site, least), Rosters(keys.site, least)
@@ -218,6 +224,7 @@ class SiteSums:
         self._self_masks = {purpose: SelfMasks(keys, purpose) for purpose in ("numbers", "update")}
         self._seed, self._first = b"", (0, 0)
         self._federation, self._ring, self._noise = federation, ring or Ring(), noise
+        self._referee = referee or Referee()
         self._scales: dict[str, Scale] = {}
         self._weight = 0.0
         self._held: Answer | None = None
@@ -248,7 +255,11 @@ class SiteSums:
             self._noise.check()
         self._held, self._weighted = answer, None
         self._scales = self._ring.scales(instruction.model)
-        sent = (model_hash(instruction.model), instruction.orders, answer.round, instruction.round.total)
+        sha256, trainable = model_hash(instruction.model), self._ring.parameters or instruction.model.keys()
+        shared = sorted(trainable & answer.update.keys())
+        own = ({key: content[key] for key in shared} for content in (instruction.model, answer.update))
+        self._referee.received(sha256, *own)
+        sent = (sha256, instruction.orders, answer.round, instruction.round.total)
         self._received = fingerprint(self._federation, *sent)
         self._terms = self._rule.terms(answer.scalars, answer.n_examples, self._kept(answer.round))
         return first_with_secure_sums(answer)
@@ -270,11 +281,19 @@ class SiteSums:
         return Answer(site=held.site, round=held.round, sealed={"sum": sealed, "cover": shares})
 
     def reveal(self, instruction: Instruction) -> Answer:
-        """Shares of what masks the sum that this site took part in last; raises SumRefused for any other."""
+        """Shares of what masks the sum that this site took part in last, which can then be read.
+
+        Raises:
+            SumRefused: this site has no part in the sum.
+            EgressRefused: the referee has something against it.
+        """
         sealed = instruction.sealed
         order = {"numbers": self._sums, "update": self._updates}[sealed["of"]].last
         if order is None or (order.round, order.attempt) != (instruction.round.number, sealed["attempt"]):
             raise SumRefused("shares of a sum that this site has no part in")
+        if self._sums.last is None or self._sums.last.bound != self._received:  # the referee would keep another model
+            raise SumRefused("shares of a sum of another model than the last one")
+        self._referee.admit(sealed["of"], order.round, order.roster)
         shares = self._self_masks[sealed["of"]].hand_out(order, sealed["covers"])
         return Answer(site=self._keys.site, round=order.round, sealed={"shares": shares})
 

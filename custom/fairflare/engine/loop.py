@@ -171,6 +171,8 @@ class Federation:
             (self.folder / files.MODEL).unlink(missing_ok=True)
             self._backlog.go_on(run_history, standing.round)
             self._best.go_on(entries, standing.round)
+            rounds = (entry for entry in entries if entry["event"] == "round" and entry["round"] <= standing.round)
+            self.aggregation.go_on([sorted(entry["accepted"]) for entry in rounds])
         self._sha256, self._known = model_hash(standing.model), set(standing.declared)
         self._counted = history.last_counted(entries, standing.round)
         return self._preflight(standing, resumed=run_history is not None)

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fairflare.core.execution import plainly
 from fairflare.core.types import Round, StateDict
 from fairflare.engine import files
 from fairflare.privacy.egress import all_finite
+from fairflare.privacy.referee import named
 
 PERSONAL_ENDING = ".personal"
 BEST_ENDING = f".best{PERSONAL_ENDING}"
@@ -28,6 +30,8 @@ ALONE_ENDING, WORK_ENDING = f".solo{files.SUFFIX}", f".solo-work{files.SUFFIX}"
 """Of a model that a site has trained alone, or is training, with what the training goes on from."""
 SPENT_ENDING = ".privacy.json"
 """What the name of a site's file of spent privacy budgets ends in; no run's end takes it away."""
+ANSWERED_ENDING = ".answered.jsonl"
+"""Of the history of secure sums that a site has answered, over jobs."""
 ENDINGS = (AFTER_ENDING, ASKED_ENDING, INPUTS_ENDING, ALONE_ENDING, WORK_ENDING)
 WAIT = 30.0
 """Seconds that a job which continues a federation gives the process of the job before to end."""
@@ -74,7 +78,7 @@ def forget(folder: Path, sites: Iterable[str]) -> None:
     own = {
         f"{site}{ending}"
         for site in sites
-        for ending in (files.SUFFIX, f"{files.SUFFIX}.lock", ASKED_ENDING, WORK_ENDING)
+        for ending in (files.SUFFIX, f"{files.SUFFIX}.lock", ASKED_ENDING, WORK_ENDING, ANSWERED_ENDING)
     }
     with contextlib.suppress(OSError):  # nothing reads them any more
         files.remove_files(folder, own.__contains__)
@@ -102,6 +106,45 @@ class SpentFile:
         with files.locked(self._path.parent, f".{self._path.name}.lock", wait=WAIT):
             self.read()
             files.save_json(self._path, {"runs": {**self._runs, self._run: content}})
+
+
+class AnsweredFile:
+    """``privacy.referee.History`` in a site's file: a JSON object a line; a set of sites has a line of its own.
+
+    A line that a kill has cut short is of a sum whose shares were not handed out.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> list[dict[str, Any]]:
+        """All entries; raises UserError where the file is no such history."""
+        if not files.is_there(self._path):
+            return []
+        lines = files.read_bytes(self._path, files.MOST_LOG).split(b"\n")[:-1]
+        try:
+            found = [json.loads(line) for line in lines if line]
+            sets = {one["set"]: one["sites"] for one in found if "sites" in one}
+            return [one if "set" not in one else {**one, "sites": sets[one["set"]]} for one in found if "run" in one]
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{self._path.name}: expected a site's history of secure sums") from None
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Append ``entry``, flushed to disk."""
+        lines = [dict(entry)]
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with files.locked(self._path.parent, f".{self._path.name}.lock", wait=WAIT):
+            if "sites" in entry:
+                sites = sorted(lines[0].pop("sites"))
+                lines[0]["set"] = named(sites)
+                if not any(one.get("set") == lines[0]["set"] for one in self.read()):
+                    lines.insert(0, {"set": lines[0]["set"], "sites": sites})
+            with open(self._path, "ab+", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+                file.write("".join(json.dumps(one) + "\n" for one in lines).encode())
+                file.flush()
+                os.fsync(file.fileno())
 
 
 class SiteMemory:

@@ -19,6 +19,7 @@ from fairflare.engine import checks
 from fairflare.engine.aggregation import CheckSums, Combined, Total, Trained
 from fairflare.engine.gate import Verdict, reply_of
 from fairflare.engine.norms import SUM, norms_of
+from fairflare.privacy.referee import barred
 from fairflare.privacy.secure_sums import Ring, Scale, combine_updates, masked_sizes, passed_on
 from fairflare.privacy.sum_keys import NONE, PROOF, SEALED, SHARE, recover, self_masked, stream_of, threshold
 from fairflare.privacy.sum_protocol import ATTEMPTS, Sealed, SumRefused
@@ -72,7 +73,7 @@ class SelfMasked:
             sealed = {"of": self.of, "attempt": attempt, "covers": own}
             asked[holder] = Instruction("reveal", round, NOTHING, sealed=sealed)
         read = partial(_bytes_of, name="shares", sizes=[len(roster) * SHARE])
-        given, _, _ = checks.first_good(list(transport.exchange(asked)), read, round.number)
+        given, refused, _ = checks.first_good(list(transport.exchange(asked)), read, round.number)
         shares: list[dict[int, bytes]] = [{} for _ in roster]
         for point, holder in enumerate(roster, 1):
             for k, found in enumerate(shares if holder in given else ()):
@@ -82,7 +83,7 @@ class SelfMasked:
         try:
             self.seeds = dict(zip(roster, recover(shares, self.needed), strict=True))
         except SumRefused as reason:
-            return str(reason)
+            return f"{reason}{''.join(f'; {one.site}: {one.detail}' for one in list(refused.values())[:1])}"
         return ""
 
 
@@ -97,6 +98,7 @@ class ServerSums:
         vouched: (site, statement) -> whether the statement is the site's own.
         sizes: how many bytes a site's sealed numbers may have.
         sites: of the run, as the sites know them; see ``sum_keys.threshold``.
+        draws: whether the run draws its sites anew for every round.
     """
 
     pass_on: Callable[[Mapping[str, bytes]], Any]
@@ -106,6 +108,14 @@ class ServerSums:
     statements: dict[str, Sealed] = field(default_factory=dict)
     ring: Ring = field(default_factory=Ring)
     sites: int = 0
+    draws: bool = False
+
+    def __post_init__(self) -> None:
+        self._sets: dict[str, list[list[str]]] = {"numbers": [], "update": []}
+
+    def go_on(self, sets: Sequence[Sequence[str]]) -> None:
+        """Take the accepted sites of every round so far."""
+        self._sets = {of: [list(sites) for sites in sets] for of in self._sets}
 
     def learn(self, answers: Sequence[Answer]) -> list[checks.Rejection]:
         refused = []
@@ -136,7 +146,10 @@ class ServerSums:
         """Sum what the sites have whose ``answers`` say that they have trained."""
         ready, refused, _ = checks.first_good(answers, lambda answer: self._check_ready(answer, declared), round.number)
         rejections = checks.left_out(refused, ready)
-        first, read = sorted(ready), partial(_bytes_of, name="sum", sizes=self.sizes)
+        late = set[str]().union(*(barred(sets, round.number) for sets in self._sets.values() if not self.draws))
+        why = "it has left and entered the sums of this run too often, and waits"
+        rejections += [checks.Rejection(site, "set_entries", why) for site in sorted(late & ready.keys())]
+        first, read = sorted(ready.keys() - late), partial(_bytes_of, name="sum", sizes=self.sizes)
         masks = SelfMasked("numbers", threshold(len(first), self.sites))
         sealed, roster, lost, _ = self._ask(transport, "sum", first, round, read, {}, masks=masks)
         rejections += lost
@@ -208,6 +221,8 @@ class ServerSums:
                 continue
             if masks is not None and (reason := masks.reveal(transport, roster, attempt, round)):
                 return {}, [], rejections + [checks.Rejection(site, "sum", reason) for site in roster], answers
+            if masks is not None:
+                self._sets[masks.of].append(roster)
             return found, roster, rejections, answers
         few = f"{len(roster)} sites are left for a secure sum, {least} needed"
         why = few if len(roster) < least else "sites were silent, and the others are not asked again"

@@ -41,6 +41,7 @@ from fairflare.engine.evaluation import Condense, Predictions, answered, joined,
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import Asked, AskedAgain, SiteMemory, check_last, is_finite
 from fairflare.privacy.egress import Egress
+from fairflare.privacy.referee import Referee
 from fairflare.probes.base import Probe
 from fairflare.trainers.base import Trainer
 
@@ -75,6 +76,7 @@ class Site:
         alone: the model that it trains by itself; None: the run does not ask for the benefit of joining.
         clinical: says how well calibrated the model is that it uses; None: it does not.
         trees: its data -> answers of gradient boosting on its rows, for the benefit; None where there are none.
+        referee: looks at how many patients sums rest on; None: nothing leaves.
         trivial: its data -> split -> metrics of an answer that needs no network, to read the final model's beside.
     """
 
@@ -108,6 +110,7 @@ class Site:
     trivial: Callable[[SiteData], Mapping[str, Mapping[str, float]]] = lambda data: {}
     family: str = "bernoulli"
     ledger: Ledger | None = None
+    referee: Referee | None = None
 
     def __post_init__(self) -> None:
         self._findings: list[Finding] = []
@@ -235,6 +238,8 @@ class Site:
         scalars = self._measure(work, "received")
         clock.lap("probe")
         train_loss = self.trainer.train(work)
+        if self.referee is not None:
+            self.referee.check_support(work.support)
         clock.lap("train")
         scalars |= work.send_numbers | self._measure(work, "trained")
         update = difference(self.network, instruction.model, self.trainer.personal_entries(instruction.model))
@@ -327,6 +332,7 @@ class Site:
             clinical=None,
             alone=None,
             keeps_best=False,
+            referee=None,
         )
 
     def _benefit(self, instruction: Instruction) -> Answer:

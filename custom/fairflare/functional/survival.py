@@ -206,6 +206,21 @@ def partial_likelihood(
     return torch.tensor(value, dtype=torch.float64), torch.from_numpy(score), torch.from_numpy(information)
 
 
+def patient_weights(outcome: torch.Tensor, risk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each patient's weight (N,) in Cox's score: martingale residuals, and the part of others' events in them.
+
+    Of times and events (N, 2) and logarithms of relative risks (N,), with Breslow's ties. Therneau, Grambsch and
+    Fleming, Biometrika 77, 1990.
+    """
+    times, weight = outcome[:, 0].contiguous(), (risk - risk.max()).exp()
+    late = torch.argsort(times, descending=True)
+    at_risk = weight[late].cumsum(0)[torch.searchsorted(-times[late], -times, right=True) - 1]
+    jumps = torch.where(outcome[:, 1] == 1, 1 / at_risk, 0.0)
+    early = late.flip(0)
+    expected = weight * jumps[early].cumsum(0)[torch.searchsorted(times[early], times, right=True) - 1]
+    return outcome[:, 1] - expected, expected - weight * jumps
+
+
 def _moments(x: Array, weight: Array) -> tuple[float, Array, Array]:
     """Sums of weight, of weight x, and of weight x x'."""
     weighted = weight[:, None] * x

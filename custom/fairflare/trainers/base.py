@@ -78,7 +78,7 @@ class Trainer(ABC):
     """Why ``fewest`` is more than any example, in words."""
 
     def fewest(self, model: StateDict, min_count: int | None) -> int:
-        """The fewest training examples of a site whose update may leave it unmasked; of ``model`` only shapes count.
+        """The fewest training examples of a site whose update may leave it, masked too; of ``model`` only shapes count.
 
         ``min_count`` is the fewest patients of a group whose numbers may leave the site; None: none leave.
         """

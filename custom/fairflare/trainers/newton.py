@@ -68,6 +68,8 @@ class Newton(Trainer):
             "between": torch.outer(found.score, found.score),
             "own": self._own_fit(work, design, outcome),
         }
+        if work.family != "gaussian":  # whose sums say the same whatever the coefficients are
+            work.support = self._support(work, design, outcome)
         state = work.network.state_dict()
         for name, total in entries.items():
             state[name].copy_(total / found.examples)
@@ -102,6 +104,17 @@ class Newton(Trainer):
             return _padded(ml.Sums(design.new_zeros(()), design.new_zeros(p), design.new_zeros(p, p), len(outcome)), p)
         network.bias.data.fill_(alone)
         return _padded(ml.profiled(family, design, outcome, weight, alone), len(weight))
+
+    def _support(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Kind of sum -> the weight of each patient in it (N,), at the coefficients that were received."""
+        network: Any = work.network
+        predictor = design @ network.weight.detach().cpu() + network.bias.detach().cpu()
+        if work.family == COX:
+            cox: Any = importlib.import_module(ml.COX_SUMS)
+            return dict(zip(("score", "expected"), cox.patient_weights(outcome, predictor), strict=True))
+        family, outcome = family_of(work.family, outcome)
+        terms = family(predictor, outcome)
+        return {"score": terms.slope, "information": terms.curvature}
 
     def correct(self, model: StateDict, combined: StateDict, state: ServerState, info: Info) -> StateDict:
         """Newton's next parameters, or, where the last step made the likelihood much worse, half of that step."""
@@ -335,6 +348,16 @@ class NegativeBinomial(Newton):
             information = information - torch.outer(with_own, with_own) / with_own[-2]
             information[-2], information[:, -2], score[-2] = 0.0, 0.0, 0.0
         return ml.Sums(found.value.sum(), score, information, len(counts))
+
+    def _support(self, work: LocalWork, design: torch.Tensor, outcome: torch.Tensor) -> dict[str, torch.Tensor]:
+        network: Any = work.network
+        if not float(network.best[1]):
+            return super()._support(work, design, outcome)
+        offset = outcome[:, 1].log() if outcome.dim() > 1 else torch.zeros_like(outcome)
+        counts = family_of("poisson", outcome)[1]
+        predictor = design @ network.weight.detach().cpu() + network.bias.detach().cpu()
+        terms = _terms(offset, float(network.log_sd.detach()))(predictor, counts)
+        return {"score": terms.slope, "information": terms.curvature}
 
     def dropped(self, information: torch.Tensor) -> torch.Tensor:
         found = super().dropped(information)

@@ -30,7 +30,7 @@ from fairflare.engine.files import AUDIT, CONFIG, MOST_JSON, read_bytes, save_js
 from fairflare.engine.gate import Gate, SumsCheck
 from fairflare.engine.loop import Federation, Observer
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.at_site import PLAIN, benefit_reports, build_site, leaves, shape_of, summed, view_of
+from fairflare.engine.setup.at_site import PLAIN, benefit_reports, build_site, draws, leaves, shape_of, summed, view_of
 from fairflare.engine.setup.config import RunConfig, composed_title, site_of_client
 from fairflare.engine.setup.config_checks import refuse_pooling
 from fairflare.engine.setup.parts import Parts, keep
@@ -171,6 +171,7 @@ def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregatio
         least=max(config.min_sites, LEAST),
         ring=Ring(config.mask_bits, parts.trainable),
         sites=len(parts.task.sites()) - bool(config.leave_out),
+        draws=draws(parts),
     )
 
 

@@ -27,12 +27,24 @@ from fairflare.engine.alone import SHARE, Alone
 from fairflare.engine.benefit import reports
 from fairflare.engine.checks import NO_CHOICE
 from fairflare.engine.clinical import NOTHING, ClinicalAtSite, View
-from fairflare.engine.memory import AFTER_ENDING, ASKED_ENDING, SPENT_ENDING, Asked, SiteMemory, SpentFile, beside
+from fairflare.engine.memory import (
+    AFTER_ENDING,
+    ANSWERED_ENDING,
+    ASKED_ENDING,
+    SPENT_ENDING,
+    AnsweredFile,
+    Asked,
+    SiteMemory,
+    SpentFile,
+    beside,
+)
 from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.run_config import RunConfig, site_of_client
 from fairflare.engine.setup.site_parts import Parts, shape, step_of
 from fairflare.engine.site import Site
+from fairflare.participation import Selector
 from fairflare.privacy.egress import Egress
+from fairflare.privacy.referee import Forgetful, Referee, named
 from fairflare.privacy.secure_sums import NONE, Credentials, masked_sizes, module_of, number_scheme, sealed_sizes
 from fairflare.tasks.base import Task
 from fairflare.tasks.kind import trivial_results
@@ -112,6 +124,14 @@ def build_site(
     if own and parts.trainer.private and config.settings.get("trainer.draws") == "seed":
         raise DataError("privacy", f"site {name}: trainer.draws: expected system on a site's own data, got seed")
     kept, home = SiteMemory(memory), ledger or (memory and memory.with_suffix(""))
+    history = Forgetful() if home is None else AnsweredFile(home.with_name(home.name + ANSWERED_ENDING))
+    referee = Referee(
+        run=spender(config),
+        subject=named(config.task, config.preset, config.options),
+        exact=parts.trainer.sums_only,
+        draws=draws(parts),
+        history=history,
+    )
     untrained = importlib.import_module(EXTERNAL).constant_results if config.evaluation else trivial_results
     return Site(
         name=name,
@@ -139,12 +159,18 @@ def build_site(
         tell=tell,
         describe=(lambda data: {}) if config.evaluation else described,
         aggregation=site_part(
-            config, parts, name, kept, credentials or Credentials(), _spent(config, home, " hospital")
+            config, parts, name, kept, credentials or Credentials(), _spent(config, home, " hospital"), referee
         ),
+        referee=referee,
         receives=parts.received_tensors,
         family=parts.task.kind.family or Site.family,
         ledger=_spent(config, home) if parts.trainer.private else None,
     )
+
+
+def draws(parts: Parts) -> bool:
+    """Whether the run draws its sites anew for every round."""
+    return type(parts.selector).select is not Selector.select
 
 
 def spender(config: RunConfig) -> str:
@@ -165,10 +191,10 @@ def _look(
         found, data = importlib.import_module(EXTERNAL).look(parts.task, site, own, parts.grouping, min_count)
     else:
         found, data = preflight(parts.task, site, own, parts.grouping, min_count, parts.needs, config.accept)
-        if data is not None and config.secure_sum == NONE:
+        if data is not None:
             n, least = data.size("train"), parts.trainer.fewest(parts.model, min_count)
             if n < least:
-                text = f"{n} examples, at least {least} are needed: {parts.trainer.few} (or run with secure_sum)"
+                text = f"{n} examples, at least {least} are needed: {parts.trainer.few}"
                 return [Finding("error", "few_examples", "train", n, text), *found], None
     return found, data.on(device) if data is not None else None
 
@@ -274,7 +300,13 @@ def summed(rule: Rule) -> SummedRule:
 
 
 def site_part(
-    config: RunConfig, parts: Parts, name: str, kept: SiteMemory, own: Credentials, spent: SpentFile | None = None
+    config: RunConfig,
+    parts: Parts,
+    name: str,
+    kept: SiteMemory,
+    own: Credentials,
+    spent: SpentFile | None = None,
+    referee: Referee | None = None,
 ) -> SitePart:
     """What seals and masks the answers of the site ``name``, or sends them as they are; raises as ``summed``."""
     if config.secure_sum == NONE:
@@ -293,7 +325,8 @@ def site_part(
     if config.site_epsilon:
         budget = (config.site_clip, config.site_epsilon, config.site_delta, config.site_colluders)
         noise = importlib.import_module(SITE_NOISE).SiteNoise(*budget, config.training["rounds"], spent)
-    return SiteSums(summed(parts.rule), scheme, keys, kept, scalars, config.min_sites, config.federation, ring, noise)
+    about = (config.min_sites, config.federation, ring, noise, referee)
+    return SiteSums(summed(parts.rule), scheme, keys, kept, scalars, *about)
 
 
 def new_credentials(config: RunConfig) -> tuple[Credentials, Credentials]:
