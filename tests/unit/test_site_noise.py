@@ -93,7 +93,11 @@ def test_a_round_of_masked_sums_has_the_noise_that_was_planned(tmp_path):
     ledgers = sorted((tmp_path / "noisy" / "sites").glob("*.privacy.json"))
     (spent,) = json.loads(ledgers[0].read_text())["runs"].values()
     assert len(ledgers) == SITES and spent["epsilon"] <= 8.0 and spent["spent"] == [[pytest.approx(sigma), 1.0, 1]]
-    caveats = write_report(tmp_path / "noisy")["detail"]["caveats"]
+    report = write_report(tmp_path / "noisy")
+    assert [(one["n_train"], one["n_test"], one["metrics"]) for one in report["sites"].values()] == [
+        (None, None, {})
+    ] * 8
+    caveats = report["detail"]["caveats"]
     assert any("epsilon = 8 at delta = 1e-05" in text and "no more than 1 of them" in text for text in caveats)
 
 

@@ -204,7 +204,8 @@ def task_option(command: Callable[..., None]) -> Callable[..., None]:
         else:
             chosen, own = own_data(**told)
         folds = click.get_current_context().info_name == "join"  # whose folds have no best round
-        planned = plan_values(plan, chosen, {**values, "best_by": "none"} if folds else values)
+        named = {"trainer": others["trainer"]} if others.get("trainer") else {}
+        planned = plan_values(plan, chosen, {**values, **named, **({"best_by": "none"} if folds else {})})
         command(task=chosen, values=without_sites(united(beneath(own, values), planned), without), **others)
 
     return with_task
@@ -408,8 +409,13 @@ def plan_values(plan: Path | None, task: str, given: Values) -> Values:
     """The settings of a plan's file, but for those that the user has ``given`` or that mean nothing beside them."""
     if plan is None:
         return {}
+    from fairflare.core import registry
     from fairflare.engine.setup.plans import BESIDE, read_plan
 
+    trainer = str(given.get("trainer", given.get("run.trainer", "")))
+    private = trainer in registry.trainers() and registry.get_trainer(trainer).private
+    if private or any(key in given for key in ("site_epsilon", "run.site_epsilon")):
+        raise UserError(f"--plan {plan.name}: expected none with a privacy budget, which does not cover fingerprints")
     kind, values = read_plan(plan)
     if task.partition(":")[0] != kind:
         raise UserError(f"--plan {plan.name}: is of {kind} data, expected {task.partition(':')[0]}")

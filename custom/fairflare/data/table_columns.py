@@ -23,13 +23,22 @@ from fairflare.core.errors import UserError
 from fairflare.core.types import MOST_EXAMPLES
 from fairflare.core.validation import CONTROL, check_plain, expected, in_order, shown, some, unlisted
 from fairflare.data.inputs import Scaling
-from fairflare.data.readers.table_features import LONGEST_VALUE, Columns, Feature, gaps_of, parsed, plain, stacked
+from fairflare.data.readers.table_features import (
+    LARGEST,
+    LONGEST_VALUE,
+    Columns,
+    Feature,
+    gaps_of,
+    parsed,
+    plain,
+    stacked,
+)
 
 KEYS: Mapping[str, tuple[str, ...]] = {
-    "number": (),
+    "number": ("range",),
     "category": ("levels",),
     "yes_no": ("yes", "no"),
-    "days": ("since",),
+    "days": ("since", "range"),
 }
 """Kind of column -> its keys beside "kind", "missing" and "codes"."""
 MOST_LEVELS = 1000
@@ -47,6 +56,8 @@ class Column:
         yes: words in small letters that count as 1.
         no: as 0.
         since: the date column that days are counted from.
+        range: lowest and highest number, from a data dictionary and not from the data: one beyond counts as the nearer.
+            Empty: not known.
         missing: whether a further feature says that the cell is empty.
         codes: cells that count as empty, such as 999.
     """
@@ -56,12 +67,15 @@ class Column:
     yes: tuple[str, ...] = ()
     no: tuple[str, ...] = ()
     since: str = ""
+    range: tuple[float, ...] = ()
     missing: bool = False
     codes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         values = {key: getattr(self, key) for key in KEYS[self.kind]}
         known = {key: one if isinstance(one, str) else list(one) for key, one in values.items() if one is not None}
+        if not self.range:
+            known.pop("range", None)
         more = {"missing": self.missing, "codes": list(self.codes)}
         return {"kind": self.kind, **known, **{key: one for key, one in more.items() if one}}
 
@@ -115,7 +129,15 @@ def _column(key: str, content: Any) -> Column:
     if kind == "days":
         expected(f"{key}: since", isinstance(since, str) and bool(since.strip()), "a date column's name", since)
     codes = tuple(map(plain, _texts(f"{key}: codes", content.get("codes", []))))
-    return Column(kind, levels, yes, no, since, missing, codes)
+    return Column(kind, levels, yes, no, since, _range(f"{key}: range", content.get("range")), missing, codes)
+
+
+def _range(key: str, found: Any) -> tuple[float, ...]:
+    if found is None:
+        return ()
+    fits = isinstance(found, list) and len(found) == 2 and all(type(one) in (int, float) for one in found)
+    expected(key, fits and -LARGEST < found[0] < found[1] < LARGEST, "[lowest, highest], two finite numbers", found)
+    return tuple(map(float, found))
 
 
 def _texts(key: str, found: Any) -> tuple[str, ...]:
@@ -159,7 +181,7 @@ def features_of(names: Sequence[str], columns: Known) -> tuple[tuple[Feature, ..
         elif one.kind == "yes_no":
             marks.append(Feature(name, one.yes, no=one.no))
         else:
-            numbers.append(Feature(name, since=one.since))
+            numbers.append(Feature(name, since=one.since, limits=one.range))
         if one.missing:
             marks.append(Feature(name, missing=True, since=one.since))
     return tuple(numbers), tuple(marks)
@@ -186,6 +208,19 @@ def read_scaling(text: str, n: int) -> Scaling | None:
     except (ValueError, RecursionError):
         raise UserError(f"scaling: expected {SITE} or JSON, got {shown(text)}") from None
     return Scaling.from_json(content, n)
+
+
+WIDTHS = 4
+"""Spreads that a range is wide: a number is scaled to lie between -2 and 2."""
+
+
+def by_range(numbers: Sequence[Feature]) -> Scaling | None:
+    """The scaling by the ranges of ``numbers`` alone, whose middle becomes 0 and fills gaps; None: one has no range."""
+    if not all(one.limits for one in numbers):
+        return None
+    low, high = (torch.tensor([one.limits[end] for one in numbers], dtype=torch.float64) for end in (0, 1))
+    middle = (low + high) / 2
+    return Scaling(middle, middle, (high - low) / WIDTHS)
 
 
 DIGITS = 9

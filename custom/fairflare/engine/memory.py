@@ -28,11 +28,13 @@ AFTER_ENDING, ASKED_ENDING, INPUTS_ENDING = ".after.json", ".asked.json", ".inpu
 """Of what a site has fitted, of what it was asked for, after the last round, and of what prepares new inputs."""
 ALONE_ENDING, WORK_ENDING = f".solo{files.SUFFIX}", f".solo-work{files.SUFFIX}"
 """Of a model that a site has trained alone, or is training, with what the training goes on from."""
+RESULTS_ENDING = ".results.json"
+"""Of a site's own results, in a run whose privacy budget lets none of them leave without noise."""
 SPENT_ENDING = ".privacy.json"
 """What the name of a site's file of spent privacy budgets ends in; no run's end takes it away."""
 ANSWERED_ENDING = ".answered.jsonl"
 """Of the history of secure sums that a site has answered, over jobs."""
-ENDINGS = (AFTER_ENDING, ASKED_ENDING, INPUTS_ENDING, ALONE_ENDING, WORK_ENDING)
+ENDINGS = (AFTER_ENDING, ASKED_ENDING, INPUTS_ENDING, ALONE_ENDING, WORK_ENDING, RESULTS_ENDING)
 WAIT = 30.0
 """Seconds that a job which continues a federation gives the process of the job before to end."""
 
@@ -183,6 +185,11 @@ class SiteMemory:
         """Write what the site needs to prepare new inputs beside the memory's file, where there is one."""
         if self._path is not None and content:
             files.save_json(beside(self._path, INPUTS_ENDING), content)
+
+    def save_results(self, content: Mapping[str, Any]) -> None:
+        """Write the site's own results, which stay there, beside the memory's file, where there is one."""
+        if self._path is not None:
+            files.save_json(beside(self._path, RESULTS_ENDING), content)
 
     def has(self, round: int) -> bool:
         return bool(self._rounds.get(round))

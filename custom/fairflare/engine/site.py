@@ -40,6 +40,7 @@ from fairflare.engine.clinical import ClinicalAtSite
 from fairflare.engine.evaluation import Condense, Predictions, answered, joined, over_patients, predict, results
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import Asked, AskedAgain, SiteMemory, check_last, is_finite
+from fairflare.privacy.disclosure import Budget, disclosed
 from fairflare.privacy.egress import Egress
 from fairflare.privacy.referee import Referee
 from fairflare.probes.base import Probe
@@ -47,9 +48,11 @@ from fairflare.trainers.base import Trainer
 
 if TYPE_CHECKING:
     from fairflare.engine.after.site import AfterAtSite
+    from fairflare.privacy.differential_privacy import RecordBudget
     from fairflare.tasks.base import Task
 
 TRAINED = "trained model"
+UNUSABLE = "data: this site's data cannot be used; its own preflight has the reasons"
 IN_ROUNDS = ("train", "compare", "sum", "weigh", "reveal")
 """The exchanges of a round."""
 
@@ -78,6 +81,9 @@ class Site:
         trees: its data -> answers of gradient boosting on its rows, for the benefit; None where there are none.
         referee: looks at how many patients sums rest on; None: nothing leaves.
         trivial: its data -> split -> metrics of an answer that needs no network, to read the final model's beside.
+        ledger: what a private trainer has spent.
+        budget: whom the run's privacy budget protects; then what leaves is what ``privacy.disclosure`` lists.
+        records: makes the noised numbers of a budget of records; None in any other run.
     """
 
     name: str
@@ -111,6 +117,8 @@ class Site:
     family: str = "bernoulli"
     ledger: Ledger | None = None
     referee: Referee | None = None
+    budget: Budget = ""
+    records: RecordBudget | None = None
 
     def __post_init__(self) -> None:
         self._findings: list[Finding] = []
@@ -209,10 +217,13 @@ class Site:
             for finding in memory_findings(self.execution, self.network, *self._trial()):
                 found.append(finding)
                 self.tell(finding)
-        n = _count(self.data) if self.data is not None else None
+        n = self._count(self.data) if self.data is not None else None
         metrics = {"findings": packed(found, self.min_count), "versions": all_versions()}
         sealed = self.aggregation.statement()
-        return Answer(self.name, instruction.round.number, n_examples=n, metrics=metrics, sealed=sealed)
+        answer = Answer(self.name, instruction.round.number, n_examples=n, metrics=metrics, sealed=sealed)
+        if self.budget and self.data is None:
+            return Answer(self.name, instruction.round.number, error=UNUSABLE)
+        return disclosed(answer, "preflight", self.budget)
 
     @property
     def _examples(self) -> SiteData:
@@ -222,6 +233,11 @@ class Site:
         if self._prepared is None or self._prepared[0] is not self.data:
             self._prepared = self.data, self.trainer.site_data(self.data)
         return self._prepared[1]
+
+    def _count(self, data: SiteData) -> int:
+        """Training examples, with noise under a budget of records; of a site that only evaluates, cases."""
+        n = data.size("train") or data.size("test")
+        return n if self.records is None else self.records.count(n)
 
     def _trial(self) -> tuple[Batch, Objective]:
         batch = next(iter(self._examples.training(self.training.batch_size, 0))).to(self.execution.device)
@@ -249,7 +265,7 @@ class Site:
             site=self.name,
             round=instruction.round.number,
             update=update,
-            n_examples=self._examples.size("train"),
+            n_examples=self._count(self._examples),
             scalars=scalars,
             steps=work.steps,
             tensors={key: plainly(value) for key, value in flat(work.send_tensors).items()},
@@ -257,7 +273,7 @@ class Site:
             metrics=finite(metrics | {"train_loss": train_loss}),
             seconds=clock.laps,
         )
-        return self.aggregation.trained(answer, instruction)
+        return self.aggregation.trained(disclosed(answer, "train", self.budget), instruction)
 
     def _compare(self, instruction: Instruction) -> Answer:
         """The second exchange: measure the model that this round trained against the rule's anchor."""
@@ -283,9 +299,20 @@ class Site:
         used, clinical = instruction.model if own is None else own, dict[str, float]()
         if self.clinical is not None and cases is not None and self.asked.is_of(model_hash(used)):
             clinical = self.clinical.of_model(cases)
-        n, metrics = _count(self._examples), shared | self._trivial(instruction)
+        n, metrics = self._count(self._examples), shared | self._trivial(instruction)
         found: dict[str, Any] = {"n_examples": n, "metrics": metrics, "personal": personal, "clinical": clinical}
-        return Answer(self.name, instruction.round.number, **found)
+        if self.budget:
+            self.memory.save_results({name: one for name, one in found.items() if name != "n_examples"})
+            found["metrics"] = self._noised(instruction)
+        return disclosed(Answer(self.name, instruction.round.number, **found), "evaluate", self.budget)
+
+    def _noised(self, instruction: Instruction) -> dict[str, Any]:
+        """What the budget releases of the results of the model that the site uses after the last round."""
+        if self.records is None or not self._is_final(instruction.round) or not instruction.orders.get(IN_USE):
+            return {}
+        self.network.load_state_dict(instruction.model)
+        outputs, targets, _ = self._predict("test")
+        return self.records.results(model_hash(instruction.model), self.scoring, outputs, targets)
 
     def _calibrate(self, instruction: Instruction) -> Answer:
         """Sums over calibration cases, in the clear or sealed; raises AskedAgain."""
@@ -478,11 +505,6 @@ class Site:
     def _predict(self, split: SplitName, condense: Condense | None = None) -> Predictions:
         batches, way = self._examples.fixed(split, self.training.batch_size), condense or self.scoring.condense
         return predict(self.network, batches, self.execution.device, way, self.stop_if_aborted)
-
-
-def _count(data: SiteData) -> int:
-    """Training examples; of a site that only evaluates, cases."""
-    return data.size("train") or data.size("test")
 
 
 def difference(network: nn.Module, received: StateDict, personal: frozenset[str] = frozenset()) -> StateDict:

@@ -164,7 +164,7 @@ class Table:
 
 
 def _feature(content: Mapping[str, Any]) -> Feature:
-    return Feature(**{**content, **{key: tuple(content.get(key, ())) for key in ("values", "no")}})
+    return Feature(**{**content, **{key: tuple(content.get(key, ())) for key in ("values", "no", "limits")}})
 
 
 @torch.no_grad()

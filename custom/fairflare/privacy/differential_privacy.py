@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -74,14 +74,22 @@ def _of_a_step(noise: float, rate: float) -> Any:
 
 
 @lru_cache(maxsize=256)
-def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    """The least noise with which ``steps`` stay within the budget, to a part in 10,000; raises UserError for none."""
+def noise_for(epsilon: float, delta: float, rate: float, steps: int, spent: tuple[Mechanism, ...] = ()) -> float:
+    """The least noise with which ``steps`` after ``spent`` stay within the budget, to a part in 10,000.
+
+    Raises:
+        UserError: no noise does.
+    """
+
+    def keeps(noise: float) -> bool:
+        return epsilon_of([*spent, Mechanism(noise, rate, steps)], delta) <= epsilon
+
     low, high = LEAST, 1e6
-    if epsilon_of([Mechanism(high, rate, steps)], delta) > epsilon:
+    if not keeps(high):
         raise UserError(f"epsilon: expected one that some noise can keep to over {steps} steps, got {epsilon:g}")
     while high > low * 1.0001:
         middle = (low * high) ** 0.5
-        low, high = (low, middle) if epsilon_of([Mechanism(middle, rate, steps)], delta) <= epsilon else (middle, high)
+        low, high = (low, middle) if keeps(middle) else (middle, high)
     return high
 
 
@@ -110,6 +118,155 @@ class Draws:
 
         drawn = ndtri(self.uniform(4 * like.numel())).reshape(4, -1).sum(0) / 2
         return torch.from_numpy(drawn).reshape(like.shape).to(like)
+
+
+COUNT_SHARE = 0.2
+"""Of epsilon, which the number of training examples would cost by itself; composed with the training it costs less."""
+TRAIN, TEST = "spent", "results"
+"""Keys of a ledger under which the mechanisms on training records lie, and those on test records."""
+
+
+@dataclass(frozen=True)
+class RecordBudget:
+    """What a site has told of its records in a run, and the two numbers that it tells beside its updates.
+
+    A record is in one split alone, whatever the others are, so that mechanisms on different splits compose in parallel
+    (McSherry, SIGMOD 2009): epsilon is the larger one of the two.
+
+    Attributes:
+        epsilon: of each record over the run.
+        delta: the chance that goes with it.
+        ledger: keeps what was spent and released, which survives a restart.
+        draws: purpose -> where its noise comes from.
+    """
+
+    epsilon: float
+    delta: float
+    ledger: Ledger
+    draws: Callable[[str], Draws]
+
+    def spent(self, split: str = TRAIN) -> list[Mechanism]:
+        """Every mechanism on a split so far, those included that were asked for again."""
+        rows = self.ledger.read().get(split, ())
+        return [Mechanism(float(noise), float(rate), int(steps)) for noise, rate, steps in rows]
+
+    def charged(self) -> float:
+        """The epsilon that goes with all that was spent."""
+        return max(epsilon_of(self.spent(split), self.delta) for split in (TRAIN, TEST))
+
+    def charge(self, one: Mechanism, split: str = TRAIN, **released: Any) -> bool:
+        """Write ``one`` to the ledger, with what it releases; False, without writing, where epsilon is passed."""
+        spent = [*self.spent(split), one]
+        if epsilon_of(spent, self.delta) > self.epsilon:
+            return False
+        rows = [[each.noise, each.rate, each.steps] for each in spent]
+        content = {**self.ledger.read(), **released, split: rows, "budget": self.epsilon, "delta": self.delta}
+        now = max(epsilon_of(spent, self.delta), epsilon_of(self.spent(TEST if split == TRAIN else TRAIN), self.delta))
+        self.ledger.write({**content, "epsilon": now})
+        return True
+
+    def count(self, n: int) -> int:
+        """The number of training examples with Gaussian noise, at least 1: drawn once in a run, the same ever after."""
+        kept = self.ledger.read().get("count")
+        if kept is None:
+            one = Mechanism(noise_for(COUNT_SHARE * self.epsilon, self.delta, 1.0, 1), 1.0, 1)
+            noise = float(self.draws("count").normal(torch.zeros(1, dtype=torch.float64)))
+            kept = max(1, round(n + one.noise * noise))
+            if not self.charge(one, count=kept):
+                raise EgressRefused(RECORDS_SPENT)
+        return int(kept)
+
+    def results(self, model: str, scoring: Any, outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
+        """Noised results of a model on the test split, by ``noised_results``; {} for a second model.
+
+        Args:
+            model: its hash. What was released of a model is released again as it was.
+            scoring: the task.
+            outputs: (N, ...) condensed, as its metrics take them.
+            targets: (N, ...).
+        """
+        kept = self.ledger.read().get("released", {})
+        if not kept:
+            one = Mechanism(noise_for(self.epsilon, self.delta, 1.0, 1), 1.0, 1)
+            found = noised_results(scoring, outputs, targets, one.noise, self.draws("results"))
+            kept = {"model": model, "metrics": found}
+            if not self.charge(one, TEST, released=kept):
+                return {}
+        return dict(kept["metrics"]) if kept["model"] == model else {}
+
+
+RECORDS_SPENT = "privacy budget spent: this site takes no further part"
+EDGES = (0.0, 0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 1.0)
+"""Of the bins of a risk. A threshold of 1/2 lies between two."""
+SURE, UNSURE = 0.75, 0.55
+"""Probabilities of a predicted class, which no metric of the predicted classes alone depends on."""
+MOST_CASES = 100_000
+
+
+def noised_results(
+    scoring: Any, outputs: torch.Tensor, targets: torch.Tensor, noise: float, draws: Draws
+) -> dict[str, Any]:
+    """ "test" -> metrics and "n" -> "test" -> cases, which one Gaussian mechanism on the test split releases.
+
+    With classes: a histogram of the cases, by class and bin of the risk where there are two classes, else by class and
+    predicted class. A record is in one cell, so that noise of standard deviation ``noise`` is added to each count. The
+    metrics are those of as many cases as the noised counts say, in the middle of their bins; of more than two classes
+    only metrics that do not depend on how sure the model is. Without classes: means of those metrics of a case that lie
+    in [0, 1], as one vector with the number of cases.
+    """
+    if len(targets):  # a record whose output is not finite is left out, and takes no other one along
+        fine = torch.isfinite(outputs.reshape(len(outputs), -1)).all(1)
+        outputs, targets = outputs[fine], targets[fine]
+    if not scoring.kind.has_classes:
+        return _noised_means(scoring, outputs, targets, noise, draws)
+    n_classes = len(scoring.classes)
+    at = _cells(outputs, n_classes) if len(targets) else torch.empty(0, dtype=torch.int64)
+    n_cells = len(EDGES) - 1 if n_classes == 2 else n_classes
+    counts = torch.bincount(at * n_classes + targets.long(), minlength=n_cells * n_classes).double()
+    counts = (counts + noise * draws.normal(counts)).clamp(min=0).round()
+    n = float(counts.sum())
+    if not n:
+        return {"test": {}, "n": {"test": 0.0}}
+    whole = (counts * min(1.0, MOST_CASES / n)).round().long()
+    places = torch.repeat_interleave(torch.arange(len(whole)), whole)
+    cell, label = places // n_classes, places % n_classes
+    found = [scoring.evaluate(_logits(cell, n_classes, sure), label) for sure in (SURE, UNSURE)]
+    same = {name: value for name, value in found[0].items() if found[1].get(name) == value}
+    return {"test": {name: float(value) for name, value in same.items()}, "n": {"test": n}}
+
+
+def _cells(outputs: torch.Tensor, n_classes: int) -> torch.Tensor:
+    """(N,) the bin of the second class's risk, or the predicted class."""
+    if n_classes != 2:
+        return outputs.argmax(1)
+    risks = outputs.double().softmax(1)[:, 1].contiguous()
+    return torch.bucketize(risks, torch.tensor(EDGES[1:-1], dtype=torch.float64), right=True)
+
+
+def _logits(cells: torch.Tensor, n_classes: int, sure: float) -> torch.Tensor:
+    """(N, C) of cases in the middle of their cells."""
+    if n_classes == 2:
+        edges = torch.tensor(EDGES, dtype=torch.float64)
+        risks = ((edges[1:] + edges[:-1]) / 2)[cells]
+        return torch.stack((1 - risks, risks), dim=1).log().float()
+    rest = (1 - sure) / (n_classes - 1)
+    others = torch.full((len(cells), n_classes), rest, dtype=torch.float64)
+    return others.scatter_(1, cells[:, None], sure).log().float()
+
+
+def _noised_means(
+    scoring: Any, outputs: torch.Tensor, targets: torch.Tensor, noise: float, draws: Draws
+) -> dict[str, Any]:
+    chosen = [one for one in map(scoring.metric, scoring.metrics) if one.each is not None and one.range == (0.0, 1.0)]
+    sums = torch.zeros(1 + len(chosen), dtype=torch.float64)
+    for row in range(len(targets)):  # one by one: no record's score depends on another's
+        case = scoring.kind.cases(outputs[row : row + 1], targets[row : row + 1], scoring.classes)
+        each = [1.0, *(float(one.each(case)[0]) for one in chosen if one.each is not None)]
+        sums += torch.tensor(each, dtype=torch.float64).nan_to_num(0.0).clamp(0, 1)
+    sums += noise * math.sqrt(len(sums)) * draws.normal(sums)
+    n = max(1.0, float(sums[0].round()))
+    means = {one.name: min(max(float(value) / n, 0.0), 1.0) for one, value in zip(chosen, sums[1:], strict=True)}
+    return {"test": means, "n": {"test": n}}
 
 
 SPENT = "privacy budget of the hospital spent: it takes no further part"

@@ -18,6 +18,7 @@ from fairflare.core.manifest import NAMES, TEXT
 from fairflare.core.metric import named
 from fairflare.core.schema import MASKED, PHASES, SPLITS, Answer, Slot, Spec, answer_fields, wrong_tensors
 from fairflare.core.types import INTERVALS, MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, StateDict
+from fairflare.privacy.disclosure import Budget, disclosed
 from fairflare.privacy.sum_keys import KEY, PROOF, SELF_MASK, SHARES, is_certificates
 
 SIGNATURE = re.compile(r"[A-Za-z0-9+/=]{1,1024}")
@@ -43,6 +44,7 @@ class Egress:
         sealed_sums: how many bytes these sums may have when they are sealed.
         benefit: numbers of the benefit of joining for the site; none: the run does not ask for it.
         clinical: raises an exception unless given numbers of calibration and decisions that may leave; None: none may.
+        budget: whom the run's privacy budget protects, see ``disclosure``.
     """
 
     model: StateDict
@@ -57,6 +59,7 @@ class Egress:
     sealed_sums: range = range(0)
     benefit: tuple[Number, ...] = ()
     clinical: Callable[[Any, bool], Any] | None = None
+    budget: Budget = ""
 
     def check(self, task: str, answer: Answer) -> None:
         """Raise EgressRefused unless every field of an answer to ``task`` is on the list; masks come after this."""
@@ -64,6 +67,11 @@ class Egress:
             raise EgressRefused(
                 f"weights in an answer to {task}" if answer.update is not None else "no weights after training"
             )
+        if self.budget:
+            allowed = disclosed(answer, task, self.budget)
+            for name in answer_fields():
+                if name != "update" and getattr(answer, name) != getattr(allowed, name):
+                    raise EgressRefused(f"{name}: more than the privacy budget covers")
         for name, spec in answer_fields().items():
             here = spec.travels(task, secure=bool(self.sealed))
             CHECKS[spec.kind_in(task)](self, getattr(answer, name), _Field(name, spec, task, here))

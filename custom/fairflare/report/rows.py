@@ -48,7 +48,7 @@ def _site_row(trail: Trail, site: str, description: str, headline: str) -> Json:
     return {
         "site": site,
         "description": description,
-        "n_examples": accepted[-1]["accepted"][site].get("n_examples") if accepted else None,
+        "n_examples": accepted[-1]["accepted"][site].get("n_examples") if accepted and not _equal(trail) else None,
         **{f"n_{split}": number(_part(splits, "n").get(split)) for split in ("val", "test")},
         "value": number(test.get(headline)),
         "val": val,
@@ -60,6 +60,11 @@ def _site_row(trail: Trail, site: str, description: str, headline: str) -> Json:
         "rejected": len(refusals),
         "codes": dict(sorted(Counter(str(refusal.get("code")) for refusal in refusals).items())),
     }
+
+
+def _equal(trail: Trail) -> bool:
+    """Whether every site reported the same number of examples and steps, as under a hospital's privacy budget."""
+    return "site_privacy" in trail.start
 
 
 def intervals_of(splits: Mapping[str, Any]) -> Json:
@@ -131,6 +136,7 @@ def number_sections(trail: Trail, sites: Sequence[str], declared: Mapping[str, A
 
     last = {site: record for record in trail.rounds for site in (record.get("accepted") or {})}
     held = {site: _held(last[site]["accepted"][site] or {}, answer_fields()) for site in sites if site in last}
+    held = {} if _equal(trail) else held
     families: dict[str, dict[str, None]] = {}
     for values in held.values():
         for name in values:

@@ -35,18 +35,18 @@ POOLED_CAVEAT = (
     "simulated and published data, which no federation could compute."
 )
 PRIVATE_CAVEAT = (
-    "Training was differentially private for every record of a site's training split, where neighbours differ by one "
-    "record. The epsilon that each site spent stands among the numbers of the sites (with secure sums it stays there), "
-    "for the delta among the settings. Not covered: numbers of examples, steps and times, how a table was scaled, the "
-    "choice of settings, what is said of validation and test splits, and a patient with several records as a whole."
+    "Training was differentially private: neighbouring runs differ in one record of one site. Numbers of examples and "
+    "results on test records have noise of the same budget; sites keep all other results. The epsilon that each site "
+    "spent is among the numbers of the sites (with secure sums it stays there), delta among the settings. Not covered: "
+    "who takes part, times, the choice of settings, and a patient with several records as a whole."
 )
 SEEDED_CAVEAT = "Samples and noise of the private training came from the run's seed: this run protects nobody."
 NO_BUDGET = ("epsilon", "delta", "colluders")
 SITE_CAVEAT = (
     "What this run's sums tell of a hospital's updates keeps to epsilon = {epsilon:g} at delta = {delta:g}, against "
     "the server, readers of the model and the other hospitals, as long as no more than {colluders} of them tell their "
-    "share of the noise or drop out of a sum. Neighbouring runs differ in one hospital, whose updates are zero. Not "
-    "covered: numbers of examples, who takes part, and all results on test splits."
+    "share of the noise or drop out of a sum. Neighbouring runs differ in one hospital, whose updates are zero. All "
+    "hospitals weigh alike and keep their results. Not covered: who takes part, times, and the choice of settings."
 )
 Json = dict[str, Any]
 

@@ -6,13 +6,14 @@
                 the task's optimizer steps along g
 
 Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, https://arxiv.org/abs/1607.00133, Algorithm 1, with
-Opacus's gradients per example. What leaves the site beside the model is n, the number of steps, epsilon, times, and
-metrics of splits that the model was not trained on.
+Opacus's gradients per example. n is the number of training examples with noise, which is charged to the same budget:
+chance, steps and the site's weight follow from it. What else leaves the site ``privacy.disclosure`` lists.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -22,15 +23,15 @@ import torch
 from fairflare.core.errors import UserError
 from fairflare.core.registry import trainer
 from fairflare.core.seeds import derive
-from fairflare.core.types import Cost, LocalWork, Number, Offer, Training
+from fairflare.core.types import Cost, Ledger, LocalWork, Number, Offer, Training
 from fairflare.core.validation import Range
-from fairflare.privacy.differential_privacy import Draws, Mechanism, epsilon_of, noise_for
+from fairflare.privacy.differential_privacy import RECORDS_SPENT, Draws, Mechanism, RecordBudget, epsilon_of, noise_for
 from fairflare.trainers.base import Trainer, make_optimizer
 
-SPENT = "privacy budget spent: this site takes no further part"
 COX = "cox"
 PATIENTS = ("patient_id", "patient")
 """Attributes that tell whose a record is."""
+SPLITS = ("train", "val", "test")
 
 
 @trainer("dp-sgd")
@@ -92,26 +93,36 @@ class PrivateTrainer(Trainer):
 
     def halted(self, work: LocalWork) -> str:
         """Charge the round to the site's ledger, before it begins; why the site has no part in it, or ""."""
-        if work.ledger is None:
-            return ""
-        spent = [*_spent(work), self.planned(work)]
-        if (now := epsilon_of(spent, self.delta)) > self.epsilon:
-            return SPENT
-        rows = [[one.noise, one.rate, one.steps] for one in spent]
-        work.ledger.write({"epsilon": now, "budget": self.epsilon, "delta": self.delta, "spent": rows})
-        return ""
+        budget = self._budget(work)
+        return "" if budget is None or budget.charge(self.planned(work)) else RECORDS_SPENT
+
+    def budget(self, ledger: Ledger, seed: int) -> RecordBudget:
+        """What this trainer's runs release of a site whose ledger and seed these are."""
+        system = self.draws == "system"
+        return RecordBudget(
+            self.epsilon, self.delta, ledger, lambda purpose: Draws(None if system else derive(seed, purpose))
+        )
+
+    def _budget(self, work: LocalWork) -> RecordBudget | None:
+        return None if work.ledger is None else self.budget(work.ledger, work.seed)
 
     def planned(self, work: LocalWork) -> Mechanism:
-        """What a round at the site is; UserError where records are not patients, but patients are known."""
-        n, training = work.data.size("train"), work.training
-        attributes: Any = getattr(work.data, "attributes", lambda split: {})("train")
+        """What a round at the site is: a function of public and noised values alone.
+
+        Raises:
+            UserError: records are not patients, but patients are known.
+        """
+        budget, training = self._budget(work), work.training
+        attributes: Any = getattr(work.data, "attributes", lambda split: {})
         for name in PATIENTS:
-            ids = [one for one in attributes.get(name, ()) if one]
+            ids = [one for split in SPLITS for one in attributes(split).get(name, ()) if one]
             if len(set(ids)) < len(ids):
-                raise UserError(f"trainer dp-sgd: expected one training record per patient ({name}), got several")
+                raise UserError(f"trainer dp-sgd: expected one record per patient ({name}), got several")
+        n = work.data.size("train") if budget is None else budget.count(work.data.size("train"))
         each = training.steps(n) or training.epochs * -(-n // training.batch_size)
         rate = min(1.0, training.batch_size / n)
-        noise = self.noise or noise_for(self.epsilon, self.delta, rate, each * training.rounds)
+        counted = () if budget is None else tuple(budget.spent()[:1])
+        noise = self.noise or noise_for(self.epsilon, self.delta, rate, each * training.rounds, counted)
         return Mechanism(noise, rate, each)
 
     def _train(self, work: LocalWork) -> torch.Tensor:
@@ -155,6 +166,7 @@ class PrivateTrainer(Trainer):
                     else:
                         for parameter in optimizer.params:
                             parameter.grad_sample = parameter.new_zeros((0, *parameter.shape))
+                    _without_broken(optimizer.params)
                     optimizer.step()
                     optimizer.zero_grad()
         finally:
@@ -162,15 +174,18 @@ class PrivateTrainer(Trainer):
         work.steps = plan.steps
         if training.keep_optimizer:
             work.memory["optimizer"] = inner.state_dict()
-        work.send_numbers["epsilon"] = epsilon_of(_spent(work) if work.ledger else [plan], self.delta)
+        budget = self._budget(work)
+        work.send_numbers["epsilon"] = epsilon_of(budget.spent() if budget else [plan], self.delta)
         return torch.tensor(float("nan"))
 
     def step(self, work: Any, optimizer: Any, objective: Any, batch: Any) -> torch.Tensor:
         raise NotImplementedError
 
 
-def _spent(work: LocalWork) -> list[Mechanism]:
-    """What this run's rounds were so far, those included that were asked for again."""
-    assert work.ledger is not None
-    rows = work.ledger.read().get("spent", ())
-    return [Mechanism(float(noise), float(rate), int(steps)) for noise, rate, steps in rows]
+def _without_broken(parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Leave out the records whose gradient is not finite: one alone would show in every entry of the update."""
+    each = [parameter.grad_sample.flatten(1) for parameter in parameters]  # type: ignore[attr-defined]  # Opacus's
+    broken = ~torch.stack([one.isfinite().all(1) for one in each]).all(0)
+    if bool(broken.any()):
+        for parameter in parameters:
+            parameter.grad_sample[broken] = 0.0  # type: ignore[attr-defined]

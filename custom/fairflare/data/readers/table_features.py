@@ -38,6 +38,7 @@ class Feature:
         other: 1 where the cell is none of ``values`` and not missing, else 0.
         no: words, in small letters, that stand for 0 as ``values`` do for 1; any other word is refused.
         since: the cell is a date, and so is this column's: the days from that one to it.
+        limits: lowest and highest number; one beyond them counts as the nearer. Empty: there are none.
     """
 
     column: str
@@ -47,6 +48,7 @@ class Feature:
     other: bool = False
     no: tuple[str, ...] = ()
     since: str = ""
+    limits: tuple[float, ...] = ()
 
     @property
     def words(self) -> str:
@@ -86,6 +88,8 @@ class Feature:
             cells = cells - arrays[self.since]
         if self.zero_is_missing:
             cells = np.where(cells == 0, np.nan, cells)
+        if self.limits:
+            cells = cells.clip(self.limits[0], self.limits[1])
         return np.isnan(cells).astype(np.float64) if self.missing else cells
 
 

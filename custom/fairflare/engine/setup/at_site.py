@@ -18,7 +18,8 @@ from fairflare.core import registry
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.execution import Execution, default_device, keep_freed_memory, shared_gpu
 from fairflare.core.findings import Finding
-from fairflare.core.types import MOST_EXAMPLES, Number, SiteData, Training
+from fairflare.core.seeds import derive
+from fairflare.core.types import MOST_EXAMPLES, Ledger, Number, SiteData, Training
 from fairflare.data.site_config import SiteConfig, find_site_config, stricter
 from fairflare.data.tensors import LABEL, Grouping, described
 from fairflare.engine.after.base import Shape
@@ -81,6 +82,7 @@ def leaves(config: RunConfig, parts: Parts, min_count: int | None, own: SiteConf
         tensors={} if secret else parts.sent_tensors,
         benefit=benefit_reports(config, parts) if config.solo else (),
         clinical=clinical if told else None,
+        budget=parts.budget_of(config),
     )
     if step is None:
         return egress
@@ -132,6 +134,8 @@ def build_site(
         draws=draws(parts),
         history=history,
     )
+    spent: Ledger | None = _spent(config, home) if parts.trainer.private else None
+    trainer: Any = parts.trainer
     untrained = importlib.import_module(EXTERNAL).constant_results if config.evaluation else trivial_results
     return Site(
         name=name,
@@ -164,7 +168,9 @@ def build_site(
         referee=referee,
         receives=parts.received_tensors,
         family=parts.task.kind.family or Site.family,
-        ledger=_spent(config, home) if parts.trainer.private else None,
+        ledger=spent,
+        budget=parts.budget_of(config),
+        records=None if spent is None else trainer.budget(spent, derive(config.seed, "records", name)),
     )
 
 

@@ -68,9 +68,11 @@ def make_config(
     filled = {owner: _made(cls, _checked(owners, owner, found)) for owner, cls in classes.items()}
     if (model := registry.get_trainer(chosen.ids["trainer"]).model) and "model" in registry.parameters(task_class):
         found = {"task.model": Given("model", model)} | found
-    built, training, run = _data_and_training(owners, found, task_class, used, planned=not preset)
-    made = {owner: method_parts.part(classes[owner], filled[owner]) for owner in ("rule", "trainer", "select")}
     own = owned({full: one.value for full, one in given.items()}, "run")
+    # What a plan says follows from training records, which no privacy budget covers.
+    budget = registry.get_trainer(chosen.ids["trainer"]).private or bool(float(own.get("site_epsilon", 0)))
+    built, training, run = _data_and_training(owners, found, task_class, used, planned=None if budget else not preset)
+    made = {owner: method_parts.part(classes[owner], filled[owner]) for owner in ("rule", "trainer", "select")}
     # A plan says nothing of a choice among rounds where there can be none, nor to a user who wants none.
     unwanted = own.get("best_by") == "none" or own.get("headline") == "final" or own.get("secure_sum", NONE) != NONE
     run = {} if unwanted or made["rule"].own_models or not made["trainer"].is_shared else run
@@ -120,15 +122,17 @@ def _found(
 
 
 def _data_and_training(
-    owners: Owners, found: Mapping[str, Given], cls: type[Task], preset: str, *, planned: bool
+    owners: Owners, found: Mapping[str, Given], cls: type[Task], preset: str, *, planned: bool | None
 ) -> tuple[Task, dict[str, Any], dict[str, Any]]:
-    """The task, every setting of local training and what a plan says of the run; ``planned``: whether there may be one.
+    """The task, every setting of local training and what a plan says of the run.
 
-    A user who names a preset has said how to train; otherwise a plan that was made of their data counts.
+    Args:
+        planned: whether a plan may say how to train, as where no preset is named. None: there is no plan at all, not
+            even for what the sites' tables have in common.
     """
     options, trained = (_checked(owners, owner, found) for owner in ("task", "train"))
     usual = dataclasses.asdict(cls.presets[preset].training)
-    if not issubclass(cls, OwnData):
+    if not issubclass(cls, OwnData) or planned is None:
         return tasks.load(cls.name, preset, **options), _made(Training, usual | trained), {}
     from fairflare.engine.setup.plans import NOTHING, plan_for  # and with it what reads images and tables
     from fairflare.tasks.own.tabular import Tabular

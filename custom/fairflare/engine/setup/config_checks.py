@@ -58,8 +58,8 @@ def checked_config(config: RunConfig) -> RunConfig:
     if config.trees:  # examples are rows, and their kind says how
         grows = type(task.kind).trees is not TaskKind.trees and task.table_inputs() is not None
         expected("trees", grows, f"false: task {task.name} is on no table, or its kind has no trees", True)
-    if made.trainer.private:
-        _check_private(config, task)
+    if made.trainer.private or config.site_epsilon:
+        _check_budget(config, made.trainer, task)
     if config.site_epsilon:
         _check_site_noise(config, made.trainer, task)
     if task.by_script:
@@ -97,20 +97,25 @@ def _check_script(config: RunConfig, trainer: Trainer) -> None:
     expected("solo", not config.solo, "false with a script, which nobody else can have train alone", config.solo)
 
 
-def _check_private(config: RunConfig, task: Task) -> None:
-    """Raise UserError for what would tell of training patients past the trainer's budget."""
-    what = f"with trainer {config.trainer}, whose budget does not cover"
+def _check_budget(config: RunConfig, trainer: Trainer, task: Task) -> None:
+    """Raise UserError for what would tell of a site's records past the run's privacy budget."""
+    by = f"trainer {config.trainer}" if trainer.private else "site_epsilon"
+    what = f"with {by}, whose budget does not cover"
     expected("solo", not config.solo, f"false {what} a site's model of its own", config.solo)
     expected("join", not config.join, f"none {what} folds", config.join)
+    expected("after", config.after == NO_STEP, f"none {what} sums over calibration cases", config.after)
+    expected("best_by", config.best_by == NO_CHOICE, f"none {what} validation cases", config.best_by)
     expected("task", not task.by_script, f"no script {what} what a script does", config.task)
+    if isinstance(task, OwnData):
+        expected("build_data", not task.build_data, f"none {what} what a function of yours does", task.build_data)
+        if reason := task.not_public():
+            raise UserError(f"{reason} with {by}: training rows may decide nothing past the budget")
 
 
 def _check_site_noise(config: RunConfig, trainer: Trainer, task: Task) -> None:
-    """Raise UserError where a hospital's updates cannot have a budget, or much would be told past it."""
+    """Raise UserError where a hospital's updates cannot have a budget."""
     what = "with site_epsilon, whose noise is added behind masks"
     expected("secure_sum", config.secure_sum != NONE, f"masks or ckks {what}", config.secure_sum)
-    expected("solo", not config.solo, "false with site_epsilon, which does not cover a site's own model", config.solo)
-    expected("join", not config.join, "none with site_epsilon, which does not cover folds", config.join)
     if trainer.sums_only:
         raise UserError(f"site_epsilon: trainer {config.trainer} sends sums over patients, which no norm bounds")
     most = len(task.sites()) - bool(config.leave_out) - 1

@@ -23,6 +23,7 @@ from fairflare.engine.after.base import AfterStep, Shape
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import method_parts, part, step_class
 from fairflare.participation import All, Selector
+from fairflare.privacy.disclosure import Budget
 from fairflare.probes.base import Probe
 from fairflare.server_optimizers.base import Add, ServerOptimizer
 from fairflare.tasks.base import Task
@@ -117,6 +118,10 @@ class Parts:
         """The initial model without the entries that stay at the sites."""
         personal = self.personal
         return {key: value for key, value in self.model.items() if key not in personal}
+
+    def budget_of(self, config: RunConfig) -> Budget:
+        """Whom the run's privacy budget protects."""
+        return "hospital" if config.site_epsilon else "record" if self.trainer.private else ""
 
     @property
     def trainable(self) -> frozenset[str]:

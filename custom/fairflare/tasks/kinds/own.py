@@ -129,6 +129,10 @@ class OwnData(Task):
         """How many rows of a table have no label; the entries of a datalist are counted as they are read."""
         return 0
 
+    def not_public(self) -> str:
+        """The first option that training rows would decide, and what is expected of it; "" where they decide none."""
+        return ""
+
     def look(self, source: Any) -> Any:
         """What an image is like, as ``data.readers.pictures.Looked``; None where examples are none.
 

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from fairflare.data.inputs import Scaling, TableInputs
 from fairflare.data.readers.table_features import check_cells
 from fairflare.data.readers.tables import MISSING, SUFFIXES, read_table
 from fairflare.data.site_config import SiteConfig
-from fairflare.data.table_columns import Column, TableFingerprint, features_of
+from fairflare.data.table_columns import Column, TableFingerprint, by_range, features_of, open_levels
 from fairflare.data.tensors import Split, TensorData
 from fairflare.networks import own as own_network
 from fairflare.tasks.base import OPEN_SPLIT, Preset, expect
@@ -29,6 +30,8 @@ from fairflare.tasks.kinds.own import OwnData, OwnGrades
 SPLIT = "split"
 SPLITS = ("train", "val", "test")
 FEWEST = 10
+SEEDS = 2.0**63
+"""How many different seeds there are."""
 GAPS = tuple(sorted({form for word in MISSING if word for form in (word, word.upper(), word.title(), "NaN")}))
 """Words that stand for a missing value, as far as they are no level of their column."""
 
@@ -51,16 +54,19 @@ class Tabular(OwnData):
         columns: JSON: column -> how it is read, for features that are no plain numbers: {"kind": "category", "levels":
             [...]}, {"kind": "yes_no", "yes": [...], "no": [...]}, {"kind": "days", "since": "date column"} or {"kind":
             "number"}, each with "missing": true for a feature that says that the cell is empty, and "codes": ["999"],
-            cells that count as empty. A run fills in levels.
+            cells that count as empty. A run fills in levels. Numbers and days may have "range": [lowest, highest].
         scaling: JSON of three lists, "fill", "mean" and "std" of the numbers, in the order of ``features``; "site":
             each site fills gaps with its own training median and scales by its own training mean and spread. Empty:
-            what the sites have agreed on; where a task is made without a plan, as "site".
+            what the sites have agreed on; where a task is made without a plan, by the ranges of ``columns`` if all
+            numbers have one, else as "site".
         attribute_values: columns of sensitive attributes and their values; they are no features unless named there too.
         test_fraction: share of the rows in the test split, in (0, .5].
         val_fraction: share of the remaining ones in the validation split, in (0, .5].
         build_data: "module.function" that builds a site's data in place of a table, see ``tasks.kinds.own``; its
             inputs then have as many numbers as ``features`` has names.
         model: "mlp" (64 hidden units), "linear", or a class of yours as {"class_path": "my_net.Net", "args": {...}}.
+        split_by: how rows are drawn for a split. "order": as many as the fractions say, by their place in the table;
+            "row": each by its own cells, so that one row more or less moves no other to another split.
         data_seed: of the split; >= 0.
     """
 
@@ -90,6 +96,7 @@ class Tabular(OwnData):
     val_fraction: float = 0.15
     build_data: str = ""
     model: str = "mlp"
+    split_by: Literal["order", "row"] = "order"
     data_seed: int = 2024
 
     def __post_init__(self) -> None:
@@ -164,6 +171,18 @@ class Tabular(OwnData):
         there = {*self.outcome_columns} <= {*found.columns}
         return self.kind.known(found, self.outcome_columns).count(False) if there else 0
 
+    def not_public(self) -> str:
+        columns = self._read_columns()
+        numbers, _ = features_of(self._features(), columns)
+        if self.scaling:
+            return "scaling: expected none, and a range for each number in columns,"
+        if lacking := open_levels(columns):
+            return f"columns: {shown(lacking)}: expected levels"
+        if lacking := next((one.column for one in numbers if not one.limits), ""):
+            example = json.dumps({lacking: {"kind": "number", "range": [0, 1]}})
+            return f"columns: {shown(lacking)}: expected a range from a data dictionary, such as '{example}',"
+        return "" if self.split_by == "row" else "split_by: expected row, got order"
+
     def drawn(self) -> tuple[str, ...]:
         return (OPEN_SPLIT,)
 
@@ -196,7 +215,7 @@ class Tabular(OwnData):
             known={**attributes, **levels, **both},
             gaps=(*GAPS, *table_columns.coded(columns)),
             attributes=lambda columns: {name: list(columns[name]) for name in attributes if name in columns},
-            fixed=table_columns.read_scaling(self.scaling, len(numbers)),
+            fixed=by_range(numbers) if not self.scaling else table_columns.read_scaling(self.scaling, len(numbers)),
         )
 
     def _table(self, own: SiteConfig) -> tuple[Path, dict[str, list[str]], dict[str, np.ndarray], Tensor]:
@@ -228,11 +247,23 @@ class Tabular(OwnData):
                 text = f"table {file}: {SPLIT}: expected {', '.join(SPLITS)}, got {shown(strange[0])}"
                 raise DataError("split", text)
             return {name: np.flatnonzero(np.array(columns[SPLIT]) == name) for name in SPLITS}
+        if self.split_by == "row":
+            return self._drawn_by_row(columns, n)
         shuffled = np.random.default_rng(derive(self.data_seed, self.name, n)).permutation(n)
         n_test = round(self.test_fraction * n)
         n_val = round(self.val_fraction * (n - n_test))
         test, val, train = np.split(shuffled, (n_test, n_test + n_val))
         return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
+
+    def _drawn_by_row(self, columns: dict[str, list[str]], n: int) -> dict[str, np.ndarray]:
+        """Split -> row numbers; where a row goes follows from its own cells of the named columns alone."""
+        names = sorted({*self.named})
+        cells = (json.dumps([columns[name][row] for name in names]) for row in range(n))
+        drawn = np.array([derive(self.data_seed, self.name, one) for one in cells], dtype=np.float64) / SEEDS
+        test = drawn < self.test_fraction
+        val = ~test & (drawn < self.test_fraction + self.val_fraction * (1 - self.test_fraction))
+        parts = {"train": ~test & ~val, "val": val, "test": test}
+        return {name: np.flatnonzero(part) for name, part in parts.items()}
 
     def _targets(self, file: str, columns: dict[str, list[str]]) -> Tensor:
         if not self.kind.has_classes:
