@@ -2,6 +2,7 @@
 """What a site could do to the others' training and weights with numbers and updates that the gate lets pass."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -12,6 +13,9 @@ from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
+from fairflare.report.audit_reader import read_trail
+from fairflare.report.rows import bounds_rows, unlike
+from fairflare.trainers.drift_correction import Scaffold
 from fairflare_lab.methods.flexfair import FlexFair
 
 SMALL = {"n_sites": 3, "batch_size": 64, "lr": 0.01}
@@ -29,6 +33,10 @@ def rounds_of(folder, monkeypatch, method, values, change, rounds=3):
     monkeypatch.setattr(InProcess, "exchange", exchange)
     run_local(make_config(method, "support2:dirichlet", rounds=rounds, values={**SMALL, **values}), folder)
     return [entry for entry in verify(folder / "audit.jsonl") if entry["event"] == "round"]
+
+
+def norm_of_all(entries):
+    return math.hypot(*(float(value.norm()) for value in entries.values()))
 
 
 def with_numbers(**told):
@@ -89,6 +97,50 @@ def test_a_site_that_praises_itself_does_not_remove_the_others(tmp_path, monkeyp
     received = [last["notes"]["received"][site] for site in ("site-1", "site-2")]
     assert (others == [0, 0]) == remove
     assert remove or (min(others) > 0.2 and min(received) > 0.05)
+
+
+# The default
+
+
+@each("method, values", [("fedavg", {}), ("qffl", {}), ("scaffold", {"estimate": "gradient"}), ("fedper", {})])
+def test_a_long_update_that_is_turned_round_hardly_counts_and_its_site_is_named(tmp_path, monkeypatch, method, values):
+    def turn(answer):
+        return dataclasses.replace(answer, update={key: -90 * value for key, value in answer.update.items()})
+
+    rounds = rounds_of(tmp_path, monkeypatch, method, {"n_sites": 5, "max_norm_ratio": 1000, **values}, turn, rounds=2)
+    for entry in rounds:
+        assert entry["rejected"] == {} and entry["notes"]["clip_factor"]["site-5"] < 1e-3
+        assert all(kept > 0.5 for site, kept in entry["notes"]["clip_factor"].items() if site != "site-5")
+    trail = read_trail(list(verify(tmp_path / "audit.jsonl")))
+    assert [(row["site"], row["number"]) for row in unlike(trail)] == [("site-5", "update norm")]
+    assert {row["site"]: row["clipped"] for row in bounds_rows(trail)}["site-5"] == 2
+
+
+def test_a_server_half_takes_up_what_the_bounds_leave(tmp_path, monkeypatch):
+    """SCAFFOLD's c of a site whose update stands out is scaled as the update is."""
+    taken = []
+    collect = Scaffold.collect
+
+    def seen(self, model, replies, state, info):
+        taken.append({r.site: norm_of_all(r.tensors["control_change"]) for r in replies})
+        return collect(self, model, replies, state, info)
+
+    def turn(answer):
+        return dataclasses.replace(answer, update={key: -90 * value for key, value in answer.update.items()})
+
+    monkeypatch.setattr(Scaffold, "collect", seen)
+    values = {"n_sites": 5, "max_norm_ratio": 1000, "estimate": "gradient"}
+    rounds_of(tmp_path, monkeypatch, "scaffold", values, turn, rounds=1)
+    assert taken[0]["site-5"] < 1e-3 * min(size for site, size in taken[0].items() if site != "site-5")
+
+
+def test_an_honest_run_is_the_one_without_bounds(tmp_path):
+    models = []
+    for level in ("off", "bounded"):
+        config = make_config("fedavg", "support2", rounds=3, values={"robust": level, "batch_size": 128})
+        run_local(config, tmp_path / level)
+        models.append(list(verify(tmp_path / level / "audit.jsonl"))[-1]["model_sha256"])
+    assert models[0] == models[1]
 
 
 # --robust

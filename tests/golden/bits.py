@@ -46,6 +46,7 @@ FORMS = {
     "fedce-cosine": ("fedce", "--set", "terms=cosine"),
     "fedce-error": ("fedce", "--set", "terms=error"),
 }
+AS_PUBLISHED = ("--no-solo", "--set", "robust=off")
 OF_PRODUCTS = ("fedheal", "fedheal-fael", "fedce-sum", "fedce-multi", "fedce-cosine")
 """Forms whose weights come from NumPy's products of the updates."""
 
@@ -100,7 +101,7 @@ def make(form: str, task: str, folder: Path, env: str = "local") -> str:
 
     try:
         with mock.patch("fairflare.core.execution.WIDEST", 0):
-            main(["run", *FORMS[form], *TASKS[task], "--no-solo", "--env", env, "--out", str(folder)])
+            main(["run", *FORMS[form], *TASKS[task], *AS_PUBLISHED, "--env", env, "--out", str(folder)])
     except SystemExit as end:
         if end.code:
             raise RuntimeError(f"{form} on {task} ended with {end.code}") from None

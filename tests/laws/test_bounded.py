@@ -3,12 +3,15 @@
 
 import copy
 import dataclasses
+import itertools
+import math
+from functools import partial
 
 import pytest
 import torch
 
 from cases import each
-from fairflare.aggregators.base import MIXES, Rule, add_weighted, liars_among
+from fairflare.aggregators.base import MIXES, SPREAD, Rule, add_weighted, liars_among, limited
 from fairflare.aggregators.bounded import Bounded, Bounds, bounded
 from fairflare.aggregators.fedavg import FedAvg
 from fairflare.aggregators.fedce import FedCE
@@ -16,11 +19,16 @@ from fairflare.aggregators.fedheal import FedHEAL
 from fairflare.aggregators.fedism import FedISM
 from fairflare.aggregators.fedlwr import FedLWR
 from fairflare.aggregators.robust import Median
+from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.types import Info, Reply, Round
 from fairflare.engine.audit import verify
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig, make_config
+from fairflare.engine.setup.config_checks import USUAL
+from fairflare.engine.setup.method_parts import default_parts
+from fairflare.functional.robust import LEAST, kept_lengths
+from fairflare.testing import laws
 from fairflare_lab.methods.qfedavg import QFedAvg
 from helpers import initial_model, make_federation
 
@@ -108,8 +116,9 @@ def test_a_rule_keeps_its_own_state_and_its_anchor_is_of_clipped_updates():
     assert not list(Bounded(FedAvg(), Bounds(clip=1.0)).anchors(model(), sites, {}, INFO))
 
 
-def test_a_run_with_both_ends_in_the_same_bits_when_it_is_continued(tmp_path):
-    rule = Bounded(FedAvg(), Bounds(clip=1.0, memory=0.8, cap=0.35, mix="krum-neighbours"))
+@pytest.mark.parametrize("bounds", [Bounds(clip=1.0, memory=0.8, cap=0.35, mix="krum-neighbours"), USUAL])
+def test_a_run_with_bounds_ends_in_the_same_bits_when_it_is_continued(tmp_path, bounds):
+    rule = Bounded(FedAvg(), bounds)
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
     whole = make_federation(tmp_path / "whole", rule=rule).run(initial_model())
@@ -128,15 +137,17 @@ def test_a_run_with_both_ends_in_the_same_bits_when_it_is_continued(tmp_path):
     assert rounds == [1]
     assert model_hash(make_federation(tmp_path / "parts", rule=rule).run(initial_model())) == model_hash(whole)
     entry = next(e for e in verify(tmp_path / "whole" / "audit.jsonl") if e["event"] == "round")
-    assert set(entry["notes"]) >= {"clip_factor", "capped", "mixed_in"} and max(entry["weights"].values()) <= 0.5
+    if bounds != USUAL:
+        assert set(entry["notes"]) >= {"clip_factor", "capped", "mixed_in"} and max(entry["weights"].values()) <= 0.5
 
 
 # Settings
 
 
 def test_defaults_are_not_written_and_others_are_read_back():
-    plain, asked = make_config("fedavg", "support2"), {"clip_updates": "1.5", "cap_weights": "0.3"}
-    assert not {"clip_updates", "clip_at", "clip_memory", "cap_weights"} & set(plain.to_json())
+    plain = make_config("fedavg", "support2", values={"robust": "off"})
+    asked = {"robust": "off", "clip_updates": "1.5", "cap_weights": "0.3"}
+    assert not {"clip_updates", "clip_at", "clip_memory", "cap_weights", "robust"} & set(plain.to_json())
     config = make_config("fedavg", "support2", values=asked)
     assert config.bounds == Bounds(clip=1.5, cap=0.3)
     assert RunConfig.from_json(config.to_json()) == config and config.sha256() != plain.sha256()
@@ -145,7 +156,7 @@ def test_defaults_are_not_written_and_others_are_read_back():
 @each(
     "method, values, said",
     [
-        ("fedavg", {"clip_at": "bits"}, "clip_at and clip_memory have no effect without clip_updates"),
+        ("fedavg", {"clip_at": "bits"}, "clip_at and clip_memory have no effect without a number"),
         (
             "fedavg",
             {"clip_updates": 1, "clip_at": "bits", "clip_memory": 0.5},
@@ -159,7 +170,7 @@ def test_defaults_are_not_written_and_others_are_read_back():
         ("fedavg", {"liars": 0.3}, "liars has no effect without mix_updates"),
         ("cgsv", {"mix_updates": "neighbours"}, "mix_updates: cgsv gives sites models of their own"),
         ("fedfv", {"cap_weights": "auto"}, "cap_weights: rule FedFV does more"),
-        ("fedavg", {"cap_weights": "some"}, "cap_weights: expected auto or a number"),
+        ("fedavg", {"cap_weights": "some"}, "cap_weights: expected auto, spread or a number"),
         ("fedism", {"secure_sum": "masks", "mix_updates": "krum"}, "mix_updates: compares single updates"),
         ("fedism", {"secure_sum": "masks", "cap_weights": 0.3}, "cap_weights: needs single weights"),
         ("median", {"secure_sum": "masks"}, "secure_sum: median weighs by more than sums over the sites"),
@@ -173,9 +184,10 @@ def test_what_cannot_be_bounded_is_refused_in_one_line(method, values, said):
 def test_bounds_reach_the_run():
     from fairflare.engine.setup.parts import build_parts
 
-    config = make_config("fedavg", "support2", values={"cap_weights": 0.3})
+    config = make_config("fedavg", "support2", values={"cap_weights": 0.3, "robust": "off"})
     assert build_parts(config).rule == Bounded(FedAvg(), Bounds(cap=0.3))
-    assert dataclasses.asdict(build_parts(make_config("fedavg", "support2")).rule) == {"weighting": "examples"}
+    off = make_config("fedavg", "support2", values={"robust": "off"})
+    assert dataclasses.asdict(build_parts(off).rule) == {"weighting": "examples"}
 
 
 # Mixed updates, and caps under rules that treat positions or layers apart
@@ -257,3 +269,119 @@ def test_the_weight_that_fedce_orders_a_site_to_take_out_is_the_one_it_had():
 def test_how_many_may_lie():
     assert [liars_among(sites) for sites in (1, 2, 3, 4, 7, 8, 12, 100)] == [0, 0, 1, 1, 1, 2, 3, 25]
     assert liars_among(8, 0.4) == 3 and liars_among(5, 0.49) == 2
+
+
+# The default
+
+
+HOUSE = ("fedavg", "fedism", "fedism-plus", "fedlwr", "fedheal", "fedufo", "fedce", "fedprox", "scaffold", "fedadam")
+HOUSE += ("fedavgm", "fedbn", "fedper", "fedrep", "ditto", "moon", "qffl", "median", "trimmed-mean")
+
+
+def of_method(method, seed, factor, liars):
+    """Eight sites' replies to ``method``, honest ones about 0.1 at each position; the last sites send ``factor`` times
+    that and the highest numbers that their ranges allow."""
+    entry, draw = registry.get_method(method), torch.Generator().manual_seed(seed)
+    highest = {one.name: min(one.high, 1e4) for one in laws._scalars(entry)}
+    replies = []
+    for k, one in enumerate(laws._replies(entry, 8, seed)):
+        update = {**one.update, "weight": 0.1 + 0.02 * torch.randn(2, 3, generator=draw)}
+        if k >= 8 - liars:
+            update["weight"] = factor * update["weight"]
+            one = dataclasses.replace(one, scalars={**one.scalars, **highest})
+        replies.append(dataclasses.replace(one, update=update, n_examples=90 + k))
+    return replies
+
+
+def moved_by(rule, replies_of):
+    """How far three rounds move the mean trainable entry."""
+    start = at = laws._model()
+    state = {}
+    for t in range(1, 4):
+        outcome = rule.aggregate(at, replies_of(t), state, laws._info(t))
+        at, state = outcome.model, outcome.state
+    return float((at["weight"] - start["weight"]).mean())
+
+
+@each("method", HOUSE)
+def test_liars_take_at_most_half_of_a_methods_way(method):
+    """Turned round at 1, 5, 10 and 90 times the length, by one site of eight and by two that agree."""
+    plain = default_parts(method).rule
+    whole = moved_by(plain, lambda t: of_method(method, t, 1, 0))
+    assert moved_by(bounded(plain, USUAL), lambda t: of_method(method, t, 1, 0)) == pytest.approx(whole, rel=0.02)
+    for factor, liars in itertools.product((-1, -5, -10, -90), (1, 2)):
+        found = moved_by(bounded(plain, USUAL), partial(of_method, method, factor=factor, liars=liars))
+        assert whole * 0.4 < found < whole * 1.05, (factor, liars, found / whole)
+    if method not in ("median", "trimmed-mean"):
+        assert moved_by(plain, lambda t: of_method(method, t, -90, 1)) < 0
+
+
+def test_what_stands_out_further_counts_for_less():
+    away = {"a": 0.0, "b": math.log(LEAST), "c": math.log(2 * LEAST), "d": math.log(4 * LEAST)}
+    kept = kept_lengths(away, [0.0, 0.1, -0.1])
+    assert kept["a"] == kept["b"] == 1 and kept["c"] == pytest.approx(1 / 8) and kept["d"] == pytest.approx(1 / 64)
+    assert kept_lengths({"b": math.log(2)}, [0.0, 0.3, -0.3])["b"] == 1  # the sites differ as much
+    assert kept_lengths({"b": 0.2, "c": -1.0}, [0.0], opposed={"b", "c"}) == {
+        "b": pytest.approx(math.exp(-0.2)),
+        "c": 1,
+    }
+
+
+def test_the_spread_of_earlier_rounds_counts():
+    wide = [reply(k, [math.exp(0.3 * (k - 2)), 0.0]) for k in range(5)]
+    even = [reply(k, [1.0, 0.0]) for k in range(4)] + [reply(4, [2.0, 0.0])]
+    rule = Bounded(FedAvg(), USUAL)
+    state = {}
+    for t in (1, 2, 3):
+        state = rule.aggregate(model(), wide, state, Info(Round(t, 9))).state
+    assert "clip_factor" not in rule.aggregate(model(), even, state, Info(Round(4, 9))).notes
+    assert list(rule.aggregate(model(), even, state, Info(Round(9, 9))).notes["clip_factor"]) == ["site-4"]
+
+
+def test_who_opposes_or_overstates_weighs_as_one_of_all():
+    told = [{"sharpness": 1.0 + 0.1 * k, "loss": 1.0} for k in range(8)]
+    sites = [dataclasses.replace(reply(k, [1.0, 0.1 * k], n=10 + k), scalars=told[k]) for k in range(8)]
+    rule = Bounded(FedISM(), USUAL)
+    assert "capped_at" not in rule.aggregate(model(), sites, {}, INFO).notes
+    lying = [*sites[:7], dataclasses.replace(sites[7], scalars={"sharpness": 100.0, "loss": 1.0})]
+    assert rule.aggregate(model(), lying, {}, INFO).notes["capped_at"] == {"site-7": 0.125}
+    against = dataclasses.replace(
+        lying[7], scalars={"sharpness": 3.0, "loss": 1.0}, update={"w": torch.tensor([-1.0, 0])}
+    )
+    against = dataclasses.replace(against, update={**against.update, "mean": torch.ones(1)})
+    assert rule.aggregate(model(), [*sites[:7], against], {}, INFO).weights["site-7"] <= 17 / 108 + 1e-9
+    large = [*sites[:7], dataclasses.replace(sites[7], n_examples=2000)]
+    assert run(USUAL, large).weights["site-7"] == 0.25
+
+
+def test_caps_of_single_sites_hold_together():
+    found = limited({"a": 0.5, "b": 0.3, "c": 0.2}, {"a": 0.25, "b": 0.35, "c": 0.6})
+    assert found == pytest.approx({"a": 0.25, "b": 0.35, "c": 0.4})
+    assert limited({"a": 0.9, "b": 0.1}, {"a": 0.2, "b": 0.6}) == pytest.approx({"a": 0.25, "b": 0.75})
+
+
+@each(
+    "method, values, bounds",
+    [
+        ("fedavg", {}, USUAL),
+        ("fedavg", {"robust": "off"}, Bounds()),
+        ("fedavg", {"robust": "mixed"}, Bounds(clip=1.0, cap="auto", mix="krum-neighbours")),
+        ("fedavg", {"clip_updates": 1.5}, Bounds(clip=1.5, cap=SPREAD)),
+        ("fedism", {"secure_sum": "masks"}, Bounds()),
+        ("glm", {}, Bounds()),
+        ("solo", {}, Bounds()),
+        ("cgsv", {}, Bounds(clip=SPREAD)),
+        ("fedfv", {}, Bounds(clip=SPREAD)),
+        ("scaffold", {"estimate": "gradient"}, USUAL),
+    ],
+)
+def test_a_run_is_bounded_where_bounds_can_act(method, values, bounds):
+    config = make_config(method, "support2", values=values)
+    assert config.bounds == bounds and RunConfig.from_json(config.to_json()) == config
+    assert config.robust == values.get("robust", "bounded")
+
+
+def test_a_configuration_without_a_level_has_none():
+    """One that was written before there were levels goes on as it began."""
+    content = make_config("fedavg", "support2", values={"robust": "off"}).to_json()
+    assert "robust" not in content and RunConfig.from_json(content).bounds == Bounds()

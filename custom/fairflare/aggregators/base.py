@@ -141,6 +141,10 @@ class Rule(ABC):
         """What a user should know about this rule under these training settings; empty when there is nothing."""
         return ""
 
+    def heard(self, replies: Sequence[Reply], state: State, info: Info) -> Sequence[Reply]:
+        """What a trainer's server half takes up of the accepted replies: all of it, unless the rule is bounded."""
+        return replies
+
     def unprotected(self, sites: int) -> str:
         """Why a rule against wild sites holds against fewer of ``sites`` in a round than it says; empty where it does.
 
@@ -282,6 +286,7 @@ At = Literal["median", "weighted", "bits"]
 Mix = Literal["none", "neighbours", "buckets", "krum", "krum-neighbours", "centre", "geometric"]
 MIXES: tuple[Mix, ...] = get_args(Mix)
 AUTO: Literal["auto"] = "auto"
+SPREAD: Literal["spread"] = "spread"
 LIARS = 0.25
 """The share of the sites against which "auto" holds."""
 
@@ -291,23 +296,25 @@ def liars_among(sites: int, share: float = LIARS) -> int:
     return min(max(int(share * sites + 1e-9), 1), max(sites - 1, 0) // 2)
 
 
-def limited(weights: Weights, cap: float) -> Weights:
-    """``weights`` (>= 0, sum 1) with none above ``cap`` > 0; equal ones where at most 1 / ``cap`` sites weigh anything.
+def limited(weights: Weights, cap: float | Mapping[str, float]) -> Weights:
+    """``weights`` (>= 0, sum 1) with none above ``cap`` > 0, of all sites or of each.
 
-    What is above is shared by the other sites in their proportions, until none is.
+    What is above is shared by the other sites in their proportions, until none is. Where the caps of the sites that
+    weigh anything sum to 1 or less, these sites weigh in proportion to their caps.
     """
-    if all(w <= cap for w in weights.values()):
+    caps = cap if isinstance(cap, Mapping) else dict.fromkeys(weights, cap)
+    if all(w <= caps[site] for site, w in weights.items()):
         return weights
-    positive = sum(1 for w in weights.values() if w > 0)
-    if cap * positive <= 1:
-        return {site: 1 / positive if w > 0 else 0.0 for site, w in weights.items()}
+    total = math.fsum(caps[site] for site, w in weights.items() if w > 0)
+    if total <= 1:
+        return {site: caps[site] / total if w > 0 else 0.0 for site, w in weights.items()}
     full: set[str] = set()
     while True:
         rest = math.fsum(w for site, w in weights.items() if site not in full)
-        scale = (1 - cap * len(full)) / rest if rest > 0 else 0.0
-        over = {site for site, w in weights.items() if site not in full and w * scale > cap}
+        scale = (1 - math.fsum(caps[site] for site in full)) / rest if rest > 0 else 0.0
+        over = {site for site, w in weights.items() if site not in full and w * scale > caps[site]}
         if not over:
-            return {site: cap if site in full else w * scale for site, w in weights.items()}
+            return {site: caps[site] if site in full else w * scale for site, w in weights.items()}
         full |= over
 
 
@@ -338,46 +345,48 @@ class Bounds:
     """How far one site may reach.
 
     Attributes:
-        clip: the factor of C, > 0; 0 clips nothing.
+        clip: the factor of C, > 0; 0 clips nothing; "spread": only updates beyond the spread of norms, see
+            ``functional.robust.outlying``.
         at: C's median counts every site once, or weighs them by n_k ("weighted"); "bits" moves C from the first round's
             median on by each site's answer whether its norm is within it.
         memory: share of the past in a moving average of the median, in [0, 1).
         cap: the largest weight, in (0, 1]; 1 caps nothing, "auto" is 2 / K of the round's K sites, where the rule's
-            weights can be capped at all. Where fewer sites than 1 / cap weigh anything, these weigh the same.
+            weights can be capped at all. Where fewer sites than 1 / cap weigh anything, these weigh the same. "spread"
+            is 2 / K or, where that is more, the site's share of the examples, see ``bounded.Bounded``.
         mix: what takes the place of single updates after clipping, see ``functional.robust.mixing``.
         liars: the share of the sites that mixing holds against, see ``liars_among``.
     """
 
-    clip: float = 0.0
+    clip: float | Literal["spread"] = 0.0
     at: At = "median"
     memory: float = 0.0
-    cap: float | Literal["auto"] = 1.0
+    cap: float | Literal["auto", "spread"] = 1.0
     mix: Mix = "none"
     liars: float = LIARS
 
     def __post_init__(self) -> None:
-        if not 0 <= self.clip < math.inf:
-            raise ValueError(f"clip_updates must be finite and >= 0, got {self.clip}")
+        if self.clip != SPREAD and not 0 <= self.clip < math.inf:
+            raise ValueError(f"clip_updates must be finite and >= 0 or spread, got {self.clip}")
         if self.at not in get_args(At):
             raise ValueError(f"clip_at must be one of {', '.join(get_args(At))}, got {self.at}")
         if not 0 <= self.memory < 1:
             raise ValueError(f"clip_memory must be in [0, 1), got {self.memory}")
-        if self.cap != AUTO and not 0 < self.cap <= 1:
-            raise ValueError(f"cap_weights must be in (0, 1] or auto, got {self.cap}")
+        if self.cap not in (AUTO, SPREAD) and not 0 < self.cap <= 1:
+            raise ValueError(f"cap_weights must be in (0, 1], auto or spread, got {self.cap}")
         if self.mix not in MIXES:
             raise ValueError(f"mix_updates must be one of {', '.join(MIXES)}, got {self.mix}")
         if not 0 < self.liars < 0.5:
             raise ValueError(f"liars must be in (0, 0.5), got {self.liars}")
         if self.mix == "none" and self.liars != LIARS:
             raise ValueError("liars has no effect without mix_updates: leave it out or set it")
-        if not self.clip and (self.at != "median" or self.memory):
-            raise ValueError("clip_at and clip_memory have no effect without clip_updates: leave them out or set it")
+        if self.clip in (0, SPREAD) and (self.at != "median" or self.memory):
+            raise ValueError("clip_at and clip_memory have no effect without a number for clip_updates: leave them out")
         if self.at == "bits" and self.memory:
             raise ValueError("clip_memory has no effect with clip_at=bits, which remembers by itself: leave it out")
 
     def cap_of(self, sites: int) -> float:
         """The largest weight of one of a round's ``sites``."""
-        return min(2 / sites, 1.0) if self.cap == AUTO else self.cap
+        return min(2 / sites, 1.0) if self.cap in (AUTO, SPREAD) else float(self.cap)
 
     def uncappable(self, rule: Rule) -> str:
         """Why the weights of ``rule`` cannot be capped, in words that end a sentence; empty where they can."""

@@ -29,8 +29,8 @@ Values = Mapping[str, str]
 DAY = 86400.0
 LONGEST_WAIT = 30 * DAY
 MOST_WORKERS = 1024
-ROBUST = {"clip_updates": "1.0", "cap_weights": "auto", "mix_updates": "krum-neighbours"}
-"""The run's settings that ``--robust`` stands for."""
+ROBUST = {"robust": "mixed"}
+"""The run's setting that ``--robust`` stands for."""
 
 
 class AnyPath(click.Path):

@@ -309,7 +309,7 @@ class Info:
         models: site -> the model of its own that it was sent in this round, to which its update is the difference; all
             other sites were sent the shared one.
         examples: those sites -> n_k as stated in preflight; empty where the server does not know.
-        cap: the largest weight of a site in this round, in (0, 1]; 1 caps none.
+        cap: the largest weight of a site in this round, in (0, 1], or site -> its own; 1 caps none.
     """
 
     round: Round
@@ -318,7 +318,7 @@ class Info:
     known_sites: int = 0
     models: Mapping[str, StateDict] = field(default_factory=dict)
     examples: Mapping[str, int] = field(default_factory=dict)
-    cap: float = 1.0
+    cap: float | Mapping[str, float] = 1.0
 
     def __post_init__(self) -> None:
         within(self, lr="[0, inf)")

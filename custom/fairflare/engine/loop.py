@@ -302,7 +302,8 @@ class Federation:
         if not self.trainer.has_server_half:
             return outcome, standing.trainer
         info = self._info(standing, round, verdict.replies)
-        state = self.trainer.collect(standing.model, verdict.replies, standing.trainer, info)
+        heard = self.rule.heard(verdict.replies, standing.state, info)
+        state = self.trainer.collect(standing.model, heard, standing.trainer, info)
         model = self.trainer.correct(standing.model, outcome.model, state, info)
         return dataclasses.replace(outcome, model=model), state
 

@@ -9,7 +9,7 @@ at B positions, weights (K,) are >= 0 and sum to 1, and ``squared`` (K, K) are t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -24,6 +24,10 @@ BLOCK = 1 << 14
 """Positions sorted at once."""
 ROUNDING = 1e-12
 """Sums of weights within this of 1/2 are 1/2."""
+BOUND = 2.5
+"""Robust standard deviations from the median log norm up to which an update is left alone,"""
+LEAST, MOST = 1.6, 2.2
+"""but at least and at most so many times it. Honest updates need 1.6 on tables and 2.2 on images (docs/gate.md)."""
 RATE = 0.2
 """Step of a radius that follows bits, in its logarithm (Andrew et al., NeurIPS 2021, Section 3)."""
 
@@ -169,6 +173,45 @@ def weighted_median(values: Mapping[str, float], weights: Mapping[str, float]) -
         np.array([[v] for v in values.values()], dtype=np.float64), np.array([weights[k] / total for k in values])
     )
     return float(found[0])
+
+
+def log_deviations(norms: Mapping[str, float]) -> dict[str, float]:
+    """log ||D_k|| less its median over the sites that moved, for three of them or more; {} for fewer."""
+    logs = {site: math.log(norm) for site, norm in norms.items() if norm > 0}
+    centre = float(np.median(list(logs.values()))) if len(logs) > 2 else 0.0
+    return {site: value - centre for site, value in logs.items()} if len(logs) > 2 else {}
+
+
+def spread_of(deviations: Sequence[float]) -> float:
+    """1.4826 times the median absolute deviation, the standard deviation of normal values; 0 of none."""
+    return 1.4826 * float(np.median(np.abs(deviations))) if len(deviations) else 0.0
+
+
+def kept_lengths(
+    deviations: Mapping[str, float], spread: Sequence[float], opposed: Collection[str] = ()
+) -> dict[str, float]:
+    """Factor in (0, 1] by which each update is scaled, of how far its log norm is from the median.
+
+    A norm up to b times the median is kept, with b from the median absolute deviation in ``spread`` (this round's and
+    the last rounds' deviations). A larger norm c b is scaled by c^-3, to length b / c^2: as in a redescending estimator
+    (Hampel et al., Robust Statistics, 1986, Section 2.6), what stands out further counts for less. Updates of
+    ``opposed`` sites are no longer than the median.
+    """
+    bound = min(max(BOUND * spread_of(spread), math.log(LEAST)), math.log(MOST))
+    kept = {site: min(3 * (bound - above), 0.0) for site, above in deviations.items()}
+    return {site: math.exp(min(log, -deviations[site] if site in opposed else 0.0)) for site, log in kept.items()}
+
+
+def agreements(replies: Sequence[Reply], norms: Mapping[str, float]) -> dict[str, float]:
+    """Site -> mean cosine of its update with those of the K - 1 > 0 others, over trainable entries, in one pass."""
+    lengths = np.array([norms[reply.site] or math.inf for reply in replies])[:, None]
+    products = np.zeros(len(replies))
+    for key in sorted(replies[0].trainable & set(replies[0].update)):
+        for _, updates in blocks_of(replies, key, BLOCK):
+            block = np.stack([np.asarray(update, dtype=np.float64) for update in updates]) / lengths
+            products += block @ block.sum(0)
+    own = np.isfinite(lengths[:, 0])
+    return dict(zip([reply.site for reply in replies], ((products - own) / (len(replies) - 1)).tolist()))
 
 
 def radius_by_bits(radius: float, norms: Sequence[float]) -> float:

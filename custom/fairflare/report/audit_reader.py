@@ -165,6 +165,7 @@ def line(entry: Mapping[str, Any]) -> str:
     if entry["event"] == "round":
         seconds = sum(entry["seconds"].values())
         left_out = "".join(f"; {s} left out: {r['code']} ({r['detail']})" for s, r in entry["rejected"].items())
+        left_out += "".join(f"; {words}" for words in bounded_words(entry))
         return f"round {entry['round']} of {entry['rounds']}: {len(entry['accepted'])} sites, {seconds:.2f} s{left_out}"
     if entry["event"] == "scores":
         sets, seconds = len(entry["test_sets"]), sum(entry["seconds"].values())
@@ -177,6 +178,21 @@ def line(entry: Mapping[str, Any]) -> str:
     if entry["event"] == "finish":
         return f"{entry['status']}{': ' + entry['reason'] if entry['reason'] else ''}"
     return entry["event"]
+
+
+def bounded_words(entry: Mapping[str, Any]) -> list[str]:
+    """What a round's bounds on single sites took, site by site."""
+    notes = entry.get("notes") or {}
+    clipped, capped = notes.get("clip_factor") or {}, notes.get("capped_at") or {}
+    words = [f"{site} clipped to {kept:.2g} of its update" for site, kept in clipped.items() if kept < 1]
+    return words + [f"weight of {site} capped at {cap:.2g}" for site, cap in capped.items()]
+
+
+def bounded_sites(entry: Mapping[str, Any]) -> set[str]:
+    """The sites whose update a round's bounds shortened, or whose weight they capped."""
+    notes = entry.get("notes") or {}
+    clipped = {site for site, kept in (notes.get("clip_factor") or {}).items() if kept < 1}
+    return clipped | set(notes.get("capped_at") or {})
 
 
 EVENTS = "tb_events"

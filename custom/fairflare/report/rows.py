@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from math import log
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from fairflare.functional.outliers import TIMES, far_from_median
 from fairflare.report.audit_reader import PERSONAL, Entry, Trail
 from fairflare.report.fairness import describe, mean, worst
 from fairflare.report.values import MISSING, digits, in_order, listing, number, text
@@ -118,6 +118,13 @@ def _part(record: Entry, key: str) -> Mapping[str, Any]:
     return record.get(key) or {}
 
 
+def _noted(record: Entry, name: str) -> dict[str, float]:
+    """Site -> number of a note of the round's bounds."""
+    found = _part(record, "notes").get(name)
+    pairs = found.items() if isinstance(found, Mapping) else ()
+    return {site: value for site, text in pairs if (value := number(text)) is not None}
+
+
 SHOWN_COUNTS = ("n_examples",)
 """Counts that the table of the sites shows."""
 
@@ -154,8 +161,34 @@ def number_sections(trail: Trail, sites: Sequence[str], declared: Mapping[str, A
     return sections
 
 
-TIMES, DEVIATIONS, FEWEST = 3.0, 3.5, 4
-"""Factor and robust standard deviations by which a number must differ from the others' median, and least of numbers."""
+LATER_TIMES = 10.0
+"""Factor after the first round: a model that serves one honest site badly leaves its sharpness 7 times the others'."""
+
+
+STANDS_OUT = 0.5
+"""Kept length of an update below which its norm stands out: an honest one is twice the median at most."""
+
+
+def bounds_rows(trail: Trail) -> list[Json]:
+    """Per site that a bound acted on: rounds in which its update was clipped, the median kept length, and rounds in
+    which its weight was at the cap, with the lowest cap."""
+    clips: dict[str, list[float]] = {}
+    caps: dict[str, list[float]] = {}
+    for record in trail.rounds:
+        for found, name in ((clips, "clip_factor"), (caps, "capped_at")):
+            for site, value in _noted(record, name).items():
+                if value < 1:
+                    found.setdefault(site, []).append(value)
+    return [
+        {
+            "site": site,
+            "clipped": len(clips.get(site, ())),
+            "kept": median(clips[site]) if site in clips else None,
+            "capped": len(caps.get(site, ())),
+            "cap": min(caps[site]) if site in caps else None,
+        }
+        for site in in_order({*clips, *caps})
+    ]
 
 
 def unlike(trail: Trail) -> list[Json]:
@@ -164,6 +197,7 @@ def unlike(trail: Trail) -> list[Json]:
     Others: in the first round, when all have the same new model, or in at least half of the site's rounds the number is
     far from the sites' median. Past: what it is over the later half of the rounds (median), by what it is over the
     earlier half, is far from the sites' median of that.
+    An update's norm is one where the bounds kept less than half of it in at least half of the site's rounds.
     Counts are no such numbers: the gate holds them against preflight's.
 
     Returns:
@@ -179,36 +213,27 @@ def unlike(trail: Trail) -> list[Json]:
             for name, value in _held(answer or {}, answer_fields()).items():
                 told.setdefault(name, {}).setdefault(site, []).append(float(value))
                 now.setdefault(name, {})[site] = float(value)
+        first = record is trail.rounds[0]
         for name, values in now.items():
-            apart.update({(name, site): len(trail.rounds) if record is trail.rounds[0] else 1 for site in _far(values)})
+            far = far_from_median(values, TIMES if first else LATER_TIMES)
+            apart.update({(name, site): len(trail.rounds) if first else 1 for site in far})
     found: dict[tuple[str, str, str], None] = {}
     for name, sites in told.items():
         if all(value.is_integer() for values in sites.values() for value in values):
             continue
         halves = {site: (median(v[: len(v) // 2]), median(v[len(v) // 2 :])) for site, v in sites.items() if len(v) > 3}
-        changed = _far({site: after / before for site, (before, after) in halves.items() if before})
+        changed = far_from_median({site: after / before for site, (before, after) in halves.items() if before})
         for site, said in sites.items():
             against = "others" if 2 * apart[name, site] >= len(said) else "past" if site in changed else None
             if against:
                 found[site, name.partition("/")[0], against] = None
+    kept = [_noted(record, "clip_factor") for record in trail.rounds]
+    clipped = Counter(site for one in kept for site, factor in one.items() if factor < STANDS_OUT)
+    rounds = Counter(site for record in trail.rounds for site in _part(record, "accepted"))
+    found |= {(site, "update norm", "others"): None for site, count in clipped.items() if 2 * count >= rounds[site]}
     order = in_order({site for site, *_ in found})
     rows = [dict(zip(("site", "number", "against"), one)) for one in found]
     return sorted(rows, key=lambda row: order.index(row["site"]))
-
-
-def _far(values: Mapping[str, float]) -> list[str]:
-    """The sites whose value is far from the median.
-
-    By more than ``TIMES`` and ``DEVIATIONS`` (1.4826 times the median absolute deviation) of the logarithms; where it
-    has not the median's sign, by these deviations of the values themselves.
-    """
-    if len(values) < FEWEST:
-        return []
-    centre = median(values.values())
-    logs = {site: abs(log(abs(v)) - log(abs(centre))) for site, v in values.items() if v * centre > 0}
-    least = max(log(TIMES), DEVIATIONS * 1.4826 * median(list(logs.values()) or [0.0]))
-    apart = DEVIATIONS * 1.4826 * median(abs(value - centre) for value in values.values())
-    return [site for site, v in values.items() if (logs[site] > least if site in logs else abs(v - centre) > apart)]
 
 
 def number_table(sections: Sequence[Json]) -> Json | None:

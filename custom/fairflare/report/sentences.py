@@ -22,7 +22,7 @@ MOST_NAMED, SHOWN = 12, 3
 
 def opening(summary: Json) -> list[str]:
     """What a clinician should know first of one run: how it serves whom, the benefit of joining, and what happened."""
-    happened = _refusals(summary) + _unlike(summary) + _late(summary)
+    happened = _refusals(summary) + _bounds(summary) + _unlike(summary) + _late(summary)
     sets = [summary["test_sets"][kind].get(summary["headline"]) for kind in ("clean_mean", "corrupted_mean")]
     if None not in sets:
         clean, corrupted = map(text, sets)
@@ -243,6 +243,21 @@ def _unlike(summary: Json) -> list[str]:
     who = {of: listing(f"{site} ({listing(names)})" for site, names in each.items()) for of, each in found.items()}
     told = [f"Numbers of {sites} are unlike {words[against]}." for against, sites in who.items() if sites]
     return [*told, "That can be an error, a lie, or patients who differ."] if told else []
+
+
+def _bounds(summary: Json) -> list[str]:
+    """What the bounds took from which site; [] where they did not act."""
+    rows = summary.get("bounds") or ()
+    clipped = listing(
+        f"{row['site']} ({plural(row['clipped'], 'round')}, to {text(row['kept'], 2)} of its length)"
+        for row in rows
+        if row["clipped"]
+    )
+    capped = listing(
+        f"{row['site']} ({plural(row['capped'], 'round')}, at {text(row['cap'], 2)})" for row in rows if row["capped"]
+    )
+    said = [f"Updates that stood out were shortened: {clipped}."] if clipped else []
+    return said + ([f"Aggregation weights were capped: {capped}."] if capped else [])
 
 
 def _late(summary: Json) -> list[str]:

@@ -69,8 +69,8 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         those of the sites' own models; used: "personal" where sites use such, of which ``personal`` then has "groups",
         too; curves: only of a run about times (``clinical.curves_section``); risk: only
         where membership was attacked (``membership.risk_section``); unlike: only where a site's numbers do not fit
-        (``rows.unlike``); chosen: only of a run that chooses its best
-        model (``chosen_section``).
+        (``rows.unlike``); bounds: only where they acted on a site (``rows.bounds_rows``); chosen: only of a run that
+        chooses its best model (``chosen_section``).
     """
     from fairflare.report.clinical import clinical_section, curves_section  # what lists methods imports no NumPy
 
@@ -130,6 +130,7 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         "risk": risk_section(trail, sites),
         "used": PERSONAL if used else None,
         "unlike": table_rows.unlike(trail),
+        "bounds": table_rows.bounds_rows(trail),
         "chosen": table_rows.chosen_section(whole, config, sites, headline, higher),
     }
     summary |= {key: found for key, found in sometimes.items() if found}

@@ -26,7 +26,7 @@ from rich.text import Text
 from fairflare.core.findings import Finding
 from fairflare.core.metric import LOSSES, named
 from fairflare.engine.files import AUDIT
-from fairflare.report.audit_reader import line
+from fairflare.report.audit_reader import bounded_sites, line
 from fairflare.report.values import number
 from fairflare.studies.waiting import Waiting, started
 
@@ -120,6 +120,7 @@ class Observer:
         self._say = say
         self._read = 0
         """Bytes of the audit log that have been shown."""
+        self._bounded: set[str] = set()
 
     def __enter__(self) -> Self:
         self.doing(self._first)
@@ -139,8 +140,13 @@ class Observer:
 
     def reached(self, entry: Mapping[str, Any], words: str) -> None:
         self._say("reached", entry["round"], False, words)
-        if entry["rejected"]:
+        if self._is_news(entry):
             self.note(line(entry))
+
+    def _is_news(self, entry: Mapping[str, Any]) -> bool:
+        """Whether a site was left out, or others are bounded than in the round before."""
+        before, self._bounded = self._bounded, bounded_sites(entry)
+        return bool(entry["rejected"] or self._bounded - before)
 
     def preparing(self, site: str) -> None:
         self.doing(f"data of {site}")
@@ -257,7 +263,7 @@ class Progress(_Lively, Observer):
         self._doing = "final evaluation" if last else f"{self._title}: round {done + 1} of {entry['rounds']}"
         description = self._doing if last else escape(self._title)
         self._bar.update(self._task, completed=done, description=description, state=escape(words))
-        if entry["rejected"]:
+        if self._is_news(entry):
             self.note(line(entry))
         begun, first = self._since
         left = "" if last else time_left(time.monotonic() - begun, done - first, self._rounds - done)

@@ -132,7 +132,8 @@ class Plan:
         curves = {"score_rounds": "all"} if self._has_curves(table, place.task) else {}
         values = {**own, **table.values, **curves, **row.values, **self._choices.values}
         folder = comparison_name(place.task, {"rounds": rounds, "values": values})
-        found = arms([label], place.task, seeds, rounds=rounds, values=values)
+        level = {} if {"robust", "run.robust"} & set(values) else {"robust": "off"}  # as the papers, and older folders
+        found = arms([label], place.task, seeds, rounds=rounds, values={**level, **values})
         asked = zip(seeds, found, strict=True)
         return {seed: self._ask(f"{folder}/{name}", config, label) for seed, (name, config) in asked}
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fairflare.aggregators.base import SPREAD, Bounds, Rule
 from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
 from fairflare.core.findings import accepted_codes
@@ -20,7 +21,7 @@ from fairflare.engine.checks import NO_CHOICE
 from fairflare.engine.setup import method_parts, tasks
 from fairflare.engine.setup.config_checks import checked_config
 from fairflare.engine.setup.parts import named
-from fairflare.engine.setup.run_config import RUN_KEYS, RunConfig, site_of_client
+from fairflare.engine.setup.run_config import LEVELS, RUN_KEYS, USUAL_LEVEL, RunConfig, site_of_client
 from fairflare.engine.setup.site_parts import without_weights
 from fairflare.engine.setup.tasks import known
 from fairflare.participation import Selector
@@ -28,6 +29,7 @@ from fairflare.privacy.secure_sums import NONE
 from fairflare.privacy.sum_protocol import LEAST
 from fairflare.tasks.base import Preset, Task
 from fairflare.tasks.kinds.own import OwnData
+from fairflare.trainers.base import Trainer
 
 __all__ = ["RUN_KEYS", "RunConfig", "checked_config", "make_config", "site_of_client", "with_step"]
 
@@ -89,7 +91,7 @@ def make_config(
             after_settings=_made(after, _checked(owners, "after", given)) if after else {},
             code=user_code.fingerprints(),
             seed=validation.parsed(RunConfig, "seed", seed),
-            **_run_choices(built, made["select"], run | own),
+            **_run_choices(built, made["select"], _bounds_of(run | own, made["rule"], made["trainer"])),
         )
     )
 
@@ -157,6 +159,19 @@ def with_step(config: RunConfig, step: str, values: Mapping[str, Any]) -> RunCon
     owners = Owners({"after": after})
     settings = _made(after, _checked(owners, "after", owners.resolved(values)))
     return checked_config(dataclasses.replace(config, after=step, after_settings=settings))
+
+
+def _bounds_of(values: Mapping[str, Any], rule: Rule, trainer: Trainer) -> dict[str, Any]:
+    """``values`` with the settings of their level against sites that lie, ``USUAL_LEVEL`` unless they name one.
+
+    Of the usual one, each setting that cannot act in this run is left out.
+    """
+    level = validation.parsed(RunConfig, "robust", values.get("robust", USUAL_LEVEL))
+    secret = values.get("secure_sum", NONE) != NONE or trainer.sums_only or rule.alone
+    meant = {} if secret and level == USUAL_LEVEL else dict(LEVELS[level])
+    if level == USUAL_LEVEL and Bounds(cap=SPREAD).uncappable(rule):
+        meant.pop("cap_weights", None)
+    return {"robust": level, **meant, **values}
 
 
 def _run_choices(built: Task, selector: Selector, values: Mapping[str, Any]) -> dict[str, Any]:

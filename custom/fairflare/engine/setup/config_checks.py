@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fairflare.aggregators.base import Bounds, Combining, Rule, SummedRule
+from fairflare.aggregators.base import SPREAD, Bounds, Combining, Rule, SummedRule
 from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
 from fairflare.core.schema import HIDDEN_METRICS
@@ -147,9 +147,13 @@ def _check_bounds(config: RunConfig, rule: Rule, trainer: Trainer) -> None:
         raise UserError(f"mix_updates: {config.method} gives sites models of their own, whose updates do not compare")
     if trainer.sums_only and bounds != Bounds():
         raise UserError(f"{_bounding(bounds)}: expected none, since trainer {config.trainer} sends sums over patients")
-    if trainer.collects and bounds != Bounds():
+    if trainer.collects and bounds not in (Bounds(), USUAL, dataclasses.replace(USUAL, cap=1.0)):
         what = f"does not bound what the server half of trainer {config.trainer} takes up; leave it out"
         raise UserError(f"{_bounding(bounds)}: {what}")
+
+
+USUAL = Bounds(clip=SPREAD, cap=SPREAD)
+"""Clipped is what a trainer's server half takes up, too."""
 
 
 def _bounding(bounds: Bounds) -> str:

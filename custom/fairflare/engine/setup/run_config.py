@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast, get_args
 
-from fairflare.aggregators.base import LIARS, MIXES, At, Bounds, Mix
+from fairflare.aggregators.base import LIARS, MIXES, SPREAD, At, Bounds, Mix
 from fairflare.core import registry, validation
 from fairflare.core.errors import UserError
 from fairflare.core.findings import ACCEPTABLE
@@ -69,10 +69,13 @@ class RunConfig:
         site_colluders: sites that may tell their share of the noise, or drop out of a sum.
         max_norm_ratio: how many times larger than the other sites', its own earlier ones and the model a site's update
             may be; see ``engine.norms``.
-        clip_updates: updates are clipped to this many times their median norm; 0: none is, see ``aggregators.bounded``.
+        robust: level against sites that lie: "off", "bounded" (of a new run without a level) or "mixed". It stands for
+            values of the keys below, see ``LEVELS``, each of which may be set by itself.
+        clip_updates: updates are clipped to this many times their median norm; 0: none is; "spread": those that stand
+            out, see ``aggregators.bounded``.
         clip_at: which median: "median", "weighted" by examples, or followed by "bits".
         clip_memory: share of the past in a moving average of that median.
-        cap_weights: the largest weight of a site; 1: any; "auto": 2 / K.
+        cap_weights: the largest weight of a site; 1: any; "auto": 2 / K; "spread": that or its share of the examples.
         mix_updates: what takes the place of single updates: "none" or one of ``aggregators.base.MIXES``.
         liars: share of the sites that mixing holds against.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
@@ -124,10 +127,11 @@ class RunConfig:
     site_clip: Annotated[float, Range(1e-9, 1e9)] = 1.0
     site_colluders: Annotated[int, Range(0, 1000)] = 1
     max_norm_ratio: Annotated[float, Range(2, 1_000_000)] = RATIO
-    clip_updates: Annotated[float, Range(0, 1_000_000)] = 0.0
+    robust: Annotated[str, Text(pattern="off|bounded|mixed", words="one of off, bounded, mixed")] = "off"
+    clip_updates: Annotated[float, Range(0, 1_000_000)] | Literal["spread"] = 0.0
     clip_at: Annotated[str, Text(pattern="|".join(get_args(At)), words=f"one of {', '.join(get_args(At))}")] = "median"
     clip_memory: Annotated[float, Range(0, 1)] = 0.0
-    cap_weights: Annotated[float, Range(0, 1)] | Literal["auto"] = 1.0
+    cap_weights: Annotated[float, Range(0, 1)] | Literal["auto", "spread"] = 1.0
     mix_updates: Annotated[str, Text(pattern="|".join(MIXES), words=f"one of {', '.join(MIXES)}")] = "none"
     liars: Annotated[float, Range(0, 0.5)] = LIARS
     accept: Annotated[list[Code], Entries(16)] = dataclasses.field(default_factory=list)
@@ -194,6 +198,14 @@ class RunConfig:
         choices = {key: value for key, value in self.to_json().items() if key not in NO_CHOICES}
         return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
 
+
+LEVELS: Mapping[str, Mapping[str, Any]] = {
+    "off": {},
+    "bounded": {"clip_updates": SPREAD, "cap_weights": SPREAD},
+    "mixed": {"clip_updates": 1.0, "cap_weights": "auto", "mix_updates": "krum-neighbours"},
+}
+"""Level of ``robust`` -> the settings that it stands for."""
+USUAL_LEVEL = "bounded"
 
 BESIDE = {"method", "settings", "task", "preset", "options", "training", "seed", "code", "format"}
 BESIDE |= {"evaluation", "fold", "join"}
