@@ -152,15 +152,17 @@ def _told_of(metric: str, found: Json) -> Json:
     return (found.get("metrics") or {}).get(metric) or {}
 
 
-def rendered(
-    name: str, filters: Mapping[str, Callable[..., Any]] | None = None, folder: Path | None = None, **values: Any
-) -> str:
+def rendered(name: str, filters: Mapping[str, Callable[..., Any]] | None = None, **values: Any) -> str:
     """The template ``name`` with ``values``; the same values give the same bytes.
 
     ``filters`` are functions of a module, not made for the page: each set of them compiles its templates once.
-    ``folder`` holds the template where it is another package's.
     """
-    return environment(tuple((filters or {}).items()), folder).get_template(f"{name}.html.j2").render(**values)
+    return environment(tuple((filters or {}).items())).get_template(f"{name}.html.j2").render(**values)
+
+
+def rendered_from(folder: Path, name: str, **values: Any) -> str:
+    """``rendered`` of a template that another package has in ``folder``, with the filter ``label``."""
+    return environment((("label", label),), folder).get_template(f"{name}.html.j2").render(**values)
 
 
 def drawn(figures: Iterable[str]) -> list[Markup]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from fairflare.report.values import rendered
+from fairflare.report.values import rendered_from
 from fairflare_lab.report.evidence_pack import RESULTS, Run, arrivals, table
 
 Json = dict[str, Any]
@@ -171,7 +171,7 @@ def page(document: str, entries: Sequence[Entry], run: Run) -> str:
     where = table("items.yaml")["where"].get(run.detail["env"]) if seen else None
     more: Json = {"arrivals": arrivals(run) if seen else [], "leaves": run.leaves, "where": where, "documents": []}
     about = {key: DOCUMENTS[document][key] for key in ("title", "intro")}
-    return rendered("evidence", folder=HERE, entries=entries, shares=shares(entries), run=run.detail, **about, **more)
+    return rendered_from(HERE, "evidence", entries=entries, shares=shares(entries), run=run.detail, **about, **more)
 
 
 def index(filled: Filled, run: Run, made_bom: Json) -> str:
@@ -180,7 +180,7 @@ def index(filled: Filled, run: Run, made_bom: Json) -> str:
     points, lacks = score(made_bom)
     intro = f"Completeness of the ML-BOM: {points} of 100" + (f"; it lacks {', '.join(lacks)}." if lacks else ".")
     more: Json = {"arrivals": [], "leaves": [], "where": None, "documents": rows, "entries": [], "shares": None}
-    return rendered("evidence", folder=HERE, title="Evidence pack", intro=intro, run=run.detail, **more)
+    return rendered_from(HERE, "evidence", title="Evidence pack", intro=intro, run=run.detail, **more)
 
 
 def ledger(filled: Filled) -> Json:

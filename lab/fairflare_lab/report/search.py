@@ -11,8 +11,7 @@ from fairflare.report.page import Json
 from fairflare.report.table_files import csv_text
 from fairflare.report.values import (
     drawn,
-    label,
-    rendered,
+    rendered_from,
 )
 
 HERE = Path(__file__).parent
@@ -31,4 +30,4 @@ def trials_csv(found: Mapping[str, Any]) -> str:
 def render_search(found: Json) -> str:
     from fairflare_lab.report.search_figure import progress
 
-    return rendered("search", {"label": label}, HERE, found=found, figures=drawn([progress(found)]))
+    return rendered_from(HERE, "search", found=found, figures=drawn([progress(found)]))
