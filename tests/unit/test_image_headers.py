@@ -89,11 +89,12 @@ def test_values_that_are_no_numbers_are_counted(tmp_path):
 @each(
     ("change", "why"),
     [
-        ({"Rows": 60000, "Columns": 60000}, "a header of 1 x 60000 x 60000 pixels with 1 values each"),
+        ({"Rows": 60000, "Columns": 60000}, "expected at most 200,000,000 pixels, got 3,600,000,000"),
         ({"Rows": 4000}, "1 x 4000 x 32 pixels are 256000 bytes, the file has"),
-        ({"NumberOfFrames": 2_000_000}, "a header of 2000000 x 32 x 32 pixels"),
+        ({"NumberOfFrames": 2_000_000}, "expected at most 100,000 frames, got 2,000,000"),
         ({"NumberOfFrames": -3}, "a header of -3 x 32 x 32 pixels"),
         ({"SamplesPerPixel": 60}, "pixels with 60 values each"),
+        ({"PhotometricInterpretation": "RGB"}, "RGB with 1 values a pixel"),
         ({"PhotometricInterpretation": "CMYK"}, "photometric interpretation CMYK"),
         ({"PhotometricInterpretation": None}, "photometric interpretation missing"),
         ({"RescaleSlope": 0, "RescaleIntercept": 0}, r"\(RescaleSlope 0\)"),
@@ -105,6 +106,6 @@ def test_values_that_are_no_numbers_are_counted(tmp_path):
 )
 def test_a_dicom_header_that_cannot_be_is_one_line(tmp_path, change, why):
     save(tmp_path / "x.dcm", dataset(np.arange(1024, dtype=np.uint16).reshape(32, 32), "P1", **change))
-    with pytest.raises(DataError, match=rf"^x\.dcm: cannot be read as an image .*{why}") as error:
+    with pytest.raises(DataError, match=rf"^x\.dcm: .*{why}") as error:
         READER.image(Frame(tmp_path / "x.dcm", 0))
     assert error.value.code == "unreadable"

@@ -15,6 +15,7 @@ import click
 
 from fairflare.cli import console, options
 from fairflare.core.errors import RunFailed, UserError
+from fairflare.core.validation import flag
 from fairflare.tasks.forms import FORMS
 
 if TYPE_CHECKING:
@@ -30,16 +31,16 @@ FEW = 3
 @click.command()
 @click.argument("folder", type=options.PATH)
 @click.option("--kind", type=click.Choice([*FORMS]), help="What the data are, where it cannot be found out.")
-@click.option("--classes", default="", metavar="A,B,C", help="Names of the classes or structures, in order.")
+@click.option("--classes", multiple=True, metavar="A,B,C", help="Names of the classes or structures, in order.")
 @click.option("--label", default="", metavar=LEVEL, help="The column or folder of the label.")
 @click.option("--site", default="", metavar=LEVEL, help="The column or folder of the site; none: all are one site.")
 @click.option("--patient", default="", metavar=LEVEL, help="That of the patient; none: each example is one.")
-@click.option("--groups", default="", metavar="A,B", help="Columns or DICOM headers by which patients are grouped.")
-@click.option("--categories", default="", metavar="A,B", help="Columns of numbers that are codes of categories.")
-@click.option("--leave-out", default="", metavar="A,B", help="Columns that are no predictors.")
-@click.option("--keep", default="", metavar="A,B", help="Predictors that are known before the outcome all the same.")
+@click.option("--groups", multiple=True, metavar="A,B", help="Columns or DICOM headers by which patients are grouped.")
+@click.option("--categories", multiple=True, metavar="A,B", help="Columns of numbers that are codes of categories.")
+@click.option("--leave-out", multiple=True, metavar="A,B", help="Columns that are no predictors.")
+@click.option("--keep", multiple=True, metavar="A,B", help="Predictors that are known before the outcome all the same.")
 @click.option(
-    "--missing", default="", metavar="A,B", help="Cells that stand for a missing value, as 999, or sex=9 in one column."
+    "--missing", multiple=True, metavar="A,B", help="Cells that stand for a missing value: 999, or in a column sex=9."
 )
 @click.option("--exposure", default="", metavar="COLUMN", help="Of a count: the column that it grows with.")
 @click.option("--since", default="", metavar="COLUMN", help="The column of dates that other dates are counted from.")
@@ -48,7 +49,7 @@ FEW = 3
 @click.option("--horizons", default="", metavar="T,T", help="Until when survival is asked for: one time, or several.")
 @click.option("--slices", type=click.IntRange(1, 1000), metavar="N", help="Take every Nth slice of volumes.")
 @click.option("--window", default="", metavar="C,W", help="Centre and width of the grey values; file: each file's own.")
-@click.option("--without", default="", metavar="A,B", help="Sites that are left out.")
+@click.option("--without", multiple=True, metavar="A,B", help="Sites that are left out.")
 @click.option("--new-splits", is_flag=True, help="Draw splits also where the folder has them.")
 @click.option("--yes", is_flag=True, help="Write without asking; what can be read in two ways is refused.")
 @click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing.")
@@ -95,8 +96,10 @@ def init(folder: Path, yes: bool, dry_run: bool, as_json: bool, **given: Any) ->
         console.say(f"written: {written}\nnext:\n  fairflare preflight {named}\n  fairflare run fedavg --data {named}")
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), ()) if name.strip())
+def _names(texts: Sequence[str]) -> tuple[str, ...]:
+    """The names of every line of CSV, each once."""
+    names = [name.strip() for line in csv.reader(texts, skipinitialspace=True) for name in line]
+    return tuple(dict.fromkeys(filter(None, names)))
 
 
 def _ask(counter: Counter, what: str, readings: Sequence[Reading]) -> int:
@@ -149,7 +152,7 @@ def preflight(
         where = f" at {some(broken)}" if path.is_dir() else ""
         other = len(broken) < len(found) and len(broken) <= FEW
         these = "it" if len(broken) == 1 else "them"
-        left = f"; without {these}: {' '.join(f'--without {one}' for one in broken)}" if other else ""
+        left = f"; without {these}: {' '.join(flag('without', one) for one in broken)}" if other else ""
         raise RunFailed(f"preflight: the data{where} have errors, no run can start{left}")
 
 

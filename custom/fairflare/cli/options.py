@@ -7,6 +7,7 @@ import errno
 import functools
 import math
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -353,7 +354,7 @@ def own_data(task: str | None, datalists: Path | None, kind: str | None, classes
     names = sites_in(datalists, suffixes)
     if not names:
         lists = f"expected a folder with a <SITE>{suffixes[0]} per site"
-        raise UserError(f"--datalists {shown_as}: {lists}; `fairflare init {shown_as}` writes them")
+        raise UserError(f"--datalists {shown_as}: {lists}; `fairflare init {shlex.quote(str(shown_as))}` writes them")
     values = {"datalists": str(datalists.resolve()), "site_names": ",".join(names)}
     values |= {key: str(value) for key, value in described.get("options", {}).items()}
     return chosen, values | ({"labels": classes} if classes else {})

@@ -15,6 +15,7 @@ File names hold a split and a number, nothing of the original names.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +27,7 @@ from fairflare.core.execution import Execution, default_device, memory_findings
 from fairflare.core.findings import Finding, packed, unpacked
 from fairflare.core.types import Need
 from fairflare.core.validation import in_order
+from fairflare.data.readers.tables import SUFFIXES
 from fairflare.data.site_config import FILES, SiteConfig, read_site_config
 from fairflare.data.tensors import TensorData
 from fairflare.engine.files import save_json
@@ -34,7 +36,7 @@ from fairflare.engine.setup.method_parts import default_parts
 from fairflare.engine.setup.plans import FORMAT, Plan, plan_for, plan_of, read_fingerprint
 from fairflare.tasks.base import Task
 from fairflare.tasks.fingerprint import Fingerprint, file_name, fingerprint
-from fairflare.tasks.kinds.own import OwnData, folder_of_lists, read_description
+from fairflare.tasks.kinds.own import INSIDE, OwnData, folder_of_lists, read_description
 from fairflare.tasks.preflight import preflight
 
 CONFIGURATIONS = (".yaml", ".yml")
@@ -69,6 +71,10 @@ def check(path: Path, asked: Question, tell: Tell = lambda part, done, total: No
 
     ``path`` is a site's configuration, a folder of configurations, or the folder of all sites' data and lists.
     """
+    if path.suffix.lower() in SUFFIXES:
+        seen = (path.parent / INSIDE).is_dir()
+        command = shlex.join(["fairflare", *(("preflight", str(path.parent)) if seen else ("init", str(path)))])
+        raise UserError(f"preflight: {path.name} is a table: `{command}` looks at {'its folder' if seen else 'it'}")
     if not path.is_dir():
         return {asked.site or named_in(path): check_site(path, asked, tell)}
     if asked.site is not None:
@@ -101,7 +107,8 @@ def _check_lists(folder: Path, asked: Question, tell: Tell) -> dict[str, list[Fi
 
     described = read_description(folder_of_lists(folder))
     if not asked.task and not described:
-        raise UserError(f"preflight: nothing says what {folder} holds; `fairflare init {folder}` finds out, or --kind")
+        command = shlex.join(["fairflare", "init", str(folder)])
+        raise UserError(f"preflight: nothing says what {folder} holds; `{command}` finds out, or --kind")
     kind, values = own_data(None, folder, asked.task or None, asked.classes or ",".join(described.get("classes", ())))
     built, preset = _task(asked, {"kind": kind, "options": without_sites(values, asked.without)})
     return {site: _findings(built, preset, site, None, asked, tell) for site in in_order(built.sites())}

@@ -10,10 +10,13 @@ may mean.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import difflib
+import io
 import math
 import re
+import shlex
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -378,3 +381,14 @@ def in_order(names: Iterable[str]) -> list[str]:
 def some(names: Sequence[str], most: int = 5) -> str:
     """The first ``most`` names, and how many more there are: "a, b and 3 more"."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+LIST_FLAGS = frozenset(("classes", "groups", "categories", "leave-out", "keep", "without", "missing"))
+"""Of ``fairflare data init``, which take several values as a line of CSV."""
+
+
+def flag(name: str, *values: str) -> str:
+    """A flag with its value as it can be pasted into a shell: "--label 'vital status'"."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(values)
+    return f"--{name} {shlex.quote(line.getvalue() if name in LIST_FLAGS else values[0])}"

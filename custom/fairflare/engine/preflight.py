@@ -11,7 +11,7 @@ from typing import Any
 from fairflare.core.findings import BANDS, CODES, KINDS, SPLIT_NAMES, Finding, accept, unpacked, worst_first
 from fairflare.core.manifest import NAMES, TEXT, differences
 from fairflare.core.schema import Answer
-from fairflare.core.validation import in_order, some
+from fairflare.core.validation import flag, in_order, some
 from fairflare.engine.checks import Refused, Rejection, checked_count, first_good, is_number, left_out, one_line
 
 MANY, TOO_MANY = 20, 100
@@ -83,7 +83,7 @@ def _left_out(statements: Mapping[str, Statement]) -> str:
     small = [site for site in in_order(codes) if codes[site] and codes[site] <= set(SMALL)]
     if not 0 < len(small) <= FEW or len(small) == len(codes):
         return ""
-    return f"; left out with {' '.join(f'--without {site}' for site in small)}"
+    return f"; left out with {' '.join(flag('without', site) for site in small)}"
 
 
 def turned_away(statements: Mapping[str, Statement], rejections: Sequence[Rejection]) -> dict[str, Rejection]:

@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 
 from fairflare.core.errors import UserError
-from fairflare.core.validation import in_order, shown, some
+from fairflare.core.validation import flag, in_order, shown, some
 from fairflare.import_data import labels as naming
+from fairflare.import_data.cells import Cells, Sites
 from fairflare.import_data.proposal import Choices, Reading, class_names, is_missing
 from fairflare.tasks.forms import FORMS
 from fairflare.tasks.own.survival import ends_of
@@ -63,7 +64,7 @@ class Predictors:
         suspects: predictors that may follow from the outcome, a line each.
     """
 
-    cells: dict[str, pd.Series] = field(default_factory=dict)
+    cells: dict[str, Cells] = field(default_factory=dict)
     features: list[str] = field(default_factory=list)
     specs: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -85,17 +86,19 @@ def predictors(
             can be asked whether it is known before.
     """
     _check_names(table, chosen)
-    found = Predictors()
+    found, of_sites = Predictors(), Sites.of(sites)
     left: dict[str, list[str]] = {}
     for name in table.columns:
         if name in taken or name in chosen.leave_out or name == chosen.since:
             continue
         if naming.known_after(name) and name not in chosen.keep:
-            found.suspects.append(
-                f"{name}: its name says that it is known only after the outcome; left out (--keep {name} takes it)"
-            )
+            text = f"left out ({flag('keep', name)} takes it)"
+            found.suspects.append(f"{name}: its name says that it is known only after the outcome; {text}")
             continue
-        _add(found, name, table[name].where(~table[name].map(is_missing), ""), sites, chosen, left)
+        cells = Cells.of(table[name])
+        known = cells.empty | ~np.isnan(cells.numbers)
+        known[~known] = [not is_missing(text) for text in cells.texts[~known]]
+        _add(found, name, cells.where(known), of_sites, chosen, left)
     for name in found.features:  # so that the model reads them so in another table, too
         codes = [one.removeprefix(f"{name}=") for one in chosen.missing if "=" not in one or one.startswith(f"{name}=")]
         if codes:
@@ -107,8 +110,8 @@ def predictors(
         days = naming.of_sites(table[chosen.since], sites)
         if days is None or not (days != "").any():
             got = shown(table[chosen.since].iloc[0])
-            raise UserError(f"--since {chosen.since}: expected dates such as 2024-01-31, got {got}")
-        found.cells[chosen.since] = days
+            raise UserError(f"{flag('since', chosen.since)}: expected dates such as 2024-01-31, got {got}")
+        found.cells[chosen.since] = Cells.of(days)
     if not found.features:
         text = "expected columns of numbers, categories or dates as predictors"
         raise UserError(f"init: {text}; the table has: {some(list(table.columns), 12)}")
@@ -116,171 +119,190 @@ def predictors(
 
 
 def _check_names(table: pd.DataFrame, chosen: Choices) -> None:
-    for flag in ("keep", "leave_out", "categories"):
-        if lost := [name for name in getattr(chosen, flag) if name not in table.columns]:
+    for key in ("keep", "leave_out", "categories"):
+        if lost := [name for name in getattr(chosen, key) if name not in table.columns]:
             known = some(list(table.columns), 12)
-            raise UserError(f"--{flag.replace('_', '-')}: expected a column among {known}, got {shown(lost[0])}")
+            raise UserError(f"--{key.replace('_', '-')}: expected a column among {known}, got {shown(lost[0])}")
 
 
-def _add(
-    found: Predictors, name: str, cells: pd.Series, sites: pd.Series, chosen: Choices, left: dict[str, list[str]]
-) -> None:
+def _add(found: Predictors, name: str, cells: Cells, sites: Sites, chosen: Choices, left: dict[str, list[str]]) -> None:
 
     def leave(why: str) -> None:
         left.setdefault(why, []).append(name)
 
-    filled = cells[cells != ""]
-    values = filled.unique()
+    values = cells.texts[~cells.empty]
     if len(values) < 2:
         return leave("which hold one value or none")
-    known = filled.groupby(sites[filled.index].to_numpy())
-    if len(known) > 1 and known.nunique().max() == 1 and name not in chosen.keep:
+    if sites.told_by(cells) and name not in chosen.keep:
         return leave("which have one value at each site and so tell the site (--keep COLUMN takes one)")
     if _is_place(name):
         return leave("which name or number the hospital")
-    numbers = pd.to_numeric(filled, errors="coerce")
-    share = float(numbers.notna().mean())
+    numeric = ~np.isnan(cells.numbers)
     spec: dict[str, Any] = {"kind": "number"}
-    as_numbers = name not in chosen.categories and share >= MOSTLY
+    as_numbers = name not in chosen.categories and cells.share(numeric) >= MOSTLY
     if as_numbers and _is_id(name, cells, sites):
         return leave("which number the rows")
-    if as_numbers and _are_codes(name, filled, chosen):
+    if as_numbers and _are_codes(name, cells.texts[numeric], chosen):
         as_numbers, chosen = False, replace(chosen, categories=(*chosen.categories, name))
     if as_numbers:
-        odd = filled[numbers.isna() & (filled.str.lower() != NONE)]
-        if _are_signed(name, odd, chosen):
+        odd = ~numeric & ~cells.empty
+        odd[odd] = [text.lower() != NONE for text in cells.texts[odd]]
+        if _are_signed(name, cells, odd, chosen):
             return leave("which hold numbers with signs or units")
-        if len(odd):
-            found.notes.append(
-                f"{name}: {len(odd)} cells are no numbers, such as {shown(odd.iloc[0])}, and count as missing"
-            )
-        cells = cells.where(pd.to_numeric(cells, errors="coerce").notna(), "")
-        found.notes.extend(checked_numbers(name, pd.to_numeric(cells, errors="coerce"), sites, chosen))
-    elif float(filled.map(naming.is_date).mean()) >= MOSTLY:
-        days = naming.of_sites(cells, sites) if chosen.since else None
+        if odd.any():
+            text = f"{cells.rows(odd)} cells are no numbers, such as {shown(cells.texts[odd][0])}, and count as missing"
+            found.notes.append(f"{name}: {text}")
+        cells = cells.where(numeric | cells.empty)
+        found.notes.extend(checked_numbers(name, cells.numbers[cells.codes], sites, chosen))
+    elif cells.share(cells.that(naming.is_date)) >= MOSTLY:
+        days = naming.of_sites(cells.column, sites.column) if chosen.since else None
         if days is None:
             return leave(
                 "which are dates (--since COLUMN counts days from another date)"
                 if not chosen.since
                 else "dates of which nothing says the century, or if day or month comes first"
             )
-        cells, spec = days, {"kind": "days", "since": chosen.since}
-    elif {value.lower() for value in values} <= naming.YES | naming.NO and name not in chosen.categories:
+        cells, spec = Cells.of(days), {"kind": "days", "since": chosen.since}
+    elif all(value.lower() in naming.YES | naming.NO for value in values) and name not in chosen.categories:
         yes, no = ([value for value in in_order(values) if value.lower() in words] for words in (naming.YES, naming.NO))
         if not yes or not no:
             return leave("which hold one value or none")
         spec = {"kind": "yes_no", "yes": yes, "no": no}
-    elif (
-        naming.bare(name) in OF_SPLITS or float(filled.map(lambda cell: bool(naming.split_word(cell))).mean()) >= MOSTLY
-    ):
+    elif naming.bare(name) in OF_SPLITS or cells.share(cells.that(naming.split_word)) >= MOSTLY:
         return leave("which say a split")
     else:
-        _check_units(name, filled, chosen)
+        _check_units(name, cells, chosen)
         if twins := naming.alike(values):
             text = f"{shown(twins[0])} and {shown(twins[1])} differ by upper and lower case alone"
-            raise UserError(f"init: {name}: {text}: expected one spelling (--leave-out {name} leaves it out)")
-        counts = filled.value_counts()
-        if len(counts) > UNIQUE * len(filled) or filled.str.len().mean() > 60:
+            raise UserError(f"init: {name}: {text}: expected one spelling ({flag('leave-out', name)} leaves it out)")
+        counts, n = cells.counts[~cells.empty], cells.rows(~cells.empty)
+        if len(values) > UNIQUE * n or (counts * [len(value) for value in values]).sum() / n > 60:
             return leave("which are names or free text")
-        levels = [str(value) for value in counts.index[:MOST_LEVELS] if counts[value] >= LEAST_ROWS]
-        if len(levels) < 2 and len(levels) + (counts.sum() > counts[levels].sum()) < 2:
+        often = np.argsort(-counts, kind="stable")[:MOST_LEVELS]
+        often = often[counts[often] >= LEAST_ROWS]
+        if len(often) + (n > counts[often].sum()) < 2:
             return leave(f"of which no two values have {LEAST_ROWS} rows")
-        spec = {"kind": "category", "levels": in_order(levels)}
-    if float((cells == "").mean()) >= FEW_GAPS:
+        spec = {"kind": "category", "levels": in_order(values[often])}
+    if cells.rows(cells.empty) / len(cells.codes) >= FEW_GAPS:
         spec["missing"] = True
-    if none := sorted({*sites} - {*sites[cells != ""]}):
+    if none := sorted({*sites.names} - sites.with_cells(cells)):
         found.notes.append(f"{name}: {some(none, 3)} {'has' if len(none) == 1 else 'have'} no value")
-    found.notes.extend(_coded(name, cells[cells != ""], sites))
+    found.notes.extend(_coded(name, cells, sites))
     found.cells[name] = cells
     found.features.append(name)
     if spec != {"kind": "number"}:
         found.specs[name] = spec
 
 
-def _are_codes(name: str, filled: pd.Series, chosen: Choices) -> bool:
+ZERO = re.compile(r"^0\d+$", re.MULTILINE)
+
+
+def _are_codes(name: str, values: Iterable[str], chosen: Choices) -> bool:
     """Whether numbers of which some begin with 0, as postcodes do, are codes: asks."""
-    codes = filled[filled.str.fullmatch(r"0\d+")]
-    if codes.empty or name in chosen.keep:
+    code = ZERO.search("\n".join(values))
+    if code is None or name in chosen.keep:
         return False
     readings = [
-        Reading("they are codes of categories", f"--categories {name}"),
-        Reading("they are numbers", f"--keep {name}"),
+        Reading("they are codes of categories", flag("categories", name)),
+        Reading("they are numbers", flag("keep", name)),
     ]
-    return not chosen.ask(f"{name}: cells such as {shown(codes.iloc[0])} begin with 0", readings)
+    return not chosen.ask(f"{name}: cells such as {shown(code[0])} begin with 0", readings)
 
 
-def _are_signed(name: str, odd: pd.Series, chosen: Choices) -> bool:
+def _are_signed(name: str, cells: Cells, odd: np.ndarray, chosen: Choices) -> bool:
     """Whether a column is no predictor as some cells hold numbers with signs or units: asks; else they are missing."""
-    signed = odd[odd.map(lambda cell: bool(WITH_UNIT.fullmatch(cell)))]
-    if signed.empty or name in chosen.keep:
+    signed = odd.copy()
+    signed[odd] = [bool(WITH_UNIT.fullmatch(text)) for text in cells.texts[odd]]
+    if not signed.any() or name in chosen.keep:
         return False
-    gaps = ",".join(f"{name}={cell}" for cell in signed.unique()[:MOST_BANDS])
-    readings = [Reading("they count as missing", f"--missing '{gaps}'"), Reading("not", f"--leave-out {name}")]
-    what = f"{name}: {len(signed)} cells such as {shown(signed.iloc[0])} hold numbers with signs or units"
+    texts = cells.texts[signed]
+    gaps = flag("missing", *(f"{name}={text}" for text in texts[:MOST_BANDS]))
+    readings = [Reading("they count as missing", gaps), Reading("not", flag("leave-out", name))]
+    what = f"{name}: {cells.rows(signed)} cells such as {shown(texts[0])} hold numbers with signs or units"
     return bool(chosen.ask(what, readings))
 
 
-def checked_numbers(name: str, numbers: pd.Series, sites: pd.Series, chosen: Choices) -> list[str]:
-    """Notes where sites seem to have other units; asks about codes for missing values, and refuses infinite numbers."""
-    known = numbers.dropna()
-    if not np.isfinite(known).all() or (known.abs() > MOST).any():
-        raise UserError(f"init: {name}: expected numbers below {MOST:g} in size, got {known.abs().max():g}")
+def checked_numbers(name: str, numbers: np.ndarray, sites: Sites, chosen: Choices) -> list[str]:
+    """Notes where sites seem to have other units; asks about codes for missing values, and refuses infinite numbers.
+
+    ``numbers`` is float64 (N,), nan where a cell is empty.
+    """
+    known = numbers[~np.isnan(numbers)]
+    if not np.isfinite(known).all() or (np.abs(known) > MOST).any():
+        raise UserError(f"init: {name}: expected numbers below {MOST:g} in size, got {np.abs(known).max():g}")
     odd = known[(known < 0) | (known > OLDEST)] if naming.bare(name) in naming.AGE else known[:0]
     if len(odd):
-        _ask_missing(name, f"{len(odd)} cells such as {odd.iloc[0]:g} are no years of age", odd.unique(), chosen)
-    for code in CODES if known.nunique() > FEW else (9.0, *CODES):
+        _ask_missing(name, f"{len(odd)} cells such as {odd[0]:g} are no years of age", pd.unique(odd), chosen)
+    for code in CODES if len(pd.unique(known)) > FEW else (9.0, *CODES):
         hits = int((known == code).sum())
-        rest = known[known != code]
-        if hits < LEAST_CODES or len(rest) < LEAST_ROWS:
+        if hits < LEAST_CODES or len(known) - hits < LEAST_ROWS:
             continue
-        low, high = rest.quantile([0.01, 0.99])
+        rest = known[known != code]
+        low, high = pd.Series(rest).quantile([0.01, 0.99])
         far = SPREADS * max(high - low, 1e-9)
         if not low - far <= code <= high + far or (code < 0 <= rest.min()):
             what = f"{code:g} stands {hits} times and lies far from the other numbers ({low:g} to {high:g})"
             _ask_missing(name, what, [code], chosen)
-    return unit_notes(name, known, sites)
+    return unit_notes(name, numbers, sites)
 
 
 def _ask_missing(name: str, what: str, codes: Iterable[float], chosen: Choices) -> None:
     """Ask if numbers are codes for missing ones, which a flag says, or numbers."""
-    gaps = ",".join(f"{name}={code:g}" for code in list(codes)[:MOST_BANDS])
-    readings = [Reading("a code for missing", f"--missing {gaps}"), Reading("a number", f"--keep {name}")]
+    gaps = flag("missing", *(f"{name}={code:g}" for code in list(codes)[:MOST_BANDS]))
+    readings = [Reading("a code for missing", gaps), Reading("a number", flag("keep", name))]
     if name not in chosen.keep and not chosen.ask(f"{name}: {what}", readings):
-        raise UserError(f"init: {name}: {what}; --missing {gaps} takes that for missing")
+        raise UserError(f"init: {name}: {what}; {gaps} takes that for missing")
 
 
-def unit_notes(name: str, known: pd.Series, sites: pd.Series) -> list[str]:
+def unit_notes(name: str, numbers: np.ndarray, sites: Sites) -> list[str]:
     """A note where the middle 80 % of two sites' numbers do not overlap, or medians are far apart: units, gaps as 0."""
-    grouped = known.groupby(sites[known.index].to_numpy())
-    enough = grouped.size() >= LEAST_ROWS
-    low, middle, high = (grouped.quantile(part)[enough] for part in (0.1, 0.5, 0.9))
-    if low.empty or not (low.max() > high.min() or middle.max() > TIMES * middle.min() > 0):
+    own = [(site, np.sort(part[~np.isnan(part)])) for site, part in sites.parts(numbers)]
+    own = [(site, part) for site, part in own if len(part) >= LEAST_ROWS]
+    if not own:
         return []
-    text = f"about {middle.min():.4g} at {middle.idxmin()} and {middle.max():.4g} at {middle.idxmax()}"
+    low, middle, high = ([_quantile(part, q) for _, part in own] for q in (0.1, 0.5, 0.9))
+    if not (max(low) > min(high) or max(middle) > TIMES * min(middle) > 0):
+        return []
+    least, most = (own[middle.index(end(middle))][0] for end in (min, max))
+    text = f"about {min(middle):.4g} at {least} and {max(middle):.4g} at {most}"
     return [f"{name}: {text}: are the units the same?"]
 
 
-def _coded(name: str, filled: pd.Series, sites: pd.Series) -> list[str]:
+def _quantile(values: np.ndarray, q: float) -> float:
+    """Of sorted ``values``, linear between two."""
+    place = q * (len(values) - 1)
+    low, part = values[int(place)], place % 1
+    return float(low + (values[int(place) + 1] - low) * part) if part else float(low)
+
+
+def _coded(name: str, cells: Cells, sites: Sites) -> list[str]:
     """A note where sites may code a category differently: no value in common, or 0 and 1 here and 1 and 2 there."""
-    values = {site: {*own} for site, own in filled.groupby(sites[filled.index].to_numpy()) if len(own) >= LEAST_ROWS}
-    whole: set[str] = set().union(*values.values())
-    for site, own in values.items() if len(whole) <= MOST_BANDS else ():
-        others = {key: other for key, other in values.items() if other - own}
+    if len(cells.texts) > MOST_BANDS * len(sites.names) + 1:  # some site has more than MOST_BANDS
+        return []
+    filled = np.where(cells.empty, -1, np.arange(len(cells.texts)))[cells.codes]
+    own = {site: part[part >= 0] for site, part in sites.parts(filled)}
+    own = {site: np.unique(part) for site, part in own.items() if len(part) >= LEAST_ROWS}
+    values = {site: {*cells.texts[codes]} for site, codes in own.items() if len(codes) <= MOST_BANDS}
+    if len(values) < len(own) or len(set().union(*values.values())) > MOST_BANDS:
+        return []
+    for site, texts in values.items():
+        others = {key: other for key, other in values.items() if other - texts}
         pairs = max(map(len, values.values())) <= 2
-        if odd := next((key for key, other in others.items() if pairs or not other & own), ""):
-            text = f"{some(in_order(own), 3)} at {site} and {some(in_order(values[odd]), 3)} at {odd}"
+        if odd := next((key for key, other in others.items() if pairs or not other & texts), ""):
+            text = f"{some(in_order(texts), 3)} at {site} and {some(in_order(values[odd]), 3)} at {odd}"
             return [f"{name}: {text}: are the codes the same?"]
     return []
 
 
-def _check_units(name: str, filled: pd.Series, chosen: Choices) -> None:
+def _check_units(name: str, cells: Cells, chosen: Choices) -> None:
     """Refuse numbers that are written with signs or units, which would be taken for categories."""
-    like = filled.map(lambda cell: bool(WITH_UNIT.fullmatch(cell)))
-    if name not in chosen.categories and float(like.mean()) >= HALF and filled[like].nunique() > MOST_BANDS:
-        odd = filled[pd.to_numeric(filled, errors="coerce").isna()].iloc[0]
+    like = cells.that(WITH_UNIT.fullmatch)
+    if name not in chosen.categories and cells.share(like) >= HALF and like.sum() > MOST_BANDS:
+        odd = cells.texts[np.isnan(cells.numbers) & ~cells.empty][0]
         signed = WITH_UNIT.fullmatch(odd)
         text = f"cells such as {shown(odd)} hold {'numbers with signs or units' if signed else 'words'}"
-        ways = f"--leave-out {name} leaves the column out" + ("" if signed else f", --missing {odd} the cells")
+        ways = f"{flag('leave-out', name)} leaves the column out"
+        ways += "" if signed else f", {flag('missing', odd)} the cells"
         raise UserError(f"init: {name}: {text}: expected plain numbers ({ways})")
 
 
@@ -291,12 +313,12 @@ def _is_place(name: str) -> bool:
     return any((plain.startswith(word) and plain.removeprefix(word) in ends) or plain.endswith(word) for word in words)
 
 
-def _is_id(name: str, cells: pd.Series, sites: pd.Series) -> bool:
+def _is_id(name: str, cells: Cells, sites: Sites) -> bool:
     """Whether a column numbers the rows: called an id, or empty as pandas writes its index."""
     plain = naming.bare(name)
     if plain not in ("", "id", "index", "unnamed0", "rowid", "row", "no", "nr") and not plain.endswith("id"):
         return False
-    return bool((cells.groupby(sites).nunique() == cells.groupby(sites).size()).all())
+    return all(len(np.unique(own)) == len(own) for _, own in sites.parts(cells.codes))
 
 
 def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> None:
@@ -304,20 +326,20 @@ def _alone(found: Predictors, labels: pd.Series, chosen: Choices) -> None:
     hits = _hits(labels)
     for name in list(found.features):
         cells, kind = found.cells[name], found.specs.get(name, {"kind": "number"})["kind"]
-        area = _area(cells == "", hits)
+        area = _area(cells.empty, cells, hits)
         if kind == "number":
-            values = pd.to_numeric(cells, errors="coerce")
-            area = max(area, _area(values.fillna(values.median()), hits))
+            values = np.where(np.isnan(cells.numbers), np.nanmedian(cells.numbers[cells.codes]), cells.numbers)
+            area = max(area, _area(values, cells, hits))
         elif kind == "days":
-            values = pd.to_datetime(cells, errors="coerce", format="ISO8601")
-            area = max(area, _area((values - values.min()).dt.days.fillna(0), hits))
+            days = pd.to_datetime(pd.Series(cells.texts, dtype=object), errors="coerce", format="ISO8601")
+            area = max(area, _area((days - days.min()).dt.days.fillna(0).to_numpy(), cells, hits))
         else:
-            area = max([area, *_rates(cells, hits)])
+            area = max(area, _of_rates(cells, hits))
         if area > ALONE and name not in chosen.keep:
             what = f"{name} alone tells the outcome (area under the curve {area:.3f})"
             readings = [
-                Reading("it is known before the outcome", f"--keep {name}"),
-                Reading("it follows from the outcome and is no predictor", f"--leave-out {name}"),
+                Reading("it is known before the outcome", flag("keep", name)),
+                Reading("it follows from the outcome and is no predictor", flag("leave-out", name)),
             ]
             out = chosen.ask(what, readings)
             found.suspects.append(f"{what}; {'left out' if out else 'kept'}")
@@ -338,8 +360,8 @@ def telling(columns: Mapping[str, Sequence[str]], labels: Sequence[str], sites: 
     for site, rows in pd.Series(list(labels), dtype=object).groupby(list(sites)):
         hits = _hits(rows)
         for name, column in columns.items():
-            cells = pd.Series(list(column), dtype=object)[rows.index]
-            area = max(_rates(cells, hits), default=0.0) if 2 <= cells.nunique() <= MOST_BANDS else 0.0
+            cells = Cells.of([column[row] for row in rows.index])
+            area = _of_rates(cells, hits) if 2 <= len(cells.texts) <= MOST_BANDS else 0.0
             if area > ALONE:
                 found.append(f"{name} alone tells the class at {site} (area under the curve {area:.3f})")
     return tuple(found)
@@ -351,16 +373,24 @@ def _hits(labels: pd.Series) -> list[np.ndarray]:
     return [(labels == one).to_numpy() for one in counts.index if FEWEST <= counts[one] <= len(labels) - FEWEST]
 
 
-def _rates(cells: pd.Series, hits: Sequence[np.ndarray]) -> list[float]:
-    """Of each class the area under the curve of its share among the rows with the same cell."""
-    rates = [pd.Series(hit).groupby(cells.to_numpy()).transform("mean") for hit in hits]
-    return [_area(rate, [hit]) for rate, hit in zip(rates, hits, strict=True)]
+def _of_rates(cells: Cells, hits: Sequence[np.ndarray]) -> float:
+    """The largest area under the curve of a class's share among the rows with the same cell."""
+    shares = (np.bincount(cells.codes[hit], minlength=len(cells.texts)) / cells.counts for hit in hits)
+    return max((_area(share, cells, [hit]) for share, hit in zip(shares, hits, strict=True)), default=0.0)
 
 
-def _area(values: pd.Series, hits: Sequence[np.ndarray]) -> float:
-    """The largest area under the curve of ``values`` (N,) for any of ``hits``, bool (N,), on either side."""
-    n, ranks = len(values), values.rank().to_numpy()
-    areas = [(ranks[hit].sum() - (k := int(hit.sum())) * (k + 1) / 2) / (k * (n - k)) for hit in hits]
+def _area(values: np.ndarray, cells: Cells, hits: Sequence[np.ndarray]) -> float:
+    """The largest area under the curve of ``values`` (K,) of ``cells`` for any of ``hits``, bool (N,), on either side.
+
+    Equal values share the mean of their ranks, as in Mann and Whitney's U.
+    """
+    different, place = np.unique(values, return_inverse=True)
+    counts = np.bincount(place, weights=cells.counts, minlength=len(different))
+    ranks, n, areas = (np.cumsum(counts) - counts + (counts + 1) / 2)[place], len(cells.codes), []
+    for hit in hits:
+        k = int(hit.sum())
+        total = float((ranks * np.bincount(cells.codes[hit], minlength=len(ranks))).sum())
+        areas.append((total - k * (k + 1) / 2) / (k * (n - k)))
     return max((max(area, 1 - area) for area in areas), default=0.0)
 
 
@@ -433,7 +463,7 @@ def outcome_of(name: str, cells: Sequence[str], chosen: Choices, *, table: bool)
 def _of_numbers(name: str, cells: Sequence[str], chosen: Choices) -> tuple[str, ...]:
     numbers = pd.to_numeric(pd.Series(list(cells), dtype=object), errors="coerce").astype(float)
     if odd := [cell for cell, number in zip(cells, numbers, strict=True) if not np.isfinite(number)]:
-        text = f"expected numbers, got {shown(odd[0])} (--missing {odd[0]} leaves such rows out)"
+        text = f"expected numbers, got {shown(odd[0])} ({flag('missing', odd[0])} leaves such rows out)"
         raise UserError(f"init: {name}: {text}")
     if numbers.nunique() < 2:
         raise UserError(f"init: {name}: expected numbers that differ, got {shown(cells[0])} throughout")
@@ -444,7 +474,7 @@ def _of_numbers(name: str, cells: Sequence[str], chosen: Choices) -> tuple[str, 
 def _grades(name: str, cells: Sequence[str], chosen: Choices) -> tuple[str, ...]:
     values = in_order(set(naming.same_numbers(cells)))
     if not chosen.classes:
-        text = f"expected their order from the lowest to the highest, which no name says: --classes {','.join(values)}"
+        text = f"expected their order from the lowest to the highest, which no name says: {flag('classes', *values)}"
         raise UserError(f"init: {name}: {text}, in that order or another")
     if len(chosen.classes) < FEWEST_GRADES:
         raise UserError(f"--classes: expected at least {FEWEST_GRADES} classes in an order, got {len(chosen.classes)}")
@@ -486,7 +516,7 @@ def in_columns(names: Sequence[str], table: pd.DataFrame, *, images: bool) -> Ou
             word, gap = cell.lower().removesuffix(".0"), is_missing(cell)
             if word not in naming.YES | naming.NO and not gap:
                 text = f"expected yes or no (1 or 0), or nothing, got {shown(cell)}"
-                raise UserError(f"init: {name}: {text} (--missing {cell} takes it for nothing)")
+                raise UserError(f"init: {name}: {text} ({flag('missing', cell)} takes it for nothing)")
             row[name] = None if gap else int(word in naming.YES)
     labels = [SIGN.join(name for name, one in row.items() if one) for row in told]
     gaps = sum(one is None for row in told for one in row.values())
@@ -526,20 +556,21 @@ def asked_columns(table: pd.DataFrame, columns: Sequence[str], chosen: Choices, 
         if not (times and events):
             return "", ""
         time, event = times[0], events[0]
+        of_times = f"{flag('time', time)} {flag('event', event)} --horizons T1,T2"
         readings = [
-            Reading(f"{time} is the time of the event", f"--time {time} --event {event} --horizons T1,T2,..."),
-            Reading(f"{event} is a class", f"--label {event}"),
+            Reading(f"{time} is the time of the event", of_times),
+            Reading(f"{event} is a class", flag("label", event)),
         ]
         if chosen.ask(f"{time} and {event} may be a time to an event", readings):
-            raise UserError(f"init: --label {event} says that it is a class")
-    for flag, name in (("--time", time), ("--event", event)):
+            raise UserError(f"init: {flag('label', event)} says that it is a class")
+    for asked, name in (("--time", time), ("--event", event)):
         if name not in columns:
             raise UserError(
-                f"{flag}: expected a column among {some(columns, 12)}, got {shown(name) if name else 'none'}"
+                f"{asked}: expected a column among {some(columns, 12)}, got {shown(name) if name else 'none'}"
             )
     if re.search("censor|alive|surviv", event.lower()) and event not in chosen.keep:
         readings = [
-            Reading("1 is an event", f"--keep {event}"),
+            Reading("1 is an event", flag("keep", event)),
             Reading("1 is somebody without an event", "--event another column, which is 1 at an event"),
         ]
         if chosen.ask(f"{event}: its name may say that 1 is no event", readings):

@@ -22,8 +22,9 @@ import numpy as np
 import pandas as pd
 
 from fairflare.core.errors import UserError
-from fairflare.core.validation import natural, shown, some, unlisted
+from fairflare.core.validation import flag, natural, shown, some, unlisted
 from fairflare.data.readers.datalist import read_lists
+from fairflare.data.readers.formats import boxes_in, unread
 from fairflare.data.readers.geometry import is_image
 from fairflare.import_data.columns import outcome_of, telling
 from fairflare.import_data.folders import by_headers, images_in_folders, level_table, patients_of
@@ -217,11 +218,11 @@ def look(root: Path, chosen: Choices, tell: Tell = nothing) -> Proposal:
     of_volumes = bool(chosen.kind) and FORMS[chosen.kind].volumes
     found = as_volumes(files, found, chosen.kind) if of_volumes else with_slices(files, found, chosen)
     notes = found.notes + _linked(root)
-    for paths, text in (
-        (files.others, "files of other formats are not read"),
-        (files.dead, "symbolic links lead nowhere and are left out"),
-    ):
-        notes += (f"{len(paths)} {text}, e.g. {paths[0]}",) if paths else ()
+    if files.others:
+        text = f"e.g. {files.others[0]} is {unread(files.others[0])}"
+        notes += (f"{len(files.others)} files of other formats are not read, {text}",)
+    if files.dead:
+        notes += (f"{len(files.dead)} symbolic links lead nowhere and are left out, e.g. {files.dead[0]}",)
     if texts := unnamed_tables(files):
         notes += (UNNAMED.format(some(texts, 3)),)
     if chosen.window and found.form.table:
@@ -284,7 +285,13 @@ def _found(files: Files, chosen: Choices) -> Found:
     paths = tables_in(files.root)
     if not (paths or files.images) and (texts := unnamed_tables(files)):
         raise UserError(f"init: {UNNAMED.format(some(texts, 3))}")
-    return examples_in_tables(files, paths, chosen) if paths else images_in_folders(files, chosen)
+    if paths:
+        return examples_in_tables(files, paths, chosen)
+    try:
+        return images_in_folders(files, chosen)
+    except UserError as error:
+        boxes = "" if files.root.is_file() else boxes_in(files.root, files.images)
+        raise UserError(f"{error}; {boxes}" if boxes else str(error)) from None
 
 
 SHARES = {"training": 0.6, "validation": 0.15, "testing": 0.25}
@@ -354,7 +361,7 @@ def _drawn(site: str, loose: Sequence[Example], splits: Sequence[str], labelled:
     if n < len(splits):
         raise UserError(
             f"init: {site}: expected at least {len(splits)} patients or examples to divide, got {n} "
-            f"(--without {site} leaves it out)"
+            f"({flag('without', site)} leaves it out)"
         )
     labels = np.unique([one.label if labelled else "" for one in loose], return_inverse=True)[1]
     most = max(Counter(labels.tolist()).values())

@@ -17,9 +17,10 @@ from typing import Any
 import pandas as pd
 
 from fairflare.core.errors import UserError
-from fairflare.core.validation import in_order, some, unlisted
+from fairflare.core.validation import flag, in_order, some, unlisted
 from fairflare.data.readers import geometry
 from fairflare.data.readers.dicom import DEFERRED, is_dicom, pydicom_quietly
+from fairflare.data.readers.formats import unread
 from fairflare.data.readers.geometry import stem
 from fairflare.import_data.columns import telling
 from fairflare.import_data.labels import HEADERS as HEADERS_OF
@@ -122,6 +123,8 @@ TOLD = (
 def by_headers(files: Files, found: Found) -> Found:
     """``found`` without localizers, reports and masks among other images; a note where modalities differ, and what of
     headers, format or size alone tells the class at a site."""
+    if found.form.table:
+        return found
     paths = list(dict.fromkeys(one.image for one in found.examples if one.image in files.dicom))
     head = headers([files.root / path for path in paths], TOLD, files.tell)
     head.index = pd.Index(paths)
@@ -136,7 +139,7 @@ def by_headers(files: Files, found: Found) -> Found:
         text = ", ".join(f"{name or 'none'} ({n})" for name, n in several.items())
         found = replace(found, notes=(*found.notes, f"modalities differ: {text}; images of all are read alike"))
     some = found.examples[:: -(-len(found.examples) // MOST_LOOKED_AT)]
-    if not found.form.classes or found.form.table or not some:
+    if not found.form.classes or not some:
         return found
     own = head.reindex([one.image for one in some]).fillna("")
     columns = {name: list(own[name]) for name in TOLD[2:]}
@@ -170,7 +173,8 @@ def images_in_folders(files: Files, chosen: Choices) -> Found:
             read in two ways and nobody can be asked.
     """
     if not files.images:
-        others = f"; {len(files.others)} of other formats, e.g. {files.others[0]}" if files.others else ""
+        first = files.others[0] if files.others else ""
+        others = f"; {len(files.others)} of other formats: {first} is {unread(first)}" if first else ""
         raise UserError(f"init: {files.root} holds no image that can be read, no table and no datalist{others}")
     if twice := {f"{path}.gz" for path in files.images} & {*files.images}:
         raise UserError(f"init: {min(twice)} is there without .gz, too: leave one of them")
@@ -238,8 +242,8 @@ def _classification(files: Files, images: Sequence[str], chosen: Choices) -> Fou
         text = "expected a table or a datalist beside the images, as a folder says one class"
         raise UserError(f"--kind {chosen.kind}: {text}")
     if kind == IMAGE_GRADES.name and not chosen.classes:
-        names = ",".join(in_order(inside[role.label].unique()))
-        raise UserError(f"--kind {kind}: expected the order from the lowest to the highest: --classes {names}")
+        names = in_order(inside[role.label].unique())
+        raise UserError(f"--kind {kind}: expected the order from the lowest to the highest: {flag('classes', *names)}")
     classes = class_names(inside[role.label], chosen.classes)
     parts = (inside[name] for name in ("image", role.label, SPLIT))
     examples = as_examples(sites, *parts, patients, abouts(inside, chosen))
@@ -332,7 +336,7 @@ def _sites(files: Files, table: pd.DataFrame, role: Roles, chosen: Choices) -> l
     """The site of each image; one that no level says is called by the one folder that all lie in, or by the root."""
     if role.site:
         if empty := int((table[role.site] == "").sum()):
-            raise UserError(f"--site {role.site}: expected a value for every image, {empty} have none")
+            raise UserError(f"{flag('site', role.site)}: expected a value for every image, {empty} have none")
         names = site_names(table[role.site].unique())
         return [names[name] for name in table[role.site]]
     outer = f"{FOLDER}1"

@@ -19,7 +19,7 @@ import pandas as pd
 import yaml
 
 from fairflare.core.errors import UserError
-from fairflare.core.validation import in_order, shown, some
+from fairflare.core.validation import flag, in_order, shown, some
 from fairflare.import_data.proposal import SPLIT_OF, Choices, Example, Reading, is_missing
 
 WORDS: dict[str, tuple[str, ...]] = {
@@ -137,7 +137,7 @@ def is_date(cell: str) -> bool:
 
 def as_iso(cells: pd.Series) -> pd.Series | None:
     """``cells`` as YYYY-MM-DD, "" where empty or no day; None where century, day or month is unclear."""
-    last = [match for cell in cells if (match := YEAR_LAST.fullmatch(cell))]
+    last = [match for cell in cells.unique() if (match := YEAR_LAST.fullmatch(cell))]
     day_first = any(match[2] == "." or int(match[1]) > 12 for match in last)
     month_first = any(int(match[3]) > 12 for match in last)
     if (
@@ -158,7 +158,7 @@ def as_iso(cells: pd.Series) -> pd.Series | None:
             return date(int(year), int(month), int(day)).isoformat() if 1800 <= int(year) <= 2200 else ""
         return ""
 
-    return cells.map(iso)
+    return cells.map({cell: iso(cell) for cell in cells.unique()}).astype(object)
 
 
 FEW_ROWS, MANY_ROWS = 3, 30
@@ -209,8 +209,8 @@ def check_outcome(name: str, cells: Iterable[str], chosen: Choices, form: str = 
         if chosen.ask(f"{name}: expected classes, got {got}", [amount, other]):
             raise UserError(f"init: {name}: expected classes, got {got}; --label names another column")
         return "regression"
-    names = ",".join(in_order(values))
-    readings = [Reading("they are classes without an order", f"--classes {names}"), amount]
+    names = in_order(values)
+    readings = [Reading("they are classes without an order", flag("classes", *names)), amount]
     return "regression" if chosen.ask(f"{name} holds {got}", readings) else "classes"
 
 
@@ -220,14 +220,13 @@ def _check_rare(name: str, counts: Mapping[str, int]) -> None:
     rare = [value for value, n in counts.items() if n < FEW_ROWS]
     if total >= MANY_ROWS and rare and len(counts) - len(rare) > 1:
         text = f"{shown(rare[0])} has {counts[rare[0]]} of {total} rows"
-        raise UserError(f"init: {name}: {text}: a mistake (--missing {rare[0]}), or a class (--classes A,B,...)")
+        raise UserError(f"init: {name}: {text}: a mistake ({flag('missing', rare[0])}), or a class (--classes A,B,...)")
     codes = [value for value in counts if value in CODES or bare(value) in WORDS["cell_unknown"]]
     codes += ["9"] if "9" in counts and {*counts} <= {*"01234569"} else []
     if len(counts) > 2 and codes:
         text = f"{shown(codes[0])} among {some([value for value in in_order(counts) if value not in codes], 4)}"
-        raise UserError(
-            f"init: {name}: {text} is a code for missing (--missing {name}={codes[0]}), or a class (--classes A,B,...)"
-        )
+        gap = flag("missing", f"{name}={codes[0]}")
+        raise UserError(f"init: {name}: {text} is a code for missing ({gap}), or a class (--classes A,B,...)")
 
 
 def same_numbers(labels: Sequence[str]) -> list[str]:
@@ -309,7 +308,9 @@ YEARS = {"Y": 1.0, "M": 12.0, "W": 52.18, "D": 365.25}
 
 def alike(names: Iterable[str]) -> tuple[str, str] | None:
     """Two of ``names`` that differ by upper and lower case alone; None where there are none."""
-    lower: dict[str, str] = {}
+    names, lower = list(names), {}
+    if len({name.casefold() for name in names}) == len({*names}):
+        return None
     found = ((lower.setdefault(name.casefold(), name), name) for name in in_order(names))
     return next((pair for pair in found if pair[0] != pair[1]), None)
 
@@ -334,7 +335,7 @@ def group_columns(table: pd.DataFrame, taken: Sequence[str], asked: Sequence[str
     found = []
     for name in table.columns:
         plain, cells = bare(name), table[name]
-        if name in taken and name not in asked:
+        if name not in asked and (name in taken or plain not in {*AGE, *ATTRIBUTES}):
             continue
         values = {cell for cell in cells.unique() if not is_missing(cell)}
         is_age = plain in AGE and bool(values) and years(pd.Series(sorted(values))).notna().all()

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.validation import in_order, some, unlisted
+from fairflare.core.validation import flag, in_order, some, unlisted
 from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.dicom import series_of
 from fairflare.data.readers.geometry import form_of, frames, geometry_of
@@ -88,9 +88,10 @@ def _without_views(table: pd.DataFrame, free: list[str], named: Mapping[str, str
             text = f"{name} ({some(in_order(names), 3)}) may hold masks: expected x_mask.png beside x.png"
             raise UserError(f"init: {text}, or folders called images and masks, got {odd!r}")
         if naming.mostly([naming.says_view(one) for one in names]) and "site" not in named:
+            other = next((one for one in free if one != name), "none")
             readings = [
-                Reading("these are no hospitals", f"--site {next((other for other in free if other != name), 'none')}"),
-                Reading("these are hospitals", f"--site {name}"),
+                Reading("these are no hospitals", flag("site", other)),
+                Reading("these are hospitals", flag("site", name)),
             ]
             what = f"{name} ({some(in_order(names), 3)}) looks like modalities, views or years"
             if chosen.ask(what, readings):
@@ -106,7 +107,7 @@ def _site_alone(table: pd.DataFrame, free: Sequence[str], named: Mapping[str, st
     score = {name: _score(table, name) for name in free}
     free, sites = ([name for name in free if score[name] >= least] for least in (0, 1))
     if len(free) > 1 and len(sites) != 1:
-        readings = [Reading(f"{some(in_order(table[name]), 3)} are hospitals", f"--site {name}") for name in free]
+        readings = [Reading(f"{some(in_order(table[name]), 3)} are hospitals", flag("site", name)) for name in free]
         return Roles(free[chosen.ask("several levels of folders may be the hospitals", readings)], "", patient)
     return Roles((sites or free or [""])[0], "", patient)
 
@@ -124,8 +125,8 @@ def _site_and_label(table: pd.DataFrame, free: Sequence[str], named: Mapping[str
         label = free[0] if free else ""
         text = some(in_order(table[label])) if label else ""
         readings = [
-            Reading("they are the classes of one hospital", f"--label {label}"),
-            Reading("they are hospitals, and nothing says the labels", f"--site {label}"),
+            Reading("they are the classes of one hospital", flag("label", label)),
+            Reading("they are hospitals, and nothing says the labels", flag("site", label)),
         ]
         way = f"the folders {text} may be read in two ways"
         if label and (score[label] > 0 or (not score[label] and chosen.ask(way, readings))):
@@ -139,7 +140,7 @@ def _site_and_label(table: pd.DataFrame, free: Sequence[str], named: Mapping[str
             if not few and not patient:
                 words = f"{rest}: {some(in_order(table[rest]), 3)}"
                 raise UserError(
-                    f"init: {words}: expected patients, classes or hospitals; --patient {rest} or none says it"
+                    f"init: {words}: expected patients, classes or hospitals; {flag('patient', rest)} or none says it"
                 )
             return Roles(sites[0], classes[0], patient or rest)
         text = "; ".join(f"{name}: {some(in_order(table[name]), 3)}" for name in free)
@@ -156,7 +157,7 @@ def _site_and_label(table: pd.DataFrame, free: Sequence[str], named: Mapping[str
     for site, label in ways:
         of_sites, of_labels = (some(in_order(table[name]), 3) for name in (site, label))
         text = f"{of_sites} are hospitals and {of_labels} are classes"
-        readings.append(Reading(text, f"--site {site} --label {label}"))
+        readings.append(Reading(text, f"{flag('site', site)} {flag('label', label)}"))
     return Roles(*ways[chosen.ask("folders may be read in two ways", readings)], patient)
 
 

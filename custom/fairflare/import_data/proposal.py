@@ -18,8 +18,10 @@ from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import CONTROL, in_order, natural, shown
+from fairflare.data.readers.formats import unread
 from fairflare.data.readers.geometry import form_of, is_image, looks_like_image
 from fairflare.data.readers.tables import MISSING, SUFFIXES
+from fairflare.import_data.cells import Row
 from fairflare.tasks.forms import FORMS, DataForm
 from fairflare.tasks.kinds.own import INSIDE
 
@@ -56,7 +58,10 @@ MOST_CLASSES = 50
 LONGEST_SITE = 60
 
 
-@dataclass(frozen=True)
+NO_CELLS = Row({}, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Example:
     """One image or one row of a table.
 
@@ -78,7 +83,7 @@ class Example:
     split: str = ""
     patient: str = ""
     about: Mapping[str, str] = field(default_factory=dict)
-    cells: Mapping[str, str] = field(default_factory=dict)
+    cells: Row = field(default_factory=lambda: NO_CELLS)
     frame: int | None = None
     told: Mapping[str, int | None] = field(default_factory=dict)
 
@@ -246,7 +251,11 @@ def check_texts(found: Found) -> None:
     """Raise UserError where a name or a value holds control characters, or bytes that are no text."""
     names = {text for one in found.examples for text in (one.image, one.label, one.site, one.patient)}
     names |= set(found.classes)
-    texts = names | {text for one in found.examples for text in (*one.about, *one.about.values(), *one.cells.values())}
+    texts = names | {text for one in found.examples for text in (*one.about, *one.about.values())}
+    if found.examples:  # a table's rows are of the same columns
+        cells = found.examples[0].cells.columns.values()
+        odd = [column.texts for column in cells if CONTROL.search("\n".join(column.texts))]
+        texts |= {text for column in odd for text in column}
     if odd := next((text for text in sorted(names) if re.search(r"[\n\r\t]", text)), ""):
         raise UserError(f"init: expected names without line ends and tabs, got {shown(odd)}")
     if odd := next((text for text in sorted(texts | set(found.options.values())) if CONTROL.search(text)), ""):
@@ -257,11 +266,6 @@ def root_name(root: Path) -> str:
     return site_name(root.resolve().name)
 
 
-OTHERS = (
-    ".tif", ".tiff", ".bmp", ".gif", ".webp", ".mha", ".mhd", ".nrrd", ".npy", ".npz", ".h5", ".dcm.gz", ".img", ".hdr",
-    ".mgz", ".jp2", ".heic", ".svs", ".csv.gz", ".zip", ".ods", ".sav", ".dta", ".sas7bdat", ".rds",
-)  # fmt: skip
-"""Images and tables that are not read."""
 MOST_FILES = 1_000_000
 OFTEN = 200
 """Files after which it is told how many there are."""
@@ -305,7 +309,8 @@ def walk(root: Path, tell: Tell = nothing) -> Files:
     if root.is_file() and root.suffix.lower() in SUFFIXES:
         return Files(root, (), (), (), (), tell=tell)
     if not root.is_dir():
-        text = "; rename a text with delimited cells to .csv" if root.is_file() else ""
+        what = f"is {unread(root.name)}" if unread(root.name) else "rename a text with delimited cells to .csv"
+        text = f"; {what}" if root.is_file() else ""
         raise UserError(f"init: expected a folder, or a table ({', '.join(SUFFIXES)}), got {root}{text}")
     home = root.resolve()
     found: dict[str, list[str]] = {key: [] for key in ("images", "others", "links_out", "dead", "dicom")}
@@ -343,7 +348,7 @@ def _sort(path: Path, root: Path, home: Path, found: dict[str, list[str]]) -> No
             found["dicom"].append(text)
         if not path.resolve().is_relative_to(home):
             found["links_out"].append(text)
-    elif path.name.lower().endswith(OTHERS):
+    elif unread(path.name):
         found["others"].append(text)
 
 

@@ -15,14 +15,16 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.validation import in_order, natural, shown, some
+from fairflare.core.validation import flag, in_order, natural, shown, some
 from fairflare.data.readers import geometry
 from fairflare.data.readers.geometry import stem
-from fairflare.data.readers.tables import SUFFIXES, read_table
+from fairflare.data.readers.tables import SUFFIXES, read_columns, read_table
 from fairflare.import_data import columns as read
+from fairflare.import_data.cells import Cells, Row, Sites
 from fairflare.import_data.folders import NAME, images_in_folders, level_table, patients_of
 from fairflare.import_data.labels import WORDS, bare, group_columns, grouped_by, same_numbers, split_word
 from fairflare.import_data.levels import FOLDER, is_patient_level, roles, structures
@@ -83,26 +85,28 @@ def rows_of(root: Path, paths: Sequence[Path], chosen: Choices) -> pd.DataFrame:
     found: list[pd.DataFrame] = []
     gaps = {ZEROS.sub("", cell) for cell in chosen.missing}
 
-    def clean(column: pd.Series) -> pd.Series:
-        def gap(cell: str) -> bool:
-            plain = ZEROS.sub("", cell)
-            return plain in gaps or f"{column.name}={plain}" in gaps
-
-        return column.map(lambda cell: "" if gaps and gap(cell) else unicodedata.normalize("NFC", cell))
+    def clean(name: str, column: Sequence[str]) -> Any:
+        if not gaps and "".join(column).isascii():
+            return column
+        cells = Cells.of(column)
+        plain = [ZEROS.sub("", text) for text in cells.texts] if gaps else []
+        texts = [unicodedata.normalize("NFC", text) for text in cells.texts]
+        texts = ["" if {one, f"{name}={one}"} & gaps else text for one, text in zip(plain, texts)] or texts
+        return np.array(texts, dtype=object)[cells.codes]
 
     for path, (site, split) in zip(paths, named, strict=True):
         try:
-            table = read_table(path)
+            columns = read_columns(path)
         except DataError as error:
             raise UserError(f"init: {error}") from None
-        if table.empty:
+        if not any(columns.values()):
             raise UserError(f"init: {path.name}: expected rows, got none")
-        if found and (odd := sorted({*table.columns, HOME, SITE, SPLIT} ^ set(found[0].columns))):
+        if found and (odd := sorted({*columns, HOME, SITE, SPLIT} ^ set(found[0].columns))):
             raise UserError(f"init: {path.name}: expected the columns of {paths[0].name}; differs in {some(odd, 3)}")
-        table = table.apply(clean)
         home = path.parent.relative_to(base).as_posix()
+        table = pd.DataFrame({name: clean(name, columns.pop(name)) for name in list(columns)}, dtype=object)
         found.append(table.assign(**{HOME: home, SITE: site, SPLIT: split}))
-    return pd.concat(found, ignore_index=True)
+    return pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
 
 
 def _named(base: Path, paths: Sequence[Path]) -> list[tuple[str, str]]:
@@ -189,7 +193,7 @@ def _role(role: str, table: pd.DataFrame, columns: Sequence[str], chosen: Choice
     if role == "site" and not fits:
         fits = [name for name in columns if bare(name).endswith(WORDS["column_ends_site"])]
     if role == "split" and not fits:
-        fits = [name for name in columns if table[name].map(lambda cell: bool(split_word(cell))).all()]
+        fits = [name for name in columns if all(map(split_word, table[name]))]
     fits = [name for name in fits if role == "label" or table[name].nunique() > 1] or fits[:1]
     if len(fits) < 2 or role == "split":
         return fits[0] if fits else ""
@@ -200,7 +204,7 @@ def _role(role: str, table: pd.DataFrame, columns: Sequence[str], chosen: Choice
     fits = [fits[0], *different] if different else [max(fits, key=lambda name: table[name].nunique())]
     if len(fits) == 1:
         return fits[0]
-    readings = [Reading(f"{name} ({some(in_order(table[name].unique()), 3)})", f"--{role} {name}") for name in fits]
+    readings = [Reading(f"{name} ({some(in_order(table[name].unique()), 3)})", flag(role, name)) for name in fits]
     return fits[chosen.ask(f"{len(fits)} columns may be the {role}", readings)]
 
 
@@ -415,10 +419,10 @@ def _check_copies(table: pd.DataFrame, columns: Sequence[str], patient: str, cho
     """Refuse tables in which many rows stand twice: a copy in training and one in testing make any model look good."""
     if patient or chosen.patient == "none":
         return
-    copies = table.duplicated(list(columns))
-    telling = any(table[name].nunique() > HALF * (len(table) - int(copies.sum())) for name in columns)
-    if telling and copies.mean() > COPIES:
-        text = f"{int(copies.sum())} of {len(table)} rows are exact copies of others"
+    n = len({*map(hash, zip(*(table[name] for name in columns)))})
+    copies = len(table) - n
+    if copies > COPIES * len(table) and any(table[name].nunique() > HALF * n for name in columns):
+        text = f"{copies} of {len(table)} rows are exact copies of others"
         raise UserError(
             f"init: {text}: leave them out, or --patient COLUMN keeps copies together (none: other patients)"
         )
@@ -442,7 +446,7 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
     if chosen.since and chosen.since not in columns:
         raise UserError(f"--since: expected a column among {some(columns, 12)}, got {shown(chosen.since)}")
     missing = ~_any_said(table, several or [label])
-    kept = table[~missing].reset_index(drop=True)
+    kept = table[~missing].reset_index(drop=True) if missing.any() else table
     if kept.empty:
         raise UserError(f"init: {label}: expected labels, every row has none")
     if not several:
@@ -458,9 +462,8 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
     taken = [*(several or [label]), *spent, *(name for name in role.values() if name)]
     groups = group_columns(kept[list(columns)], taken, chosen.groups)
     found = read.predictors(kept[list(columns)], outcome.of_levels, taken, pd.Series(sites), chosen)
-    told = [{name: "" if one is None else str(one) for name, one in row.items()} for row in outcome.told]
-    cells = pd.DataFrame({**found.cells, **spent}).to_dict("records")
-    cells = [{**own, **row} for own, row in zip(cells, told or [{}] * len(cells), strict=True)]
+    told = {name: ["" if row[name] is None else str(row[name]) for row in outcome.told] for name in several}
+    cells = {**found.cells, **{name: Cells.of(column) for name, column in {**spent, **told}.items()}}
     notes = (*_left_out(label, missing), *outcome.notes, *_of_amounts(outcome, label, sites, chosen))
     options = {"label": "" if several else label, **exposure, **outcome.options}
     layout = f"tables with column {', '.join(several) or label}"
@@ -470,8 +473,8 @@ def _rows(files: Files, table: pd.DataFrame, columns: Sequence[str], chosen: Cho
 
 def _of_amounts(outcome: read.Outcome, label: str, sites: Sequence[str], chosen: Choices) -> list[str]:
     """What to say of an outcome's numbers at the ``sites``; codes for missing ones are asked about."""
-    numbers = pd.to_numeric(pd.Series(list(outcome.labels), dtype=object), errors="coerce").astype(float)
-    return read.checked_numbers(label, numbers, pd.Series(sites), chosen) if "regression" in outcome.kind else []
+    numbers = Cells.of(outcome.labels).numbers[Cells.of(outcome.labels).codes]
+    return read.checked_numbers(label, numbers, Sites.of(sites), chosen) if "regression" in outcome.kind else []
 
 
 def _left_out(label: str, missing: pd.Series) -> tuple[str, ...]:
@@ -498,14 +501,15 @@ def _with_rows(
     groups: Sequence[str],
     found: read.Predictors,
     labels: Sequence[Any],
-    cells: list[dict[str, Any]],
+    cells: Mapping[str, Cells],
 ) -> Found:
     """``made`` with the rows ``kept`` of a table as its examples, which have the ``labels`` and further ``cells``."""
     patients = _of_patients(kept[role["patient"]]) if role["patient"] else [""] * len(kept)
     splits, about = _splits(kept, role["split"]), grouped_by(kept, groups)
+    rows = [Row(cells, number) for number in range(len(kept))]
     return replace(
         made,
-        examples=as_examples(sites, [""] * len(kept), labels, splits, patients, about, cells),
+        examples=as_examples(sites, [""] * len(kept), labels, splits, patients, about, rows),
         options={**made.options, **read.as_options(found)},
         patients=f"column {role['patient']}" if role["patient"] else "",
         notes=(*made.notes, *found.notes, "make sure that no predictor is known only after the outcome"),
@@ -530,11 +534,10 @@ def _times(files: Files, table: pd.DataFrame, columns: Sequence[str], time: str,
     taken = [event, time, *(name for name in role.values() if name)]
     groups = group_columns(kept[list(columns)], taken, chosen.groups)
     found = read.predictors(kept[list(columns)], kept[event], taken, pd.Series(sites), chosen)
-    found.cells[time] = kept[time]
+    found.cells[time] = Cells.of(kept[time])
     happened = f"{int((kept[event] == '1').sum())} of {len(kept)} rows have an event"
-    units = read.checked_numbers(time, pd.to_numeric(kept[time]), pd.Series(sites), chosen)
+    units = read.checked_numbers(time, pd.to_numeric(kept[time]).to_numpy(dtype=float), Sites.of(sites), chosen)
     notes = (*_left_out(event, missing), f"{happened}; survival until {chosen.horizons} is asked for", *units)
     options = {"label": event, "time": time, "horizons": chosen.horizons}
     made = Found("survival", f"tables with times ({time}) and events ({event})", [], (), options, notes=notes)
-    cells = pd.DataFrame(found.cells).to_dict("records")
-    return _with_rows(made, kept, sites, role, groups, found, kept[event], cells)
+    return _with_rows(made, kept, sites, role, groups, found, kept[event], found.cells)

@@ -30,7 +30,7 @@ import numpy as np
 import pandas as pd
 
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.validation import in_order, shown, some
+from fairflare.core.validation import flag, in_order, shown, some
 from fairflare.data.readers.datalist import Frame
 from fairflare.data.readers.pictures import Reader
 from fairflare.data.readers.tables import as_cell
@@ -148,7 +148,7 @@ def description(root: Path, found: Found, links: bool) -> dict[str, Any]:
         **({"links": mark_of(root)} if links else {}),
         "source": f"{found.layout}; written by fairflare init",
         "sites": {site: {"kind": "own data", **sizes(found, site)} for site in found.sites},
-        "run": f"fairflare run METHOD --data {root.name}",
+        "run": f"fairflare run METHOD {flag('data', root.name)}",
     }
 
 
@@ -190,13 +190,22 @@ def _label(found: Found, one: Example) -> Any:
 def _table(found: Found, site: str) -> str:
     """The site's rows without the patients' names, which the splits have no more need of."""
     own, label = found.of(site), found.options["label"]
-    kept = [name for name in attributes(found) if name not in own[0].cells]
-    rows = [
-        {**({label: one.label} if label else {}), **one.cells, **{name: one.about.get(name, "") for name in kept}}
-        | {"split": SHORT[one.split]}
-        for one in own
-    ]
-    return str(pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
+    cells = own[0].cells
+    rows = [one.cells.number for one in own]
+    columns = {label: [one.label for one in own]} if label else {}
+    columns |= {name: column.texts[column.codes[rows]] for name, column in cells.columns.items()}
+    kept = [name for name in attributes(found) if name not in cells]
+    columns |= {name: [one.about.get(name, "") for one in own] for name in kept}
+    columns["split"] = [SHORT[one.split] for one in own]
+    head = io.StringIO()
+    csv.writer(head, lineterminator="\n").writerow(columns)
+    lines = list(map(",".join, zip(*columns.values())))
+    text = "\n".join([*lines, ""])
+    if '"' in text or "\r" in text or text.count(",") + text.count("\n") != len(own) * len(columns):  # to be quoted
+        body = io.StringIO()
+        csv.writer(body, lineterminator="\n").writerows(zip(*columns.values()))
+        text = body.getvalue()
+    return head.getvalue() + text
 
 
 def _json(content: Any) -> str:
@@ -270,8 +279,8 @@ def lines(root: Path, proposal: Proposal, files: Mapping[str, str]) -> list[str]
     shown = _line("found", f"{found.layout} ({found.kind})")
     shown += _line("classes", _classes(found)) if found.classes else []
     if found.form.classes and len(found.classes) == 2:
-        turned = ",".join(reversed(found.classes))
-        shown += _line("risk", f"of {found.classes[1]}, the second class (--classes {turned}: of the other)")
+        turned = flag("classes", *reversed(found.classes))
+        shown += _line("risk", f"of {found.classes[1]}, the second class ({turned}: of the other)")
     shown += _columns(found) if found.form.table else []
     for key, value in found.options.items():
         if key not in ("features", "columns") and value:
@@ -402,7 +411,7 @@ def in_keywords() -> Iterator[None]:
 
 def _keyword(found: re.Match[str]) -> str:
     name = KEYWORDS.get(found[1], found[1].replace("-", "_"))
-    return f'{name}="{found[2]}"' if found[2] else f"{name}=" if found[0].endswith(" ") else name
+    return f'{name}="{found[2].strip(chr(39))}"' if found[2] else f"{name}=" if found[0].endswith(" ") else name
 
 
 def by_column(frame: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:

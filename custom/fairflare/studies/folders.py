@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -131,9 +132,8 @@ def refuse_existing(folder: Path, force: bool) -> None:
         return
     if is_complete(folder):
         raise UserError(f"--out {folder}: exists; give another folder, or --force to replace it")
-    raise UserError(
-        f"--out {folder}: exists, a run that has not ended; `fairflare resume {folder}` goes on, --force replaces it"
-    )
+    command = shlex.join(["fairflare", "resume", str(folder)])
+    raise UserError(f"--out {folder}: exists, a run that has not ended; `{command}` goes on, --force replaces it")
 
 
 def content(folder: Path) -> list[Path]:

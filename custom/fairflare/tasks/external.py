@@ -16,7 +16,7 @@ from fairflare.core.types import SiteData
 from fairflare.data.inputs import ImageInputs, Scaling, TableInputs
 from fairflare.data.readers.datalist import read_datalist
 from fairflare.data.readers.files import FileSplit
-from fairflare.data.readers.table_features import check_cells
+from fairflare.data.readers.table_features import check_cells, plain
 from fairflare.data.readers.tables import read_table
 from fairflare.data.site_config import SiteConfig
 from fairflare.data.tensors import Grouping, Split, TensorData
@@ -120,9 +120,11 @@ def _classes(task: Task, file: str, label: str, columns: Mapping[str, Sequence[s
     numbered = bool(getattr(task, "numbered", False))
     names = [str(k) for k in range(len(task.classes))] if numbered else list(task.classes)
     place = {name: k for k, name in enumerate(names)}
-    fits = [cell in place for cell in columns[label]]
-    check_cells(file, label, fits, f"a class of the run ({', '.join(names)[:60]})", columns)
-    return torch.tensor([place[cell] for cell in columns[label]], dtype=torch.int64)
+    cells = [cell if cell in place else plain(cell) for cell in columns[label]]
+    check_cells(
+        file, label, [cell in place for cell in cells], f"a class of the run ({', '.join(names)[:60]})", columns
+    )
+    return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
 
 
 def _files(task: Task, images: ImageInputs, own: SiteConfig) -> TensorData:

@@ -2,13 +2,17 @@
 """Tables as hospitals have them are read right, or refused in one short line."""
 
 import time
+import zipfile
 from datetime import datetime
 
+import openpyxl
 import pandas as pd
+import pyarrow.parquet
 import pytest
 
 from cases import each
 from fairflare.core.errors import DataError, UserError
+from fairflare.data.readers.pictures import Reader
 from fairflare.data.readers.tables import read_columns, read_table
 
 TRUTH = {"Stadt": ["München", "Köln", ""], "alter": ["61", "", "70"], "crp": ["1234.5", "3.25", "12"]}
@@ -124,9 +128,9 @@ def test_of_several_sheets_none_is_guessed(tmp_path):
         (b'a,b\n1,"2\n3,4\n', "a quotation mark is not closed"),
         (bytes(range(256)), "got a binary file"),
         (b"PK\x03\x04\x00\x00", "got an Excel file"),
-        (b"a,b\n1," + b"x" * 40_000 + b"\n", "line 2: 'b': expected a cell of at most 32,768 characters, got 40,000"),
-        (b"a,b\n1," + b"x" * 50_000_000 + b"\n", "line 2: expected cells of at most 32,768 characters"),
-        (b'a,b\n1,"' + b"x\n" * 25_000_000 + b'"\n', "expected cells of at most 32,768 characters"),
+        (b"a,b\n1," + b"x" * 40_000 + b"\n", "line 2: 'b': expected at most 32,768 characters in a cell, got 40,000"),
+        (b"a,b\n1," + b"x" * 50_000_000 + b"\n", "line 2: expected at most 32,768 characters in a cell"),
+        (b'a,b\n1,"' + b"x\n" * 25_000_000 + b'"\n', "expected at most 32,768 characters in a cell"),
         (b"a" * 40_000 + b",b\n1,2\n", "expected column names of at most 32,768 characters, got one of 40,000"),
         (",".join(f"c{k}" for k in range(100_000)).encode() + b"\n", "at most 20,000 columns, got 100,000"),
     ],
@@ -152,8 +156,89 @@ def test_wide_parquet_and_long_cells_are_refused(tmp_path):
     with pytest.raises(DataError, match="at most 20,000 columns, got 20,001"):
         read_table(tmp_path / "wide.parquet")
     pd.DataFrame({"a": ["x" * 40_000]}).to_parquet(tmp_path / "long.parquet")
-    with pytest.raises(DataError, match="'a': expected cells of at most 32,768 characters, got one of 40,000"):
+    with pytest.raises(DataError, match="'a': expected at most 32,768 characters in a cell, got 40,000"):
         read_table(tmp_path / "long.parquet")
+
+
+@each("suffix", ["sav", "zsav", "dta", "xpt", "por"])
+def test_files_of_statistics_packages_are_their_labels(suffix, tmp_path):
+    import pyreadstat
+
+    frame = pd.DataFrame({"SEX": [1.0, 2.0, None], "AGE": [61.0, 62.5, None]})
+    writer = {"zsav": "sav", "xpt": "xport"}.get(suffix, suffix)
+    labels = {"variable_value_labels": {"SEX": {1: "female", 2: "male"}}} if suffix in ("sav", "zsav", "dta") else {}
+    getattr(pyreadstat, f"write_{writer}")(frame, str(tmp_path / f"t.{suffix}"), **labels)
+    sex = ["female", "male", ""] if labels else ["1", "2", ""]
+    assert read_columns(tmp_path / f"t.{suffix}") == {"SEX": sex, "AGE": ["61", "62.5", ""]}
+    cut = written(tmp_path / f"cut.{suffix}", (tmp_path / f"t.{suffix}").read_bytes()[:100])
+    with pytest.raises(DataError, match=rf"^table cut.{suffix}: cannot be read as .{suffix}") as error:
+        read_columns(cut)
+    assert error.value.code == "unreadable"
+
+
+def rows_without_end(path):
+    """A workbook of a kilobyte whose rows each hold a cell in the last column."""
+    pd.DataFrame({"a": [1]}).to_excel(path, index=False)
+    rows = "".join(f'<row r="{k}"><c r="XFD{k}"><v>1</v></c></row>' for k in range(1, 900))
+    space = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    with zipfile.ZipFile(path) as old:
+        parts = {name: old.read(name) for name in old.namelist()}
+    parts["xl/worksheets/sheet1.xml"] = f'<worksheet xmlns="{space}"><sheetData>{rows}</sheetData></worksheet>'.encode()
+    _zipped(path, parts)
+
+
+def _zipped(path, parts):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for name, content in parts.items():
+            new.writestr(name, content)
+
+
+def repeated(path):
+    values = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 6_000_000, pyarrow.int8()), ["x" * 30_000])
+    pyarrow.parquet.write_table(pyarrow.table({"a": values}), path)
+
+
+def lists(path):
+    values = pyarrow.array([[0] * 60_000_000], pyarrow.list_(pyarrow.int8()))
+    pyarrow.parquet.write_table(pyarrow.table({"a": values}), path)
+
+
+BOMBS = {
+    "rows.parquet": (repeated, "rows", 5_000_000, 6_000_000),
+    "lists.parquet": (lists, "cells", 50_000_000, 60_000_000),
+    "wide.xlsx": (rows_without_end, "cells", 5_000_000, 5_013_504),
+    "parts.xlsx": (lambda path: _zipped(path, {"a.xml": bytes(2**28)}), "bytes", 2**27, 2**28),
+}
+
+
+@each("name", BOMBS)
+def test_a_file_that_would_unpack_to_more_than_is_read_is_refused_before(name, tmp_path):
+    write, what, most, got = BOMBS[name]
+    write(tmp_path / name)
+    start = time.process_time()
+    with pytest.raises(DataError, match=rf"^table {name}: expected at most {most:,} {what}.*, got {got:,}$"):
+        read_columns(tmp_path / name)
+    assert time.process_time() - start < 30
+
+
+def test_a_text_of_utf_16_that_is_cut_is_one_line(tmp_path):
+    whole = PLAIN.encode("utf-16")
+    for n in range(2, len(whole)):
+        try:
+            read_columns(written(tmp_path / "t.csv", whole[:n]))
+        except DataError as error:
+            assert "\n" not in str(error) and str(error).startswith("table t.csv: ")
+    with pytest.raises(DataError, match="table t.csv: cannot be read as UTF-16"):
+        read_columns(written(tmp_path / "t.csv", whole[:-1]))
+
+
+@each("name", ["x.h5", "x.mat", "x.svs", "x.hea", "x.npy", "x.csv.gz", "x.ods", "x.TIFF"])
+def test_other_formats_are_refused_by_their_names_and_say_what_to_convert_to(name, tmp_path):
+    (tmp_path / name).write_bytes(b"\x89HDF\r\n")
+    for read in (read_columns, Reader(16, 1).image):
+        with pytest.raises(DataError, match=rf"{name}.*not read: convert it to") as error:
+            read(tmp_path / name)
+        assert error.value.code == "unreadable"
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
@@ -162,6 +247,6 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     def missing(*args, **kwargs):
         raise ImportError("openpyxl")
 
-    monkeypatch.setattr(pd, "ExcelFile", missing)
+    monkeypatch.setattr(openpyxl, "load_workbook", missing)
     with pytest.raises(UserError, match=r"pip install 'fairflare\[tables\]'"):
         read_table(tmp_path / "t.xlsx")

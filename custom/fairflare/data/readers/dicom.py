@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from fairflare.data.readers import stored
+from fairflare.data.readers.formats import unread
+from fairflare.data.readers.limits import check
 
 SUFFIXES = (".dcm", ".dicom")
 DIRECTORY = "DICOMDIR"
@@ -58,6 +60,8 @@ def _told(path: Path, name: str) -> Any:
 
 def header(path: Path) -> Any:
     """The pydicom dataset without its pixels; DataError "unreadable": no DICOM, no image, or too many pixels."""
+    if what := unread(path.name):
+        raise stored.unreadable(path, what)
     with stored.guarded(path):
         pydicom = pydicom_quietly()
         meta, size = pydicom.filereader.read_file_meta_info(path), path.stat().st_size
@@ -69,7 +73,8 @@ def header(path: Path) -> Any:
         if not rows or not columns:
             modality = str(found.get("Modality") or "unknown")[:16]
             raise stored.WrongHeaderError(f"DICOM without an image, modality {modality}")
-        if rows * columns * samples > stored.MOST_PIXELS or not 0 < many <= stored.MOST_FRAMES or samples not in (1, 3):
+        check(path.name, pixels=rows * columns * samples, frames=many)
+        if min(rows, columns, many) < 1 or samples not in (1, 3):
             raise stored.WrongHeaderError(f"a header of {many} x {rows} x {columns} pixels with {samples} values each")
         told, syntax = rows * columns * samples * many * bits // 8, meta.get("TransferSyntaxUID")
         if syntax is None:
@@ -103,6 +108,8 @@ def _slice(path: Path, found: Any, k: int, windowed: bool, mask: bool) -> stored
     if photometric not in (*GREY, PALETTE, *COLOURS):
         raise stored.WrongHeaderError(f"photometric interpretation {photometric[:20] or 'missing'}")
     pixels = _decoded(path, found, k)
+    if pixels.ndim != (3 if photometric in COLOURS else 2):
+        raise stored.WrongHeaderError(f"{photometric} with {found.get('SamplesPerPixel')} values a pixel")
     if photometric not in GREY and not (mask and pixels.ndim == 2):
         return stored.Stored(stored.finite(path, _coloured(found, pixels, photometric)), natural=True)
     hounsfield = _is_hounsfield(found, k)

@@ -14,6 +14,7 @@ import numpy as np
 
 from fairflare.core.errors import DataError
 from fairflare.data.readers import stored
+from fairflare.data.readers.limits import check
 
 SIZES = {348: "Nifti1Header", 540: "Nifti2Header"}
 """Bytes of a header -> nibabel's class."""
@@ -55,8 +56,7 @@ def opened(path: Path) -> Checked:
     channels = shape[3] if len(shape) == 4 and shape[2] == 1 else 1
     if not (len(shape) == 3 or (len(shape) == 4 and 1 < channels <= 4)):
         raise DataError("not_2d", f"{path.name}: expected one 2D slice, got an array of shape {image.shape}")
-    if math.prod(shape[:2]) * channels > stored.MOST_PIXELS or shape[2] > stored.MOST_FRAMES:
-        raise stored.unreadable(path, f"a header of {'x'.join(map(str, shape))} voxels")
+    check(path.name, pixels=math.prod(shape[:2]) * channels, frames=shape[2])
     return Checked(image, shape[0], shape[1], shape[2], channels)
 
 
@@ -93,12 +93,12 @@ def _check(path: Path) -> None:
         if not size:
             raise stored.WrongHeaderError("no NIfTI header")
         head = getattr(_nibabel(), SIZES[size]).from_fileobj(io.BytesIO(start[:size]))
-        _check_numbers(path.stat().st_size, head, packed)
+        _check_numbers(path, head, packed)
         if len(start) > size and start[size]:
             _check_extensions(head, file, size + 4)
 
 
-def _check_numbers(size: int, head: Any, packed: bool) -> None:
+def _check_numbers(path: Path, head: Any, packed: bool) -> None:
     shape, dtype = [int(n) for n in head.get_data_shape()], head.get_data_dtype()
     offset, slope, shift = (float(head[name]) for name in ("vox_offset", "scl_slope", "scl_inter"))
     if not shape or min(shape) < 1:
@@ -110,10 +110,11 @@ def _check_numbers(size: int, head: Any, packed: bool) -> None:
         raise stored.WrongHeaderError(f"a header of {offset:g} bytes")
     if math.isinf(slope) or (slope and not math.isnan(slope) and not math.isfinite(shift)):
         raise stored.WrongHeaderError(f"scl_slope {slope:g}, scl_inter {shift:g}; expected finite numbers")
-    held = size * (MOST_PACKED if packed else 1)
+    held = path.stat().st_size * (MOST_PACKED if packed else 1)
     if (told := int(offset) + math.prod(shape) * dtype.itemsize) > held:
         most = f"can hold {held}" if packed else f"has {held}"
         raise stored.WrongHeaderError(f"{'x'.join(map(str, shape))} voxels are {told} bytes, the file {most}")
+    check(path.name, voxels=told)
 
 
 def _check_extensions(head: Any, file: BinaryIO | gzip.GzipFile, start: int) -> None:

@@ -17,6 +17,7 @@ from fairflare.core.errors import DataError
 from fairflare.data.readers import dicom, nifti
 from fairflare.data.readers.datalist import Frame, Item, Source, file_of
 from fairflare.data.readers.geometry import Geometry, form_of, frames, geometry_of
+from fairflare.data.readers.limits import check
 from fairflare.data.readers.stored import HIGH, LOW, Stored, finite, structure_masks, unreadable
 
 COLOUR = 0.02
@@ -203,12 +204,15 @@ def _picture_of(path: Path, mask: bool) -> Stored:
 
     try:
         with Image.open(path) as file:
+            check(path.name, pixels=file.width * file.height * len(file.getbands()))
             mode, found = file.mode, file
             with contextlib.suppress(Exception):  # EXIF that cannot be read
                 found = ImageOps.exif_transpose(file)
             if mode in COLOURED and not mask:
                 found = found.convert("RGB")
             pixels = np.moveaxis(np.atleast_3d(np.asarray(found, dtype=np.float32)), -1, 0)
+    except DataError:
+        raise
     except Exception as error:  # decoders raise whatever their libraries do
         raise unreadable(path, type(error).__name__) from None
     pixels = finite(path, pixels[: {4: 3, 2: 1}.get(len(pixels), len(pixels))])  # without alpha

@@ -15,9 +15,6 @@ from torch import Tensor
 
 from fairflare.core.errors import DataError, UserError
 
-MOST_PIXELS = 2 * 10**8
-"""Of a slice, by its header: a small archive may say that it holds more than there is memory. PIL has its own bound."""
-MOST_FRAMES = 100_000
 FILE, PERCENTILES = "file", "percentiles"
 """Windows that are no numbers: the file's own, and one of each image's."""
 LOW, HIGH = 0.5, 99.5

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a hospital's table, whatever wrote it: CSV of any dialect, Excel, Parquet; every cell comes out as text."""
+"""Reading a hospital's table, whatever wrote it; every cell comes out as text.
+
+CSV of any dialect, Excel, Parquet, SPSS, Stata and SAS. Each is held to ``LIMITS`` before it is unpacked.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +12,31 @@ import datetime
 import math
 import numbers
 import re
+import time
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import shown
+from fairflare.data.readers.formats import unread
+from fairflare.data.readers.limits import LIMITS, check
 
 if TYPE_CHECKING:
     import pandas as pd
 
 EXCEL = (".xlsx", ".xlsm", ".xls")
 PARQUET = (".parquet",)
-SUFFIXES = (".csv", ".tsv", ".txt", *EXCEL, *PARQUET)
-"""Of files that may be tables; every one that is neither Excel's nor Parquet is read as text with delimiters."""
-LONGEST_CELL = 32_768
-"""Characters of a cell, about what Excel takes."""
-MOST_COLUMNS = 20_000
-LARGEST_EXCEL = 2**30
-"""Bytes of an Excel file's parts, unpacked."""
-LONGEST_LINE = 2**24
-"""Characters of a line of a text file."""
+STATISTICS = {".sav": "sav", ".zsav": "sav", ".por": "por", ".dta": "dta", ".sas7bdat": "sas7bdat", ".xpt": "xport"}
+"""Ending of a file of SPSS, Stata or SAS -> what reads it in pyreadstat."""
+SUFFIXES = (".csv", ".tsv", ".txt", *EXCEL, *PARQUET, *STATISTICS)
+"""Of files that may be tables; every one that has none of the other formats' endings is text with delimiters."""
 DELIMITERS = ",;\t|"
 SAID = re.compile(r"sep=([,;|\t])")
 """What Excel writes into the first line where it says the delimiter."""
@@ -58,37 +62,41 @@ def read_table(path: Path) -> pd.DataFrame:
 
     A text file's delimiter is one of comma, semicolon, tab and bar, its encoding UTF-8, UTF-16 or Windows-1252. Where
     the comma does not delimit, numbers with decimal commas get decimal points. An Excel file's table is that of its
-    only sheet with cells. Dates are YYYY-MM-DD, whole numbers have no point, true is 1.
+    only sheet with cells. SPSS's, Stata's and SAS's values are their labels, where they have some. Dates are
+    YYYY-MM-DD, whole numbers have no point, true is 1.
 
     Raises:
-        DataError: the file is no table, is empty, names a column twice, has rows with more cells than columns, more
-            than ``MOST_COLUMNS`` columns or a cell of more than ``LONGEST_CELL`` characters.
+        DataError: the file is no table, is empty, names a column twice, has rows with more cells than columns, or more
+            of anything than ``LIMITS``.
         UserError: a package is missing that reads this kind of file.
     """
     import pandas as pd
 
-    if path.suffix.lower() in PARQUET:
-        return _parquet(path)
-    names, rows = _cells(path)
-    return pd.DataFrame(rows, columns=names, dtype=object)
+    return pd.DataFrame(read_columns(path), dtype=object)
 
 
 def read_columns(path: Path) -> dict[str, list[str]]:
     """Column -> its cells, as ``read_table`` reads them; of a text file without pandas."""
-    if path.suffix.lower() in PARQUET:
-        table = read_table(path)
-        return {name: list(table[name]) for name in table.columns}
-    names, rows = _cells(path)
-    return {name: [row[k] for row in rows] for k, name in enumerate(names)}
-
-
-def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
+    suffix, until = path.suffix.lower(), time.monotonic() + LIMITS.seconds
+    if what := unread(path.name):
+        raise _refused(path, "unreadable", f"is {what}")
     try:
         if not path.stat().st_size:
             raise _refused(path, "unreadable", "expected a table, got an empty file")
-        return _table(path, _excel_rows(path) if path.suffix.lower() in EXCEL else _text_rows(path))
+        if suffix in PARQUET or suffix in STATISTICS:
+            return (_parquet if suffix in PARQUET else _statistics)(path, until)
+        check(f"table {path.name}", bytes=path.stat().st_size)
+        if suffix in EXCEL:
+            names, columns = _table(path, _excel_rows(path, until), until)
+        else:
+            names, columns, delimiter = _text(path, until)
+            if delimiter != ",":
+                _with_points(path, names, columns)
     except OSError as error:
-        raise _refused(path, "unreadable", f"cannot be read ({error.strerror})") from None
+        raise _refused(path, "unreadable", f"cannot be read ({error.strerror or type(error).__name__})") from None
+    except UnicodeError:  # UTF-8 was tried in full
+        raise _refused(path, "unreadable", "cannot be read as UTF-16: it is cut or damaged") from None
+    return dict(zip(names, columns, strict=True))
 
 
 def as_cell(value: object) -> str:
@@ -114,31 +122,64 @@ def _refused(path: Path, check: str, text: str) -> DataError:
     return DataError(check, f"table {path.name}: {text}")
 
 
-def _table(path: Path, rows: Iterable[tuple[str, list[str]]]) -> tuple[list[str], list[list[str]]]:
-    """Column names and cells of the rows ("line 1", cells), every row as long as the header."""
+CHUNK = 4096
+"""Rows that are turned into columns together."""
+MOST_KNOWN = 2**20
+"""Different cells that are kept once each, of columns that repeat them: these take little memory."""
+
+
+def _table(path: Path, rows: Iterable[tuple[str, list[str]]], until: float) -> tuple[list[str], list[list[str]]]:
+    """Column names, and each column's cells, of the rows ("line 1", cells) of which the first is the header."""
     names: list[str] = []
-    found: list[list[str]] = []
+    columns: list[list[str]] = []
+    chunk: list[list[str]] = []
+    places: list[str] = []
+    known: dict[str, str] = {}
+    repeats: dict[str, bool] = {}
+
+    def flush() -> None:
+        n = len(columns[0]) + len(chunk) if columns else 0
+        check(f"table {path.name}", rows=n, cells=n * len(names))
+        check_time(path, until)
+        for name, column, part in zip(names, columns, zip(*chunk)):
+            cells = list(map(str.strip, part))
+            if (longest := max(map(len, cells))) > LIMITS.characters:
+                place = places[next(k for k, cell in enumerate(cells) if len(cell) == longest)]
+                check(f"table {path.name}: {place}: {shown(name)}", characters=longest)
+            if name not in repeats:
+                repeats[name] = 2 * len({*cells}) < len(cells)
+            column.extend(map(known.setdefault, cells, cells) if repeats[name] else cells)
+            if len(known) > MOST_KNOWN:
+                known.clear()
+        chunk.clear()
+        places.clear()
+
     for place, cells in rows:
         if not names:
             names = _names(path, cells)
+            columns = [[] for _ in names]
             continue
-        row = [cell.strip() for cell in cells]
-        if len(row) > len(names) and any(row[len(names) :]):
-            text = f"expected {len(names)} cells, as the header has, got {len(row)}: nothing may stand above it"
+        n = len(names)
+        if len(cells) > n and any(map(str.strip, cells[n:])):
+            flush()
+            text = f"expected {n} cells, as the header has, got {len(cells)}: nothing may stand above it"
             raise _refused(path, "unreadable", f"{place}: {text}")
-        longest = max(map(len, row), default=0)
-        if longest > LONGEST_CELL:
-            at = next(k for k, cell in enumerate(row) if len(cell) == longest)
-            text = f"{place}: {shown(names[at])}: expected a cell of at most {LONGEST_CELL:,} characters"
-            raise _refused(path, "unreadable", f"{text}, got {longest:,}")
-        if any(row):
-            found.append((row + [""] * (len(names) - len(row)))[: len(names)])
+        if any(map(str.strip, cells)):
+            chunk.append(cells if len(cells) == n else (cells + [""] * (n - len(cells)))[:n])
+            places.append(place)
+        if len(chunk) * n >= CHUNK * 100 or len(chunk) == CHUNK:
+            flush()
     if not names:
         raise _refused(path, "unreadable", "expected a table, got an empty file")
-    kept = [k for k, name in enumerate(names) if name or any(row[k] for row in found)]
-    if len(kept) < len(names):
-        found = [[row[k] for k in kept] for row in found]
-    return [names[k] or f"Unnamed: {k}" for k in kept], found
+    flush()
+    kept = [k for k, name in enumerate(names) if name or any(columns[k])]
+    return [names[k] or f"Unnamed: {k}" for k in kept], [columns[k] for k in kept]
+
+
+def check_time(path: Path, until: float) -> None:
+    """Raise DataError where reading has taken longer than it may."""
+    if time.monotonic() > until:
+        check(f"table {path.name}", seconds=LIMITS.seconds + 1)
 
 
 def _names(path: Path, cells: Sequence[str]) -> list[str]:
@@ -150,19 +191,18 @@ def _names(path: Path, cells: Sequence[str]) -> list[str]:
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
-    if len(names) > MOST_COLUMNS:
-        raise _refused(path, "column", f"expected at most {MOST_COLUMNS:,} columns, got {len(names):,}")
+    check(f"table {path.name}", "column", columns=len(names))
     if not any(names):
         raise _refused(path, "unreadable", "expected column names in the first row, got none")
-    if long := [len(name) for name in names if len(name) > LONGEST_CELL]:
-        text = f"expected column names of at most {LONGEST_CELL:,} characters, got one of {long[0]:,}"
+    if long := [len(name) for name in names if len(name) > LIMITS.characters]:
+        text = f"expected column names of at most {LIMITS.characters:,} characters, got one of {long[0]:,}"
         raise _refused(path, "unreadable", text)
     if twice := [name for name, n in Counter(names).items() if name and n > 1]:
         raise _refused(path, "column", f"expected every column once, got {shown(twice[0])} twice")
 
 
-def _text_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """The rows of a text file; where the comma is not the delimiter, with decimal points for decimal commas."""
+def _text(path: Path, until: float) -> tuple[list[str], list[list[str]], str]:
+    """Names, columns and the delimiter of a text file."""
     encoding = _encoding(path)
     with path.open(encoding=encoding, newline="") as file:
         head = list(islice(_lines(path, file), ROWS_LOOKED_AT))
@@ -172,8 +212,7 @@ def _text_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
         if said:
             file.readline()
         reader = csv.reader(_lines(path, file), delimiter=delimiter, skipinitialspace=delimiter != "\t", strict=True)
-        rows = _parsed(path, reader)
-        yield from rows if delimiter == "," else _with_points(path, rows)
+        return *_table(path, _parsed(path, reader), until), delimiter
 
 
 def _parsed(path: Path, reader: Any) -> Iterator[tuple[str, list[str]]]:
@@ -182,22 +221,21 @@ def _parsed(path: Path, reader: Any) -> Iterator[tuple[str, list[str]]]:
             if cells:
                 yield f"line {reader.line_num}", cells
     except csv.Error as error:
+        what = "cannot be read as CSV: a quotation mark is not closed, or text follows one"
         if "field limit" in str(error):
-            text = f"line {reader.line_num}: expected cells of at most {LONGEST_CELL:,} characters, got a longer one"
-            raise _refused(path, "unreadable", text) from None
-        text = f"line {reader.line_num}: cannot be read as CSV: a quotation mark is not closed, or text follows one"
-        raise _refused(path, "unreadable", text) from None
+            what = f"expected at most {LIMITS.characters:,} characters in a cell, got more"
+        raise _refused(path, "unreadable", f"line {reader.line_num}: {what}") from None
 
 
 def _lines(path: Path, file: Any) -> Iterator[str]:
     """The lines, none of which is read in full when it is too long for a table."""
     for n in range(1, 2**62):
-        line = file.readline(LONGEST_LINE)
+        line = file.readline(LIMITS.line)
         if not line:
             return
-        if len(line) == LONGEST_LINE:
-            text = f"line {n}: expected cells of at most {LONGEST_CELL:,} characters, got a line of over {len(line):,}"
-            raise _refused(path, "unreadable", text)
+        if len(line) == LIMITS.line:
+            most = f"line {n}: expected at most {LIMITS.characters:,} characters in a cell, got a line of {len(line):,}"
+            raise _refused(path, "unreadable", most)
         yield line
 
 
@@ -244,96 +282,177 @@ def _delimiter(lines: Sequence[str]) -> str:
     if not candidates:
         return ","
     try:
-        sniffed = csv.Sniffer().sniff("".join(lines), "".join(candidates)).delimiter
+        sniffed = csv.Sniffer().sniff("".join(lines)[:SAMPLE], "".join(candidates)).delimiter
     except csv.Error:
         sniffed = ""
     return sniffed if sniffed in candidates else max(candidates, key=lambda mark: several[mark][0])
 
 
-def _with_points(path: Path, rows: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[str, list[str]]]:
-    """The rows with decimal points, and no marks of thousands, in columns of numbers with decimal commas.
+def _with_points(path: Path, names: Sequence[str], columns: Sequence[list[str]]) -> None:
+    """Give ``columns`` of numbers with decimal commas decimal points, and no marks of thousands.
 
     1,234 and 1.234 are what the file's other numbers say: DataError where these say nothing, and 1.234 may be 1234.
     """
-    found = list(rows)
-    columns: dict[int, list[str]] = {}
-    for k in range(max((len(cells) for _, cells in found), default=0)):
-        cells = [row[k].strip() for _, row in found[1:] if k < len(row)]
-        columns[k] = [cell for cell in cells if ("," in cell or "." in cell) and cell.lower() not in MISSING]
-        if not all(NUMBER.fullmatch(cell) for cell in cells if cell.lower() not in MISSING):
-            columns[k] = []
-    commas, points = ({k for k, cells in columns.items() if _says(cells, *of)} for of in (IN_COMMAS, IN_POINTS))
-    for k, cells in columns.items():
+    marked: dict[int, list[str]] = {}
+    for k, column in enumerate(columns):
+        cells = [cell for cell in dict.fromkeys(column) if cell.lower() not in MISSING]
+        if all(NUMBER.fullmatch(cell) for cell in cells):
+            marked[k] = [cell for cell in cells if "," in cell or "." in cell]
+    commas, points = ({k for k, cells in marked.items() if _says(cells, *of)} for of in (IN_COMMAS, IN_POINTS))
+    for k, cells in marked.items():
         if k in commas and k in points:
-            raise _refused(path, "number", f"column {shown(found[0][1][k].strip())}: mixes decimal points and commas")
+            raise _refused(path, "number", f"column {shown(names[k])}: mixes decimal points and commas")
         doubtful = k not in commas and k not in points and any("," in cell or commas for cell in cells)
         if doubtful and bool(commas) == bool(points):
-            text = f"column {shown(found[0][1][k].strip())}: {cells[0]} may be {cells[0].replace(',', '.')}"
+            text = f"column {shown(names[k])}: {cells[0]} may be {cells[0].replace(',', '.')}"
             either = f"{text} or {cells[0].replace(',', '').replace('.', '')}"
             raise _refused(path, "number", f"{either}: expected decimal points throughout, and no marks of thousands")
-        if k in commas or (doubtful and commas):
-            _replace(found, k, ".", ",")
-        elif doubtful or any("," in cell for cell in cells):
-            _replace(found, k, ",", ".")
-    yield from found
+        thousands, decimal = (".", ",") if k in commas or (doubtful and commas) else (",", ".")
+        if decimal == "," or doubtful or any("," in cell for cell in cells):
+            plain = {cell: cell.replace(thousands, "").replace(decimal, ".") for cell in cells}
+            columns[k][:] = [plain.get(cell, cell) for cell in columns[k]]
 
 
 def _says(cells: Sequence[str], decimal: re.Pattern[str], thousands: re.Pattern[str]) -> bool:
     return any(decimal.fullmatch(cell) and not thousands.fullmatch(cell) for cell in cells)
 
 
-def _replace(rows: list[tuple[str, list[str]]], k: int, thousands: str, decimal: str) -> None:
-    """Decimal points, and no marks of thousands, in column ``k``."""
-    for _, row in rows[1:]:
-        if k < len(row) and row[k].strip().lower() not in MISSING:
-            row[k] = row[k].replace(thousands, "").replace(decimal, ".")
-
-
-def _excel_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
-    import pandas as pd
-
+def _excel_rows(path: Path, until: float) -> Iterator[tuple[str, list[str]]]:
     try:
-        if zipfile.is_zipfile(path) and sum(one.file_size for one in zipfile.ZipFile(path).infolist()) > LARGEST_EXCEL:
-            most = f"expected an Excel file of at most {LARGEST_EXCEL // 2**20} MB unpacked"
-            raise _refused(path, "unreadable", most)
-        with pd.ExcelFile(path) as book:
-            as_is: dict[str, Any] = {"header": None, "dtype": object, "na_filter": False}
-            sheets = {str(name): pd.read_excel(book, sheet_name=name, **as_is) for name in book.sheet_names}
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as parts:
+                check(f"table {path.name}", workbook=sum(one.file_size for one in parts.infolist()))
+            yield from _only(path, _workbook(path, until))
+        else:
+            yield from _only(path, _old_workbook(path))
     except ImportError:
         raise UserError(f"table {path.name}: Excel files need a package: pip install 'fairflare[tables]'") from None
     except DataError:
         raise
     except Exception as error:  # the packages raise their own errors
         raise _refused(path, "unreadable", f"cannot be read as Excel ({type(error).__name__})") from None
-    full = [name for name, sheet in sheets.items() if sheet.size]
+
+
+Sheets = dict[str, Callable[[], Iterable[list[str]]]]
+"""Sheet -> what reads its rows, from the first."""
+
+
+def _only(path: Path, sheets: Sheets) -> Iterator[tuple[str, list[str]]]:
+    """The rows of the only sheet with cells."""
+    full = [name for name, rows in sheets.items() if any(map(any, rows()))]
     if len(full) > 1:
         text = f"expected one sheet with cells, got {', '.join(map(shown, full))}: save the one that counts alone"
         raise _refused(path, "unreadable", text)
     for name in full:
-        for row, cells in enumerate(sheets[name].itertuples(index=False, name=None), 1):
-            yield f"row {row}", [as_cell(cell) for cell in cells]
+        for number, cells in enumerate(sheets[name](), 1):
+            yield f"row {number}", cells
 
 
-def _parquet(path: Path) -> pd.DataFrame:
+def _workbook(path: Path, until: float) -> Sheets:
+    """The sheets of an Excel file since 2007, streamed: a few bytes can claim a row or a cell at any place."""
+    from openpyxl import load_workbook
+
+    def rows(sheet: Any) -> Iterator[list[str]]:
+        sheet.reset_dimensions()
+        cells = 0
+        for number, row in enumerate(sheet.iter_rows()):
+            cells += len(row)
+            check(f"table {path.name}", rows=number, sheet=cells)
+            check_time(path, until)
+            yield ["" if one.value is None or one.data_type == "e" else as_cell(one.value) for one in row]
+
+    book = load_workbook(path, read_only=True, data_only=True, keep_links=False)
+    return {sheet.title: partial(rows, sheet) for sheet in book.worksheets}
+
+
+def _old_workbook(path: Path) -> Sheets:
+    """The sheets of an Excel file of before 2007, none of which has more than 65,536 rows of 256 cells."""
     import pandas as pd
 
+    check(f"table {path.name}", workbook=path.stat().st_size)
+    with pd.ExcelFile(path) as book:
+        as_is: dict[str, Any] = {"header": None, "dtype": object, "na_filter": False}
+        sheets = {str(name): pd.read_excel(book, sheet_name=name, **as_is) for name in book.sheet_names}
+    return {name: partial(_rows_of, sheet) for name, sheet in sheets.items()}
+
+
+def _rows_of(sheet: pd.DataFrame) -> Iterator[list[str]]:
+    return ([as_cell(cell) for cell in cells] for cells in sheet.itertuples(index=False, name=None))
+
+
+def _parquet(path: Path, until: float) -> dict[str, list[str]]:
+    """The columns of a Parquet file, whose footer says before how many values there are in how many bytes."""
     try:
+        from pyarrow import types
         from pyarrow.parquet import ParquetFile
 
         with ParquetFile(path) as file:
-            _check_names(path, [str(name).strip() for name in file.schema_arrow.names])
-        table = pd.read_parquet(path)
+            names, about, schema = file.schema_arrow.names, file.metadata, file.schema_arrow
+            _check_names(path, [str(name).strip() for name in names])
+            groups = [about.row_group(k) for k in range(about.num_row_groups)]
+            values = sum(group.column(k).num_values for group in groups for k in range(group.num_columns))
+            size = sum(group.column(k).total_uncompressed_size for group in groups for k in range(group.num_columns))
+            cells = max(values, about.num_rows * len(names))
+            check(f"table {path.name}", rows=about.num_rows, cells=cells, bytes=size)
+        # As a dictionary a text takes memory once, however many rows hold it.
+        texts = [one.name for one in schema if types.is_string(one.type) or types.is_large_string(one.type)]
+        with ParquetFile(path, read_dictionary=texts) as file:
+            table = file.read().to_pandas()
     except ImportError:
         raise UserError(f"table {path.name}: Parquet needs pyarrow: pip install 'fairflare[tables]'") from None
     except DataError:
         raise
     except Exception as error:  # pyarrow raises its own errors
         raise _refused(path, "unreadable", f"cannot be read as Parquet ({type(error).__name__})") from None
-    table = table.reset_index(drop=True).astype(object).map(as_cell)
-    table.columns = [str(name).strip() for name in table.columns]
-    for name in table.columns:
-        longest = table[name].str.len().max() if len(table) else 0
-        if longest > LONGEST_CELL:
-            text = f"{shown(name)}: expected cells of at most {LONGEST_CELL:,} characters, got one of {longest:,}"
-            raise _refused(path, "unreadable", text)
-    return table
+    return _as_text(path, table, until)
+
+
+def _statistics(path: Path, until: float) -> dict[str, list[str]]:
+    """The columns of a file of SPSS, Stata or SAS, values as their labels; its header says before how large it is."""
+    try:
+        import pyreadstat
+
+        read = getattr(pyreadstat, f"read_{STATISTICS[path.suffix.lower()]}")
+        _, about = read(str(path), metadataonly=True)
+        _check_names(path, [name.strip() for name in about.column_names])
+        n, widths = about.number_rows, sum(map(int, about.variable_storage_width.values()))
+        if n is not None:
+            check(f"table {path.name}", rows=n, cells=n * len(about.column_names), bytes=n * widths)
+        labels = path.with_suffix(".sas7bcat")
+        more: dict[str, Any] = (
+            {"catalog_file": str(labels)} if path.suffix.lower() == ".sas7bdat" and labels.is_file() else {}
+        )
+        most = min(LIMITS.rows + 1, LIMITS.bytes // max(widths, 1) + 1)
+        more |= {"row_limit": most} if n is None else {}
+        more |= {"apply_value_formats": True, "formats_as_category": False} if path.suffix.lower() != ".xpt" else {}
+        table, _ = read(str(path), **more)
+    except ImportError:
+        text = "SPSS, Stata and SAS files need a package: pip install 'fairflare[tables]'"
+        raise UserError(f"table {path.name}: {text}") from None
+    except DataError:
+        raise
+    except Exception as error:  # pyreadstat raises its own errors
+        text = f"cannot be read as {path.suffix.lower()} ({type(error).__name__}); save it as CSV"
+        raise _refused(path, "unreadable", text) from None
+    check(f"table {path.name}", rows=len(table), cells=table.size)
+    return _as_text(path, table, until)
+
+
+def _as_text(path: Path, table: pd.DataFrame, until: float) -> dict[str, list[str]]:
+    """The columns of ``table``, whose index says nothing, as text; a value is turned into text once."""
+    import pandas as pd
+
+    found = {}
+    for k, name in enumerate(table.columns):
+        column = table.iloc[:, k]
+        if column.dtype == object:  # may hold what cannot be compared
+            cells = [as_cell(cell) for cell in column]
+        else:
+            codes, values = pd.factorize(column)
+            texts = np.array([*map(as_cell, values.astype(object)), ""], dtype=object)
+            cells = texts[codes].tolist()
+        longest = max(map(len, cells), default=0)
+        check(f"table {path.name}: {shown(str(name).strip())}", characters=longest)
+        check_time(path, until)
+        found[str(name).strip()] = cells
+    return found

@@ -24,8 +24,9 @@ from fairflare.core.types import Batch, SplitName
 from fairflare.data.readers import dicom, nifti
 from fairflare.data.readers.datalist import Frame, Item, Source
 from fairflare.data.readers.geometry import form_of, geometry_of
+from fairflare.data.readers.limits import check
 from fairflare.data.readers.pictures import POINTS, Looked, is_measured, name_of
-from fairflare.data.readers.stored import MOST_PIXELS, Stored, finite, guarded, structure_masks, unreadable
+from fairflare.data.readers.stored import Stored, finite, guarded, structure_masks
 from fairflare.data.tensors import TensorData, as_float, batches_of, normalised
 
 SHORTEST, LONGEST = 0.01, 100.0
@@ -155,8 +156,7 @@ def _nifti(path: Path) -> Volume:
     if len(shape) != 3 or min(shape) < 2:
         got = "x".join(map(str, image.shape))
         raise DataError("not_3d", f"{path.name}: expected one volume of three axes, got {got} voxels")
-    if math.prod(shape) > MOST_PIXELS:
-        raise unreadable(path, f"a header of {'x'.join(map(str, shape))} voxels")
+    check(path.name, pixels=math.prod(shape))
     with guarded(path):
         voxels = np.asarray(image.dataobj).reshape(shape)
     return Volume(Stored(finite(path, voxels)), np.asarray(image.affine, dtype=np.float64))
@@ -175,8 +175,7 @@ def _series(path: Path, mask: bool) -> Volume:
     order = np.argsort(heights, kind="stable")
     _check_series(path, [affines[k] for k in order], np.array(heights)[order])
     rows, columns = places[0].height, places[0].width  # type: ignore[union-attr]  # those without a place were refused
-    if rows * columns * len(slices) > MOST_PIXELS:
-        raise unreadable(path, f"a series of {len(slices)} x {rows} x {columns} voxels")
+    check(path.name, pixels=rows * columns * len(slices))
     found = [_slice(slices[k], (rows, columns), mask) for k in order]
     affine = affines[order[0]].copy()
     affine[:3, 2] = (affines[order[-1]][:3, 3] - affine[:3, 3]) / (len(order) - 1)
