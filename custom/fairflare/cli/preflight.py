@@ -22,6 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Execution, default_device, memory_findings
 from fairflare.core.findings import Finding, packed, unpacked
@@ -37,7 +39,7 @@ from fairflare.engine.setup.plans import FORMAT, Plan, plan_for, plan_of, read_f
 from fairflare.tasks.base import Task
 from fairflare.tasks.fingerprint import Fingerprint, file_name, fingerprint
 from fairflare.tasks.kinds.own import INSIDE, OwnData, folder_of_lists, read_description
-from fairflare.tasks.preflight import preflight
+from fairflare.tasks.preflight import between, numbers_of, preflight
 
 CONFIGURATIONS = (".yaml", ".yml")
 """Of a folder with a configuration for each site; where there are lists or tables too, these are meant."""
@@ -99,7 +101,7 @@ def check_site(path: Path, asked: Question, tell: Tell = lambda part, done, tota
     built, preset = _task(asked, described)
     if not own.data_root and not getattr(built, "build_data", ""):
         raise UserError(f"site configuration {path.name}: expected data_root, got none")
-    return _findings(built, preset, asked.site or named_in(path), own, asked, tell)
+    return _findings(built, preset, asked.site or named_in(path), own, asked, tell)[0]
 
 
 def _check_lists(folder: Path, asked: Question, tell: Tell) -> dict[str, list[Finding]]:
@@ -111,7 +113,10 @@ def _check_lists(folder: Path, asked: Question, tell: Tell) -> dict[str, list[Fi
         raise UserError(f"preflight: nothing says what {folder} holds; `{command}` finds out, or --kind")
     kind, values = own_data(None, folder, asked.task or None, asked.classes or ",".join(described.get("classes", ())))
     built, preset = _task(asked, {"kind": kind, "options": without_sites(values, asked.without)})
-    return {site: _findings(built, preset, site, None, asked, tell) for site in in_order(built.sites())}
+    found, numbers = {}, {}
+    for site in in_order(built.sites()):
+        found[site], numbers[site] = _findings(built, preset, site, None, asked, tell)
+    return {site: [*own, *between(numbers).get(site, ())] for site, own in found.items()}
 
 
 def _task(asked: Question, described: Mapping[str, Any]) -> tuple[Task, str | None]:
@@ -134,7 +139,8 @@ def _task(asked: Question, described: Mapping[str, Any]) -> tuple[Task, str | No
 
 def _findings(
     built: Task, preset: str | None, site: str, own: SiteConfig | None, asked: Question, tell: Tell
-) -> list[Finding]:
+) -> tuple[list[Finding], dict[str, np.ndarray]]:
+    """Findings on a site, and of a table its numbers, see ``tasks.preflight.numbers_of``."""
     grouping = built.grouping(str(asked.values.get("group_by", built.default_grouping)))
     needs = needs_of(asked.method) if asked.method else ()
     limits = own or SiteConfig()
@@ -142,7 +148,7 @@ def _findings(
     if data is not None:
         batch_size = limits.batch_size or built.presets[preset or next(iter(built.presets))].training.batch_size
         found += _of_gpu(built, data, limits, batch_size)
-    return found
+    return found, {} if data is None else numbers_of(data, built)
 
 
 def needs_of(method: str) -> tuple[Need, ...]:

@@ -28,6 +28,7 @@ CODES = {
     "datalist": "the datalist is not of the expected form",
     "empty_split": "a split has no example",
     "entry": "an entry of the datalist is not of the expected form",
+    "far": "numbers of a table lie far outside of the others",
     "few_examples": "a split has too few examples",
     "gpu_memory": "the batch does not fit into the GPU's memory at once",
     "label": "a label is no class of the task",

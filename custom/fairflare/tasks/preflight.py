@@ -13,6 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +34,10 @@ FULL = 0.8
 """Share of the images above which, on average, a structure's masks may be inverted: anatomy leaves more around it."""
 COPIES, HALF = 0.05, 0.5
 """Shares of a split's rows from which on copies, and unknown values of a category, are said."""
+FAR, FAR_IN_LOGS, FAR_BETWEEN, LEAST_IN_LOGS = 100.0, 10.0, 3.0, 2.0
+"""Robust standard deviations from which on a number, its logarithm, or a site's median lies far outside; logarithms
+above it by less (a factor of 7) never do."""
+ROUNDING = 1e-6
 FEWEST = (
     Need("train", 2, "nothing can be trained on fewer", both_classes=True),
     Need("test", 1, "the report shows the results on it"),
@@ -75,6 +80,7 @@ def preflight(
                 found += accept(_of_sizes(data, classes, (*FEWEST, *needs)), accepted)
                 found += _of_targets(data, task)
                 found += _of_rows(data, task)
+                found += _of_numbers(data, task)
                 found += _of_groups(data, grouping, min_count)
                 if task.kind.has_times:
                     tables = {name: one for name, one in data.splits.items() if isinstance(one, Split)}
@@ -212,6 +218,64 @@ def _of_rows(data: TensorData, task: Task) -> Iterator[Finding]:
             if part.other and (n := int(one.inputs[:, k].sum())) > HALF * len(rows):
                 said = f"{part.column}: {n} rows have none of {', '.join(map(str, part.values[:8]))}"
                 yield Finding("warning", "levels", name, n, f"{said}: are the codes the same?")
+
+
+def numbers_of(data: TensorData, task: Task) -> dict[str, np.ndarray]:
+    """Number of a table -> float64 (N,) its training rows' values in its own unit, gaps filled."""
+    inputs, train = task.table_inputs(), data.splits["train"]
+    if inputs is None or data.scaling is None or not isinstance(train, Split) or not len(train):
+        return {}
+    names, mean, std = [one.words for one in inputs.numbers], data.scaling.mean.numpy(), data.scaling.std.numpy()
+    std = np.where(std > 0, std, 1.0)
+    values = train.inputs[:, : len(names)].numpy().astype(np.float64) * std + mean
+    values[np.abs(values) < ROUNDING * std] = 0.0  # inputs are float32
+    return dict(zip(names, values.T, strict=True))
+
+
+def spread_of(values: np.ndarray) -> float:
+    """The robust standard deviation (Iglewicz and Hoaglin 1993), by nine tenths of ``values`` where most are equal."""
+    away = np.abs(values - np.median(values))
+    return float(1.4826 * np.median(away)) or float(np.quantile(away, 0.9)) / 1.645
+
+
+def far_outside(values: np.ndarray) -> np.ndarray:
+    """bool (N,): which lie further from the median than ``FAR`` robust standard deviations.
+
+    Numbers of which none is below 0 are skewed, as laboratories' are: of these logarithms count, by ``FAR_IN_LOGS``
+    above the median.
+    """
+    middle, positive = np.median(values), values > 0
+    if values.min() < 0 or middle <= 0:
+        spread = spread_of(values)
+        return np.asarray(np.abs(values - middle) > FAR * spread) if spread else np.zeros(len(values), dtype=bool)
+    logs = np.log(np.where(positive, values, middle) / middle)
+    spread = spread_of(logs[positive])
+    return np.asarray(logs > max(FAR_IN_LOGS * spread, LEAST_IN_LOGS)) if spread else np.zeros(len(values), dtype=bool)
+
+
+def _of_numbers(data: TensorData, task: Task) -> Iterator[Finding]:
+    for name, values in numbers_of(data, task).items():
+        if n := int((far := far_outside(values)).sum()):
+            text = f"{name}: {n} numbers lie far outside, such as {values[far][0]:.6g} where half are about "
+            yield Finding("warning", "far", "train", n, f"{text}{np.median(values):.4g}: are they right?")
+
+
+def between(numbers: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, list[Finding]]:
+    """Site -> a finding for each number whose median lies far from the other sites': another unit, or other patients.
+
+    ``numbers`` is site -> what ``numbers_of`` finds.
+    """
+    found: dict[str, list[Finding]] = defaultdict(list)
+    for name in dict.fromkeys(name for own in numbers.values() for name in own):
+        of_sites = {site: own[name] for site, own in numbers.items() if name in own and len(own[name]) >= FEW["train"]}
+        middles = {site: float(np.median(values)) for site, values in of_sites.items()}
+        spread = float(np.median([spread_of(values) for values in of_sites.values()])) if len(of_sites) > 1 else 0.0
+        for site, middle in middles.items() if spread else ():
+            others = float(np.median([other for key, other in middles.items() if key != site]))
+            if abs(middle - others) > FAR_BETWEEN * spread:
+                text = f"{name}: half of the numbers are about {middle:.4g}, at the other sites {others:.4g}"
+                found[site].append(Finding("warning", "far", "train", 1, f"{text}: are the units the same?"))
+    return found
 
 
 def without_events(split: str, targets: Tensor) -> Iterator[Finding]:

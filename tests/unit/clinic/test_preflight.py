@@ -16,6 +16,7 @@ from fairflare.core.findings import CODES, Finding, accepted_codes, merged
 from fairflare.data.readers.datalist import Frame, Item, read_datalist
 from fairflare.data.readers.pictures import Reader
 from fairflare.engine.setup import tasks
+from fairflare.tasks.preflight import between, far_outside
 from own_folder import write_images
 
 
@@ -450,3 +451,32 @@ def test_a_tiny_site_is_named_with_the_flag_that_leaves_it_out(tmp_path, capsys)
         with pytest.raises(SystemExit):
             main([*run, str(tmp_path / "none"), "--without", left])
         assert words in capsys.readouterr().err
+
+
+def test_numbers_far_outside_of_their_column_are_named_and_skewed_ones_are_not():
+    rng = np.random.default_rng(0)
+    plain, skewed = rng.normal(0, 1, 400), np.exp(rng.normal(1, 2, 400))
+    mostly_zero = np.where(rng.random(400) < 0.8, 0.0, rng.poisson(3, 400))
+    for healthy in (plain, skewed, mostly_zero, rng.integers(0, 2, 400), np.full(400, 7.0), 60 + 15 * plain):
+        assert not far_outside(healthy.astype(float)).any()
+    for values, odd in ((plain, 1000.0), (plain, -1000.0), (60 + 15 * plain, 15_060.0), (100 + plain, 1e5)):
+        found = far_outside(np.append(values, odd))
+        assert np.flatnonzero(found).tolist() == [400]
+
+
+def test_a_table_with_a_number_1000_standard_deviations_away_has_a_warning(tmp_path):
+    rng = np.random.default_rng(1)
+    rows = [f"{age:.1f},{k % 2},{('train', 'val', 'test')[k % 3]}" for k, age in enumerate(rng.normal(60, 15, 300))]
+    for odd, expected in (("", []), ("15060,1,train", [("warning", "far", "train", 1)])):
+        (tmp_path / "a.csv").write_text("\n".join(["age,label,split", *rows, *filter(None, [odd])]) + "\n")
+        (tmp_path / "site.yaml").write_text("data_root: .\ndatalist: a.csv\n")
+        found = check_site(tmp_path / "site.yaml", Question("tabular", "2", {"features": "age", "group_by": "none"}))
+        assert [one for one in codes(found) if one[1] == "far"] == expected
+
+
+def test_a_site_with_another_unit_is_named_among_sites_and_alike_ones_are_not():
+    rng = np.random.default_rng(2)
+    sites = {site: {"glucose": rng.normal(100, 25, 50)} for site in ("a", "b", "c")}
+    assert between(sites) == {}
+    found = between(sites | {"d": {"glucose": rng.normal(5.5, 1.4, 50)}})
+    assert {site: codes(own) for site, own in found.items()} == {"d": [("warning", "far", "train", 1)]}
