@@ -249,6 +249,12 @@ def test_an_evaluation_that_is_rewritten_with_its_report_is_found(signed, tmp_pa
     assert log_verifier.check(run, signed.root, [signed.heads["site-1"]]).problem
 
 
+class Told(list):
+    """Entries that lie in memory."""
+
+    brief = property(list)
+
+
 @pytest.mark.parametrize(
     "rounds, told", [((), "evaluation"), ((3,), "updates 3, evaluation"), ((1, 2, 4), "updates 1 to 2, 4, evaluation")]
 )
@@ -267,7 +273,8 @@ def test_what_a_site_vouches_for_is_named(rounds, told):
 
     entries = [{"seq": 0, "event": "start"}, *(entry(k, "round", n) for k, n in enumerate(rounds, 1))]
     found, nothing = log_verifier.Verified(), SimpleNamespace(check_head=lambda *_: None, check_answer=lambda *_: None)
-    log_verifier._check_signatures([*entries, entry(len(entries), "evaluation", 4)], nothing, found, signed=True)
+    log = Told([*entries, entry(len(entries), "evaluation", 4)])
+    log_verifier._check_signatures(log, nothing, found, signed=True)
     assert found.vouched["site a"].startswith(f"its own: {told}; it has seen")
 
 

@@ -13,7 +13,7 @@ from fairflare.core.manifest import all_versions
 from fairflare.core.schema import Answer
 from fairflare.core.types import Number
 from fairflare.engine.gate import Gate, inspect_evaluation
-from fairflare.engine.preflight import inspect_preflight, refusal
+from fairflare.engine.preflight import inspect_preflight, refusal, turned_away
 from fairflare.probes.sharpness import Sharpness
 
 MODEL = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2), "steps": torch.tensor(4)}
@@ -211,13 +211,28 @@ def test_statements_hold_known_findings_and_versions_only(said):
     assert not statements and rejections[0].code == "malformed"
 
 
-def test_another_version_is_a_finding():
-    there = {**all_versions(), "torch": "1.0.0+cu1"}
-    for versions, level in ((there, "warning"), ({**there, "package_sha256": "0" * 64}, "error")):
-        said = {"findings": {}, "versions": versions}
-        statements, _ = inspect_preflight([answer(metrics=said)], all_versions())
-        assert statements["site-1"].findings[0].level == level
-        assert bool(refusal(statements, [])) == (level == "error")
+@pytest.mark.parametrize(
+    "name, version, level",
+    [
+        ("torch", "1.0.0+cu1", "warning"),
+        ("package_sha256", "0" * 64, "error"),
+        ("fairflare", "0.0.1", "error"),
+        ("nvflare", "2.8.3", "error"),
+        ("nvflare", "3.9.0", "error"),
+        ("nvflare", "2", "error"),
+        ("nvflare", "2.9.99", "warning"),
+    ],
+)
+def test_another_version_is_a_finding(name, version, level):
+    here = {**all_versions(), "nvflare": "2.9.0"}
+    said = {"findings": {}, "versions": {**here, name: version}}
+    statements, _ = inspect_preflight([answer(metrics=said)], here)
+    (finding,) = statements["site-1"].findings
+    assert (finding.level, finding.code) == (level, "versions")
+    found = refusal(statements, [])
+    assert bool(found) == (level == "error") == bool(turned_away(statements, []))
+    if found:
+        assert "\n" not in found and all(part[:12] in found for part in ("site-1", name, version, here[name]))
 
 
 def test_a_refusal_is_one_short_line_however_many_sites_it_is_about():

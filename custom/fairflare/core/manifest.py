@@ -165,7 +165,8 @@ def check_code(app: Path, *, fresh: bool = False) -> None:
         raise DataError("code", wrong)
 
 
-PACKAGES = ("torch", "nvflare", "monai", "numpy")
+FLARE = "nvflare"
+PACKAGES = ("torch", FLARE, "monai", "numpy")
 PACKAGE = "package_sha256"
 NAMES = ("fairflare", *PACKAGES, PACKAGE)
 TEXT = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}")
@@ -221,10 +222,20 @@ def all_versions() -> dict[str, str]:
 
 
 def differences(here: Mapping[str, str], there: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Names whose versions differ: those of this package, which nothing mends, and the others; builds are no matter."""
+    """Names whose versions differ: those that cannot work together, and the others; builds are no matter.
+
+    This package works with itself alone. FLARE's messages and task loop change between release series (2.8, 2.9).
+    """
     differing = [name for name in NAMES if _public(here.get(name, "")) != _public(there.get(name, ""))]
     own = [name for name in differing if name in ("fairflare", PACKAGE)]
+    if _series(here.get(FLARE, "")) != _series(there.get(FLARE, "")):
+        own.append(FLARE)
     return own, [name for name in differing if name not in own]
+
+
+def _series(version: str) -> list[str]:
+    """["2", "9"] of 2.9.1rc2."""
+    return _public(version).split(".")[:2]
 
 
 def _public(version: str) -> str:

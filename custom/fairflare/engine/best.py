@@ -15,6 +15,7 @@ the run, a file each, which goes when it is needed no more.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +41,7 @@ from fairflare.engine.files import (
     save_tensors,
 )
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.history import RunHistory
+from fairflare.engine.history import RunHistory, standing_rounds
 
 
 class ModelFiles:
@@ -185,10 +186,9 @@ class Choice:
             entries: of the log; of several lines of one round the latest counts.
             until: the round after which the run stands; later lines are of rounds that are repeated.
         """
-        lines = {e["round"]: e for e in entries if e["event"] == "round" and e["round"] <= until}
         found: Candidate | None = None
-        for number in range(1, until):
-            found = self.best(found, self.candidate(number, lines[number]["model_sha256"], lines[number + 1]))
+        for line, scored_in in itertools.pairwise(standing_rounds(entries, until)):
+            found = self.best(found, self.candidate(line["round"], line["model_sha256"], scored_in))
         return found
 
     def candidate(self, round: int, model_sha256: str, scored_in: Entry) -> Candidate:
@@ -211,14 +211,12 @@ def of_line(entry: Entry, least: int) -> Choice:
     return Choice(entry["by"], entry["weight"], entry["metric"], entry["higher"], least)
 
 
-def check_line(entries: Sequence[Entry], least: int) -> None:
-    """Raise UserError where the last choice that a log tells of is not the one that its scores make."""
-    line = next(entry for entry in reversed(entries) if entry["event"] == "best")
-    before = entries[: entries.index(line)]
-    evaluation = next(e for e in reversed(before) if e["event"] == "evaluation")
+def check_line(entries: Sequence[Entry], line: Entry, least: int) -> None:
+    """Raise UserError where ``line``, the last choice that a log tells of, is not the one that its scores make."""
+    evaluation = next(e for e in reversed(entries) if e["event"] == "evaluation")
     choice, rounds = of_line(line, least), entries[0]["rounds"]
     last = choice.last(rounds, evaluation["model_sha256"], evaluation["sites"], line["own"])
-    found = choice.final(choice.so_far(before, rounds), last)
+    found = choice.final(choice.so_far(entries, rounds), last)
     if (found.round, found.model_sha256) != (line["round"], line["model_sha256"]):
         raise UserError(f"{AUDIT}: the chosen model is of round {line['round']}, by its scores it is {found.round}'s")
 
@@ -274,11 +272,12 @@ class Best:
             self._files.clear(set())
 
 
-def check_files(folder: Path, entries: Sequence[Entry], choice: Choice, round: int, *, ended: bool) -> None:
+def check_files(
+    folder: Path, run_history: RunHistory, entries: Sequence[Entry], choice: Choice, round: int, *, ended: bool
+) -> None:
     """Raise UserError unless the log names all below ``best`` and ``best.safetensors``, and none is missing."""
-    lines = [entry for entry in entries if entry["event"] == "best"]
     files = ModelFiles(folder / BEST_MODELS)
-    if not choice.chooses and (lines or files.all() or is_there(folder / BEST)):
+    if not choice.chooses and (run_history.choices or files.all() or is_there(folder / BEST)):
         raise UserError(f"{BEST}: lies there, or {AUDIT} speaks of it, in a run that chooses no model")
     for path in files.all():
         named = {(e["round"], e["model_sha256"]) for e in entries if e["event"] == "round"}
@@ -286,10 +285,10 @@ def check_files(folder: Path, entries: Sequence[Entry], choice: Choice, round: i
         if number is None or (number, model_hash(read_model(path))) not in named:
             raise UserError(f"{BEST_MODELS}/{path.name[:80]}: is not a model that {AUDIT} names")
     found = choice.so_far(entries, round) if choice.chooses else None
-    if found and round < entries[0]["rounds"] and not is_there(files.path(found.round)):
+    if found and round < run_history.start["rounds"] and not is_there(files.path(found.round)):
         raise UserError(f"{BEST_MODELS}/{found.round}{SUFFIX}: is missing, and by {AUDIT} it is the best model so far")
     if is_there(folder / BEST):
-        allowed = [line["model_sha256"] for line in (lines[-1:] if ended else lines)]
+        allowed = run_history.choices[-1:] if ended else run_history.choices
         if model_hash(read_model(folder / BEST)) not in allowed:
             raise UserError(f"{BEST}: is not the model that {AUDIT} says was chosen")
     elif ended and choice.chooses:

@@ -49,8 +49,16 @@ LOCAL_FINDINGS = "fairflare_preflight.txt"
 
 MOST_JSON = 1 << 28
 """Bytes of a JSON file."""
-MOST_LOG = 1 << 30
-"""Bytes of an audit log."""
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder, unless it is there, that nobody but this user can look into (0700): of site data or models."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def private(name: str, flags: int) -> int:
+    """An opener for ``open``: a file that it makes is this user's alone (0600)."""
+    return os.open(name, flags, 0o600)
 
 
 def is_file(path: Path) -> bool:
@@ -70,10 +78,10 @@ def is_there(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def reading(path: Path, most: int) -> Iterator[BinaryIO]:
+def reading(path: Path, most: int | None = None) -> Iterator[BinaryIO]:
     """A file to read; raises UserError when it cannot be read or has more than ``most`` bytes."""
-    if size_of(path) > most:
-        raise UserError(f"{path.name}: expected at most {most} bytes, got {size_of(path)}")
+    if (size := size_of(path)) > (size if most is None else most):
+        raise UserError(f"{path.name}: expected at most {most} bytes, got {size}")
     try:
         with path.open("rb") as file:
             yield file
@@ -351,18 +359,15 @@ def save_text(path: Path, text: str) -> None:
 def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     """Call ``write`` on a temporary file beside ``path``, flush it to disk and rename it over ``path``.
 
-    Its folder is made where it is not there yet.
+    Its folder is made where it is not there yet. The file is the user's alone (0600).
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
         os.replace(name, path)
     except BaseException as error:
         Path(name).unlink(missing_ok=True)

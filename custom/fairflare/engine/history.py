@@ -14,7 +14,7 @@ A "countersigned" line holds the sites' signatures of the line before it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,13 @@ from typing import Any
 from fairflare.core.errors import UserError
 from fairflare.core.validation import misfit
 from fairflare.engine import files
+from fairflare.engine.audit import Entries
 from fairflare.engine.hashes import model_hash, state_hash
 
 Entry = Mapping[str, Any]
-FORMAT = 3
-"""Of the log; in format 2 a round's own line held its model's scores."""
-READABLE = (2, FORMAT)
+FORMAT = 4
+"""Of the log; in format 3 every line was whole, and in format 2 a round's own line held its model's scores."""
+READABLE = (2, 3, FORMAT)
 """Format 1 had none written down, and bound neither rule state nor reports."""
 REPORT, COUNTERSIGNED, COMPLETED = "report", "countersigned", "completed"
 """Events of lines that record a report, and sites' signatures of the log; the status of a run that came to its end."""
@@ -67,8 +68,10 @@ SHAPES: dict[str, dict[Any, Any]] = {
 """Event -> what its line holds at least."""
 
 
-def events(entries: Sequence[Entry]) -> list[Entry]:
+def events(entries: Sequence[Entry]) -> Sequence[Entry]:
     """What happened in the federation: all lines but those that record reports and signatures of it."""
+    if isinstance(entries, Entries):
+        return entries.without(REPORT, COUNTERSIGNED)
     return [entry for entry in entries if entry.get("event") not in (REPORT, COUNTERSIGNED)]
 
 
@@ -111,6 +114,9 @@ class RunHistory:
         unscored: those of these rounds whose scores are still owed.
         models: round -> hash of the model that it left.
         chosen: the line that names the best model, since the run last went on; empty: none does.
+        choices: hashes of all models that such a line has named.
+        counted, counted_before: site -> the last round in which its answer was accepted, up to the last round and to
+            the one before it.
     """
 
     start: Entry
@@ -124,21 +130,47 @@ class RunHistory:
     unscored: set[int] = field(default_factory=set)
     models: dict[int, str] = field(default_factory=dict)
     chosen: Entry = field(default_factory=dict)
+    choices: list[str] = field(default_factory=list)
+    counted: Mapping[str, int] = field(default_factory=dict)
+    counted_before: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def completed(self) -> bool:
         return self.finish.get("status") == COMPLETED
 
+    def counted_until(self, round: int) -> dict[str, int]:
+        """Site -> the last round up to ``round`` (the last one, or the one before) in which its answer was accepted."""
+        return dict(self.counted if round == self.standing.round else self.counted_before)
 
-def read_history(entries: Sequence[Entry]) -> RunHistory:
+
+def read_history(entries: Iterable[Entry]) -> RunHistory:
     """Follow the lines of an unbroken chain; raises UserError that names the first which cannot stand there."""
-    if not entries:
-        raise UserError(f"{files.AUDIT}: is empty")
-    if entries[0].get("event") == "start" and "log_format" not in entries[0]:
-        raise UserError(OLD)
-    run: RunHistory | None = None
-    for number, entry in enumerate(entries, 1):
-        event = entry.get("event")
+    follower = Follower()
+    for entry in entries:
+        follower.saw(entry)
+    return follower.history
+
+
+class Follower:
+    """Follows the lines of a log one by one, as ``read_history``."""
+
+    def __init__(self) -> None:
+        self._run: RunHistory | None = None
+        self._lines = 0
+
+    @property
+    def history(self) -> RunHistory:
+        """Raises UserError where no line was there."""
+        if self._run is None:
+            raise UserError(f"{files.AUDIT}: is empty")
+        return self._run
+
+    def saw(self, entry: Entry) -> None:
+        """Raises UserError where ``entry`` cannot stand here."""
+        self._lines += 1
+        number, run, event = self._lines, self._run, entry.get("event")
+        if run is None and event == "start" and "log_format" not in entry:
+            raise UserError(OLD)
         if not isinstance(event, str) or event not in SHAPES or (event == "start") != (run is None):
             raise UserError(f"{files.AUDIT}: line {number}: {str(event)[:40]!r} cannot stand here")
         if wrong := misfit(entry, SHAPES[event]):
@@ -146,8 +178,9 @@ def read_history(entries: Sequence[Entry]) -> RunHistory:
         if run is None:
             if entry["log_format"] not in READABLE:
                 raise UserError(f"{files.AUDIT}: expected format {FORMAT}, got {str(entry['log_format'])[:20]}")
-            run = RunHistory(start=entry, standing=_standing(0, entry), last=entry)
-        elif event == REPORT:
+            self._run = RunHistory(start=entry, standing=_standing(0, entry), last=entry)
+            return
+        if event == REPORT:
             known = [s.model for s in (run.standing, run.before) if s is not None]
             if entry["of"] != run.last["hash"] or entry["model_sha256"] not in known:
                 raise UserError(f"{files.AUDIT}: line {number}: records a report of something else")
@@ -155,21 +188,18 @@ def read_history(entries: Sequence[Entry]) -> RunHistory:
         elif event != COUNTERSIGNED:
             _STEPS[event](run, entry, number)
             run.last = entry
-    assert run is not None  # the first line of a log is its start
-    return run
 
 
-def last_counted(entries: Sequence[Entry], until: int) -> dict[str, int]:
-    """Site -> the last of the rounds up to ``until`` in which its answer was accepted.
-
-    Args:
-        until: the round after which the run goes on; later ones are repeated.
-    """
-    rounds: dict[int, Entry] = {}
+def standing_rounds(entries: Iterable[Entry], until: int | None = None) -> Iterator[Entry]:
+    """The rounds' lines up to round ``until``, each once no later line of the same round has come: that one counts."""
+    held: Entry = {}
     for entry in entries:
-        if entry["event"] == "round":  # one that is repeated takes the place of the first
-            rounds[entry["round"]] = entry
-    return {site: number for number in sorted(rounds) if number <= until for site in rounds[number]["accepted"]}
+        if entry.get("event") == "round" and (until is None or entry["round"] <= until):
+            if held and entry["round"] > held["round"]:
+                yield held
+            held = entry
+    if held:
+        yield held
 
 
 def _round(run: RunHistory, entry: Entry, number: int) -> None:
@@ -179,6 +209,7 @@ def _round(run: RunHistory, entry: Entry, number: int) -> None:
     _keep_declared(run, entry, number)
     run.before, run.standing = run.standing, _standing(expected, entry)
     run.models[expected] = entry["model_sha256"]
+    run.counted_before, run.counted = run.counted, {**run.counted, **dict.fromkeys(entry["accepted"], expected)}
     if not isinstance(entry.get("test_sets", {}), dict) or entry.get("unscored", True) is not True:
         raise UserError(f"{files.AUDIT}: line {number}: round without proper scores")
     if "unscored" in entry:
@@ -216,6 +247,7 @@ def _best(run: RunHistory, entry: Entry, number: int) -> None:
     if early or run.last["event"] != "evaluation" or not known:
         raise UserError(f"{files.AUDIT}: line {number}: no choice of a model can stand here")
     run.chosen = entry
+    run.choices.append(entry["model_sha256"])
 
 
 def _after(run: RunHistory, entry: Entry, number: int) -> None:
@@ -252,6 +284,8 @@ def _resume(run: RunHistory, entry: Entry, number: int) -> None:
 
 def _back_to(run: RunHistory, standing: Standing) -> None:
     """The run stands there: a round behind it, if there is one, is repeated and then leaves a model of its own."""
+    if standing is run.before:
+        run.counted = run.counted_before
     run.standing, run.before = standing, None
     run.unscored = {number for number in run.unscored if number <= standing.round}
 

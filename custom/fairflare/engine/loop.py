@@ -99,15 +99,15 @@ class Federation:
         Raises:
             RunFailed: too few accepted sites; the last good model has been saved and the audit log says why.
         """
-        entries: list[dict[str, Any]] = []
-        self._audit = AuditLog(self.folder / files.AUDIT, entries.append)
+        follower = history.Follower()
+        self._audit = AuditLog(self.folder / files.AUDIT, follower.saw)
         self._signed = Countersigned(self.transport, self.signer, lambda: self._audit.head()) if self.signer else None
         self._traffic = Traffic(Spooled(self._signed or self.transport))
         self._backlog = Backlog(self.folder, self.rounds, self.score, self.beside, self.scored_rounds)
         self._best = Best(self.folder, self.choice)
-        standing = [self._open(initial, entries)]
+        standing = [self._open(initial, follower)]
         self._first = initial if self.benefit is not None else {}
-        del initial, entries  # the next model takes its place in memory
+        del initial, follower  # the next model takes its place in memory
         with contextlib.closing(self._backlog):
             return self._run(standing.pop()).model
 
@@ -156,16 +156,16 @@ class Federation:
             self._log_scores(self._backlog.rest(standing.round))
         self._close(standing, "failed", reason)
 
-    def _open(self, initial: StateDict, entries: Sequence[dict[str, Any]]) -> files.Checkpoint:
+    def _open(self, initial: StateDict, follower: history.Follower) -> files.Checkpoint:
         """Where the federation stands; of a run that has begun nothing is changed before all of it fits together."""
         standing = files.Checkpoint(round=0, model=initial)
-        run_history = self._run_history(entries)
+        run_history, entries = self._run_history(follower), self._audit.entries
         if run_history is not None:
             begun = files.Checkpoint(round=0, model=initial, declared=run_history.start["declared"])
             standing = history.read_standing(self.folder, run_history) or begun
             history.read_final(self.folder, run_history)
             self._backlog.check(run_history, standing.round)
-            check_files(self.folder, entries, self.choice, standing.round, ended=False)
+            check_files(self.folder, run_history, entries, self.choice, standing.round, ended=False)
             if standing is begun and model_hash(initial) != run_history.start["model_sha256"]:
                 raise UserError(f"{files.AUDIT}: begins with another initial model than this configuration makes here")
             (self.folder / files.MODEL).unlink(missing_ok=True)
@@ -174,21 +174,21 @@ class Federation:
             rounds = (entry for entry in entries if entry["event"] == "round" and entry["round"] <= standing.round)
             self.aggregation.go_on([sorted(entry["accepted"]) for entry in rounds])
         self._sha256, self._known = model_hash(standing.model), set(standing.declared)
-        self._counted = history.last_counted(entries, standing.round)
+        self._counted = run_history.counted_until(standing.round) if run_history is not None else {}
         return self._preflight(standing, resumed=run_history is not None)
 
-    def _run_history(self, entries: Sequence[dict[str, Any]]) -> history.RunHistory | None:
+    def _run_history(self, follower: history.Follower) -> history.RunHistory | None:
         """What the log says so far, None before its first line.
 
         Raises:
             UserError: it is of another run, does not hold together, or lies beside files that it says nothing of.
         """
-        if not entries:
+        if not self._audit.first:
             for name in (files.CHECKPOINT, files.MODEL, files.UNSCORED, files.BEST, files.BEST_MODELS):
                 if files.is_there(self.folder / name):
                     raise UserError(f"{name}: lies there without the {files.AUDIT} that it belongs to")
             return None
-        run_history = history.read_history(entries)
+        run_history = follower.history
         if any(run_history.start.get(key) != self.header.get(key) for key in ("config_sha256", "config_json_sha256")):
             raise UserError(f"{self.folder}: holds a run of another configuration, which cannot be continued")
         return run_history
@@ -278,7 +278,7 @@ class Federation:
         after = dataclasses.replace(after, entry=line["hash"])
         if standing.round and set(after.declared) - self._known:
             # A site has joined since the checkpoint that is there, and it may leave again.
-            (self.folder / files.JOINED).mkdir(exist_ok=True)
+            files.private_folder(self.folder / files.JOINED)
             shutil.copyfile(
                 self.folder / files.CHECKPOINT, self.folder / files.JOINED / f"{standing.round}{files.SUFFIX}"
             )

@@ -46,7 +46,7 @@ def claimed(path: Path) -> Iterator[None]:
     Raises:
         DataError: another job of the same federation is at work at this site.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    files.private_folder(path.parent)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(files.locked(path.parent, f"{path.name}.lock", wait=WAIT))
@@ -104,7 +104,7 @@ class SpentFile:
         if self._path is None:
             self._runs[self._run] = content
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        files.private_folder(self._path.parent)
         with files.locked(self._path.parent, f".{self._path.name}.lock", wait=WAIT):
             self.read()
             files.save_json(self._path, {"runs": {**self._runs, self._run: content}})

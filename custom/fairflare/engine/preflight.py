@@ -143,7 +143,7 @@ def _of_size(site: str, sizes: Mapping[str, int]) -> list[Finding]:
 
 
 def _of_versions(here: Mapping[str, str], there: Mapping[str, str]) -> list[Finding]:
-    """Another version of this package is an error, one of a library a warning: hospitals rarely agree on those."""
+    """What cannot work together is an error, another library a warning: hospitals rarely agree on those."""
     own, others = differences(here, there)
     found = []
     for level, names in (("error", own), ("warning", others)):

@@ -20,6 +20,7 @@ from nvflare.private.fed.utils.identity_utils import get_cn_from_cert
 
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.schema import Answer, Instruction, audited
+from fairflare.engine.files import private, private_folder
 from fairflare.engine.hashes import model_hash
 from fairflare.flare.paths import RUN_FOLDER
 from fairflare.privacy.secure_sums import HE, SERVER_CONTEXT, SITE_CONTEXT, Credentials
@@ -140,8 +141,8 @@ class Heads:
         return {"numbers": numbers, **proof}
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
+        private_folder(self._path.parent)
+        with open(self._path, "a", encoding="utf-8", opener=private) as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import re
 import shutil
@@ -24,6 +23,7 @@ from nvflare.tool.kit.kit_config import StartupKitConfigError, resolve_admin_use
 from nvflare.tool.poc.poc_commands import get_poc_workspace
 
 from fairflare.core.errors import RunFailed, UserError
+from fairflare.engine.audit import Tail
 from fairflare.engine.files import AUDIT, CHECKPOINT
 from fairflare.engine.history import COUNTERSIGNED
 from fairflare.engine.setup.assembly import site_names
@@ -204,9 +204,10 @@ def _last_error(log: Path) -> str:
 
 def _last_entry(folder: Path) -> dict[str, Any]:
     """The audit log's last line but for signatures, as far as there is one; the caller verifies the chain."""
-    lines = (folder / AUDIT).read_text().splitlines() if (folder / AUDIT).is_file() else []
-    entries = [json.loads(line) for line in lines[-2:]]
-    return next((entry for entry in reversed(entries) if entry["event"] != COUNTERSIGNED), {})
+    last = dict[str, Any]()
+    for entry in Tail(folder / AUDIT).new():
+        last = last if entry["event"] == COUNTERSIGNED else entry
+    return last
 
 
 @contextlib.contextmanager

@@ -22,7 +22,16 @@ from fairflare.core.manifest import check_code
 from fairflare.core.processes import RUN_FOLDER
 from fairflare.core.user_code import vouch
 from fairflare.core.validation import FEDERATION
-from fairflare.engine.files import AUDIT, SERVER_LOCK, SUFFIX, Busy, clear_half_written, locked, write_atomically
+from fairflare.engine.files import (
+    AUDIT,
+    SERVER_LOCK,
+    SUFFIX,
+    Busy,
+    clear_half_written,
+    locked,
+    private_folder,
+    write_atomically,
+)
 from fairflare.engine.memory import WAIT
 from fairflare.engine.setup.run_config import RunConfig
 
@@ -84,7 +93,7 @@ def claimed(folder: Path, federation: str, *, fresh: bool) -> Iterator[None]:
     Raises:
         RunFailed: another job is continuing the federation.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(folder, SERVER_LOCK, wait=WAIT))

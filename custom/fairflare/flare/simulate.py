@@ -28,6 +28,7 @@ from fairflare.data.site_config import VARIABLE as SITE_CONFIG
 from fairflare.datasets import cache
 from fairflare.engine.files import AUDIT, LOCAL_FINDINGS, remove_files
 from fairflare.engine.setup.config import RunConfig
+from fairflare.privacy.log_files import log_files
 from fairflare.privacy.secure_sums import HE, SERVER_CONTEXT, SITE_CONTEXT, make_contexts
 from fairflare.tasks.base import DATA_FOLDER
 
@@ -45,7 +46,8 @@ PATIENCE = 3.0
 """Seconds for which a client's process is gone before it is named: at the end of a run all of them go."""
 DEAD = re.compile(r"(?:Subprocess died for|Communication error with) client (?P<site>[^\s,:]+)")
 """How FLARE's log names a client whose process has ended in the middle of its work."""
-FINISH = b'"event": "finish"'
+FINISH, TAIL = b'"event": "finish"', 1 << 20
+"""What the line of a run's end holds, and in how many of the log's last bytes it stands."""
 
 
 def run_simulator(
@@ -224,7 +226,7 @@ class Heartbeat:
     ) -> None:
         self._pid, self._folder, self._log, self._one_each = pid, folder, log, one_each
         self._tell, self._clock = tell, clock
-        self._read, self._begun = _size(log), _size(folder / AUDIT)
+        self._read, self._begun = _size(log), {path.name: _size(path) for path in log_files(folder / AUDIT)}
         self._known: dict[str, psutil.Process] = {}
         self._gone: dict[str, float] = {}
         self._looked = 0.0
@@ -262,8 +264,10 @@ class Heartbeat:
 
     def _finished(self) -> bool:
         """Whether this command's run has come to its end, at which all clients go."""
-        with contextlib.suppress(OSError), (self._folder / AUDIT).open("rb") as file:
-            file.seek(self._begun)
+        here = [path for path in log_files(self._folder / AUDIT) if path.suffix == ".jsonl"]
+        begun = self._begun.get(here[-1].name, 0) if here else 0
+        with contextlib.suppress(OSError, IndexError), here[-1].open("rb") as file:
+            file.seek(max(begun, file.seek(0, os.SEEK_END) - TAIL))
             return FINISH in file.read()
         return False
 

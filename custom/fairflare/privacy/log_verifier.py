@@ -4,7 +4,8 @@
     python -m fairflare.privacy.log_verifier RUN [--root rootCA.pem] [--heads SITE.heads.jsonl ...]
 
 RUN is a run's folder or its audit.jsonl. Neither torch nor FLARE nor the engine is imported: the rules stand here once
-more, to be read. What a signature binds is in ``statements``, and what cannot be found in docs/audit-log.md.
+more, to be read. The log's files are in ``log_files``, what a signature binds in ``statements``; what cannot be found,
+in docs/audit-log.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import base64
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -26,17 +27,15 @@ from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.x509.oid import NameOID
 from cryptography.x509.verification import ExtensionPolicy, PolicyBuilder, Store
 
+from fairflare.privacy.log_files import Wrong, chained
 from fairflare.privacy.statements import answer_bytes, head_bytes, numbers_hash
 
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "U8": "uint8"}
 TYPES |= {f"I{size}": f"int{size}" for size in (8, 16, 32, 64)}
 MODEL = "model.safetensors"
 COMPARED = ("val", "test", "n", "groups")  # of a site's evaluation
+KEPT = ("seq", "time", "event", "round", "hash", "head", "model_sha256", "config_json_sha256", "files")
 Entry = dict[str, Any]
-
-
-class Wrong(Exception):
-    """What does not hold."""
 
 
 @dataclass
@@ -58,11 +57,11 @@ def check(run: Path, root: Path | None = None, heads: Sequence[Path] = ()) -> Ve
     """Check a folder, or a log alone, by the project's root (None: names are taken as they are) and sites' files."""
     found = Verified()
     try:
-        entries = read_log(run / "audit.jsonl" if run.is_dir() else run)
-        signers = Signers(entries, root.read_bytes() if root else None)
-        _check_signatures(entries, signers, found, signed=bool(heads) or any("head" in entry for entry in entries))
+        log = Log(run / "audit.jsonl" if run.is_dir() else run)
+        entries, signers = log.brief, Signers(log, root.read_bytes() if root else None)
+        _check_signatures(log, signers, found, signed=bool(heads) or any("head" in entry for entry in entries))
         for path in heads:
-            _check_kept(path, entries, signers, found)
+            _check_kept(path, log, signers, found)
         if run.is_dir():
             _check_files(run, entries, found)
         found.vouched |= {f"server {server}": _named(entries[: found.covered]) for server in signers.servers}
@@ -75,31 +74,28 @@ def check(run: Path, root: Path | None = None, heads: Sequence[Path] = ()) -> Ve
     return found
 
 
-def read_log(path: Path) -> list[Entry]:
-    """The entries of an unbroken chain."""
-    *lines, rest = path.read_bytes().split(b"\n")
-    entries, before = list[Entry](), "0" * 64
-    for number, line in enumerate(lines):
-        entry = json.loads(line)
-        content = {key: value for key, value in entry.items() if key != "hash"}
-        text = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-        proper = json.dumps(entry, allow_nan=False).encode() == line and entry["seq"] == number
-        if not proper or entry["prev"] != before or entry["hash"] != hashlib.sha256(text).hexdigest():
-            raise Wrong(f"the chain is broken at entry {number}: it or an entry before it was changed")
-        entries.append(entry)
-        before = entry["hash"]
-    if rest or not entries:
-        raise Wrong("the log has no entry, or a last line without its end")
-    return entries
+class Log:
+    """The entries of an unbroken chain, each time from the disk, one by one; ``brief``: ``KEPT`` of each of them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.brief, self.certificates, self.sites = path, list[Entry](), dict[str, str](), set[str]()
+        for entry in self:
+            self.brief.append({key: entry[key] for key in KEPT if key in entry})
+            self.certificates |= entry.get("certificates", {})
+            self.sites |= {site for key in ("sites", "accepted", "preflight") for site in entry.get(key, ())}
+        if not self.brief:
+            raise Wrong("the log has no entry")
+
+    def __iter__(self) -> Iterator[Entry]:
+        return chained(self._path)
 
 
 class Signers:
     """Whose key signed what: certificates of the log by their SHA-256, and the root that must vouch for them."""
 
-    def __init__(self, entries: Sequence[Entry], root: bytes | None) -> None:
-        self._entries, self._root = entries, x509.load_pem_x509_certificate(root) if root else None
-        self._known = {name: pem for entry in entries for name, pem in entry.get("certificates", {}).items()}
-        self._sites = {site for e in entries for key in ("sites", "accepted", "preflight") for site in e.get(key, ())}
+    def __init__(self, log: Log, root: bytes | None) -> None:
+        self._entries, self._root = log.brief, x509.load_pem_x509_certificate(root) if root else None
+        self._known, self._sites = log.certificates, log.sites
         self.servers: set[str] = set()
 
     def name(self, content: bytes, proof: Mapping[str, Any]) -> str:
@@ -138,10 +134,10 @@ class Signers:
             raise Wrong(f"{where}: what is said to be of {site} is signed by another key")
 
 
-def _check_signatures(entries: Sequence[Entry], signers: Signers, found: Verified, *, signed: bool) -> None:
+def _check_signatures(log: Log, signers: Signers, found: Verified, *, signed: bool) -> None:
     """Heads and answers in the log; in a signed one none may be missing of what was accepted."""
     since, own, seen = 0, dict[str, list[Any]](), dict[str, int]()
-    for entry in entries:
+    for entry in log:
         number, event, answers = entry["seq"], entry["event"], entry.get("signed", {})
         where, kind = f"entry {number} ({event})", {"round": "accepted", "evaluation": "sites"}.get(event, "")
         if "head" in entry:
@@ -163,7 +159,7 @@ def _check_signatures(entries: Sequence[Entry], signers: Signers, found: Verifie
         ends = (n for n in sorted(rounds) if not {n - 1, n + 1} <= rounds)
         spans = "".join(f"{' to' if n - 1 in rounds else ','} {n}" for n in ends).removeprefix(",")
         told = [f"updates{spans}"] * bool(rounds) + [str(one) for one in own.get(site, ()) if one not in rounds]
-        found.vouched[f"site {site}"] = f"its own: {', '.join(told)}; it has seen {_named(entries[:last])}"
+        found.vouched[f"site {site}"] = f"its own: {', '.join(told)}; it has seen {_named(log.brief[:last])}"
 
 
 def _named(entries: Sequence[Entry]) -> str:
@@ -173,11 +169,11 @@ def _named(entries: Sequence[Entry]) -> str:
     return f"entries 0 to {len(entries) - 1} ({', '.join(parts)})"
 
 
-def _check_kept(path: Path, entries: Sequence[Entry], signers: Signers, found: Verified) -> None:
+def _check_kept(path: Path, log: Log, signers: Signers, found: Verified) -> None:
     """A site's own file against the log: the heads that it saw, its updates, and its numbers."""
     name, lines = path.name, [json.loads(line) for line in path.read_bytes().splitlines()]
     for head in (line["head"] for line in lines if "head" in line):
-        signers.check_head(head, len(entries), name)
+        signers.check_head(head, len(log.brief), name)
         found.covered = max(found.covered, head["seq"] + 1)
     mine = [{**line["signed"], "told": line["told"]} for line in lines if "head" not in line]
     site = mine[0]["site"] if mine else name
@@ -186,8 +182,13 @@ def _check_kept(path: Path, entries: Sequence[Entry], signers: Signers, found: V
         if numbers_hash(one["told"]) != one["numbers"]:
             raise Wrong(f"{name}: its numbers are not those that the site signed")
     sent, logged = {(one["round"], one["update"]) for one in mine if one["update"]}, set[tuple[int, str]]()
-    for entry in entries:
+    refused = dict[int, list[str]]()
+    for entry in log:
         own, where = entry.get("signed", {}).get(site, {}), f"{name}: entry {entry['seq']} ({entry['event']})"
+        if "round" in entry and "rejected" in entry:
+            refused.setdefault(entry["round"], []).extend(
+                one["code"] for s, one in entry["rejected"].items() if s == site
+            )
         logged |= {(own["round"], own["update"])} if own.get("update") else set()
         if not logged <= sent:
             raise Wrong(f"{where}: an update that is not in the site's own file")
@@ -200,9 +201,8 @@ def _check_kept(path: Path, entries: Sequence[Entry], signers: Signers, found: V
             if not any(_within(shown, [one["told"]["metrics"]]) for one in mine if one["task"] == "evaluate"):
                 raise Wrong(f"{where}: another evaluation of {site} than it sent")
     for number in sorted({number for number, _ in sent} - {number for number, _ in logged}):
-        at = [entry for entry in entries if entry.get("round") == number and "rejected" in entry]
-        why = [entry["rejected"][site]["code"] for entry in at if site in entry["rejected"]]
-        if at and not why:
+        why = refused.get(number, [])
+        if number in refused and not why:
             raise Wrong(f"{name}: round {number}: the log lacks the update of {site} and does not say why")
         found.remarks.append(f"round {number}: the log lacks what {site} sent: {', '.join(why) or 'cut short'}")
 

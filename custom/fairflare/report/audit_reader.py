@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -13,6 +16,8 @@ from typing import Any
 
 from fairflare.core.errors import naming
 from fairflare.core.notes import numbers
+from fairflare.engine.files import private
+from fairflare.report.fairness import mean
 from fairflare.report.values import in_order, number
 
 Entry = Mapping[str, Any]
@@ -22,13 +27,84 @@ CLINICAL, SUMMARISED = "clinical", ("calibration", "brier", "ece")
 """What stands there for calibration and decisions, and what of it a summary over sites has."""
 
 
+MAX_SHOWN = 40_000
+"""Sites times rounds of which a report holds every number; of more, rounds at equal distances and the last one."""
+
+
+@dataclass
+class Totals:
+    """What all rounds of a run come to, however many of them a report shows.
+
+    Attributes:
+        rounds: how many there are.
+        accepted, expected: site -> rounds that accepted its update, and that counted on it.
+        rejected: site -> code -> rounds.
+        rejections: round, site, code and detail of each rejection, as far as ``MAX_SHOWN`` goes.
+        weights: site -> its aggregation weights, where it was accepted and has one.
+        last: site -> the last round that accepted its update, what the log has of it, and its weight.
+        means: metric -> mean over a round's sites, round by round where there is one.
+        phases: phase -> seconds.
+        traffic: "down" and "up" -> bytes; empty where the log counts none.
+    """
+
+    rounds: int = 0
+    accepted: Counter[str] = field(default_factory=Counter)
+    expected: Counter[str] = field(default_factory=Counter)
+    rejected: dict[str, Counter[str]] = field(default_factory=dict)
+    rejections: list[dict[str, Any]] = field(default_factory=list)
+    weights: dict[str, array[float]] = field(default_factory=dict)
+    last: dict[str, tuple[int, Entry, float | None]] = field(default_factory=dict)
+    means: dict[str, list[float]] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)
+    traffic: dict[str, int] = field(default_factory=dict)
+
+    def add(self, record: Entry, training: Sequence[str]) -> None:
+        """Count a round that stands; ``training``: the sites that train in this run."""
+        self.rounds += 1
+        accepted, rejected = part(record, "accepted"), part(record, "rejected")
+        self.expected.update(expected_in(record, training))
+        self.accepted.update(accepted.keys())
+        for site, answer in accepted.items():
+            weight = number(part(record, "weights").get(site))
+            self.last[site] = record["round"], answer or {}, weight
+            if weight is not None:
+                self.weights.setdefault(site, array("d")).append(weight)
+        for site in in_order(rejected):
+            why = {key: (rejected[site] or {}).get(key) for key in ("code", "detail")}
+            self.rejected.setdefault(site, Counter())[str(why["code"])] += 1
+            if len(self.rejections) < MAX_SHOWN:
+                self.rejections.append({"round": record["round"], "site": site, **why})
+        metrics = [part(answer or {}, "metrics") for answer in accepted.values()]
+        for name in {name for found in metrics for name in found}:
+            if (centre := mean(found.get(name) for found in metrics)) is not None:
+                self.means.setdefault(name, []).append(centre)
+        for phase, seconds in part(record, "seconds").items():
+            self.phases[phase] = self.phases.get(phase, 0.0) + (number(seconds) or 0.0)
+        for found in part(record, "bytes").values():
+            for way in ("down", "up"):
+                self.traffic[way] = self.traffic.get(way, 0) + int(number(found.get(way)) or 0)
+
+
+def part(record: Entry, key: str) -> Mapping[str, Any]:
+    """A mapping inside a record, empty where it is missing or null."""
+    return record.get(key) or {}
+
+
+def expected_in(record: Entry, training: Sequence[str]) -> set[str]:
+    """The sites that a round counted on: those selected for it, or all that train; a site left out trains nothing."""
+    return {*record.get("selected", training), *part(record, "accepted"), *part(record, "rejected")}
+
+
 @dataclass
 class Trail:
     """The records of one run that count.
 
     Attributes:
         start: the "start" record, empty if there is none.
-        rounds: one record per round, ascending; of several for one round the latest, with the scores of its model.
+        rounds: one record per round, ascending; of several for one round the latest, with the scores of its model. Of
+            a run with more than ``MAX_SHOWN`` answers, rounds at equal distances and the last one.
+        totals: of all rounds.
+        scored: "round" and "test_sets" of all rounds whose models were scored on shared test sets.
         resumes: the "resume" records in their order.
         evaluation, best, benefit, risk, finish: the last record of that kind after the last resume, else empty: results
             of the final model, the model that the run chose, the benefit of joining for each site, how well it can be
@@ -41,6 +117,8 @@ class Trail:
 
     start: Entry = field(default_factory=dict)
     rounds: list[Entry] = field(default_factory=list)
+    totals: Totals = field(default_factory=Totals)
+    scored: list[Entry] = field(default_factory=list)
     resumes: list[Entry] = field(default_factory=list)
     evaluation: Entry = field(default_factory=dict)
     best: Entry = field(default_factory=dict)
@@ -58,9 +136,7 @@ class Trail:
 
     def sites(self) -> list[str]:
         named = set(self.start.get("sites") or ()) | set(self.evaluation.get("sites") or ())
-        for record in self.rounds:
-            named.update(record.get("accepted") or (), record.get("rejected") or ())
-        return in_order(named)
+        return in_order(named.union(self.totals.accepted, self.totals.rejected))
 
     def test_sets(self) -> Mapping[str, Any]:
         """The last model's scores on the shared test sets: those of the last round of all, or of a failed run's end."""
@@ -91,14 +167,23 @@ class Trail:
 
 def read_trail(entries: Iterable[Entry]) -> Trail:
     """The records that count of ``entries``, audit records in the order in which they were written."""
-    trail, rounds, scores = Trail(), {}, {}
-    records = [e for e in entries if e.get("event") not in ("report", "countersigned")]
-    for record in records:
+    trail, scores, sets, models = Trail(), dict[int, Entry](), dict[int, Any](), dict[int, Any]()
+    held: Entry = {}
+    first: Entry = {}
+    last: Entry = {}
+    for record in entries:
         event = record.get("event")
+        if event in ("report", "countersigned"):
+            continue
+        first, last, trail.n_entries = first or record, record, trail.n_entries + 1
         if event == "start":
             trail.start = record
         elif event == "round":
-            rounds[record["round"]] = record
+            if held and record["round"] > held["round"]:  # else the later one of a round counts
+                _add(trail, held)
+            held, models[record["round"]] = record, record.get("model_sha256")
+            if record.get("test_sets"):  # where they stood until format 2
+                sets[record["round"]] = record["test_sets"]
         elif event == "scores":
             scores[record["round"]] = record
         elif event == "resume":
@@ -108,36 +193,39 @@ def read_trail(entries: Iterable[Entry]) -> Trail:
             trail.after["/".join(str(record.get(key)) for key in ("step", "by", "split"))] = record
         elif event in ("evaluation", "best", "benefit", "risk", "finish"):
             setattr(trail, event, record)
-    for of, record in sorted(rounds.items()):  # the model's scores stood in the record itself until format 2
-        own = scores.get(of) or {}
-        scored = own and own["model_sha256"] == record.get("model_sha256")
-        trail.rounds.append({**record, "test_sets": own["test_sets"]} if scored else record)
-    trail.n_entries = len(records)
-    if records:
-        trail.head = records[-1].get("hash")
-        trail.times = (records[0].get("time"), records[-1].get("time"))
+    if held:
+        _add(trail, held, last=True)
+    sets |= {of: own["test_sets"] for of, own in scores.items() if of in models and own["model_sha256"] == models[of]}
+    trail.scored = [{"round": of, "test_sets": found} for of, found in sorted(sets.items())]
+    trail.rounds = [
+        {**record, "test_sets": sets[record["round"]]} if record["round"] in sets else record for record in trail.rounds
+    ]
+    trail.head, trail.times = last.get("hash"), (first.get("time"), last.get("time"))
     return trail
+
+
+def _add(trail: Trail, record: Entry, *, last: bool = False) -> None:
+    """Count a round that stands, and keep it where a report shows it."""
+    training = trail.start.get("sites") or ()
+    trail.totals.add(record, training)
+    total, sites = record.get("rounds") or record["round"], len(expected_in(record, training))
+    if last or (record["round"] - 1) % max(1, math.ceil(total * sites / MAX_SHOWN)) == 0:
+        trail.rounds.append(record)
 
 
 def timing(trail: Trail) -> dict[str, Any]:
     """Wall time between first and last record, pauses included, and seconds per phase, summed over rounds."""
-    phases: dict[str, float] = {}
-    for record in trail.rounds:
-        for phase, seconds in (record.get("seconds") or {}).items():
-            phases[phase] = phases.get(phase, 0.0) + (number(seconds) or 0.0)
     wall = None
     with contextlib.suppress(ValueError):  # of no time
         started, ended = (datetime.fromisoformat(str(time).replace("Z", "+00:00")) for time in trail.times)
         wall = (ended - started).total_seconds()
     found = {"started": trail.times[0], "ended": trail.times[1], "wall_seconds": wall}
-    return {**found, "phases": phases, "rounds": len(trail.rounds)}
+    return {**found, "phases": trail.totals.phases, "rounds": trail.totals.rounds}
 
 
 def traffic(trail: Trail) -> dict[str, int | None]:
     """Bytes "down" to the sites and "up" from them over the recorded rounds; None where the log counts none."""
-    counted = [found for record in trail.rounds for found in (record.get("bytes") or {}).values()]
-    totals = {way: int(sum(number(found.get(way)) or 0 for found in counted)) for way in ("down", "up")}
-    return {way: total if counted else None for way, total in totals.items()}
+    return {way: trail.totals.traffic.get(way) for way in ("down", "up")}
 
 
 LOG = "log.txt"
@@ -150,7 +238,7 @@ class RunLog:
         self._path = folder / LOG
 
     def saw(self, entry: Mapping[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
+        with open(self._path, "a", encoding="utf-8", opener=private) as file:
             try:
                 file.write(f"{entry['time']} {line(entry)}\n")
                 file.flush()

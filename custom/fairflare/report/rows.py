@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fairflare.functional.outliers import TIMES, far_from_median
-from fairflare.report.audit_reader import PERSONAL, Entry, Trail
+from fairflare.report.audit_reader import PERSONAL, Entry, Trail, part
 from fairflare.report.fairness import describe, mean, worst
 from fairflare.report.values import MISSING, digits, in_order, listing, number, text
 
@@ -31,34 +31,33 @@ def site_rows(trail: Trail, sites: Sequence[str], described: Mapping[str, str], 
     updates the rounds counted on, ``codes`` how often it was rejected for which reason.
     """
     rows = [_site_row(trail, site, described.get(site) or "", headline) for site in sites]
-    asked = Counter(site for record in trail.rounds for site in expected_in(record, trail, sites))
     total = sum(row["n_examples"] or 0 for row in rows)
     for row in rows:
-        row["expected"] = asked[row["site"]]
+        row["expected"] = trail.totals.expected[row["site"]]
         row["data_share"] = row["n_examples"] / total if row["n_examples"] and total else None
     return rows
 
 
 def _site_row(trail: Trail, site: str, description: str, headline: str) -> Json:
-    accepted = [record for record in trail.rounds if site in _part(record, "accepted")]
-    refusals = [_part(record, "rejected")[site] or {} for record in trail.rounds if site in _part(record, "rejected")]
-    weights = [number(_part(record, "weights").get(site)) for record in accepted]
-    splits = _part(trail.evaluation, "sites").get(site) or {}
+    totals = trail.totals
+    _, answer, weight = totals.last.get(site) or (0, {}, None)
+    codes = totals.rejected.get(site) or Counter[str]()
+    splits = part(trail.evaluation, "sites").get(site) or {}
     val, test = (splits.get(split) or {} for split in ("val", "test"))
     return {
         "site": site,
         "description": description,
-        "n_examples": accepted[-1]["accepted"][site].get("n_examples") if accepted and not _equal(trail) else None,
-        **{f"n_{split}": number(_part(splits, "n").get(split)) for split in ("val", "test")},
+        "n_examples": None if _equal(trail) else answer.get("n_examples"),
+        **{f"n_{split}": number(part(splits, "n").get(split)) for split in ("val", "test")},
         "value": number(test.get(headline)),
         "val": val,
         "test": test,
         "intervals": intervals_of(splits),
-        "weight_last": weights[-1] if weights else None,
-        "weight_mean": mean(weights),
-        "accepted": len(accepted),
-        "rejected": len(refusals),
-        "codes": dict(sorted(Counter(str(refusal.get("code")) for refusal in refusals).items())),
+        "weight_last": weight,
+        "weight_mean": mean(totals.weights.get(site, ())),
+        "accepted": totals.accepted[site],
+        "rejected": sum(codes.values()),
+        "codes": dict(sorted(codes.items())),
     }
 
 
@@ -78,8 +77,8 @@ def intervals_of(splits: Mapping[str, Any]) -> Json:
 
 def round_row(record: Entry, headline: str, higher: bool) -> Json:
     """One round: ``metric`` is of the received model on each accepted site's validation split."""
-    accepted, weights = _part(record, "accepted"), _part(record, "weights")
-    metric = {site: number(_part(accepted[site], "metrics").get(headline)) for site in in_order(accepted)}
+    accepted, weights = part(record, "accepted"), part(record, "weights")
+    metric = {site: number(part(accepted[site], "metrics").get(headline)) for site in in_order(accepted)}
     lowest, value = worst(metric, higher)
     return {
         "round": record["round"],
@@ -87,40 +86,24 @@ def round_row(record: Entry, headline: str, higher: bool) -> Json:
         "mean": mean(metric),
         "worst": {"site": lowest, "value": value},
         "weights": {site: number(weights[site]) for site in in_order(weights) if number(weights[site]) is not None},
-        "rejected": in_order(_part(record, "rejected")),
-        "notes": _part(record, "notes"),
+        "rejected": in_order(part(record, "rejected")),
+        "notes": part(record, "notes"),
         "model_sha256": record.get("model_sha256"),
     }
 
 
-def contributions(trail: Trail, sites: Sequence[str]) -> Json:
+def contributions(trail: Trail) -> Json:
     """How many updates were expected (``expected``, over the recorded rounds), accepted, rejected and never came."""
-    accepted = sum(len(_part(record, "accepted")) for record in trail.rounds)
-    rejections = []
-    for record in trail.rounds:
-        for site in in_order(_part(record, "rejected")):
-            why = {key: (record["rejected"][site] or {}).get(key) for key in ("code", "detail")}
-            rejections.append({"round": record["round"], "site": site, **why})
-    expected = sum(len(expected_in(record, trail, sites)) for record in trail.rounds)
-    rejected = len(rejections)
-    found = {"rounds": len(trail.rounds), "expected": expected, "accepted": accepted, "rejected": rejected}
-    return {**found, "absent": expected - accepted - rejected, "rejections": rejections}
-
-
-def expected_in(record: Entry, trail: Trail, sites: Sequence[str]) -> set[str]:
-    """The sites that a round counted on: those selected for it, or all that train; a site left out trains nothing."""
-    asked = record["selected"] if "selected" in record else trail.start.get("sites") or sites
-    return {*asked, *_part(record, "accepted"), *_part(record, "rejected")}
-
-
-def _part(record: Entry, key: str) -> Mapping[str, Any]:
-    """A mapping inside a record, empty where it is missing or null."""
-    return record.get(key) or {}
+    totals = trail.totals
+    accepted, expected = totals.accepted.total(), totals.expected.total()
+    rejected = sum(codes.total() for codes in totals.rejected.values())
+    found = {"rounds": totals.rounds, "expected": expected, "accepted": accepted, "rejected": rejected}
+    return {**found, "absent": expected - accepted - rejected, "rejections": totals.rejections}
 
 
 def _noted(record: Entry, name: str) -> dict[str, float]:
     """Site -> number of a note of the round's bounds."""
-    found = _part(record, "notes").get(name)
+    found = part(record, "notes").get(name)
     pairs = found.items() if isinstance(found, Mapping) else ()
     return {site: value for site, text in pairs if (value := number(text)) is not None}
 
@@ -141,8 +124,8 @@ def number_sections(trail: Trail, sites: Sequence[str], declared: Mapping[str, A
     """
     from fairflare.core.schema import answer_fields  # not above: it loads PyTorch, which a comparison has no use for
 
-    last = {site: record for record in trail.rounds for site in (record.get("accepted") or {})}
-    held = {site: _held(last[site]["accepted"][site] or {}, answer_fields()) for site in sites if site in last}
+    last = trail.totals.last
+    held = {site: _held(last[site][1], answer_fields()) for site in sites if site in last}
     held = {} if _equal(trail) else held
     families: dict[str, dict[str, None]] = {}
     for values in held.values():
@@ -153,7 +136,7 @@ def number_sections(trail: Trail, sites: Sequence[str], declared: Mapping[str, A
     for family, names in families.items():
         values = {site: [known[name] for name in names if name in known] for site, known in held.items()}
         ends = {site: {"low": min(found), "high": max(found)} for site, found in values.items() if found}
-        rows = [{"site": site, "round": last[site]["round"], **own} for site, own in ends.items()]
+        rows = [{"site": site, "round": last[site][0], **own} for site, own in ends.items()]
         whole = all(float(value).is_integer() for found in values.values() for value in found)
         first, count = next(iter(names)), len(names)
         about = {"name": first if count == 1 else f"{family}/...", "count": count}
@@ -209,7 +192,7 @@ def unlike(trail: Trail) -> list[Json]:
     apart: Counter[tuple[str, str]] = Counter()
     for record in trail.rounds:
         now: dict[str, dict[str, float]] = {}
-        for site, answer in _part(record, "accepted").items():
+        for site, answer in part(record, "accepted").items():
             for name, value in _held(answer or {}, answer_fields()).items():
                 told.setdefault(name, {}).setdefault(site, []).append(float(value))
                 now.setdefault(name, {})[site] = float(value)
@@ -229,7 +212,7 @@ def unlike(trail: Trail) -> list[Json]:
                 found[site, name.partition("/")[0], against] = None
     kept = [_noted(record, "clip_factor") for record in trail.rounds]
     clipped = Counter(site for one in kept for site, factor in one.items() if factor < STANDS_OUT)
-    rounds = Counter(site for record in trail.rounds for site in _part(record, "accepted"))
+    rounds = Counter(site for record in trail.rounds for site in part(record, "accepted"))
     found |= {(site, "update norm", "others"): None for site, count in clipped.items() if 2 * count >= rounds[site]}
     order = in_order({site for site, *_ in found})
     rows = [dict(zip(("site", "number", "against"), one)) for one in found]

@@ -20,7 +20,7 @@ from typing import Any
 from fairflare.core.metric import named
 from fairflare.report.audit_reader import Trail
 from fairflare.report.fairness import mean
-from fairflare.report.values import chance, in_order, label, number, plural, text
+from fairflare.report.values import chance, label, number, plural, text
 
 Json = dict[str, Any]
 TRIVIAL = "trivial"
@@ -154,18 +154,10 @@ def _loss_to_beat(splits: Mapping[str, Any], about: Json, own: bool) -> float | 
 
 def _trends(trail: Trail, headline: str, higher: bool) -> Json | None:
     """The first kind of number whose last rounds still improve; None where none does, or where that is not known."""
-    scores = _means(trail, headline)
+    means = trail.totals.means
+    scores = means.get(headline, [])
     loss = "loss" if scores else "train_loss"
-    return _trend("score", scores, 1 if higher else -1) or _trend(loss, _means(trail, loss), -1)
-
-
-def _means(trail: Trail, name: str) -> list[float]:
-    """Mean over the accepted sites of a round's metric, round after round, where there is one."""
-    found = []
-    for record in trail.rounds:
-        accepted: Mapping[str, Any] = record.get("accepted") or {}
-        found.append(mean((accepted[site].get("metrics") or {}).get(name) for site in in_order(accepted)))
-    return [value for value in found if value is not None]
+    return _trend("score", scores, 1 if higher else -1) or _trend(loss, means.get(loss, []), -1)
 
 
 def _trend(of: str, values: Sequence[float], sign: int) -> Json | None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fairflare.core.findings import CODES, LEVELS
@@ -51,7 +51,7 @@ SITE_CAVEAT = (
 Json = dict[str, Any]
 
 
-def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
+def summarise(config: Json, entries: Iterable[Mapping[str, Any]]) -> Json:
     """What is known of a run, finished or not, as JSON values without NaN; sites in natural order.
 
     Args:
@@ -74,7 +74,8 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
     """
     from fairflare.report.clinical import clinical_section, curves_section  # what lists methods imports no NumPy
 
-    whole, trail = read_trail(entries), counted_trail(config, entries)
+    whole = read_trail(entries)
+    trail = _counted(config, whole)
     about = config.get("about") or {}
     as_is = "site_names" in (config.get("options") or {}) and not (config.get("training") or {}).get("logit_tau")
     headline = about.get("headline") or "balanced_accuracy"
@@ -99,8 +100,8 @@ def summarise(config: Json, entries: Sequence[Mapping[str, Any]]) -> Json:
         "fairness": {"metric": headline, "split": "test", **describe(values, higher)},
         "sites": rows,
         "rounds": [table_rows.round_row(record, headline, higher) for record in trail.rounds],
-        "contributions": table_rows.contributions(trail, sites),
-        "test_sets": {**_test_sets(trail, headline), "last": last_rounds(trail.rounds, about.get("table_sets") or {})},
+        "contributions": table_rows.contributions(trail),
+        "test_sets": {**_test_sets(trail, headline), "last": last_rounds(trail.scored, about.get("table_sets") or {})},
         "preflight": preflight_section(trail),
         "learned": learned_section(whole, in_use, headline, higher, about, as_is),
         "personal": personal,
@@ -143,9 +144,12 @@ SHOWN_HASH = 12
 """Digits of the given weights' hash that tell runs apart."""
 
 
-def counted_trail(config: Json, entries: Sequence[Mapping[str, Any]]) -> Trail:
+def counted_trail(config: Json, entries: Iterable[Mapping[str, Any]]) -> Trail:
     """The run's records, with the results of the chosen model where the run's headline is of that."""
-    whole = read_trail(entries)
+    return _counted(config, read_trail(entries))
+
+
+def _counted(config: Json, whole: Trail) -> Trail:
     return whole.of_best_model() if config.get("headline") == "best" else whole
 
 
@@ -167,7 +171,7 @@ def _identity(config: Json, about: Json, trail: Trail) -> Json:
         },
         "training": training,
         "rounds_planned": training.get("rounds") or trail.start.get("rounds"),
-        "rounds_done": len(trail.rounds),
+        "rounds_done": trail.totals.rounds,
         **{key: config.get(key) for key in ("seed", "min_sites", "env", "normalisation", "secure_sum")},
         **{key: config.get(key) for key in ("min_responses", "grace")},
         **({"init_from": config["init_from"][:SHOWN_HASH]} if config.get("init_from") else {}),

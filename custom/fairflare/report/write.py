@@ -17,7 +17,7 @@ from fairflare.engine.checks import BY, NO_CHOICE
 from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, MODEL, is_file, is_there, json_text, read_json, save_text
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import REPORT as RECORD
-from fairflare.engine.history import RunHistory, alike, events, left_behind, read_final, read_history, read_standing
+from fairflare.engine.history import Follower, RunHistory, alike, events, left_behind, read_final, read_standing
 from fairflare.report import PAGE, REPORT
 from fairflare.report.coefficients import coefficient_section
 from fairflare.report.page import render_edition, render_run
@@ -37,16 +37,17 @@ def write_report(folder: Path) -> dict[str, Any]:
             wrote it.
     """
     _require_run(folder)
-    lines: list[dict[str, Any]] = []
-    log = audit.AuditLog(folder / AUDIT, lines.append)
-    run_history, entries = read_history(lines), events(lines)
+    follower = Follower()
+    log = audit.AuditLog(folder / AUDIT, follower.saw)
+    run_history, entries = follower.history, events(log.entries)
     config = _described(_checked_config(folder, run_history))
     model, model_sha256 = _logged_model(folder, run_history)
     with _made_of_the_log("report"):
         summary = summarise(_without_paths(config), entries)
         if found := coefficient_section(model or {}, config, summary["sites"]):
             summary["coefficients"] = json_value(found)
-        report = report_json(summary, entries)
+        evaluated = log.entries.last("evaluation")
+        report = report_json(summary, [] if evaluated is None else [log.entries[evaluated]])
         texts = {REPORT: json_text(report), PAGE: render_run(summary)}
     about = {"status": report["status"], "reason": report["reason"], "model_sha256": model_sha256}
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
@@ -95,9 +96,14 @@ def _made_of_the_log(what: str) -> Iterator[None]:
 def read_run(folder: Path) -> tuple[dict[str, Any], Sequence[Mapping[str, Any]]]:
     """The configuration without paths and the log's events of the run in ``folder``, checked as for a report."""
     _require_run(folder)
-    entries = audit.verify(folder / AUDIT, torn=True)
-    run_history = read_history(entries)
+    run_history, entries = _followed(folder, torn=True)
     return _without_paths(_described(_checked_config(folder, run_history))), events(entries)
+
+
+def _followed(folder: Path, *, torn: bool) -> tuple[RunHistory, audit.Entries]:
+    follower = Follower()
+    entries = audit.Entries(folder / AUDIT, torn=torn, each=follower.saw)
+    return follower.history, entries
 
 
 def _described(config: dict[str, Any]) -> dict[str, Any]:
@@ -114,7 +120,7 @@ def _without_paths(described: dict[str, Any]) -> dict[str, Any]:
     return {**described, "options": options | names}
 
 
-def verify_run(folder: Path, head: str = "") -> list[Mapping[str, Any]]:
+def verify_run(folder: Path, head: str = "") -> Sequence[Mapping[str, Any]]:
     """The audit entries of a run, but for records of reports, when the log and every file it speaks of fit together.
 
     Checked: each line's hash and canonical form, and that it can follow the lines before it; ``config.json``,
@@ -132,7 +138,7 @@ def verify_run(folder: Path, head: str = "") -> list[Mapping[str, Any]]:
     return events(verified_run(folder, head)[1])
 
 
-def verified_run(folder: Path, head: str = "") -> tuple[RunHistory, list[dict[str, Any]]]:
+def verified_run(folder: Path, head: str = "") -> tuple[RunHistory, audit.Entries]:
     """What ``verify_run`` checks and raises: what the log says, and all its entries."""
     run_history, entries = _verified(folder, torn=False)
     if read_final(folder, run_history) is None and run_history.finish:
@@ -142,7 +148,7 @@ def verified_run(folder: Path, head: str = "") -> tuple[RunHistory, list[dict[st
     return run_history, entries
 
 
-def verified_so_far(folder: Path, head: str = "") -> tuple[RunHistory, list[dict[str, Any]]] | None:
+def verified_so_far(folder: Path, head: str = "") -> tuple[RunHistory, audit.Entries] | None:
     """What can be checked of a run in which a command is at work, which writes one file after the other.
 
     Checked: each line's hash, and that it can follow the lines before it; ``config.json``; that a logged round
@@ -150,15 +156,15 @@ def verified_so_far(folder: Path, head: str = "") -> tuple[RunHistory, list[dict
     yet. Not checked: ``model.safetensors``, reports, models to be scored and the best model. Raises as ``verify_run``.
     """
     checkpoint = files.load_checkpoint(folder / CHECKPOINT) if is_there(folder / CHECKPOINT) else None
-    entries = audit.verify(folder / AUDIT, torn=True) if is_there(folder / AUDIT) else []
-    if checkpoint is None and not entries:
+    if checkpoint is None and not (is_there(folder / AUDIT) and audit.is_begun(folder / AUDIT)):
         return None
     _require_run(folder)
-    run_history = read_history(entries)
+    run_history, entries = _followed(folder, torn=True)
     _checked_config(folder, run_history)
     if checkpoint is not None:
-        logged = {entry["hash"]: entry for entry in entries if entry["event"] == "round"}.get(checkpoint.entry)
-        if logged is None or any(not alike(logged.get(key), value) for key, value in left_behind(checkpoint).items()):
+        known, left = checkpoint.entry in entries.hashes, left_behind(checkpoint)
+        logged = entries[entries.hashes.index(checkpoint.entry)] if known else {}
+        if logged.get("event") != "round" or any(not alike(logged.get(key), value) for key, value in left.items()):
             raise UserError(f"{CHECKPOINT}: {AUDIT} names no round that left it")
     _check_head(entries, head)
     return run_history, entries
@@ -176,7 +182,7 @@ def check_resumable(folder: Path) -> RunHistory | None:
     As ``verify_run``, but for what a kill leaves: a last line without its end, a checkpoint or report not yet written.
     None: the process was killed before the first line was there. Raises as ``verify_run``.
     """
-    if not is_there(folder / AUDIT) or not audit.AuditLog(folder / AUDIT).first:
+    if not is_there(folder / AUDIT) or not audit.is_begun(folder / AUDIT):
         for name in (CHECKPOINT, MODEL, files.UNSCORED, files.BEST, files.BEST_MODELS, REPORT, PAGE):
             if is_there(folder / name):
                 raise UserError(f"{name}: lies there, and the {AUDIT} that it belongs to is missing or empty")
@@ -192,10 +198,9 @@ def check_resumable(folder: Path) -> RunHistory | None:
     return run_history
 
 
-def _verified(folder: Path, *, torn: bool) -> tuple[RunHistory, list[dict[str, Any]]]:
+def _verified(folder: Path, *, torn: bool) -> tuple[RunHistory, audit.Entries]:
     _require_run(folder)
-    entries = audit.verify(folder / AUDIT, torn=torn)
-    run_history = read_history(entries)
+    run_history, entries = _followed(folder, torn=torn)
     _checked_config(folder, run_history)
     standing = read_standing(folder, run_history)
     Unscored(folder).check(run_history, standing.round if standing else 0)
@@ -211,8 +216,8 @@ def _check_choice(folder: Path, run_history: RunHistory, entries: Sequence[Mappi
     if run_history.completed and choice.chooses and not line:
         raise UserError(f"{AUDIT}: ends without the choice of a model that {CONFIG} asks for")
     if line:
-        check_line(entries, choice.least)
-    check_files(folder, entries, choice, standing, ended=run_history.completed)
+        check_line(entries, line, choice.least)
+    check_files(folder, run_history, entries, choice, standing, ended=run_history.completed)
 
 
 def _choice(config: Mapping[str, Any]) -> Choice:
@@ -250,8 +255,8 @@ def _logged_model(folder: Path, run_history: RunHistory) -> tuple[StateDict | No
     return model, model_hash(model)
 
 
-def _check_head(entries: Sequence[Mapping[str, Any]], head: str) -> None:
-    if head and head not in {entry["hash"] for entry in entries}:
+def _check_head(entries: audit.Entries, head: str) -> None:
+    if head and head not in entries.hashes:
         raise UserError(f"{AUDIT}: no line has the hash {head[:64]!r}: it is not the log whose head was kept")
 
 

@@ -25,6 +25,7 @@ from rich.text import Text
 
 from fairflare.core.findings import Finding
 from fairflare.core.metric import LOSSES, named
+from fairflare.engine.audit import Tail
 from fairflare.engine.files import AUDIT
 from fairflare.report.audit_reader import bounded_sites, line
 from fairflare.report.values import number
@@ -118,8 +119,7 @@ class Observer:
         ``score_words``."""
         self._first, self.headline = "starting FLARE" if starting else "preparing", headline
         self._say = say
-        self._read = 0
-        """Bytes of the audit log that have been shown."""
+        self._tails = dict[Path, Tail]()
         self._bounded: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -166,13 +166,9 @@ class Observer:
 
     def follow(self, folder: Path) -> None:
         """Catch up with the audit log that another process writes in ``folder``, from where the last call ended."""
-        with contextlib.suppress(OSError, json.JSONDecodeError), (folder / AUDIT).open("rb") as file:
-            file.seek(self._read)
-            for text in file:
-                if not text.endswith(b"\n"):  # being written, or torn by a kill
-                    break
-                self.saw(json.loads(text))
-                self._read += len(text)
+        with contextlib.suppress(json.JSONDecodeError):
+            for entry in self._tails.setdefault(folder, Tail(folder / AUDIT)).new():
+                self.saw(entry)
 
 
 class TimeLeft(ProgressColumn):

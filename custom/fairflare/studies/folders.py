@@ -20,6 +20,7 @@ from fairflare.engine import audit, files
 from fairflare.engine.files import CONFIG, Busy, locked
 from fairflare.engine.history import events
 from fairflare.engine.setup.local import SITES
+from fairflare.privacy.log_files import is_log_file
 from fairflare.report import EDITIONS, EVALUATION_PAGE, EVIDENCE, PAGE, REPORT
 from fairflare.report import EVALUATION as EVALUATION_RESULT
 from fairflare.report.audit_reader import EVENTS, LOG
@@ -44,7 +45,7 @@ RUN_FOLDERS = {
     files.UNSCORED: re.compile(rf"\d+{TENSORS}"),
     files.BEST_MODELS: re.compile(rf"\d+{TENSORS}"),
     EDITIONS: re.compile(r"[^/]+\.(html|json)"),
-    EVIDENCE: re.compile(r"[^/]+\.(html|jsonl?|xml)"),
+    EVIDENCE: re.compile(r"[^/]+\.(html|jsonl?|xml|columns)"),
     EVENTS: re.compile(r"events\.out\.tfevents\.[^/]+"),
     "he": re.compile(r"(client|server)_context\.tenseal"),
 }
@@ -95,7 +96,7 @@ def created(folder: Path) -> Iterator[None]:
     """Within: ``folder`` exists; it goes again when it was made for this and stays empty."""
     made = not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        files.private_folder(folder)
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be written ({error.strerror})") from None
     except ValueError:
@@ -158,7 +159,8 @@ def strangers(folder: Path) -> list[str]:
 def _is_own_file(path: Path, pattern: re.Pattern[str], *names: str) -> bool:
     half = files.HALF_WRITTEN.fullmatch(path.name)
     name = half["name"] if half else path.name
-    return path.is_file() and not path.is_symlink() and (name in names or bool(pattern.fullmatch(name)))
+    known = name in names or bool(pattern.fullmatch(name)) or (files.AUDIT in names and is_log_file(name, files.AUDIT))
+    return path.is_file() and not path.is_symlink() and known
 
 
 def is_run(folder: Path) -> bool:
@@ -189,8 +191,7 @@ def is_complete(folder: Path) -> bool:
 def never_started(folder: Path) -> bool:
     """Whether the run there was refused before its first round, so that nothing is lost by another attempt."""
     try:
-        log = audit.verify(folder / files.AUDIT, torn=True)
-        return [entry["event"] for entry in events(log)] == ["start", "finish"]
+        return [entry["event"] for entry in events(audit.Entries(folder / files.AUDIT))] == ["start", "finish"]
     except (FairFlareError, OSError, KeyError):
         return False
 
@@ -221,7 +222,7 @@ def _put_aside(folder: Path) -> None:
     old = content(folder)
     if not old:
         return
-    (folder / MOVING).mkdir()
+    (folder / MOVING).mkdir(mode=0o700)
     for item in old:
         item.rename(folder / MOVING / item.name)
     (folder / MOVING).rename(folder / BEFORE)

@@ -19,13 +19,14 @@ from typing import Any
 
 from fairflare.core.errors import UserError
 from fairflare.engine import files
-from fairflare.engine.audit import AuditLog, verify
+from fairflare.engine.audit import AuditLog, Entries
 from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, JOINED, SUFFIX, is_there, read_json
-from fairflare.engine.history import alike, last_counted, left_behind
+from fairflare.engine.history import RunHistory, alike, left_behind, standing_rounds
 from fairflare.engine.setup.assembly import header, save_config, site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.local import LocalSites, run_local, starts_anew
 from fairflare.engine.setup.parts import Parts, build_parts, find
+from fairflare.privacy.log_files import remove_log
 from fairflare.report import REPORT
 from fairflare.report.write import verified_run, write_report
 from fairflare.studies import display
@@ -99,7 +100,7 @@ def plan(folder: Path, site: str) -> Plan:
         find(config.init_from, folder)
         parts = build_parts(config)
         parts.task.check_data()
-        state, why = _state_before(folder, site, config, parts, entries)
+        state, why = _state_before(folder, site, config, parts, run_history, entries)
     return Plan(
         folder=folder,
         site=site,
@@ -111,27 +112,31 @@ def plan(folder: Path, site: str) -> Plan:
         exact=parts.trainer.sums_only,
         took_part=tuple(sorted({e["round"] for e in entries if e["event"] == "round" and site in e["accepted"]})),
         model=run_history.finish["model_sha256"],
-        head=entries[-1]["hash"],
+        head=entries.hashes[-1],
     )
 
 
 def _state_before(
-    folder: Path, site: str, config: RunConfig, parts: Parts, entries: list[Json]
+    folder: Path, site: str, config: RunConfig, parts: Parts, run_history: RunHistory, entries: Entries
 ) -> tuple[files.Checkpoint | None, str]:
     """The state from which training without ``site`` goes on, and why it is that one."""
-    if site in entries[0]["declared"]:
+    if site in run_history.start["declared"]:
         return None, "it was there from the start"
-    if last_counted(entries, config.training["rounds"]).get(site) is None:
+    if site not in run_history.counted:
         return None, "its update was never accepted; the run is repeated without it"
     if not starts_anew(config, parts):
         return None, f"sites keep something from round to round under {config.method}, which has not been kept"
-    lines = {entry["round"]: entry for entry in entries if entry["event"] == "round"}
-    joined = min(number for number, line in lines.items() if site in line["declared"])
+    before: Mapping[str, Any] = {}
+    for line in standing_rounds(entries):
+        if site in line["declared"]:
+            joined = line["round"]
+            break
+        before = line
     path = folder / JOINED / f"{joined - 1}{SUFFIX}"
     if not is_there(path):
         return None, f"no state of round {joined - 1}, before it joined, has been kept"
     state = files.load_checkpoint(path)
-    left = {key: lines.get(joined - 1, {}).get(key) for key in left_behind(state)}
+    left = {key: before.get(key) for key in left_behind(state)}
     if state.round != joined - 1 or not alike(left, left_behind(state)):
         raise UserError(f"{JOINED}/{path.name}: is not what {AUDIT} says of round {joined - 1}")
     return state, f"it joined after round {state.round}, of which the state has been kept"
@@ -150,7 +155,7 @@ def forget(chosen: Plan, out: Path, *, force: bool = False) -> Json:
         if not begun or not is_complete(out):
             parts = build_parts(config)
             if chosen.state is not None and not is_there(out / CHECKPOINT):
-                (out / AUDIT).unlink(missing_ok=True)  # killed while the rounds before were written
+                remove_log(out / AUDIT)  # killed while the rounds before were written
             if not is_there(out / AUDIT):
                 find(config.init_from, chosen.folder)
                 save_config(config, parts, out, "local")
@@ -170,17 +175,16 @@ def forget(chosen: Plan, out: Path, *, force: bool = False) -> Json:
 def _begin_at(chosen: Plan, state: files.Checkpoint, out: Path) -> None:
     """A log with the rounds before the site joined, as the run's own says them, and their checkpoint."""
     _, entries = verified_run(chosen.folder)
-    rounds = {entry["round"]: entry for entry in entries if entry["event"] == "round"}
     scores = {entry["round"]: entry for entry in entries if entry["event"] == "scores"}
     log = AuditLog(out / AUDIT)
     start = {**entries[0], **header(chosen.config, out)}
     start["sites"] = [name for name in start["sites"] if name != chosen.site]
     start["preflight"] = {name: said for name, said in start["preflight"].items() if name != chosen.site}
     _append(log, chosen.site, start)
-    for number in range(1, state.round + 1):
-        line = _append(log, chosen.site, rounds[number])
-        if number in scores:
-            _append(log, chosen.site, scores[number])
+    for round in standing_rounds(entries, state.round):
+        line = _append(log, chosen.site, round)
+        if round["round"] in scores:
+            _append(log, chosen.site, scores[round["round"]])
     files.save_checkpoint(out / CHECKPOINT, dataclasses.replace(state, entry=line["hash"]))
 
 
@@ -196,7 +200,7 @@ def _statement(chosen: Plan, before: Json, after: Json, out: Path) -> Json:
     metric = after["fairness"]["metric"]
     both = {"before": before, "after": after}
     rows = {name: {when: _score(one, name, metric) for when, one in both.items()} for name in chosen.stay}
-    entries = verify(out / AUDIT, torn=True)
+    entries = Entries(out / AUDIT)
     how = "trained again from the initial model, without the site"
     if chosen.exact:
         how = "exact regression, fitted again without the site: the fit that the patients of the others give"
@@ -213,7 +217,7 @@ def _statement(chosen: Plan, before: Json, after: Json, out: Path) -> Json:
         "model_before": chosen.model,
         "model_after": next(e["model_sha256"] for e in reversed(entries) if e["event"] == "finish"),
         "log_before": chosen.head,
-        "log_after": entries[-1]["hash"],
+        "log_after": entries.hashes[-1],
         "metric": metric,
         "stay": rows,
         "cannot_be_undone": list(REMAINS),

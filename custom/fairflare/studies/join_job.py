@@ -34,7 +34,9 @@ from fairflare.studies.join import Question, titled
 from fairflare.studies.study import config_of, facts
 from fairflare.tasks.folds import everyone
 
-OWN_FILES = re.compile(r"fold\d+(-again\d+)?|sites|he|audit\.jsonl|join\.(json|html)|flare_log\.txt|preflight_.+\.txt")
+OWN_FILES = re.compile(
+    r"fold\d+(-again\d+)?|sites|he|audit(-\d+)?\.(jsonl|columns)|join\.(json|html)|flare_log\.txt|preflight_.+\.txt"
+)
 SECRET = {"secure_sum": "masks", "min_sites": 5}
 LAST = {"best_by": "none", "headline": "final"}
 """A fold has no validation split to choose a model by."""

@@ -272,7 +272,7 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
             progress.note(_without(config, folder, site, len(names)))
 
         run_simulator(config, folder, names, threads, watch=progress.follow, lost=lost)
-    last = (events(audit.verify(folder / AUDIT, torn=True)) or [{}])[-1]
+    last = (events(audit.Entries(folder / AUDIT)) or [{}])[-1]
     if last.get("event") != "finish" or last["status"] != "completed":
         if last.get("reason") == NO_SPACE or shutil.disk_usage(folder).free < LEAST_FREE:
             raise RunFailed(advice(None, folder, True))

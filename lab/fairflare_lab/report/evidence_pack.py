@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +64,10 @@ class Run:
         if where == "config":
             content, base = self.config, "config.json#"
         elif colon:
-            line = max((i for i, entry in enumerate(self.entries) if entry["event"] == where), default=None)
-            if line is None:
+            if where not in self.noted.last:
                 return None
-            content, base = self.entries[line], f"audit.jsonl:{line + 1}#"
+            line, content = self.noted.last[where]
+            base = f"audit.jsonl:{line}#"
         else:
             content, base = self.detail, "report.json#/detail"
         found: Any = content
@@ -85,8 +85,44 @@ class Run:
         places = made.from_string(where).render(given).split() if words else ()
         return (words, [at(place[1:]) if place.startswith("/") else place for place in places]) if words else None
 
-    def rounds(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        return ((i, entry) for i, entry in enumerate(self.entries, 1) if entry["event"] == "round")
+    @cached_property
+    def noted(self) -> Noted:
+        """What the documents say of the log, which is read once."""
+        return Noted(self.entries)
+
+
+class Noted:
+    """What one look through a log gives.
+
+    Attributes:
+        last: event -> the place of its last entry, from 1 on, and that entry.
+        evaluation: the place of the first evaluation, 0: none.
+        rounds: places of the first and the last round, and how many there are.
+        incidents: place, event, site and code of each rejection.
+        arrivals: site -> places of the first and the last round that accepted its update, bytes, names of its numbers.
+    """
+
+    def __init__(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        self.last: dict[str, tuple[int, Mapping[str, Any]]] = {}
+        self.evaluation, self.rounds = 0, (0, 0, 0)
+        self.incidents: list[tuple[int, str, str, str]] = []
+        self.arrivals: dict[str, tuple[int, int, int, set[str]]] = {}
+        for place, entry in enumerate(entries, 1):
+            event = entry["event"]
+            self.last[event] = place, entry
+            self.incidents += [(place, event, s, why["code"]) for s, why in (entry.get("rejected") or {}).items()]
+            if event == "evaluation":
+                self.evaluation = self.evaluation or place
+            if event == "round":
+                self.rounds = self.rounds[0] or place, place, self.rounds[2] + 1
+                self._note_answers(place, entry)
+
+    def _note_answers(self, place: int, entry: Mapping[str, Any]) -> None:
+        sent = entry.get("bytes") or {}
+        for site, answer in entry["accepted"].items():
+            first, _, up, numbers = self.arrivals.get(site, (place, place, 0, set()))
+            up += (sent.get(site) or {}).get("up") or 0
+            self.arrivals[site] = first, place, up, numbers.union(answer.get("scalars") or ())
 
 
 def _words(found: Any) -> str:
@@ -237,7 +273,7 @@ def _outcome(run: Run) -> Said:
 
 
 def _tested(run: Run) -> Said:
-    line = next((i for i, entry in enumerate(run.entries, 1) if entry["event"] == "evaluation"), None)
+    line = run.noted.evaluation
     words = f"Each hospital scored the model on its own test split; intervals are of {LEVEL:.0%} over its patients."
     return (words, [f"audit.jsonl:{line}#/sites"]) if line else None
 
@@ -291,18 +327,18 @@ def _losing(run: Run) -> Said:
 
 
 def _incidents(run: Run) -> Said:
-    lines = [(i, entry) for i, entry in enumerate(run.entries, 1) if entry.get("rejected")]
-    rows = (f"line {i}, {e['event']}: {s} ({why['code']})" for i, e in lines for s, why in e["rejected"].items())
-    if not lines:
+    found = run.noted.incidents
+    rows = (f"line {place}, {event}: {site} ({code})" for place, event, site, code in found)
+    if not found:
         return "The log names no refused and no missing answer.", [at("contributions")]
-    return "; ".join(rows) + ".", [f"audit.jsonl:{i}#/rejected" for i, _ in lines]
+    return "; ".join(rows) + ".", [f"audit.jsonl:{i}#/rejected" for i in dict.fromkeys(place for place, *_ in found)]
 
 
 def _states(run: Run) -> Said:
-    lines = [i for i, _ in run.rounds()]
+    first, last, count = run.noted.rounds
     kept = f"the folder keeps {run.model[0] + ', ' if run.model else 'not '}the evaluated one"
-    words = f"The log has the hash of the model after each round ({len(lines)}); of these models {kept}."
-    return (words, [f"audit.jsonl:{i}#/model_sha256" for i in (lines[0], lines[-1])]) if lines else None
+    words = f"The log has the hash of the model after each round ({count}); of these models {kept}."
+    return (words, [f"audit.jsonl:{i}#/model_sha256" for i in (first, last)]) if count else None
 
 
 SENTENCES: Mapping[str, Callable[[Run], Said]] = {
@@ -317,10 +353,10 @@ def arrivals(run: Run) -> list[Json]:
     """What the log has of each site: from which lines, how many bytes, which numbers, how often it was refused."""
     rows = []
     for site in run.detail["sites"]:
-        name, lines = site["site"], [(i, entry) for i, entry in run.rounds() if site["site"] in entry["accepted"]]
-        up = sum(((entry.get("bytes") or {}).get(name) or {}).get("up") or 0 for _, entry in lines)
-        numbers = sorted({key for _, entry in lines for key in entry["accepted"][name].get("scalars") or ()})
-        where = f"audit.jsonl:{lines[0][0]} to {lines[-1][0]}#/accepted/{name}" if lines else ""
-        found = {"bytes": size(up) if up else "not recorded", "numbers": ", ".join(numbers) or "none", "source": where}
+        name = site["site"]
+        first, last, up, numbers = run.noted.arrivals.get(name, (0, 0, 0, set[str]()))
+        where = f"audit.jsonl:{first} to {last}#/accepted/{name}" if first else ""
+        names = ", ".join(sorted(numbers)) or "none"
+        found = {"bytes": size(up) if up else "not recorded", "numbers": names, "source": where}
         rows.append({"site": name, "accepted": site["accepted"], "rejected": site["rejected"], **found})
     return rows

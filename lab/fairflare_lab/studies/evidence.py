@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from fairflare.core.validation import unlisted
 from fairflare.engine import files
 from fairflare.engine.files import AUDIT, BEST, MODEL, read_json
 from fairflare.engine.hashes import model_hash
+from fairflare.privacy.log_files import log_files
 from fairflare.report import EVIDENCE, PAGE, REPORT
 from fairflare.report.write import absent, read_run, verified_run
 from fairflare.studies.describe import leaving
@@ -50,7 +52,7 @@ def write_evidence(folder: Path, out: Path | None = None, human: Path | None = N
     place = out or folder / EVIDENCE
     place.mkdir(parents=True, exist_ok=True)
     for name in run.files:
-        files.save_text(place / name, files.read_bytes(folder / name, files.MOST_JSON).decode())
+        shutil.copyfile(folder / name, place / name)
     for name, text in texts.items():
         files.save_text(place / name, text)
     points, lacks = score(made)
@@ -82,7 +84,8 @@ def _read(folder: Path) -> Run:
         raise UserError(f"{folder}: expected a finished run with its report, got {', '.join(lacks)}")
     config, events = read_run(folder)
     report = read_json(folder / REPORT)
-    hashes = {name: _hashed(files.read_bytes(folder / name, files.MOST_JSON)) for name in (REPORT, PAGE, AUDIT)}
+    names = (REPORT, PAGE, *(path.name for path in log_files(folder / AUDIT)))
+    hashes = {name: _hashed(files.read_bytes(folder / name, files.MOST_JSON)) for name in names}
     evaluated = report["detail"]["provenance"]["evaluated_model_sha256"]
     there = [folder / name for name in (MODEL, BEST) if files.is_file(folder / name)]
     path = next((path for path in there if model_hash(files.read_tensors(path)) == evaluated), None)

@@ -295,7 +295,7 @@ def _used(table: Table, place: Place, runs: Mapping[str, Run]) -> Used:
 
 
 def _run(folder: Path, config: RunConfig, options: Sequence[str]) -> Run:
-    scored = (entry for entry in events(audit.verify(folder / AUDIT)) if entry["event"] == "scores")
+    scored = (entry for entry in events(audit.Entries(folder / AUDIT, torn=False)) if entry["event"] == "scores")
     scores = {one["round"]: {name: found["metrics"] for name, found in one["test_sets"].items()} for one in scored}
     report = read_json(folder / REPORT)
     higher = bool(report["detail"]["higher_is_better"])

@@ -22,7 +22,7 @@ from fairflare.core.schema import Transport
 from fairflare.core.types import PERSONAL, Batch, StateDict
 from fairflare.engine.after.server import After, Benefit
 from fairflare.engine.aggregation import Aggregation, Plain
-from fairflare.engine.audit import AuditLog
+from fairflare.engine.audit import is_begun
 from fairflare.engine.best import LAST, Beside, Choice, Score
 from fairflare.engine.clinical import View
 from fairflare.engine.evaluation import predict
@@ -60,7 +60,7 @@ def build_federation(
     if env != "local":
         refuse_pooling(parts.selector, f"a FLARE job ({env})")
     # A log's first line holds the hash of the config.json beside it.
-    if not ((folder / AUDIT).is_file() and AuditLog(folder / AUDIT).first):
+    if not ((folder / AUDIT).is_file() and is_begun(folder / AUDIT)):
         save_config(config, parts, folder, env)
     view, task, best = view_of(config, parts), parts.task, parts.task.metric(parts.task.headline)
     by = config.best_by, config.best_weight

@@ -21,7 +21,7 @@ from fairflare.core.schema import Answer, Instruction, Transport
 from fairflare.core.types import Round
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.checks import Refused, first_good, left_out, silent
-from fairflare.engine.files import AUDIT, save_json
+from fairflare.engine.files import AUDIT, private_folder, save_json
 from fairflare.engine.preflight import inspect_preflight, refusal
 from fairflare.engine.setup.assembly import build_federation, server_part
 from fairflare.engine.setup.join_plan import LEAST_SECRET, ON_ALL, Plan, plan_of
@@ -118,7 +118,7 @@ class Join:
         for index in range(self.plan.folds):
             label, deal, number, run = self.plan.fold(index)
             place = self.folder / f"fold{index}{f'-again{attempt}' if attempt else ''}"
-            place.mkdir(exist_ok=True)
+            private_folder(place)
             transport = OfPhase(self.transport, index + attempt * self.plan.phases, among)
             for turn in range(ATTEMPTS):
                 silent = {} if _is_complete(place) and not turn else self._fold(run, place, transport)

@@ -23,7 +23,16 @@ from fairflare.core.findings import Finding
 from fairflare.core.schema import Answer, Instruction
 from fairflare.data.site_config import SiteConfig, find_site_config
 from fairflare.engine.evaluation import predict
-from fairflare.engine.files import SUFFIX, is_there, locked, read_json, read_tensors, save_json, save_tensors
+from fairflare.engine.files import (
+    SUFFIX,
+    is_there,
+    locked,
+    private_folder,
+    read_json,
+    read_tensors,
+    save_json,
+    save_tensors,
+)
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import WAIT, AskedAgain, check_last, claimed
 from fairflare.engine.setup.at_site import build_site, event_of, leaves
@@ -381,7 +390,7 @@ class Ledger:
     def admit(self, entry: Mapping[str, Any], least: int) -> str:
         """Why ``entry`` (federation, config, n) is refused; "" where it is not, and then it is written down first."""
         mine = {**entry, "table": self._table}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self._path.parent)
         with locked(self._path.parent, f".{self._path.name}.lock", wait=WAIT):  # another join may ask at the same time
             told = read_json(self._path)["told"] if is_there(self._path) else []
             near = [one for one in told if one["table"] == self._table and abs(one["n"] - entry["n"]) < max(least, 1)]
