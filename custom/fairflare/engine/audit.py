@@ -214,6 +214,8 @@ def _parted(entry: Entry) -> tuple[Entry, bytes]:
 
     Raises ValueError for what is no JSON, UserError where the block could not be read again.
     """
+    if COLUMNS in entry:
+        raise ValueError(f"{COLUMNS}: expected another name for a part of an entry")
     texts = {key: PLAIN.encode(value) for key, value in entry.items()}
     long = [key for key, text in texts.items() if len(text) >= LONG_PART]
     if sum(map(len, texts.values())) < LONG_LINE or not long:
