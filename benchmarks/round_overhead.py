@@ -165,8 +165,8 @@ class Bare:
 
     def __init__(self, config: RunConfig, initial: State) -> None:
         training, settings = config.training, config.settings
-        self.rounds, self.batch, self.epochs = training["rounds"], training["batch_size"], training["epochs"]
-        self.lr, self.decay, self.tau = training["lr"], training["weight_decay"], training["logit_tau"]
+        self.rounds, self.batch, self.epochs = training.rounds, training.batch_size, training.epochs
+        self.lr, self.decay, self.tau = training.lr, training.weight_decay, training.logit_tau
         self.plus = config.method == "fedism-plus"
         self.rho, self.alpha = (float(settings.get(name, 0.0)) for name in ("rho_max", "gsam_alpha"))
         self.initial = initial

@@ -33,6 +33,7 @@ deals at once with the same initial models, batches and arithmetic, and the exac
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,7 +117,9 @@ def dealt(key: str, numbers: Sequence[int]) -> Deals:
     splits = [{s: _split(one.task.site_data(s)) for s in one.task.sites()} for one in parts]
     start = [torch.cat([one.model["head.weight"].reshape(-1), one.model["head.bias"]]) for one in parts]
     config = made[0][1]
-    return Deals(site_of_client(config, parts[0].task), splits, torch.stack(start), numbers, dict(config.training))
+    return Deals(
+        site_of_client(config, parts[0].task), splits, torch.stack(start), numbers, dataclasses.asdict(config.training)
+    )
 
 
 def _split(data: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:

@@ -89,7 +89,7 @@ def make(regime: Regime, key: str, seed: int, folder: Path) -> None:
     with LocalSites(config, place, built) as sites:
         run_local(config, place, parts=built, sites=sites)
     lines = [json.loads(line) for line in (place / AUDIT).read_text(encoding="utf-8").splitlines()]
-    found = read(lines, config.training["rounds"])
+    found = read(lines, config.training.rounds)
     kept.parent.mkdir(parents=True, exist_ok=True)
     said = {"config_sha256": config.sha256(), "cpu_seconds": round(time.process_time() - began, 2), **found}
     (scratch := kept.with_suffix(".part")).write_text(json.dumps(said), encoding="utf-8")

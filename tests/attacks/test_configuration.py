@@ -115,7 +115,7 @@ ATTACKS = [
     ("surprise", 1, "config: unknown key 'surprise'"),
     ("title", "x" * (5 * 2**20), "config: expected at most 4194304 characters"),
     ("title", list(range(200_000)), "config: expected at most 100000 values"),
-    ("format", True, "config: expected format 2 or 1, got True"),
+    ("format", True, "config: expected format 2, got True"),
 ]
 
 

@@ -4,7 +4,6 @@
 import copy
 import json
 import tracemalloc
-from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,10 +12,9 @@ from cases import each
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.settings import flat
-from fairflare.core.types import Training
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RUN_KEYS, RunConfig, make_config
-from fairflare.engine.setup.method_parts import PART_KEYS, method_parts, part
+from fairflare.engine.setup.method_parts import PART_KEYS, method_parts
 
 BOUNDED = settings(
     derandomize=True, deadline=None, max_examples=120, suppress_health_check=list(HealthCheck), database=None
@@ -70,9 +68,7 @@ def configurations():
     ]
 
 
-OLD = Path(__file__).parents[1] / "unit" / "config_format_1"
 VALID = [config.to_json() for config in configurations()]
-VALID += [json.loads((OLD / f"{name}.json").read_text()) for name in ("fedism-plus-sam", "fedce-brain")]
 
 
 def places(content):
@@ -122,8 +118,7 @@ def assert_sane(config):
     assert 1 <= config.min_sites <= len(task.sites()) <= 10_000
     assert len(task.grouping(config.group_by).names) <= 10_000
     entry = registry.get_method(config.method)
-    method_parts(entry, config.settings, **config.parts)
-    part(Training, config.training)
+    assert method_parts(entry, config.settings, **config.parts) == config.components
     for name in (config.federation, config.leave_out, *config.clients, *config.code, *task.sites()):
         assert not {*name} & {*"/\\\0"} and not name.startswith(".") and len(name) <= 64
     assert all(len(fingerprint) == 64 for fingerprint in config.code.values())

@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -622,7 +621,7 @@ def test_strangers_beside_the_keys_of_a_simulated_run_stay(stranger, tmp_path, m
     monkeypatch.setattr(simulate.sys, "executable", "false")  # the simulator ends at once
     found = {}
     monkeypatch.setattr(simulate, "_fetch", lambda *_: found.update(strange(place) if stranger else {}))
-    config = replace(make_config("fedavg", "support2", rounds=1), secure_sum="ckks")
+    config = make_config("fedavg", "support2", rounds=1, values={"secure_sum": "ckks"})
     with pytest.raises(RunFailed, match="the simulator ended"):
         simulate.run_simulator(config, tmp_path, ["site-1"])
     found = {path: content for path, content in found.items() if path.name not in wrote}

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What follows from the scores of an answer that needs no network."""
 
-import dataclasses
 import math
 
 import pytest
@@ -35,6 +34,6 @@ def test_no_few_training_examples_of_a_class_follow_from_a_constant_answers_loss
 
 @pytest.mark.parametrize("secure_sum, tells", [("none", True), ("masks", False)])
 def test_with_secure_sums_no_classes_counts_follow_from_a_constant_answer(secure_sum, tells):
-    config = dataclasses.replace(make_config("fedism-plus", "ich-phantom"), secure_sum=secure_sum)
+    config = make_config("fedism-plus", "ich-phantom", values={"secure_sum": secure_sum})
     site = build_site(config, build_parts(config), "site-1")
     assert bool(site.trivial(data_of(train=(50, 50), val=(40, 40), test=(40, 40)))) == tells

@@ -124,7 +124,7 @@ def test_the_plan_can_be_run(dealt):
         for _, config in drift_run.configured(labels, task, (0,)):
             assert config.group_by == "none"
         for _, config in drift_run.configured([plan.labelled(next(a for a in plan.ARMS if a.one_step))], task, (0,)):
-            assert config.training["rounds"] == plan.ONE_STEP
+            assert config.training.rounds == plan.ONE_STEP
 
 
 def test_one_full_batch_step_per_round_is_gradient_descent_on_all_patients(tmp_path):

@@ -384,7 +384,7 @@ def test_the_ablations_of_fedism_plus_are_accepted_and_equal_in_objective():
     for preset in ablations.PRESETS:
         found = arms(list(ablations.ARMS), f"ich-phantom:{preset}", [0, 1])
         assert len(found) == 2 * len(ablations.ARMS)
-        assert {config.training["logit_tau"] for _, config in found} == {1.0}
+        assert {config.training.logit_tau for _, config in found} == {1.0}
         assert {config.options["alpha"] for _, config in found} == {1e6 if preset == "equal" else 1.0}
     words = ablations.command("equal", "0,1", tables.HERE.parent / "fedism-equal")
     assert words[-2:] == ["--tables", "docs/results/fedism-equal"]
@@ -393,7 +393,7 @@ def test_the_ablations_of_fedism_plus_are_accepted_and_equal_in_objective():
 def test_the_matched_ablations_differ_in_rounds_alone_and_ask_for_differences_of_their_arms():
     for preset in ablations.PRESETS:
         found = [config for _, config in arms(list(ablations.MATCHED), f"ich-phantom:{preset}", [0])]
-        assert [config.training["rounds"] for config in found] == [133, 40, 40]
+        assert [config.training.rounds for config in found] == [133, 40, 40]
         assert len({tuple(sorted({**config.training, "rounds": 0}.items())) for config in found}) == 1
     runs = [
         [{end: 0.1 * k + more * (1 + 0.1 * k) for end in ablations.ENDPOINTS} for k in (1, 2, 4)]
@@ -413,7 +413,7 @@ def test_the_long_ablations_give_all_arms_as_many_rounds():
     asked = ablations.PLANS["long"]
     for preset in ablations.PRESETS:
         found = [config for _, config in arms(list(asked.arms), f"ich-phantom:{preset}", [0])]
-        assert [config.training["rounds"] for config in found] == [133, 133, 133]
+        assert [config.training.rounds for config in found] == [133, 133, 133]
         assert len({tuple(sorted(config.training.items())) for config in found}) == 1
     assert {arm for pair in asked.parts.values() for arm in pair} == set(asked.arms)
 

@@ -66,7 +66,7 @@ def test_a_job_s_command_line_reaches_the_recipe(monkeypatch):
     job.main("fedufo", "support2", "mine", arguments=arguments, group_by="label+sex")
     ((recipe, env),) = ran
     assert (recipe.name, recipe.config.method, recipe.config.task) == ("mine", "fedufo", "support2")
-    assert (recipe.config.training["rounds"], recipe.config.seed, recipe.config.group_by) == (3, 4, "label+sex")
+    assert (recipe.config.training.rounds, recipe.config.seed, recipe.config.group_by) == (3, 4, "label+sex")
     assert not recipe.simulation and env.workspace_root == "w"
 
 

@@ -67,7 +67,8 @@ class Scripted:
     def _here(self, site):
         task = self.parts.task
         config = self.config
-        known = {"settings": config.settings, "training": config.training, "groups": self.parts.grouping.names}
+        training = dataclasses.asdict(config.training)
+        known = {"settings": config.settings, "training": training, "groups": self.parts.grouping.names}
         more = {"min_count": config.min_count, "wanted": self.parts.rule.wanted}
         return script_side.Here(site=site, folder=task.folder(site, None), **known, **more)
 

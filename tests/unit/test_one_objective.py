@@ -47,10 +47,10 @@ def test_every_method_trains_as_the_preset_says(case):
     name, _, preset = case.partition(":")
     found = _possible(case)
     assert {"fedavg", "fedism", "fedism-plus"} <= set(found)
-    training = Training(**found["fedavg"].training)
+    training = found["fedavg"].training
     assert training == tasks.every()[name].presets[preset].training
     for method, config in found.items():
-        assert Training(**config.training) == training, method
+        assert config.training == training, method
         model = registry.get_trainer(config.trainer).model  # what some need, whatever the task's own network is
         options = found["fedavg"].options | ({"model": model} if model else {})
         assert config.options == options and config.group_by == found["fedavg"].group_by
@@ -69,9 +69,9 @@ def test_fedism_keeps_half_of_the_radius(case):
 
 def test_a_reference_client_trains_otherwise_only_when_asked_for():
     plain, asked = _config("fedlwr", "brain-seg:small"), _config("fedlwr", "brain-seg:small", variant="reference")
-    assert (plain.training["keep_optimizer"], asked.training["keep_optimizer"]) == (False, True)
+    assert (plain.training.keep_optimizer, asked.training.keep_optimizer) == (False, True)
     user = _config("fedlwr", "brain-seg:small", variant="reference", keep_optimizer=False)
-    assert user.training["keep_optimizer"] is False
+    assert user.training.keep_optimizer is False
 
 
 @pytest.mark.parametrize("key", ["logit_tau", "lr", "epochs", "keep_optimizer"])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings have owners: full names, bare ones while they are unique, shared quantities, and both formats on disk."""
+"""Settings have owners: full names, bare ones while they are unique, shared quantities, and the format on disk."""
 
 import dataclasses
 import json
 import re
-from pathlib import Path
+from functools import partial
 
 import pytest
 
@@ -25,19 +25,6 @@ from fairflare.studies.study import arms
 from fairflare.trainers.base import PlainTrainer
 
 TASK = "support2"
-OLD = Path(__file__).parent / "config_format_1"
-HASHES = {
-    "fedavg-support2": "f00d50c349a6e7a2949dc455e4de37012262a3546e05e70e7bbfc7f875429cca",
-    "fedism-support2-q3": "052fb3c97043f3b4b91b0d7e437b7ec539bd08fa97a14e3f558c1ece7926d15e",
-    "fedism-plus-sam": "d2e6625608712447d515dd6b42ad24bf58735c92fc73b7917b2425da50627dc8",
-    "fedism-plus-reference-ich": "ca90a8920ca9313d577fb9585b6c169d7ee87d06e66b16b446f6c47f5f8471ba",
-    "fedlwr-reference-brain": "05897538b6041581ccd5fedac080008f11d9f146ad8121ad0ea6404f9f4f35a5",
-    "fedufo-groups": "48b1b216811b44d42d62244cd69a42c21663a54905790dc7894511ba2baa7c86",
-    "fedce-brain": "b2e243e2e4581e9a7a196dfce09c989f6ec742cd5b4b37ebfb1cf761d0747ea7",
-    "fedheal-sums": "0948f3627637e6fbb20689f82c2e941f87fad9e65ead256267b1d0626ca5ffad",
-    "fedism-plus-masks": "8495d89d150b80ec72b4766ba54313ca79a978aae74fd12f6ac6990c10be7a26",
-}
-"""What version 0.1 said that the configurations in ``OLD``, which it wrote, hash to."""
 
 
 @pytest.fixture
@@ -206,7 +193,7 @@ def test_full_names_reach_every_owner():
     parts = build_parts(found)
     assert (parts.rule.rule.q, parts.trainer.gsam_alpha, parts.probes[0].probe_batch) == (3, 0.2, 32)
     assert (parts.selector.share, parts.server_optimizer.lr, parts.server_optimizer.beta2) == (0.75, 0.5, 0.99)
-    assert (found.training["lr"], found.training["rounds"], found.options["alpha"], found.min_sites) == (
+    assert (found.training.lr, found.training.rounds, found.options["alpha"], found.min_sites) == (
         0.01,
         7,
         0.4,
@@ -234,10 +221,10 @@ def make_parts_sites(task, count):
 
 @pytest.mark.parametrize("secure_sum", ["none", "masks"])
 def test_a_run_selects_and_steps(tmp_path, secure_sum):
-    values = {"selector": "share", "share": "0.5", "server_optimizer": "momentum", "server.beta": "0.5"}
-    chosen = make_config(
-        "fedism", "support2:dirichlet", sites=6, rounds=3, seed=1, values=values | {"secure_sum": secure_sum}
-    )
+    shared = {"selector": "share", "share": "0.5", "secure_sum": secure_sum}
+    momentum = {"server_optimizer": "momentum", "server.beta": "0.5"}
+    made = partial(make_config, "fedism", "support2:dirichlet", sites=6, rounds=3, seed=1)
+    chosen = made(values=shared | momentum)
     (tmp_path / "run").mkdir()
     final = run_local(chosen, tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "audit.jsonl").read_text().splitlines()]
@@ -245,13 +232,8 @@ def test_a_run_selects_and_steps(tmp_path, secure_sum):
     assert all(len(line["accepted"]) == 3 and line["rejected"] == {} for line in rounds)
     assert len({tuple(line["selected"]) for line in rounds}) > 1
     (tmp_path / "plain").mkdir()
-    plain = run_local(dataclasses.replace(chosen, **of_plain(chosen)), tmp_path / "plain")
+    plain = run_local(made(values=shared), tmp_path / "plain")
     assert model_hash(final) != model_hash(plain)
-
-
-def of_plain(chosen):
-    settings = {key: value for key, value in chosen.settings.items() if not key.startswith("server.")}
-    return {"server_optimizer": "none", "settings": settings}
 
 
 def test_a_comparisons_arm_overrides_what_all_share():
@@ -295,73 +277,6 @@ def test_rows_name_parts_and_short_keys(alpha):
     assert parts["server optimizer", "adam"]["parameters"]["lr"] == 0.01 and parts["selector", "share"]["summary"]
 
 
-@each("name", HASHES)
-def test_format_1_is_read_and_keeps_its_hash(name):
-    content = json.loads((OLD / f"{name}.json").read_text())
-    found = RunConfig.from_json(content)
-    assert found.sha256() == HASHES[name]
-    assert {**found.to_json(), "title": "T", "env": "local"} == content
-    assert RunConfig.from_json(json.loads(json.dumps(found.to_json()))) == found
-    build_parts(found, at_site=True)
-
-
-def test_format_1_and_2_of_the_same_choices_are_the_same_run():
-    old = RunConfig.from_json(json.loads((OLD / "fedism-support2-q3.json").read_text()))
-    new = config("fedism", q=3, min_count=5, robust="off")
-    assert old == new and old.sha256() != new.sha256()
-    assert (old.to_json()["format"], new.to_json()["format"]) == (1, 2)
-    assert new.to_json()["settings"]["trainer"]["rho_max"] == 0.05 and "rho_max" not in new.to_json()["settings"]
-
-
-def test_format_1_keeps_one_value_for_all_parts():
-    parts = build_parts(RunConfig.from_json(json.loads((OLD / "fedism-plus-sam.json").read_text())))
-    assert parts.trainer.rho_max == parts.probes[0].rho_max == 0.2
-
-
-def test_a_run_begun_in_format_1_ends_with_its_bits(tmp_path):
-    old = RunConfig.from_json(json.loads((OLD / "fedism-plus-sam.json").read_text()))
-    new = make_config(
-        "fedism-plus",
-        "support2:dirichlet",
-        sites=3,
-        rounds=2,
-        values={"trainer": "sam", "rho_max": "0.2", "group_by": "sex", "robust": "off"},
-    )
-    finals = []
-    for one in (old, new):
-        folder = tmp_path / str(one.format)
-        folder.mkdir()
-        finals.append(model_hash(run_local(one, folder)))
-        assert RunConfig.from_json(json.loads((folder / "config.json").read_text())).format == one.format
-    assert old == new and finals[0] == finals[1]
-
-
-@each(
-    "change, text",
-    [
-        ({"selector": "all"}, "unknown key 'selector' in format 1"),
-        ({"settings": {"q": 2.0}}, "settings: expected a value for 'state', got none"),
-        ({"settings": "q"}, "settings: expected keys and values"),
-        ({"trainer": "nosuch"}, "unknown trainer 'nosuch'"),
-        ({"method": 3}, "method: expected text"),
-        ({"method": "nosuch"}, "unknown method 'nosuch'"),
-    ],
-)
-def test_a_wrong_format_1_is_one_line(change, text):
-    content = json.loads((OLD / "fedism-support2-q3.json").read_text())
-    with pytest.raises(UserError, match=text):
-        RunConfig.from_json({**content, **change})
-
-
-def test_format_1_lets_no_key_be_missing_or_added():
-    content = json.loads((OLD / "fedism-support2-q3.json").read_text())
-    for key in set(content) - {"title", "env", "format"}:
-        with pytest.raises(UserError, match=f"'{key}'"):
-            RunConfig.from_json({name: value for name, value in content.items() if name != key})
-    with pytest.raises(UserError, match="settings: unknown key 'rule.q'"):
-        RunConfig.from_json({**content, "settings": {**content["settings"], "rule.q": 1.0}})
-
-
 def test_a_job_says_the_same_where_flare_reads_it_as_hocon(tmp_path):
     """FLARE's ``nvflare job submit`` writes a job's configuration anew, and a dot in a key divides it there."""
     pyhocon = pytest.importorskip("pyhocon")
@@ -398,7 +313,7 @@ def test_a_setting_that_came_later_changes_no_configuration_that_does_without():
     """A file from before ``train.local_steps`` is read, and the same choices still have its hash."""
     plain, stepped = config(), config(**{"train.local_steps": "100"})
     content = plain.to_json()
-    assert "local_steps" not in content["training"] and plain.training["local_steps"] is None
+    assert "local_steps" not in content["training"] and plain.training.local_steps is None
     assert RunConfig.from_json(content) == plain
     named = RunConfig.from_json({**content, "training": {**content["training"], "local_steps": None}})
     assert named == plain and named.sha256() == plain.sha256() != stepped.sha256()
@@ -422,4 +337,4 @@ def test_no_configuration_trains_below_the_least_values():
         with pytest.raises(UserError, match=f"train.{name}: expected .* from "):
             make_config("fedavg", "support2", values={f"train.{name}": value})
         with pytest.raises(UserError, match=f"{name}: expected .* from "):
-            RunConfig.from_json({**config.to_json(), "training": {**config.training, name: value}})
+            RunConfig.from_json({**config.to_json(), "training": {**config.to_json()["training"], name: value}})

@@ -41,6 +41,7 @@ class Owners:
     def __init__(
         self, classes: Mapping[str, type], shared: Shared | None = None, run: tuple[type, Iterable[str]] | None = None
     ) -> None:
+        self.classes = classes
         fields = [(owner, cls, field.name) for owner, cls in classes.items() for field in dataclasses.fields(cls)]
         self.full: dict[str, type] = {f"{owner}.{name}": cls for owner, cls, name in fields}
         if run:
@@ -89,6 +90,10 @@ class Owners:
     def checked(self, full: str, given: Given) -> Any:
         """The value as the setting's owner declares it; raises UserError that names the key as it was given."""
         return validation.parsed(self.full[full], bare(full), given.value, label=given.key)
+
+    def values(self, owner: str, given: Mapping[str, Given]) -> dict[str, Any]:
+        """Own name -> checked value of what was ``given`` for one owner, by full name; raises as ``checked``."""
+        return {bare(full): self.checked(full, one) for full, one in given.items() if owner_of(full) == owner}
 
     def _targets(self, key: str) -> tuple[str, ...]:
         """What ``key`` sets; empty where it is unknown or ambiguous."""
@@ -150,10 +155,18 @@ def _entries(what: str, values: Any) -> list[tuple[str, Any]]:
 
 def exactly_the_keys(what: str, values: Collection[str], known: Collection[str]) -> None:
     """Raise UserError, which names the first, where a known key is missing or one is unknown."""
+    validation.expected(what, isinstance(values, Collection), "keys and values", values)
     if missing := [key for key in known if key not in values]:
         raise UserError(f"{what}: expected a value for {missing[0]!r}, got none")
     if unknown := sorted(set(values) - set(known)):
         raise UserError(f"{what}: {unlisted('key', unknown[0], sorted(known))}")
+
+
+def whole(cls: type, what: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON ``values`` of all fields of the dataclass ``cls`` and of no others; UserError begins with ``what``."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    exactly_the_keys(what, values, names)
+    return {name: validation.exact(cls, name, values[name]) for name in names}
 
 
 def document(cls: type, content: Any, hidden: Collection[str] = ()) -> dict[str, Any]:

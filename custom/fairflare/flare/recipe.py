@@ -22,7 +22,7 @@ from nvflare.job_config.fed_app_config import ClientAppConfig, FedAppConfig
 from nvflare.job_config.fed_job_config import FedJobConfig
 from nvflare.recipe.spec import Recipe
 
-from fairflare.core import plugins, registry, user_code
+from fairflare.core import plugins, user_code
 from fairflare.core.errors import UserError
 from fairflare.engine.files import INITIAL
 from fairflare.engine.setup.assembly import site_names
@@ -79,7 +79,7 @@ class FairRecipe(Recipe):
         """
         if config.stacked:
             raise UserError("stacked: expected false in a FLARE job, where each site is a process of its own")
-        refuse_pooling(registry.get_part("selector", config.selector)(), "a FLARE job")
+        refuse_pooling(config.components.selector, "a FLARE job")
         if preinstalled and (own := [*user_code.code_files(), *plugins.files()]):
             raise UserError(f"--preinstalled: the job would have to carry {own[0].name}")
         self.config, self.simulation, self.preinstalled = config, simulation, preinstalled

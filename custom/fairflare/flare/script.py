@@ -53,7 +53,7 @@ class ScriptRunner:
             site=site.name,
             folder=task.folder(site.name, find_site_config(local, site.name)),
             settings=dict(config.settings),
-            training=dict(config.training),
+            training=dataclasses.asdict(config.training),
             groups=parts.grouping.names,
             min_count=site.min_count,
             threads=config.threads,

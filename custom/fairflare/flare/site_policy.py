@@ -39,8 +39,8 @@ from fairflare.engine.files import read_json
 from fairflare.engine.memory import SPENT_ENDING
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import event_of, spender
-from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.method_parts import NO_STEP
+from fairflare.engine.setup.run_config import JSON_NAMES, RunConfig
 from fairflare.flare.paths import STATE, unescaped
 from fairflare.networks import monai_networks
 from fairflare.networks.own import class_path
@@ -99,7 +99,7 @@ class Policy:
         for key, chosen, allowed in (("method", config.method, self.methods), ("task", config.task, self.tasks)):
             if allowed is not None and chosen not in allowed:
                 raise UserError(f"{key}: expected one of {', '.join(allowed)}, got {chosen!r}")
-        rounds, count = config.training.get("rounds"), config.min_count
+        rounds, count = config.training.rounds, config.min_count
         if self.max_rounds is not None and not (type(rounds) is int and rounds <= self.max_rounds):
             raise UserError(f"rounds: expected at most {self.max_rounds}, got {rounds!r}")
         if self.min_count is not None and count is not None and not (type(count) is int and count >= self.min_count):
@@ -114,7 +114,7 @@ class Policy:
             raise UserError("join: expected none, for this site does not report its benefit of joining")
         if self.thresholds is not None or self.columns is not None:
             self._check_task(config)
-        private = registry.get_trainer(config.trainer).private
+        private = config.components.trainer.private
         if private and config.settings.get("trainer.draws") == "seed":
             raise UserError("trainer.draws: expected system, got seed")
         for key, left in (("epsilon", self.epsilon), ("delta", self.delta)):
@@ -353,7 +353,7 @@ def _components(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def check_config(content: Mapping[str, Any], policy: Policy, homes: list[Path], state: Path | None = None) -> None:
     """Raise UserError unless the run ``content``, a ``RunConfig`` as JSON, is one that this site takes part in."""
-    known = {"format", *(field.name for field in dataclasses.fields(RunConfig))}
+    known = {"format", *JSON_NAMES}
     expect("config", set(content) <= known, f"keys among {', '.join(sorted(known))}", sorted(set(content) - known))
     config = RunConfig.from_json(unescaped(content))
     options = config.options

@@ -39,7 +39,6 @@ from fairflare.engine.gate import inspect_evaluation
 from fairflare.engine.setup.assembly import about as about_task
 from fairflare.engine.setup.at_site import clinical_at_site, leaves, view_of
 from fairflare.engine.setup.config import RunConfig, evaluation_of
-from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.site import Site
 from fairflare.functional.calibration import UNCHANGED
@@ -270,7 +269,7 @@ class _Hospital:
 
     @property
     def _training(self) -> Training:
-        made: Training = part(Training, self._config.training)
+        made = self._config.training
         return dataclasses.replace(made, batch_size=self._own.batch_size) if self._own.batch_size else made
 
     def answer(self) -> Json:

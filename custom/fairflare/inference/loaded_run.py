@@ -35,7 +35,6 @@ from fairflare.engine.setup.at_site import shape_of
 from fairflare.engine.setup.config import RunConfig, with_step
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts, build_parts
-from fairflare.engine.setup.site_parts import step_of
 from fairflare.report.write import verified_run
 from fairflare.tasks.base import Task
 from fairflare.tasks.forms import FORMS, IMAGES, VOLUMES
@@ -121,7 +120,7 @@ def adjustment_of(
     stepped = config
     if name != config.after or isinstance(settings, dict):
         stepped = with_step(config, name, {**(settings if isinstance(settings, dict) else {}), "by": content.get("by")})
-    step = step_of(stepped)
+    step = stepped.after_step
     assert step is not None  # with_step has refused any other
     shape = shape_of(stepped, parts)
     fits = _fits(content, step, shape)

@@ -211,7 +211,7 @@ def open_mix(folder: Path, site: str = "") -> Opened:
     scaling = None
     if table is not None:
         scaling = table.fixed or Scaling.from_json(kept.get("scaling"), len(table.numbers))
-    used, rounds = dataclasses.replace(parts, network=network), int(config.training["rounds"])
+    used, rounds = dataclasses.replace(parts, network=network), int(config.training.rounds)
     words = ", ".join(f"{member.weight:.0%} {member.name}" for member in members if member.weight)
     return Opened(
         folder, config, about, used, str(whose), MIXED, sha256, None, (kept,), scaling, rounds, (f"mix: {words}",)

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.data.site_config import find_site_config
 from fairflare.engine import files
@@ -24,7 +23,6 @@ from fairflare.engine.setup.at_site import benefit_at_site, build_site
 from fairflare.engine.setup.config import RunConfig, with_benefit, with_step
 from fairflare.engine.setup.local import Ended, benefit_after, step_after
 from fairflare.engine.setup.membership import LEVEL, Attack
-from fairflare.engine.setup.method_parts import method_parts
 from fairflare.engine.setup.parts import Parts, build_parts, find
 from fairflare.report.write import verified_run, write_report
 from fairflare.studies.folders import opened, require_run
@@ -56,8 +54,7 @@ def take_step(folder: Path, step: str, values: Mapping[str, Any]) -> dict[str, A
         model, standing = read_final(folder, run_history), read_standing(folder, run_history)
         if not run_history.completed or model is None or standing is None:
             raise UserError(f"{folder}: the run is not complete; `fairflare resume {folder}` goes on")
-        made = method_parts(registry.get_method(config.method), config.settings, **config.parts)
-        if config.headline == "best" and made.trainer.is_shared:
+        if config.headline == "best" and config.components.trainer.is_shared:
             model = files.read_model(folder / BEST)
         ended = Ended(model, standing.models, standing.declared, run_history.start["model_sha256"])
         event, taken = ("benefit", benefit_after) if step == SOLO else ("after", step_after)

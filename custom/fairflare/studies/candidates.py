@@ -25,7 +25,7 @@ from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.execution import Execution, default_device, placed
 from fairflare.core.seeds import derive
-from fairflare.core.types import LocalWork, Round, StateDict, Training
+from fairflare.core.types import LocalWork, Round, StateDict
 from fairflare.core.validation import SITE, expected
 from fairflare.data.tensors import Grouping, Split, TensorData
 from fairflare.engine.files import CONFIG, MODEL, is_there, read_json, read_model, read_tensors, save_json, save_tensors
@@ -34,7 +34,6 @@ from fairflare.engine.memory import INPUTS_ENDING, beside, personal_file
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.join_plan import INTERCEPT
 from fairflare.engine.setup.local import SITES
-from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts, build_parts, without_folders
 from fairflare.functional.calibration import fitted
 from fairflare.functional.decision import INNER, Array, own_model, own_risks
@@ -86,7 +85,7 @@ def moved(
     if parts.has_personal or parts.counts_own:
         return {label: 0.0}
     found = {label: 0.0, label + INTERCEPT: fitted(logits, labels).intercept}
-    tau = 0.0 if parts.trainer.sums_only else float(config.training["logit_tau"])  # an exact fit adjusts no logits
+    tau = 0.0 if parts.trainer.sums_only else float(config.training.logit_tau)  # an exact fit adjusts no logits
     if tau or odds is not None:
         found[label + SHARES] = tau * log_odds(labels) if tau else log_odds(labels) - (odds or 0.0)
     return found
@@ -191,7 +190,7 @@ def own_network(run: Trained, data: TensorData) -> StateDict:
 
 def _epochs(run: Trained, data: TensorData, rate: float) -> Iterator[StateDict]:
     """The model before training, then after each epoch."""
-    parts, training = run.parts, part(Training, run.config.training)
+    parts, training = run.parts, run.config.training
     rounds, per_round = training.rounds, dataclasses.replace(training, lr=rate * training.lr, keep_optimizer=True)
     network = copy.deepcopy(parts.network)
     network.load_state_dict(parts.model)

@@ -301,7 +301,7 @@ class Board:
         from fairflare.studies.describe import relative_cost
 
         self._bar = _bar(BarColumn(), TextColumn("{task.fields[state]}"))
-        self._rounds = {name: int(config.training["rounds"]) for name, config in runs.items()}
+        self._rounds = {name: int(config.training.rounds) for name, config in runs.items()}
         self._costs = {name: relative_cost(registry.get_method(config.method)) for name, config in runs.items()}
         if seconds and None not in seconds.values():
             self._costs = {name: (seconds[name] or 0.0) / max(1, self._rounds[name]) for name in runs}

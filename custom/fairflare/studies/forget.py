@@ -107,7 +107,7 @@ def plan(folder: Path, site: str) -> Plan:
         config=leaving_out(config, names)[site],
         state=state,
         why=why,
-        rounds=config.training["rounds"],
+        rounds=config.training.rounds,
         stay=tuple(name for name in names if name != site),
         exact=parts.trainer.sums_only,
         took_part=tuple(sorted({e["round"] for e in entries if e["event"] == "round" and site in e["accepted"]})),

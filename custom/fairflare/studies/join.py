@@ -16,13 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.validation import expected, shown
 from fairflare.engine import audit
 from fairflare.engine.files import AUDIT, save_json, save_text
 from fairflare.engine.setup.config import RunConfig, site_of_client
-from fairflare.engine.setup.method_parts import method_parts
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.functional.decision import TREES, Array, Design, own_model
 from fairflare.functional.exchange import Deployed
@@ -102,7 +100,7 @@ class Question:
         """Method trained with differential privacy -> whose ("record", "hospital") -> epsilon and delta of a run."""
         found = dict[str, Json]()
         for label, config in self.each().items():
-            trainer: Any = method_parts(registry.get_method(config.method), config.settings, **config.parts).trainer
+            trainer: Any = config.components.trainer
             one = {}
             if trainer.private and trainer.draws != SEEDED:
                 one["record"] = {"epsilon": trainer.epsilon, "delta": trainer.delta}

@@ -21,7 +21,6 @@ from torch import Tensor
 from fairflare.core import registry, user_code
 from fairflare.core.errors import NO_SPACE, FairFlareError, RunFailed, UserError, advice, is_full
 from fairflare.core.execution import default_device, placed
-from fairflare.core.types import Training
 from fairflare.core.workers import start_method, usable_cores
 from fairflare.data.tensors import TensorData
 from fairflare.engine import audit
@@ -35,7 +34,6 @@ from fairflare.engine.setup.assembly import CONFIG, save_config
 from fairflare.engine.setup.config import RunConfig, site_of_client, words
 from fairflare.engine.setup.config_checks import asked_sites, refuse_pooling
 from fairflare.engine.setup.local import SITES, LocalSites, run_local
-from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.parts import Parts, build_parts, find
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.report import EDITIONS, REPORT
@@ -102,7 +100,7 @@ def cautions(config: RunConfig, parts: Parts) -> list[str]:
     early_end = EarlyEnd(config.min_responses, config.grace)
     count = asked_sites(config, parts.selector, list(site_of_client(config, parts.task)))
     heard = min(config.min_responses or count, count)
-    found = (parts.rule.caution(part(Training, config.training)), parts.rule.unprotected(heard), early_end.caution())
+    found = (parts.rule.caution(config.training), parts.rule.unprotected(heard), early_end.caution())
     return [*(parts.origin.lines() if parts.origin else ()), *(caution for caution in found if caution)]
 
 
@@ -187,7 +185,7 @@ def predicted(
     """Condensed outputs and targets of a split's cases; ``plain``: of data as they are, not as the trainer has them."""
     device = default_device()
     prepared = data.on(device) if plain else parts.trainer.site_data(data.on(device))
-    batches = prepared.fixed(split, int(config.training["batch_size"]))
+    batches = prepared.fixed(split, int(config.training.batch_size))
     return predict(placed(parts.network, device), batches, device, parts.task.condense)[:2]
 
 
@@ -231,7 +229,7 @@ def _with_room(folder: Path) -> Iterator[None]:
 
 
 def _in_process(config: RunConfig, parts: Parts, folder: Path, workers: int | None) -> dict[str, Any]:
-    rounds, notes = config.training["rounds"], [note.to_json() for note in parts.rule.notes]
+    rounds, notes = config.training.rounds, [note.to_json() for note in parts.rule.notes]
     try:
         # First of all: TensorBoard and the progress bar have threads, beside which no worker can be forked.
         with contextlib.ExitStack() as stack:
@@ -263,7 +261,7 @@ def _simulate(config: RunConfig, folder: Path, names: Sequence[str], threads: in
         display.note(
             f"{threads} threads for {len(names)} sites: FLARE starts a new process per site and task, which is slow"
         )
-    rounds, headline = config.training["rounds"], tasks.known(config.task).headline
+    rounds, headline = config.training.rounds, tasks.known(config.task).headline
     if said := words(config):
         display.note(said)
     with display.progress(title(config), rounds, len(names), starting=True, headline=headline) as progress:

@@ -24,7 +24,6 @@ from fairflare.engine.files import CONFIG, read_json
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.assembly import trains_alone
 from fairflare.engine.setup.config import RunConfig, make_config
-from fairflare.engine.setup.config_checks import checked_config
 from fairflare.report import REPORT
 from fairflare.report.table_files import machine
 from fairflare.report.write import verify_run
@@ -327,7 +326,7 @@ def reference_of_run(config: RunConfig, name: str) -> RunConfig:
     made = make_config(name, f"{config.task}:{config.preset}", seed=config.seed, values=values)
     alike: dict[str, Any] = {key: getattr(config, key) for key in ALIKE}
     alike |= {"min_sites": config.min_sites} if name == SOLO else {}
-    return checked_config(dataclasses.replace(made, **alike))
+    return dataclasses.replace(made, **alike)
 
 
 def facts() -> dict[str, str]:
@@ -339,7 +338,7 @@ def facts() -> dict[str, str]:
 def leaving_out(config: RunConfig, sites: Sequence[str]) -> dict[str, RunConfig]:
     """Site -> the run that does not train on it."""
     fewer = min(config.min_sites, len(sites) - 1)
-    return {site: checked_config(dataclasses.replace(config, leave_out=site, min_sites=fewer)) for site in sites}
+    return {site: dataclasses.replace(config, leave_out=site, min_sites=fewer) for site in sites}
 
 
 def sites_table(report: Mapping[str, Any]) -> pandas.DataFrame:

@@ -277,7 +277,7 @@ def _seconds(plan: Plan, speed: paper_list.Speed) -> dict[str, float | None]:
     rows = {row["id"]: row for row in listed_rows()}
     costs = {label: paper_list.relative_cost(label, rows) for label in set(plan.labels.values())}
     return {
-        path: speed.seconds(plan.task(path), label, int(plan.configs[path].training["rounds"]), costs[label])
+        path: speed.seconds(plan.task(path), label, int(plan.configs[path].training.rounds), costs[label])
         for path, label in plan.labels.items()
     }
 

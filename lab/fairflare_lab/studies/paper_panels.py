@@ -158,7 +158,7 @@ def layers(table: declaration.Table, empty: Table, runs: Runs) -> Table:
     Every client of a pair trains a round from the run's final model. The pairs are drawn with the run's seed.
     """
     title, config, folder = runs[0]
-    final, last = read_model(folder / MODEL), Round(1, int(config.training["rounds"]))
+    final, last = read_model(folder / MODEL), Round(1, int(config.training.rounds))
     rows: list[Row] = []
     columns: dict[str, Column] = {}
     with tempfile.TemporaryDirectory() as aside, LocalSites(config, Path(aside), build_parts(config)) as local:

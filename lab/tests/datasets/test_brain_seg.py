@@ -96,10 +96,10 @@ def test_masks_move_with_their_images(task):
 def test_the_papers_settings():
     config = make_config("fedism-plus", "brain-seg:paper")
     assert (config.options["size"], config.options["model"], config.options["norm"]) == (384, "unet", "batch")
-    assert Training(**config.training) == Training(
+    assert config.training == Training(
         rounds=200, epochs=1, batch_size=8, lr=1e-3, weight_decay=1e-4, adam_beta2=0.99, keep_optimizer=True
     )
-    assert config.group_by == "none" and make_config("fedism-plus", "brain-seg:small").training["logit_tau"] == 0
+    assert config.group_by == "none" and make_config("fedism-plus", "brain-seg:small").training.logit_tau == 0
 
 
 BAD = [

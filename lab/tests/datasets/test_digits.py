@@ -203,7 +203,7 @@ def test_the_papers_settings():
     config = make_config("fedheal", "digits:paper")
     assert (config.options["n_sites"], config.options["augment"], config.options["alpha"]) == (20, True, 0.0)
     assert config.options["model"] == "resnet10"
-    assert Training(**config.training) == Training(
+    assert config.training == Training(
         rounds=200, epochs=10, batch_size=64, optimizer="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5
     )
 

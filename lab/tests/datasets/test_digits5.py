@@ -201,7 +201,7 @@ def test_the_papers_settings():
     assert chosen == [20, 0.016667, 0.0, "resnet10", None, "files"]
     drawn = np.arange(int(chosen[1] * 60_000))  # of MNIST; a site trains on the paper's 1 %
     assert len(load("digits5", "paper").parts("site-1", drawn)["train"]) == 600
-    assert Training(**config.training) == Training(
+    assert config.training == Training(
         rounds=200, epochs=10, batch_size=64, optimizer="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5
     )
     assert load("digits5", "paper").network()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)

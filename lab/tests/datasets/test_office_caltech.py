@@ -239,7 +239,7 @@ def test_bad_options(options, message):
 def test_the_papers_settings():
     config = make_config("fedheal", "office-caltech:paper")
     assert [config.options[key] for key in ("n_sites", "share", "size", "model")] == [20, 0.1, 192, "resnet10"]
-    assert Training(**config.training) == Training(
+    assert config.training == Training(
         rounds=200, epochs=10, batch_size=16, optimizer="sgd", lr=1e-3, momentum=0.9, weight_decay=1e-5
     )
     small = load("office-caltech", "small")

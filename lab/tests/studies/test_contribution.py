@@ -174,5 +174,5 @@ def test_a_method_that_needs_what_a_task_lacks_is_refused(method, task, values, 
 
 def test_a_method_runs_on_what_a_task_does_offer():
     assert make_config("fedufo", "brain-seg", values={"level": "client"}).group_by == "none"
-    assert make_config("fedism-plus", "brain-seg").training["logit_tau"] == 0
+    assert make_config("fedism-plus", "brain-seg").training.logit_tau == 0
     assert make_config("fedavg", "support2", values={"min_count": "none"}).min_count is None

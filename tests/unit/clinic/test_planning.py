@@ -145,9 +145,9 @@ def test_a_network_that_is_asked_for_is_trained_as_its_preset_says(tmp_path):
     values = {"datalists": str(tmp_path), "site_names": "a,b", "features": "x,y"}
     preset = tasks.known("tabular").presets["default"].training
     linear, network = (make_config("fedavg", "tabular", values={**values, **own}) for own in ({}, {"model": "mlp"}))
-    assert (linear.options["model"], linear.training["optimizer"]) == ("linear", "sgd")
-    assert (network.options["model"], network.training["optimizer"]) == ("mlp", preset.optimizer)
-    assert (network.training["lr"], network.training["weight_decay"]) == (preset.lr, preset.weight_decay)
+    assert (linear.options["model"], linear.training.optimizer) == ("linear", "sgd")
+    assert (network.options["model"], network.training.optimizer) == ("mlp", preset.optimizer)
+    assert (network.training.lr, network.training.weight_decay) == (preset.lr, preset.weight_decay)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_run_on_a_users_folder_has_the_plans_settings_in_its_configuration_wit
     sizes = {"a": 12, "b": 30}
     config = make_config("fedavg", "classification", values=values_of(folder_of(tmp_path, sizes), sizes))
     assert (config.options["size"], config.options["channels"]) == (32, 1)
-    assert config.training["batch_size"] == 4 and config.training["fewest_steps"] >= 12
+    assert config.training.batch_size == 4 and config.training.fewest_steps >= 12
     assert (config.best_by, config.headline) == ("mean", "best")
     line = "batch_size 4: a usual site has 21 training images; a smaller one takes what it has"
     assert line in plans.reasons(config)
@@ -249,12 +249,12 @@ def test_trained_weights_are_trained_on_at_a_lower_rate_and_the_plan_says_so(tmp
     values = values_of(folder_of(tmp_path, sizes), sizes)
     torch.save(make_parts("fedavg", values), tmp_path / "weights.pt")
     config = make_config("fedavg", "classification", values={**values, "init_from": str(tmp_path / "weights.pt")})
-    assert config.training["lr"] == pytest.approx(2e-4)
+    assert config.training.lr == pytest.approx(2e-4)
     assert "lr 0.0002: starts from trained weights, 0.2 of the usual 0.001 (--set lr=0.001)" in plans.reasons(config)
     own = make_config(
         "fedavg", "classification", values={**values, "init_from": str(tmp_path / "weights.pt"), "lr": 0.001}
     )
-    assert own.training["lr"] == 0.001 and not any(line.startswith("lr ") for line in plans.reasons(own))
+    assert own.training.lr == 0.001 and not any(line.startswith("lr ") for line in plans.reasons(own))
 
 
 def make_parts(method: str, values: dict[str, object]) -> dict[str, torch.Tensor]:
@@ -268,7 +268,7 @@ def test_a_named_preset_is_taken_as_it_is(tmp_path):
     config = make_config("fedavg", "classification:small", values=values)
     preset = tasks.known("classification").presets["small"].training
     assert config.options["size"] == 64
-    assert (config.training["batch_size"], config.training["local_steps"]) == (preset.batch_size, None)
+    assert (config.training.batch_size, config.training.local_steps) == (preset.batch_size, None)
 
 
 def test_sites_hand_their_fingerprints_over_as_files(tmp_path):

@@ -34,7 +34,6 @@ from fairflare.engine.setup.at_site import PLAIN, benefit_reports, build_site, d
 from fairflare.engine.setup.config import RunConfig, composed_title, site_of_client
 from fairflare.engine.setup.config_checks import refuse_pooling
 from fairflare.engine.setup.parts import Parts, keep
-from fairflare.engine.setup.site_parts import step_of
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.networks.builtin import normalisation
 from fairflare.privacy.secure_sums import NONE, Credentials, combiner, sealed_sizes
@@ -64,7 +63,7 @@ def build_federation(
         save_config(config, parts, folder, env)
     view, task, best = view_of(config, parts), parts.task, parts.task.metric(parts.task.headline)
     by = config.best_by, config.best_weight
-    scored = config.training["rounds"] if config.score_rounds == "all" else LAST if task.table_sets() else 1
+    scored = config.training.rounds if config.score_rounds == "all" else LAST if task.table_sets() else 1
     # Of one model that the sites use.
     is_scored = task.has_test_sets and not parts.counts_own
     threads = getattr(transport, "processes", 1)  # on as many cores as the sites, which wait meanwhile
@@ -73,8 +72,8 @@ def build_federation(
         aggregation=server_part(config, parts, credentials or Credentials()),
         gate=_gate(config, parts, view),
         transport=transport,
-        rounds=0 if config.evaluation else config.training["rounds"],
-        lr=config.training["lr"],
+        rounds=0 if config.evaluation else config.training.rounds,
+        lr=config.training.lr,
         min_sites=config.min_sites,
         folder=folder,
         header=header(config, folder),
@@ -82,7 +81,7 @@ def build_federation(
         groups=parts.grouping.names,
         leave_out=config.leave_out,
         accept=config.accept,
-        score=scorer(parts, config.training["batch_size"], threads) if is_scored else None,
+        score=scorer(parts, config.training.batch_size, threads) if is_scored else None,
         scored_rounds=scored,
         beside=BESIDE[env],
         selector=parts.selector,
@@ -177,7 +176,7 @@ def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregatio
 
 def after_at_server(config: RunConfig, parts: Parts, view: View) -> After | None:
     """The step after the last round; ``view``: what sites say of calibration and decisions."""
-    step = step_of(config)
+    step = config.after_step
     if step is None:
         return None
     measured = any(need.split == step.split for need in parts.needs)

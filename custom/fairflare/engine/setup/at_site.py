@@ -39,9 +39,8 @@ from fairflare.engine.memory import (
     SpentFile,
     beside,
 )
-from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.run_config import RunConfig, site_of_client
-from fairflare.engine.setup.site_parts import Parts, shape, step_of
+from fairflare.engine.setup.site_parts import Parts, shape
 from fairflare.engine.site import Site
 from fairflare.participation import Selector
 from fairflare.privacy.egress import Egress
@@ -66,7 +65,7 @@ PLAIN = "sgd"
 
 def leaves(config: RunConfig, parts: Parts, min_count: int | None, own: SiteConfig | None = None) -> Egress:
     """What may leave a site in this run, in its rounds and after them."""
-    secret, step, view = config.secure_sum != NONE, step_of(config), view_of(config, parts)
+    secret, step, view = config.secure_sum != NONE, config.after_step, view_of(config, parts)
     told = (own is None or own.clinical) and view is not NOTHING and min_count is not None
 
     def clinical(value: Any, as_binned: bool) -> Any:
@@ -116,7 +115,7 @@ def build_site(
     known, own = site_of_client(config, parts.task), find_site_config(local, name)
     if known and name not in known:
         raise DataError("site", f"site {name!r}: not a site of task {config.task}; known: {', '.join(known)}")
-    training: Training = part(Training, config.training)
+    training = config.training
     if own and own.batch_size:
         training = dataclasses.replace(training, batch_size=own.batch_size)
     execution = _execution(own, training, place=list(known).index(name) if name in known and not local else 0)
@@ -225,7 +224,7 @@ def benefit_at_site(config: RunConfig, parts: Parts, memory: Path | None) -> Alo
     trainer: Trainer = own if own.is_alone else PlainTrainer()
     if own.alone:
         trainer = registry.get_trainer(own.alone)(**dataclasses.asdict(own))  # type: ignore[call-overload]  # the class is known by its id alone
-    return Alone(trainer, config.training["rounds"], memory, SHARE * config.task_timeout)
+    return Alone(trainer, config.training.rounds, memory, SHARE * config.task_timeout)
 
 
 def benefit_reports(config: RunConfig, parts: Parts) -> tuple[Number, ...]:
@@ -244,7 +243,7 @@ def shape_of(config: RunConfig, parts: Parts) -> Shape:
 
 def after_at_site(config: RunConfig, parts: Parts, min_count: int | None, memory: Path | None) -> AfterAtSite | None:
     """A site's side of the step after the last round; None: there is none."""
-    step = step_of(config)
+    step = config.after_step
     if step is None:
         return None
     path = None if memory is None else beside(memory, AFTER_ENDING)
@@ -330,7 +329,7 @@ def site_part(
     noise = None
     if config.site_epsilon:
         budget = (config.site_clip, config.site_epsilon, config.site_delta, config.site_colluders)
-        noise = importlib.import_module(SITE_NOISE).SiteNoise(*budget, config.training["rounds"], spent)
+        noise = importlib.import_module(SITE_NOISE).SiteNoise(*budget, config.training.rounds, spent)
     about = (config.min_sites, config.federation, ring, noise, referee)
     return SiteSums(summed(parts.rule), scheme, keys, kept, scalars, *about)
 

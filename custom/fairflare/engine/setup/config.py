@@ -13,13 +13,13 @@ from fairflare.core import registry, user_code, validation
 from fairflare.core.errors import UserError
 from fairflare.core.findings import accepted_codes
 from fairflare.core.registry import Method
-from fairflare.core.settings import Given, Owners, bare, owned, owner_of
+from fairflare.core.settings import Given, Owners, owned, owner_of
 from fairflare.core.types import Round, Training
 from fairflare.data.tensors import LABEL
 from fairflare.data.tensors import NONE as UNGROUPED
 from fairflare.engine.checks import NO_CHOICE
 from fairflare.engine.setup import method_parts, tasks
-from fairflare.engine.setup.config_checks import checked_config
+from fairflare.engine.setup.method_parts import PART_KEYS, MethodParts, part, step_class
 from fairflare.engine.setup.parts import named
 from fairflare.engine.setup.run_config import LEVELS, RUN_KEYS, USUAL_LEVEL, RunConfig, site_of_client
 from fairflare.engine.setup.site_parts import without_weights
@@ -31,7 +31,7 @@ from fairflare.tasks.base import Preset, Task
 from fairflare.tasks.kinds.own import OwnData
 from fairflare.trainers.base import Trainer
 
-__all__ = ["RUN_KEYS", "RunConfig", "checked_config", "make_config", "site_of_client", "with_step"]
+__all__ = ["RUN_KEYS", "RunConfig", "make_config", "site_of_client", "with_step"]
 
 
 def make_config(
@@ -61,38 +61,37 @@ def make_config(
     task_class = type(tasks.load(name, preset or None))
     classes = registry.owners(chosen.method, **chosen.ids)
     step = validation.parsed(RunConfig, "after", taken("after", layers) or method_parts.NO_STEP)
-    after = method_parts.step_class(step)
+    after = step_class(step)
     everyone = {**classes, "train": Training, "task": task_class, **({"after": after} if after else {})}
-    owners = Owners(everyone, chosen.method.shared, (RunConfig, (*RUN_KEYS, *method_parts.PART_KEYS)))
+    owners = Owners(everyone, chosen.method.shared, (RunConfig, (*RUN_KEYS, *PART_KEYS)))
     given = _given(owners, layers, rounds, sites)
     used = preset or next(iter(task_class.presets))
     found = _found(chosen, owners, classes, task_class.presets[used], given)
-    filled = {owner: _made(cls, _checked(owners, owner, found)) for owner, cls in classes.items()}
+    components = MethodParts.of({owner: part(cls, owners.values(owner, found)) for owner, cls in classes.items()})
     if (model := registry.get_trainer(chosen.ids["trainer"]).model) and "model" in registry.parameters(task_class):
         found = {"task.model": Given("model", model)} | found
     own = owned({full: one.value for full, one in given.items()}, "run")
     # What a plan says follows from training records, which no privacy budget covers.
-    budget = registry.get_trainer(chosen.ids["trainer"]).private or bool(float(own.get("site_epsilon", 0)))
+    epsilon = validation.parsed(RunConfig, "site_epsilon", own.get("site_epsilon", 0.0))
+    budget = components.trainer.private or epsilon > 0
     built, training, run = _data_and_training(owners, found, task_class, used, planned=None if budget else not preset)
-    made = {owner: method_parts.part(classes[owner], filled[owner]) for owner in ("rule", "trainer", "select")}
     # A plan says nothing of a choice among rounds where there can be none, nor to a user who wants none.
     unwanted = own.get("best_by") == "none" or own.get("headline") == "final" or own.get("secure_sum", NONE) != NONE
-    run = {} if unwanted or made["rule"].own_models or not made["trainer"].is_shared else run
-    return checked_config(
-        RunConfig(
-            method=chosen.method.id,
-            **dict[str, Any](chosen.ids),
-            settings={f"{owner}.{key}": value for owner, own in filled.items() for key, value in own.items()},
-            task=name,
-            preset=used,
-            options=dataclasses.asdict(built),
-            training=training,
-            after=step,
-            after_settings=_made(after, _checked(owners, "after", given)) if after else {},
-            code=user_code.fingerprints(),
-            seed=validation.parsed(RunConfig, "seed", seed),
-            **_run_choices(built, made["select"], _bounds_of(run | own, made["rule"], made["trainer"])),
-        )
+    run = {} if unwanted or components.rule.own_models or not components.trainer.is_shared else run
+    bounds = _bounds_of(run | own, components.rule, components.trainer)
+    return RunConfig(
+        method=chosen.method.id,
+        **dict[str, Any](chosen.ids),
+        components=components,
+        task=name,
+        preset=used,
+        options=dataclasses.asdict(built),
+        training=training,
+        after=step,
+        after_step=part(after, owners.values("after", given)) if after else None,
+        code=user_code.fingerprints(),
+        seed=validation.parsed(RunConfig, "seed", seed),
+        **_run_choices(built, components.selector, bounds),
     )
 
 
@@ -125,17 +124,17 @@ def _found(
 
 def _data_and_training(
     owners: Owners, found: Mapping[str, Given], cls: type[Task], preset: str, *, planned: bool | None
-) -> tuple[Task, dict[str, Any], dict[str, Any]]:
-    """The task, every setting of local training and what a plan says of the run.
+) -> tuple[Task, Training, dict[str, Any]]:
+    """The task, local training and what a plan says of the run.
 
     Args:
         planned: whether a plan may say how to train, as where no preset is named. None: there is no plan at all, not
             even for what the sites' tables have in common.
     """
-    options, trained = (_checked(owners, owner, found) for owner in ("task", "train"))
+    options, trained = (owners.values(owner, found) for owner in ("task", "train"))
     usual = dataclasses.asdict(cls.presets[preset].training)
     if not issubclass(cls, OwnData) or planned is None:
-        return tasks.load(cls.name, preset, **options), _made(Training, usual | trained), {}
+        return tasks.load(cls.name, preset, **options), part(Training, usual | trained), {}
     from fairflare.engine.setup.plans import NOTHING, plan_for  # and with it what reads images and tables
     from fairflare.tasks.own.tabular import Tabular
     from fairflare.tasks.planning import AGAIN
@@ -147,18 +146,17 @@ def _data_and_training(
     base = usual | chosen.values("train", {*trained, *options})
     if planned and "run.init_from" in found:
         base["lr"] *= AGAIN
-    return built, _made(Training, base | trained), chosen.values("run", ())
+    return built, part(Training, base | trained), chosen.values("run", ())
 
 
 def with_step(config: RunConfig, step: str, values: Mapping[str, Any]) -> RunConfig:
     """``config`` with a step after the last round, and its settings by their own or full names; raises UserError."""
     step = validation.parsed(RunConfig, "after", step)
-    after = method_parts.step_class(step)
+    after = step_class(step)
     if after is None:
         raise UserError(f"step: expected {' or '.join(method_parts.STEPS[1:])}, got {step}")
     owners = Owners({"after": after})
-    settings = _made(after, _checked(owners, "after", owners.resolved(values)))
-    return checked_config(dataclasses.replace(config, after=step, after_settings=settings))
+    return replace(config, after=step, after_step=part(after, owners.values("after", owners.resolved(values))))
 
 
 def _bounds_of(values: Mapping[str, Any], rule: Rule, trainer: Trainer) -> dict[str, Any]:
@@ -194,16 +192,6 @@ def _run_choices(built: Task, selector: Selector, values: Mapping[str, Any]) -> 
     return {key: validation.parsed(RunConfig, key, value) for key, value in chosen.items()}
 
 
-def _made(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Every setting of one owner: what was found for it, defaults for the rest."""
-    return dataclasses.asdict(method_parts.part(cls, values))
-
-
-def _checked(owners: Owners, owner: str, found: Mapping[str, Given]) -> dict[str, Any]:
-    """Own name -> checked value of what was found for one owner."""
-    return {bare(full): owners.checked(full, given) for full, given in found.items() if owner_of(full) == owner}
-
-
 RULE = "rule"
 """The one that makes another method of it: the rule's own, with the first one's other parts."""
 OWNERS = {"trainer": "trainer", "selector": "select", "server_optimizer": "server"}
@@ -228,9 +216,8 @@ class Chosen:
         """Full name -> default, of what the methods say that the parts are of."""
         found = method_parts.defaults_of(self.method, owners)
         for lender, lent in self.lenders:
-            found |= {
-                full: one for full, one in method_parts.declared(lender, owners).items() if owner_of(full) in lent
-            }
+            own = method_parts.declared(lender, owners)
+            found |= {full: one for full, one in own.items() if owner_of(full) in lent}
         return found
 
 
@@ -247,7 +234,7 @@ def chosen_parts(method: str, layers: list[dict[str, Any]]) -> Chosen:
         UserError: there is no such method, rule or trainer, or a part is given twice in one layer.
     """
     first = registry.get_method(method)
-    rule, given = taken(RULE, layers), {kind: taken(kind, layers) for kind in method_parts.PART_KEYS}
+    rule, given = taken(RULE, layers), {kind: taken(kind, layers) for kind in PART_KEYS}
     home = first if rule in (None, first.rule) else _home(str(rule))
     ids = {kind: getattr(first, kind) if one is None else one for kind, one in given.items()}
     lenders = []
@@ -263,7 +250,7 @@ def chosen_parts(method: str, layers: list[dict[str, Any]]) -> Chosen:
 
 def composed_title(method: Method, ids: Mapping[str, str]) -> str:
     """The method's title, with the parts that are not its own: "FedHEAL, trainer moon"."""
-    others = (kind for kind in method_parts.PART_KEYS if ids[kind] != getattr(method, kind))
+    others = (kind for kind in PART_KEYS if ids[kind] != getattr(method, kind))
     return ", ".join([method.title, *(f"{kind.replace('_', ' ')} {ids[kind]}" for kind in others)])
 
 
@@ -302,7 +289,7 @@ def asks_by_itself(config: RunConfig) -> bool:
 
 def can_ask(config: RunConfig) -> bool:
     """Whether a run can report the benefit of joining: not one that is itself what others are held against."""
-    parts = method_parts.method_parts(registry.get_method(config.method), config.settings, **config.parts)
+    parts = config.components
     chosen = config.headline == "best" and not parts.trainer.is_shared
     return not (parts.rule.alone or parts.selector.pools or chosen or parts.trainer.private)
 
@@ -311,7 +298,7 @@ def words(config: RunConfig) -> str:
     """What it costs that sites also train alone without being asked to, for whoever starts the run; "" on tables."""
     if not config.solo or tasks.load(config.task, config.preset, **config.options).quick:
         return ""
-    rounds = config.training["rounds"]
+    rounds = config.training.rounds
     cost = f"{rounds} rounds without exchange, up to as long as the run itself"
     return f"each site also trains alone: {cost} (--no-solo leaves it out)"
 
@@ -320,7 +307,7 @@ def with_benefit(config: RunConfig, solo: bool) -> RunConfig:
     """``config`` with the question or without it; raises UserError where no site could answer it."""
     if config.trees and not solo:
         raise UserError("trees: expected --solo with it, which reports the benefit of joining")
-    return config if solo == config.solo else checked_config(replace(config, solo=solo))
+    return config if solo == config.solo else replace(config, solo=solo)
 
 
 EVALUATED_AS = "fedavg"
@@ -357,23 +344,21 @@ def evaluation_of(
         options |= {"datalists": datalists, "site_names": ",".join(sites)}
     named = {"task.site_names": ",".join(sites)} if own else {}
     base = make_config(EVALUATED_AS, f"{config.task}:{config.preset}", values=named)
-    return checked_config(
-        dataclasses.replace(
-            base,
-            options=options,
-            training={**config.training, "rounds": 1},
-            **{key: getattr(config, key) for key in ("seed", "threads", "task_timeout", "threshold", "code")},
-            group_by=group_by or patients_by(config, task),
-            min_count=config.min_count if min_count is None else min_count,
-            min_sites=1,
-            accept=NO_MATTER,
-            init_from=init_from,
-            solo=False,
-            best_by=NO_CHOICE,
-            best_weight=0.5,
-            headline="final",
-            evaluation=True,
-        )
+    return replace(
+        base,
+        options=options,
+        training=replace(config.training, rounds=1),
+        **{key: getattr(config, key) for key in ("seed", "threads", "task_timeout", "threshold", "code")},
+        group_by=group_by or patients_by(config, task),
+        min_count=config.min_count if min_count is None else min_count,
+        min_sites=1,
+        accept=NO_MATTER,
+        init_from=init_from,
+        solo=False,
+        best_by=NO_CHOICE,
+        best_weight=0.5,
+        headline="final",
+        evaluation=True,
     )
 
 

@@ -8,18 +8,17 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fairflare.aggregators.base import SPREAD, Bounds, Combining, Rule, SummedRule
-from fairflare.core import registry, user_code, validation
+from fairflare.core import registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.core.schema import HIDDEN_METRICS
-from fairflare.core.settings import Owners, bare, exactly_the_keys
-from fairflare.core.types import Round, TensorSpec, Training
+from fairflare.core.types import Round, TensorSpec
 from fairflare.core.validation import SITE, expected
 from fairflare.data.tensors import LABEL
 from fairflare.engine.checks import NO_CHOICE
 from fairflare.engine.files import SUFFIX
 from fairflare.engine.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.method_parts import NO_STEP, MethodParts, method_parts, part, step_class
+from fairflare.engine.setup.method_parts import NO_STEP, MethodParts, step_class
 from fairflare.engine.setup.site_parts import shape
 from fairflare.participation import Selector
 from fairflare.privacy.secure_sums import MOST_CKKS_Q, NONE, WIDTHS, check_scheme
@@ -34,25 +33,23 @@ if TYPE_CHECKING:
     from fairflare.engine.setup.run_config import RunConfig
 
 
-def checked_config(config: RunConfig) -> RunConfig:
-    """``config``, whose fields have the right types, if everything in it is known and fits; raises UserError."""
-    entry = registry.get_method(config.method)
-    owners = Owners(registry.owners(entry, **config.parts))
-    settings = _exactly("settings", owners.full, config.settings)
-    made = method_parts(entry, settings, **config.parts)
-    training = _exactly("training", dict.fromkeys(registry.parameters(Training), Training), config.training)
-    if reason := made.trainer.unsuited_to(part(Training, training)):
+def check_config(config: RunConfig) -> None:
+    """Raise UserError unless everything in ``config``, whose fields have the right types, is known and fits."""
+    entry, made, training = registry.get_method(config.method), config.components, config.training
+    # By name: a plugin's file that is read anew makes its classes anew.
+    classes = {owner: cls.__qualname__ for owner, cls in registry.owners(entry, **config.parts).items()}
+    own = {owner: type(one).__qualname__ for owner, one in made.by_owner().items()}
+    expected("components", own == classes, f"parts of {', '.join(classes.values())}", own)
+    if reason := made.trainer.unsuited_to(training):
         raise UserError(f"{config.method}: {reason}")
-    cls = tasks.known(config.task)
-    options = _exactly("options", dict.fromkeys(registry.parameters(cls), cls), config.options)
-    task = tasks.load(config.task, config.preset, **options)
+    task = tasks.load(config.task, config.preset, **config.options)
     names = config.clients or list(task.sites())
     _check_sites(config, list(task.sites()))
     _check_selector(config, made.selector, names)
     if isinstance(task, OwnData):
         refuse_pooling(made.selector, f"task {config.task}, whose data belong to the sites")
     _check_early_end(config, made.selector, names)
-    after_settings = _check_after(config, task)
+    _check_after(config, task)
     if config.solo:
         _check_solo(config, made.rule, made.selector, names)
     if config.trees:  # examples are rows, and their kind says how
@@ -71,7 +68,7 @@ def checked_config(config: RunConfig) -> RunConfig:
     for module in config.code:
         expected("code", module.isidentifier() and module != user_code.PACKAGE, "names of modules", module)
     offer, pieces = task.offer(task.grouping(config.group_by)), list[Any]([made.rule, made.trainer, *made.probes])
-    if training["logit_tau"] and not offer.has_classes:
+    if training.logit_tau and not offer.has_classes:
         raise UserError(f"logit_tau: task {offer.task} has no class labels to adjust logits by; set logit_tau=0")
     if missing := next(filter(None, (piece.missing(offer) for piece in pieces)), ""):
         raise UserError(f"{config.method} on task {offer.task}: {missing}")
@@ -82,8 +79,6 @@ def checked_config(config: RunConfig) -> RunConfig:
         _check_sums(config, made, len(task.sites()) - bool(config.leave_out))
     if reason := misfit({"method": config.method, "rule": entry.rule, **config.parts}, made.rule, made.trainer):
         raise UserError(reason)
-    checked = {"settings": settings, "training": training, "options": options, "after_settings": after_settings}
-    return dataclasses.replace(config, **dict[str, Any](checked))
 
 
 def _check_script(config: RunConfig, trainer: Trainer) -> None:
@@ -128,7 +123,7 @@ def _check_evaluation(config: RunConfig) -> None:
         expected(name, getattr(config, name) == none, f"{none or 'no site'} in an evaluation", getattr(config, name))
     for name, value in (("solo", config.solo), ("stacked", config.stacked)):
         expected(name, not value, "false in an evaluation", value)
-    expected("rounds", config.training["rounds"] == 1, "1 in an evaluation", config.training["rounds"])
+    expected("rounds", config.training.rounds == 1, "1 in an evaluation", config.training.rounds)
 
 
 def _check_bounds(config: RunConfig, rule: Rule, trainer: Trainer) -> None:
@@ -189,13 +184,12 @@ def _check_solo(config: RunConfig, rule: Rule, selector: Selector, names: Iterab
         expected("solo: site", not f"{name}{SUFFIX}".endswith((ALONE_ENDING, WORK_ENDING)), endings, name)
 
 
-def _check_after(config: RunConfig, task: Task) -> dict[str, Any]:
-    """The checked settings of the step after the last round; raises UserError where the task lacks what it needs."""
-    cls = step_class(config.after)
-    if cls is None:
-        return _exactly("after_settings", {}, config.after_settings)
-    settings = _exactly("after_settings", dict.fromkeys(registry.parameters(cls), cls), config.after_settings)
-    step = part(cls, settings)
+def _check_after(config: RunConfig, task: Task) -> None:
+    """Raise UserError where the task lacks what the step after the last round needs."""
+    step = config.after_step
+    expected("after", type(step) is (step_class(config.after) or type(None)), f"a step for {config.after}", step)
+    if step is None:
+        return
     known = shape(task, task.grouping(config.group_by).names)
     if step.by == "group" and not known.groups:
         raise UserError("after.by: expected site, or group_by=ATTRIBUTE, for the run has no groups")
@@ -203,19 +197,12 @@ def _check_after(config: RunConfig, task: Task) -> dict[str, Any]:
         raise UserError("after.by: expected groups that are known of a new patient (group_by=ATTRIBUTE), got the label")
     if reason := step.missing(known):
         raise UserError(f"after: {reason}")
-    return settings
 
 
 def refuse_pooling(selector: Selector, where: str) -> None:
     """Raise UserError where ``selector`` trains on the data of all sites: they leave no site but in a simulation."""
     if selector.pools:
         raise UserError(f"selector pool: expected a simulated or published task in one process, got {where}")
-
-
-def _exactly(what: str, known: Mapping[str, type], values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` if they are all those of ``known`` (key -> the dataclass that has it), and no other."""
-    exactly_the_keys(what, values, known)
-    return {key: validation.exact(cls, bare(key), values[key], label=key) for key, cls in known.items()}
 
 
 def _check_sites(config: RunConfig, sites: list[str]) -> None:

@@ -176,7 +176,7 @@ class Join:
 
     @property
     def _end(self) -> Round:
-        rounds = self.plan.first.training["rounds"]
+        rounds = self.plan.first.training.rounds
         return Round(rounds, rounds)
 
     def _all(self, asked: Mapping[str, Instruction], transport: OfPhase, what: str) -> dict[str, Answer]:

@@ -184,8 +184,8 @@ def starts_anew(config: RunConfig, parts: Parts) -> bool:
     """Whether every round follows from the server's checkpoint alone: no site keeps anything for the next one."""
     trainer, training = parts.trainer, config.training
     plain = all(getattr(type(trainer), name) is getattr(Trainer, name) for name in ("train", "_train", "finish"))
-    steps = [training.get(name) for name in ("local_steps", "fewest_steps", "most_steps")]
-    keeps = training["keep_optimizer"] or any(number is not None for number in steps)
+    steps = (training.local_steps, training.fewest_steps, training.most_steps)
+    keeps = training.keep_optimizer or any(number is not None for number in steps)
     keeps |= any(type(probe).remember is not Probe.remember for probe in parts.probes)
     keeps |= config.secure_sum != NONE or config.best_by != NO_CHOICE
     return plain and trainer.is_shared and not keeps
@@ -264,7 +264,7 @@ def _sites_of(
 
 
 def _last(config: RunConfig) -> Round:
-    return Round(config.training["rounds"], config.training["rounds"])
+    return Round(config.training.rounds, config.training.rounds)
 
 
 def pooled(own: TensorData, others: Sequence[TensorData]) -> TensorData:

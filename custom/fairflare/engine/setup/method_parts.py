@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -14,7 +14,7 @@ from fairflare.aggregators.base import Rule
 from fairflare.core import registry, validation
 from fairflare.core.errors import UserError
 from fairflare.core.registry import Method
-from fairflare.core.settings import PROBE, Given, Owners, bare, owned
+from fairflare.core.settings import PROBE, Given, Owners, bare, exactly_the_keys, owned, whole
 from fairflare.core.types import Offer, Training
 from fairflare.participation import Selector
 from fairflare.probes.base import Probe
@@ -24,6 +24,7 @@ from fairflare.trainers.base import Trainer
 if TYPE_CHECKING:
     from fairflare.engine.after.base import AfterStep
 
+T = TypeVar("T")
 PART_KEYS = ("trainer", "selector", "server_optimizer")
 """The parts of a method that a user may replace."""
 NO_STEP = "none"
@@ -38,13 +39,24 @@ STEPS = (NO_STEP, *STEP_CLASSES)
 
 @dataclass(frozen=True)
 class MethodParts:
-    """The objects that a method's declaration names, with their settings."""
+    """The objects that a method's declaration names, with their settings, and the owners of these in their order."""
 
     rule: Rule
     trainer: Trainer
     probes: tuple[Probe, ...]
     selector: Selector
     server_optimizer: ServerOptimizer
+    owners: tuple[str, ...]
+
+    @classmethod
+    def of(cls, made: Mapping[str, Any]) -> MethodParts:
+        """From owner -> part: "rule", "trainer", "probe.ID", "select" and "server"."""
+        probes = tuple(one for owner, one in made.items() if owner.startswith(f"{PROBE}."))
+        return cls(made["rule"], made["trainer"], probes, made["select"], made["server"], tuple(made))
+
+    def by_owner(self) -> dict[str, Any]:
+        parts = (self.rule, self.trainer, *self.probes, self.selector, self.server_optimizer)
+        return dict(zip(self.owners, parts, strict=True))
 
 
 def default_parts(method: str | Method, values: Mapping[str, Any] | None = None) -> MethodParts:
@@ -59,17 +71,21 @@ def default_parts(method: str | Method, values: Mapping[str, Any] | None = None)
     entry = registry.get_method(method) if isinstance(method, str) else method
     owners = Owners(registry.owners(entry), entry.shared)
     found = defaults_of(entry, owners) | owners.resolved(values or {})
-    return method_parts(entry, {full: owners.checked(full, given) for full, given in found.items()})
+    return MethodParts.of({owner: part(cls, owners.values(owner, found)) for owner, cls in owners.classes.items()})
 
 
 def method_parts(entry: Method, settings: Mapping[str, Any], **ids: str) -> MethodParts:
-    """A method's parts from settings by full name, or with their defaults; raises UserError for a value that is unfit.
+    """A method's parts from every one of their settings by full name, as a file has them.
 
     ``ids`` are those of trainer, selector and server_optimizer, where they are not the method's own.
+
+    Raises:
+        UserError: a setting is missing, unknown or unfit.
     """
-    made = {owner: part(cls, owned(settings, owner)) for owner, cls in registry.owners(entry, **ids).items()}
-    probes = tuple(one for owner, one in made.items() if owner.startswith(f"{PROBE}."))
-    return MethodParts(made["rule"], made["trainer"], probes, made["select"], made["server"])
+    owners = Owners(registry.owners(entry, **ids))
+    exactly_the_keys("settings", settings, owners.full)
+    values = {full: validation.exact(cls, bare(full), settings[full], full) for full, cls in owners.full.items()}
+    return MethodParts.of({owner: part(cls, owned(values, owner)) for owner, cls in owners.classes.items()})
 
 
 def defaults_of(entry: Method, owners: Owners) -> dict[str, Given]:
@@ -93,13 +109,17 @@ def reference_of(entry: Method, owners: Owners) -> dict[str, Given]:
     return _declared(declared, entry.reference, owners)
 
 
-def part(cls: type, settings: Mapping[str, Any]) -> Any:
-    """An instance of a part or of Training with its share of ``settings`` by their own names; raises UserError."""
-    known = registry.parameters(cls)
+def part(cls: type[T], values: Mapping[str, Any]) -> T:
+    """An instance of a part, of Training or of a step, with checked ``values``; UserError where they do not fit."""
     try:
-        return cls(**{key: validation.parsed(cls, key, value) for key, value in settings.items() if key in known})
+        return cls(**values)
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def checked_part(cls: type[T] | None, what: str, values: Mapping[str, Any]) -> Any:
+    """``part`` of the JSON ``values`` of all its fields, None of none; UserError, which names ``what``, for others."""
+    return part(cls, whole(cls, what, values)) if cls else exactly_the_keys(what, values, ())
 
 
 def _declared(declared: Owners, values: Mapping[str, Any], owners: Owners) -> dict[str, Given]:

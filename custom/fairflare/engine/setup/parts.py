@@ -24,12 +24,11 @@ from torch import Tensor, nn
 from fairflare.aggregators.bounded import bounded
 from fairflare.core.errors import UserError
 from fairflare.core.execution import default_device
-from fairflare.core.types import StateDict, Training
+from fairflare.core.types import StateDict
 from fairflare.core.validation import SHA256, shown
 from fairflare.engine import files
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.pickled import read_pickled
-from fairflare.engine.setup.method_parts import part
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import Parts, chosen_probes, site_parts, without_weights
 from fairflare.trainers.base import Trainer
@@ -60,7 +59,7 @@ def build_parts(config: RunConfig, *, at_site: bool = False) -> Parts:
     if config.stacked:
         from fairflare.trainers.vmap_training import unstackable
 
-        if reason := unstackable(parts.network, parts.trainer, part(Training, config.training), default_device()):
+        if reason := unstackable(parts.network, parts.trainer, config.training, default_device()):
             raise UserError(f"stacked: {reason}")
     return parts
 

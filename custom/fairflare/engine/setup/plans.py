@@ -130,11 +130,11 @@ def reasons(config: RunConfig) -> list[str]:
         return []
     found = _looked_at(*key)
     run = {"best_by": config.best_by, "headline": config.headline}
-    owned = (("task", config.options), ("train", config.training), ("run", run))
+    owned = (("task", config.options), ("train", dataclasses.asdict(config.training)), ("run", run))
     values = {f"{owner}.{name}": value for owner, own in owned for name, value in own.items()}
     usual = tasks.known(config.task).presets[config.preset].training.lr
     usual = found.values("train", ()).get("lr", usual)
-    again = config.init_from and config.training["lr"] == AGAIN * usual
+    again = config.init_from and config.training.lr == AGAIN * usual
     lower = f"lr {AGAIN * usual:g}: starts from trained weights, {AGAIN:g} of the usual {usual:g} (--set lr={usual:g})"
     return found.reasons(values) + ([lower] if again else [])
 

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run is: every choice spelt out, so that ``config.json`` alone repeats it and a FLARE job can carry it."""
+"""What a run is: every choice spelt out, so that ``config.json`` alone repeats it and a FLARE job can carry it.
+
+Its parts, training and last step are objects, made once; whoever builds a server or a site takes them from here.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -11,13 +15,15 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 from fairflare.aggregators.base import LIARS, MIXES, SPREAD, At, Bounds, Mix
 from fairflare.core import registry, validation
-from fairflare.core.errors import UserError
 from fairflare.core.findings import ACCEPTABLE
-from fairflare.core.settings import Owners, bare, exactly_the_keys, flat, nested
+from fairflare.core.settings import exactly_the_keys, flat, nested, whole
+from fairflare.core.types import Training
 from fairflare.core.validation import CLIENT, FEDERATION, SHA256, Entries, Range, Seed, Sites, Text, expected
+from fairflare.engine.after.base import AfterStep
 from fairflare.engine.checks import BY, NO_CHOICE, RATIO
-from fairflare.engine.setup.config_checks import checked_config
-from fairflare.engine.setup.method_parts import NO_STEP, PART_KEYS, STEPS
+from fairflare.engine.setup import method_parts, tasks
+from fairflare.engine.setup.config_checks import check_config
+from fairflare.engine.setup.method_parts import NO_STEP, PART_KEYS, STEPS, MethodParts, checked_part, step_class
 from fairflare.privacy.secure_sums import SCHEMES
 from fairflare.privacy.sum_protocol import AUTO, NEIGHBOURS
 from fairflare.tasks.base import Task
@@ -36,13 +42,13 @@ Name = Annotated[str, Text(most=64, pattern=r"[A-Za-z0-9][A-Za-z0-9_-]*", words=
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """One federation, as JSON values.
+    """One federation, valid by construction: UserError for a value or a name that does not fit.
 
     Attributes:
         trainer: id of the trainer, the method's own unless the user combined it with another.
-        settings: every parameter of these, of the rule and the probes by full name ("rule.q"), see ``core.settings``.
+        components: the objects of these ids, of the rule and the probes; ``settings`` are all their parameters.
         preset: the preset that options and training settings started from.
-        training: every local training setting, T among them.
+        training: local training, T among its fields.
         seed: seeds the initial model and every site's work; the data have a seed of their own among the options.
         min_sites: accepted sites that a round needs. Where it is not set: half of the run's sites, rounded up, and at
             least two (three with secure sums).
@@ -80,6 +86,7 @@ class RunConfig:
         liars: share of the sites that mixing holds against.
         accept: codes of preflight's errors that count as warnings in this run, see ``findings.ACCEPTABLE``.
         after: what is done with the final model: "none", "recalibrate", "shares" or "conformal", see ``engine.after``.
+        after_step: the object of this name; None: nothing is done.
         best_by: how the best model among those of the rounds is chosen by validation: "none", "mean", "worst" or
             "trade-off", see ``engine.best``.
         best_weight: w of the trade-off, mean - w (mean - worst).
@@ -95,18 +102,17 @@ class RunConfig:
             ``tasks.folds``; "all": it trains on all of them and tests none; "": the task's own splits.
         join: candidates and folds of a join, see ``engine.setup.join_plan``; {}: one federation.
         code: module -> SHA-256 of the user's own files that the run needs, see ``user_code``.
-        format: of ``config.json``; a run that was begun in an old format keeps it, and with it its hash.
     """
 
     method: Name
     trainer: Name
     selector: Name
     server_optimizer: Name
-    settings: dict[str, Any]
+    components: MethodParts
     task: Name
     preset: Name
     options: dict[str, Any]
-    training: dict[str, Any]
+    training: Training
     seed: Seed = 0
     min_sites: Sites = 2
     threads: Annotated[int, Range(1, 1024)] = 1
@@ -136,7 +142,7 @@ class RunConfig:
     liars: Annotated[float, Range(0, 0.5)] = LIARS
     accept: Annotated[list[Code], Entries(16)] = dataclasses.field(default_factory=list)
     after: Annotated[str, Text(pattern="|".join(STEPS), words=f"one of {', '.join(STEPS)}")] = NO_STEP
-    after_settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    after_step: AfterStep | None = None
     best_by: Annotated[str, Text(pattern="|".join(BY), words=f"one of {', '.join(BY)}")] = NO_CHOICE
     best_weight: Annotated[float, Range(0, 1)] = 0.5
     headline: Annotated[str, Text(pattern="final|best", words="final or best")] = "final"
@@ -149,7 +155,22 @@ class RunConfig:
     fold: Annotated[str, Text(pattern=r"(all|\d{1,2}/\d{1,2}/\d{1,4})?", words="a fold as 0/5/0")] = ""
     join: dict[str, Any] = dataclasses.field(default_factory=dict)
     code: Annotated[dict[str, Fingerprint], Entries(100)] = dataclasses.field(default_factory=dict)
-    format: int = dataclasses.field(default=FORMAT, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in PLAIN:
+            object.__setattr__(self, name, validation.exact(type(self), name, getattr(self, name)))
+        object.__setattr__(self, "options", whole(tasks.known(self.task), "options", self.options))
+        check_config(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process reads it anew: it may not have imported the files that declare the parts."""
+        return RunConfig.from_json, (self.to_json(),)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every parameter of the components by full name ("rule.q"), see ``core.settings``."""
+        parts = self.components.by_owner().items()
+        return {f"{owner}.{key}": value for owner, one in parts for key, value in dataclasses.asdict(one).items()}
 
     @property
     def bounds(self) -> Bounds:
@@ -164,10 +185,14 @@ class RunConfig:
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``config.json`` but for what it says of the environment."""
-        content = without_later({"format": self.format, **dataclasses.asdict(self)})
-        if self.format != FORMAT:
-            return in_format_1(content)
-        return {**content, "settings": nested(self.settings)}
+        step = {} if self.after_step is None else dataclasses.asdict(self.after_step)
+        objects = {
+            "settings": nested(self.settings),
+            "training": dataclasses.asdict(self.training),
+            "after_settings": step,
+        }
+        plain = {name: copy.deepcopy(getattr(self, name)) for name in PLAIN}
+        return without_later({"format": FORMAT, **plain, **objects})
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RunConfig:
@@ -182,16 +207,17 @@ class RunConfig:
         expected("config", isinstance(content, Mapping), "keys and values", content)
         validation.check_plain("config", content)
         number = content.get("format")
-        if number not in (1, FORMAT) or type(number) is not int:
-            raise UserError(f"config: expected format {FORMAT} or 1, got {validation.shown(number)}")
-        if number == 1:
-            content = from_format_1(content)
-        elif "settings" in content:
-            content = {**content, "settings": flat(content["settings"])}
+        expected("config", number == FORMAT and type(number) is int, f"format {FORMAT}", number)
         content = with_later(content)
-        names = [field.name for field in dataclasses.fields(cls)]
-        exactly_the_keys("config", content.keys() - (DESCRIPTIONS - {"format"}), names)
-        return checked_config(cls(**{name: validation.exact(cls, name, content[name]) for name in names}))
+        exactly_the_keys("config", content.keys() - DESCRIPTIONS, JSON_NAMES)
+        names = {name: validation.exact(cls, name, content[name]) for name in ("method", *PART_KEYS, "after")}
+        method, ids = registry.get_method(names["method"]), {kind: names[kind] for kind in PART_KEYS}
+        return cls(
+            **{name: content[name] for name in PLAIN},
+            components=method_parts.method_parts(method, flat(content["settings"]), **ids),
+            training=checked_part(Training, "training", content["training"]),
+            after_step=checked_part(step_class(names["after"]), "after_settings", content["after_settings"]),
+        )
 
     def sha256(self) -> str:
         """Hash of the canonical JSON, but for what a job that continues the run may have otherwise."""
@@ -207,11 +233,16 @@ LEVELS: Mapping[str, Mapping[str, Any]] = {
 """Level of ``robust`` -> the settings that it stands for."""
 USUAL_LEVEL = "bounded"
 
-BESIDE = {"method", "settings", "task", "preset", "options", "training", "seed", "code", "format"}
+OBJECTS = {"components": "settings", "training": "training", "after_step": "after_settings"}
+"""Fields that hold objects -> the key of their settings in ``config.json``."""
+FIELDS = tuple(field.name for field in dataclasses.fields(RunConfig))
+PLAIN = tuple(name for name in FIELDS if name not in OBJECTS)
+"""Fields that hold JSON values."""
+JSON_NAMES = tuple(OBJECTS.get(name, name) for name in FIELDS)
+BESIDE = {"method", "settings", "task", "preset", "options", "training", "seed", "code"}
 BESIDE |= {"evaluation", "fold", "join"}
-"""Fields that are no settings of a run, but what it is made of."""
-NO_KEYS = {*BESIDE, *PART_KEYS, "after", "after_settings"}
-RUN_KEYS = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in NO_KEYS)
+"""Keys that are no settings of a run, but what it is made of."""
+RUN_KEYS = tuple(name for name in JSON_NAMES if name not in {*BESIDE, *PART_KEYS, "after", "after_settings"})
 """Settings of the run, whose owner is "run"; a step after the last round is chosen with its own."""
 
 
@@ -220,13 +251,13 @@ def site_of_client(config: RunConfig, task: Task) -> dict[str, str]:
     return dict(zip(config.clients or task.sites(), task.sites(), strict=True))
 
 
-SINCE = {"selector": "all", "server_optimizer": "none"}
-"""What format 2 says in addition, with what holds for a run in format 1."""
-
 FIRST = BESIDE - {"evaluation", "fold", "join"} | {*PART_KEYS, "min_sites", "threads", "group_by", "min_count"}
 FIRST |= {"leave_out", "clients", "federation", "task_timeout", "secure_sum", "max_norm_ratio", "accept"}
 """The fields that format 2 began with."""
-LATER = {name: default for name, default in registry.parameters(RunConfig).items() if name not in FIRST}
+LATER = {
+    name: default for name, default in registry.parameters(RunConfig).items() if name in PLAIN and name not in FIRST
+}
+LATER |= {"after_settings": {}}
 LATER_IN_TRAINING: Mapping[str, Any] = {"local_steps": None, "fewest_steps": None, "most_steps": None}
 LATER_IN_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "heart": {"reference": False, "scaling": "centre"},
@@ -255,22 +286,3 @@ def with_later(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _but(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in defaults or value != defaults[key]}
-
-
-def from_format_1(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The same content in the keys of format 2, its ``format`` stays 1; UserError for settings that its parts lack."""
-    if unknown := sorted(set(content) & {*SINCE, *LATER}):
-        raise UserError(f"config: unknown key {unknown[0]!r} in format 1")
-    method, trainer, settings = (content.get(key) for key in ("method", "trainer", "settings"))
-    if isinstance(method, str) and isinstance(trainer, str) and isinstance(settings, Mapping):
-        owners = Owners(registry.owners(registry.get_method(method), trainer, **SINCE))
-        exactly_the_keys("settings", settings, dict.fromkeys(map(bare, owners.full)))
-        settings = {full: settings[bare(full)] for full in owners.full}
-    found = {"settings": settings} if "settings" in content else {}
-    return {**content, **SINCE, **found}
-
-
-def in_format_1(content: Mapping[str, Any]) -> dict[str, Any]:
-    """``content`` of a run that was read in format 1, as it stood there."""
-    settings = {bare(full): value for full, value in content["settings"].items()}
-    return {**{key: value for key, value in content.items() if key not in SINCE}, "settings": settings}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,9 +19,8 @@ from fairflare.core.schema import Slot, slots_of
 from fairflare.core.seeds import forget_seeds, seed_everything
 from fairflare.core.types import Need, Number, Outline, StateDict, numbers_of, tensors_of
 from fairflare.data.tensors import Grouping
-from fairflare.engine.after.base import AfterStep, Shape
+from fairflare.engine.after.base import Shape
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.method_parts import method_parts, part, step_class
 from fairflare.participation import All, Selector
 from fairflare.privacy.disclosure import Budget
 from fairflare.probes.base import Probe
@@ -142,7 +141,7 @@ def site_parts(config: RunConfig, begin: Begin | None = None) -> Parts:
     method = registry.get_method(config.method)
     task = tasks.load(config.task, config.preset, **(config.options if begin else without_weights(config.options)))
     task = importlib.import_module(FOLDS).folded(task, config.fold) if config.fold else task
-    made = method_parts(method, config.settings, **config.parts)
+    made = config.components
     seed_everything(task.initial_seed(config.seed))
     network = task.network()
     forget_seeds()  # FLARE draws ports from Python's generator: two servers must not draw the same ones
@@ -191,12 +190,6 @@ def chosen_probes(rule: Rule, probes: Sequence[Probe], outline: Outline, trainer
     return tuple(
         p for p in probes if isinstance(p, own) or any(n in used or n.partition("/")[0] in used for n in reported[p])
     )
-
-
-def step_of(config: RunConfig) -> AfterStep | None:
-    """The run's step; None: there is none."""
-    cls = step_class(config.after)
-    return None if cls is None else cast("AfterStep", part(cls, config.after_settings))
 
 
 def shape(task: Task, groups: tuple[str, ...]) -> Shape:
