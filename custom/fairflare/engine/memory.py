@@ -123,7 +123,7 @@ class AnsweredFile:
         """All entries; raises UserError where the file is no such history."""
         if not files.is_there(self._path):
             return []
-        lines = files.read_bytes(self._path, files.MOST_LOG).split(b"\n")[:-1]
+        lines = files.read_bytes(self._path, files.MOST_JSON).split(b"\n")[:-1]
         try:
             found = [json.loads(line) for line in lines if line]
             sets = {one["set"]: one["sites"] for one in found if "sites" in one}
