@@ -104,7 +104,8 @@ def sites_of(config, parts):
     """The sites of a run by name, each in a network of its own; what needs no network is computed once for all runs."""
     sites = {name: build_site(config, parts, name) for name in site_names(config)}
     for site in sites.values():
-        site.trivial = partial(once_for_rows, site.trivial, parts.task)
+        of = site.exchanges["evaluate"]
+        of.trivial = partial(once_for_rows, of.trivial, parts.task)
     return sites
 
 

@@ -54,7 +54,7 @@ DEFECTS = [
     Defect(
         "egress: with secure sums an unmasked update leaves",
         "privacy/egress.py",
-        "if not self.sealed or answer.update is None:",
+        "if not self.secure or answer.update is None:",
         "if True or answer.update is None:",
         ("flare/test_egress.py",),
     ),

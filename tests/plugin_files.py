@@ -21,7 +21,7 @@ def loaded(*names):
     """Within: these plugins' methods are known; yields their modules by name."""
     names = [name for name in names if (FOLDER / f"{name}.py").is_file()]
     registry.methods()
-    tables = [registry._methods, *registry._parts.values()]
+    tables = [registry._methods, registry.exchanges, *registry._parts.values()]
     content, whole, done = [dict(table) for table in tables], set(registry._whole), set(plugins._done)
     before = os.environ.get(plugins.VARIABLE)
     os.environ[plugins.VARIABLE] = paths(*names)

@@ -10,7 +10,8 @@ from fairflare.engine.memory import Asked, AskedAgain
 from fairflare.engine.setup.assembly import build_site, server_part, site_names
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.privacy.secure_sums import Credentials, combine
+from fairflare.privacy.identity import Credentials
+from fairflare.privacy.secure_sums import combine
 from fairflare.privacy.sum_protocol import SumOrder, SumRefused
 
 ROUNDS = 4
@@ -59,8 +60,7 @@ class Federation:
 
     @property
     def terms(self):
-        after = self.sites[VICTIM].after
-        return after.step.terms(after.shape)
+        return self.sites[VICTIM].exchanges["after"].terms
 
     def other(self):
         return {key: value + 1.0 for key, value in self.model.items()}

@@ -71,7 +71,7 @@ def test_calibration_cases_are_still_asked_for_first(tmp_path):
     victim = Victim(after="recalibrate")
     victim.ask("solo")
     victim.ask("benefit")
-    orders = {str(i): 0.0 for i in range(victim.site.after.step.terms(victim.site.after.shape))}
+    orders = {str(i): 0.0 for i in range(victim.site.exchanges["after"].terms)}
     with pytest.raises(AskedAgain, match="results before the sums"):
         victim.site.handle(Instruction("adjust", LAST, victim.model, orders))
 
@@ -83,7 +83,7 @@ def test_the_model_trained_alone_does_not_leave():
     assert all(answer.update is None and not answer.tensors and not answer.metrics for answer in answers)
     egress = leaves(victim.config, victim.parts, 10)
     with pytest.raises(EgressRefused, match="weights in an answer to solo"):
-        egress.check("solo", Answer("VA", ROUNDS, update=victim.site.alone.model))
+        egress.check("solo", Answer("VA", ROUNDS, update=victim.site.exchanges["benefit"].alone.model))
     with pytest.raises(EgressRefused, match="not on the list"):
         egress.check("benefit", Answer("VA", ROUNDS, benefit={"solo.accuracy/patient 17": 1.0}))
 

@@ -6,12 +6,13 @@ import torch
 from cases import each
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
-from fairflare.engine.aggregation import SiteSums
+from fairflare.engine.exchanges.sums import SiteSums
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.assembly import build_site, server_part, site_names
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
-from fairflare.privacy.secure_sums import Credentials, combine
+from fairflare.privacy.identity import Credentials
+from fairflare.privacy.secure_sums import combine
 
 ROUNDS = 12
 VICTIM = "site-2"

@@ -19,6 +19,8 @@ from fairflare.cli.jobs import is_job
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.engine import audit, files, loop, memory
+from fairflare.engine.exchanges.evaluate import EvaluateAtSite
+from fairflare.engine.exchanges.train import TrainAtSite
 from fairflare.engine.files import LOCK, SERVER_LOCK, locked
 from fairflare.engine.memory import SiteMemory
 from fairflare.engine.setup.config import make_config
@@ -437,10 +439,10 @@ MOMENTS = {
     "the configuration half written": (while_replacing("config.json"), BEGIN),
     "the first site's data": (at(Site, "_find_data"), None),
     "the log's first line": (half_a_line, None),
-    "the first round": (at(Site, "_train"), None),
+    "the first round": (at(TrainAtSite, "train"), None),
     "the first checkpoint": (while_replacing("checkpoint.safetensors"), None),
-    "the second round": (at(Site, "_train", lambda site, order, *_: order.round.number == 2), None),
-    "evaluation": (at(Site, "_evaluate", lambda site, order, *_: order.task == "evaluate"), None),
+    "the second round": (at(TrainAtSite, "train", lambda half, site, order, *_: order.round.number == 2), None),
+    "evaluation": (at(EvaluateAtSite, "evaluate", lambda half, site, order, *_: order.task == "evaluate"), None),
     "the model": (while_replacing("model.safetensors"), None),
     "before the report": (at(write, "summarise"), None),
     "report.json": (while_replacing("report.json"), None),
@@ -512,7 +514,7 @@ def test_a_failed_run_with_force_brings_the_old_one_back(text, capsys, copy, mon
 
 def test_a_log_that_breaks_later_does_not_bring_the_old_run_back(capsys, copy):
     again = [*RUN, "--seed", "3", "--out", copy, "--force"]
-    assert in_child(*again, patch=at(Site, "_train")) == -signal.SIGKILL
+    assert in_child(*again, patch=at(TrainAtSite, "train")) == -signal.SIGKILL
     with (copy / "audit.jsonl").open("ab") as log:
         log.write(b"garbage\n")
     assert call(capsys, "resume", copy)[0] == 2
@@ -521,7 +523,7 @@ def test_a_log_that_breaks_later_does_not_bring_the_old_run_back(capsys, copy):
 
 def test_a_killed_run_with_force_goes_on_once_it_has_begun(capsys, copy):
     again = [*RUN, "--seed", "3", "--out", copy, "--force"]
-    assert in_child(*again, patch=at(Site, "_train")) == -signal.SIGKILL
+    assert in_child(*again, patch=at(TrainAtSite, "train")) == -signal.SIGKILL
     assert call(capsys, "resume", copy)[0] == 0 and not litter(copy)
     assert json.loads((copy / "report.json").read_text())["seed"] == 3
 
@@ -659,7 +661,7 @@ def test_force_keeps_and_names_a_strangers_file(name, capsys, copy):
 
 def test_force_knows_everything_that_a_run_writes(copy, capsys):
     from fairflare.flare.simulate import LOG
-    from fairflare.privacy.secure_sums import HE, SERVER_CONTEXT, SITE_CONTEXT
+    from fairflare.privacy.schemes import HE, SERVER_CONTEXT, SITE_CONTEXT
 
     (copy / LOG).write_text("")
     (copy / "preflight_site-1.txt").write_text("")
@@ -747,18 +749,18 @@ def test_contribution_does_not_replace_another_finished_run(capsys, copy):
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_run_in_one_line(number, code, capsys, tmp_path):
     def signalled():
-        original = Site._train
+        original = TrainAtSite.train
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background jobs are born like that
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # so are those of nohup
             signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-        def train(self, order, *more):
+        def train(self, site, order, *more):
             if order.round.number == 2:
                 os.kill(os.getpid(), number)
-            return original(self, order, *more)
+            return original(self, site, order, *more)
 
-        Site._train = train
+        TrainAtSite.train = train
 
     folder, said = tmp_path / "run", tmp_path / "said"
     assert in_child(*RUN, "--out", folder, patch=signalled, said=said) == code

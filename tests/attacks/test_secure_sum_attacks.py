@@ -14,7 +14,7 @@ from cases import each
 from fairflare.aggregators.fedism import FedISM
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
-from fairflare.engine.aggregation import KEPT, SiteSums
+from fairflare.engine.exchanges.sums import KEPT, SiteSums
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.memory import SiteMemory
 from fairflare.engine.server_sums import ServerSums

@@ -3,7 +3,7 @@
 
 import math
 
-from fairflare.core.schema import Spec, answer_fields
+from fairflare.core.schema import FURTHER, Spec, answer_fields
 from fairflare.studies.describe import leaving_rows
 
 
@@ -12,12 +12,14 @@ def answer_rows() -> list[dict[str, str]]:
     rows = []
     for name, spec in answer_fields().items():
         if spec.carried not in ("transport", "params_type"):
-            row = {"field": name, "exchanges": ", ".join(spec.exchanges), "range": _range(spec)}
+            exchanges = ", ".join(WORDS.get(one, one) for one in spec.exchanges)
+            row = {"field": name, "exchanges": exchanges, "range": _range(spec)}
             row["secure sums"] = "only with them" if spec.only_secure else SECURE[spec.secure]
             rows.append({**row, "meaning": spec.meaning})
     return rows
 
 
+WORDS = {FURTHER: "exchanges of plugins"}
 SECURE = {"plain": "in the clear", "later": "in the clear, with the update", "masked": "masked"}
 SECURE |= {"hidden": "stays at the site"}
 """What a table says of ``schema.Secure``."""
@@ -42,6 +44,7 @@ RANGES = {
     "sums": "so many finite numbers of at least 0 as the step says, of a form that cases can have",
     "clinical": "counts of at least the site's minimum; means by their meaning",
     "adjusted": "by the step, [after.md](after.md)",
+    "reports": "by the exchange",
     "benefit": "0 to 1, -1 to 1 for differences, [benefit.md](benefit.md)",
 }
 

@@ -21,9 +21,8 @@ from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.schema import Answer, answer_fields
 from fairflare.data.site_config import SiteConfig
-from fairflare.engine import aggregation, audit, loop, server_sums
-from fairflare.engine import site as site_module
-from fairflare.engine.aggregation import SiteSums
+from fairflare.engine import audit, combination, loop, server_sums
+from fairflare.engine.exchanges.sums import SiteSums
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
@@ -140,7 +139,7 @@ class Law:
         patch.setattr(SiteNoise, "applied", noised)
         patch.setattr(SiteSums, "trained", summed)
         clock = SimpleNamespace(monotonic=lambda: 0.0)
-        for module in (loop, aggregation, server_sums):
+        for module in (loop, combination, server_sums):
             patch.setattr(module, "time", clock)
         noon = SimpleNamespace(now=lambda zone: datetime(2026, 1, 1, 12, tzinfo=timezone.utc))
         patch.setattr(audit, "datetime", noon)
@@ -186,8 +185,8 @@ def test_every_other_method_is_refused(tmp_path, budget, method):
 
 @each("budget", ["record", "hospital"])
 def test_the_law_finds_what_a_site_does_not_withhold(tmp_path, monkeypatch, budget):
-    monkeypatch.setattr(site_module, "disclosed", lambda answer, task, of: answer)
-    monkeypatch.setattr("fairflare.privacy.egress.disclosed", lambda answer, task, of: answer)
+    for module in ("engine.site", "engine.exchanges.train", "engine.exchanges.evaluate", "privacy.egress"):
+        monkeypatch.setattr(f"fairflare.{module}.disclosed", lambda answer, task, of: answer)
     found = Law(budget, monkeypatch).holds("fedavg", tmp_path)
     assert {"train: metrics", "weigh: metrics"} & found and "audit.jsonl" in found
 

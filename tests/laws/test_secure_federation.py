@@ -14,8 +14,8 @@ from cases import each
 from fairflare.core.errors import DataError, RunFailed, UserError
 from fairflare.core.schema import Instruction
 from fairflare.core.types import Round
-from fairflare.engine.aggregation import SiteSums
 from fairflare.engine.audit import verify
+from fairflare.engine.exchanges.sums import SiteSums
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.server_sums import SelfMasked
 from fairflare.engine.setup.assembly import Credentials, build_federation, build_site

@@ -16,9 +16,10 @@ from fairflare.core.types import Round
 from fairflare.engine.after.base import Cases, Shape
 from fairflare.engine.after.conformal import Conformal, class_scores, fewest
 from fairflare.engine.after.recalibrate import EDGES, TEMPERATURES, Recalibrate, Shares
-from fairflare.engine.after.server import After
-from fairflare.engine.after.site import AfterAtSite
-from fairflare.engine.aggregation import Plain, PlainAtSite
+from fairflare.engine.answers import PlainAtSite
+from fairflare.engine.combination import Plain
+from fairflare.engine.exchanges.after import AfterAtServer, AfterAtSite
+from fairflare.engine.exchanges.base import Ended
 from fairflare.engine.setup.config import RunConfig, make_config, with_step
 from fairflare.functional.recalibration import fitted
 
@@ -403,7 +404,7 @@ class Sites:
             if one.task == "calibrate":
                 yield Answer(name, one.round.number, sums=part.sums(own))
             else:
-                total = PlainAtSite().total(one, part.step.terms(part.shape))
+                total = PlainAtSite().total(one, part.terms)
                 yield Answer(name, one.round.number, adjusted=part.adjust(total, own, "m"))
 
     def own(self, name, split):
@@ -413,9 +414,10 @@ class Sites:
 def federated(step, answers=(), **values):
     parts = {name: AfterAtSite(step, BINARY, **values) for name in "abc"}
     cases = {name: drawn(40 + 20 * i, seed=i, off=i) for i, name in enumerate("abc")}
-    after = After("recalibrate", step, BINARY)
+    after = AfterAtServer("recalibrate", step, BINARY)
     transport = Sites(parts, cases, answers)
-    return after.run(transport, Plain(), dict.fromkeys("abc", {}), Round(2, 2), dict.fromkeys("abc", 100)), cases
+    ended = Ended(transport, Plain(), dict.fromkeys("abc", {}), {}, Round(2, 2), dict.fromkeys("abc", 100))
+    return after.run(ended), cases
 
 
 @each("step", [Recalibrate(), Conformal()])
@@ -456,7 +458,7 @@ def test_a_site_that_lies_after_the_last_round_is_left_out_alone(step, task, ans
 )
 def test_parts_that_are_more_than_the_whole_are_refused(numbers):
     """They would weigh in the mean of a group."""
-    after = After("conformal", Conformal(), GROUPED)
+    after = AfterAtServer("conformal", Conformal(), GROUPED)
     found, _, rejections = after._inspect([Answer("a", 2, adjusted=numbers)], Round(2, 2), {"a": 100})
     assert not found and [r.code for r in rejections] == ["count_mismatch"]
     fine = {"n": 30.0, "n/young": 15.0, "n/old": 15.0, "n_risk": 30.0, "n_risk/old": 15.0, "own.risk/old": 0.5}

@@ -17,8 +17,9 @@ from fairflare.core.errors import UserError
 from fairflare.core.metric import named
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
-from fairflare.engine.after.server import Benefit
 from fairflare.engine.benefit import Pair, measured, reports
+from fairflare.engine.exchanges.base import Ended
+from fairflare.engine.exchanges.benefit import BenefitAtServer
 from fairflare.engine.files import read_model, read_tensors
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.assembly import build_site
@@ -162,9 +163,9 @@ def says(*rounds, **benefit):
 
 
 def asked(transport, early_end=WAITS):
-    benefit = Benefit(reports(("accuracy",), (), ("a",)), "sgd", ("accuracy",), (), early_end)
+    benefit = BenefitAtServer(reports(("accuracy",), (), ("a",)), "sgd", ("accuracy",), (), early_end)
     models = dict.fromkeys(transport.answers, {})
-    return benefit.run(transport, {}, models, Round(3, 3), dict.fromkeys(models, 100))
+    return benefit.run(Ended(transport, None, models, {}, Round(3, 3), dict.fromkeys(models, 100)))
 
 
 def test_a_site_that_needs_longer_is_asked_again_while_it_gets_on():
@@ -214,13 +215,14 @@ def alone(folder):
     site = build_site(
         make_config("fedavg", "heart:full", rounds=4, values={"solo": True}), PARTS, "VA", folder / "VA.safetensors"
     )
-    return site, site._by_itself(site.alone).handle
+    half = site.exchanges["benefit"]
+    return half.alone, half.by_itself(site).handle
 
 
 def test_training_alone_is_kept_on_the_way_and_goes_on_to_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setattr("fairflare.engine.alone.KEPT_AFTER", 0.0)
     whole, train = alone(tmp_path / "whole")
-    assert whole.alone.advance(PARTS.model, train) == 4
+    assert whole.advance(PARTS.model, train) == 4
     torn, train = alone(tmp_path / "torn")
 
     def until_the_third(instruction):
@@ -229,12 +231,12 @@ def test_training_alone_is_kept_on_the_way_and_goes_on_to_the_same_bits(tmp_path
         return train(instruction)
 
     with pytest.raises(KeyboardInterrupt):
-        torn.alone.advance(PARTS.model, until_the_third)
+        torn.advance(PARTS.model, until_the_third)
     again, train = alone(tmp_path / "torn")
     asked_for = []
-    assert again.alone.advance(PARTS.model, lambda one: asked_for.append(one.round.number) or train(one)) == 4
+    assert again.advance(PARTS.model, lambda one: asked_for.append(one.round.number) or train(one)) == 4
     assert asked_for == [3, 4]
-    assert all(torch.equal(value, again.alone.model[key]) for key, value in whole.alone.model.items())
+    assert all(torch.equal(value, again.model[key]) for key, value in whole.model.items())
 
 
 def run(folder, *chosen, method="fedavg"):
@@ -371,9 +373,10 @@ def test_training_alone_in_parts_and_over_a_restart_is_the_same(tmp_path, values
     assert whole.handle(ask).benefit == {"rounds": 3.0}
     for rounds in (1, 2, 3):
         part = site_of(config, tmp_path)
-        part.alone.seconds = 0.0
+        part.exchanges["benefit"].alone.seconds = 0.0
         assert part.handle(ask).benefit == {"rounds": rounds}
-    assert all(torch.equal(part.alone.model[key], value) for key, value in whole.alone.model.items())
+    parted, model = (site.exchanges["benefit"].alone.model for site in (part, whole))
+    assert all(torch.equal(parted[key], value) for key, value in model.items())
 
 
 def test_a_personal_model_is_what_the_site_would_use(tmp_path):

@@ -236,17 +236,17 @@ def test_no_run_there_is_one_line(capsys, tmp_path, command):
 
 def test_a_site_that_fails_midway_leaves_the_last_model(capsys, tmp_path, monkeypatch):
     """All sites send NaN in round 2: exit code 1, one line, and a report that says so."""
-    from fairflare.engine.site import Site
+    from fairflare.engine.exchanges.train import TrainAtSite
 
-    train = Site._train
+    train = TrainAtSite.train
 
-    def poisoned(self, instruction):
-        answer = train(self, instruction)
+    def poisoned(self, site, instruction):
+        answer = train(self, site, instruction)
         if instruction.round.number == 2:
             next(iter(answer.update.values())).fill_(float("nan"))
         return answer
 
-    monkeypatch.setattr(Site, "_train", poisoned)
+    monkeypatch.setattr(TrainAtSite, "train", poisoned)
     code, _, err = call(capsys, *RUN[:-1], "3", "--out", tmp_path / "run")
     assert code == 1 and "round 2: 0 accepted sites" in err.splitlines()[-1]
     report = json.loads((tmp_path / "run" / "report.json").read_text())

@@ -251,5 +251,7 @@ def test_a_site_looks_at_its_test_cases_once():
     hook.remove()
     assert sum(passed) == site.data.size("val") + site.data.size("test")
     parts.network.load_state_dict(parts.model)
-    assert answer.clinical and answer.clinical == site.clinical.of_model(Cases(*site._predict("test", plain)))
+    assert answer.clinical and answer.clinical == site.exchanges["clinical"].of_model(
+        Cases(*site.predict("test", plain))
+    )
     assert site.handle(dataclasses.replace(asked, orders={})).clinical == {}

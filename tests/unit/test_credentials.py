@@ -7,8 +7,9 @@ import pytest
 
 from fairflare.core.errors import UserError
 from fairflare.flare.credentials import OF_CLIENT, Certificate, server_credentials, site_credentials
+from fairflare.privacy.identity import NoIdentity
 from fairflare.privacy.sum_keys import PairwiseKeys, verified
-from fairflare.privacy.sum_protocol import NoIdentity, SumOrder, SumRefused
+from fairflare.privacy.sum_protocol import SumOrder, SumRefused
 from kits import certificate, new_key, write_kit
 
 RUN = "a run"

@@ -29,7 +29,7 @@ from fairflare.flare.site_policy import Policy
 from fairflare.flare.staging import modules_of_run, needed
 from fairflare.functional import decision, exchange
 from fairflare.functional.decision import Design
-from fairflare.privacy.secure_sums import Credentials
+from fairflare.privacy.identity import Credentials
 from fairflare.report.join import OutOfFold, answers, in_place
 from fairflare.studies import join_job
 from fairflare.studies.join import Question
@@ -259,9 +259,9 @@ def die(*args, **kwargs):
 @each("point", ["a fold's second round", "a fold's test", "the second sum", "the last total", "a regression's sum"])
 def test_a_join_that_is_killed_goes_on_to_the_same_numbers(point, whole, plain, tmp_path, monkeypatch):
     config, place, result, *_ = whole if point == "a regression's sum" else plain
-    turns = {"a fold's second round": (Federation, "_round", 5), "a fold's test": (site.FoldSite, "_test", 7)}
-    turns |= {"the second sum": (site.Exchange, "sums", 7), "the last total": (site.Phases, "_clean", 3)}
-    turns["a regression's sum"] = (site.Exchange, "adjust", 112)
+    turns = {"a fold's second round": (Federation, "_round", 5), "a fold's test": (site.FoldTest, "_test", 7)}
+    turns |= {"the second sum": (site.JoinSums, "sums", 7), "the last total": (site.Phases, "_clean", 3)}
+    turns["a regression's sum"] = (site.JoinSums, "adjust", 112)
     kind, name, turn = turns[point]
     folder = tmp_path / "join"
     if not (child := os.fork()):
@@ -436,6 +436,6 @@ def test_few_patients_tell_nothing(n, ill, least, told, tmp_path, folder):
         tmp_path / "answer",
     )
     mine = (lambda: exchange.Hospital(labels, risks), tmp_path / "sums.safetensors", answer, print, lambda n: "")
-    one = site.Exchange(plan, "east", exchange.FIRST, least, *mine)
+    one = site.JoinSums(plan, "east", exchange.FIRST, least, *mine)
     assert any(one.sums(None)) == told
     assert len(one.sums(None)) == exchange.many(3)

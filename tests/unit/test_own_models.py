@@ -96,7 +96,7 @@ def test_final_results_stand_side_by_side(tmp_path):
     own = load_checkpoint(tmp_path / "checkpoint.safetensors").models["site-2"]
     site = make_sites()["site-2"]
     site.network.load_state_dict(own)
-    assert sites["site-2"]["personal"]["test"] == site._score("test")
+    assert sites["site-2"]["personal"]["test"] == site.score("test")
 
 
 def test_killed_and_continued_they_are_the_same(tmp_path, monkeypatch):

@@ -101,9 +101,9 @@ def test_the_personal_model_is_evaluated_beside_the_shared_one_and_is_what_its_f
     assert answer.update is None and answer.personal.keys() == answer.metrics.keys()
     model = read_tensors(personal_file(path))
     site.network.load_state_dict(model)
-    assert answer.personal["test"] == site._score("test")
+    assert answer.personal["test"] == site.score("test")
     site.network.load_state_dict(initial_model())
-    assert answer.metrics["test"] == site._score("test")
+    assert answer.metrics["test"] == site.score("test")
 
 
 def test_only_the_final_model_of_the_run_is_paired_with_the_personal_one(trainers, tmp_path):

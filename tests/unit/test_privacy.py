@@ -15,6 +15,7 @@ from fairflare.core.errors import EgressRefused
 from fairflare.core.schema import Answer
 from fairflare.core.types import Number
 from fairflare.data.site_config import stricter
+from fairflare.engine.exchanges.sums import sealed_check, sizes_in_rounds
 from fairflare.privacy.counts import released, released_unions
 from fairflare.privacy.egress import Egress
 
@@ -92,7 +93,8 @@ COMPARE = {
     "sealed": {},
 }
 EMPTY = {**COMPARE, "scalars": {}, "seconds": {}}
-SECRET = dataclasses.replace(EGRESS, scalars=(), sealed=range(816, 817))
+SEALED = {"sealed": sealed_check(sizes_in_rounds(range(816, 817)))}
+SECRET = dataclasses.replace(EGRESS, scalars=(), secure=True, checks=SEALED)
 WEIGHED = {**TRAIN, "scalars": {}, "metrics": {"auc": 0.5}}
 
 

@@ -160,7 +160,7 @@ def test_masks_that_do_not_cancel_are_noticed(sites, order):
 
 @pytest.mark.parametrize("dtype, leaves", [(torch.int32, True), (torch.int64, True), (torch.float32, False)], ids=str)
 def test_whole_numbers_alone_leave(dtype, leaves):
-    egress = Egress(MODEL, (), (), (), sealed=range(1, 100))
+    egress = Egress(MODEL, (), (), (), secure=True)
     answer = Answer("site-1", 1, update={"weight": torch.zeros(4, dtype=dtype)}, update_kind=MASKED)
     if leaves:
         egress.check_final(answer)

@@ -26,6 +26,8 @@ from fairflare.core.types import Number, Outline, Round, TensorSpec
 from fairflare.engine import field_checks
 from fairflare.engine.checks import check_received, checked_seconds
 from fairflare.engine.clinical import View
+from fairflare.engine.exchanges.base import refusing
+from fairflare.engine.exchanges.sums import sealed_check
 from fairflare.engine.gate import Gate, inspect_evaluation
 from fairflare.engine.traffic import Traffic
 from fairflare.flare import wire
@@ -36,7 +38,7 @@ from fairflare.flare.wire import (
     instruction_to_model,
 )
 from fairflare.privacy import egress as egress_module
-from fairflare.privacy.egress import Egress
+from fairflare.privacy.egress import Egress, check_scalars
 
 MODEL = {"weight": torch.zeros(2, 3), "count": torch.tensor(1)}
 SLOTS = {"proto/a": Slot((3,), required=True, bound=10.0), "proto/b": Slot((3,), bound=10.0)}
@@ -55,8 +57,15 @@ def sums_of_two(value):
 
 VIEW = View()
 EGRESS = Egress(
-    MODEL, NUMBERS, RANGES, ("a",), tensors=SLOTS, personal=True, sums=sums_of_two, adjusted=ADJUSTED, benefit=BENEFIT,
-    clinical=lambda value, as_binned: VIEW.checked(value, least=3, as_binned=as_binned),
+    MODEL, NUMBERS, RANGES, ("a",), tensors=SLOTS, personal=True,
+    checks={
+        "sealed": sealed_check({"sum": {"sum": range(3, 4)}}),
+        "sums": refusing(sums_of_two, "sums"),
+        "adjusted": lambda value, task: check_scalars(value, ADJUSTED),
+        "benefit": lambda value, task: check_scalars(value, BENEFIT),
+        "reports": lambda value, task: check_scalars(value, BENEFIT),
+        "clinical": lambda value, task: VIEW.checked(value, least=3, as_binned=task == "evaluate"),
+    },
 )  # fmt: skip
 RESULTS = {"val": {"auc": 0.5}, "test": {"auc": 0.6}, "n": {"val": 3.0, "test": 4.0}, "groups": {"val": {}, "test": {}}}
 VALUES = {
@@ -74,6 +83,7 @@ VALUES = {
     "sums": [3.0, 1.0],
     "adjusted": {"own.slope": 0.5},
     "benefit": {"n": 30.0, "solo.auc": 0.5},
+    "reports": {"n": 30.0},
     "clinical": {"n": 30.0, "brier": 0.2, "positives": 12.0, "flagged": 9.0, "true_positives": 8.0},
     "signed": {"numbers": "0" * 64, "signature": "c2lnbmVk" * 40},
 }
@@ -107,6 +117,7 @@ BAD = {
     "signed": [{"numbers": "patient 17"}, {"signature": 17}, {"note": "text"}, ["text"]],
     "sums": [[3.0], [3.0, -1.0], [3.0, math.nan], {"sum": 3.0}, [3.0, 4.0]],
     "adjusted": [{"own.slope": 91.0}, {"own.slope": math.nan}, {"age": 0.5}, [0.5]],
+    "reports": [{"n": -1.0}, {"n": math.nan}, {"age": 91.0}, [0.5]],
     "benefit": [{"solo.auc": 1.5}, {"solo.auc": math.nan}, {"solo.age": 0.5}, [0.5]],
     "clinical": [
         {"n": 2.0, "brier": 0.2},
@@ -193,7 +204,7 @@ def test_sites_that_are_sent_the_same_share_a_broadcast_and_no_others():
 @each("name, value", CASES, ids=str)
 def test_egress_refuses_a_wrong_value_of_every_field(name, value):
     task = task_of(name)
-    egress = dataclasses.replace(EGRESS, sealed=range(3, 4)) if task == "sum" else EGRESS
+    egress = dataclasses.replace(EGRESS, secure=True) if task == "sum" else EGRESS
     egress.check(task, good(task))
     if name == "round" and value == 1:
         return  # only the server knows which round it asked for
@@ -211,7 +222,7 @@ def test_the_gate_refuses_or_drops_a_wrong_value_of_every_field(name, value):
         assert refused or "diary" not in found["site-1"]["personal"]
         assert refused or not found["site-1"]["personal"]["test"] or found["site-1"]["personal"]["test"] == {"auc": 0.6}
         return
-    if name in ("sums", "adjusted", "benefit", "clinical"):
+    if name in ("sums", "adjusted", "benefit", "reports", "clinical"):
         return  # tests/unit/test_after.py, test_benefit.py, tests/attacks/test_clinical_attacks.py
     if name in ("sealed", "signed"):
         return  # the gate reads neither; tests/unit/test_secure_sums.py, test_countersigned.py

@@ -46,13 +46,23 @@ MOST_FILES, MOST_LINES = 230, 20_000
 """Of a site's copy: what a reviewer reads in an afternoon."""
 
 
+@functools.cache
+def of_task(task):
+    """Preset and options; of a task that names no sites here, or finds them by itself, the task's defaults."""
+    if task not in OWN:
+        return None, {}
+    made = make_config("fedavg", task, values=OWN[task])
+    return made.preset, made.options
+
+
 class Run:
     """As much of a configuration as decides what is carried."""
 
     def __init__(self, method, task, after="none"):
         entry = registry.get_method(method)
         self.method, self.task, self.evaluation, self.fold, self.after = method, task, False, "", after
-        self.join, self.options, self.site_epsilon, self.secure_sum = {}, {}, 0.0, "masks"
+        self.join, self.site_epsilon, self.secure_sum, self.solo, self.exchanges = {}, 0.0, "none", False, []
+        self.preset, self.options = of_task(task)
         kinds = ("trainer", "selector", "server_optimizer")
         self.parts = {kind: getattr(entry, kind) for kind in kinds}
 
@@ -138,7 +148,7 @@ def test_a_job_with_a_hospitals_budget_carries_its_noise():
 def test_a_site_is_sent_no_server():
     """The loop, the gate, the log's readers and what weighs updates stay at the server."""
     names = {path.as_posix() for path in at_site("fedavg", "tabular")}
-    server = ("loop", "gate", "norms", "best", "scoring", "history", "after/server")
+    server = ("loop", "gate", "norms", "best", "scoring", "history", "combination", "server_sums")
     assert not names & {f"engine/{name}.py" for name in server}
     assert not names & {"engine/setup/assembly.py", "engine/setup/parts.py"}
     assert not names & {"flare/controller.py", "aggregators/bounded.py"}
@@ -191,7 +201,8 @@ def test_imports_by_name_are_known():
             found[path.relative_to(SOURCE).as_posix()] = True
     known = {"__init__.py", "engine/setup/tasks.py", "core/plugins.py", "core/registry.py", "core/user_code.py"}
     known |= {"networks/monai_networks.py", "core/metric.py", "flare/executor.py", "engine/setup/at_site.py"}
-    known |= {"engine/setup/site_parts.py", "engine/setup/method_parts.py"}
+    known |= {"engine/setup/site_parts.py", "engine/setup/method_parts.py", "engine/setup/config_checks.py"}
+    known |= {f"engine/exchanges/{name}.py" for name in ("base", "clinical", "sums")}
     known |= {"flare/egress.py", "flare/staging.py", "networks/own.py", "privacy/secure_sums.py"}
     known |= {"trainers/newton.py"}
     assert not {name for name in found if name.split("/")[0] not in DESK - {"datasets"}} - known, sorted(found)

@@ -39,7 +39,7 @@ from fairflare.flare.site_policy import FILES as POLICY_FILES
 from fairflare.flare.staging import APPS, SIDES
 from fairflare.functional.exchange import LEAST_PATIENTS, many, many_by_regression
 from fairflare.inference.atomic_output import replaced
-from fairflare.privacy.secure_sums import NONE, SITE_CONTEXT
+from fairflare.privacy.schemes import NONE, SITE_CONTEXT
 from fairflare.studies import display
 from fairflare.studies.describe import leaving
 from fairflare.studies.folders import check_path, content

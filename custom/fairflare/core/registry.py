@@ -44,6 +44,8 @@ _methods: dict[str, Method] = {}
 _parts: dict[str, dict[str, type]] = {kind: {} for kind in BASES}
 _whole: set[str] = set()
 """Methods that have been checked together with their parts, once every plugin is there."""
+exchanges: dict[str, type] = {}
+"""Exchanges of plugins by id, see ``engine.exchanges.base.exchange``."""
 _open: dict[str, bool] = {}
 """Methods declared without a rule's id, whose rule is the class below the declaration."""
 
@@ -278,7 +280,7 @@ def _import_home(kind: str, id: str) -> bool:
 
 
 def _discover() -> None:
-    names = plugins.load((_methods, _open, *_parts.values()), _refuse_open)
+    names = plugins.load((_methods, exchanges, _open, *_parts.values()), _refuse_open)
     for id in list(_methods):
         _check_once(id, *names[:1])
 

@@ -23,12 +23,17 @@ if TYPE_CHECKING:
     import torch
 
 
-TaskName = Literal[
-    "preflight", "train", "compare", "sum", "weigh", "reveal", "evaluate", "calibrate", "adjust", "solo", "benefit"
-]
+_ROUND = ("train", "compare", "sum", "weigh", "reveal")
+_AFTER = ("calibrate", "adjust")
+_BENEFIT = ("solo", "benefit")
+TASKS = ("preflight", *_ROUND, "evaluate", *_AFTER, *_BENEFIT)
+"""What the package's own exchanges ask; a plugin's exchange has further names."""
+FURTHER = "further"
+"""Stands among a field's ``exchanges`` for those of plugins."""
 Kind = Literal[
     "task", "round", "difference", "update", "model", "count", "numbers", "orders", "tensors", "metrics", "evaluation",
-    "statement", "seconds", "sealed", "sums", "adjusted", "benefit", "clinical", "head", "signed", "name", "error",
+    "statement", "seconds", "sealed", "sums", "adjusted", "benefit", "clinical", "reports", "head", "signed", "name",
+    "error",
 ]  # fmt: skip
 """What a value is, and so how it is checked: the gate and the egress check have one check per kind."""
 Carried = Literal["params", "params_type", "metrics", "meta", "round", "transport"]
@@ -65,12 +70,13 @@ class Spec:
         only_secure: whether the field travels in runs with secure sums alone.
         hidden: names within the field that secure sums hide.
         audit: whether the accepted value stands in the audit log.
+        sparse: whether messages leave the field out where it is empty.
         meaning: for people: the table in docs/what-leaves.md and the report show it.
     """
 
     kind: Kind | Mapping[str, Kind]
     meaning: str
-    exchanges: tuple[TaskName, ...] = ("train",)
+    exchanges: tuple[str, ...] = ("train",)
     required: bool = False
     low: float = float("-inf")
     high: float = float("inf")
@@ -79,6 +85,7 @@ class Spec:
     only_secure: bool = False
     hidden: tuple[str, ...] = ()
     audit: bool = False
+    sparse: bool = False
     carried: Carried = "meta"
 
     def kind_in(self, task: str) -> Kind:
@@ -89,6 +96,7 @@ class Spec:
 
     def travels(self, task: str, *, secure: bool = False) -> bool:
         """Whether the field may hold something in an answer to ``task``; ``secure``: in a run with secure sums."""
+        task = task if task in TASKS else FURTHER
         if self.only_secure:
             return secure and task in self.exchanges
         if not secure:
@@ -107,10 +115,8 @@ def _field(kind: Kind | Mapping[str, Kind], meaning: str, *, default: Any = None
     return dataclasses.field(default=default, metadata=metadata)
 
 
-_AFTER: tuple[TaskName, ...] = ("calibrate", "adjust")
-_BENEFIT: tuple[TaskName, ...] = ("solo", "benefit")
-_ALL: tuple[TaskName, ...] = ("preflight", "train", "compare", "sum", "weigh", "reveal", "evaluate", *_AFTER, *_BENEFIT)
-_OF_MODELS: tuple[TaskName, ...] = ("train", "compare", "evaluate", *_AFTER, *_BENEFIT)
+_ALL = (*TASKS, FURTHER)
+_OF_MODELS = ("train", "compare", "evaluate", *_AFTER, *_BENEFIT, FURTHER)
 _METRICS: dict[str, Kind] = {"train": "metrics", "evaluate": "evaluation", "preflight": "statement"}
 
 
@@ -128,7 +134,7 @@ class Instruction:
     trains alone, and "benefit" asks how much better the federation's serves it.
     """
 
-    task: TaskName = _field("task", "what to do", default=MISSING, exchanges=_ALL, required=True, carried="transport")
+    task: str = _field("task", "what to do", default=MISSING, exchanges=_ALL, required=True, carried="transport")
     round: Round = _field("round", "t and T", default=MISSING, exchanges=_ALL, required=True, carried="round")
     model: StateDict = _field(
         "model", "the model", default=MISSING, exchanges=_OF_MODELS, required=True, carried="params"
@@ -222,6 +228,9 @@ class Answer:
         "per bin of the risk, or of times steps of survival curves; after the last round, of one model",
         default={}, exchanges=("evaluate", "adjust"),
     )  # fmt: skip
+    reports: Any = _field(
+        "reports", "numbers that an exchange of a plugin declares", default={}, exchanges=(FURTHER,), sparse=True
+    )
     signed: Any = _field(
         "signed", "the site's signature of this answer and of the log's head, in runs with certificates",
         default={}, exchanges=("preflight", "train", "compare", "evaluate"),

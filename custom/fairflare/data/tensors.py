@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from fairflare.core.errors import UserError
 from fairflare.core.execution import moved
+from fairflare.core.types import LABEL as LABEL
 from fairflare.core.types import Batch, SplitName
 from fairflare.core.validation import shown
 from fairflare.data.inputs import Scaling
@@ -305,7 +306,6 @@ def _range(values: Sequence[float]) -> list[float]:
     return [min(values), max(values)]
 
 
-LABEL = "label"
 NONE = "none"
 MOST_GROUPS = 10_000
 LONGEST_NAME = 200

@@ -30,9 +30,9 @@ from fairflare.core.schema import Answer, Instruction, Transport
 from fairflare.engine.files import is_there, private, reading, size_of
 from fairflare.engine.hashes import model_hash
 from fairflare.privacy import log_files
+from fairflare.privacy.identity import Identity
 from fairflare.privacy.log_files import COLUMNS
 from fairflare.privacy.statements import LAST, SIGNED, answer_bytes, head_bytes
-from fairflare.privacy.sum_protocol import Identity
 
 GENESIS = "0" * 64
 CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))

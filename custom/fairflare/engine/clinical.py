@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fairflare.core.seeds import derive
+from fairflare.core.types import CLINICAL as CLINICAL
 from fairflare.core.types import MOST_EXAMPLES, Number
-from fairflare.engine.after.base import Cases, Chosen
 from fairflare.engine.checks import Refused, checked_scalars
+from fairflare.engine.evaluation import Cases, Chosen
 from fairflare.functional import calibration as maths
 from fairflare.functional.calibration import CELLS, Array, Bins, Ints
 from fairflare.privacy.counts import released, released_unions
@@ -45,8 +46,6 @@ OF_BIN: Mapping[str, str] = {
     "risk": "their summed risks",
 }
 BIN = "bin."
-CLINICAL = "clinical"
-"""Where a site's numbers stand in the log."""
 DIGITS, RISK_DIGITS = 5, 2
 """Decimals of means and of summed risks that leave: more would be a fingerprint of who the patients are."""
 ROUNDING = 0.006
@@ -201,6 +200,8 @@ RESAMPLES = 400
 @dataclass(frozen=True)
 class ClinicalAtSite:
     """A site's part; no number of fewer than ``min_count`` patients leaves, None: none does; ``seed``: of resamples."""
+
+    tasks: ClassVar[Mapping[str, Any]] = {}
 
     view: View
     min_count: int | None = 10

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fairflare.core.types import MOST_EXAMPLES, Number
-from fairflare.engine.after.base import Cases, Chosen
 from fairflare.engine.checks import Refused
 from fairflare.engine.clinical import DIGITS, ClinicalAtSite, Numbers, View
+from fairflare.engine.evaluation import Cases, Chosen
 from fairflare.functional import survival as maths
 from fairflare.functional.intervals import Array
 from fairflare.privacy.counts import released

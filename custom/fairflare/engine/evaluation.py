@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -20,8 +23,39 @@ if TYPE_CHECKING:
 
 Predictions = tuple[Tensor, Tensor, Tensor]
 """Condensed outputs and targets, and the groups (N,)."""
+Chosen = npt.NDArray[np.bool_]
 Condense = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """What is kept of one batch of outputs and targets."""
+
+
+def plain(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    return outputs.double(), targets
+
+
+@dataclass(frozen=True)
+class Cases:
+    """A site's cases of one split, condensed (see ``Condense``).
+
+    Attributes:
+        outputs: float64 (N, ...).
+        targets: (N, ...).
+        members: (N,) index of each case's group, -1 where it is in none.
+    """
+
+    outputs: Tensor
+    targets: Tensor
+    members: Tensor
+
+    @property
+    def n(self) -> int:
+        return len(self.targets)
+
+    @property
+    def finite(self) -> bool:
+        """Whether all outputs are; those of a model that has diverged are not, and nothing follows from them."""
+        return bool(torch.isfinite(self.outputs).all())
+
+
 LEVEL = 0.95
 ENDS = ("low", "high")
 ALIKE = 1e-6

@@ -30,6 +30,8 @@ FORMAT = 4
 """Of the log; in format 3 every line was whole, and in format 2 a round's own line held its model's scores."""
 READABLE = (2, 3, FORMAT)
 """Format 1 had none written down, and bound neither rule state nor reports."""
+FURTHER = "exchange"
+"""Event of an exchange of a plugin."""
 REPORT, COUNTERSIGNED, COMPLETED = "report", "countersigned", "completed"
 """Events of lines that record a report, and sites' signatures of the log; the status of a run that came to its end."""
 
@@ -60,6 +62,7 @@ SHAPES: dict[str, dict[Any, Any]] = {
     "best": {**CHOICE, "round": int, "values": {str: NUMBERS}, "sites": {str: dict}, **OF_MODEL},
     "after": {"step": str, "by": str, "split": str, "sites": {str: NUMBERS}, **OF_MODEL},
     "benefit": {"trainer": str, "draws": int, "level": NUMBER, "sites": {str: NUMBERS}, **OF_MODEL},
+    FURTHER: {"exchange": str, "sites": {str: NUMBERS}, **OF_MODEL},
     "risk": {"shadows": int, "level": NUMBER, "sites": {str: NUMBERS}, **OF_MODEL},
     "finish": {"status": str, "reason": str, "model_sha256": str},
     COUNTERSIGNED: {"of": str, "signed": {str: dict}},
@@ -298,6 +301,7 @@ _STEPS = {
     "best": _best,
     "after": _after,
     "benefit": _after,
+    FURTHER: _after,
     "risk": _after,
     "finish": _finish,
     "resume": _resume,

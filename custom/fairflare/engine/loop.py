@@ -17,14 +17,13 @@ from fairflare.aggregators.base import Outcome, Rule
 from fairflare.core.errors import NO_SPACE, RunFailed, UserError, is_full
 from fairflare.core.manifest import all_versions
 from fairflare.core.schema import IN_USE, Answer, Instruction, Transport, flat
-from fairflare.core.types import PERSONAL, Info, Reply, Round, StateDict
+from fairflare.core.types import CLINICAL, PERSONAL, Info, Reply, Round, StateDict
 from fairflare.engine import files, history
-from fairflare.engine.after.server import After, Benefit
-from fairflare.engine.aggregation import Aggregation, Plain, Trained
 from fairflare.engine.audit import AuditLog, Countersigned
 from fairflare.engine.best import LAST, Backlog, Beside, Best, Choice, Score, Scored, check_files
 from fairflare.engine.checks import Rejection, silent
-from fairflare.engine.clinical import CLINICAL
+from fairflare.engine.combination import Aggregation, Plain, Trained
+from fairflare.engine.exchanges.base import AtServer, Ended
 from fairflare.engine.files import save_checkpoint, save_tensors
 from fairflare.engine.gate import Gate, Verdict, by_site, inspect_evaluation, round_entry, steps_of, too_few, usable
 from fairflare.engine.hashes import model_hash
@@ -33,7 +32,7 @@ from fairflare.engine.preflight import Statement, inspect_preflight, refusal, tu
 from fairflare.engine.straggler_policy import EarlyEnd, Participation
 from fairflare.engine.traffic import Spooled, Traffic
 from fairflare.participation import All, Selector
-from fairflare.privacy.sum_protocol import Identity
+from fairflare.privacy.identity import Identity
 from fairflare.server_optimizers.base import Add, ServerOptimizer
 from fairflare.trainers.base import PlainTrainer, ServerState, Trainer
 
@@ -64,6 +63,7 @@ class Federation:
         selector: says which of the training sites that are there take part in a round; min_sites is judged among them.
         early_end: when the transport ends a round's training exchange; who is missing then is late and not absent.
         trainer: the sites', for its server half.
+        exchanges: what is asked after the last round, in this order.
         signer: signs the log's heads and checks the sites' signatures; None: there are no certificates.
     """
 
@@ -88,9 +88,8 @@ class Federation:
     seed: int = 0
     early_end: EarlyEnd = field(default_factory=EarlyEnd)
     trainer: Trainer = field(default_factory=PlainTrainer)
-    after: After | None = None
     choice: Choice = field(default_factory=Choice)
-    benefit: Benefit | None = None
+    exchanges: Sequence[AtServer] = ()
     signer: Identity | None = None
 
     def run(self, initial: StateDict) -> StateDict:
@@ -106,7 +105,7 @@ class Federation:
         self._backlog = Backlog(self.folder, self.rounds, self.score, self.beside, self.scored_rounds)
         self._best = Best(self.folder, self.choice)
         standing = [self._open(initial, follower)]
-        self._first = initial if self.benefit is not None else {}
+        self._first = initial if any(one.needs_first for one in self.exchanges) else {}
         del initial, follower  # the next model takes its place in memory
         with contextlib.closing(self._backlog):
             return self._run(standing.pop()).model
@@ -137,8 +136,8 @@ class Federation:
             for number in range(standing.round + 1, self.rounds + 1):
                 standing = self._round(standing, Round(number, self.rounds))
             chosen = self._choose(standing, self._evaluate(standing))
-            self._adjust(standing, chosen)
-            self._compare_with_solo(standing, chosen)
+            for exchange in self.exchanges:
+                self._ask(exchange, standing, chosen)
             self._log_scores(self._backlog.rest(standing.round))
         except RunFailed as failure:
             self._fail(standing, str(failure))
@@ -400,32 +399,20 @@ class Federation:
         """Whether the run's results, and what follows them, are of the chosen model, which every site uses as it is."""
         return self.choice.chooses and self.choice.shown and self.trainer.is_shared
 
-    def _adjust(self, standing: files.Checkpoint, chosen: StateDict) -> None:
-        """The step after the last round, at every site that is there; it leaves model and state as they are."""
-        if self.after is None:
-            return
-        present, away = self._participation.of(self.transport.sites())
+    def _ask(self, exchange: AtServer, standing: files.Checkpoint, chosen: StateDict) -> None:
+        """One exchange with the sites that are there; it leaves model and state as they are."""
+        present, away = self._participation.of(
+            self._training_sites() if exchange.of_training_sites else self.transport.sites()
+        )
         models = self.rule.in_use(chosen, standing.models, present)
+        # The run may go on where this configuration makes another initial model than the one that it began with.
+        other = exchange.needs_first and self._audit.first.get("model_sha256") not in (None, model_hash(self._first))
+        first = None if other else self._first
         with self._backlog.while_sites(Beside.EVALUATION):
-            found, rejections = self.after.run(self._traffic, self.aggregation, models, self._end, standing.declared)
+            ended = Ended(self._traffic, self.aggregation, models, first, self._end, standing.declared)
+            content, rejections = exchange.run(ended)
         rejected = by_site(rejections + self._participation.absent(away))
-        self._log("after", **found, rejected=rejected, model_sha256=self._sha256)
-
-    def _compare_with_solo(self, standing: files.Checkpoint, chosen: StateDict) -> None:
-        """The benefit of joining for each site that has trained and is there; it leaves model and state as they are."""
-        if self.benefit is None:
-            return
-        present, away = self._participation.of(self._training_sites())
-        models = self.rule.in_use(chosen, standing.models, present)
-        last, other = self._end, list[Rejection]()
-        if self._audit.first.get("model_sha256") not in (None, model_hash(self._first)):
-            # The run goes on where this configuration makes another initial model than the one that it began with.
-            why = "this machine makes another initial model than the run began with"
-            models, other = {}, [Rejection(site, "first_model", why) for site in present]
-        with self._backlog.while_sites(Beside.EVALUATION):
-            found, rejections = self.benefit.run(self._traffic, self._first, models, last, standing.declared)
-        rejected = by_site(rejections + other + self._participation.absent(away))
-        self._log("benefit", **found, rejected=rejected, model_sha256=self._sha256)
+        self._log(exchange.event, **content, rejected=rejected, model_sha256=self._sha256)
 
     def _results(
         self, models: Mapping[str, StateDict], used: Collection[str] = (), round: Round | None = None

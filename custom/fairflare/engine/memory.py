@@ -34,6 +34,8 @@ SPENT_ENDING = ".privacy.json"
 """What the name of a site's file of spent privacy budgets ends in; no run's end takes it away."""
 ANSWERED_ENDING = ".answered.jsonl"
 """Of the history of secure sums that a site has answered, over jobs."""
+MOST_ANSWERED = 1 << 30
+"""Bytes of that history."""
 ENDINGS = (AFTER_ENDING, ASKED_ENDING, INPUTS_ENDING, ALONE_ENDING, WORK_ENDING, RESULTS_ENDING)
 WAIT = 30.0
 """Seconds that a job which continues a federation gives the process of the job before to end."""
@@ -123,7 +125,7 @@ class AnsweredFile:
         """All entries; raises UserError where the file is no such history."""
         if not files.is_there(self._path):
             return []
-        lines = files.read_bytes(self._path, files.MOST_JSON).split(b"\n")[:-1]
+        lines = files.read_bytes(self._path, MOST_ANSWERED).split(b"\n")[:-1]
         try:
             found = [json.loads(line) for line in lines if line]
             sets = {one["set"]: one["sites"] for one in found if "sites" in one}

@@ -12,17 +12,18 @@ from typing import Any, TypeVar
 import torch
 
 from fairflare.aggregators.base import added_whole
-from fairflare.core.schema import Answer, Declared, Instruction, SiteModels, Spec, TaskName, Transport, answer_fields
+from fairflare.core.schema import Answer, Declared, Instruction, SiteModels, Spec, Transport, answer_fields
 from fairflare.core.tensor_files import Stored, gathered
 from fairflare.core.types import Reply, Round, StateDict
 from fairflare.engine import checks
-from fairflare.engine.aggregation import CheckSums, Combined, Total, Trained
+from fairflare.engine.combination import CheckSums, Combined, Total, Trained
 from fairflare.engine.gate import Verdict, reply_of
 from fairflare.engine.norms import SUM, norms_of
+from fairflare.privacy.identity import PROOF, Sealed
 from fairflare.privacy.referee import barred
 from fairflare.privacy.secure_sums import Ring, Scale, combine_updates, masked_sizes, passed_on
-from fairflare.privacy.sum_keys import NONE, PROOF, SEALED, SHARE, recover, self_masked, stream_of, threshold
-from fairflare.privacy.sum_protocol import ATTEMPTS, Sealed, SumRefused
+from fairflare.privacy.sum_keys import NONE, SEALED, SHARE, recover, self_masked, stream_of, threshold
+from fairflare.privacy.sum_protocol import ATTEMPTS, SumRefused
 
 T = TypeVar("T")
 
@@ -191,7 +192,7 @@ class ServerSums:
     def _ask(
         self,
         transport: Transport,
-        task: TaskName,
+        task: str,
         roster: list[str],
         round: Round,
         check: Callable[[Answer], T],

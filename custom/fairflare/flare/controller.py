@@ -45,7 +45,7 @@ from fairflare.flare import paths
 from fairflare.flare.credentials import OF_SERVER, log_signer, server_credentials
 from fairflare.flare.tracking import Tracking
 from fairflare.flare.wire import ERROR_HEADER, answer_from_model, instruction_to_model
-from fairflare.privacy.secure_sums import NONE
+from fairflare.privacy.schemes import NONE
 from fairflare.report.audit_reader import RunLog, TensorBoard
 from fairflare.report.write import write_report
 

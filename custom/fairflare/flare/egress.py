@@ -114,7 +114,7 @@ class EgressFilter(DXOFilter):
     def _masked(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO:
         """With secure sums an update leaves masked or not at all."""
         assert self._egress is not None  # _check has made it
-        if not self._egress.sealed or str(fl_ctx.get_prop(FLContextKey.TASK_NAME)) != self._egress.task_with_update:
+        if not self._egress.secure or str(fl_ctx.get_prop(FLContextKey.TASK_NAME)) != self._egress.task_with_update:
             return dxo
         mask = fl_ctx.get_prop(MASK)
         if mask is None:

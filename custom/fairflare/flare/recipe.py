@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from nvflare.recipe.spec import Recipe
 
 from fairflare.core import plugins, user_code
 from fairflare.core.errors import UserError
+from fairflare.engine.exchanges.base import find
 from fairflare.engine.files import INITIAL
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
@@ -83,6 +84,7 @@ class FairRecipe(Recipe):
         if preinstalled and (own := [*user_code.code_files(), *plugins.files()]):
             raise UserError(f"--preinstalled: the job would have to carry {own[0].name}")
         self.config, self.simulation, self.preinstalled = config, simulation, preinstalled
+        self._tasks = tasks_of(config)
         poll = SITES_POLL if poll is None and simulation else poll
         super().__init__(_make_job(config, name or job_name(config), simulation, preinstalled, poll))
         self._staging: tempfile.TemporaryDirectory | None = None
@@ -108,21 +110,21 @@ class FairRecipe(Recipe):
         config.task_result_filters[:] = [
             ({task}, list(filters)) for chain, filters in config.task_result_filters for task in chain
         ]
-        for task in _named(tasks):
+        for task in _named(tasks, self._tasks):
             super().add_client_output_filter(filter, [task], clients)
 
     def add_client_input_filter(
         self, filter: Filter, tasks: list[str] | None = None, clients: list[str] | None = None
     ) -> None:
-        for task in _named(tasks):
+        for task in _named(tasks, self._tasks):
             super().add_client_input_filter(filter, [task], clients)
 
     def add_server_output_filter(self, filter: Filter, tasks: list[str] | None = None) -> None:
-        for task in _named(tasks):
+        for task in _named(tasks, self._tasks):
             super().add_server_output_filter(filter, [task])
 
     def add_server_input_filter(self, filter: Filter, tasks: list[str] | None = None) -> None:
-        for task in _named(tasks):
+        for task in _named(tasks, self._tasks):
             super().add_server_input_filter(filter, [task])
 
     def add_cse_validator_if_needed(self) -> None:
@@ -150,9 +152,9 @@ class FairRecipe(Recipe):
         """
         for app in self._job._deploy_map.values():
             for chain in app.app_config.task_data_filters + app.app_config.task_result_filters:
-                _named(chain[0])
+                _named(chain[0], self._tasks)
         chains = self._client_config.task_result_filters
-        chains[:] = _egress_last(chains)
+        chains[:] = _egress_last(chains, self._tasks)
         if _evaluations(self._job) and PERSISTOR not in self._job._deploy_map[SERVER_SITE_NAME].app_config.components:
             # A server has to allow it in jobs without code: only those that need it name it.
             federation = self.config.federation
@@ -212,24 +214,31 @@ def job_name(config: RunConfig) -> str:
     return f"{config.method}_{config.task}".replace("-", "_")
 
 
-def _named(tasks: Iterable[str] | None) -> list[str]:
+def tasks_of(config: RunConfig) -> list[str]:
+    """The tasks that a job's sites know, those of its plugins' exchanges among them."""
+    return [*TASKS, *(task for name in config.exchanges for task in find(name).tasks)]
+
+
+def _named(tasks: Iterable[str] | None, known: Sequence[str]) -> list[str]:
     """The tasks, all of them when None. FLARE finds filters by a task's exact name: one for "*" would never run."""
-    chosen = TASKS if tasks is None else sorted(tasks)
+    chosen = known if tasks is None else sorted(tasks)
     for task in chosen:
-        if task not in TASKS:
-            raise UserError(f"filter for task {task!r}: no such task; known: {', '.join(TASKS)}")
+        if task not in known:
+            raise UserError(f"filter for task {task!r}: no such task; known: {', '.join(known)}")
     return list(chosen)
 
 
-def _egress_last(chains: list[tuple[set[str], list[Filter]]]) -> list[tuple[set[str], list[Filter]]]:
+def _egress_last(
+    chains: list[tuple[set[str], list[Filter]]], known: Sequence[str]
+) -> list[tuple[set[str], list[Filter]]]:
     """The filters of each task in their order, the egress filter last; tasks that share all share a chain."""
     egress = next(one for _, filters in chains for one in filters if isinstance(one, EgressFilter))
-    own: dict[str, list[Filter]] = {task: [] for task in TASKS}
+    own: dict[str, list[Filter]] = {task: [] for task in known}
     for tasks, filters in chains:
         for task in tasks:
             own[task] += [one for one in filters if one is not egress]
     groups: dict[tuple[int, ...], tuple[set[str], list[Filter]]] = {}
-    for task in TASKS:
+    for task in known:
         chain = [*own[task], egress]
         groups.setdefault(tuple(map(id, chain)), (set(), chain))[0].add(task)
     return list(groups.values())
@@ -255,9 +264,11 @@ def _make_job(config: RunConfig, name: str, simulation: bool, preinstalled: bool
     job.comp_ids = {"persistor_id": PERSISTOR}  # where FLARE's evaluation helpers look
     job.to_server(MetricsArtifactWriter(), id="metrics_artifact_writer")
     for_sites = {**content, "options": without_weights(content["options"])}
-    job.to_clients(FairExecutor(for_sites), tasks=TASKS)
+    job.to_clients(FairExecutor(for_sites), tasks=tasks_of(config))
     egress = EgressFilter(for_sites)
-    for task in TASKS:  # FLARE's sets of tasks are equal or disjoint, and a user's filter may be for one task alone
+    for task in tasks_of(
+        config
+    ):  # FLARE's sets of tasks are equal or disjoint, and a user's filter may be for one task alone
         job.to_clients(egress, tasks=[task], filter_type=FilterType.TASK_RESULT)
     if poll is not None:
         job.to_server({"server": {"task_request_interval": poll}})

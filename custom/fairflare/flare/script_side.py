@@ -21,7 +21,7 @@ from fairflare.core.manifest import all_versions
 from fairflare.core.metric import finite
 from fairflare.core.schema import SPLITS, Answer, Instruction
 from fairflare.core.types import Round, StateDict
-from fairflare.engine.site import difference
+from fairflare.engine.exchanges.train import difference
 from fairflare.flare.wire import answer_to_model, instruction_from_model
 from fairflare.functional.perturbation import rho_at
 

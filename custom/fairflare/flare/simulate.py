@@ -29,7 +29,8 @@ from fairflare.datasets import cache
 from fairflare.engine.files import AUDIT, LOCAL_FINDINGS, remove_files
 from fairflare.engine.setup.config import RunConfig
 from fairflare.privacy.log_files import log_files
-from fairflare.privacy.secure_sums import HE, SERVER_CONTEXT, SITE_CONTEXT, make_contexts
+from fairflare.privacy.schemes import HE, SERVER_CONTEXT, SITE_CONTEXT
+from fairflare.privacy.secure_sums import make_contexts
 from fairflare.tasks.base import DATA_FOLDER
 
 if TYPE_CHECKING:

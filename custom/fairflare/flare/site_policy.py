@@ -35,16 +35,17 @@ from fairflare.core.settings import document
 from fairflare.core.user_code import check_name
 from fairflare.core.validation import Entries, Range
 from fairflare.core.validation import expected as expect
+from fairflare.engine.exchanges.clinical import event_of
 from fairflare.engine.files import read_json
 from fairflare.engine.memory import SPENT_ENDING
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.at_site import event_of, spender
+from fairflare.engine.setup.at_site import spender
 from fairflare.engine.setup.method_parts import NO_STEP
 from fairflare.engine.setup.run_config import JSON_NAMES, RunConfig
 from fairflare.flare.paths import STATE, unescaped
 from fairflare.networks import monai_networks
 from fairflare.networks.own import class_path
-from fairflare.privacy.secure_sums import NONE
+from fairflare.privacy.schemes import NONE
 
 FILES = ("fairflare_policy.yaml", "fairflare_policy.yml", "fairflare_policy.json")
 SOLO, JOIN = "solo", "join"
@@ -68,8 +69,8 @@ class Policy:
         min_count: the least ``min_count`` of a job; None: any.
         secure_sum: True takes jobs with secure sums only.
         after: steps after the last round that jobs may have, which ask for numbers over single cases: "recalibrate",
-            "shares", "conformal", "solo" for the benefit of joining, and "join" for jobs that ask it fold by fold.
-            None: all.
+            "shares", "conformal", "solo" for the benefit of joining, "join" for jobs that ask it fold by fold, and ids
+            of exchanges of plugins. None: all.
         thresholds: risks from which on jobs may count patients as flagged (the run key ``threshold``, else the task's),
             since two that lie close tell of the few between; None: all.
         epsilon: the most that jobs together may spend of it, by their sum in the site's ``*.privacy.json``; then every
@@ -110,6 +111,9 @@ class Policy:
             raise UserError(f"after: expected one of {', '.join((NO_STEP, *self.after))}, got {config.after!r}")
         if self.after is not None and config.solo and SOLO not in self.after:
             raise UserError("solo: expected false, for this site does not report its benefit of joining")
+        others = [name for name in config.exchanges if self.after is not None and name not in self.after]
+        if others:
+            raise UserError(f"exchanges: expected some of {', '.join(self.after or ())}, got {others[0]!r}")
         if self.after is not None and config.join and JOIN not in self.after:
             raise UserError("join: expected none, for this site does not report its benefit of joining")
         if self.thresholds is not None or self.columns is not None:

@@ -24,16 +24,19 @@ from fairflare.core import manifest, metric, plugins, registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.core.manifest import imports, module_files, package_files, reached, sha256_of
 from fairflare.core.plugins import installed_modules
+from fairflare.engine.exchanges import base as exchanges
+from fairflare.engine.exchanges.clinical import CURVES
+from fairflare.engine.exchanges.sums import SITE_NOISE
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.at_site import AFTER, CURVES, EXTERNAL, SITE_NOISE
-from fairflare.engine.setup.method_parts import NO_STEP, STEP_CLASSES
+from fairflare.engine.setup.at_site import EXTERNAL
+from fairflare.engine.setup.method_parts import STEP_CLASSES
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import FOLDS
 from fairflare.flare.egress import JOIN
 from fairflare.flare.executor import SCRIPT
 from fairflare.functional.likelihood import COX_SUMS
 from fairflare.networks.own import MONAI, is_own
-from fairflare.privacy.secure_sums import module_of as sums_module
+from fairflare.privacy.schemes import module_of as sums_module
 from fairflare.tasks.own.script import Script
 
 PACKAGE = "fairflare"
@@ -181,12 +184,13 @@ def modules_of_run(config: RunConfig) -> list[str]:
     classes = [*registry.owners(entry, **config.parts).values(), tasks.known(config.task)]
     homes = [f"{PACKAGE}.{module}" for module, _ in registry.BASES.values()]
     wanted = {SCRIPT: config.task == Script.name, EXTERNAL: config.evaluation, FOLDS: bool(config.fold)}
-    wanted |= {SITE_NOISE: bool(config.site_epsilon), AFTER: config.after != NO_STEP}
+    wanted[SITE_NOISE] = bool(config.site_epsilon)
     wanted |= {sums_module("ckks"): True} if config.secure_sum == "ckks" else {}
     wanted[MONAI] = is_own(str(config.options.get("model", "")))
     own, _ = STEP_CLASSES.get(config.after, ("", ""))
     wanted |= {module: module == own for module, _ in STEP_CLASSES.values()}
     named = [name for name, asked in wanted.items() if asked]
+    named += exchanges.modules(config, tasks.load(config.task, config.preset, **config.options))
     return [metric.OWN, registry.home(entry.id), *homes, *(cls.__module__ for cls in classes), *named]
 
 

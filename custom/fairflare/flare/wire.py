@@ -14,7 +14,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from nvflare.apis.dxo import DataKind, from_shareable
@@ -34,7 +34,6 @@ from fairflare.core.schema import (
     Carried,
     Instruction,
     Spec,
-    TaskName,
     answer_fields,
     carried_as,
     instruction_fields,
@@ -94,7 +93,7 @@ def instruction_from_model(task_name: str, model: FLModel) -> Instruction:
         model.params = joined(model.params, shapes["params"])
     found = _read(instruction_fields(), model)
     found |= {name: joined(found[name], shapes[name]) for name in _tensors() if name in shapes}
-    return Instruction(task=cast(TaskName, task_name), round=Round(model.current_round, model.total_rounds), **found)
+    return Instruction(task=task_name, round=Round(model.current_round, model.total_rounds), **found)
 
 
 def validation_from_shareable(shareable: Shareable) -> Instruction:
@@ -158,9 +157,11 @@ def _at(part: Carried, message: Instruction | Answer) -> Any:
 
 
 def _meta(message: Instruction | Answer) -> dict[str, Any]:
-    found = {name: getattr(message, name) for name in carried_as("meta", _fields(message))}
+    fields = _fields(message)
+    found = {name: getattr(message, name) for name in carried_as("meta", fields)}
+    found = {name: value for name, value in found.items() if value or not fields[name].sparse}
     return {
-        name: (_whole(value) if _fields(message)[name].kind == "tensors" else dict(value))
+        name: (_whole(value) if fields[name].kind == "tensors" else dict(value))
         if isinstance(value, Mapping)
         else value
         for name, value in found.items()

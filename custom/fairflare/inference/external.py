@@ -34,10 +34,13 @@ from fairflare.data.site_config import SiteConfig, stricter
 from fairflare.data.tensors import TensorData, as_float
 from fairflare.engine.after.base import Cases, plain
 from fairflare.engine.benefit import Pair, measured
+from fairflare.engine.clinical import NOTHING
 from fairflare.engine.evaluation import LEVEL, Predictions, over_patients, predict
+from fairflare.engine.exchanges import clinical
+from fairflare.engine.exchanges.evaluate import EvaluateAtSite
 from fairflare.engine.gate import inspect_evaluation
 from fairflare.engine.setup.assembly import about as about_task
-from fairflare.engine.setup.at_site import clinical_at_site, leaves, view_of
+from fairflare.engine.setup.at_site import leaves, of_run
 from fairflare.engine.setup.config import RunConfig, evaluation_of
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.site import Site
@@ -249,6 +252,7 @@ class _Hospital:
 
     def _site(self) -> Site:
         config, parts, least = self._config, self._parts, self._least
+        evaluate = EvaluateAtSite(trivial=partial(constant_results, parts.task, min_count=least))
         return Site(
             name=self._name,
             data=self._data,
@@ -263,9 +267,14 @@ class _Hospital:
             groups=parts.grouping.names,
             min_count=least,
             egress=leaves(config, parts, least, self._own),
-            clinical=clinical_at_site(config, parts, least, self._name) if self._own.clinical else None,
-            trivial=partial(constant_results, parts.task, min_count=least),
+            exchanges={"evaluate": evaluate} | ({"clinical": half} if (half := self._clinical) is not None else {}),
         )
+
+    @property
+    def _clinical(self) -> Any:
+        """The site's half of ``exchanges.clinical``; None: the hospital or the task has none."""
+        run = of_run(self._config, self._parts, self._name, self._least)
+        return clinical.EXCHANGE.at_site(run) if self._own.clinical and clinical.view_of(run) is not NOTHING else None
 
     @property
     def _training(self) -> Training:
@@ -278,7 +287,7 @@ class _Hospital:
         answer = self._site().handle(Instruction("evaluate", LAST, model, {IN_USE: 1.0}))
         if answer.error:
             raise RunFailed(f"{self._name}: {answer.error}")
-        view = view_of(self._config, self._parts)
+        view = clinical.view_of(of_run(self._config, self._parts))
         groups, metrics = self._parts.grouping.names, self._parts.metrics
         found, rejected = inspect_evaluation([answer], LAST.number, groups, metrics, False, view)
         if rejected:
@@ -332,9 +341,9 @@ class _Hospital:
         metrics = finite(task.evaluate(*task.condense(changed, cases.targets)))
         ends = over_patients((*task.condense(changed, cases.targets), cases.members), task, least, metrics)
         kept, none = ends.get(INTERVALS, {}), {"low": None, "high": None}
-        site = clinical_at_site(self._config, self._parts, least, self._name) if self._own.clinical else None
+        site = self._clinical
         numbers = site.after(cases, np.exp(log_softmax(refit.outputs, axis=1)), None) if site is not None else {}
-        threshold = view_of(self._config, self._parts).threshold
+        threshold = clinical.view_of(of_run(self._config, self._parts)).threshold
         return {
             "kind": refit.kind,
             "folds": refit.folds,

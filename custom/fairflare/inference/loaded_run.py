@@ -27,11 +27,12 @@ from fairflare.data.tensors import LABEL
 from fairflare.engine.after.base import AfterStep, Fit, Shape, fit_of
 from fairflare.engine.after.conformal import Conformal, class_scores
 from fairflare.engine.after.recalibrate import Recalibrate
+from fairflare.engine.exchanges.after import shape_of
 from fairflare.engine.files import BEST, CONFIG, SUFFIX, is_file, read_json, read_model
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import read_final, read_standing
 from fairflare.engine.memory import AFTER_ENDING, BEST_ENDING, INPUTS_ENDING, PERSONAL_ENDING
-from fairflare.engine.setup.at_site import shape_of
+from fairflare.engine.setup.at_site import of_run
 from fairflare.engine.setup.config import RunConfig, with_step
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts, build_parts
@@ -122,7 +123,7 @@ def adjustment_of(
         stepped = with_step(config, name, {**(settings if isinstance(settings, dict) else {}), "by": content.get("by")})
     step = stepped.after_step
     assert step is not None  # with_step has refused any other
-    shape = shape_of(stepped, parts)
+    shape = shape_of(of_run(stepped, parts))
     fits = _fits(content, step, shape)
     if not any(fits.values()):
         return None, [f"{name} had too few cases to fit anything for {site}: not applied"]

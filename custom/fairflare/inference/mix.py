@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from fairflare.core.errors import DataError, UserError
 from fairflare.core.validation import exact, expected, shown
 from fairflare.data.inputs import Scaling
+from fairflare.engine.exchanges.clinical import event_of
 from fairflare.engine.files import is_there, read_json, read_model, save_json, save_tensors
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.setup.at_site import event_of
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.inference.loaded_run import Opened, fit_network, hospitals, open_run

@@ -35,6 +35,7 @@ FIELDS: Mapping[str, tuple[Treatment, Treatment]] = {
     "sums": ("refused", "refused"),
     "adjusted": ("refused", "refused"),
     "benefit": ("refused", "refused"),
+    "reports": ("refused", "refused"),
     "clinical": ("withheld", "withheld"),
     "signed": ("derived", "derived"),
     "error": ("public", "public"),

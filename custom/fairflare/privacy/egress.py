@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,13 +18,16 @@ from fairflare.core.metric import named
 from fairflare.core.schema import MASKED, PHASES, SPLITS, Answer, Slot, Spec, answer_fields, wrong_tensors
 from fairflare.core.types import INTERVALS, MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, StateDict
 from fairflare.privacy.disclosure import Budget, disclosed
-from fairflare.privacy.sum_keys import KEY, PROOF, SELF_MASK, SHARES, is_certificates
+from fairflare.privacy.identity import is_proof
 
-SIGNATURE = re.compile(r"[A-Za-z0-9+/=]{1,1024}")
 WHOLE = (torch.int64, torch.int32)
 """Types of masked entries."""
 LARGEST = float(MOST_EXAMPLES)
 MOST_ROUNDS = 10**6
+
+
+FieldCheck = Callable[[Any, str], object]
+"""(value of a field, task) -> raises EgressRefused, or any exception, unless the value may leave."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,11 @@ class Egress:
         model: w^0; an update has its floating-point entries, with their shapes.
         metrics: names of the task's metrics, "loss" and "train_loss" among them; with their ranges where they are not
             those of ``core.metric.named``.
-        sealed: how many bytes a site's sealed numbers may have; empty: the run has no secure sums.
+        secure: whether the run has secure sums.
         tensors: "name/entry" -> slot of the tensors that the method's parts send.
         personal: whether the run's trainer keeps personal models, whose results then leave.
-        sums: raises ValueError unless given proper sums over calibration cases; None: the run has no step after its
-            last round.
-        sealed_sums: how many bytes these sums may have when they are sealed.
-        benefit: numbers of the benefit of joining for the site; none: the run does not ask for it.
-        clinical: raises an exception unless given numbers of calibration and decisions that may leave; None: none may.
+        checks: field -> the check of its value, for the fields of the exchanges that the run names; a field of another
+            exchange must be empty.
         budget: whom the run's privacy budget protects, see ``disclosure``.
     """
 
@@ -51,14 +50,10 @@ class Egress:
     scalars: tuple[Number, ...]
     metrics: Collection[str] | Mapping[str, tuple[float, float]]
     groups: tuple[str, ...]
-    sealed: range = range(0)
+    secure: bool = False
     tensors: Mapping[str, Slot] = field(default_factory=dict)
     personal: bool = False
-    sums: Callable[[Any], Any] | None = None
-    adjusted: tuple[Number, ...] = ()
-    sealed_sums: range = range(0)
-    benefit: tuple[Number, ...] = ()
-    clinical: Callable[[Any, bool], Any] | None = None
+    checks: Mapping[str, FieldCheck] = field(default_factory=dict)
     budget: Budget = ""
 
     def check(self, task: str, answer: Answer) -> None:
@@ -73,12 +68,12 @@ class Egress:
                 if name != "update" and getattr(answer, name) != getattr(allowed, name):
                     raise EgressRefused(f"{name}: more than the privacy budget covers")
         for name, spec in answer_fields().items():
-            here = spec.travels(task, secure=bool(self.sealed))
+            here = spec.travels(task, secure=self.secure)
             CHECKS[spec.kind_in(task)](self, getattr(answer, name), _Field(name, spec, task, here))
 
     def check_final(self, answer: Answer) -> None:
         """The last look at an answer: raise EgressRefused where secure sums ask for a mask and the update has none."""
-        if not self.sealed or answer.update is None:
+        if not self.secure or answer.update is None:
             return
         values = answer.update.values()
         if answer.update_kind != MASKED or any(getattr(v, "dtype", None) not in WHOLE for v in values):
@@ -87,43 +82,21 @@ class Egress:
     @property
     def task_with_update(self) -> str:
         """The task whose answer holds an update: the last one of a round's."""
-        return "weigh" if self.sealed else "train"
+        return "weigh" if self.secure else "train"
 
-    def _check_sealed(self, sealed: Any, field: _Field) -> None:
-        """A key and its proof in answer to "preflight"; sealed numbers and shares in a secure sum; else nothing."""
-        sizes = {
-            "sum": {"sum": self.sealed, "cover": SELF_MASK},
-            "weigh": {"cover": SELF_MASK},
-            "reveal": {"shares": SHARES},
-            "calibrate": {"sum": self.sealed_sums},
-        }.get(field.task, {})
-        names = PROOF if field.task == "preflight" else tuple(sizes)
-        _check_names("sealed", sealed, names if field.here else ())
-        for name, value in sealed.items():
-            if name in sizes and (type(value) is not bytes or len(value) not in sizes[name]):
-                raise EgressRefused(f"sealed {name}: not bytes, or too many")
-            if name not in sizes and not _is_proof(name, value):
-                raise EgressRefused(f"sealed {name}: not a key or its proof")
-
-    def _check_sums(self, value: Any, field: _Field) -> None:
-        if value is None:
+    def _check_of_exchange(self, value: Any, field: _Field) -> None:
+        """By the exchange that fills the field; the text of any other error than EgressRefused may hold numbers."""
+        if value is None if field.spec.kind == "sums" else isinstance(value, Mapping) and not value:
             return
-        if not field.here or self.sums is None:
-            raise EgressRefused("sums: not in this exchange or this run")
+        check = self.checks.get(field.name) if field.here else None
+        if check is None:
+            raise EgressRefused(f"{field.name}: not in this exchange or this run")
         try:
-            self.sums(value)
-        except ValueError as error:
-            raise EgressRefused(f"sums: {error}") from None
-
-    def _check_clinical(self, value: Any, field: _Field) -> None:
-        if isinstance(value, Mapping) and not value:
-            return
-        if not field.here or self.clinical is None:
-            raise EgressRefused("clinical: not in this exchange or this run")
-        try:
-            self.clinical(value, field.task == "evaluate")
-        except Exception as error:  # its text may hold numbers
-            raise EgressRefused(f"clinical: {type(error).__name__}") from None
+            check(value, field.task)
+        except EgressRefused:
+            raise
+        except Exception as error:
+            raise EgressRefused(f"{field.name}: {type(error).__name__}") from None
 
     def _check_count(self, value: Any, field: _Field) -> None:
         if value is not None:
@@ -133,7 +106,7 @@ class Egress:
                 raise EgressRefused(f"count {field.name}: not a whole number")
 
     def _check_metrics(self, value: Any, field: _Field) -> None:
-        hidden = field.spec.hidden if self.sealed else ()
+        hidden = field.spec.hidden if self.secure else ()
         known = {name: bounds for name, bounds in self._metric_ranges.items() if name not in hidden}
         _check_numbers("metric", value, known if field.here else {})
 
@@ -200,18 +173,10 @@ def check_scalars(scalars: Mapping[str, Any], known: Iterable[Number]) -> None:
     _check_numbers("scalar", scalars, {s.name: (s.low, s.high) for s in known})
 
 
-def _is_proof(name: str, value: Any) -> bool:
-    if not isinstance(value, str):
-        return False
-    if name == "certificate":
-        return is_certificates(value)
-    return (KEY if name == "key" else SIGNATURE).fullmatch(value) is not None
-
-
 def _check_signed(signed: Any, field: _Field) -> None:
     """A site's signature, or nothing yet: it is made of what leaves."""
     _check_names("signed", signed, ("numbers", "certificate", "signature") if field.here else ())
-    if not all(_is_proof("key" if name == "numbers" else name, value) for name, value in signed.items()):
+    if not all(is_proof("key" if name == "numbers" else name, value) for name, value in signed.items()):
         raise EgressRefused("signed: not a signature")
 
 
@@ -285,11 +250,7 @@ CHECKS: Mapping[str, Callable[[Egress, Any, _Field], None]] = {
     "evaluation": Egress._check_evaluation,
     "statement": lambda egress, value, field: _check_statement(value),
     "seconds": lambda egress, value, field: _check_numbers("seconds", value, field.bounds(PHASES)),
-    "sealed": Egress._check_sealed,
-    "sums": Egress._check_sums,
     "signed": lambda egress, value, field: _check_signed(value, field),
-    "clinical": Egress._check_clinical,
-    "adjusted": lambda egress, value, field: check_scalars(value, egress.adjusted if field.here else ()),
-    "benefit": lambda egress, value, field: check_scalars(value, egress.benefit if field.here else ()),
+    **dict.fromkeys(("sealed", "sums", "adjusted", "benefit", "clinical", "reports"), Egress._check_of_exchange),
 }
 """Kind -> the check of a value before it leaves; what is of a kind that is not here cannot leave."""

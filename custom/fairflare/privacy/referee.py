@@ -27,7 +27,7 @@ import torch
 
 from fairflare.core.errors import EgressRefused
 from fairflare.core.types import StateDict
-from fairflare.privacy.sum_protocol import LEAST
+from fairflare.privacy.schemes import LEAST
 
 MIN_EFFECTIVE = {"information": 10.0, "score": 3.0, "expected": 2.0}
 """Effective patients behind each kind of sum, see ``effective``.

@@ -23,10 +23,9 @@ from __future__ import annotations
 import hmac
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +33,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairflare.core import lab, plugins
-from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
 from fairflare.privacy import sum_protocol as protocol
+from fairflare.privacy.identity import Credentials, Sealed
+from fairflare.privacy.schemes import HE, LEAST, NONE, SERVER_CONTEXT, SITE_CONTEXT, check_scheme, module_of
 from fairflare.privacy.sum_keys import BLOCK, TAG, PairwiseKeys, Stream, new_buffer
 
-NONE = "none"
-SCHEMES = (NONE, "masks", "ckks")
-MOST_CKKS_Q = 4
-"""(1e-10)^4 and (1e6)^4 times 1e12 examples are numbers that CKKS can sum."""
 CIPHERTEXT = 2**19
 """Bytes of a ciphertext at most; a real one has about 235,000."""
-SITE_CONTEXT, SERVER_CONTEXT = "client_context.tenseal", "server_context.tenseal"
-"""Where FLARE's ``HEBuilder`` puts them."""
-HE = "he"
-"""Folder of a simulated run with contexts of its own."""
-WIDTHS = (64, 32)
-"""What the run key ``mask_bits`` may be."""
 STEP = 2.0**-40
 LARGEST = 2.0**16
 """Of the entries of a sum with 64 bits; masks that do not cancel leave entries up to 2^23."""
@@ -135,7 +124,7 @@ class MaskedSums:
     def site(self) -> str:
         return self._keys.site
 
-    def seal(self, values: Sequence[float], order: protocol.SumOrder) -> protocol.Sealed:
+    def seal(self, values: Sequence[float], order: protocol.SumOrder) -> Sealed:
         """{"sum": 272 bytes per value, and 16 per other site of the roster by which that one knows whose they are}.
 
         A value is sent plus the masks that are shared with every other site.
@@ -299,32 +288,6 @@ def _number(total: int) -> float:
         raise protocol.SumRefused("the masks do not cancel") from None
 
 
-@dataclass(frozen=True)
-class Credentials:
-    """What a server or a site has been given; ``ckks`` reads TenSEAL's context, the sites' with the secret key."""
-
-    identity: protocol.Identity = field(default_factory=protocol.NoIdentity)
-    ckks: Callable[[], bytes] = bytes
-
-
-def check_scheme(name: str) -> None:
-    """Raise UserError unless there is a scheme ``name`` and this machine has what it needs."""
-    if name not in SCHEMES:
-        raise UserError(f"secure_sum: expected one of {', '.join(SCHEMES)}, got {name!r}")
-    if name == "ckks":
-        module_of(name)
-        if find_spec("tenseal") is None:
-            raise UserError("secure_sum=ckks needs TenSEAL: pip install 'fairflare-lab[he]'")
-
-
-def module_of(name: str) -> str:
-    """The module of a scheme that an installed distribution brings; UserError where none does."""
-    module = plugins.modules_by_name(plugins.SECURE_SUMS).get(name)
-    if module is None:
-        raise UserError(f"secure_sum={name}: {lab.WHERE}")
-    return module
-
-
 def sealed_sizes(name: str, terms: int) -> range:
     """How many bytes ``terms`` sealed numbers may have."""
     if name == NONE:
@@ -337,7 +300,7 @@ def sealed_sizes(name: str, terms: int) -> range:
 def masked_sizes(terms: int) -> range:
     """How many bytes ``terms`` numbers may have that masks hide."""
     numbers = terms * SIZE
-    return range(numbers + TAG * (protocol.LEAST - 1), numbers + TAG * protocol.MOST, TAG)
+    return range(numbers + TAG * (LEAST - 1), numbers + TAG * protocol.MOST, TAG)
 
 
 def number_scheme(name: str, keys: PairwiseKeys, credentials: Credentials) -> protocol.NumberScheme:

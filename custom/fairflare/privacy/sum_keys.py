@@ -19,22 +19,20 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from cryptography import x509
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from cryptography.hazmat.primitives.serialization import Encoding
 
+from fairflare.privacy import schemes
 from fairflare.privacy import sum_protocol as protocol
+from fairflare.privacy.identity import KEY, Identity, NoIdentity, Sealed
 
-KEY = re.compile(r"[0-9a-f]{64}")
 TAG = 16
 """Bytes that authenticate a message to one other site."""
 BLOCK = 2**17
@@ -42,8 +40,6 @@ BLOCK = 2**17
 _ZEROS = memoryview(bytes(BLOCK))
 _SPARE = 15
 """Bytes beyond those written that the cipher wants in a buffer."""
-PROOF = ("key", "certificate", "signature")
-"""What a statement may hold."""
 
 
 class Stream:
@@ -84,11 +80,11 @@ class PairwiseKeys:
         self,
         site: str,
         context: str,
-        identity: protocol.Identity | None = None,
+        identity: Identity | None = None,
         graph: protocol.MaskGraph | None = None,
     ) -> None:
         self.site, self._graph = site, graph or protocol.MaskGraph(0)
-        self._context, self._identity = context, identity or protocol.NoIdentity()
+        self._context, self._identity = context, identity or NoIdentity()
         self._key = X25519PrivateKey.generate()
         self._public = self._key.public_key().public_bytes_raw().hex()
         self._secrets: dict[str, bytes] = {}
@@ -100,7 +96,7 @@ class PairwiseKeys:
         """Of the run; 0 where that is not known."""
         return self._graph.sites
 
-    def statement(self) -> protocol.Sealed:
+    def statement(self) -> Sealed:
         """{"key": hex of the public key, and its proof}."""
         return {"key": self._public, **self._identity.sign(key_content(self._context, self.site, self._public))}
 
@@ -151,21 +147,12 @@ class PairwiseKeys:
         return self._secrets[key]
 
 
-def is_certificates(text: str) -> bool:
-    """Whether ``text`` is one to four certificates in PEM and nothing else."""
-    try:
-        found = x509.load_pem_x509_certificates(text.encode("ascii"))
-    except (UnicodeEncodeError, ValueError):
-        return False
-    return len(found) <= 4 and text.split() == "".join(c.public_bytes(Encoding.PEM).decode() for c in found).split()
-
-
 def key_content(context: str, site: str, key: str) -> bytes:
     """What a site signs; its first byte is one that nothing else begins with which FLARE has sites sign."""
     return f"\0fairflare secure sum\0{context}\0{site}\0{key}".encode()
 
 
-def verified(context: str, site: str, statement: protocol.Sealed, identity: protocol.Identity) -> bool:
+def verified(context: str, site: str, statement: Sealed, identity: Identity) -> bool:
     """Whether ``statement`` holds a key that is ``site``'s own and that can be used."""
     key = statement.get("key")
     if not isinstance(key, str) or not KEY.fullmatch(key):
@@ -182,9 +169,9 @@ SEED, SHARE = 31, 32
 """Bytes of a seed and of a share of it."""
 SEALED = SHARE + 16
 """Bytes of a share that only its holder can read."""
-SELF_MASK = range(SEALED * (protocol.LEAST - 1), SEALED * protocol.MOST, SEALED)
+SELF_MASK = range(SEALED * (schemes.LEAST - 1), SEALED * protocol.MOST, SEALED)
 """How many bytes the shares of a site's self-mask may have."""
-SHARES = range(SHARE * protocol.LEAST, SHARE * protocol.MOST + 1, SHARE)
+SHARES = range(SHARE * schemes.LEAST, SHARE * protocol.MOST + 1, SHARE)
 """How many bytes a site's shares of everyone's self-masks may have."""
 NONE = b"\xff" * SHARE
 """In place of a share that could not be read."""

@@ -23,14 +23,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-LEAST = 3
-"""Sites in a sum: of two each would learn the other's number by subtracting its own."""
+from fairflare.privacy.identity import Sealed
+from fairflare.privacy.schemes import ALL, AUTO, LEAST
+
 MOST = 1000
 """Sites in a sum."""
 ATTEMPTS = 3
 """Sums that a site takes part in per round, each with fewer sites than the one before."""
-Sealed = Mapping[str, Any]
-"""What goes into a message: short texts, or bytes."""
 
 
 class SumRefused(Exception):
@@ -100,26 +99,6 @@ class NumberScheme(Protocol):
         """
 
 
-class Identity(Protocol):
-    """How a site proves that its words are its own; FLARE's certificates, or nothing."""
-
-    def sign(self, content: bytes) -> dict[str, str]:
-        """A proof that this site said ``content``."""
-
-    def vouches(self, site: str, content: bytes, proof: Sealed) -> bool:
-        """Whether ``proof`` shows that ``site`` said ``content``."""
-
-
-class NoIdentity:
-    """Takes everyone at their word: within one process, and in the simulator, whose sites have no certificates."""
-
-    def sign(self, content: bytes) -> dict[str, str]:
-        return {}
-
-    def vouches(self, site: str, content: bytes, proof: Sealed) -> bool:
-        return True
-
-
 class Rosters:
     """Which sums a site has taken part in: two sums that differ by one site give that site's number away.
 
@@ -152,9 +131,6 @@ def _follows(last: SumOrder, order: SumOrder) -> bool:
     return order.attempt > last.attempt and set(order.roster) < set(last.roster)
 
 
-AUTO, ALL = "auto", "all"
-NEIGHBOURS = f"{AUTO}|{ALL}|[1-9][0-9]{{0,3}}"
-"""What the run key ``mask_neighbours`` may be: as many as are safe, all others, or the fewest."""
 COMPLETE = 30
 """Sites up to which all pairs share masks."""
 SHARE = 3

@@ -7,7 +7,6 @@ was trained on.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from fairflare.core.errors import UserError
 from fairflare.data.site_config import find_site_config
 from fairflare.engine import files
 from fairflare.engine.audit import AuditLog
+from fairflare.engine.exchanges import benefit
 from fairflare.engine.files import AUDIT, BEST, CONFIG, read_json
 from fairflare.engine.history import read_final, read_standing
 from fairflare.engine.setup.assembly import site_names
-from fairflare.engine.setup.at_site import benefit_at_site, build_site
+from fairflare.engine.setup.at_site import build_site, of_run
 from fairflare.engine.setup.config import RunConfig, with_benefit, with_step
 from fairflare.engine.setup.local import Ended, benefit_after, step_after
 from fairflare.engine.setup.membership import LEVEL, Attack
@@ -138,7 +138,6 @@ def _prepared(folder: Path, shadows: int) -> tuple[RunConfig, Parts, Attack, str
     if config.headline == "best":
         model = files.read_model(folder / BEST)
     first = {key: value.clone() for key, value in parts.model.items()}
-    alone = benefit_at_site(dataclasses.replace(config, solo=True), parts, None)
-    assert alone is not None  # the configuration asks
+    alone = benefit.EXCHANGE.at_site(of_run(config, parts)).alone
     attack = Attack(model, first, alone.trainer, parts.task.kind.has_classes, shadows)
     return config, parts, attack, run_history.finish["model_sha256"]

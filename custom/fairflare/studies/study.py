@@ -20,9 +20,9 @@ from fairflare.core.manifest import all_versions
 from fairflare.core.seeds import derive
 from fairflare.core.settings import owned
 from fairflare.core.workers import raise_here
+from fairflare.engine.exchanges.benefit import trains_alone
 from fairflare.engine.files import CONFIG, read_json
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.assembly import trains_alone
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.report import REPORT
 from fairflare.report.table_files import machine

@@ -21,8 +21,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fairflare.core.errors import UserError
+from fairflare.privacy.identity import Sealed
 from fairflare.privacy.secure_sums import MaskedSums
-from fairflare.privacy.sum_protocol import Sealed, SumOrder, SumRefused
+from fairflare.privacy.sum_protocol import SumOrder, SumRefused
 
 EXPONENTS = tuple(range(-110, 151, 10))
 """Scales 2^e: of numbers from 2^-142 to 2^128 one copy lies between 2^8 and 2^18."""

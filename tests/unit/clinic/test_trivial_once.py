@@ -16,7 +16,7 @@ def of_first(folder, **values):
     config = make_config("fedavg", "support2:dirichlet", rounds=1, values={"n_sites": 3, "model": "linear", **values})
     with LocalSites(config, folder, build_parts(config)) as sites:
         site = sites.transport._sites["site-1"]
-        return site.trivial, site.look()[1]
+        return site.exchanges["evaluate"].trivial, site.look()[1]
 
 
 def test_the_same_rows_are_fitted_once_and_others_anew(tmp_path, monkeypatch):

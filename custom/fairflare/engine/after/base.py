@@ -7,51 +7,27 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from fairflare.core.types import MOST_EXAMPLES, Number
 from fairflare.core.validation import Range
+from fairflare.engine.evaluation import Cases as Cases
+from fairflare.engine.evaluation import Chosen as Chosen
+from fairflare.engine.evaluation import plain as plain
+
+if TYPE_CHECKING:
+    from fairflare.tasks.base import Task
 
 Array = npt.NDArray[np.float64]
-Chosen = npt.NDArray[np.bool_]
 Fit = Mapping[str, float]
 """Name -> value of what was fitted; empty: there was not enough to fit it from."""
 CALIBRATION = Literal["val", "train"]
 BY = Literal["site", "group"]
 ROUNDING = 1e-6
-
-
-def plain(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    return outputs.double(), targets
-
-
-@dataclass(frozen=True)
-class Cases:
-    """A site's cases of one split, condensed (see ``AfterStep.condense``).
-
-    Attributes:
-        outputs: float64 (N, ...).
-        targets: (N, ...).
-        members: (N,) index of each case's group, -1 where it is in none.
-    """
-
-    outputs: Tensor
-    targets: Tensor
-    members: Tensor
-
-    @property
-    def n(self) -> int:
-        return len(self.targets)
-
-    @property
-    def finite(self) -> bool:
-        """Whether all outputs are; those of a model that has diverged are not, and nothing follows from them."""
-        return bool(torch.isfinite(self.outputs).all())
 
 
 @dataclass(frozen=True)
@@ -87,6 +63,11 @@ class AfterStep(ABC):
 
     by: BY = "site"
     split: CALIBRATION = "val"
+
+    @staticmethod
+    def shape_of(task: Task, groups: tuple[str, ...]) -> Shape:
+        """What server and sites know alike of a task whose sites tell ``groups`` apart."""
+        return Shape(len(task.classes), task.kind.has_classes, groups, task.kind.has_masks)
 
     @abstractmethod
     def missing(self, shape: Shape) -> str:

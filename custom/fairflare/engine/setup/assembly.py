@@ -20,24 +20,25 @@ from fairflare.core.manifest import versions
 from fairflare.core.metric import described, finite
 from fairflare.core.schema import Transport
 from fairflare.core.types import PERSONAL, Batch, StateDict
-from fairflare.engine.after.server import After, Benefit
-from fairflare.engine.aggregation import Aggregation, Plain
 from fairflare.engine.audit import is_begun
 from fairflare.engine.best import LAST, Beside, Choice, Score
 from fairflare.engine.clinical import View
+from fairflare.engine.combination import Aggregation, Plain
 from fairflare.engine.evaluation import predict
+from fairflare.engine.exchanges.base import AtServer, named
+from fairflare.engine.exchanges.clinical import view_of
 from fairflare.engine.files import AUDIT, CONFIG, MOST_JSON, read_bytes, save_json
 from fairflare.engine.gate import Gate, SumsCheck
 from fairflare.engine.loop import Federation, Observer
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.at_site import PLAIN, benefit_reports, build_site, draws, leaves, shape_of, summed, view_of
+from fairflare.engine.setup.at_site import build_site, draws, leaves, of_run
 from fairflare.engine.setup.config import RunConfig, composed_title, site_of_client
 from fairflare.engine.setup.config_checks import refuse_pooling
 from fairflare.engine.setup.parts import Parts, keep
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.networks.builtin import normalisation
-from fairflare.privacy.secure_sums import NONE, Credentials, combiner, sealed_sizes
-from fairflare.privacy.sum_protocol import LEAST
+from fairflare.privacy.identity import Credentials
+from fairflare.privacy.schemes import LEAST, NONE
 from fairflare.tasks.base import Task, TestSet
 
 __all__ = ["CONFIG", "Credentials", "build_federation", "build_site", "leaves", "save_config", "site_names"]
@@ -61,7 +62,7 @@ def build_federation(
     # A log's first line holds the hash of the config.json beside it.
     if not ((folder / AUDIT).is_file() and is_begun(folder / AUDIT)):
         save_config(config, parts, folder, env)
-    view, task, best = view_of(config, parts), parts.task, parts.task.metric(parts.task.headline)
+    view, task, best = view_of(of_run(config, parts)), parts.task, parts.task.metric(parts.task.headline)
     by = config.best_by, config.best_weight
     scored = config.training.rounds if config.score_rounds == "all" else LAST if task.table_sets() else 1
     # Of one model that the sites use.
@@ -89,9 +90,8 @@ def build_federation(
         trainer=parts.trainer,
         seed=config.seed,
         early_end=EarlyEnd(config.min_responses, config.grace),
-        after=after_at_server(config, parts, view),
+        exchanges=at_server(config, parts, view),
         choice=Choice(*by, best.name, best.higher_is_better, config.min_sites, config.headline == "best"),
-        benefit=benefit_at_server(config, parts),
     )
 
 
@@ -148,18 +148,13 @@ def site_names(config: RunConfig) -> list[str]:
     return list(site_of_client(config, tasks.load(config.task, config.preset, **config.options)))
 
 
-TRAINED = "the model was trained on these cases: it fits them better than new ones, and no guarantee holds"
-MEASURED = "parts of the method measured on these cases in every round: they are not quite new to the model"
-OWN = "fitted to the model that each site uses, which is its own"
-NEW = "the method's parts did not use these cases; whether anyone chose settings by them this log cannot know"
-
-
 def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregation:
     """How the server combines answers: as they are, or sealed with secure sums; UserError where a rule has none."""
     if config.secure_sum == NONE:
         return Plain()
+    from fairflare.engine.exchanges.sums import summed
     from fairflare.engine.server_sums import ServerSums
-    from fairflare.privacy.secure_sums import Ring
+    from fairflare.privacy.secure_sums import Ring, combiner, sealed_sizes
     from fairflare.privacy.sum_keys import verified
 
     context = config.sha256()
@@ -174,30 +169,14 @@ def server_part(config: RunConfig, parts: Parts, own: Credentials) -> Aggregatio
     )
 
 
-def after_at_server(config: RunConfig, parts: Parts, view: View) -> After | None:
-    """The step after the last round; ``view``: what sites say of calibration and decisions."""
-    step = config.after_step
-    if step is None:
-        return None
-    measured = any(need.split == step.split for need in parts.needs)
-    remark = TRAINED if step.split == "train" else MEASURED if measured else NEW
-    remark += f"; {OWN}" if parts.has_personal or parts.rule.counts_own else ""
-    return After(config.after, step, shape_of(config, parts), config.secure_sum != NONE, remark, view)
-
-
-def trains_alone(trainer: str) -> str:
-    """Id of the trainer with which a site trains by itself: the run's own where that exchanges nothing else."""
-    own = registry.get_trainer(trainer)
-    return own.alone or (trainer if own().is_alone else PLAIN)
-
-
-def benefit_at_server(config: RunConfig, parts: Parts) -> Benefit | None:
-    """The benefit of joining for each site; None where the run does not ask."""
-    if not config.solo:
-        return None
-    task, ends = parts.task, EarlyEnd(config.min_responses, config.grace)
-    reports, alone = benefit_reports(config, parts), trains_alone(config.trainer)
-    return Benefit(reports, alone, task.measures, task.group_measures, ends)
+def at_server(config: RunConfig, parts: Parts, view: View) -> list[AtServer]:
+    """The server's halves of what is asked after the last round; ``view``: what sites say of calibration."""
+    run, found = of_run(config, parts), list[AtServer]()
+    for name, exchange in named(config, parts.task).items():
+        more = {"view": view} if name == "after" else {}
+        if (half := exchange.at_server(run, **more)) is not None:
+            found.append(half)
+    return found
 
 
 SHARED = "shared"
@@ -213,7 +192,7 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
         for; table_sets: "clean" and "corrupted" -> the shared test sets of the papers' tables; clinical or curves: see
         ``View.described``; group_metric: what a group's value is; numbers: what sites report beside the update.
     """
-    task, view = parts.task, view_of(config, parts)
+    task, view = parts.task, view_of(of_run(config, parts))
     # Every format that was written before knows what accuracy is.
     shown = dict.fromkeys((*parts.metrics, task.headline, task.kind.score or "accuracy", "accuracy"))
     described_sites = zip(config.clients or task.sites(), task.sites().values(), strict=True)

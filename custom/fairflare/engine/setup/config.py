@@ -25,8 +25,7 @@ from fairflare.engine.setup.run_config import LEVELS, RUN_KEYS, USUAL_LEVEL, Run
 from fairflare.engine.setup.site_parts import without_weights
 from fairflare.engine.setup.tasks import known
 from fairflare.participation import Selector
-from fairflare.privacy.secure_sums import NONE
-from fairflare.privacy.sum_protocol import LEAST
+from fairflare.privacy.schemes import LEAST, NONE
 from fairflare.tasks.base import Preset, Task
 from fairflare.tasks.kinds.own import OwnData
 from fairflare.trainers.base import Trainer
@@ -177,6 +176,7 @@ def _run_choices(built: Task, selector: Selector, values: Mapping[str, Any]) -> 
     secret = str(values.get("secure_sum", NONE)) != NONE
     clients = [name.strip() for name in str(values.get("clients", "")).split(",") if name.strip()]
     sites = [name for name in clients or built.sites() if name != values.get("leave_out")]
+    asked = values.get("exchanges")
     # No site is there: the check of the sites says so.
     count = len(selector.select(sites, Round(1, 1), 0, 1)) if sites else 0
     count = len(built.sites()) if count == len(sites) else count
@@ -187,6 +187,7 @@ def _run_choices(built: Task, selector: Selector, values: Mapping[str, Any]) -> 
         **values,
         "clients": clients,
         "accept": accepted_codes(values.get("accept", "")),
+        "exchanges": [name.strip() for name in asked.split(",")] if isinstance(asked, str) and asked else asked or [],
         "init_from": named(values.get("init_from", "")),
     }
     return {key: validation.parsed(RunConfig, key, value) for key, value in chosen.items()}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,13 @@ from fairflare.core.types import Round, TensorSpec
 from fairflare.core.validation import SITE, expected
 from fairflare.data.tensors import LABEL
 from fairflare.engine.checks import NO_CHOICE
+from fairflare.engine.exchanges.base import find
 from fairflare.engine.files import SUFFIX
 from fairflare.engine.memory import ALONE_ENDING, PERSONAL_ENDING, WORK_ENDING
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.method_parts import NO_STEP, MethodParts, step_class
-from fairflare.engine.setup.site_parts import shape
 from fairflare.participation import Selector
-from fairflare.privacy.secure_sums import MOST_CKKS_Q, NONE, WIDTHS, check_scheme
-from fairflare.privacy.sum_protocol import AUTO, LEAST, graph_of
+from fairflare.privacy.schemes import AUTO, LEAST, MOST_CKKS_Q, NONE, WIDTHS, check_scheme
 from fairflare.probes.base import Probe
 from fairflare.tasks.base import Task
 from fairflare.tasks.kind import TaskKind
@@ -31,6 +31,9 @@ from fairflare.trainers.base import Trainer
 
 if TYPE_CHECKING:
     from fairflare.engine.setup.run_config import RunConfig
+
+GRAPHS = "fairflare.privacy.sum_protocol"
+"""Of secure sums: by a name that no reader of imports follows, as other jobs do not carry them."""
 
 
 def check_config(config: RunConfig) -> None:
@@ -50,6 +53,8 @@ def check_config(config: RunConfig) -> None:
         refuse_pooling(made.selector, f"task {config.task}, whose data belong to the sites")
     _check_early_end(config, made.selector, names)
     _check_after(config, task)
+    for name in config.exchanges:
+        find(name)
     if config.solo:
         _check_solo(config, made.rule, made.selector, names)
     if config.trees:  # examples are rows, and their kind says how
@@ -90,6 +95,7 @@ def _check_script(config: RunConfig, trainer: Trainer) -> None:
     expected("after", config.after == NO_STEP, "none with a script, whose cases nobody reads", config.after)
     expected("stacked", not config.stacked, "false with a script", config.stacked)
     expected("solo", not config.solo, "false with a script, which nobody else can have train alone", config.solo)
+    expected("exchanges", not config.exchanges, "none with a script, whose cases nobody reads", config.exchanges)
 
 
 def _check_budget(config: RunConfig, trainer: Trainer, task: Task) -> None:
@@ -98,6 +104,7 @@ def _check_budget(config: RunConfig, trainer: Trainer, task: Task) -> None:
     what = f"with {by}, whose budget does not cover"
     expected("solo", not config.solo, f"false {what} a site's model of its own", config.solo)
     expected("join", not config.join, f"none {what} folds", config.join)
+    expected("exchanges", not config.exchanges, f"none {what} those of plugins", config.exchanges)
     expected("after", config.after == NO_STEP, f"none {what} sums over calibration cases", config.after)
     expected("best_by", config.best_by == NO_CHOICE, f"none {what} validation cases", config.best_by)
     expected("task", not task.by_script, f"no script {what} what a script does", config.task)
@@ -121,8 +128,8 @@ def _check_evaluation(config: RunConfig) -> None:
     """Raise UserError for what goes with training alone, in a run that only evaluates."""
     for name, none in (("after", NO_STEP), ("best_by", NO_CHOICE), ("secure_sum", NONE), ("leave_out", "")):
         expected(name, getattr(config, name) == none, f"{none or 'no site'} in an evaluation", getattr(config, name))
-    for name, value in (("solo", config.solo), ("stacked", config.stacked)):
-        expected(name, not value, "false in an evaluation", value)
+    for name in ("solo", "stacked", "exchanges"):
+        expected(name, not getattr(config, name), "none in an evaluation", getattr(config, name))
     expected("rounds", config.training.rounds == 1, "1 in an evaluation", config.training.rounds)
 
 
@@ -190,7 +197,7 @@ def _check_after(config: RunConfig, task: Task) -> None:
     expected("after", type(step) is (step_class(config.after) or type(None)), f"a step for {config.after}", step)
     if step is None:
         return
-    known = shape(task, task.grouping(config.group_by).names)
+    known = step.shape_of(task, task.grouping(config.group_by).names)
     if step.by == "group" and not known.groups:
         raise UserError("after.by: expected site, or group_by=ATTRIBUTE, for the run has no groups")
     if step.by == "group" and LABEL in config.group_by.split("+"):
@@ -263,6 +270,7 @@ def _check_sums(config: RunConfig, made: MethodParts, n_sites: int) -> None:
         what = f"expected q of at most {MOST_CKKS_Q}, got {q:g}"
         raise UserError(f"secure_sum: ckks rounds numbers too far apart: {what}")
     if neighbours.isdigit():  # fewer are not safe
+        graph_of = importlib.import_module(GRAPHS).graph_of
         least = graph_of(AUTO, n_sites).degree(n_sites)
         words = f"auto, all or {least} to {n_sites - 1} with {n_sites} sites that train"
         expected("mask_neighbours", least <= int(neighbours) < n_sites, words, neighbours)

@@ -23,6 +23,7 @@ from fairflare.functional.exchange import PLACES, Known
 OWN_KEYS = ("method", "trainer", "selector", "server_optimizer", "settings", "training")
 """What is a candidate's own of a configuration."""
 NONE_OF_THESE = {"after": "none", "best_by": "none", "leave_out": "", "evaluation": False, "solo": False, "fold": ""}
+NONE_OF_THESE |= {"exchanges": []}
 BOUNDS = {"folds": (2, 20), "repeats": (1, 20), "margin": (0, 0.1), "new_size": (30, 100_000), "features": (0, 200)}
 INTERCEPT = " + intercept"
 """After the name of a candidate: its shared model with an intercept that the hospital fits."""

@@ -29,7 +29,8 @@ from fairflare.engine.setup.join_site import checked, told_of
 from fairflare.engine.setup.parts import build_parts
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.functional.exchange import FIRST, PLACES, SECOND, Known, Row, Told, added
-from fairflare.privacy.secure_sums import Credentials, combine
+from fairflare.privacy.identity import Credentials
+from fairflare.privacy.secure_sums import combine
 
 RESULT = "join.json"
 ATTEMPTS = 2

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,11 @@ from fairflare.core.findings import Finding
 from fairflare.core.schema import Answer, Instruction
 from fairflare.data.site_config import SiteConfig, find_site_config
 from fairflare.engine.evaluation import predict
+from fairflare.engine.exchanges.after import SumsAtSite
+from fairflare.engine.exchanges.base import refusing
+from fairflare.engine.exchanges.clinical import event_of
+from fairflare.engine.exchanges.sums import sealed_check
+from fairflare.engine.exchanges.train import TrainAtSite
 from fairflare.engine.files import (
     SUFFIX,
     is_there,
@@ -35,7 +40,7 @@ from fairflare.engine.files import (
 )
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import WAIT, AskedAgain, check_last, claimed
-from fairflare.engine.setup.at_site import build_site, event_of, leaves
+from fairflare.engine.setup.at_site import build_site, leaves
 from fairflare.engine.setup.join_plan import INTERCEPT, ON_ALL, Plan, plan_of
 from fairflare.engine.setup.run_config import RunConfig
 from fairflare.engine.setup.site_parts import site_parts
@@ -44,9 +49,13 @@ from fairflare.functional import decision, exchange
 from fairflare.functional.calibration import fitted
 from fairflare.functional.decision import Array
 from fairflare.functional.slopes import sigmoid
-from fairflare.privacy.egress import Egress
-from fairflare.privacy.secure_sums import Credentials, masked_sizes
+from fairflare.privacy.egress import Egress, FieldCheck
+from fairflare.privacy.identity import Credentials
+from fairflare.privacy.secure_sums import masked_sizes
 from fairflare.tasks.folds import untestable
+
+if TYPE_CHECKING:
+    from fairflare.engine.exchanges.base import Work
 
 LEAST_OF_CLASS = 5
 ENDING, LEDGER_ENDING = ".join.json", ".joins.json"
@@ -126,21 +135,19 @@ class Phases:
         if is_there(self._sums):
             raise AskedAgain("a fold after the sums: what was told stays as it is")
         label, _, _, run = self.plan.fold(index)
-        site = _as(FoldSite, self._build(run, at))
-        site.label, site.fits_own, site.path = label, index % len(self.plan.runs) == 0, self._risks(index)
-        site.event = event_of(site_parts(run).task) or 0
-        site.split = "train" if run.fold == ON_ALL else "test"
+        site, first = self._build(run, at), index % len(self.plan.runs) == 0
+        event, split = event_of(site_parts(run).task) or 0, "train" if run.fold == ON_ALL else "test"
+        site.exchanges |= {"train": FoldTrain(), "evaluate": FoldTest(label, first, self._risks(index), event, split)}
         site.egress = of_fold(site.egress)
         return site
 
     def _sum_site(self, place: int, at: Path) -> Site:
-        site = _as(SumSite, self._build(self.plan.fold(0)[3], at))
-        site.clinical = None
+        site = self._build(self.plan.fold(0)[3], at)
+        site.exchanges.pop("clinical", None)
         site.egress = of_sum(site.egress, self.plan, place)
         answer = self._memory.with_name(self._memory.stem + ENDING)
         mine = (self._tested, self._sums, answer, self._clean, self._refused)
-        after: Any = Exchange(self.plan, self.name, place, site.min_count, *mine)
-        site.after = after
+        site.exchanges["after"] = JoinSums(self.plan, self.name, place, site.min_count, *mine)
         return site
 
     @property
@@ -189,59 +196,65 @@ class Phases:
                 path.unlink(missing_ok=True)
 
 
-S = TypeVar("S", bound=Site)
+class FoldTrain(TrainAtSite):
+    """A round of a fold, as of any run, but no metric leaves."""
+
+    def train(self, site: Site, instruction: Instruction) -> Answer:
+        return dataclasses.replace(super().train(site, instruction), metrics={})
 
 
-def _as(cls: type[S], site: Site) -> S:
-    return cls(**{field.name: getattr(site, field.name) for field in dataclasses.fields(Site)})
+@dataclass
+class FoldTest:
+    """In the place of ``evaluate``: the site tests its patients of the fold and tells nothing of them.
 
-
-class FoldSite(Site):
-    """A site in one fold: trains as in every run, then tests its patients of the fold and says nothing of them."""
+    Attributes:
+        split: whose risks are kept: "test"; "train" where all patients train.
+    """
 
     label: str
     fits_own: bool
     path: Path
     event: int
     split: str
-    """Whose risks are kept: "test"; "train" where all patients train."""
 
-    def _train(self, instruction: Instruction) -> Answer:
-        return dataclasses.replace(super()._train(instruction), metrics={})
+    @property
+    def tasks(self) -> Mapping[str, Work]:
+        return {"evaluate": self.evaluate}
 
-    def _evaluate(self, instruction: Instruction) -> Answer:
-        if self._is_final(instruction.round):
-            self._test(instruction)
-        return Answer(self.name, instruction.round.number, n_examples=self._examples.size("train"))
+    def evaluate(self, site: Site, instruction: Instruction) -> Answer:
+        """Only the number of training examples leaves."""
+        if site.is_final(instruction.round):
+            self._test(site, instruction)
+        return Answer(site.name, instruction.round.number, n_examples=site.examples.size("train"))
 
-    def _test(self, instruction: Instruction) -> None:
-        own = self._personal(instruction)
-        self.network.load_state_dict(instruction.model if own is None else own)
-        (fit, seen), (new, labels) = self._logits("train"), self._logits(self.split)
+    def _test(self, site: Site, instruction: Instruction) -> None:
+        own = site.personal(instruction)
+        site.network.load_state_dict(instruction.model if own is None else own)
+        (fit, seen), (new, labels) = self._logits(site, "train"), self._logits(site, self.split)
         found = {self.label: sigmoid(new)}
         if own is None:
             found[self.label + INTERCEPT] = sigmoid(new + fitted(fit, seen).intercept) if len(new) else new
         kind = {}
         if self.fits_own:
-            x, new = self._table("train"), self._table(self.split)
+            x, new = self._table(site, "train"), self._table(site, self.split)
             own_risks, kind["kind"] = self._own_risks(x, seen, new)
             found |= {"labels": labels, "own": own_risks, **({"x": x} if self.split == "train" else {})}
         if not all(np.isfinite(values).all() for values in found.values()):
             raise ValueError("a model's risks are not finite; it has diverged")
         save_tensors(self.path, {name: torch.from_numpy(np.array(values)) for name, values in found.items()} | kind)
 
-    def _logits(self, split: Any) -> tuple[Array, Array]:
+    def _logits(self, site: Site, split: Any) -> tuple[Array, Array]:
         """(N,) logits of the event, and labels, 1 for the event."""
-        if not self._examples.size(split):
+        if not site.examples.size(split):
             return np.zeros(0), np.zeros(0)
-        batches = self._examples.fixed(split, self.training.batch_size)
-        outputs, targets, _ = predict(self.network, batches, self.execution.device, self.scoring.condense)
+        batches = site.examples.fixed(split, site.training.batch_size)
+        outputs, targets, _ = predict(site.network, batches, site.execution.device, site.scoring.condense)
         found = outputs.double().numpy()
         return found[:, self.event] - found[:, 1 - self.event], (targets.numpy() == self.event).astype(np.float64)
 
-    def _table(self, split: Any) -> Array:
+    def _table(self, site: Site, split: Any) -> Array:
         """(N, F) features."""
-        found = np.asarray(self.data.splits[split].inputs.cpu(), dtype=np.float64)  # type: ignore[union-attr]  # in memory, see ``tasks.folds``
+        found = np.asarray(site.data.splits[split].inputs.cpu(), dtype=np.float64)  # type: ignore[union-attr]  # in memory, see ``tasks.folds``
         if found.ndim != 2:
             raise DataError("table", "join: expected a table")
         return found
@@ -253,17 +266,9 @@ class FoldSite(Site):
         return decision.own_risks(x, y, new)
 
 
-class SumSite(Site):
-    """A site in one of the sums: they are asked with no model."""
-
-    def _question(self, instruction: Instruction) -> tuple[str, tuple[str, ...]]:
-        check_last(instruction.round, self.training.rounds)
-        return model_hash(instruction.model), tuple(instruction.sealed.get("statements", ()))
-
-
 @dataclass
-class Exchange:
-    """What a site adds to one of the sums, and what it makes of the totals; in the place of ``AfterAtSite``.
+class JoinSums(SumsAtSite):
+    """What a site adds to one of the sums, and what it makes of the totals; they are asked with no model.
 
     Attributes:
         place: which of the sums, from 0.
@@ -284,15 +289,14 @@ class Exchange:
     clean: Callable[[], None]
     admit: Callable[[int], str]
 
-    shape: None = None
-
     @property
-    def step(self) -> Exchange:
-        return self
-
-    def terms(self, shape: None) -> int:
+    def terms(self) -> int:
         """Numbers of the total that is told."""
         return self.plan.nothing_known.length(self.place)
+
+    def question(self, site: Site, instruction: Instruction) -> tuple[str, tuple[str, ...]]:
+        check_last(instruction.round, site.training.rounds)
+        return model_hash(instruction.model), tuple(instruction.sealed.get("statements", ()))
 
     def sums(self, cases_of: Any) -> list[float]:
         """What leaves: in the clear the site's numbers, with secure sums its terms, which are sealed next.
@@ -418,9 +422,10 @@ def of_sum(egress: Egress | None, plan: Plan, place: int) -> Egress | None:
     """``egress`` for one of the sums: its numbers, and no others."""
     if egress is None:
         return None
-    numbers = masked_sizes(plan.nothing_known.length(place)) if plan.secure else range(0)
-    nothing: dict[str, Any] = {"clinical": None, "benefit": (), "adjusted": ()}
-    return dataclasses.replace(egress, sums=lambda sums: checked(sums, plan, place), sealed_sums=numbers, **nothing)
+    checks: dict[str, FieldCheck] = {"sums": refusing(lambda sums: checked(sums, plan, place), "sums")}
+    if plan.secure:
+        checks["sealed"] = sealed_check({"calibrate": {"sum": masked_sizes(plan.nothing_known.length(place))}})
+    return dataclasses.replace(egress, checks=checks)
 
 
 def sizes(plan: Plan, place: int) -> int:

@@ -23,8 +23,11 @@ from fairflare.core.types import Round, SiteData, StateDict
 from fairflare.core.workers import start_method
 from fairflare.data.readers.files import FileSplit
 from fairflare.data.tensors import Grouping, Split, TensorData
-from fairflare.engine.aggregation import Aggregation
 from fairflare.engine.checks import NO_CHOICE
+from fairflare.engine.combination import Aggregation
+from fairflare.engine.exchanges.base import AtServer
+from fairflare.engine.exchanges.base import Ended as EndedRun
+from fairflare.engine.exchanges.clinical import view_of
 from fairflare.engine.files import SUFFIX
 from fairflare.engine.gate import by_site
 from fairflare.engine.hashes import model_hash
@@ -32,12 +35,13 @@ from fairflare.engine.in_process import InProcess, InWorkers
 from fairflare.engine.loop import Observer
 from fairflare.engine.memory import forget
 from fairflare.engine.preflight import inspect_preflight, refusal
-from fairflare.engine.setup.assembly import after_at_server, benefit_at_server, build_federation, server_part
-from fairflare.engine.setup.at_site import build_site, new_credentials, view_of
+from fairflare.engine.setup.assembly import at_server, build_federation, server_part
+from fairflare.engine.setup.at_site import build_site, new_credentials, of_run
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts
 from fairflare.engine.site import Site
-from fairflare.privacy.secure_sums import NONE, Credentials
+from fairflare.privacy.identity import Credentials
+from fairflare.privacy.schemes import NONE
 from fairflare.probes.base import Probe
 from fairflare.tasks.base import Task
 from fairflare.trainers.base import Trainer
@@ -138,7 +142,8 @@ def local_sites(
         if name in pooling:
             site.look = partial(_pooled, site.look, parts, [known[n] for n in training if n != name])
         site.look = partial(announced, name, site.look)
-        site.trivial = partial(once_for_rows, site.trivial, parts.task)
+        of = site.exchanges["evaluate"]
+        of.trivial = partial(once_for_rows, of.trivial, parts.task)
         sites[name] = site
     return sites
 
@@ -215,12 +220,16 @@ def step_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, Any]:
         RunFailed: a site's data have errors.
     """
     parts = build_parts(config, at_site=True)
-    after = after_at_server(config, parts, view_of(config, parts))
-    assert after is not None  # the configuration names one
+    after = _half(config, parts, "after")
     with _sites_of(config, folder, parts, ended, f"--set after={config.after}") as (transport, aggregation):
         own = parts.rule.in_use(ended.model, ended.models, transport.sites())
-        found, rejections = after.run(transport, aggregation, own, _last(config), ended.declared)
+        found, rejections = after.run(EndedRun(transport, aggregation, own, {}, _last(config), ended.declared))
     return {**found, "rejected": by_site(rejections)}
+
+
+def _half(config: RunConfig, parts: Parts, event: str) -> AtServer:
+    """The server's half of the exchange that is logged as ``event``, which the configuration names."""
+    return next(one for one in at_server(config, parts, view_of(of_run(config, parts))) if one.event == event)
 
 
 def benefit_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, Any]:
@@ -231,15 +240,14 @@ def benefit_after(config: RunConfig, folder: Path, ended: Ended) -> dict[str, An
         RunFailed: a site's data have errors.
     """
     parts = build_parts(config)
-    question = benefit_at_server(config, parts)
-    assert question is not None  # the configuration asks
+    question = _half(config, parts, "benefit")
     if model_hash(parts.model) != ended.first:
         raise UserError("solo: this machine makes another initial model than the run began with; run it with --solo")
     first = {key: value.clone() for key, value in parts.model.items()}
-    with _sites_of(config, folder, parts, ended, "--solo") as (transport, _):
+    with _sites_of(config, folder, parts, ended, "--solo") as (transport, aggregation):
         training = [site for site in transport.sites() if site != config.leave_out]
         own = parts.rule.in_use(ended.model, ended.models, training)
-        found, rejections = question.run(transport, first, own, _last(config), ended.declared)
+        found, rejections = question.run(EndedRun(transport, aggregation, own, first, _last(config), ended.declared))
     return {**found, "rejected": by_site(rejections)}
 
 

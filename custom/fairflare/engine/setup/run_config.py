@@ -24,8 +24,7 @@ from fairflare.engine.checks import BY, NO_CHOICE, RATIO
 from fairflare.engine.setup import method_parts, tasks
 from fairflare.engine.setup.config_checks import check_config
 from fairflare.engine.setup.method_parts import NO_STEP, PART_KEYS, STEPS, MethodParts, checked_part, step_class
-from fairflare.privacy.secure_sums import SCHEMES
-from fairflare.privacy.sum_protocol import AUTO, NEIGHBOURS
+from fairflare.privacy.schemes import AUTO, NEIGHBOURS, SCHEMES
 from fairflare.tasks.base import Task
 
 FORMAT = 2
@@ -94,6 +93,7 @@ class RunConfig:
         solo: whether each site also trains alone, and says how much better the federation's model serves it, see
             ``engine.benefit``.
         trees: whether ``solo`` holds the model against gradient boosting on each site's own rows, too.
+        exchanges: exchanges of plugins that follow the last round, see ``engine.exchanges``.
         score_rounds: whose models are scored on the shared test sets: those of the "last" rounds, or of "all".
         threshold: the risk from which on a patient counts as flagged in the report; None: the task's, .5 mostly.
         init_from: SHA-256 of the tensors that the initial model starts from, see ``engine.setup.parts``; "": none.
@@ -148,6 +148,7 @@ class RunConfig:
     headline: Annotated[str, Text(pattern="final|best", words="final or best")] = "final"
     solo: bool = False
     trees: bool = False
+    exchanges: Annotated[list[Name], Entries(16)] = dataclasses.field(default_factory=list)
     score_rounds: Annotated[str, Text(pattern="last|all", words="last or all")] = "last"
     threshold: Annotated[float, Range(0.001, 0.999)] | None = None
     init_from: Annotated[str, Text(pattern=f"({SHA256.pattern})?", words="a run, a file of weights or a bundle")] = ""

@@ -19,7 +19,6 @@ from fairflare.core.schema import Slot, slots_of
 from fairflare.core.seeds import forget_seeds, seed_everything
 from fairflare.core.types import Need, Number, Outline, StateDict, numbers_of, tensors_of
 from fairflare.data.tensors import Grouping
-from fairflare.engine.after.base import Shape
 from fairflare.engine.setup import tasks
 from fairflare.participation import All, Selector
 from fairflare.privacy.disclosure import Budget
@@ -190,8 +189,3 @@ def chosen_probes(rule: Rule, probes: Sequence[Probe], outline: Outline, trainer
     return tuple(
         p for p in probes if isinstance(p, own) or any(n in used or n.partition("/")[0] in used for n in reported[p])
     )
-
-
-def shape(task: Task, groups: tuple[str, ...]) -> Shape:
-    """What server and sites know alike of a task whose sites tell ``groups`` apart."""
-    return Shape(len(task.classes), task.kind.has_classes, groups, task.kind.has_masks)

@@ -1,190 +1,132 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a round's answers become the next model: the interface, one part at the server and one at every site.
+"""Secure sums: a site keeps its answer back until it knows its own weight, weighs its update and masks it.
 
-The aggregation in the clear, where the gate sees every update and the rule weighs them; and a site's part in secure
-sums: it keeps its answer back until it knows its own weight, weighs and masks its update. Loop and sites know no other.
+``server_sums`` is the server's half, which learns the sum alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from fairflare.aggregators.base import Outcome, Rule, SummedRule
-from fairflare.core.schema import (
-    MASKED,
-    Answer,
-    Instruction,
-    SiteModels,
-    Transport,
-    first_with_secure_sums,
-    rest_with_secure_sums,
-)
-from fairflare.core.types import Info, Number, Reply, Round, StateDict
-from fairflare.engine.checks import Rejection, first_good, left_out, silent
+from fairflare.aggregators.base import SummedRule
+from fairflare.core.errors import EgressRefused, UserError
+from fairflare.core.schema import MASKED, Answer, Instruction, first_with_secure_sums, rest_with_secure_sums
+from fairflare.core.types import Cost, Number, StateDict
+from fairflare.engine.exchanges.base import Exchange, OfRun, find
 from fairflare.engine.hashes import model_hash
-from fairflare.engine.memory import SiteMemory
-from fairflare.privacy.egress import check_scalars
+from fairflare.engine.memory import SiteMemory, SpentFile
+from fairflare.privacy.egress import FieldCheck, check_scalars
+from fairflare.privacy.identity import PROOF, Credentials, Sealed, is_proof
 from fairflare.privacy.referee import Referee
-from fairflare.privacy.secure_sums import MaskedSums, Ring, Scale, mask_update
-from fairflare.privacy.sum_keys import PairwiseKeys, SelfMasks, self_masked, stream_of
-from fairflare.privacy.sum_protocol import NumberScheme, Rosters, Sealed, SumOrder, SumRefused, fingerprint
+from fairflare.privacy.secure_sums import (
+    MaskedSums,
+    Ring,
+    Scale,
+    mask_update,
+    masked_sizes,
+    number_scheme,
+    sealed_sizes,
+)
+from fairflare.privacy.sum_keys import SELF_MASK, SHARES, PairwiseKeys, SelfMasks, self_masked, stream_of
+from fairflare.privacy.sum_protocol import NumberScheme, Rosters, SumOrder, SumRefused, fingerprint, graph_of
 
-if TYPE_CHECKING:  # a site has no gate
-    from fairflare.engine.files import Checkpoint
-    from fairflare.engine.gate import Gate, Verdict
-    from fairflare.engine.server_sums import ServerSums
+if TYPE_CHECKING:
+    from fairflare.engine.exchanges.base import Work
+    from fairflare.engine.site import Site
     from fairflare.privacy.differential_privacy import SiteNoise
 
-
-CheckSums = Callable[[Answer], list[float]]
-"""The sums of an answer in the clear, as they may be added; raises Refused."""
-Aggregation: TypeAlias = "Plain | ServerSums"
-SitePart: TypeAlias = "PlainAtSite | SiteSums"
-"""The server's part, and a site's."""
+SITE_NOISE = "fairflare.privacy.differential_privacy"
+"""By a name that no reader of imports follows: jobs with a hospital's budget alone carry it."""
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A round once its sites have trained.
+def sealed_check(sizes: Mapping[str, Mapping[str, Container[int]]]) -> FieldCheck:
+    """The check of ``Answer.sealed``: a key and its proof in answer to "preflight", else bytes of known lengths.
 
-    Attributes:
-        answers: to "train", unchecked.
-        rejections: of the sites that were asked and did not answer.
-        info: accepted replies -> what the rule knows of the round.
-        require_quorum: raises RunFailed where a verdict accepts too few sites.
-        missed: called with the sites that let a later exchange of the round pass.
+    Args:
+        sizes: task -> name -> how many bytes it may have.
     """
 
-    rule: Rule
-    gate: Gate
-    transport: Transport
-    standing: Checkpoint
-    round: Round
-    answers: list[Answer]
-    rejections: list[Rejection]
-    info: Callable[[Sequence[Reply]], Info]
-    require_quorum: Callable[[Verdict], None]
-    missed: Callable[[Sequence[str]], None]
+    def check(sealed: Any, task: str) -> None:
+        here = sizes.get(task, {})
+        names = PROOF if task == "preflight" else here
+        if not isinstance(sealed, Mapping) or any(name not in names for name in sealed):
+            raise EgressRefused("sealed: a name that is not on the list")
+        for name, value in sealed.items():
+            if name in here and (type(value) is not bytes or len(value) not in here[name]):
+                raise EgressRefused(f"sealed {name}: not bytes, or too many")
+            if name not in here and not is_proof(name, value):
+                raise EgressRefused(f"sealed {name}: not a key or its proof")
+
+    return check
+
+
+def sizes_in_rounds(numbers: Container[int]) -> dict[str, dict[str, Container[int]]]:
+    """Task of a round -> name -> bytes, where sealed numbers have so many."""
+    return {
+        "sum": {"sum": numbers, "cover": SELF_MASK},
+        "weigh": {"cover": SELF_MASK},
+        "reveal": {"shares": SHARES},
+    }
 
 
 @dataclass(frozen=True)
-class Combined:
-    """What became of a round: the gate's verdict, the rule's outcome, all answers, and when the sites were done."""
+class Sums(Exchange):
+    """A round's "sum", "weigh" and "reveal"; the server's half is ``server_sums``, in the place of ``combination``."""
 
-    verdict: Verdict
-    outcome: Outcome
-    answers: list[Answer]
-    exchanged: float
+    tasks = ("sum", "weigh", "reveal")
+    fields = ("sealed",)
+    cost = Cost()
 
+    def at_site(
+        self,
+        run: OfRun,
+        kept: SiteMemory | None = None,
+        own: Credentials | None = None,
+        spent: SpentFile | None = None,
+        referee: Referee | None = None,
+    ) -> SiteSums:
+        """What seals and masks the answers of a site.
 
-@dataclass(frozen=True)
-class Total:
-    """Numbers summed over sites; ``told`` are the fields of the instruction that tells each of them the sum."""
-
-    sites: list[str]
-    told: Mapping[str, Any]
-    rejections: list[Rejection]
-
-
-class Plain:
-    """The server's part in the clear: gate and rule, with a further exchange for every anchor of the rule.
-
-    ``server_sums.ServerSums`` has the same methods.
-    """
-
-    def learn(self, answers: Sequence[Answer]) -> list[Rejection]:
-        """Take what sites say of themselves in preflight; the rejections of those that cannot take part."""
-        return []
-
-    def go_on(self, sets: Sequence[Sequence[str]]) -> None:
-        """Take the accepted sites of every round of a run that goes on."""
-
-    def combine(self, trained: Trained) -> Combined:
-        """Check and combine a round's answers; raises RunFailed where an exchange has fewer sites than ``min_sites``.
-
-        The gate's verdict comes first, then the aggregator's further exchanges, then its step.
+        Args:
+            kept: the site's memory.
+            own: what it has been given.
+            spent: what its budget has spent.
+            referee: what it agrees to over rounds and jobs.
         """
-        rule, standing, answers, exchanged = trained.rule, trained.standing, trained.answers, time.monotonic()
-        known = (standing.declared, standing.history, standing.models)
-        verdict = trained.gate.inspect(answers, standing.model, trained.round.number, *known)
-        verdict = dataclasses.replace(verdict, rejections=verdict.rejections + trained.rejections)
-        trained.require_quorum(verdict)
-        info = trained.info(verdict.replies)
-        anchors = rule.anchors(standing.model, verdict.replies, standing.state, info)
-        while (shown := next(anchors, None)) is not None:
-            replies, second, refused = _second_exchange(trained, *shown, verdict.replies)
-            del shown  # the next model takes its place in memory
-            verdict = dataclasses.replace(verdict, replies=replies, rejections=verdict.rejections + refused)
-            answers = answers + second
-            trained.require_quorum(verdict)
-            exchanged = time.monotonic()
-        outcome = rule.aggregate(standing.model, verdict.replies, standing.state, trained.info(verdict.replies))
-        return Combined(verdict, outcome, answers, exchanged)
+        config, parts, own = run.config, run.parts, own or Credentials()
+        graph = graph_of(config.mask_neighbours, len(parts.task.sites()) - bool(config.leave_out))
+        keys = PairwiseKeys(run.site, config.sha256(), own.identity, graph)
+        scheme = number_scheme(config.secure_sum, keys, own)
+        ring = Ring(config.mask_bits, parts.trainable)
+        noise = None
+        if config.site_epsilon:
+            budget = (config.site_clip, config.site_epsilon, config.site_delta, config.site_colluders)
+            noise = importlib.import_module(SITE_NOISE).SiteNoise(*budget, config.training.rounds, spent)
+        own_of = (summed(parts.rule), scheme, keys, kept or SiteMemory(), parts.scalars(anchored=False))
+        return SiteSums(*own_of, config.min_sites, config.federation, ring, noise, referee)
 
-    def total(self, transport: Transport, models: SiteModels, round: Round, check: CheckSums, terms: int) -> Total:
-        """Ask for sums over calibration cases ("calibrate") and add them exactly, rounded once, as in secret."""
-        asked = {site: Instruction("calibrate", round, model) for site, model in models.items()}
-        answers = list(transport.exchange(asked))
-        found, refused, _ = first_good(answers, check, round.number)
-        sums = {str(i): math.fsum(own[i] for own in found.values()) for i in range(terms)}
-        return Total(sorted(found), {"orders": sums}, left_out(refused, found) + silent(asked, answers))
+    def leaves(self, run: OfRun) -> Mapping[str, FieldCheck]:
+        """Keys, sealed numbers and shares; after the last round sealed sums over calibration cases."""
+        sizes = sizes_in_rounds(sealed_sizes(run.config.secure_sum, summed(run.parts.rule).n_terms))
+        if run.config.after != "none":
+            after: Any = find("after")
+            sizes["calibrate"] = {"sum": masked_sizes(after.terms(run))}
+        return {"sealed": sealed_check(sizes)}
 
 
-class PlainAtSite:
-    """A site's part in the clear: what is done with answers before they leave. ``SiteSums`` has the same methods."""
-
-    goes_back: ClassVar[bool] = True
-    """Whether the site forgets what it kept of rounds of which the server says that they did not count."""
-
-    @property
-    def tasks(self) -> Mapping[str, Callable[[Instruction], Answer]]:
-        """Exchanges of the aggregation's own -> what answers them."""
-        return {}
-
-    def statement(self) -> Mapping[str, Any]:
-        """What goes with the answer to "preflight"."""
-        return {}
-
-    def trained(self, answer: Answer, instruction: Instruction) -> Answer:
-        """What leaves of a complete answer to "train"."""
-        return answer
-
-    def summed(self, sums: list[float], instruction: Instruction) -> Mapping[str, Any]:
-        """The fields of the answer to "calibrate" that hold a site's sums; raises SumRefused."""
-        return {"sums": sums}
-
-    def total(self, instruction: Instruction, terms: int) -> list[float]:
-        """The sums of all sites that "adjust" tells; raises SumRefused or ValueError."""
-        if set(instruction.orders) != {str(i) for i in range(terms)}:
-            raise ValueError(f"adjust: expected {terms} sums")
-        return [float(instruction.orders[str(i)]) for i in range(terms)]
-
-    def masks(self, answer: Answer) -> bool:
-        """Whether the update in ``answer`` must not leave before ``final`` has masked it."""
-        return False
-
-    def final(self, answer: Answer) -> Answer:
-        """The answer as it leaves; raises SumRefused where it cannot be masked."""
-        return answer
+EXCHANGE = Sums()
 
 
-def _second_exchange(
-    trained: Trained, label: str, anchor: StateDict, replies: Sequence[Reply]
-) -> tuple[list[Reply], list[Answer], list[Rejection]]:
-    """Show an anchor to the accepted sites; a site counts in the round once it has answered every time."""
-    asked = {reply.site: Instruction("compare", trained.round, anchor) for reply in replies}
-    answers = list(trained.transport.exchange(asked))
-    missing = silent(asked, answers)
-    trained.missed([rejection.site for rejection in missing])
-    found, refused = trained.gate.inspect_second(answers, trained.round.number)
-    named = {s: {f"{name}/{label}" if label else name: v for name, v in own.items()} for s, own in found.items()}
-    complete = [dataclasses.replace(r, scalars={**r.scalars, **named[r.site]}) for r in replies if r.site in found]
-    return complete, answers, refused + missing
+def summed(rule: object) -> SummedRule:
+    """The rule, whose weights follow from sums over the sites; raises UserError for any other."""
+    if not isinstance(rule, SummedRule):
+        raise UserError(f"secure_sum: {type(rule).__name__} weighs by more than sums over the sites")
+    return rule
 
 
 KEPT = "secure_sum"
@@ -238,8 +180,9 @@ class SiteSums:
         return self._keys.statement()
 
     @property
-    def tasks(self) -> Mapping[str, Callable[[Instruction], Answer]]:
-        return {"sum": self.seal, "weigh": self.weigh, "reveal": self.reveal}
+    def tasks(self) -> Mapping[str, Work]:
+        work = {"sum": self.seal, "weigh": self.weigh, "reveal": self.reveal}
+        return {task: partial(_of_site, do) for task, do in work.items()}
 
     def trained(self, answer: Answer, instruction: Instruction) -> Answer:
         """Keep the answer to "train"; what is sent says only that the site is ready.
@@ -386,6 +329,10 @@ class SiteSums:
         if self._held is None or self._held.round != instruction.round.number:
             raise SumRefused("nothing was trained in this round")
         return self._held
+
+
+def _of_site(do: Callable[[Instruction], Answer], site: Site, instruction: Instruction) -> Answer:
+    return do(instruction)
 
 
 def _order(instruction: Instruction, bound: bytes) -> SumOrder:
