@@ -146,11 +146,16 @@ def _folders(module: str) -> list[str]:
 @cache
 def _search_path(module: str) -> tuple[str, ...]:
     """The folders of a package, wherever it lies; none of a module, nor of a name that cannot be found."""
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):  # loading it complains, and names the entry point
-        return ()
+    spec = _spec_of(module)
     return tuple(spec.submodule_search_locations or ()) if spec else ()
+
+
+def _spec_of(module: str) -> ModuleSpec | None:
+    """None of a name that cannot be found: loading it complains, and names the entry point."""
+    try:
+        return importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
 
 
 def forget() -> None:
@@ -186,8 +191,12 @@ def _import_rooms() -> None:
 
 @cache
 def in_group(group: str = GROUP) -> tuple[EntryPoint, ...]:
-    """The entry points of installed distributions in ``group``, sorted."""
-    return tuple(sorted(entry_points(group=group), key=lambda point: (point.name, point.value)))
+    """The entry points of installed distributions in ``group``, sorted.
+
+    In a job, those alone whose module can be found: what a machine has installed beside it may be out of its reach.
+    """
+    points = sorted(entry_points(group=group), key=lambda point: (point.name, point.value))
+    return tuple(point for point in points if not in_job() or _spec_of(point.module) is not None)
 
 
 def _name(path: Path) -> str:
