@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import sysconfig
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import psutil
 import pytest
 import yaml
 
+from bare_libraries import link_libraries
 from fairflare.cli.main import main
 from fairflare.core.processes import RUN_FOLDER
 from fairflare.engine.in_process import InProcess
@@ -49,8 +49,7 @@ def bare_python(folder):
     python = folder / "bin" / "python"
     asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     libraries = Path(subprocess.run(asked, check=True, capture_output=True, text=True, timeout=60).stdout.strip())
-    paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    (libraries / "libraries.pth").write_text("\n".join(sorted(paths)) + "\n")
+    (libraries / "libraries.pth").write_text(f"{link_libraries(folder / 'libraries')}\n")
     bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     found = subprocess.run(
         [str(python), "-c", "import fairflare"], cwd=folder, env=bare, capture_output=True, timeout=60

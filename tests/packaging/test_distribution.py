@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import venv
 import zipfile
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from bare_libraries import link_libraries
 from fairflare import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -156,8 +156,7 @@ def test_the_installed_wheel_runs(wheel, tmp_path):
     python = folder / "bin" / "python"
     call(*PIP, "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
     site = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
-    # A path in a .pth file makes packages importable, but not what their own .pth files add: this checkout.
-    (site / "others.pth").write_text("\n".join({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}))
+    (site / "others.pth").write_text(str(link_libraries(tmp_path / "libraries")))
     where = call(python, "-c", "import fairflare; print(fairflare.__file__)", cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(site)
     command = [folder / "bin" / "fairflare", "run", "fedavg", "--task", "support2", "--rounds", "2"]
