@@ -366,7 +366,8 @@ def test_the_sites_own_rules(site, rules, text):
 def test_a_site_says_which_steps_after_the_last_round_it_takes_part_in(site, steps, text):
     site.policy(after=steps)
     config = make_config("fedufo", "support2", values={"after": "recalibrate"})
-    answer = site.answer(in_config(after=config.after, after_settings=dict(config.after_settings)))
+    content = config.to_json()
+    answer = site.answer(in_config(after=content["after"], after_settings=content["after_settings"]))
     assert text in answer and bool(text) == bool(answer)
     assert site.answer() == ""
 

@@ -501,7 +501,7 @@ class TestConfiguration:
     def test_settings_have_an_owner_and_survive_a_file(self):
         values = {"after": "conformal", "after.alpha": "0.2", "loss": "missed"}
         config = make_config("fedavg", "heart", values=values)
-        assert config.after_settings["alpha"] == 0.2 and config.after_settings["loss"] == "missed"
+        assert (config.after_step.alpha, config.after_step.loss) == (0.2, "missed")
         assert RunConfig.from_json(config.to_json()) == config
         assert with_step(make_config("fedavg", "heart"), "conformal", {"alpha": 0.2, "loss": "missed"}) == config
 
