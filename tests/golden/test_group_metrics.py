@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from fairflare.report import fairness, groups
-from fairflare_lab.report import contribution as agreement
+from fairflare.report.agreement import agreement
+from fairflare_lab.report.agreements import clipped_shares
+from fairflare_lab.report.contribution import shapley
 from golden import folder
 
 METRICS = json.loads((folder() / "metrics.json").read_text())
@@ -87,9 +89,9 @@ def test_fedism_client_std():
 
 def test_shapley_values_and_their_weights():
     utilities = {frozenset(filter(None, key.split(","))): u for key, u in CONTRIBUTION["utilities"].items()}
-    values = agreement.shapley(utilities)
+    values = shapley(utilities)
     assert list(values.values()) == pytest.approx(CONTRIBUTION["shapley"], abs=1e-12)
-    assert list(agreement.clipped_shares(values).values()) == pytest.approx(CONTRIBUTION["weights_clip0"], abs=1e-12)
+    assert list(clipped_shares(values).values()) == pytest.approx(CONTRIBUTION["weights_clip0"], abs=1e-12)
 
 
 @pytest.mark.parametrize("cohort", ["retina", "prostate"])
@@ -97,12 +99,12 @@ def test_leave_one_out_shares(cohort):
     """A retina source's drop is the sum of its drops for disc and cup."""
     found = CONTRIBUTION["loo"]
     drops = named(np.reshape(found[f"{cohort}_drops"], (len(found[f"{cohort}_drops"]), -1)).sum(1))
-    shares = agreement.clipped_shares(drops)
+    shares = clipped_shares(drops)
     assert [100 * share for share in shares.values()] == pytest.approx(found[f"{cohort}_share_pct"], abs=1e-12)
 
 
 def assert_agreement(expected, a, b):
-    found = agreement.agreement(named(a), named(b))
+    found = agreement(named(a), named(b))
     for key in ("pearson_x100", "euclid", "cosine"):
         assert found[key] == pytest.approx(expected[key], abs=1e-12), key
 
