@@ -139,8 +139,9 @@ def test_no_site_ruins_the_others_models_with_prototypes(share, factor, rejected
         ({"rule": "multi-krum"}, "trainer {}: its server half takes up what every site sends"),
         ({"clip_updates": 1}, "clip_updates: does not bound what the server half of trainer {} takes up"),
         ({"cap_weights": 0.4}, "cap_weights: does not bound what the server half of trainer {} takes up"),
+        ({"mix_updates": "krum"}, "mix_updates: does not bound what the server half of trainer {} takes up"),
     ],
-    ids=["median", "multi-krum", "clip", "cap"],
+    ids=["median", "multi-krum", "clip", "cap", "mix"],
 )
 def test_no_protection_is_promised_that_a_server_half_goes_round(trainer, values, reason):
     with pytest.raises(UserError, match=reason.format(trainer)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fairflare.aggregators.base import SPREAD, Bounds, Combining, Rule, SummedRule
@@ -151,16 +151,16 @@ def _check_bounds(config: RunConfig, rule: Rule, trainer: Trainer) -> None:
         raise UserError(f"{_bounding(bounds)}: expected none, since trainer {config.trainer} sends sums over patients")
     if trainer.collects and bounds not in (Bounds(), USUAL, dataclasses.replace(USUAL, cap=1.0)):
         what = f"does not bound what the server half of trainer {config.trainer} takes up; leave it out"
-        raise UserError(f"{_bounding(bounds)}: {what}")
+        raise UserError(f"{_bounding(bounds, (0, SPREAD))}: {what}")
 
 
 USUAL = Bounds(clip=SPREAD, cap=SPREAD)
 """Clipped is what a trainer's server half takes up, too."""
 
 
-def _bounding(bounds: Bounds) -> str:
-    """The key of a run that bounds a site."""
-    return "clip_updates" if bounds.clip else "mix_updates" if bounds.mix != "none" else "cap_weights"
+def _bounding(bounds: Bounds, clips: Collection[float | str] = (0,)) -> str:
+    """The key of a run that bounds a site, where ``clips`` are the values of clip_updates that may stand."""
+    return "clip_updates" if bounds.clip not in clips else "mix_updates" if bounds.mix != "none" else "cap_weights"
 
 
 def _check_best(config: RunConfig, rule: Rule, trainer: Trainer, headline: str) -> None:
