@@ -187,7 +187,7 @@ def described(change):
 
 def named_so(header):
     """Two entries of the same size under each other's name: another program's reader finds them swapped."""
-    one, other = (f"state/history/site-{number}" for number in (1, 2))
+    one, other = (f"state/rule/history/site-{number}" for number in (1, 2))
     header[one], header[other] = header[other], header[one]
 
 
