@@ -112,7 +112,7 @@ class Deals:
 
 def dealt(key: str, numbers: Sequence[int]) -> Deals:
     """These deals, as runs with these seeds have them."""
-    made = drift_run.arms(["fedavg"], TASKS[key], numbers, values={"group_by": "none"})
+    made = drift_run.arms(["fedavg"], TASKS[key], numbers, values=drift_run.VALUES)
     parts = [build_parts(config) for _, config in made]
     splits = [{s: _split(one.task.site_data(s)) for s in one.task.sites()} for one in parts]
     start = [torch.cat([one.model["head.weight"].reshape(-1), one.model["head.bias"]]) for one in parts]
@@ -261,7 +261,7 @@ def checked(key: str, folder: Path) -> None:
         f"{glm},intercept=site": lambda: exact(deals, ridge, own=True),
     }
     for label, made in pairs.items():
-        runs = drift_run.arms([label], TASKS[key], [0], values={"group_by": "none"})
+        runs = drift_run.arms([label], TASKS[key], [0], values=drift_run.VALUES)
         run, (models,) = drift_run.study.together(runs, folder / "check", 1)[0], made()
         apart = 0.0
         for site in deals.sites.values():

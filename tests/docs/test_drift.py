@@ -131,7 +131,7 @@ def test_one_full_batch_step_per_round_is_gradient_descent_on_all_patients(tmp_p
     """Averaging by examples has then no drift: three rounds against three steps on the pooled patients, by hand."""
     arm = next(arm for arm in plan.ARMS if arm.key == "whole")
     label = plan.labelled(arm, "train.lr=0.5").replace(f"rounds={plan.ONE_STEP}", "rounds=3")
-    ((name, config),) = arms([label], "heart:full", [0], values={"group_by": "none"})
+    ((name, config),) = arms([label], "heart:full", [0], values=drift_run.VALUES)
     drift_run.study.run_and_predict(config, tmp_path / name)
     parts = build_parts(config)
     found, sites = read_model(tmp_path / name / MODEL), [parts.task.site_data(site) for site in parts.task.sites()]

@@ -36,6 +36,8 @@ from fairflare.tasks.base import SPLIT, expect  # noqa: E402
 CHOSEN = HERE / "chosen.csv"
 HEADER = ("task", "arm", "candidate", "validation_brier", "chosen")
 INTERCEPT = {"slope": "false", "split": "train"}
+VALUES = {"group_by": "none", "robust": "off"}
+"""Settings of all runs. Bounds on a site's update and weight would change the averages that are compared."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def configured(labels: Sequence[str], task: plan.Measured, seeds: Sequence[int])
     """(folder name, run) of every label with every deal; the natural split stays as it is."""
     name, _, preset = task.task.partition(":")
     dealt = task is not plan.NATURAL and name in DEALT
-    return arms(labels, f"{DEALT[name].name if dealt else name}:{preset}", seeds, values={"group_by": "none"})
+    return arms(labels, f"{DEALT[name].name if dealt else name}:{preset}", seeds, values=VALUES)
 
 
 def make(task: plan.Measured, chosen: dict[str, str], deals: Sequence[int], folder: Path, workers: int) -> None:

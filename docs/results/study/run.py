@@ -144,7 +144,7 @@ def keep(folder: Path, arm: plan.Arm, seed: int, run: Run) -> None:
 
 def configured(labels: Sequence[str], study: plan.Study, seeds: Sequence[int], rounds: int | None = None) -> list[Run]:
     """(folder name, run) of every label with every seed."""
-    values = {"group_by": study.group_by, **study.settings}
+    values = {"group_by": study.group_by, "robust": "off", **study.settings}
     return arms(labels, study.task, seeds, rounds=rounds, values=values)
 
 

@@ -234,7 +234,8 @@ def test_pooled_scaling_is_of_all_training_patients_and_of_training_patients_alo
 
 def test_options_that_came_later_are_not_written_where_they_say_nothing():
     """A run that was begun without them keeps its configuration's hash, and its file is read."""
-    plain, asked = (make_config("fedavg", "heart:flamby", values=v) for v in ({}, {"reference": True}))
+    off = {"robust": "off"}
+    plain, asked = (make_config("fedavg", "heart:flamby", values=v) for v in (off, {**off, "reference": True}))
     assert plain.to_json()["options"] == {"protocol": "flamby", "model": "logistic"}
     assert asked.to_json()["options"] == {"protocol": "flamby", "model": "logistic", "reference": True}
     for config in (plain, asked):
