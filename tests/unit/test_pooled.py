@@ -128,7 +128,8 @@ def test_an_arm_of_a_comparison_has_its_own_rounds():
         arms(["fedavg", "pooled:rounds=1,epochs=5,local_steps=none"], TASK, [0], rounds=4, values={"local_steps": 3})
     )
     trained = {
-        name: [config.training[key] for key in ("rounds", "epochs", "local_steps")] for name, config in found.items()
+        name: [getattr(config.training, key) for key in ("rounds", "epochs", "local_steps")]
+        for name, config in found.items()
     }
     assert list(trained.values()) == [[4, 1, 3], [1, 5, None]]
     json.dumps(trained)

@@ -229,11 +229,13 @@ def test_what_the_user_sets_wins_and_takes_what_goes_with_it(tmp_path):
     own = {"channels": 1, "epochs": 3, "train.batch_size": 7}
     config = make_config("fedavg", "classification", values=values_of(tmp_path, sizes, **own), rounds=2)
     assert (config.options["channels"], config.options["mean"], config.options["std"]) == (1, "", "")
-    found = {key: config.training[key] for key in ("epochs", "fewest_steps", "most_steps", "batch_size", "rounds")}
+    found = {
+        key: getattr(config.training, key) for key in ("epochs", "fewest_steps", "most_steps", "batch_size", "rounds")
+    }
     assert found == {"epochs": 3, "fewest_steps": None, "most_steps": None, "batch_size": 7, "rounds": 2}
     assert not any(line.startswith(("batch_size", "channels")) for line in plans.reasons(config))
     config = make_config("fedavg", "classification", values=values_of(tmp_path, sizes, local_steps=5, best_by="none"))
-    found = {key: config.training[key] for key in ("local_steps", "fewest_steps")}
+    found = {key: getattr(config.training, key) for key in ("local_steps", "fewest_steps")}
     assert found == {"local_steps": 5, "fewest_steps": None} and config.headline == "final"
 
 
