@@ -388,7 +388,7 @@ def test_the_ablations_of_fedism_plus_are_accepted_and_equal_in_objective():
         assert {config.training.logit_tau for _, config in found} == {1.0}
         assert {config.options["alpha"] for _, config in found} == {1e6 if preset == "equal" else 1.0}
     words = ablations.command("equal", "0,1", tables.HERE.parent / "fedism-equal")
-    assert words[-2:] == ["--tables", "docs/results/fedism-equal"]
+    assert words[-4:] == ["--set", "robust=off", "--tables", "docs/results/fedism-equal"]
 
 
 def test_the_matched_ablations_differ_in_rounds_alone_and_ask_for_differences_of_their_arms():

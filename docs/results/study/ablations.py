@@ -143,7 +143,7 @@ def main() -> None:
 
 def command(preset: str, seeds: str, tables: Path | None, arms: Iterable[str] = ARMS) -> list[str]:
     """The words of the comparison, from "fairflare" on."""
-    found = ["fairflare", "compare", *arms, "--task", f"ich-phantom:{preset}", "--seeds", seeds]
+    found = ["fairflare", "compare", *arms, "--task", f"ich-phantom:{preset}", "--seeds", seeds, "--set", "robust=off"]
     return found + (["--tables", str(tables.relative_to(RESULTS.parent.parent))] if tables else [])
 
 
