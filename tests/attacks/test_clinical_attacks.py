@@ -194,7 +194,7 @@ def test_a_site_may_say_nothing_of_calibration(tmp_path, monkeypatch):
     (tmp_path / "fairflare_site.yaml").write_text("clinical: false\n")
     monkeypatch.setenv("FAIRFLARE_SITE_CONFIG", str(tmp_path / "fairflare_site.yaml"))
     site, model, _ = site_of()
-    assert asked(site, model) == {} and site.clinical is None
+    assert asked(site, model) == {} and "clinical" not in site.exchanges
     results = {"val": {}, "test": {}, "n": {"test": 60.0}, "groups": {}}
     with pytest.raises(EgressRefused, match="clinical: not in this exchange or this run"):
         site.egress.check("evaluate", Answer(SITE, ROUNDS, n_examples=100, metrics=results, clinical=FITTING))
