@@ -152,18 +152,18 @@ def measure(key: str, folder: Path) -> None:
     if (best := min(tried, key=lambda at: tried[at]))[0] == max(TIMES):
         tried[FURTHER, best[1]] = loss(tuning, fedavg(tuning, **settings(tuning, ridge, FURTHER, best[1])))
         best = min(tried, key=lambda at: tried[at])
-    losses |= {f"lr={tuning.training['lr'] * at[0]:g},epochs={at[1]}": value for at, value in tried.items()}
-    chosen = {ridge, f"lr={tuning.training['lr'] * best[0]:g},epochs={best[1]}"}
+    losses |= {f"lr={tuning.training.lr * at[0]:g},epochs={at[1]}": value for at, value in tried.items()}
+    chosen = {ridge, f"lr={tuning.training.lr * best[0]:g},epochs={best[1]}"}
     keep(CHOSEN, key, [[key, label, f"{value:.6f}", label in chosen] for label, value in losses.items()])
     deals = dealt(key, range(DEALS))
-    preset = fedavg(deals, deals.training["lr"], deals.training["epochs"], 0.0)
+    preset = fedavg(deals, deals.training.lr, deals.training.epochs, 0.0)
     arms = {"preset": preset, "fedavg": fedavg(deals, **settings(deals, ridge, *best))}
     arms |= {"exact": exact(deals, value_of(ridge)), "exact+intercept": exact(deals, value_of(ridge), own=True)}
     keep(VALUES, key, [line for deal in range(DEALS) for line in scored(key, deals, deal, arms, folder)])
 
 
 def settings(deals: Deals, ridge: str, times: float, epochs: int) -> dict[str, Any]:
-    return {"lr": deals.training["lr"] * times, "epochs": epochs, "decay": value_of(ridge)}
+    return {"lr": deals.training.lr * times, "epochs": epochs, "decay": value_of(ridge)}
 
 
 def value_of(ridge: str) -> float:
@@ -253,7 +253,7 @@ def _exact(splits: Mapping[str, Any], ridge: float, own: bool) -> dict[str, torc
 def checked(key: str, folder: Path) -> None:
     """One deal as runs of the package: how far logits of test patients are apart."""
     deals = dealt(key, [0])
-    rate, ridge = float(deals.training["lr"]) * 0.3, 0.005
+    rate, ridge = float(deals.training.lr) * 0.3, 0.005
     glm = f"glm:train.rounds={STEPS},ridge={ridge}"
     pairs: dict[str, Callable[[], list[dict[str, torch.Tensor]]]] = {
         f"fedavg:train.lr={rate:g},train.epochs=2,train.weight_decay={ridge}": lambda: fedavg(deals, rate, 2, ridge),

@@ -20,6 +20,7 @@ from fairflare.cli import main as cli
 from fairflare.core import registry
 from fairflare.report.quantities import NAMES
 from fairflare.report.values import with_half_width, with_interval
+from fairflare.studies.describe import card as card_of
 from fairflare.studies.describe import method_rows
 
 RESULTS = ROOT / "docs" / "results"
@@ -261,7 +262,7 @@ def test_the_cost_of_a_method_is_the_one_that_list_prints():
 
 @each("id", sorted(registry.methods()))
 def test_every_method_has_a_card(id):
-    card = (ROOT / "docs" / "methods" / f"{id}.md").read_text(encoding="utf-8")
+    card = (ROOT / card_of(registry.get_method(id))).read_text(encoding="utf-8")
     assert card.startswith("# ") and f"(`{id}`)" in card.splitlines()[0]
     assert all(f"**{part}" in card for part in ("What it is for.**", "Rule", "Cost.**", "Attribution.**"))
 
