@@ -112,7 +112,7 @@ ALIKE = (0.03, 0.05, 0.04, 0.02, 0.03)
         ("sharpness", [0.3, *[0.03] * 5], "others"),
         ("sharpness", [0.08] * 4, None),
         ("sharpness", [1e-300, 1e300, 5e-324, 1e-310], "others"),
-        ("sharpness", [None, None, None, 0.4], "others"),
+        ("sharpness", [None, None, None, 0.5], "others"),
         ("sharpness", [None, None, None, 0.2], None),
         ("sharpness", [None] * 4, None),
     ],
