@@ -20,7 +20,10 @@ def section(models, trivials, scores=(), losses=(), metric="dice", name="loss"):
         metrics = ({metric: scores[t]} if scores else {}) | ({name: losses[t]} if losses else {})
         rounds.append({"round": t + 1, "accepted": {"s0": {"metrics": metrics}}})
     rows = [{"site": f"s{k}", "value": value} for k, value in enumerate(models)]
-    return learned_section(Trail(evaluation={"sites": sites}, rounds=rounds), rows, metric, True, ABOUT)
+    trail = Trail(evaluation={"sites": sites}, rounds=rounds)
+    for record in rounds:
+        trail.totals.add(record, ["s0"])
+    return learned_section(trail, rows, metric, True, ABOUT)
 
 
 def summary(found, metric="dice"):
