@@ -22,6 +22,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -65,7 +66,7 @@ class Killer:
 def main() -> None:
     """Write the folders, let each command work, and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, help="where the folders go; by default one that goes at the end")
     parser.add_argument("--rounds", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--toy", action="store_true", help="the smallest sizes")
@@ -75,9 +76,15 @@ def main() -> None:
     if options.do:
         measured(COMMANDS[options.do], options.out)
         return
+    with tempfile.TemporaryDirectory() as scratch:
+        measure(options, options.out or Path(scratch) / "logs")
+
+
+def measure(options: argparse.Namespace, out: Path) -> None:
+    """The figures of the folders in ``out``, which is written anew."""
     rounds = 12 if options.toy else options.rounds
-    short, long = options.out / "short", options.out / "long"
-    shutil.rmtree(options.out, ignore_errors=True)
+    short, long = out / "short", out / "long"
+    shutil.rmtree(out, ignore_errors=True)
     short.mkdir(parents=True)
     values = {"least": LEAST_IN_TOY if options.toy else 1}
     go_on(make_config("fedavg", "ist:hospitals", rounds=rounds, values=values), short, REAL + 1)
