@@ -188,4 +188,4 @@ def _without_broken(parameters: Sequence[torch.nn.Parameter]) -> None:
     broken = ~torch.stack([one.isfinite().all(1) for one in each]).all(0)
     if bool(broken.any()):
         for parameter in parameters:
-            parameter.grad_sample[broken] = 0.0  # type: ignore[attr-defined]
+            parameter.grad_sample[broken] = 0.0  # type: ignore[attr-defined]  # Opacus adds it
