@@ -4,24 +4,21 @@
 from __future__ import annotations
 
 COMMANDS = frozenset(("contribution", "evidence", "paper", "prepare", "riders", "search"))
-METHODS = frozenset(
-    (
-        *("afl", "apfl", "cffl", "cgsv", "fairfed", "fairfedavg", "fedadagrad", "fedamp", "fedci", "fedcostwavg"),
-        *("feddg-ga", "feddyn", "fedfv", "fedga", "fedpid", "fedpidavg", "fedproc", "fedproto", "fedrdn", "fedyogi"),
-        *("flexfair", "ifca", "maxfl", "multi-krum", "pfedme", "qfedavg", "shapfed", "silobn"),
-    )
+_METHODS = (
+    "afl apfl cffl cgsv fairfed fairfedavg fedadagrad fedamp fedci fedcostwavg feddg-ga feddyn fedfv "
+    "fedga fedpid fedpidavg fedproc fedproto fedrdn fedyogi flexfair ifca maxfl multi-krum pfedme qfedavg "
+    "shapfed silobn"
 )
-TASKS = frozenset(
-    (
-        *("brain-seg", "brain-seg3d", "covid-brazil", "ctg", "digits", "digits5", "fundus", "fundus-phantom"),
-        *("isic2019", "office-caltech", "prostate", "rsna-ich", "seer-prostate", "support", "support2-stay"),
-        *("support2-survival", "tcga-brca"),
-    )
+_TASKS = (
+    "brain-seg brain-seg3d covid-brazil ctg digits digits5 fundus fundus-phantom isic2019 office-caltech "
+    "prostate rsna-ich seer-prostate support support2-stay support2-survival tcga-brca"
 )
+METHODS, TASKS = frozenset(_METHODS.split()), frozenset(_TASKS.split())
 WHERE = "is part of fairflare-lab, which is not installed: pip install 'fairflare[lab]'"
 
 
 def absent(kind: str, name: object) -> str:
     """The line for a method, task or command ``name`` that the research distribution would bring, else ""."""
-    names = {"method": METHODS, "task": TASKS, "command": COMMANDS}.get(kind.rstrip(":"), frozenset())
+    known = {"method": METHODS, "task": TASKS, "command": COMMANDS, "secure_sum": {"ckks"}}
+    names = known.get(kind.rstrip(":"), frozenset())
     return f"{kind.rstrip(':')} {name!r} {WHERE}" if name in names else ""

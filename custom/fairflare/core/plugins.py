@@ -75,6 +75,11 @@ def in_job() -> bool:
     return not (PACKAGE / "cli").is_dir()
 
 
+def absent(kind: str, name: object) -> str:
+    """How to get what the research distribution would bring, in one line, else ""; jobs have no such line."""
+    return "" if in_job() else str(importlib.import_module("fairflare.core.lab").absent(kind, name))
+
+
 def declared_in(pattern: re.Pattern[str], rooms: Sequence[str], what: str, id: str) -> str | None:
     """The module in ``rooms`` or an installed package whose text declares ``id``, so that only it has to be imported.
 

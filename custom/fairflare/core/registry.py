@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fairflare.core import lab, plugins, validation
+from fairflare.core import plugins, validation
 from fairflare.core.errors import UserError
 from fairflare.core.settings import Owners
 from fairflare.core.types import Paper, Training, refuse_training
@@ -259,7 +259,7 @@ def _add(table: dict[str, T], id: str, entry: T, kind: str, same: Callable[[T], 
 
 def _get(table: Mapping[str, T], id: str, kind: str) -> T:
     if id not in table:
-        raise UserError(lab.absent(kind, id) or unlisted(kind, id, sorted(table)))
+        raise UserError(plugins.absent(kind, id) or unlisted(kind, id, sorted(table)))
     return table[id]
 
 

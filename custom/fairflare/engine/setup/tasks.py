@@ -15,7 +15,7 @@ from functools import cache
 from types import ModuleType
 from typing import TypeVar
 
-from fairflare.core import lab, metric, plugins, registry
+from fairflare.core import metric, plugins, registry
 from fairflare.core.errors import UserError
 from fairflare.core.validation import parsed, shown, unlisted
 from fairflare.tasks.base import Task
@@ -105,5 +105,5 @@ def known(name: str) -> type[Task]:
 
 def _known(kind: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
-        raise UserError(lab.absent(kind, name) or unlisted(f"{kind}:", name, table))
+        raise UserError(plugins.absent(kind, name) or unlisted(f"{kind}:", name, table))
     return table[name]
