@@ -28,7 +28,6 @@ from typing import Any, BinaryIO, overload
 from fairflare.core.errors import UserError, naming
 from fairflare.core.schema import Answer, Instruction, Transport
 from fairflare.engine.files import is_there, private, reading, size_of
-from fairflare.engine.hashes import model_hash
 from fairflare.privacy import log_files
 from fairflare.privacy.identity import Identity
 from fairflare.privacy.log_files import COLUMNS
@@ -470,6 +469,8 @@ class Countersigned:
         """Take note of an answer's signature, of several that of an update; False where it is not the site's."""
         try:
             proof = {name: str(answer.signed[name]) for name in ("numbers", "certificate", "signature")}
+            from fairflare.engine.hashes import model_hash  # PyTorch only where models are hashed
+
             update = "" if answer.update is None else model_hash(answer.update)
         except Exception:  # an answer may hold anything
             return False
