@@ -4,8 +4,9 @@
 They are those of version 0.1, which laid no network out for a CPU: its sites computed in ``contiguous`` memory.
 
 ``python tests/golden/bits.py`` adds this machine's hashes to ``bits.json`` beside this file; ``test_bits.py`` makes the
-models again. A hash holds on a machine that computes as the one that wrote it, which ``arithmetic`` (torch) and
-``products`` (NumPy's matrix products, whose kernels another library chooses by the processor) tell.
+models again. A hash holds on a machine that computes as the one that wrote it, which ``arithmetic`` (torch),
+``products`` (NumPy's matrix products, whose kernels another library chooses by the processor) and ``convolutions``
+(torch's at the size of a batch of images, for which it takes other kernels) tell.
 """
 
 from __future__ import annotations
@@ -75,11 +76,30 @@ def products() -> str:
     return digest.hexdigest()
 
 
+def convolutions() -> str:
+    """What this machine's torch makes of a batch of images: two convolutions, and their gradients."""
+    draw = torch.Generator().manual_seed(7)
+    x = torch.randn(32, 3, 32, 32, generator=draw)
+    first, second = (torch.randn(16, inner, 3, 3, generator=draw).requires_grad_() for inner in (3, 16))
+    z = F.max_pool2d(F.conv2d(F.conv2d(x, first, padding=1).relu(), second, stride=2, padding=1).relu(), 2)
+    z.square().mean().backward()
+    digest = hashlib.sha256(torch.__version__.encode())
+    for tensor in (z.detach(), first.grad, second.grad):
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
 def kept_here() -> dict[str, str]:
-    """ "form on task" -> hash, of what is known of machines that compute as this one."""
-    machines = [one for one in json.loads(FILE.read_text()) if one["arithmetic"] == arithmetic()]
+    """ "form on task" -> hash, of what is known of machines that compute as this one.
+
+    Hashes that were written before ``convolutions`` was asked count wherever no entry that was asked is like this one.
+    """
+    here = {"arithmetic": arithmetic(), "products": products(), "convolutions": convolutions()}
+    machines = [one for one in json.loads(FILE.read_text()) if one["arithmetic"] == here["arithmetic"]]
+    machines = [one for one in machines if one.get("convolutions") in (None, here["convolutions"])]
+    machines.sort(key=lambda one: "convolutions" not in one)
     for one in machines:
-        if one["products"] == products():
+        if one["products"] == here["products"]:
             return one["models"]
     found = machines[0]["models"] if machines else {}
     return {case: kept for case, kept in found.items() if case.split(" on ")[0] not in OF_PRODUCTS}
@@ -114,8 +134,8 @@ def write() -> None:
         models = {
             f"{form} on {task}": make(form, task, Path(scratch, f"{form}_{task}")) for task in TASKS for form in FORMS
         }
-    here = {"arithmetic": arithmetic(), "products": products()}
-    others = [one for one in json.loads(FILE.read_text()) if {key: one[key] for key in here} != here]
+    here = {"arithmetic": arithmetic(), "products": products(), "convolutions": convolutions()}
+    others = [one for one in json.loads(FILE.read_text()) if {key: one.get(key) for key in here} != here]
     FILE.write_text(json.dumps([*others, {**here, "models": models}], indent=2) + "\n")
 
 

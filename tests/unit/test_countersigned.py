@@ -16,7 +16,8 @@ from fairflare.cli.main import main
 from fairflare.core.errors import DataError
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import Round
-from fairflare.engine.audit import GENESIS, UNSIGNED, entry_hash, verify
+from fairflare.engine.audit import GENESIS, entry_hash, verify
+from fairflare.engine.countersigned import UNSIGNED
 from fairflare.engine.files import read_tensors, save_tensors
 from fairflare.engine.setup.assembly import build_federation
 from fairflare.engine.setup.config import make_config

@@ -8,8 +8,6 @@ A long line keeps its long parts, what each site of a round said, in a file of c
 a segment that is full is followed by the next, whose first line holds the hash of the last line before
 (``privacy.log_files``). Reading goes line by line: no more than one line is in memory. What could not be read again is
 not written.
-
-A transport may send each question with the signed head of the log, and ask for signed answers (``Countersigned``).
 """
 
 from __future__ import annotations
@@ -26,12 +24,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, overload
 
 from fairflare.core.errors import UserError, naming
-from fairflare.core.schema import Answer, Instruction, Transport
 from fairflare.engine.files import is_there, private, reading, size_of
 from fairflare.privacy import log_files
-from fairflare.privacy.identity import Identity
 from fairflare.privacy.log_files import COLUMNS
-from fairflare.privacy.statements import LAST, SIGNED, answer_bytes, head_bytes
 
 GENESIS = "0" * 64
 CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
@@ -422,74 +417,3 @@ def _pieces(value: Any, form: json.JSONEncoder, depth: int = 3) -> Iterator[str]
         yield from _pieces(item, form, depth - 1)
         before = form.item_separator
     yield "}"
-
-
-UNSIGNED = "signature: expected the site's own of this answer and of the log's head"
-
-
-class Countersigned:
-    """Another transport's exchanges, with heads and signatures.
-
-    An answer without a proper signature is an error: the round goes on without it.
-    """
-
-    def __init__(self, transport: Transport, signer: Identity, head: Callable[[], Mapping[str, Any]]) -> None:
-        """
-        Args:
-            signer: the server's key, and whom it takes for a site.
-            head: "log", "seq" and "hash" of the log as it is; empty before its first entry.
-        """
-        self._transport, self._signer, self._head = transport, signer, head
-        self._known: set[str] = set()
-        self._taken: dict[str, Any] = {}
-
-    def sites(self) -> list[str]:
-        return self._transport.sites()
-
-    def exchange(self, instructions: Mapping[str, Instruction], *, last: bool = False) -> Iterator[Answer]:
-        """As the transport does it; ``last``: nothing is asked but that sites keep the head and sign it."""
-        head = dict(self._head())
-        if not head:
-            yield from self._transport.exchange(instructions)
-            return
-        head |= self._signer.sign(head_bytes(head)) | ({LAST: True} if last else {})
-        sent = {site: dataclasses.replace(one, log=head) for site, one in instructions.items()}
-        for answer in self._transport.exchange(sent):
-            task = LAST if last else sent[answer.site].task if answer.site in sent else ""
-            wanted = task in (*SIGNED, LAST) and not answer.error
-            good = not wanted or self._note(task, sent[answer.site].round.number, head, answer)
-            yield answer if good else Answer(site=answer.site, round=answer.round, error=UNSIGNED)
-
-    def taken(self) -> dict[str, Any]:
-        """What the log says of the exchanges since the last call: "head", "signed" by site, and new "certificates"."""
-        found, self._taken = self._taken, {}
-        return found
-
-    def _note(self, task: str, round: int, head: Mapping[str, Any], answer: Answer) -> bool:
-        """Take note of an answer's signature, of several that of an update; False where it is not the site's."""
-        try:
-            proof = {name: str(answer.signed[name]) for name in ("numbers", "certificate", "signature")}
-            from fairflare.engine.hashes import model_hash  # PyTorch only where models are hashed
-
-            update = "" if answer.update is None else model_hash(answer.update)
-        except Exception:  # an answer may hold anything
-            return False
-        said = answer_bytes(answer.site, task, round, head["hash"], update, proof["numbers"])
-        if not self._signer.vouches(answer.site, said, proof):
-            return False
-        shown = {name: head[name] for name in ("log", "seq", "hash", "signature")}
-        self._taken["head"] = {**shown, "certificate": self._named(head["certificate"])}
-        about = {"task": task, "round": round, "update": update, "numbers": proof["numbers"]}
-        proven = {"signature": proof["signature"], "certificate": self._named(proof["certificate"])}
-        signed = self._taken.setdefault("signed", {})
-        if update or answer.site not in signed:
-            signed[answer.site] = {**about, **proven}
-        return True
-
-    def _named(self, certificate: str) -> str:
-        """The certificate's SHA-256, by which the log names it; the first time it stands there whole."""
-        name = hashlib.sha256(certificate.encode()).hexdigest()
-        if name not in self._known:
-            self._known.add(name)
-            self._taken.setdefault("certificates", {})[name] = certificate
-        return name

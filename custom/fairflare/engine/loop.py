@@ -19,10 +19,11 @@ from fairflare.core.manifest import all_versions
 from fairflare.core.schema import IN_USE, Answer, Instruction, Transport, flat
 from fairflare.core.types import CLINICAL, PERSONAL, Info, Reply, Round, StateDict
 from fairflare.engine import files, history
-from fairflare.engine.audit import AuditLog, Countersigned
+from fairflare.engine.audit import AuditLog
 from fairflare.engine.best import LAST, Backlog, Beside, Best, Choice, Score, Scored, check_files
 from fairflare.engine.checks import Rejection, silent
 from fairflare.engine.combination import Aggregation, Plain, Trained
+from fairflare.engine.countersigned import Countersigned
 from fairflare.engine.exchanges.base import AtServer, Ended
 from fairflare.engine.files import save_checkpoint, save_tensors
 from fairflare.engine.gate import Gate, Verdict, by_site, inspect_evaluation, round_entry, steps_of, too_few, usable

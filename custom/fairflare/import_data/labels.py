@@ -308,7 +308,7 @@ YEARS = {"Y": 1.0, "M": 12.0, "W": 52.18, "D": 365.25}
 
 def alike(names: Iterable[str]) -> tuple[str, str] | None:
     """Two of ``names`` that differ by upper and lower case alone; None where there are none."""
-    names, lower = list(names), {}
+    names, lower = list(names), dict[str, str]()
     if len({name.casefold() for name in names}) == len({*names}):
         return None
     found = ((lower.setdefault(name.casefold(), name), name) for name in in_order(names))

@@ -256,10 +256,10 @@ def check_texts(found: Found) -> None:
         cells = found.examples[0].cells.columns.values()
         odd = [column.texts for column in cells if CONTROL.search("\n".join(column.texts))]
         texts |= {text for column in odd for text in column}
-    if odd := next((text for text in sorted(names) if re.search(r"[\n\r\t]", text)), ""):
-        raise UserError(f"init: expected names without line ends and tabs, got {shown(odd)}")
-    if odd := next((text for text in sorted(texts | set(found.options.values())) if CONTROL.search(text)), ""):
-        raise UserError(f"init: expected names and values without control characters, got {shown(odd)}")
+    if name := next((text for text in sorted(names) if re.search(r"[\n\r\t]", text)), ""):
+        raise UserError(f"init: expected names without line ends and tabs, got {shown(name)}")
+    if value := next((text for text in sorted(texts | set(found.options.values())) if CONTROL.search(text)), ""):
+        raise UserError(f"init: expected names and values without control characters, got {shown(value)}")
 
 
 def root_name(root: Path) -> str:
