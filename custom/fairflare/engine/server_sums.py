@@ -19,9 +19,10 @@ from fairflare.engine import checks
 from fairflare.engine.combination import CheckSums, Combined, Total, Trained
 from fairflare.engine.gate import Verdict, reply_of
 from fairflare.engine.norms import SUM, norms_of
-from fairflare.privacy.identity import PROOF, Sealed
+from fairflare.privacy.identity import PROOF
 from fairflare.privacy.referee import barred
 from fairflare.privacy.secure_sums import Ring, Scale, combine_updates, masked_sizes, passed_on
+from fairflare.privacy.statements import Sealed
 from fairflare.privacy.sum_keys import NONE, SEALED, SHARE, recover, self_masked, stream_of, threshold
 from fairflare.privacy.sum_protocol import ATTEMPTS, SumRefused
 

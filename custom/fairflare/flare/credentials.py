@@ -23,9 +23,9 @@ from fairflare.core.schema import Answer, Instruction, audited
 from fairflare.engine.files import private, private_folder
 from fairflare.engine.hashes import model_hash
 from fairflare.flare.paths import RUN_FOLDER
-from fairflare.privacy.identity import Credentials, Identity, NoIdentity, Sealed
+from fairflare.privacy.identity import Credentials, Identity, NoIdentity
 from fairflare.privacy.schemes import HE, SERVER_CONTEXT, SITE_CONTEXT
-from fairflare.privacy.statements import LAST, SIGNED, answer_bytes, head_bytes, numbers_hash
+from fairflare.privacy.statements import LAST, SIGNED, Sealed, answer_bytes, head_bytes, numbers_hash
 
 ROOT = "rootCA.pem"
 OF_CLIENT, OF_SERVER = ("client.crt", "client.key"), ("server.crt", "server.key")

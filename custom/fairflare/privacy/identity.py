@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-Sealed = Mapping[str, Any]
-"""What goes into a message: short texts, or bytes."""
+from fairflare.privacy.statements import Sealed
+
 KEY = re.compile(r"[0-9a-f]{64}")
 PROOF = ("key", "certificate", "signature")
 """What a site states of itself before the first round."""

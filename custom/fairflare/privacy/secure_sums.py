@@ -35,8 +35,9 @@ from torch import Tensor
 
 from fairflare.core.types import StateDict
 from fairflare.privacy import sum_protocol as protocol
-from fairflare.privacy.identity import Credentials, Sealed
+from fairflare.privacy.identity import Credentials
 from fairflare.privacy.schemes import HE, LEAST, NONE, SERVER_CONTEXT, SITE_CONTEXT, check_scheme, module_of
+from fairflare.privacy.statements import Sealed
 from fairflare.privacy.sum_keys import BLOCK, TAG, PairwiseKeys, Stream, new_buffer
 
 CIPHERTEXT = 2**19

@@ -15,6 +15,8 @@ from typing import Any
 
 SIGNED = ("train", "compare", "weigh", "evaluate")
 """The tasks whose answers are signed, beside what a site is sent at the end of the run."""
+Sealed = Mapping[str, Any]
+"""What goes into a message: short texts, or bytes."""
 LAST = "last"
 """In place of a task: the site has seen the last head, and has nothing else to say."""
 

@@ -31,7 +31,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fairflare.privacy import schemes
 from fairflare.privacy import sum_protocol as protocol
-from fairflare.privacy.identity import KEY, Identity, NoIdentity, Sealed
+from fairflare.privacy.identity import KEY, Identity, NoIdentity
+from fairflare.privacy.statements import Sealed
 
 TAG = 16
 """Bytes that authenticate a message to one other site."""

@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fairflare.privacy.identity import Sealed
 from fairflare.privacy.schemes import ALL, AUTO, LEAST
+from fairflare.privacy.statements import Sealed
 
 MOST = 1000
 """Sites in a sum."""

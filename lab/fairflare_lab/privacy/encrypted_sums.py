@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fairflare.core.errors import UserError
-from fairflare.privacy.identity import Sealed
 from fairflare.privacy.secure_sums import MaskedSums
+from fairflare.privacy.statements import Sealed
 from fairflare.privacy.sum_protocol import SumOrder, SumRefused
 
 EXPONENTS = tuple(range(-110, 151, 10))

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fairflare.core.types import LABEL, MOST_EXAMPLES, Cost
 from fairflare.engine.clinical import NOTHING, ClinicalAtSite, View
@@ -19,6 +19,7 @@ from fairflare.privacy.egress import FieldCheck
 
 if TYPE_CHECKING:
     from fairflare.tasks.base import Task
+    from fairflare.tasks.kinds.survival import Survival
 
 CURVES = "fairflare.engine.curves"
 """By a name that no reader of imports follows: jobs on classes or masks do not carry it."""
@@ -56,8 +57,8 @@ def view_of(run: OfRun) -> View:
         return NOTHING
     groups = _cells(grouping)
     if task.kind.has_times:
-        curves: Any = importlib.import_module(CURVES).Curves
-        view: View = curves(None, 0.5, *groups, run.secure, task.kind.ends)
+        curves, kind = importlib.import_module(CURVES).Curves, cast("Survival", task.kind)
+        view: View = curves(None, 0.5, *groups, run.secure, kind.ends)
         return view
     threshold = task.threshold if run.config.threshold is None else run.config.threshold
     return View(event_of(task), threshold, *groups, run.secure)

@@ -21,7 +21,7 @@ from fairflare.engine.exchanges.base import Exchange, OfRun, find
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.memory import SiteMemory, SpentFile
 from fairflare.privacy.egress import FieldCheck, check_scalars
-from fairflare.privacy.identity import PROOF, Credentials, Sealed, is_proof
+from fairflare.privacy.identity import PROOF, Credentials, is_proof
 from fairflare.privacy.referee import Referee
 from fairflare.privacy.secure_sums import (
     MaskedSums,
@@ -32,6 +32,7 @@ from fairflare.privacy.secure_sums import (
     number_scheme,
     sealed_sizes,
 )
+from fairflare.privacy.statements import Sealed
 from fairflare.privacy.sum_keys import SELF_MASK, SHARES, PairwiseKeys, SelfMasks, self_masked, stream_of
 from fairflare.privacy.sum_protocol import NumberScheme, Rosters, SumOrder, SumRefused, fingerprint, graph_of
 
