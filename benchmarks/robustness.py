@@ -30,12 +30,13 @@ from pathlib import Path
 
 import torch
 
+from fairflare.aggregators.bounded import FAR, FAR_COSINE
 from fairflare.engine.audit import verify
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import LocalSites, run_local
 from fairflare.engine.setup.parts import build_parts
-from fairflare.functional.robust import LEAST
+from fairflare.functional.robust import LEAST, spread_of
 from fairflare.report.audit_reader import read_trail
 from fairflare.report.rows import unlike
 
@@ -113,15 +114,29 @@ def adaptive(honest: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
 
 def sideways(honest: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """As far against the honest mean direction as is not opposed (cosine 0), and as long as is never clipped."""
+    """As far against the honest mean direction as does not stand out in this round, and as long as is never clipped."""
+    others = 8 - 1
+    liars = 8 - len(honest)
     units = honest / honest.norm(dim=1, keepdim=True)
     mean = units.mean(0)
     drawn = torch.randn(own.shape, generator=torch.Generator().manual_seed(1), dtype=own.dtype)
     aside = drawn - (drawn @ mean) / (mean @ mean) * mean
-    others = 8 - 1  # of which the liars agree with each other
-    against = min((others - len(honest)) / len(honest) / float(mean.norm()), 0.99)
-    made = -against * mean / mean.norm() + (1 - against**2) ** 0.5 * aside / aside.norm()
-    return made * honest.norm(dim=1).median() * LEAST * 0.99
+
+    def made(against: float) -> torch.Tensor:
+        return -against * mean / mean.norm() + (1 - against**2) ** 0.5 * aside / aside.norm()
+
+    def stands_out(against: float) -> bool:
+        every = torch.cat([units, made(against).expand(liars, -1)])
+        cosines = ((every @ every.T).sum(1) - 1) / others
+        centre = cosines.median() if len(cosines) % 2 else cosines.sort().values[3:5].mean()
+        scale = max(FAR * spread_of((cosines - centre).tolist()), FAR_COSINE)
+        return bool(cosines[-1] < centre - 0.99 * scale)
+
+    low, high = -0.99, 0.99
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (low, middle) if stands_out(middle) else (middle, high)
+    return made(low) * honest.norm(dim=1).median() * LEAST * 0.99
 
 
 def noise(honest: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
@@ -138,8 +153,9 @@ def as_trained(honest: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     return own
 
 
-NUMBERS, TURNED = "numbers", "turned roles"
-"""Attacks of sites that lie in their numbers alone; and of the largest sites in place of the last, as "lie"."""
+NUMBERS, TURNED, LARGEST = "numbers", "turned roles", "largest sideways"
+"""Attacks of sites that lie in their numbers alone; of the largest sites in place of the last, as "lie"; and of these,
+as "within"."""
 ATTACKS: dict[str, Attack] = {
     "none": as_trained,
     "lie": flipped,
@@ -149,6 +165,7 @@ ATTACKS: dict[str, Attack] = {
     "min-max": min_max,
     NUMBERS: as_trained,
     TURNED: flipped,
+    LARGEST: sideways,
     "adaptive": adaptive,
     "sideways": sideways,
     WITHIN: sideways,
@@ -159,10 +176,22 @@ ATTACKS: dict[str, Attack] = {
     "mimic": mimic,
     "noise": noise,
 }
-JUDGED = ("times -5", "times -10", "times -90", "min-max", "alie", "mimic", "label flip", NUMBERS, TURNED, "adaptive")
+JUDGED = (
+    "times -5",
+    "times -10",
+    "times -90",
+    "min-max",
+    "alie",
+    "mimic",
+    "label flip",
+    NUMBERS,
+    TURNED,
+    LARGEST,
+    "adaptive",
+)
 JUDGED += ("sideways", WITHIN)
-"""Sign flip with scaling, min-max, ALIE, mimic, label flip, lies in numbers, turned roles, and three attacks that
-know the bounds."""
+"""Sign flip with scaling, min-max, ALIE, mimic, label flip, lies in numbers, turned roles, and four attacks that know
+the bounds."""
 
 
 class Hostile(InProcess):
@@ -185,7 +214,7 @@ class Hostile(InProcess):
             yield from answers
             return
         training = [a for a in answers if a.update]
-        if self.attack == TURNED and training:
+        if self.attack in (TURNED, LARGEST) and training:
             largest = sorted(training, key=lambda answer: (answer.n_examples, answer.site))
             self.liars = [answer.site for answer in largest[len(largest) - len(self.liars) :]]
         keys = sorted(training[0].update) if training else []
@@ -194,7 +223,7 @@ class Hostile(InProcess):
         for answer in answers:
             if answer.site in self.liars:
                 if self.attack != "mimic":
-                    lies = _lied_little if self.attack == WITHIN else _lied
+                    lies = _lied_little if self.attack in (WITHIN, LARGEST) else _lied
                     answer = dataclasses.replace(answer, scalars=lies(answer.scalars))
                 if answer.update:
                     made = ATTACKS.get(self.attack, as_trained)(torch.stack(honest), updates[answer.site])
@@ -278,14 +307,14 @@ def named(task: str, seeds: Sequence[int], liars: Sequence[int]) -> Iterator[str
         yield f"| {method} | {attack} | {count} | {right} of {count * len(seeds)} | {wrong} of {sites} |"
 
 
-def wanted(seeds: int, liars: Sequence[int]) -> Iterator[tuple[int, int, str, str, str]]:
+def wanted(seeds: Sequence[int], liars: Sequence[int]) -> Iterator[tuple[int, int, str, str, str]]:
     """Seed, liars, attack, method, level: what the endpoint judges comes first, the papers' methods before others."""
-    for seed, methods in product(range(seeds), (METHODS[:6], METHODS[6:])):
+    for seed, methods in product(seeds, (METHODS[:6], METHODS[6:])):
         yield from ((seed, 0, "none", *of) for of in product(methods, ("off", "bounded")))
         yield from ((seed, *of, "bounded") for of in product(liars, JUDGED, methods))
-    yield from ((seed, 0, "none", method, "mixed") for seed, method in product(range(seeds), MIXED))
-    for seed, count, attack, method in product(range(seeds), liars, [one for one in ATTACKS if one != "none"], MIXED):
-        if attack not in (NUMBERS, TURNED):
+    yield from ((seed, 0, "none", method, "mixed") for seed, method in product(seeds, MIXED))
+    for seed, count, attack, method in product(seeds, liars, [one for one in ATTACKS if one != "none"], MIXED):
+        if attack not in (NUMBERS, TURNED, LARGEST):
             yield from ((seed, count, attack, method, level) for level in ("off", "mixed"))
 
 
@@ -296,7 +325,7 @@ def stored(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def fill(path: Path, task: str, seeds: int, liars: Sequence[int], values, most: int = 10**6) -> None:
+def fill(path: Path, task: str, seeds: Sequence[int], liars: Sequence[int], values, most: int = 10**6) -> None:
     """Run what ``path`` lacks, one after the other, and add each to it."""
     have = {tuple(row[key] for key in KEY) for row in stored(path)}
     todo = [one for one in wanted(seeds, liars) if (task, *map(str, one)) not in have]
@@ -320,7 +349,7 @@ def lost(rows: Sequence[dict[str, str]]) -> dict[tuple[str, str, str, int], list
     }
     found: dict[tuple[str, str, str, int], list[float]] = {}
     for row in [one for one in rows if one["attack"] != AS_LARGE]:
-        kind = TURNED if row["attack"] == TURNED else ""
+        kind = TURNED if row["attack"] in (TURNED, LARGEST) else ""
         if (like := base.get((kind, row["method"], row["seed"], row["liars"]))) is not None:
             key = row["level"], row["attack"], row["method"], int(row["liars"])
             found.setdefault(key, []).append(like - float(row["auc"]))
@@ -365,21 +394,22 @@ def main() -> None:
     parser.add_argument("--liars", default="1,2")
     parser.add_argument("--tables", action="store_true")
     parser.add_argument("--named", action="store_true")
-    parser.add_argument("--first-seed", type=int, default=0, help="of --named")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--toy", action="store_true")
     asked = parser.parse_args()
     liars = [int(one) for one in asked.liars.split(",")]
+    seeds = range(asked.first_seed, asked.first_seed + asked.seeds)
     if asked.named:
-        for line in named(asked.task, range(asked.first_seed, asked.first_seed + asked.seeds), liars):
+        for line in named(asked.task, seeds, liars):
             print(line, flush=True)
         return
     if asked.toy:
         with tempfile.TemporaryDirectory() as where:
             path = Path(where) / "toy.csv"
-            fill(path, asked.task, 1, (1,), {"n_sites": 4, "batch_size": 512}, most=2)
+            fill(path, asked.task, [0], (1,), {"n_sites": 4, "batch_size": 512}, most=2)
         return
     if not asked.tables:
-        fill(CSV, asked.task, asked.seeds, liars, {})
+        fill(CSV, asked.task, seeds, liars, {})
     write_page(stored(CSV), PAGE)
 
 

@@ -338,20 +338,45 @@ def test_the_spread_of_earlier_rounds_counts():
     assert list(rule.aggregate(model(), even, state, Info(Round(9, 9))).notes["clip_factor"]) == ["site-4"]
 
 
-def test_who_opposes_or_overstates_weighs_as_one_of_all():
-    told = [{"sharpness": 1.0 + 0.1 * k, "loss": 1.0} for k in range(8)]
-    sites = [dataclasses.replace(reply(k, [1.0, 0.1 * k], n=10 + k), scalars=told[k]) for k in range(8)]
+def test_who_opposes_or_overstates_weighs_less_than_one_of_all():
+    told = [{"sharpness": 1.0 + 0.05 * k, "loss": 1.0} for k in range(8)]
+    sites = [dataclasses.replace(reply(k, [1.0, 0.02 * k], n=10 + k), scalars=told[k]) for k in range(8)]
     rule = Bounded(FedISM(), USUAL)
     assert "capped_at" not in rule.aggregate(model(), sites, {}, INFO).notes
     lying = [*sites[:7], dataclasses.replace(sites[7], scalars={"sharpness": 100.0, "loss": 1.0})]
-    assert rule.aggregate(model(), lying, {}, INFO).notes["capped_at"] == {"site-7": 0.125}
-    against = dataclasses.replace(
-        lying[7], scalars={"sharpness": 3.0, "loss": 1.0}, update={"w": torch.tensor([-1.0, 0])}
-    )
-    against = dataclasses.replace(against, update={**against.update, "mean": torch.ones(1)})
-    assert rule.aggregate(model(), [*sites[:7], against], {}, INFO).weights["site-7"] <= 17 / 108 + 1e-9
+    assert rule.aggregate(model(), lying, {}, INFO).notes["capped_at"] == {"site-7": 0.75 / 8}
+    against = {"w": torch.tensor([-1.0, 0]), "mean": torch.ones(1)}
+    turned = dataclasses.replace(lying[7], scalars={"sharpness": 3.0, "loss": 1.0}, update=against)
+    assert rule.aggregate(model(), [*sites[:7], turned], {}, INFO).weights["site-7"] <= 0.75 / 8 + 1e-9
     large = [*sites[:7], dataclasses.replace(sites[7], n_examples=2000)]
-    assert run(USUAL, large).weights["site-7"] == 0.25
+    assert run(USUAL, large).weights["site-7"] == pytest.approx(1.5 / 8, rel=0.01)
+    share = [*sites[:7], dataclasses.replace(sites[7], n_examples=30)]
+    assert "capped_at" not in run(USUAL, share).notes, "a share of the examples counts while nothing stands out"
+    opposed = [*share[:7], dataclasses.replace(share[7], update=against)]
+    assert run(USUAL, opposed).weights["site-7"] == pytest.approx(0.75 / 8)
+
+
+def test_a_long_update_weighs_less():
+    """The product of weight and length is bounded, so that nobody wins by both."""
+    told = [{"sharpness": 2.9 if k == 7 else 1.0, "loss": 1.0} for k in range(8)]
+    sites = [dataclasses.replace(reply(k, [1.0, 0.02 * k]), scalars=told[k]) for k in range(8)]
+    longer = dataclasses.replace(sites[7], update={"w": torch.tensor([1.5, 0.0]), "mean": torch.ones(1)})
+    rule = Bounded(FedISM(), USUAL)
+    assert rule.aggregate(model(), sites, {}, INFO).weights["site-7"] == pytest.approx(1.5 / 8, rel=0.01)
+    assert rule.aggregate(model(), [*sites[:7], longer], {}, INFO).weights["site-7"] == pytest.approx(1 / 8, rel=0.01)
+
+
+def test_a_direction_that_stood_out_is_remembered():
+    """Late updates hardly agree with each other, so that a liar of the first rounds would pass in them."""
+    early = [reply(k, [1.0, 0.02 * k]) for k in range(7)] + [reply(7, [-1.0, 0.0])]
+    late = [reply(k, [math.cos(k), math.sin(k)]) for k in range(8)]
+    rule, state = Bounded(FedAvg(), USUAL), {}
+    assert not rule._lengths(late, state).apart
+    for t in (1, 2):
+        state = rule.aggregate(model(), early, state, Info(Round(t, 9))).state
+    assert rule._lengths(late, state).apart == {"site-7"}
+    assert rule.aggregate(model(), late, state, Info(Round(3, 9))).weights["site-7"] == 0.75 / 8
+    assert set(rule._lengths(late[:7], state).directions) == {f"site-{k}" for k in range(8)}, "absent sites are kept"
 
 
 def test_caps_of_single_sites_hold_together():

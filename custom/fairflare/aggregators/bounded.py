@@ -6,10 +6,14 @@ mix     D_k <- sum_j M_kj D_j               all entries; M >= 0 with rows that s
 cap     weights above c get c, the others keep their proportions and share what is left, until none is above
 
 The default ("spread") acts on what stands out alone. An update is scaled down where its norm is beyond the spread of
-norms over the sites and the last rounds (``functional.robust.kept_lengths``). A site weighs at most 2 / K or its share
-of the examples, whichever is more; that share does not count where its examples are far more than the others'. Where
-its update opposes the others', it weighs at most 1 / K or that share, and the update is no longer than their median.
-Where numbers that it reports are far from the others', it weighs at most 1 / K.
+norms over the sites and the last rounds (``functional.robust.kept_lengths``). A site weighs at most 1.5 / K, less
+where its update is longer than the median (times median by norm), or its share of the examples, whichever is more. That
+share does not count where its examples are far more than the others'.
+
+A direction stands out where its mean cosine with the others is far below the median site's, in the round or on average
+over its rounds. Then the site weighs at most 0.75 / K or its share. Where that cosine is below 0, too, the update
+opposes the others': the site weighs at most 0.75 / K whatever its share, and its update is no longer than their median.
+Where numbers that it reports are far from the others', it weighs at most 0.75 / K.
 
 The order is reject (the gate), clip, mix, cap, combine (the rule), step (the server optimizer).
 """
@@ -18,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
@@ -65,10 +69,11 @@ NOTES = (
 RECENT = 5
 """Rounds whose spread of norms counts, this one among them."""
 FEWEST = 4
-"""Sites from which on weights are capped: of fewer, 2 / K is more than half."""
-FAR = 3.5
+"""Sites from which on weights are capped: of fewer, 1.5 / K is half or more."""
+FAR, FAR_COSINE = 3.5, 0.2
 """Robust standard deviations, and a difference, by which a mean cosine must be below the median site's."""
-FAR_COSINE = 0.2
+NEWEST = 0.3
+"""Part of the newest round in what is remembered of a site's direction."""
 ROUNDING = 1e-9
 
 
@@ -126,8 +131,8 @@ class Bounded(Rule):
 
         The weights are each site's part in the model: w M, where updates were mixed.
         """
-        heard, notes, clip, mix, opposed = self._heard(replies, state, info)
-        inner, cap = _inner(state), self._caps(replies, opposed)
+        heard, notes, clip, mix, lengths = self._heard(replies, state, info)
+        inner, cap = _inner(state), self._caps(replies, lengths)
         before: Weights = {}
         if isinstance(self.rule, Combining):
             before = self.rule.prior(heard)
@@ -147,7 +152,8 @@ class Bounded(Rule):
         sites = [r.site for r in replies]
         weights = outcome.weights
         limits = cap if isinstance(cap, Mapping) else {}
-        if at := {site: limit for site, limit in limits.items() if weights[site] >= limit * (1 - ROUNDING)}:
+        at = {site: limit for site, limit in limits.items() if weights[site] >= limit * (1 - ROUNDING)}
+        if at := {site: limit for site, limit in at.items() if not before or before[site] > limit * (1 + ROUNDING)}:
             notes = {**notes, "capped_at": at}
         if mix is not None:
             weights = dict(zip(sites, (np.array([weights[site] for site in sites]) @ mix).tolist()))
@@ -158,10 +164,10 @@ class Bounded(Rule):
         """The replies with clipped updates; with the same factor, what a trainer's server half takes up."""
         if self.bounds.clip != SPREAD:
             return replies
-        clipped, factors, _ = self._clipped(replies, state, info, *_lengths(replies))
+        clipped, factors, _ = self._clipped(replies, state, info, self._lengths(replies, state))
         return [_with_tensors(r, factors.get(r.site, 1.0)) for r in clipped]
 
-    def _caps(self, replies: Sequence[Reply], opposed: Collection[str]) -> float | dict[str, float]:
+    def _caps(self, replies: Sequence[Reply], lengths: Lengths) -> float | dict[str, float]:
         """The largest weight of every site, or of each."""
         cap = self.bounds.cap_of(len(replies))
         if self.bounds.cap != SPREAD:
@@ -169,41 +175,50 @@ class Bounded(Rule):
         if len(replies) < FEWEST:
             return 1.0
         far, large = _far(replies), far_from_median({r.site: float(r.n_examples) for r in replies})
-        caps = {r.site: cap / 2 if r.site in far or r.site in opposed else cap for r in replies}
-        shares = {s: 0.0 if s in far or s in large else p for s, p in example_shares(replies).items()}
+        caps = {r.site: cap * lengths.shortness(r.site) for r in replies}
+        caps |= {site: min(caps[site], cap / 2) for site in {*far, *lengths.apart}}
+        shares = example_shares(replies) | dict.fromkeys((*far, *large, *lengths.opposed), 0.0)
         return {site: max(caps[site], shares[site]) for site in caps}
 
+    def _lengths(self, replies: Sequence[Reply], state: State) -> Lengths:
+        before: Mapping[str, Any] = state.get("clip", {}).get("directions", {})
+        by_spread = SPREAD in (self.bounds.clip, self.bounds.cap)
+        return lengths_of(replies, before, by_spread) if self.bounds.clip or by_spread else Lengths()
+
     def _heard(self, replies: Sequence[Reply], state: State, info: Info) -> Heard:
-        norms, opposed = _lengths(replies) if self.bounds.clip or self.bounds.cap == SPREAD else ({}, set[str]())
-        heard, factors, clip = self._clipped(replies, state, info, norms, opposed)
+        lengths = self._lengths(replies, state)
+        heard, factors, clip = self._clipped(replies, state, info, lengths)
         told = factors if self.bounds.clip != SPREAD else {site: kept for site, kept in factors.items() if kept < 1}
         notes: dict[str, Any] = {"clip_factor": told} if told else {}
         faulty = liars_among(len(replies), self.bounds.liars)
         if self.bounds.mix == "none" or not faulty:
-            return Heard(heard, notes, clip, None, opposed)
+            return Heard(heard, notes, clip, None, lengths)
         order = np.random.default_rng(info.round.number).permutation(len(replies))
         mix = mixing(self.bounds.mix, distances(heard), faulty, order)
         notes["mixed_in"] = dict(zip([r.site for r in replies], mix.sum(0).tolist()))
         mixed = [replace(r, update=View(r.update, partial(_mixed, heard, row))) for r, row in zip(heard, mix)]
-        return Heard(mixed, notes, clip, mix, opposed)
+        return Heard(mixed, notes, clip, mix, lengths)
 
     def _clipped(
-        self, replies: Sequence[Reply], state: State, info: Info, norms: Mapping[str, float], opposed: Collection[str]
+        self, replies: Sequence[Reply], state: State, info: Info, lengths: Lengths
     ) -> tuple[list[Reply], dict[str, float], Mapping[str, Any]]:
-        """The replies with clipped updates, the factors, and what is remembered of the radius."""
+        """The replies with clipped updates, the factors, and what is remembered of norms and directions."""
         before = state.get("clip", {})
+        kept: dict[str, Any] = {"directions": lengths.directions} if lengths.directions else {}
         if not self.bounds.clip:
-            return list(replies), {}, before
+            return list(replies), {}, kept or before
         if self.bounds.clip == SPREAD:
-            away, last = log_deviations(norms), info.round.number - RECENT
-            kept = {t: v for t, v in before.get("spread", {}).items() if int(t) > last}
-            kept[str(info.round.number)] = torch.tensor(list(away.values()), dtype=torch.float64)
-            factors = kept_lengths(away, torch.cat(list(kept.values())).tolist(), opposed)
-            return [_scaled(r, factors.get(r.site, 1.0)) for r in replies], factors, {"spread": kept}
-        within, after = self._radii(norms, replies, before)
-        factors = {s: min(1.0, self.bounds.clip * within / norm) if norm > 0 else 1.0 for s, norm in norms.items()}
+            away, last = log_deviations(lengths.norms), info.round.number - RECENT
+            spread = {t: v for t, v in before.get("spread", {}).items() if int(t) > last}
+            spread[str(info.round.number)] = torch.tensor(list(away.values()), dtype=torch.float64)
+            factors = kept_lengths(away, torch.cat(list(spread.values())).tolist(), lengths.opposed)
+            return [_scaled(r, factors.get(r.site, 1.0)) for r in replies], factors, {**kept, "spread": spread}
+        within, after = self._radii(lengths.norms, replies, before)
+        factors = {
+            s: min(1.0, self.bounds.clip * within / norm) if norm > 0 else 1.0 for s, norm in lengths.norms.items()
+        }
         heard = [_scaled(r, factors[r.site]) for r in replies]
-        return heard, factors, {"radius": after} if after > 0 else before
+        return heard, factors, {**kept, "radius": after} if after > 0 else {**before, **kept}
 
     def _radii(
         self, norms: Mapping[str, float], replies: Sequence[Reply], before: Mapping[str, float]
@@ -223,26 +238,69 @@ class Bounded(Rule):
         return found, found
 
 
+@dataclass(frozen=True)
+class Lengths:
+    """Norms and directions of a round's updates.
+
+    Attributes:
+        norms: site -> ||D_k|| over trainable entries.
+        apart: the sites whose direction stands out.
+        opposed: those of them whose update opposes the others'.
+        directions: site -> what is remembered of its rounds, see ``lengths_of``.
+    """
+
+    norms: Mapping[str, float] = field(default_factory=dict)
+    apart: Collection[str] = ()
+    opposed: Collection[str] = ()
+    directions: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def shortness(self, site: str) -> float:
+        """min(1, median norm / own norm)."""
+        middle = float(np.median(list(self.norms.values())))
+        return middle / self.norms[site] if self.norms[site] > middle else 1.0
+
+
 class Heard(NamedTuple):
-    """What the rule hears: the replies, notes, what is remembered of the radius, M where updates are mixed, and sites
-    whose updates oppose the others'."""
+    """What the rule hears: the replies, notes, what is remembered of earlier rounds, M where updates are mixed, and
+    what was measured of the updates."""
 
     replies: list[Reply]
     notes: dict[str, Any]
     clip: Mapping[str, Any]
     mix: np.ndarray | None
-    opposed: Collection[str]
+    lengths: Lengths
 
 
-def _lengths(replies: Sequence[Reply]) -> tuple[dict[str, float], set[str]]:
-    """Site -> ||D_k||, and the sites whose mean cosine with the others is below 0 and far below the median site's."""
+def lengths_of(
+    replies: Sequence[Reply], before: Mapping[str, Mapping[str, float]], by_direction: bool = True
+) -> Lengths:
+    """Norms, and which directions stand out, by the mean cosine a_k of each update with the others'.
+
+    depth  d_k = (a_k - median a) / max(3.5 s, 0.2)     s: robust standard deviation of a over the sites
+    apart  d_k < -1; opposed: a_k < 0, too
+
+    in the round, or of the exponential means of d_k and a_k over the site's rounds (weight 0.3 for the newest).
+
+    Args:
+        before: site -> "depth" and "cosine", those means up to the round before.
+    """
     norms = {r.site: norm_of(r) for r in replies}
-    if len(replies) < FEWEST:
-        return norms, set()
-    agree = agreements(replies, norms)
-    centre = float(np.median(list(agree.values())))
-    least = min(centre - max(FAR * spread_of([a - centre for a in agree.values()]), FAR_COSINE), 0.0)
-    return norms, {site for site, value in agree.items() if value < least}
+    if len(replies) < FEWEST or not by_direction:
+        return Lengths(norms)
+    cosines = agreements(replies, norms)
+    centre = float(np.median(list(cosines.values())))
+    scale = max(FAR * spread_of([a - centre for a in cosines.values()]), FAR_COSINE)
+    now = {site: {"depth": (a - centre) / scale, "cosine": a} for site, a in cosines.items()}
+    means = {
+        site: {name: value + (1 - NEWEST) * (before[site][name] - value) for name, value in own.items()}
+        if site in before
+        else own
+        for site, own in now.items()
+    }
+    views = [(site, view[site]) for view in (now, means) for site in now]
+    apart = {site for site, view in views if view["depth"] < -1}
+    opposed = {site for site, view in views if view["depth"] < -1 and view["cosine"] < 0}
+    return Lengths(norms, apart, opposed, {**before, **means})
 
 
 def _far(replies: Sequence[Reply]) -> set[str]:
