@@ -41,7 +41,7 @@ from fairflare.core.tensor_files import Stored
 from fairflare.core.types import Number, Outline, StateDict
 from fairflare.engine.gate import Gate
 from fairflare.engine.loop import Federation
-from fairflare.engine.setup.method_parts import default_parts
+from fairflare.engine.setup.method_defaults import default_parts
 from fairflare.networks import builtin as networks
 
 METHODS = ("fedavg", "fedism", "fedism-plus", "fedce", "fedlwr", "fedheal", "fedufo")

@@ -34,7 +34,8 @@ import torch
 
 from fairflare.engine import audit, files
 from fairflare.engine.audit import AuditLog
-from fairflare.engine.files import AUDIT, CHECKPOINT, load_checkpoint, save_checkpoint
+from fairflare.engine.checkpoint import load_checkpoint, save_checkpoint
+from fairflare.engine.files import AUDIT, CHECKPOINT
 from fairflare.engine.history import Follower, left_behind
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local

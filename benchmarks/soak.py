@@ -55,7 +55,7 @@ from fairflare.core.schema import Answer, Instruction
 from fairflare.engine.files import AUDIT
 from fairflare.engine.gate import Gate
 from fairflare.engine.loop import Federation
-from fairflare.engine.setup.method_parts import default_parts
+from fairflare.engine.setup.method_defaults import default_parts
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.flare.controller import FairController
 from fairflare.flare.wire import answer_to_shareable, instruction_from_shareable

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from fairflare.engine import aggregation, files
+from fairflare.engine import combination, files
 from fairflare.engine.loop import Federation
 from fairflare.engine.site import Site
 from fairflare.trainers.base import Trainer
@@ -68,7 +68,7 @@ def while_training():
 POINTS = {
     "training": while_training,
     "sending": lambda: in_round_two(Site, "finish", die, after=True),
-    "between the exchanges": lambda: in_round_two(aggregation, "_second_exchange", die),
+    "between the exchanges": lambda: in_round_two(combination, "second_exchange", die),
     "writing state": while_writing_state,
     "between rounds": lambda: in_round_two(Federation, "_round", die),
 }

@@ -6,7 +6,7 @@
 
 from fairflare.aggregators.base import Rule
 from fairflare.core import registry
-from fairflare.engine.setup.method_parts import default_parts
+from fairflare.engine.setup.method_defaults import default_parts
 from fairflare.trainers.base import SERVER_HALF, Trainer
 
 RULE_SAYS = ("own_models", "counts_own", "alone", "donates")

@@ -175,7 +175,7 @@ def process_of_a_file(tmp_path_factory):
             if not getattr(table[id], "home", table[id].__module__).startswith(("fairflare.", "fairflare_lab.")):
                 del table[id]
                 registry._whole.discard(id)
-    plugins.forget()
+    plugins._done.clear()
     os.chdir(here)
     torch.set_num_threads(1)
     written = str(tmp_path_factory.getbasetemp())

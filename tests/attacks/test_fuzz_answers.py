@@ -21,7 +21,7 @@ from fairflare.core.types import MOST_EXAMPLES, Info, Outline, Round
 from fairflare.engine.gate import Gate, inspect_evaluation, site_seconds
 from fairflare.engine.norms import remembered
 from fairflare.engine.preflight import inspect_preflight, refusal, turned_away
-from fairflare.engine.setup.method_parts import default_parts
+from fairflare.engine.setup.method_defaults import default_parts
 
 ROUNDS = 3
 SITES = ("site-1", "site-2", "site-3")

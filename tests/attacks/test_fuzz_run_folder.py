@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fairflare.core.errors import UserError
 from fairflare.engine import files
 from fairflare.engine.audit import GENESIS, entry_hash
+from fairflare.engine.checkpoint import load_checkpoint
 from fairflare.engine.files import read_tensors
 from fairflare.engine.hashes import state_hash
 from fairflare.report.write import verify_run
@@ -172,5 +173,5 @@ def test_no_log_breaks_a_report(root, scratch, data):
     (folder / "audit.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     content = read_tensors(folder / "checkpoint.safetensors")
     files.save_tensors(folder / "checkpoint.safetensors", {**content, "entry": head})
-    assert files.load_checkpoint(folder / "checkpoint.safetensors").entry == head
+    assert load_checkpoint(folder / "checkpoint.safetensors").entry == head
     assert call("report", folder) in (0, 2)

@@ -404,28 +404,17 @@ def nth(number):
 
 def half_a_line():
     """The audit log's first line is half on disk."""
-    original = Path.open
-
-    def torn(self, mode="r", *args, **kwargs):
-        if self.name == "audit.jsonl" and "a" in mode:
-            self.write_text('{"seq": 0, "ti')
-            die()
-        return original(self, mode, *args, **kwargs)
-
-    Path.open = torn
+    emptied_log('{"seq": 0, "ti')
 
 
 def emptied_log(text):
     """The audit log holds ``text`` in place of its first line."""
-    original = Path.open
 
-    def torn(self, mode="r", *args, **kwargs):
-        if self.name == "audit.jsonl" and "a" in mode:
-            self.write_text(text)
-            die()
-        return original(self, mode, *args, **kwargs)
+    def torn(path, data, at):
+        path.write_text(text)
+        die()
 
-    Path.open = torn
+    audit._write = torn
 
 
 def while_replacing(name):

@@ -11,7 +11,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.schema import Answer, Slot, flat, wrong_tensors
 from fairflare.core.types import Info, Reply, Round
 from fairflare.engine.audit import verify
-from fairflare.engine.files import load_checkpoint
+from fairflare.engine.checkpoint import load_checkpoint
 from fairflare.engine.gate import Gate
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.norms import TENSORS

@@ -186,7 +186,7 @@ def own_registry(monkeypatch):
     monkeypatch.setattr(registry, "_methods", dict(registry._methods))
     monkeypatch.setattr(registry, "_parts", {kind: dict(table) for kind, table in registry._parts.items()})
     yield
-    plugins.forget()
+    plugins._done.clear()
 
 
 @pytest.mark.parametrize("one", HERE, ids=[f"{c.page}:{' '.join(c.words)[:70]}" for c in HERE])

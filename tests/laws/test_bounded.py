@@ -26,7 +26,7 @@ from fairflare.engine.audit import verify
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.config_checks import USUAL
-from fairflare.engine.setup.method_parts import default_parts
+from fairflare.engine.setup.method_defaults import default_parts
 from fairflare.functional.robust import LEAST, kept_lengths
 from fairflare.testing import laws
 from fairflare_lab.methods.qfedavg import QFedAvg

@@ -8,7 +8,7 @@ import pytest
 from fairflare.core.schema import Answer
 from fairflare.engine import loop
 from fairflare.engine.audit import verify
-from fairflare.engine.files import save_checkpoint
+from fairflare.engine.checkpoint import save_checkpoint
 from fairflare.engine.in_process import InProcess
 from fairflare.engine.straggler_policy import Participation
 from helpers import initial_model, make_federation, make_sites

@@ -12,8 +12,8 @@ import pytest
 
 import mutations
 from cases import each
-from fairflare.core.manifest import imports as read_imports
-from fairflare.core.manifest import module_files, module_of
+from fairflare.core.imports import imports as read_imports
+from fairflare.core.imports import module_files, module_of
 
 PACKAGE = Path(__file__).parents[2] / "custom" / "fairflare"
 PARTS = {"participation", "trainers", "probes", "aggregators", "server_optimizers"}

@@ -13,7 +13,7 @@ import torch
 from fairflare.aggregators.fedheal import FedHEAL
 from fairflare.core.tensor_files import Entries
 from fairflare.core.types import Info, Reply, Round
-from fairflare.engine.files import Checkpoint, load_checkpoint, save_checkpoint
+from fairflare.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fairflare.engine.hashes import model_hash, state_hash
 from fairflare.functional import consistency
 from fairflare.functional.consistency import Filed, Room

@@ -15,9 +15,9 @@ from fairflare.core.execution import Execution, ahead, plainly, shared_gpu
 from fairflare.core.schema import Instruction
 from fairflare.core.types import Round, Training
 from fairflare.data.site_config import SiteConfig, read_site_config
+from fairflare.engine.exchanges.train import difference
 from fairflare.engine.memory import SiteMemory
 from fairflare.engine.setup.at_site import _execution
-from fairflare.engine.site import difference
 from fairflare.flare import simulate
 from fairflare.trainers.base import PlainTrainer, go_on, make_optimizer
 from fairflare.trainers.gsam import GSAM

@@ -12,7 +12,7 @@ from fairflare.core.errors import RunFailed, UserError
 from fairflare.core.types import Round
 from fairflare.engine import loop
 from fairflare.engine.audit import verify
-from fairflare.engine.files import load_checkpoint, save_checkpoint
+from fairflare.engine.checkpoint import load_checkpoint, save_checkpoint
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
 from helpers import TRAINING, initial_model, make_federation, make_sites

@@ -9,7 +9,8 @@ from fairflare.core import registry
 from fairflare.core.errors import RunFailed
 from fairflare.core.types import Round
 from fairflare.engine.audit import verify
-from fairflare.engine.files import load_checkpoint, read_tensors, save_tensors
+from fairflare.engine.checkpoint import load_checkpoint
+from fairflare.engine.files import read_tensors, save_tensors
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.history import memory_hash
 from fairflare.engine.in_process import InProcess

@@ -40,7 +40,7 @@ def own_registry(monkeypatch):
     monkeypatch.setattr(registry, "_parts", {kind: dict(table) for kind, table in registry._parts.items()})
     yield
     registry._whole.discard("mine")
-    plugins.forget()
+    plugins._done.clear()
 
 
 def test_there_are_parts_of_five_kinds():

@@ -14,7 +14,8 @@ from fairflare.aggregators.fedufo import FedUFO
 from fairflare.core import registry
 from fairflare.core.errors import UserError
 from fairflare.core.types import TensorSpec
-from fairflare.engine.files import Checkpoint, load_checkpoint, save_checkpoint, save_tensors
+from fairflare.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fairflare.engine.files import save_tensors
 from fairflare.engine.history import memory_hash
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.config_checks import misfit

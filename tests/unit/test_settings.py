@@ -17,7 +17,7 @@ from fairflare.core.types import Paper
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.local import run_local
-from fairflare.engine.setup.method_parts import default_parts
+from fairflare.engine.setup.method_defaults import default_parts
 from fairflare.engine.setup.parts import build_parts
 from fairflare.studies.describe import method_rows, part_rows
 from fairflare.studies.labels import on_grid
@@ -44,7 +44,7 @@ def alpha(monkeypatch):
     registry.methods()
     yield
     registry._whole -= {"watched", "watched-sam"}
-    plugins.forget()
+    plugins._done.clear()
 
 
 def config(method="fedavg", task=TASK, **values):

@@ -14,7 +14,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 FILE = """
 import subprocess, time
-from fairflare.core.processes import ends_by_signal
+from fairflare.core.signals import ends_by_signal
 
 def test_first():
     with ends_by_signal():

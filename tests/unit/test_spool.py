@@ -16,7 +16,7 @@ from fairflare.engine import loop
 from fairflare.engine.audit import verify
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.in_process import InProcess
-from fairflare.engine.setup.method_parts import default_parts
+from fairflare.engine.setup.method_defaults import default_parts
 from fairflare.engine.traffic import Spooled
 from helpers import initial_model, make_federation, make_sites
 from runs import bits, run

@@ -13,7 +13,7 @@ import pytest
 
 import fairflare
 from fairflare.cli.main import main
-from fairflare.core import manifest, registry, user_code
+from fairflare.core import imports, manifest, registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
@@ -72,7 +72,7 @@ def read_once():
     """The package stays as it is meanwhile; no two tests' own files have one path."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(staging, "module_files", functools.cache(staging.module_files))
-        patch.setattr(manifest, "imports", functools.cache(manifest.imports))
+        patch.setattr(imports, "imports", functools.cache(imports.imports))
         yield
 
 
@@ -335,7 +335,7 @@ for folder, method in jobs:
         sys.path.insert(0, folder)
         import fairflare.flare.egress, fairflare.flare.executor
         from fairflare.engine.setup import tasks
-        from fairflare.engine.setup.method_parts import default_parts
+        from fairflare.engine.setup.method_defaults import default_parts
         from fairflare.core import registry
         assert fairflare.__file__.startswith(folder)
         default_parts(method), registry.methods(), tasks.known("tabular")

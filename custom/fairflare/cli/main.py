@@ -17,7 +17,7 @@ import click
 from fairflare import __version__
 from fairflare.core import lab, plugins
 from fairflare.core.errors import FairFlareError, MissingData, UserError
-from fairflare.core.processes import ends_by_signal, how_it_ended
+from fairflare.core.signals import ends_by_signal, how_it_ended
 from fairflare.core.validation import CONTROL, shown
 from fairflare.studies.waiting import starting
 
@@ -83,13 +83,14 @@ class Commands(click.Group):
     """``COMMANDS``, each with the whole first sentence of its help, which click cuts to what is left of one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*COMMANDS, *plugins.commands()})
+        return sorted({*COMMANDS, *plugins.modules_by_name(plugins.COMMANDS)})
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
-            if point := plugins.commands().get(name):
-                command: click.Command = point.load()
-                return command
+            for point in plugins.in_group(plugins.COMMANDS):
+                if point.name == name:
+                    command: click.Command = point.load()
+                    return command
             if name in lab.COMMANDS:
                 raise UserError(f"fairflare {name}: {lab.WHERE}")
             return None

@@ -34,7 +34,7 @@ from fairflare.data.site_config import FILES, SiteConfig, read_site_config
 from fairflare.data.tensors import TensorData
 from fairflare.engine.files import save_json
 from fairflare.engine.setup import tasks
-from fairflare.engine.setup.method_parts import default_parts
+from fairflare.engine.setup.method_defaults import default_parts
 from fairflare.engine.setup.plans import FORMAT, Plan, plan_for, plan_of, read_fingerprint
 from fairflare.tasks.base import Task
 from fairflare.tasks.fingerprint import Fingerprint, file_name, fingerprint

@@ -115,11 +115,6 @@ def installed_packages(group: str = GROUP) -> tuple[EntryPoint, ...]:
     return tuple(point for point in in_group(group) if _folders(point.module))
 
 
-def commands() -> dict[str, EntryPoint]:
-    """Name of a command -> the entry point of an installed distribution that brings it."""
-    return {point.name: point for point in in_group(COMMANDS)}
-
-
 def modules_by_name(group: str) -> dict[str, str]:
     """Name -> module of each entry point in ``group``."""
     return {point.name: point.module for point in in_group(group)}
@@ -161,11 +156,6 @@ def _spec_of(module: str) -> ModuleSpec | None:
         return importlib.util.find_spec(module)
     except (ImportError, ValueError):
         return None
-
-
-def forget() -> None:
-    """Import every plugin again when it is next asked for (tests)."""
-    _done.clear()
 
 
 def _once(

@@ -44,7 +44,8 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor
 
-from fairflare.core.processes import GRACE, LOOK, ends_by_signal
+from fairflare.core.processes import GRACE, LOOK
+from fairflare.core.signals import ends_by_signal
 
 INLINE = 3000
 """Bytes of a block that goes through the socket: a few of these fit into its buffer, so that sending does not wait."""

@@ -40,7 +40,7 @@ from torch import Tensor
 from fairflare.core import seeds, tensor_files
 from fairflare.core.errors import UserError
 from fairflare.core.findings import SPLIT_NAMES
-from fairflare.core.manifest import module_files, reached
+from fairflare.core.imports import module_files, reached
 from fairflare.data.tensors import Split
 
 CACHE = "FAIRFLARE_CACHE"

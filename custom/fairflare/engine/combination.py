@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from fairflare.aggregators.base import Outcome, Rule
 from fairflare.core.schema import Answer, Instruction, SiteModels, Transport
 from fairflare.core.types import Info, Reply, Round
+from fairflare.engine.checkpoint import Checkpoint
 from fairflare.engine.checks import Rejection, first_good, left_out, silent
 from fairflare.engine.exchanges.compare import second_exchange
-from fairflare.engine.files import Checkpoint
 from fairflare.engine.gate import Gate, Verdict
 
 if TYPE_CHECKING:

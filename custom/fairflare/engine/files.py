@@ -15,17 +15,13 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fairflare.core.errors import UserError, naming
-from fairflare.core.validation import misfit
 
 if TYPE_CHECKING:
     import torch
-
-    from fairflare.core.types import StateDict
 
 CONFIG = "config.json"
 SUFFIX = ".safetensors"
@@ -286,53 +282,6 @@ TEMPORARY = ".tmp"
 """How the name of a file that is being written ends: ".report.json.x1y2z3_a.tmp"."""
 HALF_WRITTEN = re.compile(rf"\.(?P<name>.+)\.[a-z0-9_]{{8}}{re.escape(TEMPORARY)}")
 """Such a name, whole: without its ending it may be somebody's copy, as ".report.json.mybackup"."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A federation between two rounds.
-
-    Attributes:
-        round: the last finished round, 0 before the first.
-        declared: site -> n_examples it declared in its first accepted answer.
-        history: site -> kind -> sizes of its last accepted updates, see ``norms.remembered``.
-        entry: hash of the audit log's line of this round.
-        models: site -> the model of its own that it is sent next, where the rule has given it one.
-    """
-
-    round: int
-    model: StateDict
-    state: Mapping[str, Any] = field(default_factory=dict)
-    declared: Mapping[str, int] = field(default_factory=dict)
-    history: Mapping[str, Any] = field(default_factory=dict)
-    entry: str = ""
-    server: Mapping[str, Any] = field(default_factory=dict)
-    models: Mapping[str, StateDict] = field(default_factory=dict)
-    trainer: Mapping[str, Any] = field(default_factory=dict)
-
-
-SHAPE: dict[str, Any] = dict.fromkeys(("state", "history", "server", "trainer"), dict)
-SHAPE |= {"round": int, "declared": {str: int}, "entry": str, "models": {str: object}}
-
-
-def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write the checkpoint; a crash at any moment leaves the old file or the new one, never a mixture."""
-    save_tensors(path, {one.name: getattr(checkpoint, one.name) for one in fields(checkpoint)})
-
-
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Read what ``save_checkpoint`` wrote, which is data; raises UserError where the file holds anything else."""
-    content = read_tensors(path)
-    # Checkpoints from before there were such states hold none.
-    later: dict[str, Any] = {"server": {}, "models": {}, "trainer": {}}
-    if not isinstance(content, dict) or {*content, *later} != {field.name for field in fields(Checkpoint)}:
-        raise UserError(f"{path.name}: expected a checkpoint as this version writes it")
-    checkpoint = Checkpoint(**content)
-    if misfit(later | content, SHAPE, path.name) or checkpoint.round < 1:
-        raise UserError(f"{path.name}: expected a checkpoint's round, state and declared numbers of examples")
-    for model in (checkpoint.model, *checkpoint.models.values()):
-        checked_model(model, path.name)
-    return checkpoint
 
 
 def save_tensors(path: Path, content: Any) -> None:

@@ -23,6 +23,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.validation import misfit
 from fairflare.engine import files
 from fairflare.engine.audit import Entries
+from fairflare.engine.checkpoint import Checkpoint, load_checkpoint
 from fairflare.engine.hashes import model_hash, state_hash
 
 Entry = Mapping[str, Any]
@@ -325,13 +326,13 @@ def _keep_declared(run: RunHistory, entry: Entry, number: int) -> None:
         raise UserError(f"{files.AUDIT}: line {number}: another number of examples than a site declared before")
 
 
-def left_behind(checkpoint: files.Checkpoint) -> dict[str, Any]:
+def left_behind(checkpoint: Checkpoint) -> dict[str, Any]:
     """What the log's line of a round says of the checkpoint that is written after it."""
     hashes = {"model_sha256": model_hash(checkpoint.model), "state_sha256": memory_hash(checkpoint)}
     return {**hashes, "declared": dict(checkpoint.declared)}
 
 
-def memory_hash(checkpoint: files.Checkpoint) -> str:
+def memory_hash(checkpoint: Checkpoint) -> str:
     """SHA-256 over what the server keeps beside the model: the rule's state and the gate's history of norms.
 
     Where there are any, the server optimizer's state, that of the trainer's server half and the sites' own models too.
@@ -341,7 +342,7 @@ def memory_hash(checkpoint: files.Checkpoint) -> str:
     return state_hash({"rule": checkpoint.state, "history": checkpoint.history, **kept})
 
 
-def read_standing(folder: Path, run: RunHistory) -> files.Checkpoint | None:
+def read_standing(folder: Path, run: RunHistory) -> Checkpoint | None:
     """The folder's checkpoint, which is the one that the log ends with; None before the first.
 
     A kill between a round's line and its checkpoint leaves the checkpoint of the round before; that round is repeated.
@@ -354,7 +355,7 @@ def read_standing(folder: Path, run: RunHistory) -> files.Checkpoint | None:
         if any(standing.round == 0 for standing in allowed):
             return None
         raise UserError(f"{files.CHECKPOINT}: is missing; {files.AUDIT} holds {run.standing.round} finished rounds")
-    found = files.load_checkpoint(folder / files.CHECKPOINT)
+    found = load_checkpoint(folder / files.CHECKPOINT)
     logged = next((standing for standing in allowed if standing.round == found.round), None)
     if logged is None:
         raise UserError(

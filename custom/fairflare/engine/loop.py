@@ -21,11 +21,12 @@ from fairflare.core.types import CLINICAL, PERSONAL, Info, Reply, Round, StateDi
 from fairflare.engine import files, history
 from fairflare.engine.audit import AuditLog
 from fairflare.engine.best import LAST, Backlog, Beside, Best, Choice, Score, Scored, check_files
+from fairflare.engine.checkpoint import Checkpoint, save_checkpoint
 from fairflare.engine.checks import Rejection, silent
 from fairflare.engine.combination import Aggregation, Plain, Trained
 from fairflare.engine.countersigned import Countersigned
 from fairflare.engine.exchanges.base import AtServer, Ended
-from fairflare.engine.files import save_checkpoint, save_tensors
+from fairflare.engine.files import save_tensors
 from fairflare.engine.gate import Gate, Verdict, by_site, inspect_evaluation, round_entry, steps_of, too_few, usable
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.norms import remembered
@@ -132,7 +133,7 @@ class Federation:
         """What sites are told after the last round; of none, one."""
         return Round(max(self.rounds, 1), max(self.rounds, 1))
 
-    def _run(self, standing: files.Checkpoint) -> files.Checkpoint:
+    def _run(self, standing: Checkpoint) -> Checkpoint:
         try:
             for number in range(standing.round + 1, self.rounds + 1):
                 standing = self._round(standing, Round(number, self.rounds))
@@ -150,18 +151,18 @@ class Federation:
         self._best.clear()
         return standing
 
-    def _fail(self, standing: files.Checkpoint, reason: str) -> None:
+    def _fail(self, standing: Checkpoint, reason: str) -> None:
         """The run ends with what it has; models that cannot be scored now stay in their files."""
         with contextlib.suppress(Exception):  # whatever it is, the line that says why the run failed must be written
             self._log_scores(self._backlog.rest(standing.round))
         self._close(standing, "failed", reason)
 
-    def _open(self, initial: StateDict, follower: history.Follower) -> files.Checkpoint:
+    def _open(self, initial: StateDict, follower: history.Follower) -> Checkpoint:
         """Where the federation stands; of a run that has begun nothing is changed before all of it fits together."""
-        standing = files.Checkpoint(round=0, model=initial)
+        standing = Checkpoint(round=0, model=initial)
         run_history, entries = self._run_history(follower), self._audit.entries
         if run_history is not None:
-            begun = files.Checkpoint(round=0, model=initial, declared=run_history.start["declared"])
+            begun = Checkpoint(round=0, model=initial, declared=run_history.start["declared"])
             standing = history.read_standing(self.folder, run_history) or begun
             history.read_final(self.folder, run_history)
             self._backlog.check(run_history, standing.round)
@@ -193,7 +194,7 @@ class Federation:
             raise UserError(f"{self.folder}: holds a run of another configuration, which cannot be continued")
         return run_history
 
-    def _preflight(self, standing: files.Checkpoint, *, resumed: bool) -> files.Checkpoint:
+    def _preflight(self, standing: Checkpoint, *, resumed: bool) -> Checkpoint:
         """Ask every site what is wrong with its data and how many examples it has: no later answer may claim more.
 
         Raises:
@@ -218,8 +219,8 @@ class Federation:
         return standing
 
     def _read_statements(
-        self, answers: Sequence[Answer], standing: files.Checkpoint
-    ) -> tuple[dict[str, Statement], list[Rejection], files.Checkpoint]:
+        self, answers: Sequence[Answer], standing: Checkpoint
+    ) -> tuple[dict[str, Statement], list[Rejection], Checkpoint]:
         """What sites say in preflight, whom that rejects, and the checkpoint with their numbers of examples."""
         statements, rejections = inspect_preflight(answers, all_versions(), standing.declared, self.accept)
         rejections += self.aggregation.learn(answers)
@@ -227,7 +228,7 @@ class Federation:
         # The first word counts.
         return statements, rejections, dataclasses.replace(standing, declared={**sizes, **standing.declared})
 
-    def _close(self, standing: files.Checkpoint, status: str, reason: str) -> None:
+    def _close(self, standing: Checkpoint, status: str, reason: str) -> None:
         """Say how the run ended and leave the last good model as a plain file.
 
         In this order a model without the log's last line is never what a kill leaves.
@@ -236,7 +237,7 @@ class Federation:
         self._log("finish", status=status, reason=reason, model_sha256=self._sha256, test_sets=scores)
         save_tensors(self.folder / files.MODEL, standing.model)
 
-    def _last_scores(self, standing: files.Checkpoint) -> dict[str, Any]:
+    def _last_scores(self, standing: Checkpoint) -> dict[str, Any]:
         """The last good model's scores on all test sets, of a run that failed between two rounds."""
         if not 0 < standing.round < self.rounds:
             return {}
@@ -245,7 +246,7 @@ class Federation:
         except Exception:  # whatever it is, the line that says why the run failed must be written
             return {}
 
-    def _round(self, standing: files.Checkpoint, round: Round) -> files.Checkpoint:
+    def _round(self, standing: Checkpoint, round: Round) -> Checkpoint:
         started = time.monotonic()
         selected = self._select(round)
         present, _ = self._participation.of(self._training_sites())
@@ -265,7 +266,7 @@ class Federation:
         sizes = remembered(standing.history, verdict.norms, verdict.tensors)
         models = {**standing.models, **outcome.models}
         kept: dict[str, Any] = {"server": server, "models": models, "trainer": trainer}
-        after = files.Checkpoint(round.number, outcome.model, outcome.state, declared, sizes, **kept)
+        after = Checkpoint(round.number, outcome.model, outcome.state, declared, sizes, **kept)
         left = history.left_behind(after)
         seconds = {"exchange": exchanged - started, "aggregate": time.monotonic() - exchanged}
         entry = round_entry(round, verdict, outcome, combined.answers) | selection
@@ -296,7 +297,7 @@ class Federation:
             self._backlog.logged(scored)
 
     def _for_trainer(
-        self, standing: files.Checkpoint, round: Round, verdict: Verdict, outcome: Outcome
+        self, standing: Checkpoint, round: Round, verdict: Verdict, outcome: Outcome
     ) -> tuple[Outcome, ServerState]:
         """The outcome as the trainer's server half corrects it, and that half's next state."""
         if not self.trainer.has_server_half:
@@ -307,7 +308,7 @@ class Federation:
         model = self.trainer.correct(standing.model, outcome.model, state, info)
         return dataclasses.replace(outcome, model=model), state
 
-    def _info(self, standing: files.Checkpoint, round: Round, replies: Sequence[Reply] = ()) -> Info:
+    def _info(self, standing: Checkpoint, round: Round, replies: Sequence[Reply] = ()) -> Info:
         taking_part = self.selector.ever(sorted(standing.declared))
         declared = {site: n for site, n in standing.declared.items() if site in taking_part}
         return Info(round, self.lr, steps_of(replies), len(declared), standing.models, declared)
@@ -319,8 +320,8 @@ class Federation:
         return self.selector.select(sites, round, self.seed, self.min_sites) if sites else ()
 
     def _train(
-        self, standing: files.Checkpoint, round: Round, selected: Sequence[str]
-    ) -> tuple[list[Answer], list[Rejection], files.Checkpoint]:
+        self, standing: Checkpoint, round: Round, selected: Sequence[str]
+    ) -> tuple[list[Answer], list[Rejection], Checkpoint]:
         """Ask the sites that are there to train, and invite those that are not back."""
         _, away = self._participation.of(self._training_sites())
         wanted = self._select(round, everyone=True)
@@ -339,7 +340,7 @@ class Federation:
         missing = self._participation.note(round.number, selected, answers, away, passed, barred, late)
         return answers, [r for r in missing if r.code != "absent" or r.site in wanted], standing
 
-    def _sent_to(self, site: str, standing: files.Checkpoint, info: Info) -> dict[str, Any]:
+    def _sent_to(self, site: str, standing: Checkpoint, info: Info) -> dict[str, Any]:
         rule, trainer, state, own = self.rule, self.trainer, standing.state, standing.trainer
         orders = rule.orders(state, site, info), trainer.orders(own, site, info)
         tensors = rule.tensors_for(state, site, info), trainer.tensors_for(own, site, info)
@@ -356,7 +357,7 @@ class Federation:
             self._log("round_failed", round=round.number, rejected=rejected, model_sha256=self._sha256)
             raise RunFailed(too_few(round.number, len(verdict.replies), self.min_sites, verdict.rejections))
 
-    def _evaluate(self, standing: files.Checkpoint) -> dict[str, dict[str, Any]]:
+    def _evaluate(self, standing: Checkpoint) -> dict[str, dict[str, Any]]:
         """Ask every site that is there how the final model does on its own splits, and its own one if it has such."""
         present, away = self._participation.of(self.transport.sites())
         used = standing.models if self.rule.counts_own else {}
@@ -372,7 +373,7 @@ class Federation:
         self._log("evaluation", sites=sites, rejected=rejected, model_sha256=self._sha256)
         return sites
 
-    def _choose(self, standing: files.Checkpoint, evaluated: Mapping[str, Mapping[str, Any]]) -> StateDict:
+    def _choose(self, standing: Checkpoint, evaluated: Mapping[str, Mapping[str, Any]]) -> StateDict:
         """The model that the run's results are of: the best of the rounds where one is chosen.
 
         If that is not the last one's, sites say how it does as well.
@@ -400,7 +401,7 @@ class Federation:
         """Whether the run's results, and what follows them, are of the chosen model, which every site uses as it is."""
         return self.choice.chooses and self.choice.shown and self.trainer.is_shared
 
-    def _ask(self, exchange: AtServer, standing: files.Checkpoint, chosen: StateDict) -> None:
+    def _ask(self, exchange: AtServer, standing: Checkpoint, chosen: StateDict) -> None:
         """One exchange with the sites that are there; it leaves model and state as they are."""
         present, away = self._participation.of(
             self._training_sites() if exchange.of_training_sites else self.transport.sites()

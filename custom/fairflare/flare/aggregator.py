@@ -28,7 +28,7 @@ from fairflare.core.validation import unlisted
 from fairflare.engine.checks import materialized
 from fairflare.engine.gate import Gate, steps_of
 from fairflare.engine.norms import remembered
-from fairflare.engine.setup.method_parts import default_parts
+from fairflare.engine.setup.method_defaults import default_parts
 from fairflare.flare.wire import answer_from_model
 
 HOOKS = ("orders", "tensors_for", "anchor", "anchors")

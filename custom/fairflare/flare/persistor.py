@@ -11,7 +11,8 @@ from nvflare.app_common.model_desc import ModelDescriptor
 from nvflare.app_opt.pt.file_model_persistor import PTFileModelPersistor
 
 from fairflare.core.errors import RunFailed
-from fairflare.engine.files import CHECKPOINT, MODEL, load_checkpoint, read_model
+from fairflare.engine.checkpoint import load_checkpoint
+from fairflare.engine.files import CHECKPOINT, MODEL, read_model
 from fairflare.flare.paths import federation_id, refuse_foreign, server_folder
 
 NAME = "fairflare"

@@ -22,7 +22,8 @@ import fairflare
 from fairflare import __version__
 from fairflare.core import manifest, metric, plugins, registry, user_code
 from fairflare.core.errors import UserError
-from fairflare.core.manifest import imports, module_files, package_files, reached, sha256_of
+from fairflare.core.imports import imports, module_files, reached
+from fairflare.core.manifest import package_files, sha256_of
 from fairflare.core.plugins import installed_modules
 from fairflare.engine.exchanges import base as exchanges
 from fairflare.engine.exchanges.clinical import CURVES

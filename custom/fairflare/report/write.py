@@ -13,6 +13,7 @@ from fairflare.core.errors import UserError
 from fairflare.core.types import StateDict
 from fairflare.engine import audit, files
 from fairflare.engine.best import Choice, Unscored, check_files, check_line, of_line
+from fairflare.engine.checkpoint import load_checkpoint
 from fairflare.engine.checks import BY, NO_CHOICE
 from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, MODEL, is_file, is_there, json_text, read_json, save_text
 from fairflare.engine.hashes import model_hash
@@ -155,7 +156,7 @@ def verified_so_far(folder: Path, head: str = "") -> tuple[RunHistory, audit.Ent
     has left the checkpoint, which is read before the log, whose line is written before it. None: the log has no line
     yet. Not checked: ``model.safetensors``, reports, models to be scored and the best model. Raises as ``verify_run``.
     """
-    checkpoint = files.load_checkpoint(folder / CHECKPOINT) if is_there(folder / CHECKPOINT) else None
+    checkpoint = load_checkpoint(folder / CHECKPOINT) if is_there(folder / CHECKPOINT) else None
     if checkpoint is None and not (is_there(folder / AUDIT) and audit.is_begun(folder / AUDIT)):
         return None
     _require_run(folder)

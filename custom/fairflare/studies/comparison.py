@@ -24,7 +24,8 @@ from fairflare.core.manifest import all_versions
 from fairflare.core.seeds import derive
 from fairflare.core.validation import expected
 from fairflare.data.tensors import TensorData
-from fairflare.engine.files import CHECKPOINT, MODEL, load_checkpoint, read_model, save_json, save_text
+from fairflare.engine.checkpoint import load_checkpoint
+from fairflare.engine.files import CHECKPOINT, MODEL, read_model, save_json, save_text
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig, site_of_client
 from fairflare.engine.setup.parts import Parts, build_parts

@@ -20,7 +20,8 @@ from fairflare.core.schema import answer_fields
 from fairflare.core.settings import Owners
 from fairflare.core.types import Cost, Outline, Training, numbers_of, tensors_of
 from fairflare.core.validation import Entries, Range, Text, unlisted
-from fairflare.engine.setup.method_parts import STEPS, default_parts, defaults_of, step_class
+from fairflare.engine.setup.method_defaults import default_parts, defaults_of
+from fairflare.engine.setup.method_parts import STEPS, step_class
 
 if TYPE_CHECKING:
     from fairflare.tasks.base import Task
@@ -133,7 +134,7 @@ def _listed_row(entry: Method) -> dict[str, Any]:
 
 
 def _method_row(entry: Method) -> dict[str, Any]:
-    from fairflare.engine.setup.method_parts import effort, needs_of, received_by
+    from fairflare.engine.setup.method_needs import effort, needs_of, received_by
 
     listed = _listed_row(entry)
     parameters = listed.pop("parameters")

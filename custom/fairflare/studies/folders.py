@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fairflare.core.errors import FairFlareError, UserError
-from fairflare.core.processes import end_what_is_left
 from fairflare.engine import audit, files
 from fairflare.engine.files import CONFIG, Busy, locked
 from fairflare.engine.history import events
@@ -24,6 +23,7 @@ from fairflare.privacy.log_files import is_log_file
 from fairflare.report import EDITIONS, EVALUATION_PAGE, EVIDENCE, PAGE, REPORT
 from fairflare.report import EVALUATION as EVALUATION_RESULT
 from fairflare.report.audit_reader import EVENTS, LOG
+from fairflare.studies.leftovers import end_what_is_left
 
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
 RIDER, RIDERS = "rider.json", "riders.json"

@@ -20,6 +20,7 @@ from typing import Any
 from fairflare.core.errors import UserError
 from fairflare.engine import files
 from fairflare.engine.audit import AuditLog, Entries
+from fairflare.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fairflare.engine.files import AUDIT, CHECKPOINT, CONFIG, JOINED, SUFFIX, is_there, read_json
 from fairflare.engine.history import RunHistory, alike, left_behind, standing_rounds
 from fairflare.engine.setup.assembly import header, save_config, site_names
@@ -53,7 +54,7 @@ class Plan:
     site: str
     config: RunConfig
     """Of the run without it."""
-    state: files.Checkpoint | None
+    state: Checkpoint | None
     """Where training goes on, of a round before the site joined; None: at the initial model."""
     why: str
     rounds: int
@@ -118,7 +119,7 @@ def plan(folder: Path, site: str) -> Plan:
 
 def _state_before(
     folder: Path, site: str, config: RunConfig, parts: Parts, run_history: RunHistory, entries: Entries
-) -> tuple[files.Checkpoint | None, str]:
+) -> tuple[Checkpoint | None, str]:
     """The state from which training without ``site`` goes on, and why it is that one."""
     if site in run_history.start["declared"]:
         return None, "it was there from the start"
@@ -135,7 +136,7 @@ def _state_before(
     path = folder / JOINED / f"{joined - 1}{SUFFIX}"
     if not is_there(path):
         return None, f"no state of round {joined - 1}, before it joined, has been kept"
-    state = files.load_checkpoint(path)
+    state = load_checkpoint(path)
     left = {key: before.get(key) for key in left_behind(state)}
     if state.round != joined - 1 or not alike(left, left_behind(state)):
         raise UserError(f"{JOINED}/{path.name}: is not what {AUDIT} says of round {joined - 1}")
@@ -172,7 +173,7 @@ def forget(chosen: Plan, out: Path, *, force: bool = False) -> Json:
     return said
 
 
-def _begin_at(chosen: Plan, state: files.Checkpoint, out: Path) -> None:
+def _begin_at(chosen: Plan, state: Checkpoint, out: Path) -> None:
     """A log with the rounds before the site joined, as the run's own says them, and their checkpoint."""
     _, entries = verified_run(chosen.folder)
     scores = {entry["round"]: entry for entry in entries if entry["event"] == "scores"}
@@ -185,7 +186,7 @@ def _begin_at(chosen: Plan, state: files.Checkpoint, out: Path) -> None:
         line = _append(log, chosen.site, round)
         if round["round"] in scores:
             _append(log, chosen.site, scores[round["round"]])
-    files.save_checkpoint(out / CHECKPOINT, dataclasses.replace(state, entry=line["hash"]))
+    save_checkpoint(out / CHECKPOINT, dataclasses.replace(state, entry=line["hash"]))
 
 
 def _append(log: AuditLog, site: str, line: Mapping[str, Any]) -> Json:

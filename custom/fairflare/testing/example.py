@@ -19,7 +19,7 @@ from fairflare.core.schema import flat
 from fairflare.core.seeds import derive, seed_everything
 from fairflare.core.types import LocalWork, Number, Outline, Round, SplitName, StateDict, TensorSpec, Training
 from fairflare.data.tensors import Grouping, Split, TensorData
-from fairflare.engine.files import Checkpoint, load_checkpoint, save_checkpoint
+from fairflare.engine.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fairflare.engine.memory import SiteMemory
 from fairflare.networks.builtin import Regression
 from fairflare.trainers.base import Trainer

@@ -20,8 +20,8 @@ from fairflare.aggregators.base import Rule, State, WeighingRule
 from fairflare.core import registry, types
 from fairflare.core.registry import Method
 from fairflare.core.schema import flat, nested, slots_of, wrong_tensors
-from fairflare.engine.files import Checkpoint
-from fairflare.engine.setup.method_parts import default_parts
+from fairflare.engine.checkpoint import Checkpoint
+from fairflare.engine.setup.method_defaults import default_parts
 from fairflare.testing.example import GROUPS, ROUNDS, equal, outline, restarted, same
 
 TOLERANCE = 1e-9

@@ -14,7 +14,7 @@ import torch
 
 from fairflare.core import registry
 from fairflare.core.types import Info, Reply, Round, StateDict, TensorSpec, Training
-from fairflare.engine.files import Checkpoint
+from fairflare.engine.checkpoint import Checkpoint
 from fairflare.participation import Selector
 from fairflare.server_optimizers.base import ServerOptimizer
 from fairflare.testing.example import copied, example_of, is_json, made_up, outline, restarted, same, tensors_fit

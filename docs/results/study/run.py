@@ -25,8 +25,9 @@ import torch
 from fairflare.core.types import StateDict
 from fairflare.datasets.patients import TableTask
 from fairflare.engine.after.recalibrate import FAR
+from fairflare.engine.checkpoint import load_checkpoint
 from fairflare.engine.evaluation import predict
-from fairflare.engine.files import CHECKPOINT, MODEL, SUFFIX, load_checkpoint, read_model
+from fairflare.engine.files import CHECKPOINT, MODEL, SUFFIX, read_model
 from fairflare.engine.history import read_final, read_standing
 from fairflare.engine.memory import personal_file
 from fairflare.engine.setup.assembly import save_config

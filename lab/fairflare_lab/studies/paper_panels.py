@@ -20,7 +20,8 @@ from fairflare.core.execution import default_device
 from fairflare.core.schema import Instruction
 from fairflare.core.seeds import derive
 from fairflare.core.types import Round
-from fairflare.engine.files import CHECKPOINT, MODEL, load_checkpoint, read_model
+from fairflare.engine.checkpoint import load_checkpoint
+from fairflare.engine.files import CHECKPOINT, MODEL, read_model
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.local import LocalSites

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from fairflare.core.errors import UserError
-from fairflare.engine.files import CHECKPOINT, Checkpoint, save_checkpoint
+from fairflare.engine.checkpoint import Checkpoint, save_checkpoint
+from fairflare.engine.files import CHECKPOINT
 from fairflare.report.table_files import Cell
 from fairflare.report.table_files import Column as ShownColumn
 from fairflare.report.table_files import Row as ShownRow

@@ -20,7 +20,7 @@ import torch
 import fairflare
 from cases import each
 from fairflare.cli.main import main
-from fairflare.core.manifest import imports, module_files
+from fairflare.core.imports import imports, module_files
 from fairflare.datasets import cache, ich_phantom
 from fairflare.datasets.ich_phantom import IchPhantom
 from fairflare.engine import audit

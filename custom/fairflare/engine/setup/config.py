@@ -18,7 +18,7 @@ from fairflare.core.types import Round, Training
 from fairflare.data.tensors import LABEL
 from fairflare.data.tensors import NONE as UNGROUPED
 from fairflare.engine.checks import NO_CHOICE
-from fairflare.engine.setup import method_parts, tasks
+from fairflare.engine.setup import method_defaults, method_parts, tasks
 from fairflare.engine.setup.method_parts import PART_KEYS, MethodParts, part, step_class
 from fairflare.engine.setup.parts import named
 from fairflare.engine.setup.run_config import LEVELS, RUN_KEYS, USUAL_LEVEL, RunConfig, site_of_client
@@ -118,7 +118,7 @@ def _found(
     found = {full: one for full, one in defaults.items() if owner_of(full) in classes}
     variant = given.get("rule.variant", given.get("trainer.variant"))
     wants = variant is not None and variant.value == "reference"
-    return found | (method_parts.reference_of(chosen.method, owners) if wants else {}) | given
+    return found | (method_defaults.reference_of(chosen.method, owners) if wants else {}) | given
 
 
 def _data_and_training(
@@ -215,9 +215,9 @@ class Chosen:
 
     def defaults(self, owners: Owners) -> dict[str, Given]:
         """Full name -> default, of what the methods say that the parts are of."""
-        found = method_parts.defaults_of(self.method, owners)
+        found = method_defaults.defaults_of(self.method, owners)
         for lender, lent in self.lenders:
-            own = method_parts.declared(lender, owners)
+            own = method_defaults.declared(lender, owners)
             found |= {full: one for full, one in own.items() if owner_of(full) in lent}
         return found
 

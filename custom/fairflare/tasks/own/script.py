@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from fairflare.core.errors import DataError, UserError
-from fairflare.core.manifest import imports
+from fairflare.core.imports import imports
 from fairflare.core.types import Training
 from fairflare.core.user_code import check_name, declared_file, load_object
 from fairflare.core.validation import Names
