@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "custom"))
 
-from fairflare.core.manifest import imports, module_files, module_of  # noqa: E402  (the package of this checkout)
+from fairflare.core.imports import imports, module_files, module_of  # noqa: E402  (the package of this checkout)
 
 PACKAGE = ROOT / "custom" / "fairflare"
 PAGE = ROOT / "docs" / "architecture.md"

@@ -2,6 +2,7 @@
 """What a job carries of the package: at a site what its executor reaches, and nothing that stays at the desk."""
 
 import ast
+import dataclasses
 import functools
 import json
 import subprocess
@@ -17,6 +18,7 @@ from fairflare.core import imports, manifest, registry, user_code
 from fairflare.core.errors import UserError
 from fairflare.engine.setup import tasks
 from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.method_defaults import default_parts
 from fairflare.flare import staging
 from fairflare.flare.recipe import FairRecipe
 from fairflare.flare.staging import copy_package, copy_plugin_packages, modules_of_run, needed, own_files
@@ -324,10 +326,10 @@ def compiled_once(self, data, path):
         compiled[data] = compile(data, path, "exec", dont_inherit=True)
     return compiled[data]
 importlib.machinery.SourceFileLoader.source_to_code = compiled_once
-for folder, method in jobs:
+for folder, method, settings in jobs:
     for path in pathlib.Path(folder).rglob("*.py"):
         compiled_once(None, path.read_bytes(), str(path))
-for folder, method in jobs:
+for folder, method, settings in jobs:
     if child := os.fork():
         assert os.waitpid(child, 0)[1] == 0, method
         continue
@@ -335,10 +337,10 @@ for folder, method in jobs:
         sys.path.insert(0, folder)
         import fairflare.flare.egress, fairflare.flare.executor
         from fairflare.engine.setup import tasks
-        from fairflare.engine.setup.method_defaults import default_parts
+        from fairflare.engine.setup.method_parts import method_parts
         from fairflare.core import registry
         assert fairflare.__file__.startswith(folder)
-        default_parts(method), registry.methods(), tasks.known("tabular")
+        method_parts(registry.get_method(method), settings), registry.methods(), tasks.known("tabular")
         os._exit(0)
     except BaseException as error:
         print(method, type(error).__name__, error, flush=True)
@@ -351,7 +353,9 @@ def test_every_method_s_parts_are_built_from_what_its_sites_are_sent(tmp_path):
     jobs = []
     for method in registry.methods():
         carried(tmp_path / method, method, "tabular")
-        jobs.append((str(tmp_path / method), method))
+        parts = default_parts(method).by_owner().items()
+        settings = {f"{owner}.{name}": value for owner, one in parts for name, value in dataclasses.asdict(one).items()}
+        jobs.append((str(tmp_path / method), method, settings))
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
     command = [sys.executable, "-c", EVERY, str(tmp_path / "jobs.json")]
     environment = {"PATH": "", "HOME": str(tmp_path)}
