@@ -55,7 +55,6 @@ ELSEWHERE = {
     r"fairflare inspect .*--(sign|root) ": "tests/unit/test_inspection.py",
     r"fairflare search ": "lab/tests/studies/test_search.py",
     r"fairflare compare .*--scheduler ": "tests/unit/test_cluster.py",
-    r"fairflare compare .*--trees ": "tests/unit/test_trees_beside.py",
     r"python docs/notebooks/make.py": "tests/docs/test_notebooks.py",
     r"fairflare (run|export) run.yaml": "tests/unit/test_python.py::test_the_pages_examples_are_one_run",
     r"python benchmarks/": "tests/unit/test_benchmarks.py",

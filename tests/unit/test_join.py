@@ -22,7 +22,7 @@ from fairflare.functional.exchange import Direction
 from fairflare.report.join import Deployed, OutOfFold, answers, page
 from fairflare.studies.candidates import SHARES, federation_odds, log_odds, moved, on_fold
 from fairflare.studies.forecast import Together
-from fairflare.studies.join import OneSplit, Question, measure_join
+from fairflare.studies.join import Question, measure_join
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
 
 DESIGN = Design(5, 2)
@@ -235,12 +235,10 @@ def test_own_class_shares_are_bayes_theorem_and_change_nothing_where_they_are_th
     assert expit(np.log(pooled / (1 - pooled)) + by) == pytest.approx(bayes) and by == log_odds(labels) - odds
 
 
-def test_one_split_is_told_by_outcomes_and_shares_are_a_candidate(tmp_path):
-    question = Question(("fedavg",), "heart:full", OneSplit(2, 1), choices={"rounds": 1}, shares=True)
+def test_shares_are_a_candidate(tmp_path):
+    question = Question(("fedavg",), "heart:full", Design(2, 1), choices={"rounds": 1}, shares=True)
     found = measure_join(question, tmp_path)
-    assert list(found["weights"]) == ["fedavg", "fedavg + intercept", "fedavg" + SHARES] and found["one_split"]
-    assert {row["by"] for row in found["sites"].values()} == {"outcomes"} and not (tmp_path / "fedavg-all").exists()
-    assert "in the split" in found["refused"]["Switzerland"]
+    assert list(found["weights"]) == ["fedavg", "fedavg + intercept", "fedavg" + SHARES]
 
 
 JOIN = ["join", "fedavg", "ditto", "--task", "heart:full", "--folds", "2", "--repeats", "1", "--rounds", "2"]

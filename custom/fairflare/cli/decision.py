@@ -35,7 +35,6 @@ def as_margin(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.option("--export", type=PATH, metavar="DIR", help="Write the FLARE job to DIR, and run nothing.")
 @option("--folds", type=click.IntRange(2, 20), default=5, metavar="K", help="Folds.")
 @option("--repeats", type=click.IntRange(1, 20), default=3, metavar="R", help="Deals of folds.")
-@click.option("--one-split", is_flag=True, help="Test one fold of K alone, for large images: wide intervals.")
 @click.option(
     "--budget",
     type=click.FloatRange(0, min_open=True),
@@ -69,7 +68,6 @@ def join(
     choices: dict[str, Any],
     folds: int,
     repeats: int,
-    one_split: bool,
     budget: float | None,
     seed: int,
     env: str,
@@ -91,10 +89,9 @@ def join(
     over all their patients, or with --secure sums over sites alone.
     """
     from fairflare.functional.decision import Design
-    from fairflare.studies.join import OneSplit, Question, measure_join, within
+    from fairflare.studies.join import Question, measure_join, within
 
-    design = OneSplit(folds, 1) if one_split else Design(folds, repeats)
-    question = Question(methods, task, design, seed=seed, choices=choices, **asked)
+    question = Question(methods, task, Design(folds, repeats), seed=seed, choices=choices, **asked)
     folder = out or Path("runs") / comparison_name(task, {**choices, "seed": seed, "by": methods}, "join")
     if export or secure or env != "local":
         from fairflare.studies.join_job import job_of, join_by_job

@@ -41,13 +41,6 @@ from fairflare.studies.labels import comparison_name, on_grid
     metavar="KEY=VALUE,...",
     help="Also score the final models on the test patients as these options of the task deal them; repeatable.",
 )
-@click.option(
-    "--trees",
-    type=click.IntRange(0, 1000),
-    default=0,
-    metavar="N",
-    help="Also N rounds of FLARE's XGBoost, and boosted trees of each site's own; tables with two classes.",
-)
 @click.option("--solo", is_flag=True, help="Each site also reports its benefit of joining, against a model of its own.")
 @click.option("--shared", is_flag=True, help="The shared model's results, also where sites use models of their own.")
 @options.force_option
@@ -67,7 +60,6 @@ def compare(
     pareto: str,
     resample: int,
     test_on: tuple[str, ...],
-    trees: int,
     solo: bool,
     **how: Any,
 ) -> options.Told:
@@ -81,7 +73,6 @@ def compare(
     from fairflare.cli import results
     from fairflare.engine.setup.config import can_ask, with_benefit
     from fairflare.studies import comparison
-    from fairflare.studies.comparison import check_trees
     from fairflare.studies.study import arms
 
     common = {**choices, "fixed_data": fixed_data}
@@ -93,11 +84,9 @@ def compare(
     front, elsewhere = options.parse_pareto(pareto), comparison.parse_options(test_on)
     for one in elsewhere:
         comparison.check_elsewhere(configs[0][1], one)
-    if trees:
-        check_trees(configs[0][1])
     if tables:
         comparison.check_tables(tables)
-    again = partial(comparison.look_again, resamples=resample, options=elsewhere, trees=trees)
+    again = partial(comparison.look_again, resamples=resample, options=elsewhere)
     found = comparison.compare_all(configs, folder, env=env, pareto=front, again=again, **how)
     if tables:
         comparison.write_comparison(found, tables, command or "fairflare compare")

@@ -33,7 +33,7 @@ SIGNED = Form(signed=True)
 
 def comparison_tables(comparison: Json, most_rows: int = MOST_ROWS) -> list[Table]:
     """Tables of the statistics, the sites, every metric, domains, shared test sets, the last rounds, joining, cost,
-    other mixtures, trees and the Pareto front; one that has nothing to show is left out.
+    other mixtures and the Pareto front; one that has nothing to show is left out.
 
     Args:
         comparison: see ``compare.compare``; one of the first version has none of these.
@@ -42,7 +42,7 @@ def comparison_tables(comparison: Json, most_rows: int = MOST_ROWS) -> list[Tabl
     if "pareto" not in comparison:
         return []
     makers: Iterable[Callable[[Json], Table | None]] = (
-        statistics, sites, metrics, domains, test_sets, last_rounds, joining, benefit, elsewhere, trees, cost, pareto,
+        statistics, sites, metrics, domains, test_sets, last_rounds, joining, benefit, elsewhere, cost, pareto,
     )  # fmt: skip
     found = [made for make in makers if (made := make(comparison)) is not None]
     return [_cut(table, most_rows) if most_rows < WHOLE else table for table in found]
@@ -227,22 +227,6 @@ def elsewhere(comparison: Json) -> Table | None:
         f"the sites as the options above say. {INTERVAL}"
     )
     return with_best(Table("elsewhere", "Other mixtures of patients", columns, rows, caption=caption))
-
-
-def trees(comparison: Json) -> Table | None:
-    found = comparison.get("trees")
-    if not found:
-        return None
-    kinds, higher = {"mean": "Mean", "worst": "Worst site", "gap": "Gap"}, comparison["higher_is_better"]
-    columns = [Column(key, title, better=_better(better_higher(key, higher))) for key, title in kinds.items()]
-    arms = [*comparison["methods"], *({"label": label, **one} for label, one in found["arms"].items())]
-    rows = _down(arms, lambda arm: {key: Cell.of(arm[key]) for key in kinds})
-    caption = (
-        f"{capital(_metric(comparison))} of trees on the same patients: {plural(found['rounds'], 'round')} of FLARE's "
-        "XGBoost, each of which adds a tree of every site, and scikit-learn's gradient boosting on each site's own "
-        f"rows. Neither is tuned. {INTERVAL}"
-    )
-    return with_best(Table("trees", "Trees beside the methods", columns, rows, caption=caption))
 
 
 def cost(comparison: Json) -> Table | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,6 @@ from torch import Tensor
 from fairflare.core.errors import UserError
 from fairflare.core.manifest import all_versions
 from fairflare.core.seeds import derive
-from fairflare.core.validation import expected
-from fairflare.data.tensors import TensorData
 from fairflare.engine.checkpoint import load_checkpoint
 from fairflare.engine.files import CHECKPOINT, MODEL, read_model, save_json, save_text
 from fairflare.engine.setup import tasks
@@ -43,9 +40,7 @@ from fairflare.studies.folders import COMPARISON, COMPARISON_PAGE, check_path, c
 from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import predicted, run_once
 from fairflare.studies.study import Study
-from fairflare.tasks import kind
 from fairflare.tasks.base import Task
-from fairflare.tasks.kind import Answers
 
 Json = dict[str, Any]
 Predicted = dict[str, tuple[Tensor, Tensor]]
@@ -104,13 +99,8 @@ def write_comparison(comparison: Mapping[str, Any], folder: Path, command: str) 
     save_text(folder / "tables.csv", tables_as_csv(*tables))
 
 
-def look_again(
-    comparison: Json, runs: Runs, resamples: int = 0, options: Sequence[Mapping[str, Any]] = (), trees: int = 0
-) -> Json:
-    """The comparison with ``resampled`` where ``resamples`` are asked for, ``elsewhere`` where ``options`` are, and
-    ``with_trees`` of so many rounds where ``trees`` are."""
-    if trees:
-        comparison = with_trees(comparison, runs, trees)
+def look_again(comparison: Json, runs: Runs, resamples: int = 0, options: Sequence[Mapping[str, Any]] = ()) -> Json:
+    """The comparison with ``resampled`` where ``resamples`` are asked for, and ``elsewhere`` where ``options`` are."""
     if not resamples and not options:
         return comparison
     arms = _arms_of(comparison, runs)
@@ -301,66 +291,6 @@ def parse_options(texts: Sequence[str]) -> list[dict[str, str]]:
             raise UserError(f"--test-on: expected KEY=VALUE,KEY=VALUE, got {text[:80]!r}")
         found.append({key.strip().removeprefix("task."): value.strip() for key, _, value in pairs})
     return found
-
-
-FEDERATED, ALONE = "XGBoost, FLARE's bagging", "gradient boosting, own rows"
-
-
-def check_trees(config: RunConfig) -> None:
-    """Raise UserError, before anything runs, where no federated trees can be grown."""
-    task = _task(config)
-    fits = task.table_inputs() is not None and task.kind.has_classes and len(task.classes) == 2
-    expected("--trees", fits, "a table with two classes", f"task {task.name}")
-    if find_spec("xgboost") is None:
-        raise UserError("--trees: expected XGBoost, which is not installed: pip install 'fairflare[trees]'")
-
-
-def with_trees(comparison: Json, runs: Runs, rounds: int) -> Json:
-    """The comparison with ``trees``: both kinds of trees on each seed's data, scored as its methods are.
-
-    Each of the ``rounds`` adds a tree per site; trees of a site alone have scikit-learn's defaults. "trees" has rounds
-    and arms: label -> mean, worst, std, gap (each with its interval over seeds), runs: seed and sites (site -> value of
-    the headline metric on its test split).
-    """
-    of_seed = {config.seed: config for config, *_ in reversed(runs)}
-    arms: dict[str, list[Json]] = {FEDERATED: [], ALONE: []}
-    for seed in comparison["seeds"]:
-        for label, sites in scores(of_seed[seed], rounds).items():
-            arms[label].append({"seed": seed, "sites": sites, **_summary(sites, comparison["higher_is_better"])})
-    found = {
-        label: {**{name: mean_ci(run[name] for run in made) for name in RESAMPLED}, "runs": made}
-        for label, made in arms.items()
-    }
-    return {**comparison, "trees": {"rounds": rounds, "arms": found}}
-
-
-def scores(config: RunConfig, rounds: int) -> dict[str, dict[str, float | None]]:
-    """Label -> site -> the headline metric on its test split; None without rows to train on or to test."""
-    from fairflare.flare.trees import grown
-
-    task = _task(config)
-    data = {name: task.site_data(site) for name, site in site_of_client(config, task).items()}
-    taking = {name: own for name, own in data.items() if name != config.leave_out}
-    rows = {name: found for name, own in taking.items() if (found := kind.rows(own)) is not None}
-    booster = grown(rows, rounds)
-    alone = {name: task.kind.trees(own, task.classes) for name, own in data.items()}
-
-    def federated(inputs: Tensor) -> Tensor:
-        margins = torch.from_numpy(booster.inplace_predict(inputs.numpy(), predict_type="margin")).float()
-        return torch.stack([torch.zeros_like(margins), margins], dim=1)
-
-    return {
-        FEDERATED: {name: _score_of(task, federated, own) for name, own in data.items()},
-        ALONE: {name: _score_of(task, alone[name], own) for name, own in data.items()},
-    }
-
-
-def _score_of(task: Task, answers: Answers | None, data: TensorData) -> float | None:
-    batches = list(data.fixed("test", kind.BATCH))
-    if not batches or answers is None:
-        return None
-    inputs, targets = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("inputs", "targets"))
-    return task.evaluate(*task.condense(answers(inputs), targets)).get(task.headline)
 
 
 def _task(config: RunConfig) -> Task:

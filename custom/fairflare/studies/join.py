@@ -45,15 +45,6 @@ SEEDED = "seed"
 
 
 @dataclasses.dataclass(frozen=True)
-class OneSplit(Design):
-    """One fold of K is tested, once; K / (K - 1) is Nadeau and Bengio's factor for one split."""
-
-    @property
-    def factor(self) -> float:
-        return self.folds / (self.folds - 1)
-
-
-@dataclasses.dataclass(frozen=True)
 class Question:
     """What is asked of methods, "name:key=value" as in ``compare``, on a task of classes, times or masks in memory.
 
@@ -87,9 +78,8 @@ class Question:
         return found
 
     def deployed(self) -> dict[str, RunConfig]:
-        """Folder name -> run on all patients, which ``combine`` needs anyhow; none where one split is tested."""
-        each = {} if isinstance(self.design, OneSplit) else self.each()
-        return {f"{folder_name(label)}-{ALL}": offered.on_fold(config, ALL) for label, config in each.items()}
+        """Folder name -> run on all patients, which ``combine`` needs anyhow."""
+        return {f"{folder_name(label)}-{ALL}": offered.on_fold(config, ALL) for label, config in self.each().items()}
 
     def each(self) -> dict[str, RunConfig]:
         """Method -> its run, without a fold."""
@@ -113,8 +103,6 @@ class Question:
         return f"{folder_name(label)}-fold{fold}of{self.design.folds}-deal{deal}"
 
     def _folds(self) -> list[tuple[int, int]]:
-        if isinstance(self.design, OneSplit):
-            return [(0, 0)]
         return [(deal, fold) for deal in range(self.design.repeats) for fold in range(self.design.folds)]
 
 
@@ -155,8 +143,8 @@ def measure_join(
     config = next(iter(runs.values()))
     first = build_parts(config, at_site=True)
     deployed = question.deployed() if _checked(first, question, runs) else {}
-    design, split = question.design, isinstance(question.design, OneSplit)
-    words = f"one fold of {design.folds}" if split else f"{design.folds} folds, {design.repeats} repetitions"
+    design = question.design
+    words = f"{design.folds} folds, {design.repeats} repetitions"
     display.note(
         f"{len(runs)} federated trainings ({len(question.methods)} candidate methods, {words}), {len(deployed)} on all "
         f"patients, and an own model for each fold at each of {len(first.task.sites())} sites"
@@ -173,14 +161,13 @@ def measure_join(
             task = build_parts(dataclasses.replace(config, fold=""), at_site=True).task
             sites = site_of_client(config, task)
             for client, one in tested.items():
-                if not split:  # which has few patients, so that no group is told
-                    attributes = everyone(task.site_data(sites[client])).attributes
-                    found["sites"][client]["groups"] = by_group(one, attributes, names, design)
+                attributes = everyone(task.site_data(sites[client])).attributes
+                found["sites"][client]["groups"] = by_group(one, attributes, names, design)
                 found["sites"][client]["other_scores"] = by_score(one, names, design)
         title = titled(config, first)
         told = {"title": title, "task": question.task, "methods": list(question.methods)}
         more = {"not_validated": [found["score"]] if plain else list(SCORES), "new_size": question.new_size}
-        more |= {"event": question.event, "privacy": question.privacy(), "one_split": split, "refused": refused}
+        more |= {"event": question.event, "privacy": question.privacy(), "refused": refused}
         more |= {"own_models": kinds, **facts()}
         result = {**told, **found, **({} if plain else _why(tested, names, question)), **more}
         save_json(folder / JOIN, result)
@@ -246,13 +233,9 @@ def _tested(
     candidates = [name for name in next(iter(risks.values()), {}) if name != OWN]
     tested = {}
     for client, found in risks.items():
-        rows = place[client][0] == 0 if isinstance(design, OneSplit) else np.full(len(labels[client]), True)
-        if why := untestable(labels[client][rows]):
-            refused[client] = f"{why} in the split that is tested"
-            continue
-        all_risks = np.stack([found[name][:, rows] for name in (OWN, *candidates)])
-        folds = np.stack(place[client])[:, rows].astype(np.float64)
-        right = everybody[client].targets.numpy()[rows] if event < 0 else labels[client][rows] == event
+        all_risks = np.stack([found[name] for name in (OWN, *candidates)])
+        folds = np.stack(place[client]).astype(np.float64)
+        right = everybody[client].targets.numpy() if event < 0 else labels[client] == event
         tested[client] = OutOfFold(right.astype(np.float64), all_risks, folds=folds)
         if not np.isfinite(all_risks).all():
             raise UserError(f"join: {client}: a model's risks are not finite; it has diverged")
@@ -333,8 +316,6 @@ def within(
 
 def fewer(design: Design) -> list[Design]:
     """The design, then with fewer repetitions, then of one repetition with fewer folds."""
-    if isinstance(design, OneSplit):
-        return [design]
     sizes = [(design.folds, repeats) for repeats in range(design.repeats, 0, -1)]
     sizes += [(folds, 1) for folds in range(design.folds - 1, FEWEST - 1, -1)]
     return [dataclasses.replace(design, folds=folds, repeats=repeats) for folds, repeats in sizes]
@@ -342,7 +323,7 @@ def fewer(design: Design) -> list[Design]:
 
 def trainings(design: Design) -> float:
     """How many trainings on all patients its trainings take as long as; each has (K - 1) / K of them."""
-    return (1 if isinstance(design, OneSplit) else design.repeats * design.folds) * (design.folds - 1) / design.folds
+    return design.repeats * (design.folds - 1)
 
 
 def seconds_of(folder: Path) -> float:
