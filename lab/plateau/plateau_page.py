@@ -7,6 +7,7 @@ python lab/plateau/plateau_page.py
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from fairflare_lab.functional import shapley
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 PAGE = HERE.parents[1] / "docs" / "which-method-when.md"
+CARD_FOLDERS = (PAGE.parent / "methods", HERE.parent / "cards")
 COALITIONS = "coalition-"
 CHANCE = 0.1
 """What nobody's model scores; the same for all sites' Shapley values, so that no rank depends on it."""
@@ -322,7 +324,8 @@ def on_card(method: str) -> str:
             n = len(values[regime.method])
             text += f": {difference(found[base], factor(regime))} over {over}, {n} of {len(SEEDS)} seeds"
         said.append(text)
-    return f"{BENCH} ([which method when](../which-method-when.md)): {'; '.join(said)}." if said else ""
+    page = os.path.relpath(PAGE, card_of(method).parent)
+    return f"{BENCH} ([which method when]({page})): {'; '.join(said)}." if said else ""
 
 
 def of_own(regime: Regime, arm: str, values: Values) -> str:
@@ -387,8 +390,13 @@ def drawn(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {row} |" for row in (" | ".join(heads), edge, *(" | ".join(line) for line in lines)))
 
 
+def card_of(method: str) -> Path:
+    """The card of a method of the house, or of the lab."""
+    return next(one for folder in CARD_FOLDERS if (one := folder / f"{method}.md").is_file())
+
+
 if __name__ == "__main__":
     PAGE.write_text(written(), encoding="utf-8")
     for name in CARDS:
-        card = PAGE.parent / "methods" / f"{name}.md"
+        card = card_of(name)
         card.write_text(with_bench(card.read_text(encoding="utf-8"), name), encoding="utf-8")

@@ -65,7 +65,7 @@ def main() -> None:
 def configured(regime: Regime, arm: Arm, seed: int) -> RunConfig:
     """The run of an arm with a seed."""
     label = arm.label.replace("{seed}", str(seed))
-    values = {"score_rounds": "all", **regime.values}
+    values = {"score_rounds": "all", "robust": "off", **regime.values}  # as the papers' methods are
     return config_of(
         label,
         regime.task,

@@ -33,7 +33,7 @@ SITES = ["site-1", "site-2", "site-3", "site-4"]
 
 
 def config_of(scheme, method="fedism-plus", rounds=5, **values):
-    values = {"model": "linear", "n_sites": 4, "batch_size": 512, "secure_sum": scheme, **values}
+    values = {"model": "linear", "n_sites": 4, "batch_size": 512, "secure_sum": scheme, "robust": "off", **values}
     return make_config(method, "support2:dirichlet", rounds=rounds, values=values)
 
 

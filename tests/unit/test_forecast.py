@@ -22,7 +22,7 @@ SITES = tuple(f"h{k}" for k in range(6))
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """An own model that takes no time: what it is has tests of its own."""
-    monkeypatch.setattr(forecast, "own_risks", lambda x, y, new: (expit(new[:, 0]), "regression"))
+    monkeypatch.setattr(forecast, "own_risks", lambda x, y, new, patients=None: (expit(new[:, 0]), "regression"))
 
 
 @pytest.fixture

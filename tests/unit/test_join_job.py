@@ -107,7 +107,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """An own model that takes no time: what it is has tests of its own."""
-    monkeypatch.setattr(decision, "own_risks", lambda x, y, new: (expit(new[:, 0] + 0.3), "regression"))
+    monkeypatch.setattr(decision, "own_risks", lambda x, y, new, patients=None: (expit(new[:, 0] + 0.3), "regression"))
 
 
 def job(folder, *, secure=False, methods=("fedavg", "ditto"), sites=SITES, regressed=False):
@@ -142,7 +142,7 @@ def join(config, folder, monkeypatch, lost=lambda name, instruction: False):
 
 def undisturbed(config, place):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decision, "own_risks", lambda x, y, new: (expit(new[:, 0] + 0.3), "regression"))
+        patch.setattr(decision, "own_risks", lambda x, y, new, patients=None: (expit(new[:, 0] + 0.3), "regression"))
         tested, original = {}, site.Phases._tested
         patch.setattr(site.Phases, "_tested", lambda self: tested.setdefault(self.name, original(self)))
         return (config, place, *join(config, place, patch), tested)

@@ -43,7 +43,13 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ended(environment, folder):
     """Exit code and output of ``list``, ``run`` and ``export`` in one process that has the variable."""
-    support2 = ["loss-share", "--task", "support2"]
+    support2 = [
+        "loss-share",
+        "--task",
+        "support2",
+        "--set",
+        "robust=off",
+    ]  # which leaves the weights as the rule has them
     commands = [
         ["list", "--json"],
         ["run", *support2, "--rounds", "2", "--no-solo", "--out", str(folder / "run"), "--json"],

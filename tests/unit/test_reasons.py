@@ -32,7 +32,7 @@ def hospital(seed: int, wrong: str, n: int = 1500) -> tuple[np.ndarray, Models]:
 
 @each("wrong", PARTS)
 def test_a_loss_is_found_where_it_comes_from(wrong):
-    rows, together = explained({f"site-{k}": hospital(k, wrong) for k in range(4)}, DESIGN)
+    rows, together = explained({f"site-{k}": (*hospital(k, wrong), None) for k in range(4)}, DESIGN)
     for told in (*rows.values(), together):
         assert told[wrong]["remedy"] == REMEDIES[wrong] and 0.01 < told[wrong]["loss"] < 0.06
         assert all(abs(told[name]["loss"]) < 0.005 for name in PARTS if name != wrong)
@@ -50,10 +50,10 @@ def test_parts_add_up_to_what_fedavg_loses():
 def test_what_federation_gives_is_kept_and_nothing_is_said_of_nothing():
     labels, models = hospital(0, "")
     worse = models._replace(own=expit(np.log(models.own / (1 - models.own)) + OFF))
-    rows, together = explained({"a": (labels, worse)}, DESIGN)
+    rows, together = explained({"a": (labels, worse, None)}, DESIGN)
     assert rows["a"]["rest"]["remedy"] == KEEP["rest"] and together == {}
     same = Models(*[models.own] * 4)
-    assert {one["remedy"] for one in explained({"a": (labels, same)}, DESIGN)[0]["a"].values()} == {UNCLEAR}
+    assert {one["remedy"] for one in explained({"a": (labels, same, None)}, DESIGN)[0]["a"].values()} == {UNCLEAR}
 
 
 @each("value", [np.nan, 1.5, -0.1])

@@ -66,6 +66,7 @@ NOTES = (
 )
 
 
+UNBOUNDED = Bounds()
 RECENT = 5
 """Rounds whose spread of norms counts, this one among them."""
 FEWEST = 4
@@ -79,7 +80,7 @@ ROUNDING = 1e-9
 
 def bounded(rule: Rule, bounds: Bounds) -> Rule:
     """``rule`` within ``bounds``; the rule itself where they bound nothing."""
-    return rule if bounds == Bounds() else Bounded(rule, bounds)
+    return rule if bounds == UNBOUNDED else Bounded(rule, bounds)
 
 
 VALUES = ("own_models", "counts_own", "alone", "caps", "donates", "wanted", "useful", "heeded", "needs")

@@ -12,6 +12,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -48,14 +50,17 @@ class Split:
         inputs: uint8 images (N, C, H, W), or float32 (N, features).
         targets: int64 (N,), or uint8 masks (N, C, H, W).
         attributes: name -> N values of a sensitive attribute, e.g. "sex"; "" where it is not known.
+        patients: int64 (N,), equal where examples are of one patient; None: each example is another patient.
     """
 
     inputs: Tensor
     targets: Tensor
     attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    patients: npt.NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
-        for name, values in {"targets": self.targets, **self.attributes}.items():
+        several = {} if self.patients is None else {"patients": self.patients}
+        for name, values in {"targets": self.targets, **self.attributes, **several}.items():
             if (n := len(values)) != len(self.inputs):
                 raise ValueError(f"{name}: expected {len(self.inputs)} values as there are inputs, got {n}")
 

@@ -41,6 +41,7 @@ from fairflare.core import seeds, tensor_files
 from fairflare.core.errors import UserError
 from fairflare.core.findings import SPLIT_NAMES
 from fairflare.core.imports import module_files, reached
+from fairflare.core.plugins import top_packages
 from fairflare.data.tensors import Split
 
 CACHE = "FAIRFLARE_CACHE"
@@ -102,8 +103,9 @@ def folder() -> Path | None:
 
 
 def _is_ours(task: type) -> bool:
-    """Whether all code of the class is the package's, so that its source tells what it renders."""
-    return all(cls.__module__.startswith("fairflare.") or cls.__module__ in ("abc", "builtins") for cls in task.__mro__)
+    """Whether all code of the class is the package's or an installed task package's, so that its source tells all."""
+    tops = {"fairflare", "abc", "builtins", *top_packages()}
+    return all(cls.__module__.partition(".")[0] in tops for cls in task.__mro__)
 
 
 def _key(task: Any, part: str) -> str:

@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+Owners = npt.NDArray[Any]
+"""Whose a row is, by numbers that are equal for one patient."""
 LEVEL, POWER = 0.95, 0.8
 POINTS = 60
 """Values of the spread between hospitals, over which the posterior is integrated."""
@@ -83,23 +85,48 @@ class Benefit(NamedTuple):
         return self.mean - half, self.mean + half
 
 
-def brier_benefit(labels: Array, own: Array, candidate: Array, design: Design) -> Benefit:
+def brier_benefit(
+    labels: Array, own: Array, candidate: Array, design: Design, patients: Owners | None = None
+) -> Benefit:
     """Of squared errors: d = (2 - kappa) r D - D^2 with D = candidate - own and r = label - own.
 
     Args:
-        labels: (n,) 0 or 1.
-        own, candidate: (R, n) risks out of fold.
+        labels: (N,) 0 or 1.
+        own, candidate: (R, N) risks out of fold.
         design: without its correction d is the plain difference of squared errors.
+        patients: as of ``by_patient``.
     """
     move = candidate - own
-    return of_differences((2 - design.kappa) * (labels - own) * move - move**2, move)
+    return of_differences((2 - design.kappa) * (labels - own) * move - move**2, move, patients)
 
 
-def of_differences(differences: Array, move: Array) -> Benefit:
-    """The sums of (R, n) differences in loss between models whose risks are ``move`` (R, n) apart."""
-    n = differences.shape[1]
-    found = differences.mean(), differences.var(axis=1, ddof=1).mean(), (move**2).mean()
-    return Benefit(n, *(float(value) for value in found))
+def of_differences(differences: Array, move: Array, patients: Owners | None = None) -> Benefit:
+    """The sums of (R, N) differences in loss between models whose risks are ``move`` (R, N) apart.
+
+    ``patients``: as of ``by_patient``.
+    """
+    each = by_patient(differences, patients)
+    found = differences.mean(), each.var(axis=1, ddof=1).mean(), (move**2).mean()
+    return Benefit(each.shape[1], *(float(value) for value in found))
+
+
+def by_patient(values: Array, patients: Owners | None) -> Array:
+    """(R, n) of (R, N) values of rows: a number for each patient, whose mean is that of the rows.
+
+    x_g = m + n / N sum over the rows of patient g of (x - m), m the mean over all rows: the variance of their mean is
+    the cluster-robust one, n / (n - 1) sum_g (sum of x - m)^2 / N^2 (Liang and Zeger, Biometrika 73, 1986).
+
+    Args:
+        patients: (R, N) or (N,) whose row each is; None: each row is another patient.
+    """
+    if patients is None:
+        return values
+    found = []
+    for row, whose in zip(values, np.broadcast_to(patients, values.shape), strict=True):
+        owner = np.unique(whose, return_inverse=True)[1]
+        sums = np.bincount(owner, row - row.mean())
+        found.append(row.mean() + len(sums) / len(row) * sums)
+    return np.stack(found)
 
 
 # Variances, smoothed over hospitals: a hospital's own follows its own chance.
@@ -339,21 +366,22 @@ REGRESSION, TREES = "regression", "trees"
 GROWN = {"learning_rate": 0.05, "max_iter": 100, "max_leaf_nodes": 8, "min_samples_leaf": 10, "l2_regularization": 1.0}
 
 
-def own_risks(x: Array, y: Array, new: Array) -> tuple[Array, str]:
+def own_risks(x: Array, y: Array, new: Array, patients: Owners | None = None) -> tuple[Array, str]:
     """Risks (M,) of the rows ``new`` (M, F) by the own model of the rows (x, y), and its kind; see ``own_model``."""
     from threadpoolctl import threadpool_limits
 
-    model, kind = own_model(x, y)
+    model, kind = own_model(x, y, patients)
     with threadpool_limits(1):
         return np.asarray(model.predict_proba(new)[:, 1]), kind
 
 
-def own_model(x: Array, y: Array) -> tuple[Any, str]:
+def own_model(x: Array, y: Array, patients: Owners | None = None) -> tuple[Any, str]:
     """The better of two models of the rows (x, y), and which it is.
 
     Args:
         x: (N, F) finite.
         y: (N,) 0 or 1, two or more of each.
+        patients: (N,) whose rows lie in one part of the cross-validation; None: each row is another patient.
 
     Returns:
         A fitted classifier of scikit-learn, and "regression" or "trees". Classes of fewer than three patients give a
@@ -361,15 +389,17 @@ def own_model(x: Array, y: Array) -> tuple[Any, str]:
     """
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
+    from sklearn.model_selection import GridSearchCV, StratifiedGroupKFold, StratifiedKFold, cross_val_score
     from threadpoolctl import threadpool_limits
 
-    folds = min(INNER, int(min(y.sum(), len(y) - y.sum())))
+    owner = np.arange(len(y)) if patients is None else patients
+    folds = min(INNER, *(len(np.unique(owner[y == k])) for k in (0, 1)))
     with warnings.catch_warnings(), threadpool_limits(1):
         warnings.simplefilter("ignore")  # of a solver that stops before it has converged
         if folds < 3:
             return LogisticRegression(C=0.1).fit(x, y), REGRESSION
-        inner = StratifiedKFold(folds, shuffle=True, random_state=0)
+        dealing = StratifiedKFold if patients is None else StratifiedGroupKFold
+        inner = list(dealing(folds, shuffle=True, random_state=0).split(x, y, patients))
         ridge = GridSearchCV(LogisticRegression(max_iter=300), {"C": PENALTIES}, scoring=SCORE, cv=inner).fit(x, y)
         trees = HistGradientBoostingClassifier(**GROWN, random_state=0)
         if cross_val_score(trees, x, y, scoring=SCORE, cv=inner).mean() > ridge.best_score_:

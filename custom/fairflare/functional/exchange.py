@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fairflare.functional import decision, slopes
-from fairflare.functional.decision import Array, Benefit, Design, Hospitals, Normals
+from fairflare.functional.decision import Array, Benefit, Design, Hospitals, Normals, Owners, by_patient
 from fairflare.functional.slopes import Right
 
 DIGITS = 4
@@ -100,22 +100,24 @@ def rounded(values: Array) -> Array:
     return np.array([float(f"{value:.{DIGITS - 1}e}") for value in np.ravel(values)]).reshape(np.shape(values))
 
 
-def row_of(labels: Array, risks: Array) -> Row:
+def row_of(labels: Array, risks: Array, patients: Owners | None = None) -> Row:
     """A hospital's own; arguments as of ``Hospital``."""
     r, move = labels - risks[0], risks[1:] - risks[0]
     products = np.einsum("arn,brn->ab", move, move) / labels.size
-    seconds = np.stack([_seconds(r * one, one**2) for one in move])
-    return Row(labels.shape[1], float((r**2).mean()), (r * move).mean(axis=(1, 2)), products, seconds)
+    seconds = np.stack([_seconds(r * one, one**2, patients) for one in move])
+    n = labels.shape[1] if patients is None else len(np.unique(patients[0]))
+    return Row(n, float((r**2).mean()), (r * move).mean(axis=(1, 2)), products, seconds)
 
 
-def mix_seconds(labels: Array, risks: Array, weights: Array) -> Array:
+def mix_seconds(labels: Array, risks: Array, weights: Array, patients: Owners | None = None) -> Array:
     """(3,) as ``Row.seconds`` of the common direction; arguments as of ``row_of``, and (C,) weights."""
     move = np.tensordot(weights, risks[1:], 1) - risks[0]
-    return _seconds((labels - risks[0]) * move, move**2)
+    return _seconds((labels - risks[0]) * move, move**2, patients)
 
 
-def _seconds(right: Array, square: Array) -> Array:
-    found = [np.cov(a, b, ddof=1) for a, b in zip(right, square, strict=True)]
+def _seconds(right: Array, square: Array, patients: Owners | None) -> Array:
+    each = (by_patient(values, patients) for values in (right, square))
+    found = [np.cov(a, b, ddof=1) for a, b in zip(*each, strict=True)]
     return np.asarray(np.mean([(c[0, 0], c[0, 1], c[1, 1]) for c in found], axis=0))
 
 
@@ -196,24 +198,31 @@ class Hospital:
     """A hospital with its patients at hand.
 
     Attributes:
-        labels: (R, n) 0 or 1.
-        risks: (1 + C, R, n) out of fold: the own model's, then those of the candidates.
-        deployed: with it its regression says how far models are from the true risks, not its outcomes alone.
+        labels: (R, N) 0 or 1, of each row.
+        risks: (1 + C, R, N) out of fold: the own model's, then those of the candidates.
+        deployed: with it its regression says how far models are from the true risks, not its outcomes alone. It takes
+            rows for patients, so that a hospital with several rows of a patient has none.
         exact: whether numbers are as they are, not rounded to be told.
+        patients: (R, N) whose row each is; None: each row is another patient.
     """
 
     labels: Array
     risks: Array
     deployed: Deployed | None = None
     exact: bool = False
+    patients: Owners | None = None
     _fits: list[slopes.Fitted] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.patients is not None:
+            object.__setattr__(self, "deployed", None)
 
     def _round(self, values: Array) -> Array:
         return values if self.exact else rounded(values)
 
     @cached_property
     def row(self) -> Row:
-        found = row_of(self.labels, self.risks)
+        found = row_of(self.labels, self.risks, self.patients)
         own = float(self._round(np.array(found.own)))
         return Row(found.n, own, *map(self._round, (found.right, found.products, found.seconds)))
 
@@ -221,7 +230,7 @@ class Hospital:
         """What it tells for the next sum."""
         if known.next == FIRST:
             return Told(self.row)
-        seconds = self._round(mix_seconds(self.labels, self.risks, known.weights))
+        seconds = self._round(mix_seconds(self.labels, self.risks, known.weights, self.patients))
         if self.deployed is None or not known.regressed:
             return Told(self.row, seconds)
         means = [one.of.mean for one in self._right(known, Told(self.row, seconds))]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fairflare.functional.decision import Array, Benefit, Design, average, brier_benefit, of_differences
+from fairflare.functional.decision import Array, Benefit, Design, Owners, average, brier_benefit, of_differences
 
 PARTS = ("drift", "level", "rest")
 REMEDIES = {
@@ -42,7 +42,7 @@ class Models(NamedTuple):
     own: Array
 
 
-def parts(labels: Array, of: Models, design: Design) -> dict[str, Benefit]:
+def parts(labels: Array, of: Models, design: Design, patients: Owners | None = None) -> dict[str, Benefit]:
     """What FedAvg loses at one hospital, in Brier score, as parts that add up; above 0 is a loss.
 
     drift: FedAvg minus exact. level: exact minus exact with an own intercept. rest: that minus the own model, less what
@@ -50,23 +50,24 @@ def parts(labels: Array, of: Models, design: Design) -> dict[str, Benefit]:
     loss hardly falls with the hospital's own patients; FedAvg's own benefit has the correction throughout.
 
     Args:
-        labels: (n,) 0 or 1.
+        labels: (N,) 0 or 1.
+        patients: (N,) whose row each is; None: each row is another patient.
 
     Returns:
         For each of ``PARTS`` the sums whose ``mean`` is the part and whose ``interval`` is its interval.
 
     Raises:
-        ValueError: risks that are not (R, n) within [0, 1].
+        ValueError: risks that are not (R, N) within [0, 1].
     """
     shape = (design.repeats, len(labels))
     for name, risks in of._asdict().items():
         if risks.shape != shape or not bool(((risks >= 0) & (risks <= 1)).all()):
             raise ValueError(f"{name}: expected risks {shape} within 0..1, got {risks.shape}")
     drift, level = (
-        of_differences((first - labels) ** 2 - (then - labels) ** 2, then - first)
+        of_differences((first - labels) ** 2 - (then - labels) ** 2, then - first, patients)
         for first, then in ((of.fedavg, of.exact), (of.exact, of.level))
     )
-    gain = brier_benefit(labels, of.own, of.level, design)
+    gain = brier_benefit(labels, of.own, of.level, design, patients)
     return {"drift": drift, "level": level, "rest": gain._replace(mean=-gain.mean)}
 
 
@@ -74,9 +75,12 @@ Told = dict[str, dict[str, float | str]]
 """Part -> loss, low and high (95 % interval), and the remedy in words."""
 
 
-def explained(sites: Mapping[str, tuple[Array, Models]], design: Design) -> tuple[dict[str, Told], Told]:
-    """What is said to each hospital, and of their average, where every one counts once ({} of a single hospital)."""
-    found = {site: parts(labels, models, design) for site, (labels, models) in sites.items()}
+def explained(sites: Mapping[str, tuple[Array, Models, Owners | None]], design: Design) -> tuple[dict[str, Told], Told]:
+    """What is said to each hospital, and of their average, where every one counts once ({} of a single hospital).
+
+    ``sites``: hospital -> labels, models and patients, as of ``parts``.
+    """
+    found = {site: parts(labels, models, design, patients) for site, (labels, models, patients) in sites.items()}
     rows = {
         site: {name: _told(name, part.mean, *part.interval(design)) for name, part in of.items()}
         for site, of in found.items()

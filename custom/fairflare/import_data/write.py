@@ -188,7 +188,7 @@ def _label(found: Found, one: Example) -> Any:
 
 
 def _table(found: Found, site: str) -> str:
-    """The site's rows without the patients' names, which the splits have no more need of."""
+    """The site's rows; where a patient has several, numbers in place of the patients' names."""
     own, label = found.of(site), found.options["label"]
     cells = own[0].cells
     rows = [one.cells.number for one in own]
@@ -196,6 +196,11 @@ def _table(found: Found, site: str) -> str:
     columns |= {name: column.texts[column.codes[rows]] for name, column in cells.columns.items()}
     kept = [name for name in attributes(found) if name not in cells]
     columns |= {name: [one.about.get(name, "") for one in own] for name in kept}
+    if len({one.patient for one in own if one.patient}) < sum(bool(one.patient) for one in own):
+        numbers: dict[str, str] = {}
+        columns["patient"] = [
+            numbers.setdefault(one.patient, str(len(numbers) + 1)) if one.patient else "" for one in own
+        ]
     columns["split"] = [SHORT[one.split] for one in own]
     head = io.StringIO()
     csv.writer(head, lineterminator="\n").writerow(columns)

@@ -17,7 +17,7 @@ import numpy as np
 
 from fairflare.engine.setup.join_plan import INTERCEPT
 from fairflare.functional import decision
-from fairflare.functional.decision import Array, Design
+from fairflare.functional.decision import Array, Design, Owners
 from fairflare.functional.exchange import LEAST_SITES, PLACES, Deployed, Hospital, Known, added
 from fairflare.report.values import likely, rendered, signed
 
@@ -33,20 +33,28 @@ class OutOfFold:
     """A hospital's patients, tested out of fold.
 
     Attributes:
-        labels: (n,) 0 or 1.
+        labels: (N,) 0 or 1, of each row.
         risks, deployed: as of ``Hospital``.
-        folds: (R, n) in which each patient is tested; for scores over pairs.
+        folds: (R, N) in which each row is tested; for scores over pairs.
+        patients: (N,) whose row each is; None: each row is another patient.
     """
 
     labels: Array
     risks: Array
     deployed: Deployed | None = None
     folds: Array | None = None
+    patients: Owners | None = None
+
+    @property
+    def n(self) -> int:
+        """Patients."""
+        return len(self.labels) if self.patients is None else len(np.unique(self.patients))
 
     def at_hand(self) -> Hospital:
         """As the exchange takes it."""
         labels = np.broadcast_to(self.labels, self.risks.shape[1:])
-        return Hospital(labels, self.risks, self.deployed, exact=True)
+        patients = None if self.patients is None else np.broadcast_to(self.patients, labels.shape)
+        return Hospital(labels, self.risks, self.deployed, True, patients)
 
 
 def answers(

@@ -36,7 +36,7 @@ from fairflare.engine.setup.join_plan import INTERCEPT
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts, build_parts, without_folders
 from fairflare.functional.calibration import fitted
-from fairflare.functional.decision import INNER, Array, own_model, own_risks
+from fairflare.functional.decision import INNER, Array, Owners, own_model, own_risks
 from fairflare.functional.slopes import sigmoid
 from fairflare.inference import mix
 from fairflare.inference.atomic_output import MARK, check, whole_folder
@@ -47,7 +47,7 @@ from fairflare.studies.labels import folder_name
 from fairflare.studies.parallel import Workers
 from fairflare.studies.runs import predicted, run_once
 from fairflare.studies.study import Study
-from fairflare.tasks.folds import ALL, everyone
+from fairflare.tasks.folds import ALL, everyone, numbered
 from fairflare.tasks.folds import part as rows_of
 from fairflare.tasks.kinds.masks import soft_loss
 from fairflare.tasks.kinds.survival import efron_loss
@@ -149,9 +149,9 @@ class Trained:
         assert isinstance(train, Split) and isinstance(test, Split)  # in memory
         x, new = (np.asarray(part.inputs, dtype=np.float64) for part in (train, test))
         if self.parts.task.kind.has_times and x.ndim == 2:
-            return own_log_risks(x, np.asarray(train.targets, dtype=np.float64), new), COX
+            return own_log_risks(x, np.asarray(train.targets, dtype=np.float64), new, train.patients), COX
         if x.ndim == 2:
-            return own_risks(x, (train.labels.numpy() == self.event).astype(np.float64), new)
+            return own_risks(x, (train.labels.numpy() == self.event).astype(np.float64), new, train.patients)
         model = own_network(self, data)
         if self.event < 0:
             return self.scores(model, data, "test", plain=True), NETWORK
@@ -175,7 +175,9 @@ def own_network(run: Trained, data: TensorData) -> StateDict:
     """
     whole = data.splits["train"]
     assert isinstance(whole, Split)
-    held = np.random.default_rng(derive(run.config.seed, "own network")).permutation(len(whole)) % HELD_OUT == 0
+    owner = numbered(np.zeros(len(whole), dtype=np.int64), whole.patients)
+    dealing = np.random.default_rng(derive(run.config.seed, "own network"))
+    held = (dealing.permutation(owner.max() + 1) % HELD_OUT == 0)[owner]
     inner = copy.copy(data)
     inner.splits = {**data.splits, "train": rows_of(whole, ~held), "val": rows_of(whole, held)}
     inner = inner.grouped(Grouping())
@@ -211,13 +213,14 @@ def _loss(run: Trained, data: TensorData, model: StateDict) -> float:
     return task.kind.loss(task.kind.cases(*run.outputs(model, data, "val", plain=True), task.classes))
 
 
-def own_log_risks(x: Array, y: Array, new: Array) -> Array:
+def own_log_risks(x: Array, y: Array, new: Array, patients: Owners | None = None) -> Array:
     """Log risks (M,) of rows ``new`` (M, F) by a ridge Cox regression of rows x (N, F) with times and events y (N, 2).
 
     The penalty is that of the largest cross-validated partial likelihood (Verweij and van Houwelingen, Statistics in
-    Medicine 12, 1993).
+    Medicine 12, 1993), with all rows of a patient (``patients``: (N,), whose row each is) in one of its parts.
     """
-    place = np.random.default_rng(0).permutation(len(x)) % INNER
+    owner = numbered(np.zeros(len(x), dtype=np.int64), patients)
+    place = (np.random.default_rng(0).permutation(owner.max() + 1) % INNER)[owner]
     rows, times = torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(np.ascontiguousarray(y))
     parts = [(rows[place != fold], times[place != fold]) for fold in range(INNER)]
 
@@ -330,7 +333,7 @@ def mix_of(client: str, found: Mapping[str, Any], trained: Mapping[str, Trained]
     if len(whole.inputs.shape) != 2:
         raise UserError(f"combine: expected a task on a table, got {first.config.task}")
     x, y = np.asarray(whole.inputs, dtype=np.float64), (whole.labels.numpy() == event).astype(np.float64)
-    own = read_own(first.folder.parent, client, x, y) or as_module(*own_model(x, y), x)
+    own = read_own(first.folder.parent, client, x, y) or as_module(*own_model(x, y, whole.patients), x)
     members, runs = [mix.Member(mix.OWN, mix.OWN, 1.0 - share)], {}
     networks: dict[str, nn.Module] = {mix.OWN: own}
     for label, one in trained.items():

@@ -8,13 +8,18 @@ back, unless the new run has begun.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
+
 from fairflare.core.errors import FairFlareError, UserError
+from fairflare.core.processes import OWNER, RUN_FOLDER, SCRATCH, stop
 from fairflare.engine import audit, files
 from fairflare.engine.files import CONFIG, Busy, locked
 from fairflare.engine.history import events
@@ -23,7 +28,6 @@ from fairflare.privacy.log_files import is_log_file
 from fairflare.report import EDITIONS, EVALUATION_PAGE, EVIDENCE, PAGE, REPORT
 from fairflare.report import EVALUATION as EVALUATION_RESULT
 from fairflare.report.audit_reader import EVENTS, LOG
-from fairflare.studies.leftovers import end_what_is_left
 
 COMPARISON, COMPARISON_PAGE, CONTRIBUTION = "compare.json", "compare.html", "contribution.json"
 RIDER, RIDERS = "rider.json", "riders.json"
@@ -276,3 +280,25 @@ def _clear_half_written(folder: Path) -> None:
     names = (*RUN_FILES, *SUMMARIES)
     files.clear_half_written(folder, lambda name: name in names or bool(PREFLIGHT.fullmatch(name)))
     files.clear_half_written(folder / SITES, lambda name: bool(RUN_FOLDERS[SITES].fullmatch(name)))
+
+
+def end_what_is_left(folder: Path) -> None:
+    """End the processes of an earlier simulated run in ``folder`` and remove its temporary folders.
+
+    For whoever holds the folder's lock: its command is gone, so that nothing of it may go on.
+    """
+    own = os.path.abspath(folder)
+    stop([process for process in psutil.process_iter() if _runs_for(process, own)])
+    for scratch in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            mine = scratch.lstat().st_uid == os.getuid()
+            if mine and not scratch.is_symlink() and (scratch / OWNER).read_text(encoding="utf-8") == own:
+                shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _runs_for(process: psutil.Process, folder: str) -> bool:
+    """Whether ``process`` is of a simulated run in ``folder``; those of other users cannot be asked."""
+    try:
+        return process.pid != os.getpid() and process.environ().get(RUN_FOLDER) == folder
+    except (psutil.Error, OSError):
+        return False

@@ -211,12 +211,16 @@ def _tested(
     everybody = {client: everyone(plain.task.site_data(site)) for client, site in names.items()}
     labels = {client: outcomes(found) for client, found in everybody.items()}
     event = _event(plain, question) if plain.task.kind.has_classes else -1
-    refused = {client: why for client, found in labels.items() if (why := untestable(found))}
+    reasons = {client: untestable(found, everybody[client].patients) for client, found in labels.items()}
+    refused = {client: why for client, why in reasons.items() if why}
     risks: dict[str, dict[str, Array]] = {client: {} for client in labels if client not in refused}
     kinds: dict[str, dict[str, int]] = {client: {} for client in risks}
     design = question.design
     deals = range(design.repeats)
-    place = {one: [dealt(labels[one], design.folds, deal, names[one]) for deal in deals] for one in risks}
+    place = {
+        one: [dealt(labels[one], design.folds, deal, names[one], everybody[one].patients) for deal in deals]
+        for one in risks
+    }
     for deal, fold in question._folds():
         for label in question.methods:
             name = question.name(label, deal, fold)
@@ -236,7 +240,8 @@ def _tested(
         all_risks = np.stack([found[name] for name in (OWN, *candidates)])
         folds = np.stack(place[client]).astype(np.float64)
         right = everybody[client].targets.numpy() if event < 0 else labels[client] == event
-        tested[client] = OutOfFold(right.astype(np.float64), all_risks, folds=folds)
+        whose = everybody[client].patients
+        tested[client] = OutOfFold(right.astype(np.float64), all_risks, folds=folds, patients=whose)
         if not np.isfinite(all_risks).all():
             raise UserError(f"join: {client}: a model's risks are not finite; it has diverged")
     return tested, candidates, kinds, refused
@@ -263,7 +268,7 @@ def _with_deployed(
             found[client] |= run.risks(label, client, data, question.shares, "train")
             if client not in features:
                 x = np.asarray(data.splits["train"].inputs, dtype=np.float64)  # type: ignore[union-attr]  # examples are in memory
-                model, kind = own_model(x, one.labels)
+                model, kind = own_model(x, one.labels, one.patients)
                 keep_own(folder, client, (model, kind), x, one.labels)
                 found[client][OWN] = model.predict_proba(x)[:, 1]
                 features[client] = None if kind == TREES else np.hstack([np.ones((len(x), 1)), x])
@@ -282,7 +287,7 @@ def _why(tested: Mapping[str, OutOfFold], names: Sequence[str], question: Questi
     if not set(chain) <= set(names):
         return {}
     at = [*(1 + names.index(name) for name in chain), 0]
-    models = {site: (one.labels, Models(*(one.risks[k] for k in at))) for site, one in tested.items()}
+    models = {site: (one.labels, Models(*(one.risks[k] for k in at)), one.patients) for site, one in tested.items()}
     return dict(zip(("why", "why_average"), explained(models, question.design), strict=True))
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fairflare.core.errors import UserError
 from fairflare.core.validation import SITE, shown
 from fairflare.engine.files import read_json, save_json, save_text
-from fairflare.functional.decision import Array, Benefit, Design, brier_benefit, of_differences
+from fairflare.functional.decision import Array, Benefit, Design, Owners, brier_benefit, of_differences
 from fairflare.functional.exchange import MIX_KEYS, answered_alone
 from fairflare.functional.survival import concordant_pairs
 from fairflare.report.join import MIX, OutOfFold, sentence, sheet, sheet_page
@@ -210,14 +211,21 @@ def by_group(
     found: dict[str, Any] = {}
     for name, values in attributes.items():
         masks = {value: np.asarray(values) == value for value in sorted(set(values))}
-        if len(masks) < 2 or any(untestable(tested.labels[mask].astype(np.int64)) for mask in masks.values()):
+        classes = tested.labels.astype(np.int64)
+        if len(masks) < 2 or any(untestable(classes[mask], _those(tested, mask)) for mask in masks.values()):
             continue
         for value, mask in masks.items():
-            labels, (own, *others) = tested.labels[mask], tested.risks[:, :, mask]
-            each = {c: brier_benefit(labels, own, risks, design) for c, risks in zip(candidates, others, strict=True)}
+            labels, (own, *others), whose = tested.labels[mask], tested.risks[:, :, mask], _those(tested, mask)
+            pairs = zip(candidates, others, strict=True)
+            each = {c: brier_benefit(labels, own, risks, design, whose) for c, risks in pairs}
             told = {c: _told(b, design) for c, b in each.items()}
-            found[f"{name}={value or 'unknown'}"] = {"n": int(mask.sum()), "candidates": told}
+            n = int(mask.sum()) if whose is None else len(np.unique(whose))
+            found[f"{name}={value or 'unknown'}"] = {"n": n, "candidates": told}
     return found
+
+
+def _those(tested: OutOfFold, mask: npt.NDArray[np.bool_]) -> Owners | None:
+    return None if tested.patients is None else tested.patients[mask]
 
 
 def by_score(tested: OutOfFold, candidates: Sequence[str], design: Design) -> dict[str, Any]:
@@ -228,8 +236,8 @@ def by_score(tested: OutOfFold, candidates: Sequence[str], design: Design) -> di
     labels, (own, *others) = tested.labels, tested.risks
     assert (folds := tested.folds) is not None
     pairs = list(zip(candidates, others, strict=True))
-    losses = {c: _told(log_loss_benefit(labels, own, risks), design) for c, risks in pairs}
-    areas = {c: _told(auc_benefit(labels, own, risks, folds), design) for c, risks in pairs}
+    losses = {c: _told(log_loss_benefit(labels, own, risks, tested.patients), design) for c, risks in pairs}
+    areas = {c: _told(auc_benefit(labels, own, risks, folds, tested.patients), design) for c, risks in pairs}
     return dict(zip(SCORES, (losses, areas), strict=True))
 
 
@@ -245,10 +253,10 @@ def differences(tested: Mapping[str, OutOfFold], candidates: Sequence[str], desi
         assert (folds := one.folds) is not None
         rows = {}
         for name, new in zip(candidates, others, strict=True):
-            plain = of_differences(new - own, new - own)
-            benefit = c_index_benefit(one.labels, own, new, folds) if times else plain
+            plain = of_differences(new - own, new - own, one.patients)
+            benefit = c_index_benefit(one.labels, own, new, folds, one.patients) if times else plain
             rows[name] = answered_alone(benefit, design, 0.025)
-        row = {"n": len(one.labels), "by": "outcomes", "candidates": rows, MIX: dict.fromkeys(MIX_KEYS, 0.0)}
+        row = {"n": one.n, "by": "outcomes", "candidates": rows, MIX: dict.fromkeys(MIX_KEYS, 0.0)}
         sites[site] = {**row, "answer": sentence(row, candidates)}
     score = C_INDEX if times else DICE
     about = {"score": score, "folds": design.folds, "repeats": design.repeats, "kappa": 0.0, "margin": 0.0}
@@ -260,22 +268,25 @@ def _told(one: Benefit, design: Design) -> dict[str, float]:
     return dict(zip(("benefit", "low", "high"), (one.mean, *one.interval(design)), strict=True))
 
 
-def auc_benefit(labels: Array, own: Array, candidate: Array, folds: Array) -> Benefit:
+def auc_benefit(labels: Array, own: Array, candidate: Array, folds: Array, patients: Owners | None = None) -> Benefit:
     """Of the areas under the ROC curves, candidate less own, over pairs of patients of one fold; as ``brier_benefit``.
 
     Patients' shares are the influence function (DeLong et al., Biometrics 44, 1988), whose mean is the difference.
     ``folds``: (R, n); a fold of one class alone has no pairs, but some fold of each repetition has.
     """
     shares = _auc_shares(labels, candidate, folds) - _auc_shares(labels, own, folds)
-    return of_differences(shares, candidate - own)
+    return of_differences(shares, candidate - own, patients)
 
 
-def c_index_benefit(targets: Array, own: Array, candidate: Array, folds: Array) -> Benefit:
+def c_index_benefit(
+    targets: Array, own: Array, candidate: Array, folds: Array, patients: Owners | None = None
+) -> Benefit:
     """Of Harrell's C-indices, candidate less own, over comparable pairs of patients of one fold, as ``auc_benefit``.
 
     ``targets``: (n, 2) times and events; ``own`` and ``candidate``: (R, n) log risks out of fold.
     """
-    return of_differences(_c_shares(targets, candidate, folds) - _c_shares(targets, own, folds), candidate - own)
+    shares = _c_shares(targets, candidate, folds) - _c_shares(targets, own, folds)
+    return of_differences(shares, candidate - own, patients)
 
 
 def _c_shares(targets: Array, risks: Array, folds: Array) -> Array:
@@ -305,11 +316,11 @@ def _auc_shares(labels: Array, risks: Array, folds: Array) -> Array:
     return np.asarray(area + len(labels) * (wins - area * every) / pairs)
 
 
-def log_loss_benefit(labels: Array, own: Array, candidate: Array) -> Benefit:
+def log_loss_benefit(labels: Array, own: Array, candidate: Array, patients: Owners | None = None) -> Benefit:
     """Of the plain difference of log losses; arguments as of ``brier_benefit``."""
 
     def loss(risks: Array) -> Array:
         kept = np.clip(risks, CLIPPED, 1 - CLIPPED)
         return np.asarray(-np.log(np.where(labels > 0.5, kept, 1 - kept)))
 
-    return of_differences(loss(own) - loss(candidate), candidate - own)
+    return of_differences(loss(own) - loss(candidate), candidate - own, patients)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A task whose sites test one fold of all their patients and train on the others.
 
-Folds are dealt within each site, at random and without regard to the outcome: folds stratified by the outcome copy the
-training share, so that the error of a site's own intercept is never charged (evidence in docs/join.md). A deal in which
-a training part would have fewer than two of a class is dealt again. What a task prepares with training patients of its
-own splits (a table's medians and spreads) stays as it is; no outcome is in that.
+All examples of a patient lie in one fold. Folds are dealt within each site, at random and without regard to the
+outcome: folds stratified by the outcome copy the training share, so that the error of a site's own intercept is never
+charged (evidence in docs/join.md). A deal in which a training part would have fewer than two patients of a class is
+dealt again. What a task prepares with training patients of its own splits (a table's medians and spreads) stays as it
+is; no outcome is in that.
 """
 
 from __future__ import annotations
@@ -50,26 +51,37 @@ def folded(task: Task, fold: str) -> Task:
     return made
 
 
-def dealt(labels: Rows, folds: int, deal: int, site: str) -> Rows:
-    """(N,) fold of each of the patients of ``site``, by the ``deal``-th way to deal ``folds`` of them.
+def dealt(labels: Rows, folds: int, deal: int, site: str, patients: Rows | None = None) -> Rows:
+    """(N,) fold of each example of ``site``, by the ``deal``-th way to deal its patients into ``folds``.
 
-    ``labels``: (N,) classes, which serve to deal again where a training part has fewer than two of a class; DataError
-    where the site has too few for that.
+    Args:
+        labels: (N,) classes, which serve to deal again where a training part has fewer than two patients of a class.
+        patients: as of ``Split``.
+
+    Raises:
+        DataError: the site has too few patients for that.
     """
     rng = np.random.default_rng(derive(deal, "folds", site, folds))
+    owner = numbered(labels, patients)
     present = np.unique(labels)
     for _ in range(MOST_DEALS):
-        found = rng.permutation(len(labels)) % folds
-        parts = [labels[found != fold] for fold in range(folds)]
-        if all((part == k).sum() >= LEAST_OF_CLASS for part in parts for k in present):
+        found = (rng.permutation(owner.max() + 1) % folds)[owner]
+        beside = [[owner[(found != fold) & (labels == k)] for k in present] for fold in range(folds)]
+        if all(len(np.unique(one)) >= LEAST_OF_CLASS for part in beside for one in part):
             return np.asarray(found, dtype=np.int64)
     raise DataError("folds", f"site {site}: expected at least {LEAST_OF_CLASS} patients of a class beside each fold")
 
 
-def untestable(labels: Rows) -> str:
-    """Why a site of these patients is not tested; "" where it is."""
-    counts = np.unique(labels, return_counts=True)[1]
-    if len(labels) < LEAST_PATIENTS:
+def numbered(labels: Rows, patients: Rows | None) -> Rows:
+    """(N,) number of each example's patient, from 0 on without a gap."""
+    return np.arange(len(labels)) if patients is None else np.unique(patients, return_inverse=True)[1]
+
+
+def untestable(labels: Rows, patients: Rows | None = None) -> str:
+    """Why a site of these patients is not tested; "" where it is. Arguments as of ``dealt``."""
+    owner = numbered(labels, patients)
+    counts = np.array([len(np.unique(owner[labels == k])) for k in np.unique(labels)])
+    if len(np.unique(owner)) < LEAST_PATIENTS:
         return f"expected at least {LEAST_PATIENTS} patients"
     if len(counts) < 2 or counts.min() < LEAST_OF_EACH:
         return f"expected at least {LEAST_OF_EACH} patients of each class"
@@ -86,7 +98,9 @@ def everyone(data: TensorData) -> Split:
         parts += [part] if len(part) else []
     names = {name for part in parts for name in part.attributes}
     attributes = {k: [v for part in parts for v in part.attributes.get(k, [""] * len(part))] for k in sorted(names)}
-    return Split(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]), attributes)
+    patients = [p.patients for p in parts if p.patients is not None]
+    whose = np.concatenate(patients) if patients and len(patients) == len(parts) else None
+    return Split(torch.cat([p.inputs for p in parts]), torch.cat([p.targets for p in parts]), attributes, whose)
 
 
 def outcomes(whole: Split) -> Rows:
@@ -113,8 +127,8 @@ class _Folded:
         number, folds, deal = self._fold
         whole = everyone(data)
         labels = outcomes(whole)
-        nobody = number < 0 or untestable(labels)
-        place = np.full(len(labels), folds) if nobody else dealt(labels, folds, deal, site)
+        nobody = number < 0 or untestable(labels, whole.patients)
+        place = np.full(len(labels), folds) if nobody else dealt(labels, folds, deal, site, whole.patients)
         found = copy.copy(data)
         found.splits = {"train": part(whole, place != number), "val": part(whole, place < -1)}
         found.splits["test"] = part(whole, place == number)
@@ -126,4 +140,5 @@ class _Folded:
 def part(whole: Split, chosen: npt.NDArray[np.bool_]) -> Split:
     rows = np.flatnonzero(chosen)
     attributes = {name: [values[i] for i in rows.tolist()] for name, values in whole.attributes.items()}
-    return Split(whole.inputs[rows], whole.targets[rows], attributes)
+    whose = None if whole.patients is None else whole.patients[rows]
+    return Split(whole.inputs[rows], whole.targets[rows], attributes, whose)

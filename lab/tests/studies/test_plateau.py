@@ -41,7 +41,7 @@ def run():
 def test_page_and_cards_follow_from_the_files_which_are_small():
     assert page.PAGE.read_text(encoding="utf-8") == page.written()
     for name in page.CARDS:
-        card = (page.PAGE.parent / "methods" / f"{name}.md").read_text(encoding="utf-8")
+        card = page.card_of(name).read_text(encoding="utf-8")
         assert card == page.with_bench(card, name), f"{name}: python lab/plateau/plateau_page.py writes it"
     files = [path for path in page.RESULTS.iterdir() if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 1_000_000

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from fairflare.report.agreement import agreement as agreement_of
 from fairflare_lab.report import contribution as agreement
 
 
@@ -22,7 +23,7 @@ def game(sites, utility):
 def test_agreement_is_that_of_numpy():
     rng = np.random.default_rng(0)
     a, b = rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(6))
-    found = agreement.agreement(dict(enumerate(a)), dict(reversed(list(enumerate(b)))))
+    found = agreement_of(dict(enumerate(a)), dict(reversed(list(enumerate(b)))))
     assert found["pearson_x100"] == pytest.approx(100 * np.corrcoef(a, b)[0, 1], abs=1e-10)
     assert found["euclid"] == pytest.approx(np.linalg.norm(a - b), abs=1e-14)
     assert found["cosine"] == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-14)
@@ -30,7 +31,7 @@ def test_agreement_is_that_of_numpy():
 
 def test_a_vector_agrees_with_itself():
     a = {"x": 0.2, "y": 0.3, "z": 0.5}
-    assert agreement.agreement(a, a) == pytest.approx({"pearson_x100": 100, "euclid": 0, "cosine": 1})
+    assert agreement_of(a, a) == pytest.approx({"pearson_x100": 100, "euclid": 0, "cosine": 1})
 
 
 def test_ranks_agree_as_in_scipy():
@@ -62,15 +63,15 @@ def test_sampled_values_are_those_of_all_orders():
 
 def test_what_is_undefined_is_none():
     equal, other = {"x": 0.1, "y": 0.1, "z": 0.1}, {"x": 0.2, "y": 0.3, "z": 0.5}
-    assert agreement.agreement(equal, other)["pearson_x100"] is None
-    assert agreement.agreement(dict.fromkeys("xyz", 0.0), other)["cosine"] is None
-    assert agreement.agreement({}, {}) == {"pearson_x100": None, "euclid": None, "cosine": None}
-    assert agreement.agreement({"x": 1.0}, {"x": 1.0})["pearson_x100"] is None
+    assert agreement_of(equal, other)["pearson_x100"] is None
+    assert agreement_of(dict.fromkeys("xyz", 0.0), other)["cosine"] is None
+    assert agreement_of({}, {}) == {"pearson_x100": None, "euclid": None, "cosine": None}
+    assert agreement_of({"x": 1.0}, {"x": 1.0})["pearson_x100"] is None
 
 
 def test_shares_of_different_sites_are_refused():
     with pytest.raises(ValueError, match="the same sites"):
-        agreement.agreement({"x": 1.0}, {"y": 1.0})
+        agreement_of({"x": 1.0}, {"y": 1.0})
 
 
 def test_leave_one_out_shares():

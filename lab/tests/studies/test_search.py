@@ -89,7 +89,7 @@ def test_a_script_is_not_searched():
 
 def test_without_optuna_the_extra_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(UserError, match=r"pip install 'fairflare\[search\]'"):
+    with pytest.raises(UserError, match=r"pip install 'fairflare-lab\[search\]'"):
         run_search(search_of(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

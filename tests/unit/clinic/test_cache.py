@@ -171,7 +171,7 @@ def test_a_hospitals_own_data_are_never_kept():
         for name, path in module_files(package).items()
         if any(used.startswith("fairflare.datasets.cache") for used in imports(path))
     }
-    assert users == {"datasets.digits", "datasets.ich_phantom", "datasets.phantoms", "flare.simulate"}
+    assert users == {"datasets.ich_phantom", "datasets.phantoms", "flare.simulate"}
 
 
 def headed(change):

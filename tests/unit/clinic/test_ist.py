@@ -15,6 +15,7 @@ from cases import each
 from fairflare.core.errors import UserError
 from fairflare.core.types import Need
 from fairflare.datasets import ist
+from fairflare.engine.audit import verify
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import run_local
 from fairflare.engine.setup.parts import build_parts
@@ -202,7 +203,7 @@ def test_a_run_over_hospitals_of_every_size(tmp_path):
     """Sites without test patients, of one outcome, of one patient: preflight, rounds, evaluation and report."""
     config = make_config("fedavg", "ist:hospitals", rounds=1, values={"min_sites": 466, "group_by": "sex"})
     run_local(config, tmp_path)
-    entries = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    entries = verify(tmp_path / "audit.jsonl")
     last = next(entry for entry in entries if entry["event"] == "evaluation")["sites"]
     assert len(last) == 466 and len(entries[1]["accepted"]) == 466
     assert sum(not found["test"] for found in last.values()) == 14

@@ -47,7 +47,7 @@ from fairflare.engine.setup.site_parts import site_parts
 from fairflare.engine.site import Site
 from fairflare.functional import decision, exchange
 from fairflare.functional.calibration import fitted
-from fairflare.functional.decision import Array
+from fairflare.functional.decision import Array, Owners
 from fairflare.functional.slopes import sigmoid
 from fairflare.privacy.egress import Egress, FieldCheck
 from fairflare.privacy.identity import Credentials
@@ -168,7 +168,8 @@ class Phases:
             return np.stack([np.concatenate([one[name].numpy() for one in some if name in one]) for some in deals])
 
         risks = np.stack([row(name) for name in ("own", *self.plan.names)])
-        return exchange.Hospital(row("labels"), risks, self._deployed() if risks.size else None)
+        patients = row("patients") if any("patients" in one for one in found) else None
+        return exchange.Hospital(row("labels"), risks, self._deployed() if risks.size else None, patients=patients)
 
     def _deployed(self) -> exchange.Deployed | None:
         """With the models of all patients; None where the own one is trees, or the table has other columns."""
@@ -237,8 +238,10 @@ class FoldTest:
         kind = {}
         if self.fits_own:
             x, new = self._table(site, "train"), self._table(site, self.split)
-            own_risks, kind["kind"] = self._own_risks(x, seen, new)
+            own_risks, kind["kind"] = self._own_risks(x, seen, new, _patients(site, "train"))
             found |= {"labels": labels, "own": own_risks, **({"x": x} if self.split == "train" else {})}
+            if (whose := _patients(site, self.split)) is not None:
+                found["patients"] = whose
         if not all(np.isfinite(values).all() for values in found.values()):
             raise ValueError("a model's risks are not finite; it has diverged")
         save_tensors(self.path, {name: torch.from_numpy(np.array(values)) for name, values in found.items()} | kind)
@@ -259,11 +262,17 @@ class FoldTest:
             raise DataError("table", "join: expected a table")
         return found
 
-    def _own_risks(self, x: Array, y: Array, new: Array) -> tuple[Array, str]:
+    def _own_risks(self, x: Array, y: Array, new: Array, patients: Owners | None) -> tuple[Array, str]:
         """The own model's risks of ``new`` and its kind; of a site that tests nobody neither."""
-        if not len(new) or (self.split == "train" and untestable(y.astype(np.int64))):
+        if not len(new) or (self.split == "train" and untestable(y.astype(np.int64), patients)):
             return np.zeros(len(new)), ""
-        return decision.own_risks(x, y, new)
+        return decision.own_risks(x, y, new, patients)
+
+
+def _patients(site: Site, split: Any) -> Owners | None:
+    """(N,) whose row each is; None: each row is another patient."""
+    found: Owners | None = site.data.splits[split].patients  # type: ignore[union-attr]  # in memory, see ``tasks.folds``
+    return found
 
 
 @dataclass

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -27,7 +29,7 @@ from fairflare.networks import own as own_network
 from fairflare.tasks.base import OPEN_SPLIT, Preset, expect
 from fairflare.tasks.kinds.own import OwnData, OwnGrades
 
-SPLIT = "split"
+SPLIT, PATIENT = "split", "patient"
 SPLITS = ("train", "val", "test")
 FEWEST = 10
 SEEDS = 2.0**63
@@ -41,9 +43,10 @@ class Tabular(OwnData):
     """One table per site (CSV, Excel, Parquet) with named columns: a label, features, and attributes.
 
     Rows without a label are left out. A column "split" with train, val or test fixes the split; without one it is drawn
-    from ``data_seed``. Numbers are scaled by what ``scaling`` says, which a run fills in from all sites' training rows
-    (``table_fingerprint``), so that a patient's risk depends on that patient alone. Categories become a 0 or 1 for each
-    level and one for every other value, and are not scaled.
+    from ``data_seed``. A column "patient" holds the same text in all rows of one patient, who is then in one split and
+    in one fold; it is no feature and stays at the site. Numbers are scaled by what ``scaling`` says, which a run fills
+    in from all sites' training rows (``table_fingerprint``), so that a patient's risk depends on that patient alone.
+    Categories become a 0 or 1 for each level and one for every other value, and are not scaled.
 
     Args:
         datalists: folder with a table per site on this machine, <site>.csv or with another of the suffixes.
@@ -129,8 +132,14 @@ class Tabular(OwnData):
         numbers, plain = prepared.features(table.name, columns)
         scaling = prepared.fixed or scaled_by(numbers[rows["train"]])
         inputs = torch.cat((scaling(numbers), torch.from_numpy(plain)), dim=1)
+        whose = _patients(columns)
         splits = {
-            name: Split(inputs[index], labels[index], {a: [columns[a][i] for i in index] for a in self.attributes})
+            name: Split(
+                inputs[index],
+                labels[index],
+                {a: [columns[a][i] for i in index] for a in self.attributes},
+                None if whose is None else whose[index],
+            )
             for name, index in rows.items()
         }
         data = TensorData.of(splits, n_classes=self.kind.n_classes(self.classes))
@@ -246,18 +255,23 @@ class Tabular(OwnData):
             if strange:
                 text = f"table {file}: {SPLIT}: expected {', '.join(SPLITS)}, got {shown(strange[0])}"
                 raise DataError("split", text)
-            return {name: np.flatnonzero(np.array(columns[SPLIT]) == name) for name in SPLITS}
+            return _whole(file, columns, {name: np.flatnonzero(np.array(columns[SPLIT]) == name) for name in SPLITS})
         if self.split_by == "row":
             return self._drawn_by_row(columns, n)
-        shuffled = np.random.default_rng(derive(self.data_seed, self.name, n)).permutation(n)
-        n_test = round(self.test_fraction * n)
-        n_val = round(self.val_fraction * (n - n_test))
+        owner = np.arange(n) if (whose := _patients(columns)) is None else whose
+        patients = owner.max() + 1
+        shuffled = np.random.default_rng(derive(self.data_seed, self.name, n)).permutation(patients)
+        n_test = round(self.test_fraction * patients)
+        n_val = round(self.val_fraction * (patients - n_test))
         test, val, train = np.split(shuffled, (n_test, n_test + n_val))
-        return {"train": np.sort(train), "val": np.sort(val), "test": np.sort(test)}
+        return {name: np.flatnonzero(np.isin(owner, one)) for name, one in zip(SPLITS, (train, val, test))}
 
     def _drawn_by_row(self, columns: dict[str, list[str]], n: int) -> dict[str, np.ndarray]:
-        """Split -> row numbers; where a row goes follows from its own cells of the named columns alone."""
-        names = sorted({*self.named})
+        """Split -> row numbers; where a row goes follows from its own cells of the named columns alone.
+
+        Of several rows of a patient it follows from the patient.
+        """
+        names = [PATIENT] if _patients(columns) is not None else sorted({*self.named})
         cells = (json.dumps([columns[name][row] for name in names]) for row in range(n))
         drawn = np.array([derive(self.data_seed, self.name, one) for one in cells], dtype=np.float64) / SEEDS
         test = drawn < self.test_fraction
@@ -273,6 +287,27 @@ class Tabular(OwnData):
         place = {name: k for k, name in enumerate(names)}
         check_cells(file, self.label, [cell in place for cell in cells], some(names, 12), columns)
         return torch.tensor([place[cell] for cell in cells], dtype=torch.int64)
+
+
+def _patients(columns: Mapping[str, list[str]]) -> np.ndarray | None:
+    """int64 (N,) number of each row's patient, a row without one being another's; None: nobody has two rows."""
+    if PATIENT not in columns:
+        return None
+    cells = [(cell, -1) if cell else ("", row) for row, cell in enumerate(columns[PATIENT])]
+    places: dict[tuple[str, int], int] = {}
+    found = np.array([places.setdefault(cell, len(places)) for cell in cells], dtype=np.int64)
+    return found if len(places) < len(found) else None
+
+
+def _whole(file: str, columns: Mapping[str, list[str]], rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """``rows`` of each split; raises DataError where a patient is in two."""
+    if (whose := _patients(columns)) is not None:
+        patients = {name: {*whose[part].tolist()} for name, part in rows.items()}
+        for one, other in itertools.combinations(SPLITS, 2):
+            if both := patients[one] & patients[other]:
+                text = f"table {file}: expected each patient in one split, got {len(both)} in {one} and {other}"
+                raise DataError("patient_overlap", text)
+    return rows
 
 
 def scaled_by(train: np.ndarray) -> Scaling:
