@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.privacy.secure_sums import STEP, combine_updates, mask_update
+from fairflare.privacy.secure_sums import STEP, mask_update
 from fairflare.privacy.sum_keys import PairwiseKeys
 from fairflare.privacy.sum_protocol import MaskGraph, Rosters, SumOrder, SumRefused, graph_of
+from fairflare.privacy.sum_total import combine_updates
 
 NAMES = [f"site-{k:02d}" for k in range(40)]
 VICTIM = NAMES[17]

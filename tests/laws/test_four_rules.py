@@ -13,8 +13,9 @@ from fairflare.aggregators.fedheal import FedHEAL
 from fairflare.aggregators.fedlwr import FedLWR
 from fairflare.aggregators.fedufo import FedUFO
 from fairflare.core.types import Info, Reply, Round
-from fairflare.functional.blocks import gram, novelty
+from fairflare.functional.blocks import gram
 from fairflare.functional.consistency import least_count
+from fairflare.functional.directions import novelty
 from fairflare.functional.simplex import ascended, in_ball
 
 TRAINABLE = frozenset({"w"})

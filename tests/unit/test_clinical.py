@@ -20,6 +20,7 @@ from fairflare.engine.setup.assembly import build_site
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.parts import build_parts
 from fairflare.functional import calibration as maths
+from fairflare.report.clinical import wilson
 
 SEXES = View(cells=("female", "male"), of_group=(0, 1))
 
@@ -137,7 +138,7 @@ def test_wilsons_interval_is_scipys():
 
     for right, n in ((0, 10), (3, 17), (40, 40), (55, 110)):
         exact = binomtest(right, n).proportion_ci(method="wilson")
-        assert maths.wilson(right, n) == pytest.approx((exact.low, exact.high))
+        assert wilson(right, n) == pytest.approx((exact.low, exact.high))
 
 
 @pytest.mark.parametrize("separated", [np.arange(40) >= 20, np.zeros(40, bool)])

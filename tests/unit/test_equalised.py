@@ -8,7 +8,7 @@ from scipy.optimize import minimize
 
 from fairflare.aggregators.fedheal import FedHEAL
 from fairflare.core.types import Info, Reply, Round
-from fairflare.functional.blocks import equalised
+from fairflare.functional.directions import equalised
 
 
 def variance(updates, p):

@@ -17,8 +17,8 @@ from cases import each
 from fairflare.core.errors import EgressRefused
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.types import INTERVALS, Round
-from fairflare.engine.evaluation import checked_intervals, over_patients
-from fairflare.engine.gate import inspect_evaluation
+from fairflare.engine.evaluation import over_patients
+from fairflare.engine.gate import checked_intervals, inspect_evaluation
 from fairflare.engine.setup import tasks
 from fairflare.functional.intervals import MANY, of_auc, of_mean, of_recalls, of_share
 from fairflare.privacy.egress import Egress

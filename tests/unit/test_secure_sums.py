@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.privacy.secure_sums import LARGEST, SIZE, STEP, MaskedSums, combine, combine_updates, mask_update
+from fairflare.privacy.secure_sums import LARGEST, SIZE, STEP, MaskedSums, combine, mask_update
 from fairflare.privacy.sum_keys import BLOCK, TAG, PairwiseKeys, new_buffer, verified
 from fairflare.privacy.sum_protocol import Rosters, SumOrder, SumRefused, fingerprint
+from fairflare.privacy.sum_total import combine_updates
 
 RUN = "a run"
 VALUES = {

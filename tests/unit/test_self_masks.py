@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cases import each
-from fairflare.privacy.secure_sums import combine_updates, mask_update
+from fairflare.privacy.secure_sums import mask_update
 from fairflare.privacy.sum_keys import (
     NONE,
     PRIME,
@@ -23,6 +23,7 @@ from fairflare.privacy.sum_keys import (
     threshold,
 )
 from fairflare.privacy.sum_protocol import SumOrder, SumRefused
+from fairflare.privacy.sum_total import combine_updates
 
 NAMES = [f"site-{k}" for k in range(1, 7)]
 VICTIM = "site-2"

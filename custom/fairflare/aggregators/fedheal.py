@@ -30,8 +30,9 @@ from fairflare.core.notes import Note
 from fairflare.core.registry import method
 from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.core.validation import within
-from fairflare.functional.blocks import BLOCK, blocks_of, equalised, gram, square_of
+from fairflare.functional.blocks import BLOCK, blocks_of, gram, square_of
 from fairflare.functional.consistency import Consistency
+from fairflare.functional.directions import equalised
 
 
 @method(

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from fairflare.core.metric import finite
 from fairflare.core.types import INTERVALS, Batch, SiteData, SplitName
-from fairflare.engine.checks import Ranges, is_number
 from fairflare.privacy.counts import released
 
 if TYPE_CHECKING:
@@ -152,26 +151,4 @@ def over_patients(found: Predictions, scoring: Task, min_count: int | None, besi
     # A metric that a task computes in its own way has no interval rather than that of another quantity.
     same = {name: pair for name, (value, *pair) in ends.items() if abs(value - beside.get(name, math.inf)) <= ALIKE}
     kept = {name: dict(zip(ENDS, pair)) for name, pair in same.items()}
-    return {INTERVALS: kept} if kept else {}
-
-
-def checked_intervals(content: object, values: Mapping[str, float], ranges: Ranges | None) -> Intervals:
-    """``INTERVALS`` of what a site has sent, at the server; a bad one is dropped, since it informs people alone.
-
-    Args:
-        values: the metrics on its test split that were accepted; an interval holds its metric's.
-        ranges: name -> range of the task's metrics; None: they are not known, and no interval is kept.
-    """
-    sent = content.get(INTERVALS) if isinstance(content, Mapping) else None
-    if not isinstance(sent, Mapping):
-        return {}
-    kept = {}
-    for name in sorted(set(values) & set(ranges or ())):
-        pair = sent.get(name)
-        ends: list[Any] = [pair.get(end) for end in ENDS] if isinstance(pair, Mapping) else []
-        found = [float(end) for end in ends if is_number(end)]
-        (least, most), value = (ranges or {})[name], values[name]
-        whole = len(found) == len(ENDS) and least <= found[0] <= value + ALIKE  # in order, but for rounding
-        if whole and value - ALIKE <= found[1] <= most:
-            kept[name] = dict(zip(ENDS, found, strict=True))
     return {INTERVALS: kept} if kept else {}

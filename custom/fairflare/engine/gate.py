@@ -18,10 +18,11 @@ from fairflare.aggregators.base import Outcome, without_negative_variances
 from fairflare.core.errors import RunFailed
 from fairflare.core.schema import SPLITS, Answer, Slot, answer_fields, audited
 from fairflare.core.tensor_files import gathered, held
-from fairflare.core.types import MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, Reply, Round, StateDict
+from fairflare.core.types import INTERVALS, MOST_EXAMPLES, PERSONAL, TRIVIAL, Number, Reply, Round, StateDict
 from fairflare.engine import checks, norms
+from fairflare.engine.checks import Ranges, is_number
 from fairflare.engine.clinical import CLINICAL, NOTHING, View
-from fairflare.engine.evaluation import checked_intervals
+from fairflare.engine.evaluation import ALIKE, ENDS, Intervals
 from fairflare.engine.field_checks import CHECKS, Against, Form, Measured, check_counts
 from fairflare.privacy.egress import all_finite
 
@@ -387,3 +388,25 @@ def usable(outcome: Outcome, model: StateDict, round: Round) -> Outcome:
         if not all(all_finite(value) for value in found.values()):
             raise RunFailed(f"{whose} is not finite; the one before it was kept")
     return dataclasses.replace(outcome, model=shared, models=own)
+
+
+def checked_intervals(content: object, values: Mapping[str, float], ranges: Ranges | None) -> Intervals:
+    """``INTERVALS`` of what a site has sent, at the server; a bad one is dropped, since it informs people alone.
+
+    Args:
+        values: the metrics on its test split that were accepted; an interval holds its metric's.
+        ranges: name -> range of the task's metrics; None: they are not known, and no interval is kept.
+    """
+    sent = content.get(INTERVALS) if isinstance(content, Mapping) else None
+    if not isinstance(sent, Mapping):
+        return {}
+    kept = {}
+    for name in sorted(set(values) & set(ranges or ())):
+        pair = sent.get(name)
+        ends: list[Any] = [pair.get(end) for end in ENDS] if isinstance(pair, Mapping) else []
+        found = [float(end) for end in ends if is_number(end)]
+        (least, most), value = (ranges or {})[name], values[name]
+        whole = len(found) == len(ENDS) and least <= found[0] <= value + ALIKE  # in order, but for rounding
+        if whole and value - ALIKE <= found[1] <= most:
+            kept[name] = dict(zip(ENDS, found, strict=True))
+    return {INTERVALS: kept} if kept else {}

@@ -21,10 +21,11 @@ from fairflare.engine.gate import Verdict, reply_of
 from fairflare.engine.norms import SUM, norms_of
 from fairflare.privacy.identity import PROOF
 from fairflare.privacy.referee import barred
-from fairflare.privacy.secure_sums import Ring, Scale, combine_updates, masked_sizes, passed_on
+from fairflare.privacy.secure_sums import Ring, Scale, masked_sizes, passed_on
 from fairflare.privacy.statements import Sealed
 from fairflare.privacy.sum_keys import NONE, SEALED, SHARE, recover, self_masked, stream_of, threshold
 from fairflare.privacy.sum_protocol import ATTEMPTS, SumRefused
+from fairflare.privacy.sum_total import combine_updates
 
 T = TypeVar("T")
 

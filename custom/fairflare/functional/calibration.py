@@ -13,7 +13,6 @@ the cases that each stands for.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -256,16 +255,6 @@ def net_benefit_at(bins: Bins, thresholds: Array) -> tuple[Array, Array, Array]:
 
 def treat_all(prevalence: float, thresholds: Array) -> Array:
     return np.asarray(prevalence - (1 - prevalence) * thresholds / (1 - thresholds))
-
-
-def wilson(successes: float, n: float) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion (JASA 22, 1927); (0, 1) without cases."""
-    if n <= 0:
-        return 0.0, 1.0
-    share, spread = successes / n, Z * Z / n
-    centre = (share + spread / 2) / (1 + spread)
-    half = Z * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def line_with_interval(risks: Array, outcomes: Array) -> tuple[Line, tuple[float, float]] | None:

@@ -221,51 +221,16 @@ def _masked(entries: Tensor, scale: Scale, most: float, streams: Sequence[tuple[
     for start in range(0, len(flat), length):
         block = whole[start : start + length]
         block[:] = _steps(flat[start : start + length], scale.step, most)
-        _add_masks(block.view(scale.unsigned), streams, buffer)
+        add_masks(block.view(scale.unsigned), streams, buffer)
     return total.reshape(entries.shape)
 
 
-def _add_masks(block: np.ndarray, streams: Sequence[tuple[int, Stream]], buffer: bytearray) -> None:
+def add_masks(block: np.ndarray, streams: Sequence[tuple[int, Stream]], buffer: bytearray) -> None:
     """Adds the next entries of every stream to ``block`` or takes them off it, in place and with wrap-around."""
     mask = np.frombuffer(buffer, block.dtype, count=len(block))
     for sign, stream in streams:
         stream.read_into(buffer, block.nbytes)
         (np.add if sign > 0 else np.subtract)(block, mask, out=block)
-
-
-def combine_updates(
-    masked: Sequence[Mapping[str, Tensor]],
-    model: StateDict,
-    scales: Mapping[str, Scale] | None = None,
-    self_masks: Sequence[Stream] = (),
-) -> StateDict:
-    """The sum of updates to ``model``, with its types; ``scales`` as the sites had them, ``self_masks`` all of theirs.
-
-    Raises:
-        SumRefused: the masks do not cancel, or the sum makes a variance negative.
-    """
-    total, streams = {}, [(-1, stream) for stream in self_masks]
-    for key in sorted(masked[0]):
-        scale = WIDE if scales is None else scales[key]
-        steps = masked[0][key].clone()
-        for one in masked[1:]:
-            steps += one[key]
-        _unmask(steps, scale, streams)
-        entries = steps.double() * scale.step
-        if bool((entries.abs() > scale.reach).any()):
-            raise protocol.SumRefused("the masks do not cancel")
-        if key.endswith("running_var") and bool((model[key] + entries < -1e-6).any()):
-            raise protocol.SumRefused(f"{key}: the sum leaves a variance below 0")
-        total[key] = entries.to(model[key].dtype)
-    return {key: total[key] for key in masked[0]}
-
-
-def _unmask(steps: Tensor, scale: Scale, streams: Sequence[tuple[int, Stream]]) -> None:
-    """Takes every site's self-mask off a sum, in place, in the blocks in which they were put on."""
-    if streams:
-        whole, buffer, length = steps.reshape(-1).numpy(), new_buffer(), 8 * BLOCK // scale.bits
-        for start in range(0, len(whole), length):
-            _add_masks(whole[start : start + length].view(scale.unsigned), streams, buffer)
 
 
 def _steps(entries: Tensor, step: float, most: float) -> np.ndarray:

@@ -145,7 +145,7 @@ def _rates(n: float, counts: Mapping[str, float | None]) -> Json:
 
 
 def _share(part: float, whole: float) -> Json:
-    low, high = maths.wilson(part, whole)
+    low, high = wilson(part, whole)
     return {"value": part / whole if whole else None, "low": low, "high": high, "n": whole}
 
 
@@ -359,3 +359,13 @@ def render(found: Json) -> str:
     event = event and class_words(event, {"task": {**task, "options": {"label": found.get("outcome")}}})
     about = {"found": found, "figures": figures, "event": event}
     return rendered("external", {"label": label, "discrimination": discrimination}, **about)
+
+
+def wilson(successes: float, n: float) -> tuple[float, float]:
+    """Wilson's 95 % interval of a proportion (JASA 22, 1927); (0, 1) without cases."""
+    if n <= 0:
+        return 0.0, 1.0
+    share, spread = successes / n, maths.Z * maths.Z / n
+    centre = (share + spread / 2) / (1 + spread)
+    half = maths.Z * math.sqrt(share * (1 - share) / n + spread / (4 * n)) / (1 + spread)
+    return max(0.0, centre - half), min(1.0, centre + half)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the inner products of a round's updates say: which is new, and which weights make them equally near."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fairflare.core.types import Reply
+from fairflare.functional.blocks import gram
+
+NOISE = 1e-6
+"""Cosines within this of 1 are 1: what is left is rounding of float32 updates."""
+
+
+def novelty(replies: Sequence[Reply], prior: Mapping[str, float], of_nothing: float = 0.0) -> dict[str, float]:
+    """Site -> 1 - cos(u_i, sum of the others' p_j u_j), in [0, 2].
+
+    FedCE's cosine term (Jiang et al., CVPR 2023, https://arxiv.org/abs/2303.16520, Eq. 2 and 3). A zero update
+    brings nothing new. Where the others' sum is zero, what a site brings is all new: 1.
+
+    Args:
+        prior: site -> p_j >= 0; its scale does not matter.
+        of_nothing: what a zero update counts as (1 in FLARE's code).
+    """
+    products = gram(replies)
+    p = np.array([prior[r.site] for r in replies])
+    found = {}
+    for i, reply in enumerate(replies):
+        others = p.copy()
+        others[i] = 0.0
+        own, rest = float(products[i, i]), float(others @ products @ others)
+        if own <= 0:
+            found[reply.site] = of_nothing
+            continue
+        cosine = float(products[i] @ others) / (own * rest) ** 0.5 if rest > 0 else 0.0
+        distance = 1.0 - min(max(cosine, -1.0), 1.0)
+        found[reply.site] = distance if distance > NOISE else 0.0
+    return found
+
+
+def equalised(products: np.ndarray) -> np.ndarray:
+    """(K,) weights p >= 0 that sum to 1 and minimise Var_m(||sum_j p_j u_j - u_m||^2), exactly.
+
+    FedHEAL's Eq. 10 (Chen et al., CVPR 2024, https://arxiv.org/abs/2405.16585): ||sum_j p_j u_j||^2 is the same for all
+    sites, so that the variance is that of G_mm - 2 (G p)_m, convex in p. As p sums to 1 it is ||M p||^2 / K; the
+    minimum of ||M p||^2 + (sum p - 1)^2 over p >= 0, a problem of least squares, has the same direction.
+
+    Args:
+        products: (K, K) inner products of the updates, as ``gram`` gives them.
+
+    Returns:
+        Of several minimisers one; uniform weights where all distances are equal whatever p is.
+
+    Raises:
+        ValueError: a product is not finite.
+    """
+    from scipy.optimize import nnls
+
+    if not np.isfinite(products).all():
+        raise ValueError("updates: expected finite inner products")
+    count = len(products)
+    apart = np.diag(products)[:, None] - 2 * products
+    apart = apart - apart.mean(axis=0)
+    scale = np.abs(apart).max()
+    if not scale > 0:
+        return np.full(count, 1 / count)
+    found, _ = nnls(np.vstack([apart / scale, np.ones(count)]), np.append(np.zeros(count), 1.0))
+    return np.asarray(found / found.sum())
