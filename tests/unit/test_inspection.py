@@ -67,6 +67,12 @@ def test_its_json_has_the_same_and_counts_what_lies_there(exported, capsys):
     assert code == 0 and found["site"]["files"] == len(files)
     assert found["site"]["lines"] == sum(len(path.read_text().splitlines()) for path in files)
     assert sum(one["lines"] for one in found["site"]["packages"].values()) == found["site"]["lines"]
+    reading = found["site"]["reading"]
+    assert reading[0]["question"] == "where it begins, and what it opens" and reading[0]["files"] == 2
+    assert [sum(one[key] for one in reading) for key in ("files", "lines")] == [
+        found["site"][key] for key in ("files", "lines")
+    ]
+    assert all(abs(one["minutes"] - one["lines"] * 60 / 400) <= 1 for one in reading)
     assert found["site"]["matches"] is found["server"]["matches"] is True and not found["site"]["other_than_installed"]
     assert found["site"]["package"]["sha256"] == package_sha256() and found["policy"] == "accepted"
     leaves = [one["name"] for one in found["leaves"]]

@@ -145,3 +145,19 @@ def test_a_given_split_must_keep_patients_together(tmp_path):
         Tabular(site_names="a", features="x").read(table_of(tmp_path, **given, patient=np.arange(40) // 2))
     apart = Tabular(site_names="a", features="x").read(table_of(tmp_path, **given, patient=[""] * 40))
     assert apart.splits["train"].patients is None, "a row without a patient is another's"
+
+
+@pytest.mark.parametrize("whose", ["p3", "p100", ""])
+def test_a_row_more_moves_no_other_to_another_split(whose, tmp_path):
+    """Whatever patient it is of: what a privacy budget covers may not follow from who has two rows."""
+    task, columns = Tabular(site_names="a", features="x", split_by="row"), {"x": [], "label": [], "patient": []}
+    for one in range(100):
+        for name, value in zip(columns, (str(one / 7), str(one % 2), f"p{one}")):
+            columns[name].append(value)
+    before = task._rows("t.csv", columns)
+    more = {name: [*values, value] for (name, values), value in zip(columns.items(), ("9", "1", whose))}
+    after = task._rows("t.csv", more)
+    assert {name: [row for row in rows if row < 100] for name, rows in after.items()} == {
+        name: rows.tolist() for name, rows in before.items()
+    }
+    assert sum(map(len, after.values())) == 101

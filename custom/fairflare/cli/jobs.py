@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import re
 import stat
 import tempfile
@@ -296,8 +297,42 @@ def _code(app: Path) -> dict[str, Any]:
     own = {name: count for name, count in lines.items() if not name.startswith("fairflare/")}
     told = {"brings_code": True, **{key: found[key] for key in ("entry_point", "components")}}
     told |= {"files": len(lines), "lines": sum(lines.values()), "packages": _by_package(lines), "own_files": own}
+    told |= {"reading": _in_order(lines)}
     other = _other_than_installed(here)
     return {**told, "matches": wrong or True, "package": found["package"], "other_than_installed": other}
+
+
+LINES_AN_HOUR = 400
+"""That a careful reviewer reads; an assumption, which the minutes follow from."""
+READING = {
+    "what the job brings of its own": ("",),
+    "where it begins, and what it opens": ("fairflare/flare/executor.py", "fairflare/flare/paths.py"),
+    "what leaves": ("fairflare/core/schema.py", "fairflare/privacy/", "fairflare/flare/egress.py"),
+    "what is done for each task": (
+        "fairflare/engine/site.py",
+        "fairflare/engine/exchanges/",
+        "fairflare/engine/after/",
+    ),
+    "the method": tuple(f"fairflare/{name}/" for name in ("aggregators", "trainers", "probes", "functional")),
+    "how data are read": ("fairflare/data/", "fairflare/tasks/", "fairflare/networks/"),
+    "how it is set up": ("fairflare/engine/", "fairflare/flare/"),
+    "small services": ("fairflare/",),
+}
+"""What a reviewer asks -> where the files lie that answer it; a file counts where it is first asked for."""
+
+
+def _in_order(lines: Mapping[str, int]) -> list[dict[str, Any]]:
+    """What to read first, and how long it takes: question, files, lines, minutes."""
+    left, found = dict(lines), []
+    for question, places in READING.items():
+        own = [
+            name for name in left if name.startswith(places) and (places != ("",) or name.split("/")[0] != "fairflare")
+        ]
+        count = sum(left.pop(name) for name in own)
+        if own:
+            minutes = math.ceil(60 * count / LINES_AN_HOUR)
+            found.append({"question": question, "files": len(own), "lines": count, "minutes": minutes})
+    return found
 
 
 def _by_package(lines: Mapping[str, int]) -> dict[str, dict[str, int]]:
@@ -371,6 +406,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield from _wrapped("at a site", f"{site['files']} files, {lines}")
         parts = (f"{name} {one['files']}/{one['lines']:,}" for name, one in site["packages"].items())
         yield from _wrapped("files/lines", ", ".join(parts))
+        each = (f"{one['question']} {one['files']}/{one['lines']:,}, {one['minutes']} min" for one in site["reading"])
+        yield from _wrapped("to be read", *each)
         own = ", ".join(f"{shown(name)[1:-1]} ({count} lines)" for name, count in site["own_files"].items())
         yield from _wrapped("user's own", own or "none")
         yield from _wrapped("hashes", "; ".join(_hashes(site, server)))

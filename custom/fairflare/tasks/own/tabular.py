@@ -267,12 +267,12 @@ class Tabular(OwnData):
         return {name: np.flatnonzero(np.isin(owner, one)) for name, one in zip(SPLITS, (train, val, test))}
 
     def _drawn_by_row(self, columns: dict[str, list[str]], n: int) -> dict[str, np.ndarray]:
-        """Split -> row numbers; where a row goes follows from its own cells of the named columns alone.
+        """Split -> row numbers; where a row goes follows from its patient's cell, or else from its own cells alone.
 
-        Of several rows of a patient it follows from the patient.
+        So one row more moves no other row, whatever its patient is.
         """
-        names = [PATIENT] if _patients(columns) is not None else sorted({*self.named})
-        cells = (json.dumps([columns[name][row] for name in names]) for row in range(n))
+        whose, names = columns.get(PATIENT, [""] * n), sorted({*self.named})
+        cells = (json.dumps([whose[row]] if whose[row] else [columns[name][row] for name in names]) for row in range(n))
         drawn = np.array([derive(self.data_seed, self.name, one) for one in cells], dtype=np.float64) / SEEDS
         test = drawn < self.test_fraction
         val = ~test & (drawn < self.test_fraction + self.val_fraction * (1 - self.test_fraction))
