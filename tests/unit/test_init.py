@@ -158,7 +158,7 @@ def test_a_tables_copy_holds_no_patient_and_names_its_groups(tmp_path):
     root = WRITERS["tables"](tmp_path / "data")
     files = contents(root, look(root, Choices()).found, False)
     head, *rows = files["site-1.csv"].splitlines()
-    assert head == "outcome,x,age,sex,age_band,split" and len(rows) == 39 and "no 3" not in files["site-1.csv"]
+    assert head == "outcome,x,age,sex,age_band,patient,split" and len(rows) == 39 and "no 3" not in files["site-1.csv"]
     options = json.loads(files["dataset.json"])["options"]
     assert options == {
         "label": "outcome",

@@ -19,11 +19,11 @@ from fairflare.privacy.secure_sums import (
     WIDE,
     Ring,
     Scale,
-    combine_updates,
     mask_update,
 )
 from fairflare.privacy.sum_keys import PairwiseKeys
 from fairflare.privacy.sum_protocol import SumOrder, SumRefused
+from fairflare.privacy.sum_total import combine_updates
 
 NAMES = [f"site-{k}" for k in range(7)]
 MODEL = {"weight": torch.tensor([0.5, -0.9, 0.1, 0.0]), "norm.running_var": torch.ones(3), "steps": torch.tensor(3)}
