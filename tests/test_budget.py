@@ -16,7 +16,7 @@ PACKAGES = {
     "__main__": 10,
     "aggregators": 1_880,
     "api": 860,
-    "cli": 3_310,
+    "cli": 3_340,
     "client": 70,
     "core": 4_280,
     "data": 3_460,
@@ -39,7 +39,7 @@ PACKAGES = {
 }
 """Package or module of ``custom/fairflare`` -> the most lines that its Python files may have."""
 FOLDERS = {
-    "custom": (67_100, 33_150),
+    "custom": (67_150, 33_150),
     "tests": (56_950, None),
     "lab/fairflare_lab": (11_700, None),
     "lab/tests": (9_550, None),
