@@ -16,7 +16,8 @@ from fairflare.engine.files import read_model
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.local import run_local
-from fairflare.engine.setup.parts import VARIABLE, build_parts, named, source_of, start_from, tensors_of, unwrapped
+from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.setup.weights import VARIABLE, named, source_of, start_from, tensors_of, unwrapped
 from helpers import small_network
 
 TASK = ["--task", "support2", "--rounds", "1", "--no-solo", "--set", "model=linear"]

@@ -173,7 +173,7 @@ def job_config(opened: Opened, sites: str, data: Path | None, asked: Mapping[str
     machine (None: each has its own). ``asked``: group_by and min_count.
     """
     from fairflare.engine.setup.config import evaluation_of
-    from fairflare.engine.setup.parts import named
+    from fairflare.engine.setup.weights import named
     from fairflare.inference.loaded_run import hospitals, refuse_trained
     from fairflare.tasks.kinds.own import OwnData, folder_of_lists
 

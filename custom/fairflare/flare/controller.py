@@ -39,7 +39,8 @@ from fairflare.engine.loop import Observer
 from fairflare.engine.setup.assembly import Credentials, build_federation, site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.join_server import Join
-from fairflare.engine.setup.parts import build_parts, find
+from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.setup.weights import find
 from fairflare.engine.straggler_policy import EarlyEnd, Ending
 from fairflare.flare import paths
 from fairflare.flare.credentials import OF_SERVER, log_signer, server_credentials

@@ -29,7 +29,8 @@ from fairflare.engine.files import INITIAL
 from fairflare.engine.setup.assembly import site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.config_checks import refuse_pooling
-from fairflare.engine.setup.parts import keep, without_folders, without_weights
+from fairflare.engine.setup.parts import without_folders, without_weights
+from fairflare.engine.setup.weights import keep
 from fairflare.flare.controller import FairController
 from fairflare.flare.egress import EgressFilter
 from fairflare.flare.executor import TASKS, FairExecutor

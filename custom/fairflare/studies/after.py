@@ -23,7 +23,8 @@ from fairflare.engine.setup.at_site import build_site, of_run
 from fairflare.engine.setup.config import RunConfig, with_benefit, with_step
 from fairflare.engine.setup.local import Ended, benefit_after, step_after
 from fairflare.engine.setup.membership import LEVEL, Attack
-from fairflare.engine.setup.parts import Parts, build_parts, find
+from fairflare.engine.setup.parts import Parts, build_parts
+from fairflare.engine.setup.weights import find
 from fairflare.report.write import verified_run, write_report
 from fairflare.studies.folders import opened, require_run
 

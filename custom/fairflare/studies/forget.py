@@ -26,7 +26,8 @@ from fairflare.engine.history import RunHistory, alike, left_behind, standing_ro
 from fairflare.engine.setup.assembly import header, save_config, site_names
 from fairflare.engine.setup.config import RunConfig
 from fairflare.engine.setup.local import LocalSites, run_local, starts_anew
-from fairflare.engine.setup.parts import Parts, build_parts, find
+from fairflare.engine.setup.parts import Parts, build_parts
+from fairflare.engine.setup.weights import find
 from fairflare.privacy.log_files import remove_log
 from fairflare.report import REPORT
 from fairflare.report.write import verified_run, write_report

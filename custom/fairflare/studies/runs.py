@@ -34,7 +34,8 @@ from fairflare.engine.setup.assembly import CONFIG, save_config
 from fairflare.engine.setup.config import RunConfig, site_of_client, words
 from fairflare.engine.setup.config_checks import asked_sites, refuse_pooling
 from fairflare.engine.setup.local import SITES, LocalSites, run_local
-from fairflare.engine.setup.parts import Parts, build_parts, find
+from fairflare.engine.setup.parts import Parts, build_parts
+from fairflare.engine.setup.weights import find
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.report import EDITIONS, REPORT
 from fairflare.report.audit_reader import RunLog, TensorBoard

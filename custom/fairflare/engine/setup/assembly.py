@@ -34,7 +34,8 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import build_site, draws, leaves, of_run
 from fairflare.engine.setup.config import RunConfig, composed_title, site_of_client
 from fairflare.engine.setup.config_checks import refuse_pooling
-from fairflare.engine.setup.parts import Parts, keep
+from fairflare.engine.setup.parts import Parts
+from fairflare.engine.setup.weights import keep
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.networks.builtin import normalisation
 from fairflare.privacy.identity import Credentials

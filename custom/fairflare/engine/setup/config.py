@@ -20,10 +20,10 @@ from fairflare.data.tensors import NONE as UNGROUPED
 from fairflare.engine.checks import NO_CHOICE
 from fairflare.engine.setup import method_defaults, method_parts, tasks
 from fairflare.engine.setup.method_parts import PART_KEYS, MethodParts, part, step_class
-from fairflare.engine.setup.parts import named
 from fairflare.engine.setup.run_config import LEVELS, RUN_KEYS, USUAL_LEVEL, RunConfig, site_of_client
 from fairflare.engine.setup.site_parts import without_weights
 from fairflare.engine.setup.tasks import known
+from fairflare.engine.setup.weights import named
 from fairflare.participation import Selector
 from fairflare.privacy.schemes import LEAST, NONE
 from fairflare.tasks.base import Preset, Task

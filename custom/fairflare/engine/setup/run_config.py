@@ -96,7 +96,7 @@ class RunConfig:
         exchanges: exchanges of plugins that follow the last round, see ``engine.exchanges``.
         score_rounds: whose models are scored on the shared test sets: those of the "last" rounds, or of "all".
         threshold: the risk from which on a patient counts as flagged in the report; None: the task's, .5 mostly.
-        init_from: SHA-256 of the tensors that the initial model starts from, see ``engine.setup.parts``; "": none.
+        init_from: SHA-256 of the tensors that the initial model starts from, see ``engine.setup.weights``; "": none.
         evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
         fold: "F/K/D": every site tests its patients of fold F of K and trains on the others, by the D-th deal, see
             ``tasks.folds``; "all": it trains on all of them and tests none; "": the task's own splits.

@@ -28,8 +28,8 @@ from fairflare.tasks.base import Task
 from fairflare.trainers.base import Trainer
 
 if TYPE_CHECKING:
-    from fairflare.engine.setup.parts import Origin
     from fairflare.engine.setup.run_config import RunConfig
+    from fairflare.engine.setup.weights import Origin
 
 
 FOLDS = "fairflare.tasks.folds"
