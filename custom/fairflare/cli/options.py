@@ -80,6 +80,11 @@ weights_option = click.option(
     metavar="RUN|FILE|BUNDLE",
     help="Weights to start from: an earlier run's, a state dict or a MONAI bundle's; a line says what fits.",
 )
+tune_option = click.option(
+    "--tune",
+    type=click.Choice(["all", "head", "norm", "lora"]),
+    help="What trains and travels: all, the last layer, normalisation too, or adapters too; the rest is frozen.",
+)
 env_option = option("--env", type=click.Choice(["local", "sim"]), default="local", help="Where the federation runs.")
 threads_option = click.option(
     "--sim-threads", type=int, metavar="N", help="Simulator threads; one per site by default."
@@ -290,9 +295,12 @@ def choices_options(command: Callable[..., None]) -> Callable[..., None]:
     @set_option
     @accept_option
     @weights_option
+    @tune_option
     @functools.wraps(command)
-    def with_choices(*, values: Values, accept: tuple[str, ...], init_from: str | None, **others: Any) -> None:
-        given = {"init_from": init_from, "accept": ",".join(accept)}
+    def with_choices(
+        *, values: Values, accept: tuple[str, ...], init_from: str | None, tune: str | None, **others: Any
+    ) -> None:
+        given = {"init_from": init_from, "tune": tune, "accept": ",".join(accept)}
         choices = {key: others.pop(key) for key in ("rounds", "sites")}
         command(choices={**choices, "values": united(values, {k: v for k, v in given.items() if v})}, **others)
 

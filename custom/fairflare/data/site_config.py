@@ -43,6 +43,7 @@ class SiteConfig:
         links: whether a symbolic link below ``data_root`` may lead out of it; no path of the datalist may.
         layout: of images and convolutions in memory, see ``core.execution.Execution``; all but "auto" are inexact.
         compiler: backend of ``torch.compile`` for training; all but "none" are inexact.
+        weights: the file that a network's frozen body is read from, where the job does not bring it.
         site: the site's name; the job gives it, the file does not.
     """
 
@@ -60,6 +61,7 @@ class SiteConfig:
     links: bool = False
     layout: Layout = "auto"
     compiler: Compiler = "none"
+    weights: str = ""
     site: str = ""
 
     def __post_init__(self) -> None:
@@ -99,6 +101,8 @@ def read_site_config(path: Path) -> SiteConfig:
     check_plain(where, content)
     try:
         values = document(SiteConfig, content, hidden=("site",))
+        if values.get("weights"):
+            values["weights"] = str((path.parent / values["weights"]).resolve())
         return SiteConfig(**{**values, "data_root": _root(path, values)})
     except UserError as error:
         raise UserError(f"{where}: {error}") from None

@@ -27,6 +27,7 @@ from fairflare.core.manifest import PACKAGE, all_versions
 from fairflare.core.processes import end_with_command
 from fairflare.core.schema import Answer, Instruction
 from fairflare.core.seeds import forget_seeds
+from fairflare.data.site_config import find_site_config
 from fairflare.engine.files import LOCAL_FINDINGS, LOCAL_LOG
 from fairflare.engine.memory import claimed
 from fairflare.engine.setup.at_site import build_site
@@ -48,6 +49,10 @@ TASKS = [*schema.TASKS, wire.VALIDATE]
 
 SCRIPT = "fairflare.flare.script"
 """What runs a site's own script: imported by name, for only a job whose task is a script carries it."""
+
+
+WEIGHTS = "fairflare.engine.setup.weights"
+"""What reads a frozen body: likewise."""
 
 
 class Aborted(Exception):
@@ -163,6 +168,9 @@ class FairExecutor(Executor):
             ledger = (memory.parent if is_named() else memory.parents[2]) / name
             if (signer := log_signer(fl_ctx, OF_CLIENT)) is not None:
                 self._heads = Heads(memory.parent / f"{name}{HEADS}", name, signer)
+            if config.init_from and config.tune != "all":  # the frozen body is read at every site
+                places = [Path(fl_ctx.get_prop(FLContextKey.APP_ROOT) or ".") / "config"]
+                importlib.import_module(WEIGHTS).find_body(config.init_from, places, find_site_config(local, name))
             if config.join:
                 phases: Any = importlib.import_module(JOIN).Phases(config, name, memory, local, tell, own, ledger)
                 self._claim.callback(phases.close)

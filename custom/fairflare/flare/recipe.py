@@ -168,6 +168,8 @@ class FairRecipe(Recipe):
         if self.config.init_from:  # weights are no code: they go with the server's configuration
             keep(self.config.init_from, folder)
             self._job.add_file_to_server(str(folder / INITIAL), app_folder_type="config")
+            if self.config.tune != "all" and self.config.body == "job":
+                self._job.add_file_to_clients(str(folder / INITIAL), app_folder_type="config")
         for path in [] if self.preinstalled else user_code.code_files():
             name = path.name if path.is_dir() else None
             if name:

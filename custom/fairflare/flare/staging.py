@@ -32,9 +32,9 @@ from fairflare.engine.setup import tasks
 from fairflare.engine.setup.at_site import EXTERNAL
 from fairflare.engine.setup.method_parts import STEP_CLASSES
 from fairflare.engine.setup.run_config import RunConfig
-from fairflare.engine.setup.site_parts import FOLDS
+from fairflare.engine.setup.site_parts import FOLDS, TUNING
 from fairflare.flare.egress import JOIN
-from fairflare.flare.executor import SCRIPT
+from fairflare.flare.executor import SCRIPT, WEIGHTS
 from fairflare.functional.likelihood import COX_SUMS
 from fairflare.networks.own import MONAI, is_own
 from fairflare.privacy.schemes import module_of as sums_module
@@ -185,6 +185,7 @@ def modules_of_run(config: RunConfig) -> list[str]:
     classes = [*registry.owners(entry, **config.parts).values(), tasks.known(config.task)]
     homes = [f"{PACKAGE}.{module}" for module, _ in registry.BASES.values()]
     wanted = {SCRIPT: config.task == Script.name, EXTERNAL: config.evaluation, FOLDS: bool(config.fold)}
+    wanted |= {TUNING: config.tune != "all", WEIGHTS: config.tune != "all"}
     wanted[SITE_NOISE] = bool(config.site_epsilon)
     wanted |= {sums_module("ckks"): True} if config.secure_sum == "ckks" else {}
     wanted[MONAI] = is_own(str(config.options.get("model", "")))

@@ -29,6 +29,7 @@ from fairflare.data.readers.stored import in_words
 from fairflare.data.readers.volumes import VolumeReader
 from fairflare.engine.after.recalibrate import FAR, GAP, Recalibrate
 from fairflare.engine.files import CONFIG, is_file, read_json, save_json, save_text, write_atomically
+from fairflare.engine.setup.tuning import whole as whole_network
 from fairflare.functional.recalibration import BEYOND
 from fairflare.inference import modules
 from fairflare.inference.atomic_output import MARK
@@ -398,6 +399,8 @@ def export_model(opened: Opened, form: str, folder: Path) -> list[str]:
     model, a package is missing, or the result is not the model.
     """
     torch.manual_seed(0)
+    if opened.config.tune != "all":
+        whole_network(opened.network)
     save_json(folder / MARK, {**about(opened), "format": form})
     if form == "state-dict":
         return [*opened.remarks, *_state_dict(opened, folder)]

@@ -36,6 +36,7 @@ from fairflare.engine.setup.at_site import of_run
 from fairflare.engine.setup.config import RunConfig, with_step
 from fairflare.engine.setup.local import SITES
 from fairflare.engine.setup.parts import Parts, build_parts
+from fairflare.engine.setup.weights import find
 from fairflare.report.write import verified_run
 from fairflare.tasks.base import Task
 from fairflare.tasks.forms import FORMS, IMAGES, VOLUMES
@@ -268,6 +269,7 @@ def open_run(
     known = list(about["sites"])
     if site and site not in known:
         raise UserError(f"--site: expected one of {shown(', '.join(known))}, got {shown(site)}")
+    find(config.init_from, folder)
     parts = build_parts(config, at_site=True)
     place = site_files or folder / SITES
     remarks = [] if run_history.completed else [f"the run has not ended: its model after round {standing.round}"]

@@ -29,7 +29,7 @@ from fairflare.engine.files import AUDIT, MODEL, is_file, is_there, read_json
 from fairflare.engine.history import events
 from fairflare.engine.loop import Observer
 from fairflare.engine.memory import forget
-from fairflare.engine.setup import tasks
+from fairflare.engine.setup import tasks, tuning
 from fairflare.engine.setup.assembly import CONFIG, save_config
 from fairflare.engine.setup.config import RunConfig, site_of_client, words
 from fairflare.engine.setup.config_checks import asked_sites, refuse_pooling
@@ -102,7 +102,8 @@ def cautions(config: RunConfig, parts: Parts) -> list[str]:
     count = asked_sites(config, parts.selector, list(site_of_client(config, parts.task)))
     heard = min(config.min_responses or count, count)
     found = (parts.rule.caution(config.training), parts.rule.unprotected(heard), early_end.caution())
-    return [*(parts.origin.lines() if parts.origin else ()), *(caution for caution in found if caution)]
+    begin = [*(parts.origin.lines() if parts.origin else ()), *tuning.words(config.tune, parts.network)]
+    return [*begin, *(caution for caution in found if caution)]
 
 
 def resume(folder: Path, *, sim_threads: int | None = None, workers: int | None = 1) -> dict[str, Any]:

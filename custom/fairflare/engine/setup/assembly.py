@@ -35,6 +35,7 @@ from fairflare.engine.setup.at_site import build_site, draws, leaves, of_run
 from fairflare.engine.setup.config import RunConfig, composed_title, site_of_client
 from fairflare.engine.setup.config_checks import refuse_pooling
 from fairflare.engine.setup.parts import Parts
+from fairflare.engine.setup.tuning import sizes
 from fairflare.engine.setup.weights import keep
 from fairflare.engine.straggler_policy import EarlyEnd
 from fairflare.networks.builtin import normalisation
@@ -187,8 +188,8 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
     """The key "about" of ``config.json``, as JSON values: the task's own words, and how its numbers are to be read.
 
     Returns:
-        counted: "personal" where the results are those of the sites' own models, else absent; used: where sites are
-        shown models of their own, "personal" if these are the ones that they use, else "shared"; features and family
+        trained: of a network with a frozen body, how many numbers train and how many it has; counted: "personal" where
+        the results are those of the sites' own models, else absent; used: where sites are shown models of their own, "personal" if these are the ones that they use, else "shared"; features and family
         (where a trainer sends sums over patients): a table's, in the network's order, and what its targets are taken
         for; table_sets: "clean" and "corrupted" -> the shared test sets of the papers' tables; clinical or curves: see
         ``View.described``; group_metric: what a group's value is; numbers: what sites report beside the update.
@@ -200,7 +201,9 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
     domains = dict(zip(config.clients or task.domains(), task.domains().values(), strict=False))
     inputs = task.table_inputs() if parts.trainer.sums_only else None
     features = [feature.words for feature in (*inputs.numbers, *inputs.plain)] if inputs else []
-    own = {"counted": PERSONAL} if parts.counts_own else {}
+    own: dict[str, Any] = {"counted": PERSONAL} if parts.counts_own else {}
+    if config.tune != "all":
+        own["trained"] = dict(zip(("numbers", "of"), sizes(parts.network), strict=True))
     if parts.has_personal or parts.rule.own_models:
         own["used"] = PERSONAL if parts.has_personal or parts.counts_own else SHARED
     return {

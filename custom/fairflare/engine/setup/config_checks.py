@@ -66,6 +66,7 @@ def check_config(config: RunConfig) -> None:
         _check_site_noise(config, made.trainer, task)
     if task.by_script:
         _check_script(config, made.trainer)
+    _check_tuning(config, made.trainer)
     if config.evaluation:
         _check_evaluation(config)
     _check_bounds(config, made.rule, made.trainer)
@@ -94,8 +95,27 @@ def _check_script(config: RunConfig, trainer: Trainer) -> None:
     expected("secure_sum", sums == NONE, "none with a script, whose answers nobody masks", sums)
     expected("after", config.after == NO_STEP, "none with a script, whose cases nobody reads", config.after)
     expected("stacked", not config.stacked, "false with a script", config.stacked)
+    expected("tune", config.tune == "all", "all with a script, which has its own network", config.tune)
     expected("solo", not config.solo, "false with a script, which nobody else can have train alone", config.solo)
     expected("exchanges", not config.exchanges, "none with a script, whose cases nobody reads", config.exchanges)
+
+
+def _check_tuning(config: RunConfig, trainer: Trainer) -> None:
+    """Raise UserError for a frozen body that nobody can build, and for what is said of one that is not there."""
+    if config.tune == "all":
+        expected("body", config.body == "job", "job without tune", config.body)
+    else:
+        expected(
+            "tune", not trainer.sums_only, f"all with trainer {config.trainer}, which trains no network", config.tune
+        )
+        expected("stacked", not config.stacked, "false with tune", config.stacked)
+    if config.body == "site":
+        expected("init_from", bool(config.init_from), "the weights that sites have, with body=site", "none")
+    if config.tune != "lora":
+        plain = config.tune_layers == "" and config.tune_alpha == 0
+        expected(
+            "tune_layers", plain, "none, and tune_alpha 0, without tune=lora", config.tune_layers or config.tune_alpha
+        )
 
 
 def _check_budget(config: RunConfig, trainer: Trainer, task: Task) -> None:

@@ -97,6 +97,13 @@ class RunConfig:
         score_rounds: whose models are scored on the shared test sets: those of the "last" rounds, or of "all".
         threshold: the risk from which on a patient counts as flagged in the report; None: the task's, .5 mostly.
         init_from: SHA-256 of the tensors that the initial model starts from, see ``engine.setup.weights``; "": none.
+        tune: what of the network trains and travels: "all", or beside its last layer ("head") its normalisation layers
+            ("norm") or low-rank adapters ("lora"), see ``engine.setup.tuning``.
+        tune_rank: r of the adapters.
+        tune_alpha: their outputs are multiplied with this over r; 0: with 1.
+        tune_layers: names of layers, or their ends, with commas, that get adapters; "": all convolutions or, in a
+            network without, all linear layers.
+        body: where sites have the frozen weights from: "job", which brings them, or "site", whose own file names them.
         evaluation: True trains nothing: every site evaluates the initial model on all that it has labelled.
         fold: "F/K/D": every site tests its patients of fold F of K and trains on the others, by the D-th deal, see
             ``tasks.folds``; "all": it trains on all of them and tests none; "": the task's own splits.
@@ -152,6 +159,11 @@ class RunConfig:
     score_rounds: Annotated[str, Text(pattern="last|all", words="last or all")] = "last"
     threshold: Annotated[float, Range(0.001, 0.999)] | None = None
     init_from: Annotated[str, Text(pattern=f"({SHA256.pattern})?", words="a run, a file of weights or a bundle")] = ""
+    tune: Literal["all", "head", "norm", "lora"] = "all"
+    tune_rank: Annotated[int, Range(1, 1024)] = 8
+    tune_alpha: Annotated[float, Range(0, 1e6)] = 0.0
+    tune_layers: Annotated[str, Text(most=4096)] = ""
+    body: Literal["job", "site"] = "job"
     evaluation: bool = False
     fold: Annotated[str, Text(pattern=r"(all|\d{1,2}/\d{1,2}/\d{1,4})?", words="a fold as 0/5/0")] = ""
     join: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 FOLDS = "fairflare.tasks.folds"
 """What deals patients into folds: by a name that no reader of imports follows, as few runs need it."""
+TUNING = "fairflare.engine.setup.tuning"
+"""What freezes a network's body: likewise."""
 Begin = Callable[[nn.Module, Trainer], "Origin | None"]
 
 
@@ -145,6 +147,8 @@ def site_parts(config: RunConfig, begin: Begin | None = None) -> Parts:
     network = task.network()
     forget_seeds()  # FLARE draws ports from Python's generator: two servers must not draw the same ones
     origin = begin(network, made.trainer) if begin else None
+    if config.tune != "all":
+        network = importlib.import_module(TUNING).begun(network, config, at_site=begin is None)
     model = {key: value.detach().clone() for key, value in network.state_dict().items()}
     grouping = task.grouping(config.group_by)
     outline = Outline(model, grouping.names, len(task.classes))

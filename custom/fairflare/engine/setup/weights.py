@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairflare.core.errors import UserError
+from fairflare.core.errors import DataError, UserError
 from fairflare.core.types import StateDict
 from fairflare.core.validation import SHA256, shown
+from fairflare.data.site_config import SiteConfig
 from fairflare.engine import files
 from fairflare.engine.hashes import model_hash
 from fairflare.engine.pickled import read_pickled
@@ -90,6 +91,26 @@ def find(sha256: str, folder: Path | None = None) -> None:
     """Name the tensors that a run keeps in its ``folder``, for this process and those it starts."""
     if sha256 and folder is not None and files.is_file(folder / files.INITIAL):
         _name((folder / files.INITIAL).resolve())
+
+
+def find_body(sha256: str, places: Collection[Path], own: SiteConfig | None) -> None:
+    """Name the frozen weights at a site: its own file, or what a job has brought into ``places``.
+
+    Raises:
+        DataError: there are none, or they are not those that the run's configuration names.
+    """
+    brought = [place / files.INITIAL for place in places if files.is_file(place / files.INITIAL)]
+    path = Path(own.weights) if own is not None and own.weights else next(iter(brought), None)
+    where = "weights in fairflare_site.yaml"
+    if path is None:
+        raise DataError("weights", f"{where}: expected the file of the run's weights ({sha256[:12]}), got none")
+    try:
+        found = model_hash(_tensors(source_of(path)))
+    except UserError as error:
+        raise DataError("weights", f"{where}: {error}") from None
+    if found != sha256:
+        raise DataError("weights", f"{where}: expected weights of SHA-256 {sha256[:12]}, got {found[:12]}")
+    _name(source_of(path))
 
 
 def keep(sha256: str, folder: Path) -> None:
