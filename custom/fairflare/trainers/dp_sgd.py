@@ -23,7 +23,7 @@ import torch
 from fairflare.core.errors import UserError
 from fairflare.core.registry import trainer
 from fairflare.core.seeds import derive
-from fairflare.core.types import Cost, Ledger, LocalWork, Number, Offer, Training
+from fairflare.core.types import FROZEN, Cost, Ledger, LocalWork, Number, Offer, Training
 from fairflare.core.validation import Range
 from fairflare.privacy.differential_privacy import RECORDS_SPENT, Draws, Mechanism, RecordBudget, epsilon_of, noise_for
 from fairflare.trainers.base import Trainer, make_optimizer
@@ -83,6 +83,8 @@ class PrivateTrainer(Trainer):
         network.train()
         try:
             for name, module in network.named_modules():
+                if hasattr(module, FROZEN):
+                    continue  # it computes as in evaluation, and has nothing to take a gradient for
                 keeps = [buffer for buffer in module.buffers(recurse=False) if buffer.is_floating_point()]
                 leaf = next(module.children(), None) is None
                 if keeps or (leaf and ModuleValidator.validate(module)):

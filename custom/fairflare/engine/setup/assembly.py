@@ -189,9 +189,10 @@ def about(config: RunConfig, parts: Parts) -> dict[str, Any]:
 
     Returns:
         trained: of a network with a frozen body, how many numbers train and how many it has; counted: "personal" where
-        the results are those of the sites' own models, else absent; used: where sites are shown models of their own, "personal" if these are the ones that they use, else "shared"; features and family
-        (where a trainer sends sums over patients): a table's, in the network's order, and what its targets are taken
-        for; table_sets: "clean" and "corrupted" -> the shared test sets of the papers' tables; clinical or curves: see
+        the results are those of the sites' own models, else absent; used: where sites are shown models of their own,
+        "personal" if these are the ones that they use, else "shared"; features and family (where a trainer sends sums
+        over patients): a table's, in the network's order, and what its targets are taken for; table_sets: "clean" and
+        "corrupted" -> the shared test sets of the papers' tables; clinical or curves: see
         ``View.described``; group_metric: what a group's value is; numbers: what sites report beside the update.
     """
     task, view = parts.task, view_of(of_run(config, parts))

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from fairflare.core.errors import UserError
 from fairflare.core.seeds import derive
+from fairflare.core.types import FROZEN
 from fairflare.core.validation import shown, some
 from fairflare.engine.setup.weights import start_from
 from fairflare.networks.builtin import Ordered
@@ -35,8 +36,8 @@ NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 ADAPTER = "default"
 """The name that ``peft`` gives the one adapter of a layer."""
-FROZEN, BODY = "frozen_entries", "body"
-"""Attributes: of a module its frozen entries, and whether each was a parameter; of a network its frozen modules."""
+BODY = "body"
+"""Attribute of a network: its frozen modules."""
 
 
 def tuned(network: nn.Module, config: RunConfig) -> nn.Module:
@@ -170,7 +171,7 @@ def _draw(weight: Tensor, seed: int, name: str) -> None:
 
 
 def _freeze(network: nn.Module, trained: Collection[str]) -> None:
-    """Keep parameters but the ``trained``, and the statistics of modules none of whose train, out of state dicts."""
+    """Keep what is not ``trained``, and statistics of what does not train, out of state dicts."""
     shared = {id(p) for name, p in network.named_parameters(remove_duplicate=False) if name in trained}
     body = list[nn.Module]()
     for name, module in network.named_modules():

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A frozen body and low-rank adapters: what trains, what travels, what averages mean, and what is refused."""
+
+import copy
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fairflare.cli.main import main
+from fairflare.core.errors import DataError, UserError
+from fairflare.data.site_config import SiteConfig
+from fairflare.engine.audit import verify
+from fairflare.engine.files import INITIAL, read_model
+from fairflare.engine.hashes import model_hash
+from fairflare.engine.in_process import InProcess
+from fairflare.engine.setup.config import make_config
+from fairflare.engine.setup.local import LocalSites, run_local
+from fairflare.engine.setup.parts import build_parts
+from fairflare.engine.setup.tuning import sizes, tuned, whole
+from fairflare.engine.setup.weights import VARIABLE, find_body
+from fairflare.networks import builtin
+from runs import bits, interrupted, run
+
+pytest.importorskip("peft")
+
+TASK = "support2:dirichlet"
+SMALL = {"model": "mlp", "n_sites": 3}
+TUNES = ("head", "lora")
+IMAGES = {"resnet18": (3, 2), "small-cnn": (1, 2), "small-cnn-bn": (1, 2), "unet": (1, 1)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_named(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def settings(tune, **more):
+    return SimpleNamespace(**{"tune": tune, "tune_rank": 4, "tune_alpha": 0.0, "tune_layers": "", "seed": 1, **more})
+
+
+def network_of(name):
+    torch.manual_seed(0)
+    return builtin.build(name, *IMAGES[name])
+
+
+def images(name, n=4):
+    return torch.randn(n, IMAGES[name][0], 32, 32, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("tune", ["head", "norm", "lora"])
+@pytest.mark.parametrize("name", IMAGES)
+def test_only_what_trains_is_in_the_state_dict_and_a_step_moves_nothing_else(name, tune):
+    plain, network = network_of(name), tuned(network_of(name), settings(tune))
+    x = images(name)
+    assert torch.equal(network.eval()(x), plain.eval()(x))
+    names = {name for name, _ in network.named_parameters()}
+    moving = ("running_mean", "running_var", "num_batches_tracked")
+    assert {key for key in network.state_dict() if not key.endswith(moving)} == names
+    assert any(key.endswith(moving) for key in network.state_dict()) == (tune == "norm" and name not in ("small-cnn",))
+    before = {key: value.clone() for key, value in network.named_buffers()}
+    network.train()(x).square().sum().backward()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            assert parameter.grad is not None
+            parameter -= 0.01 * parameter.grad
+    still = {key: value for key, value in network.named_buffers() if key not in network.state_dict()}
+    assert still and all(torch.equal(value, before[key]) for key, value in still.items())
+    assert sum(value.numel() for value in network.parameters()) < 0.2 * sum(p.numel() for p in plain.parameters())
+
+
+@pytest.mark.parametrize("tune", ["head", "norm", "lora"])
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_whole_network_has_the_entries_of_the_plain_one_and_computes_the_same(name, tune):
+    network, x = tuned(network_of(name), settings(tune)), images(name)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
+    expected = network.eval()(x)
+    other = copy.deepcopy(network)
+    merged, plain = whole(network).eval(), network_of(name)
+    assert {key: value.shape for key, value in merged.state_dict().items()} == {
+        key: value.shape for key, value in plain.state_dict().items()
+    }
+    torch.testing.assert_close(merged(x), expected, rtol=1e-4, atol=1e-5)
+    plain.load_state_dict(merged.state_dict())
+    torch.testing.assert_close(plain.eval()(x), expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(other.eval()(x), expected)
+
+
+def test_dropout_of_the_body_is_off_and_running_statistics_stay():
+    network = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+    x = torch.randn(16, 8)
+    expected = tuned(network, settings("head")).eval()(x)
+    assert torch.equal(network.train()(x), expected) and network.training
+
+
+def test_adapters_have_orthonormal_rows_so_that_norms_and_cosines_are_those_of_the_effective_update():
+    network = tuned(network_of("resnet18"), settings("lora"))
+    for name, layer in network.named_modules():
+        if hasattr(layer, "lora_A"):
+            a = layer.lora_A["default"].weight.flatten(1).numpy()
+            np.testing.assert_allclose(a @ a.T, np.eye(4), atol=1e-6)
+            b = np.random.default_rng(0).normal(size=(2, layer.lora_B["default"].weight.shape[0], 4))
+            both = b @ a
+            assert np.linalg.norm(both[0]) == pytest.approx(np.linalg.norm(b[0]), rel=1e-6)
+            assert (both[0] * both[1]).sum() == pytest.approx((b[0] * b[1]).sum(), rel=1e-5, abs=1e-5)
+            assert "lora_A" not in " ".join(key for key, _ in layer.named_parameters())
+    again = tuned(network_of("resnet18"), settings("lora"))
+    assert all(torch.equal(a, b) for a, b in zip(network.buffers(), again.buffers(), strict=True))
+
+
+class Watched(InProcess):
+    """Keeps the updates that sites send, and may change an answer."""
+
+    def __init__(self, sites, change=lambda answer: answer):
+        super().__init__(sites)
+        self.answers, self.change = [], change
+
+    def exchange(self, instructions):
+        for answer in super().exchange(instructions):
+            found = self.change(answer)
+            if found.update:
+                self.answers.append(found)
+            yield found
+
+
+def watched(method, folder, values, change=lambda answer: answer, rounds=1):
+    config = make_config(method, TASK, rounds=rounds, values={**SMALL, **values})
+    folder.mkdir(exist_ok=True)
+    parts = build_parts(config)
+    with LocalSites(config, folder, parts) as sites:
+        sites.transport = Watched({site.name: site for site in sites.transport.members()}, change)
+        model = run_local(config, folder, parts=parts, sites=sites)
+    rounds_of = [entry for entry in verify(folder / "audit.jsonl") if entry["event"] == "round"]
+    return model, parts, sites.transport.answers, rounds_of
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedism-plus", "fedlwr", "fedce", "fedufo", "qffl"])
+def test_a_weighted_average_of_adapters_is_that_of_the_effective_updates(method, tmp_path):
+    """By NumPy from what sites sent: the mean of B A, of all three layers' weights."""
+    model, parts, answers, (entry,) = watched(method, tmp_path, {"tune": "lora", "robust": "off", "tune_rank": 3})
+    layers = {n: m for n, m in parts.network.named_modules() if hasattr(m, "lora_A")}
+    assert layers
+    for name, layer in layers.items():
+        a, key = layer.lora_A["default"].weight.double().numpy(), f"{name}.lora_B.default.weight"
+        sent = {one.site: one.update[key].double().numpy() for one in answers}
+        weights = entry["notes"].get("layer_weights", {}).get(f"{name}.lora_B.default", entry["weights"])
+        expected = sum(weights[site] * (update @ a) for site, update in sent.items())
+        np.testing.assert_allclose(model[key].double().numpy() @ a, expected, atol=1e-6)
+        assert np.abs(expected).max() > 1e-4
+
+
+@pytest.mark.parametrize("tune", TUNES)
+@pytest.mark.parametrize("method", ["fedavg", "fedism-plus", "fedlwr", "fedce", "fedufo", "fedheal"])
+def test_a_reply_has_the_trainable_entries_and_no_other(method, tune, tmp_path):
+    _, parts, answers, _ = watched(method, tmp_path, {"tune": tune})
+    for answer in answers:
+        assert {key: value.shape for key, value in answer.update.items()} == {
+            key: value.shape for key, value in parts.network.named_parameters()
+        }
+    numbers, every = sizes(parts.network)
+    assert sum(value.numel() for value in answers[0].update.values()) == numbers < every / 2
+
+
+@pytest.mark.parametrize("tune", TUNES)
+def test_an_answer_that_touches_a_frozen_number_is_refused(tune, tmp_path):
+    def touched(answer):
+        body = {"0.weight": torch.zeros(64, 1)}
+        return (
+            dataclasses.replace(answer, update=answer.update | body)
+            if answer.update and answer.site == last
+            else answer
+        )
+
+    config = make_config("fedavg", TASK, values={**SMALL, "tune": tune})
+    last = sorted(build_parts(config).task.sites())[-1]
+    _, _, _, (entry,) = watched("fedavg", tmp_path, {"tune": tune}, touched)
+    assert list(entry["rejected"]) == [last] and last not in entry["weights"]
+    assert "0.weight" in json.dumps(entry["rejected"]) or entry["rejected"][last]["code"]
+
+
+def test_without_tune_nothing_changes():
+    plain, named = (make_config("fedavg", TASK, values={**SMALL, **more}) for more in ({}, {"tune": "all"}))
+    assert plain.sha256() == named.sha256() and not {"tune", "body"} & set(plain.to_json())
+
+
+WAYS = {
+    "robust": {"robust": "mixed"},
+    "secure sums": {"secure_sum": "masks", "n_sites": 4},
+    "records": {"trainer": "dp-sgd", "trainer.epsilon": 8.0, "trainer.draws": "seed", "optimizer": "sgd"},
+    "hospitals": {"secure_sum": "masks", "n_sites": 4, "site_epsilon": 10.0},
+    "benefit": {"solo": True},
+    "best": {"best_by": "worst"},
+}
+
+
+@pytest.mark.parametrize("tune", TUNES)
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_run_can_be_told_works_on_what_trains(way, tune, tmp_path):
+    if way == "records":
+        pytest.importorskip("opacus")
+    model, parts, _, rounds = watched("fedavg", tmp_path, {"tune": tune, **WAYS[way]}, rounds=2)
+    assert model.keys() == dict(parts.network.named_parameters()).keys() and len(rounds) == 2
+    assert rounds[-1]["model_sha256"] == model_hash(model)
+
+
+METHODS = ("fedadam", "fedavgm", "fedprox", "moon", "ditto", "scaffold", "median", "trimmed-mean", "multi-krum")
+METHODS += ("fedism", "fedyogi", "afl", "term")
+
+
+@pytest.mark.parametrize("tune", TUNES)
+def test_every_method_trains_adapters_or_refuses_in_a_line(tune, tmp_path):
+    done, refused = [], {}
+    from fairflare.core import registry
+
+    for method in sorted(registry.methods()):
+        try:
+            model, *_ = watched(method, tmp_path / method, {"tune": tune})
+            assert 0 < len(model) < 6 and all(bool(v.isfinite().all()) for v in model.values())
+            done.append(method)
+        except UserError as error:
+            refused[method] = str(error)
+    assert set(METHODS) & set(registry.methods()) <= set(done) | set(refused)
+    assert all("\n" not in text and len(text) < 300 for text in refused.values()), refused
+    assert len(done) >= 0.7 * len(registry.methods()), refused
+
+
+@pytest.mark.parametrize("tune", TUNES)
+def test_a_run_that_is_cut_off_goes_on_to_the_same_bits(tune, tmp_path, monkeypatch):
+    values = {**SMALL, "tune": tune}
+    whole_run = run("fedism-plus", tmp_path / "whole", values)
+    assert bits(interrupted("fedism-plus", tmp_path / "cut", values, monkeypatch)) == bits(whole_run)
+
+
+def call(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(a) for a in arguments])
+    return stop.value.code or 0, *capsys.readouterr()
+
+
+COMMAND = ("--task", "support2", "--rounds", "1", "--no-solo", "--set", "model=mlp")
+
+
+@pytest.fixture(scope="module")
+def body(tmp_path_factory):
+    """A run of whole models, whose final one is the body of others."""
+    folder = tmp_path_factory.mktemp("body") / "earlier"
+    with pytest.raises(SystemExit) as stop:
+        main(["run", "fedavg", *COMMAND, "--out", str(folder)])
+    assert not stop.value.code
+    return folder
+
+
+@pytest.mark.parametrize("tune", TUNES)
+def test_a_given_body_is_kept_once_and_a_finished_run_exports_the_whole_network(tune, body, tmp_path, capsys):
+    folder = tmp_path / "run"
+    code, _, said = call(capsys, "run", "fedheal", *COMMAND, "--init-from", body, "--tune", tune, "--out", folder)
+    assert code == 0 and f"tune {tune}: " in said, said
+    whole_model, model = read_model(body / "model.safetensors"), read_model(folder / "model.safetensors")
+    assert sum(value.numel() for value in model.values()) < sum(value.numel() for value in whole_model.values()) / 2
+    assert model_hash(read_model(folder / INITIAL)) == model_hash(whole_model)
+    assert json.loads((folder / "config.json").read_text())["about"]["trained"]["numbers"] == sum(
+        value.numel() for value in model.values()
+    )
+    code, _, said = call(capsys, "verify", folder)
+    assert code == 0, said
+    code, _, said = call(capsys, "export-model", folder, "--format", "state-dict", "--out", tmp_path / "out")
+    assert code == 0, said
+    exported = torch.load(tmp_path / "out" / "model.pt", weights_only=True)
+    assert exported.keys() == whole_model.keys()
+    changed = [key for key in exported if not torch.equal(exported[key], whole_model[key])]
+    head = list(whole_model)[-2:]
+    assert set(head) <= set(changed) and (changed == head if tune == "head" else len(changed) > 2)
+
+
+def test_a_site_takes_its_body_from_its_own_file_and_no_other(body, tmp_path):
+    sha256 = model_hash(read_model(body / "model.safetensors"))
+    with pytest.raises(DataError, match="expected the file of the run's weights"):
+        find_body(sha256, [tmp_path], None)
+    with pytest.raises(DataError, match="expected weights of SHA-256 000000000000, got"):
+        find_body("0" * 64, [], SiteConfig(weights=str(body / "model.safetensors")))
+    with pytest.raises(DataError, match="no such file"):
+        find_body(sha256, [], SiteConfig(weights=str(tmp_path / "none.safetensors")))
+    (tmp_path / "evil.pt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    with pytest.raises(DataError, match=r"evil\.pt"):
+        find_body(sha256, [], SiteConfig(weights=str(tmp_path / "evil.pt")))
+    find_body(sha256, [], SiteConfig(weights=str(body / "model.safetensors")))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"tune": "lora", "tune_layers": "nowhere"}, "tune_layers: expected layers, or ends of their names, of"),
+        ({"tune": "lora", "tune_rank": 1000}, "tune_rank: expected at most"),
+        ({"tune": "norm"}, "tune: expected a network with normalisation layers for norm, got one without"),
+        ({"tune": "head", "model": "linear"}, "tune: expected all for a network of one layer"),
+        ({"tune_layers": "0"}, "tune_layers: expected none"),
+        ({"tune": "head", "stacked": True}, "stacked: expected false with tune"),
+        ({"tune": "head", "body": "site"}, "init_from: expected the weights that sites have, with body=site"),
+        ({"body": "site"}, "body: expected job without tune"),
+        ({"tune": "half"}, "tune: expected one of all, head, norm, lora"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_in_a_line(values, words):
+    with pytest.raises(UserError) as refused:
+        build_parts(make_config("fedavg", TASK, values={**SMALL, **values}))
+    assert words in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_named_layers_get_adapters_and_attention_keeps_its_projection():
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.fc1 = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 8)
+            self.fc2, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            x, _ = self.attention(x, x, x)
+            return self.head(self.fc2(self.fc1(x)).mean(1))
+
+    names = {"": {"fc1", "fc2"}, "fc2": {"fc2"}}
+    for layers, expected in names.items():
+        network = tuned(Attends(), settings("lora", tune_layers=layers))
+        found = {key.split(".")[0] for key in network.state_dict() if "lora" in key}
+        assert found == expected
+        network(torch.randn(2, 3, 8)).sum().backward()
