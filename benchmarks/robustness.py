@@ -4,6 +4,7 @@
     nice python benchmarks/robustness.py [--seeds 5] [--liars 1,2]
         # goes on with what docs/benchmarks/robustness.csv lacks, then writes the tables of docs/robustness.md
     python benchmarks/robustness.py --tables    # these alone
+    nice python benchmarks/robustness.py --honest [--seeds 2]    # nobody lies, on the house's other tasks
     python benchmarks/robustness.py --named [--first-seed 5]    # whose numbers reports call unlike the others'
 
 Endpoint, written before the measurement (level "bounded", the default; every method of METHODS, every attack of
@@ -42,6 +43,9 @@ from fairflare.report.rows import unlike
 
 ROOT = Path(__file__).resolve().parents[1]
 CSV, PAGE = ROOT / "docs" / "benchmarks" / "robustness.csv", ROOT / "docs" / "robustness.md"
+HONEST_CSV = CSV.with_name("robustness_honest.csv")
+HONEST = {"heart:full": 20, "heart:flamby": 15, "support2": 8, "ist:countries": 5, "ich-phantom:small": 4}
+"""Task -> rounds."""
 KEY = ("task", "seed", "liars", "attack", "method", "level")
 COLUMNS = (*KEY, "auc", "weight", "worst", "named", "wrongly")
 """worst: of the honest sites' AUC; named: liars, and wrongly: honest sites, that the report names."""
@@ -318,6 +322,29 @@ def wanted(seeds: Sequence[int], liars: Sequence[int]) -> Iterator[tuple[int, in
             yield from ((seed, count, attack, method, level) for level in ("off", "mixed"))
 
 
+def honest_runs(path: Path, seeds: Sequence[int]) -> None:
+    """Add to ``path`` what honest runs reach with and without the default's bounds, on every task of ``HONEST``."""
+    have = {tuple(row.values())[:4] for row in stored(path)}
+    for task, seed, method, level in product(HONEST, map(str, seeds), METHODS[:8], ("off", "bounded")):
+        if (task, seed, method, level) in have:
+            continue
+        config = make_config(method, task, seed=int(seed), rounds=HONEST[task], values={"robust": level})
+        with tempfile.TemporaryDirectory() as where:
+            run_local(config, Path(where))
+            log = list(verify(Path(where) / "audit.jsonl"))
+        sites = next(entry for entry in log if entry["event"] == "evaluation")["sites"].values()
+        metric = "auc" if all("auc" in of["test"] for of in sites) else "balanced_accuracy"
+        values = [of["test"][metric] for of in sites]
+        named = len({row["site"] for row in unlike(read_trail(log))})
+        row = (task, seed, method, level, metric, f"{statistics.mean(values):.4f}", f"{min(values):.4f}", named)
+        print(*row, flush=True)
+        new = not path.exists()
+        with path.open("a", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            head = ("task", "seed", "method", "level", "metric", "mean", "worst", "named")
+            writer.writerows([head, row] if new else [row])
+
+
 def stored(path: Path) -> list[dict[str, str]]:
     if not path.exists():
         return []
@@ -394,6 +421,7 @@ def main() -> None:
     parser.add_argument("--liars", default="1,2")
     parser.add_argument("--tables", action="store_true")
     parser.add_argument("--named", action="store_true")
+    parser.add_argument("--honest", action="store_true")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--toy", action="store_true")
     asked = parser.parse_args()
@@ -403,6 +431,8 @@ def main() -> None:
         for line in named(asked.task, seeds, liars):
             print(line, flush=True)
         return
+    if asked.honest:
+        return honest_runs(HONEST_CSV, seeds)
     if asked.toy:
         with tempfile.TemporaryDirectory() as where:
             path = Path(where) / "toy.csv"

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A frozen body over real FLARE processes: the bits of one process, and a job that brings the body or leaves it home."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fairflare.cli.main import main
+from fairflare.engine.files import INITIAL, read_model
+from fairflare.engine.hashes import model_hash
+from fairflare.engine.setup.weights import VARIABLE
+
+pytestmark = pytest.mark.flare
+pytest.importorskip("peft")
+TASK = ["--task", "support2:dirichlet", "--sites", "3", "--set", "model=mlp", "--rounds", "2", "--no-solo"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_named(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def call(*arguments):
+    with pytest.raises(SystemExit) as stop:
+        main([str(word) for word in arguments])
+    assert not stop.value.code
+
+
+def test_adapters_on_a_given_body_agree_with_one_process_bit_for_bit(tmp_path):
+    call("run", "fedavg", *TASK, "--out", tmp_path / "body")
+    tuned = ["--init-from", tmp_path / "body", "--tune", "lora", "--set", "tune_rank=2"]
+    for name, env in (("here", "local"), ("flare", "sim")):
+        call("run", "fedism-plus", *TASK, *tuned, "--env", env, "--out", tmp_path / name)
+    here, flare = (read_model(tmp_path / name / "model.safetensors") for name in ("here", "flare"))
+    assert model_hash(here) == model_hash(flare) and any("lora_B" in key for key in here)
+    call("verify", tmp_path / "flare")
+    bytes_up = [
+        one["up"]
+        for line in (tmp_path / "flare" / "audit.jsonl").read_text().splitlines()
+        for one in json.loads(line).get("bytes", {}).values()
+    ]
+    assert bytes_up and max(bytes_up) < (tmp_path / "body" / "model.safetensors").stat().st_size / 2
+
+
+@pytest.mark.parametrize("body", ["job", "site"])
+def test_a_job_brings_the_body_unless_sites_have_it(body, tmp_path):
+    call("run", "fedavg", *TASK, "--out", tmp_path / "body")
+    tuned = ["--init-from", tmp_path / "body", "--tune", "head", "--set", f"body={body}"]
+    call("export", "fedavg", *TASK, *tuned, "--out", tmp_path / "job")
+    found = {path.relative_to(tmp_path / "job").parts[0] for path in (tmp_path / "job").rglob(INITIAL)}
+    assert found == ({"app_server", "app_sites"} if body == "job" else {"app_server"})
+    staged = Path(tmp_path, "job", "app_sites", "custom", "fairflare", "engine", "setup")
+    assert (staged / "tuning.py").is_file() and (staged / "weights.py").is_file()
