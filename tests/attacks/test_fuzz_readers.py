@@ -4,6 +4,7 @@
 2,000 cases over nine doors in ``make test``, 20,000 in ``make test-long``. Seeds are fixed: a failure names its case.
 """
 
+import copy
 import io
 import json
 import math
@@ -165,7 +166,7 @@ def configuration(pick, data):
             place = pick.choice(inner)
         key = pick.choice([*place, "more"])
         if pick.randrange(4):
-            place[key] = pick.choice(ODD)
+            place[key] = copy.deepcopy(pick.choice(ODD))  # which a later change may lie in
         elif key in place and len(place) > 1:
             del place[key]
     return json.dumps(content).encode()
