@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A frozen body over real FLARE processes: the bits of one process, and a job that brings the body or leaves it home."""
+"""A frozen body over real FLARE processes: the bits of one process; a job brings the body or leaves it at home."""
 
 import json
 from pathlib import Path

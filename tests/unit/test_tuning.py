@@ -82,6 +82,7 @@ def test_a_whole_network_has_the_entries_of_the_plain_one_and_computes_the_same(
             parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
     expected = network.eval()(x)
     other = copy.deepcopy(network)
+    other.load_state_dict(dict(network.state_dict()))  # as from a file, without torch's versions of modules
     merged, plain = whole(network).eval(), network_of(name)
     assert {key: value.shape for key, value in merged.state_dict().items()} == {
         key: value.shape for key, value in plain.state_dict().items()
@@ -101,7 +102,7 @@ def test_dropout_of_the_body_is_off_and_running_statistics_stay():
 
 def test_adapters_have_orthonormal_rows_so_that_norms_and_cosines_are_those_of_the_effective_update():
     network = tuned(network_of("resnet18"), settings("lora"))
-    for name, layer in network.named_modules():
+    for layer in network.modules():
         if hasattr(layer, "lora_A"):
             a = layer.lora_A["default"].weight.flatten(1).numpy()
             np.testing.assert_allclose(a @ a.T, np.eye(4), atol=1e-6)

@@ -36,8 +36,8 @@ NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 ADAPTER = "default"
 """The name that ``peft`` gives the one adapter of a layer."""
-BODY = "body"
-"""Attribute of a network: its frozen modules."""
+BODY, LOADS = "body", "_load_from_state_dict"
+"""Attributes: of a network its frozen modules; of a module what torch calls to load its own entries."""
 
 
 def tuned(network: nn.Module, config: RunConfig) -> nn.Module:
@@ -82,6 +82,7 @@ def whole(network: nn.Module) -> nn.Module:
         parent, _, own = name.rpartition(".")
         setattr(network.get_submodule(parent), own, layer.get_base_layer())
     for module in network.modules():
+        module.__dict__.pop(LOADS, None)
         for name, trains in module.__dict__.pop(FROZEN, {}).items():
             module._non_persistent_buffers_set.discard(name)
             if trains:
@@ -187,11 +188,16 @@ def _freeze(network: nn.Module, trained: Collection[str]) -> None:
             del module._parameters[key]
             module.register_buffer(key, value.requires_grad_(False).detach(), persistent=False)
         module._non_persistent_buffers_set.update(stay)
+        setattr(module, LOADS, _load_nothing)  # batch normalisation would ask for a count that is not there
         if not any(one.startswith(begin) for one in trained):
             body.append(module)
     setattr(network, BODY, body)
     network.requires_grad_(True)  # peft leaves it off at the last layer
     network.register_forward_pre_hook(_still)
+
+
+def _load_nothing(*arguments: Any) -> None:
+    """A frozen module has no entries in a state dict."""
 
 
 def _still(network: nn.Module, arguments: Any) -> None:
