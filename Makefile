@@ -16,7 +16,7 @@ help:
 	@echo "make demo-imaging  FedAvg and FedISM+ on simulated head CTs of eight hospitals, in the same way"
 	@echo "make test       every test, those that start FLARE included"
 	@echo "make test-long  laws, kills, absences and faults over all methods, seeds and ways; hours"
-	@echo "make mutations  ten planted defects, and whether the tests find each"
+	@echo "make mutations  thirty planted defects, and whether the tests find each"
 	@echo "make test-fast  unit, golden and law tests, the slow ones left out"
 	@echo "make coverage   the lines that unit, golden, law and attack tests run"
 	@echo "make lint       ruff (rules, format) and mypy"

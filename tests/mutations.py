@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ten defects, planted one at a time in a copy of the package, and whether the tests named for each find it.
+"""Thirty defects, planted one at a time in a copy of the package, and whether the tests named for each find it.
 
 python tests/mutations.py [TEXT]: all, or those whose name contains TEXT. Exits with 1 where one is not found, or where
 its tests fail without it.
@@ -99,6 +99,146 @@ DEFECTS = [
         "trim=self._trim(len(replies))",
         "trim=self._trim(len(replies)) / 2",
         ("golden/test_robust_golden.py",),
+    ),
+    Defect(
+        "exchange train: a site goes on though its budget is spent",
+        "engine/exchanges/train.py",
+        "if reason := site.trainer.halted(work):",
+        "if (reason := site.trainer.halted(work)) and not reason:",
+        ("unit/test_private_training.py",),
+    ),
+    Defect(
+        "exchange train: nobody asks on how many patients a sum rests",
+        "engine/exchanges/train.py",
+        "            site.referee.check_support(work.support)\n",
+        "            pass\n",
+        ("attacks/test_referee_attacks.py",),
+    ),
+    Defect(
+        "exchange train: the update is against the site's own entries",
+        "engine/exchanges/train.py",
+        "if v.is_floating_point() and k not in personal}",
+        "if v.is_floating_point()}",
+        ("unit/test_personal.py",),
+    ),
+    Defect(
+        "exchange benefit: asked before the site has trained alone",
+        "engine/exchanges/benefit.py",
+        "if self.alone.done < site.training.rounds:",
+        "if self.alone.done < 0:",
+        ("attacks/test_benefit_attacks.py",),
+    ),
+    Defect(
+        "exchange benefit: asked twice of two models",
+        "engine/exchanges/benefit.py",
+        '        site.asked.once("benefit", model)\n',
+        "",
+        ("attacks/test_benefit_attacks.py",),
+    ),
+    Defect(
+        "exchange evaluate: calibration of a model that is not in use",
+        "engine/exchanges/evaluate.py",
+        "if cases is not None and site.asked.is_of(model_hash(model)):",
+        "if cases is not None:",
+        ("attacks/test_model_in_use_attacks.py",),
+    ),
+    Defect(
+        "referee: a site enters sums as often as the server likes",
+        "privacy/referee.py",
+        "    return {site for site, n in entries_of(sets).items() if n >= most and site not in sets[-1]}",
+        "    return set()",
+        ("attacks/test_referee_attacks.py",),
+    ),
+    Defect(
+        "referee: one patient is enough for a sum",
+        "privacy/referee.py",
+        "effective(weights) < MIN_EFFECTIVE[kind]",
+        "effective(weights) < 1",
+        ("unit/test_referee.py",),
+    ),
+    Defect(
+        "folds: rows are dealt, not patients",
+        "tasks/folds.py",
+        "found = (rng.permutation(owner.max() + 1) % folds)[owner]",
+        "found = rng.permutation(len(owner)) % folds",
+        ("unit/test_repeat_visits.py",),
+    ),
+    Defect(
+        "decision: rows of one patient count as patients",
+        "functional/decision.py",
+        "    if patients is None:\n        return values\n    found = []",
+        "    if True:\n        return values\n    found = []",
+        ("unit/test_repeat_visits.py",),
+    ),
+    Defect(
+        "configuration: the laxer of two minimum counts holds",
+        "data/site_config.py",
+        "else max(own, job)",
+        "else min(own, job)",
+        ("unit/test_privacy.py",),
+    ),
+    Defect(
+        "configuration: numbers have no largest value",
+        "core/validation.py",
+        "fits = limits.low <= value <= limits.high",
+        "fits = limits.low <= value",
+        ("attacks/test_configuration.py",),
+    ),
+    Defect(
+        "configuration: documents of any depth",
+        "core/validation.py",
+        'expected(name, depth <= DEEPEST, f"at most {DEEPEST} levels", "more")',
+        "pass",
+        ("attacks/test_configuration.py",),
+    ),
+    Defect(
+        "configuration: unknown keys are passed over",
+        "core/settings.py",
+        "    if unknown := sorted(set(values) - set(known)):",
+        "    if unknown := []:",
+        ("attacks/test_configuration.py",),
+    ),
+    Defect(
+        "configuration: what the user gives loses against the method",
+        "engine/setup/config.py",
+        "return found | (method_defaults.reference_of(chosen.method, owners) if wants else {}) | given",
+        "return given | found | (method_defaults.reference_of(chosen.method, owners) if wants else {})",
+        ("unit/test_config.py",),
+    ),
+    Defect(
+        "configuration: a key of the run beats its level of robust",
+        "engine/setup/config.py",
+        'return {"robust": level, **meant, **values}',
+        'return {**values, "robust": level, **meant}',
+        ("unit/test_config.py",),
+    ),
+    Defect(
+        "bounds: a direction that stands out keeps its weight",
+        "aggregators/bounded.py",
+        "caps |= {site: min(caps[site], cap / 2) for site in {*far, *lengths.apart}}",
+        "caps |= {}",
+        ("laws/test_bounded.py",),
+    ),
+    Defect(
+        "tuning: the body trains its statistics",
+        "engine/setup/tuning.py",
+        "    network.register_forward_pre_hook(_still)\n",
+        "",
+        ("unit/test_tuning.py",),
+    ),
+    Defect(
+        "tuning: a site takes any body",
+        "engine/setup/weights.py",
+        "    if found != sha256:\n        raise DataError",
+        "    if not found:\n        raise DataError",
+        ("unit/test_tuning.py",),
+    ),
+    Defect(
+        "readers: a file of any size is unpacked",
+        "data/readers/limits.py",
+        "        if number > most:",
+        "        if number < 0:",
+        ("unit/test_hospital_data.py",),
     ),
 ]
 

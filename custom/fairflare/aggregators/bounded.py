@@ -5,14 +5,15 @@ clip    D_k <- D_k min(1, C / ||D_k||)      over trainable entries; C = factor t
 mix     D_k <- sum_j M_kj D_j               all entries; M >= 0 with rows that sum to 1, from the updates' distances
 cap     weights above c get c, the others keep their proportions and share what is left, until none is above
 
-The default ("spread") acts on what stands out alone. An update is scaled down where its norm is beyond the spread of
-norms over the sites and the last rounds (``functional.robust.kept_lengths``). A site weighs at most 1.5 / K, less
-where its update is longer than the median (times median by norm), or its share of the examples, whichever is more. That
-share does not count where its examples are far more than the others'.
+The default ("spread") acts on what stands out alone. A norm is held against the one expected of the
+site's number of examples (``functional.robust.expected_norms``), and the update scaled down where it is beyond the
+spread over the sites and the last rounds (``functional.robust.kept_lengths``). A site weighs at most 1.5 / K, less
+where its update is longer than expected (times expected by norm), or its share of the examples, whichever is more. A
+number of examples that is far more than the others' counts as the largest that is not.
 
 A direction stands out where its mean cosine with the others is far below the median site's, in the round or on average
 over its rounds. Then the site weighs at most 0.75 / K or its share. Where that cosine is below 0, too, the update
-opposes the others': the site weighs at most 0.75 / K whatever its share, and its update is no longer than their median.
+opposes the others': the site weighs at most 0.75 / K whatever its share, and its update is no longer than expected.
 Where numbers that it reports are far from the others', it weighs at most 0.75 / K.
 
 The order is reject (the gate), clip, mix, cap, combine (the rule), step (the server optimizer).
@@ -38,20 +39,20 @@ from fairflare.aggregators.base import (
     Rule,
     State,
     add_weighted,
-    example_shares,
     liars_among,
     limited,
+    shares,
 )
 from fairflare.aggregators.own import View
 from fairflare.core.notes import Note
 from fairflare.core.types import Info, Reply, StateDict, Weights
 from fairflare.functional.blocks import blocks_of, square_of
-from fairflare.functional.outliers import far_from_median
+from fairflare.functional.outliers import far_from_median, winsorised
 from fairflare.functional.robust import (
     agreements,
     distances,
+    expected_norms,
     kept_lengths,
-    log_deviations,
     mixing,
     radius_by_bits,
     spread_of,
@@ -175,11 +176,11 @@ class Bounded(Rule):
             return cap
         if len(replies) < FEWEST:
             return 1.0
-        far, large = _far(replies), far_from_median({r.site: float(r.n_examples) for r in replies})
+        far = _far(replies)
         caps = {r.site: cap * lengths.shortness(r.site) for r in replies}
         caps |= {site: min(caps[site], cap / 2) for site in {*far, *lengths.apart}}
-        shares = example_shares(replies) | dict.fromkeys((*far, *large, *lengths.opposed), 0.0)
-        return {site: max(caps[site], shares[site]) for site in caps}
+        examples = shares(counts_of(replies)) | dict.fromkeys((*far, *lengths.opposed), 0.0)
+        return {site: max(caps[site], examples[site]) for site in caps}
 
     def _lengths(self, replies: Sequence[Reply], state: State) -> Lengths:
         before: Mapping[str, Any] = state.get("clip", {}).get("directions", {})
@@ -209,10 +210,12 @@ class Bounded(Rule):
         if not self.bounds.clip:
             return list(replies), {}, kept or before
         if self.bounds.clip == SPREAD:
-            away, last = log_deviations(lengths.norms), info.round.number - RECENT
+            moved, last = [s for s, norm in lengths.norms.items() if norm > 0], info.round.number - RECENT
+            away = {s: math.log(lengths.norms[s] / lengths.expected[s]) for s in moved if len(moved) > 2}
             spread = {t: v for t, v in before.get("spread", {}).items() if int(t) > last}
             spread[str(info.round.number)] = torch.tensor(list(away.values()), dtype=torch.float64)
-            factors = kept_lengths(away, torch.cat(list(spread.values())).tolist(), lengths.opposed)
+            factors = kept_lengths(away, torch.cat(list(spread.values())).tolist())
+            factors |= {s: min(factors[s], lengths.shortness(s)) for s in lengths.opposed if s in factors}
             return [_scaled(r, factors.get(r.site, 1.0)) for r in replies], factors, {**kept, "spread": spread}
         within, after = self._radii(lengths.norms, replies, before)
         factors = {
@@ -245,20 +248,22 @@ class Lengths:
 
     Attributes:
         norms: site -> ||D_k|| over trainable entries.
+        expected: site -> the norm that an update of so many examples has, see ``functional.robust.expected_norms``.
         apart: the sites whose direction stands out.
         opposed: those of them whose update opposes the others'.
         directions: site -> what is remembered of its rounds, see ``lengths_of``.
     """
 
     norms: Mapping[str, float] = field(default_factory=dict)
+    expected: Mapping[str, float] = field(default_factory=dict)
     apart: Collection[str] = ()
     opposed: Collection[str] = ()
     directions: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def shortness(self, site: str) -> float:
-        """min(1, median norm / own norm)."""
-        middle = float(np.median(list(self.norms.values())))
-        return middle / self.norms[site] if self.norms[site] > middle else 1.0
+        """min(1, expected norm / own norm)."""
+        norm = self.norms[site]
+        return min(1.0, self.expected[site] / norm) if norm > 0 else 1.0
 
 
 class Heard(NamedTuple):
@@ -286,8 +291,9 @@ def lengths_of(
         before: site -> "depth" and "cosine", those means up to the round before.
     """
     norms = {r.site: norm_of(r) for r in replies}
+    expected = expected_norms(norms, counts_of(replies))
     if len(replies) < FEWEST or not by_direction:
-        return Lengths(norms)
+        return Lengths(norms, expected)
     cosines = agreements(replies, norms)
     centre = float(np.median(list(cosines.values())))
     scale = max(FAR * spread_of([a - centre for a in cosines.values()]), FAR_COSINE)
@@ -301,7 +307,12 @@ def lengths_of(
     views = [(site, view[site]) for view in (now, means) for site in now]
     apart = {site for site, view in views if view["depth"] < -1}
     opposed = {site for site, view in views if view["depth"] < -1 and view["cosine"] < 0}
-    return Lengths(norms, apart, opposed, {**before, **means})
+    return Lengths(norms, expected, apart, opposed, {**before, **means})
+
+
+def counts_of(replies: Sequence[Reply]) -> dict[str, float]:
+    """Site -> its examples, of which a number that stands out counts as the largest that does not."""
+    return winsorised({r.site: float(max(r.n_examples, 1)) for r in replies})
 
 
 def _far(replies: Sequence[Reply]) -> set[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -81,8 +81,8 @@ class Plain:
         """Take what sites say of themselves in preflight; the rejections of those that cannot take part."""
         return []
 
-    def go_on(self, sets: Sequence[Sequence[str]]) -> None:
-        """Take the accepted sites of every round of a run that goes on."""
+    def go_on(self, sets: Iterable[Sequence[str]]) -> None:
+        """Take the accepted sites of every round of a run that goes on, read as they are needed: a log may be long."""
 
     def combine(self, trained: Trained) -> Combined:
         """Check and combine a round's answers; raises RunFailed where an exchange has fewer sites than ``min_sites``.

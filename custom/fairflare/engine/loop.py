@@ -173,7 +173,7 @@ class Federation:
             self._backlog.go_on(run_history, standing.round)
             self._best.go_on(entries, standing.round)
             rounds = (entry for entry in entries if entry["event"] == "round" and entry["round"] <= standing.round)
-            self.aggregation.go_on([sorted(entry["accepted"]) for entry in rounds])
+            self.aggregation.go_on(sorted(entry["accepted"]) for entry in rounds)
         self._sha256, self._known = model_hash(standing.model), set(standing.declared)
         self._counted = run_history.counted_until(standing.round) if run_history is not None else {}
         return self._preflight(standing, resumed=run_history is not None)

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -116,9 +117,13 @@ class ServerSums:
     def __post_init__(self) -> None:
         self._sets: dict[str, list[list[str]]] = {"numbers": [], "update": []}
 
-    def go_on(self, sets: Sequence[Sequence[str]]) -> None:
-        """Take the accepted sites of every round so far."""
-        self._sets = {of: [list(sites) for sites in sets] for of in self._sets}
+    def go_on(self, sets: Iterable[Sequence[str]]) -> None:
+        """Take the accepted sites of every round so far, each set once where it lasts."""
+        changes: list[list[str]] = []
+        for sites in sets:
+            if not changes or list(sites) != changes[-1]:
+                changes.append([*map(sys.intern, sites)])
+        self._sets = {of: [*changes] for of in self._sets}
 
     def learn(self, answers: Sequence[Answer]) -> list[checks.Rejection]:
         refused = []

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import log
+from collections.abc import Collection, Mapping
+from math import exp, log
 from statistics import median
 
 TIMES, DEVIATIONS, FEWEST = 3.0, 3.5, 4
@@ -21,6 +21,18 @@ def far_from_median(values: Mapping[str, float], times: float = TIMES) -> list[s
         return []
     centre = median(values.values())
     logs = {site: abs(log(abs(v)) - log(abs(centre))) for site, v in values.items() if v * centre > 0}
-    least = max(log(times), DEVIATIONS * 1.4826 * median(list(logs.values()) or [0.0]))
+    least = _least(logs.values(), times)
     apart = DEVIATIONS * 1.4826 * median(abs(value - centre) for value in values.values())
     return [site for site, v in values.items() if (logs[site] > least if site in logs else abs(v - centre) > apart)]
+
+
+def winsorised(values: Mapping[str, float]) -> dict[str, float]:
+    """Positive ``values``, each at most as far above the median as one that ``far_from_median`` leaves alone."""
+    centre = median(values.values())
+    most = centre * exp(_least([abs(log(value / centre)) for value in values.values()], TIMES))
+    return {site: min(value, most) if len(values) >= FEWEST else value for site, value in values.items()}
+
+
+def _least(logs: Collection[float], times: float) -> float:
+    """How far a logarithm must be from the median's, of the distances of all, to be far."""
+    return max(log(times), DEVIATIONS * 1.4826 * median(list(logs) or [0.0]))

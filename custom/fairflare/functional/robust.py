@@ -9,7 +9,7 @@ at B positions, weights (K,) are >= 0 and sum to 1, and ``squared`` (K, K) are t
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -175,11 +175,28 @@ def weighted_median(values: Mapping[str, float], weights: Mapping[str, float]) -
     return float(found[0])
 
 
-def log_deviations(norms: Mapping[str, float]) -> dict[str, float]:
-    """log ||D_k|| less its median over the sites that moved, for three of them or more; {} for fewer."""
-    logs = {site: math.log(norm) for site, norm in norms.items() if norm > 0}
-    centre = float(np.median(list(logs.values()))) if len(logs) > 2 else 0.0
-    return {site: value - centre for site, value in logs.items()} if len(logs) > 2 else {}
+def expected_norms(norms: Mapping[str, float], counts: Mapping[str, float]) -> dict[str, float]:
+    """Site -> the norm that an update of its number of examples has: exp(a + s log n_k), for three that moved or more.
+
+    Local steps follow the number of examples, and a norm the steps. s is Theil and Sen's slope (JASA 63, 1968), the
+    median over pairs of sites, within [0, 1]: a norm that depends on no count, and one that grows with every step.
+    a is the median of log ||D_k|| - s log n_k. Of fewer sites it is their median norm, of none that moved {}.
+    """
+    moved = [site for site, norm in norms.items() if norm > 0]
+    if not moved:
+        return {}
+    logs, sizes = (np.log([of[site] for site in moved]) for of in (norms, counts))
+    slope = slope_of(sizes, logs) if len(moved) > 2 else 0.0
+    level = float(np.median(logs - slope * sizes))
+    return {site: math.exp(level + slope * math.log(counts[site])) for site in norms}
+
+
+def slope_of(x: np.ndarray, y: np.ndarray) -> float:
+    """The median slope of (y_i - y_j) / (x_i - x_j) over pairs of different x (N,), within [0, 1]; 0 of none."""
+    first, second = np.triu_indices(len(x), 1)
+    apart = x[first] - x[second]
+    slopes = ((y[first] - y[second])[apart != 0]) / apart[apart != 0]
+    return float(np.clip(np.median(slopes), 0.0, 1.0)) if len(slopes) else 0.0
 
 
 def spread_of(deviations: Sequence[float]) -> float:
@@ -187,19 +204,15 @@ def spread_of(deviations: Sequence[float]) -> float:
     return 1.4826 * float(np.median(np.abs(deviations))) if len(deviations) else 0.0
 
 
-def kept_lengths(
-    deviations: Mapping[str, float], spread: Sequence[float], opposed: Collection[str] = ()
-) -> dict[str, float]:
-    """Factor in (0, 1] by which each update is scaled, of how far its log norm is from the median.
+def kept_lengths(deviations: Mapping[str, float], spread: Sequence[float]) -> dict[str, float]:
+    """Factor in (0, 1] by which each update is scaled, of how far its log norm is from the expected one.
 
-    A norm up to b times the median is kept, with b from the median absolute deviation in ``spread`` (this round's and
-    the last rounds' deviations). A larger norm c b is scaled by c^-3, to length b / c^2: as in a redescending estimator
-    (Hampel et al., Robust Statistics, 1986, Section 2.6), what stands out further counts for less. Updates of
-    ``opposed`` sites are no longer than the median.
+    A norm up to b times the expected one is kept, with b from the median absolute deviation in ``spread`` (this round's
+    and the last rounds' deviations). A larger norm c b is scaled by c^-3, to length b / c^2: as in a redescending
+    estimator (Hampel et al., Robust Statistics, 1986, Section 2.6), what stands out further counts for less.
     """
     bound = min(max(BOUND * spread_of(spread), math.log(LEAST)), math.log(MOST))
-    kept = {site: min(3 * (bound - above), 0.0) for site, above in deviations.items()}
-    return {site: math.exp(min(log, -deviations[site] if site in opposed else 0.0)) for site, log in kept.items()}
+    return {site: math.exp(min(3 * (bound - above), 0.0)) for site, above in deviations.items()}
 
 
 def agreements(replies: Sequence[Reply], norms: Mapping[str, float]) -> dict[str, float]:
