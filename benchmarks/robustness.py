@@ -37,7 +37,7 @@ from fairflare.engine.in_process import InProcess
 from fairflare.engine.setup.config import make_config
 from fairflare.engine.setup.local import LocalSites, run_local
 from fairflare.engine.setup.parts import build_parts
-from fairflare.functional.robust import LEAST, spread_of
+from fairflare.functional.robust import LEAST, slope_of, spread_of
 from fairflare.report.audit_reader import read_trail
 from fairflare.report.rows import unlike
 
@@ -112,7 +112,7 @@ def min_max(honest: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
 
 def adaptive(honest: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """Against the honest mean direction, as long as an update of an opposed site may be without being clipped."""
+    """Against the honest mean direction, as long as an update of a usual opposed site may be without being clipped."""
     mean = honest.mean(0)
     return -mean / mean.norm() * honest.norm(dim=1).median() * 0.99
 
@@ -198,6 +198,10 @@ JUDGED += ("sideways", WITHIN)
 the bounds."""
 
 
+KNOWING = ("adaptive", "sideways", WITHIN, LARGEST)
+"""Attacks whose updates are as long as the bounds allow at the liar's number of examples."""
+
+
 class Hostile(InProcess):
     """Sites of which the last ones answer to "train" together, when all others have."""
 
@@ -224,6 +228,8 @@ class Hostile(InProcess):
         keys = sorted(training[0].update) if training else []
         updates = {a.site: torch.cat([a.update[key].double().reshape(-1) for key in keys]) for a in training}
         honest = [u for site, u in updates.items() if site not in self.liars]
+        sizes = torch.tensor([float(a.n_examples) for a in training if a.site not in self.liars]).double()
+        slope = slope_of(sizes.log().numpy(), torch.stack(honest).norm(dim=1).log().numpy()) if honest else 0.0
         for answer in answers:
             if answer.site in self.liars:
                 if self.attack != "mimic":
@@ -231,6 +237,8 @@ class Hostile(InProcess):
                     answer = dataclasses.replace(answer, scalars=lies(answer.scalars))
                 if answer.update:
                     made = ATTACKS.get(self.attack, as_trained)(torch.stack(honest), updates[answer.site])
+                    if self.attack in KNOWING:
+                        made = made * (answer.n_examples / float(sizes.median())) ** slope
                     answer = dataclasses.replace(answer, update=_split(made, answer.update, keys))
             yield answer
 

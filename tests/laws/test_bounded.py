@@ -27,7 +27,7 @@ from fairflare.engine.hashes import model_hash
 from fairflare.engine.setup.config import RunConfig, make_config
 from fairflare.engine.setup.config_checks import USUAL
 from fairflare.engine.setup.method_defaults import default_parts
-from fairflare.functional.robust import LEAST, kept_lengths
+from fairflare.functional.robust import LEAST, expected_norms, kept_lengths
 from fairflare.testing import laws
 from fairflare_lab.methods.qfedavg import QFedAvg
 from helpers import initial_model, make_federation
@@ -321,10 +321,31 @@ def test_what_stands_out_further_counts_for_less():
     kept = kept_lengths(away, [0.0, 0.1, -0.1])
     assert kept["a"] == kept["b"] == 1 and kept["c"] == pytest.approx(1 / 8) and kept["d"] == pytest.approx(1 / 64)
     assert kept_lengths({"b": math.log(2)}, [0.0, 0.3, -0.3])["b"] == 1  # the sites differ as much
-    assert kept_lengths({"b": 0.2, "c": -1.0}, [0.0], opposed={"b", "c"}) == {
-        "b": pytest.approx(math.exp(-0.2)),
-        "c": 1,
+
+
+@pytest.mark.parametrize("liars", [0, 1, 2])
+def test_a_norm_is_held_against_the_one_of_its_number_of_examples(liars):
+    """Steps follow the number of examples: three times the median update is honest where a site has as many."""
+    counts = [100, 120, 150, 200, 220, 260, 300, 600]
+    honest = [reply(k, [n / 200, 0.01 * k], n=n) for k, n in enumerate(counts)]
+    for k in range(liars):
+        honest[k] = reply(k, [40.0, 0.0], n=counts[k])
+    outcome = Bounded(FedAvg(), USUAL).aggregate(model(), honest, {}, INFO)
+    assert sorted(outcome.notes.get("clip_factor", {})) == [f"site-{k}" for k in range(liars)]
+    assert all(factor < 1e-3 for factor in outcome.notes.get("clip_factor", {}).values())
+
+
+def test_expected_norms_follow_the_sites_at_most_in_proportion():
+    counts = {f"s{k}": float(n) for k, n in enumerate((10, 20, 40, 80, 160))}
+    for power, slope in ((0.5, 0.5), (1.0, 1.0), (2.0, 1.0), (-1.0, 0.0), (0.0, 0.0)):
+        norms = {site: 3 * n**power for site, n in counts.items()}
+        found = expected_norms(norms, counts)
+        assert found["s4"] / found["s0"] == pytest.approx(16**slope) and found["s2"] == pytest.approx(norms["s2"])
+    assert expected_norms({"a": 1.0, "b": 3.0}, {"a": 1.0, "b": 9.0}) == {
+        "a": pytest.approx(3**0.5),
+        "b": pytest.approx(3**0.5),
     }
+    assert expected_norms({"a": 0.0}, {"a": 1.0}) == {}
 
 
 def test_the_spread_of_earlier_rounds_counts():
@@ -349,7 +370,8 @@ def test_who_opposes_or_overstates_weighs_less_than_one_of_all():
     turned = dataclasses.replace(lying[7], scalars={"sharpness": 3.0, "loss": 1.0}, update=against)
     assert rule.aggregate(model(), [*sites[:7], turned], {}, INFO).weights["site-7"] <= 0.75 / 8 + 1e-9
     large = [*sites[:7], dataclasses.replace(sites[7], n_examples=2000)]
-    assert run(USUAL, large).weights["site-7"] == pytest.approx(1.5 / 8, rel=0.01)
+    known = run(USUAL, [*sites[:7], dataclasses.replace(sites[7], n_examples=40)]).weights["site-7"]
+    assert run(USUAL, large).weights["site-7"] == pytest.approx(known, rel=0.02)  # three times the median, no more
     share = [*sites[:7], dataclasses.replace(sites[7], n_examples=30)]
     assert "capped_at" not in run(USUAL, share).notes, "a share of the examples counts while nothing stands out"
     opposed = [*share[:7], dataclasses.replace(share[7], update=against)]

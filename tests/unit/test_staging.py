@@ -64,6 +64,7 @@ class Run:
         entry = registry.get_method(method)
         self.method, self.task, self.evaluation, self.fold, self.after = method, task, False, "", after
         self.join, self.site_epsilon, self.secure_sum, self.solo, self.exchanges = {}, 0.0, "none", False, []
+        self.tune = "all"
         self.preset, self.options = of_task(task)
         kinds = ("trainer", "selector", "server_optimizer")
         self.parts = {kind: getattr(entry, kind) for kind in kinds}
@@ -203,7 +204,12 @@ def test_imports_by_name_are_known():
             found[path.relative_to(SOURCE).as_posix()] = True
     known = {"__init__.py", "engine/setup/tasks.py", "core/plugins.py", "core/registry.py", "core/user_code.py"}
     known |= {"networks/monai_networks.py", "core/metric.py", "flare/executor.py", "engine/setup/at_site.py"}
-    known |= {"engine/setup/site_parts.py", "engine/setup/method_parts.py", "engine/setup/config_checks.py"}
+    known |= {
+        "engine/setup/site_parts.py",
+        "engine/setup/tuning.py",
+        "engine/setup/method_parts.py",
+        "engine/setup/config_checks.py",
+    }
     known |= {f"engine/exchanges/{name}.py" for name in ("base", "clinical", "sums")}
     known |= {"flare/egress.py", "flare/staging.py", "networks/own.py", "privacy/secure_sums.py"}
     known |= {"trainers/newton.py"}

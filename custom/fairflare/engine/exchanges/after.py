@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,71 +15,19 @@ from fairflare.core.types import CLINICAL, LABEL, MOST_EXAMPLES, Cost, Round, Sp
 from fairflare.engine.after.base import AfterStep, Array, Cases, Chosen, Fit, Shape, plain
 from fairflare.engine.checks import Refused, Rejection, checked_scalars, first_good, left_out, silent
 from fairflare.engine.exchanges.base import TIMES, Ended, Exchange, OfRun, refusing
+from fairflare.engine.exchanges.site_sums import CasesOf, SumsAtSite
 from fairflare.engine.files import save_json
 from fairflare.engine.memory import AFTER_ENDING, beside
 from fairflare.privacy.counts import released
 from fairflare.privacy.egress import FieldCheck, check_scalars
 
 if TYPE_CHECKING:
-    from fairflare.engine.exchanges.base import Work
     from fairflare.engine.site import Site
 
-CasesOf = Callable[[SplitName], Cases]
 TRAINED = "the model was trained on these cases: it fits them better than new ones, and no guarantee holds"
 MEASURED = "parts of the method measured on these cases in every round: they are not quite new to the model"
 OWN = "fitted to the model that each site uses, which is its own"
 NEW = "the method's parts did not use these cases; whether anyone chose settings by them this log cannot know"
-
-
-class SumsAtSite(ABC):
-    """A site's half of "calibrate" and "adjust": its sums leave once, and what follows from those of all sites."""
-
-    @property
-    def tasks(self) -> Mapping[str, Work]:
-        return {"calibrate": self._calibrate, "adjust": self._adjust}
-
-    @property
-    @abstractmethod
-    def terms(self) -> int:
-        """Numbers of the total."""
-
-    @abstractmethod
-    def sums(self, cases_of: CasesOf) -> list[float]:
-        """The site's own numbers."""
-
-    @abstractmethod
-    def adjust(self, total: Sequence[float], cases_of: CasesOf, model: str) -> dict[str, float]:
-        """What may leave once the total is known; ``model``: hash of the model that the site uses."""
-
-    def question(self, site: Site, instruction: Instruction) -> tuple[str, tuple[str, ...]]:
-        """What is asked, see ``Site.question``; raises AskedAgain before the last round."""
-        return site.question(instruction)
-
-    def cases(self, site: Site, split: SplitName) -> Cases:
-        """The site's cases of a split under the loaded model."""
-        return Cases(*site.predict(split, plain))
-
-    def calibrated(self, site: Site) -> dict[str, float]:
-        """Calibration and decisions after ``adjust``, which may leave in ``Answer.clinical``."""
-        return {}
-
-    def _calibrate(self, site: Site, instruction: Instruction) -> Answer:
-        """Sums over calibration cases, in the clear or sealed; raises AskedAgain."""
-        question = self.question(site, instruction)
-        site.asked.check(*question)
-        leaves = site.aggregation.summed(self.sums(partial(self.cases, site)), instruction)
-        site.asked.keep(*question)
-        return Answer(site=site.name, round=instruction.round.number, **leaves)
-
-    def _adjust(self, site: Site, instruction: Instruction) -> Answer:
-        """Fit with the sums of all sites, and report what came of it; raises AskedAgain."""
-        model, sites = self.question(site, instruction)
-        total = site.aggregation.total(instruction, self.terms)
-        site.asked.check(model, sites, total)
-        site.asked.keep(model, sites, total)
-        adjusted = self.adjust(total, partial(self.cases, site), model)
-        number = instruction.round.number
-        return Answer(site=site.name, round=number, adjusted=adjusted, clinical=self.calibrated(site))
 
 
 @dataclass

@@ -23,9 +23,9 @@ from fairflare.core.findings import Finding
 from fairflare.core.schema import Answer, Instruction
 from fairflare.data.site_config import SiteConfig, find_site_config
 from fairflare.engine.evaluation import predict
-from fairflare.engine.exchanges.after import SumsAtSite
 from fairflare.engine.exchanges.base import refusing
 from fairflare.engine.exchanges.clinical import event_of
+from fairflare.engine.exchanges.site_sums import SumsAtSite
 from fairflare.engine.exchanges.sums import sealed_check
 from fairflare.engine.exchanges.train import TrainAtSite
 from fairflare.engine.files import (
