@@ -13,7 +13,8 @@ import torch
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
-COSTLY = ("many_images", "peers", "soak", "start_up", "transport_memory", "volumes", "where_seconds_go", "workers")
+COSTLY = ("many_images", "peers", "soak", "soak_flare", "start_up", "transport_memory", "volumes")
+COSTLY += ("where_seconds_go", "workers")
 """Five to sixteen CPU seconds each even so: ``make test-long`` runs them."""
 
 
