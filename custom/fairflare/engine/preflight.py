@@ -12,7 +12,8 @@ from fairflare.core.findings import BANDS, CODES, KINDS, SPLIT_NAMES, Finding, a
 from fairflare.core.manifest import NAMES, TEXT, differences
 from fairflare.core.schema import Answer
 from fairflare.core.validation import flag, in_order, some
-from fairflare.engine.checks import Refused, Rejection, checked_count, first_good, is_number, left_out, one_line
+from fairflare.engine.checks import Refused, Rejection, first_good, is_number, left_out, one_line
+from fairflare.engine.field_checks import checked_count
 
 MANY, TOO_MANY = 20, 100
 """So many times what the other sites usually declare is a warning, and an error that a run may accept."""
