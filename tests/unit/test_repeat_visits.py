@@ -11,6 +11,7 @@ from scipy.stats import norm
 
 from fairflare.cli.main import main
 from fairflare.core.errors import DataError
+from fairflare.core.findings import Finding
 from fairflare.data.readers.datalist import PATIENTS, Item, attribute_columns
 from fairflare.data.readers.datalist import patients_of as datalist_patients
 from fairflare.data.site_config import SiteConfig
@@ -20,6 +21,7 @@ from fairflare.engine.after.recalibrate import Recalibrate
 from fairflare.engine.clinical import ClinicalAtSite, View
 from fairflare.engine.evaluation import Cases, over_patients
 from fairflare.engine.exchanges.after import AfterAtSite
+from fairflare.engine.preflight import Statement, refusal, too_small
 from fairflare.engine.setup import tasks
 from fairflare.functional import decision
 from fairflare.functional.decision import Design, brier_benefit, by_patient, own_model
@@ -65,7 +67,7 @@ def test_a_deal_counts_patients_of_a_class():
     labels = np.array([1] * 4 + [0] * 40)
     with pytest.raises(DataError, match="at least 2 patients of a class"):
         dealt(labels, 2, 0, "a", np.array([0, 0, 1, 1, *range(2, 42)]))
-    assert untestable(labels[4:], np.arange(40) // 2) == "expected at least 30 patients"
+    assert untestable(labels[4:], np.arange(40) // 2) == "too few patients to tell, expected at least 30"
     assert untestable(np.array([1] * 12 + [0] * 40), np.array([0] * 12 + [*range(1, 41)])), "one patient of a class"
 
 
@@ -298,3 +300,57 @@ def test_a_datalists_patients_are_known(tmp_path):
     )
     assert datalist_patients(columns).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 5]
     assert datalist_patients({"patient": ["a", "b", ""]}) is None is datalist_patients({})
+
+
+@pytest.fixture
+def with_tiny(tmp_path):
+    """Four hospitals of 50 patients, one of six, and one whose six rows are one patient's."""
+    rng, rows = np.random.default_rng(4), []
+    for site, n in (*zip("abcd", [50] * 4), ("six", 6), ("one", 6)):
+        for k in range(n):
+            ill = int(rng.random() < 0.4)
+            who = site if site == "one" else f"{site}{k}"
+            rows.append(
+                {"hospital": site, "patient_id": who, "age": rng.normal(60, 10), "x": rng.normal(ill), "y": ill}
+            )
+    pd.DataFrame(rows).round(3).to_csv(tmp_path / "t.csv", index=False)
+    call("init", tmp_path, "--site", "hospital", "--label", "y", "--yes")
+    return tmp_path
+
+
+def test_a_tiny_hospital_stops_nobody_and_is_told_nothing(with_tiny):
+    assert not (with_tiny / "fairflare" / "one.csv").exists() and (with_tiny / "fairflare" / "six.csv").is_file()
+    join = ("join", "glm", "--data", with_tiny, "--rounds", 2, "--folds", 2, "--repeats", 1, "--out", with_tiny / "j")
+    call(*join)
+    found = json.loads((with_tiny / "j" / "join.json").read_text())
+    assert sorted(found["sites"]) == [*"abcd"]
+    assert found["refused"] == {"six": "too few patients to tell, expected at least 30"}
+    call("run", "glm", "--data", with_tiny, "--rounds", 2, "--no-solo", "--out", with_tiny / "g")
+    report = json.loads((with_tiny / "g" / "report.json").read_text())
+    assert {name for name, one in report["sites"].items() if one.get("test")} == {*"abcd"}
+    call("after", with_tiny / "g", "--step", "recalibrate")
+
+
+@pytest.mark.parametrize(
+    "codes, left",
+    [
+        ({"t": ["few_examples"]}, ["t"]),
+        ({"t": ["few_examples", "empty_split"], "a": ["few_examples"]}, []),
+        ({"t": ["few_examples", "unreadable"]}, []),
+        ({"t": ["one_class"]}, ["t"]),
+        ({"t": ["large one_class"]}, []),
+    ],
+)
+def test_who_is_left_out_by_rule(codes, left):
+    """Whose every error is that of a small hospital, where two others and most remain."""
+    names = ("a", "b", "c", "t") if len(codes) == 1 else ("a", "b", "t")
+    findings = {
+        site: tuple(
+            Finding("error", code.removeprefix("large "), "train", 5000 if code.startswith("large") else 3, "text")
+            for code in codes.get(site, ())
+        )
+        for site in names
+    }
+    statements = {site: Statement(None if one else 60, one, {}) for site, one in findings.items()}
+    small = too_small(statements)
+    assert [*small] == left and bool(refusal(statements, [], small)) == (not left)

@@ -308,7 +308,7 @@ def test_nobody_is_in_both_halves():
     with pytest.raises(UserError, match="at least 20"):
         cross_fitted(outputs[:9], y[:9], patients[:9], "slope", 0)
     three = np.stack((np.zeros(120), rng.normal(size=120), rng.normal(size=120)), axis=1)
-    found = cross_fitted(three, rng.integers(0, 3, 120), [], "slope", 0)
+    found = cross_fitted(three, rng.integers(0, 3, 120), None, "slope", 0)
     assert found.kind == "temperature" and np.isfinite(found.outputs).all()
 
 
