@@ -10,7 +10,7 @@ import torch
 from scipy.stats import norm
 
 from fairflare.cli.main import main
-from fairflare.core.errors import DataError
+from fairflare.core.errors import DataError, UserError
 from fairflare.core.findings import Finding
 from fairflare.data.readers.datalist import PATIENTS, Item, attribute_columns
 from fairflare.data.readers.datalist import patients_of as datalist_patients
@@ -18,6 +18,7 @@ from fairflare.data.site_config import SiteConfig
 from fairflare.engine.after.base import Shape
 from fairflare.engine.after.conformal import Conformal
 from fairflare.engine.after.recalibrate import Recalibrate
+from fairflare.engine.audit import verify
 from fairflare.engine.clinical import ClinicalAtSite, View
 from fairflare.engine.evaluation import Cases, over_patients
 from fairflare.engine.exchanges.after import AfterAtSite
@@ -36,6 +37,7 @@ from fairflare.functional.intervals import (
     resamples,
 )
 from fairflare.functional.survival import concordance_error
+from fairflare.inference.frames import metric_frame
 from fairflare.inference.monitor import patients_of
 from fairflare.report.join import OutOfFold
 from fairflare.studies import forecast
@@ -326,8 +328,8 @@ def test_a_tiny_hospital_stops_nobody_and_is_told_nothing(with_tiny):
     assert sorted(found["sites"]) == [*"abcd"]
     assert found["refused"] == {"six": "too few patients to tell, expected at least 30"}
     call("run", "glm", "--data", with_tiny, "--rounds", 2, "--no-solo", "--out", with_tiny / "g")
-    report = json.loads((with_tiny / "g" / "report.json").read_text())
-    assert {name for name, one in report["sites"].items() if one.get("test")} == {*"abcd"}
+    told = next(one for one in verify(with_tiny / "g" / "audit.jsonl") if one["event"] == "evaluation")
+    assert {*told["sites"]} == {*"abcd"} and told["rejected"]["six"]["code"] == "preflight"
     call("after", with_tiny / "g", "--step", "recalibrate")
 
 
@@ -354,3 +356,14 @@ def test_who_is_left_out_by_rule(codes, left):
     statements = {site: Statement(None if one else 60, one, {}) for site, one in findings.items()}
     small = too_small(statements)
     assert [*small] == left and bool(refusal(statements, [], small)) == (not left)
+
+
+def test_a_frames_intervals_are_of_patients():
+    rng = np.random.default_rng(6)
+    y, whose = np.repeat(rng.random(80) < 0.5, 3).astype(int), np.repeat(np.arange(80), 3)
+    risk = np.repeat(rng.random(80), 3)
+    frames = [metric_frame(y, risk, patients=one, metrics=["auc", "accuracy"]) for one in (whose, None)]
+    width = [(one["high"] - one["low"]).to_numpy() for one in frames]
+    assert (width[0] > 1.5 * width[1]).all() and (frames[0]["value"] == frames[1]["value"]).all()
+    with pytest.raises(UserError, match="patients: expected 240 values"):
+        metric_frame(y, risk, patients=whose[:9])
