@@ -2,6 +2,9 @@
 """Several rows of a patient lie in one split, fold and part of a cross-validation, and are one term of a variance."""
 
 import json
+import runpy
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -43,6 +46,7 @@ from fairflare.report.join import OutOfFold
 from fairflare.studies import forecast
 from fairflare.studies.candidates import own_log_risks
 from fairflare.tasks.folds import dealt, everyone, folded, untestable
+from fairflare.tasks.kinds.own import _split
 from fairflare.tasks.own.tabular import Tabular
 
 RNG = np.random.default_rng(0)
@@ -367,3 +371,25 @@ def test_a_frames_intervals_are_of_patients():
     assert (width[0] > 1.5 * width[1]).all() and (frames[0]["value"] == frames[1]["value"]).all()
     with pytest.raises(UserError, match="patients: expected 240 values"):
         metric_frame(y, risk, patients=whose[:9])
+
+
+@pytest.mark.slow
+def test_joins_intervals_hold_by_patient_and_fail_by_row(monkeypatch):
+    """Four of the federations of docs/benchmarks/join-visits.csv, which the file repeats."""
+    folder = Path(__file__).parents[2]
+    monkeypatch.setattr(sys, "path", [str(folder / "benchmarks"), *sys.path])
+    made = runpy.run_path(str(folder / "benchmarks" / "coverage.py"))
+    found = pd.DataFrame([row for number in range(4) for row in made["federation"](0, number, 1.0)])
+    known = pd.read_csv(folder / "docs" / "benchmarks" / "join-visits.csv")
+    known = known[(known["kept"] == 1) & (known["federation"] < 4)]
+    assert found["held"].tolist() == known["held"].tolist()
+    share = found.groupby("arm")[["held", "hospitals"]].sum()
+    held = share["held"] / share["hospitals"]
+    assert held["patient"] > 0.9 and max(held["row"], held["row, outcomes"]) < 0.85, held
+
+
+def test_patients_of_data_that_a_function_builds_are_known():
+    rows = [{"image": np.zeros((1, 8, 8)), "label": k % 2, "patient_id": f"p{k // 2}"} for k in range(6)]
+    task = tasks.load("heart", "full")
+    assert _split(task, "f", "train", rows, 6).patients.tolist() == [0, 0, 1, 1, 2, 2]
+    assert _split(task, "f", "train", [(one["image"], one["label"]) for one in rows], 6).patients is None
